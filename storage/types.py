@@ -1,0 +1,208 @@
+"""Values that cross the door between the gateway and Postgres.
+
+The one idea: what storage takes and gives are frozen values in Kafka's words, so that neither a connection, a row
+object nor a protocol message leaks through. Refusals that Postgres decides (fences, dedupe, bounds) are enum members
+here; `gateway/errors.py` maps them to Kafka's codes in one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType
+from uuid import UUID
+
+PartitionKey = NewType("PartitionKey", int)
+"""Surrogate id of one incarnation of a partition; a re-created topic never reuses one."""
+
+NodeId = NewType("NodeId", int)
+
+
+class Refusal(Enum):
+    """Why Postgres refused one element of a call; the rest of the call stands."""
+
+    UNKNOWN_PARTITION = "unknown_partition"
+    OUT_OF_ORDER_SEQUENCE = "out_of_order_sequence"
+    INVALID_PRODUCER_EPOCH = "invalid_producer_epoch"
+    OFFSET_OUT_OF_RANGE = "offset_out_of_range"
+    NOT_COORDINATOR = "not_coordinator"
+    ILLEGAL_GENERATION = "illegal_generation"
+    UNKNOWN_TOPIC = "unknown_topic"
+    TOPIC_EXISTS = "topic_exists"
+    INVALID_PARTITIONS = "invalid_partitions"
+
+
+# --- topics -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    partition_index: int
+    partition_key: PartitionKey
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """A topic as the catalog holds it. `configs` holds only what was set on the topic, as strings."""
+
+    topic_id: UUID
+    name: str
+    internal: bool
+    configs: Mapping[str, str]
+    partitions: tuple[Partition, ...]
+    """Ordered by partition_index, without gaps: partitions[i].partition_index == i."""
+
+
+@dataclass(frozen=True, slots=True)
+class NewTopic:
+    name: str
+    partition_count: int
+    configs: Mapping[str, str]
+    internal: bool = False
+
+
+# --- log ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class NewBatch:
+    """One validated record batch (magic 2) to append.
+
+    `records` is the whole batch, 61-byte head included; storage writes base_offset (bytes 0-7) and
+    partition_leader_epoch (bytes 12-15), which lie outside the CRC, into it in place.
+    """
+
+    partition_key: PartitionKey
+    records: bytearray | memoryview
+    record_count: int
+    """last_offset_delta + 1: how many offsets the batch takes."""
+    max_timestamp_ms: int
+    producer_id: int = -1
+    producer_epoch: int = -1
+    base_sequence: int = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """The batch is durable. A duplicate carries the offset of its first append and wrote nothing."""
+
+    base_offset: int
+    log_start_offset: int
+    leader_epoch: int
+    duplicate: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionState:
+    """The truth of one partition, read in one statement."""
+
+    log_start_offset: int
+    high_watermark: int
+    leader_epoch: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
+    partition_key: PartitionKey
+    offset: int
+    max_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBatch:
+    base_offset: int
+    last_offset: int
+    max_timestamp_ms: int
+    records: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReadResult:
+    """`batches` are whole and in offset order; the first holds `offset` or is the next after a compaction gap."""
+
+    state: PartitionState
+    batches: tuple[StoredBatch, ...]
+
+
+# --- groups and offsets -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorLease:
+    """Leave to coordinate the groups of one shard. `lease_epoch` rises with every change of owner and fences writes."""
+
+    shard: int
+    node_id: NodeId
+    lease_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRecord:
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    protocols: tuple[tuple[str, bytes], ...]
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class GroupRecord:
+    """Everything about a classic group that survives a restart, stored before the answers that reveal it."""
+
+    group_id: str
+    state: str
+    """`Empty`, `CompletingRebalance` or `Stable`: a join phase in flight is not stored."""
+    state_timestamp_ms: int
+    protocol_type: str | None
+    protocol_name: str | None
+    generation_id: int
+    leader_id: str | None
+    members: tuple[MemberRecord, ...]
+    """In the order in which they joined."""
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommit:
+    """One partition's commit. The fence: the shard's lease, and the group's stored generation.
+
+    `generation_id` −1 is the simple consumer or admin commit: it stands only while the stored group has no members
+    (or does not exist, in which case an Empty group without protocol_type is created).
+    """
+
+    lease: CoordinatorLease
+    group_id: str
+    generation_id: int
+    topic_id: UUID
+    partition_index: int
+    committed_offset: int
+    leader_epoch: int
+    metadata: str
+    commit_timestamp_ms: int
+    expire_timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedOffset:
+    topic_id: UUID
+    partition_index: int
+    committed_offset: int
+    leader_epoch: int
+    metadata: str
+    commit_timestamp_ms: int
+
+
+# --- nodes --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    node_id: NodeId
+    host: str
+    port: int
+    rack: str | None = None
