@@ -1,0 +1,195 @@
+"""The embedded consumer protocol: what members of protocol type `consumer` put into JoinGroup and SyncGroup.
+
+The one idea: an int16 version, then the fields of that version, never flexible (ConsumerProtocolSubscription and
+ConsumerProtocolAssignment, versions 0-3). A newer version is read with the newest layout known and what follows is
+ignored, as Java's ConsumerProtocol does. Other protocol types (`connect`, `sr`) are opaque and must not come here, nor
+is user data looked into: it belongs to the assignor.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+from protocol.errors import ProtocolError
+
+Buffer = bytes | bytearray | memoryview
+
+NEWEST_VERSION = 3
+
+EMPTY_ASSIGNMENT = bytes.fromhex("000000000000ffffffff")
+"""Assignment version 0 with no partitions and null user data. A Java consumer cannot read a zero-byte assignment."""
+
+_INT16 = struct.Struct(">h")
+_INT32 = struct.Struct(">i")
+
+
+class TopicPartition(NamedTuple):
+    """Partitions of one topic, under upstream's struct name."""
+
+    topic: str
+    partitions: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Subscription:
+    """JoinGroup metadata. `version` is what the member wrote; fields it lacks have upstream's defaults."""
+
+    version: int
+    topics: tuple[str, ...]
+    user_data: bytes | None = None
+    owned_partitions: tuple[TopicPartition, ...] = ()
+    generation_id: int = -1
+    rack_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Assignment:
+    """SyncGroup assignment; versions 0-3 share one layout."""
+
+    version: int
+    assigned_partitions: tuple[TopicPartition, ...]
+    user_data: bytes | None = None
+
+
+def decode_subscription(buffer: Buffer) -> Subscription:
+    """ProtocolError for a negative version, torn bytes or a count that cannot be."""
+    reader = _Reader(buffer)
+    version = reader.version()
+    topics = reader.topics()
+    user_data = reader.nullable_bytes()
+    owned_partitions = reader.topic_partitions() if version >= 1 else ()
+    generation_id = reader.int32() if version >= 2 else -1
+    rack_id = reader.nullable_string() if version >= 3 else None
+    return Subscription(version, topics, user_data, owned_partitions, generation_id, rack_id)
+
+
+def subscribed_topics(buffer: Buffer) -> tuple[str, ...]:
+    """Only the topics, which every version holds first.
+
+    What the coordinator needs of a classic member: a Sarama of old wrote version 1 without the fields of version 1.
+    """
+    reader = _Reader(buffer)
+    reader.version()
+    return reader.topics()
+
+
+def decode_assignment(buffer: Buffer) -> Assignment:
+    """ProtocolError for a negative version, torn bytes (zero bytes too) or a count that cannot be."""
+    reader = _Reader(buffer)
+    version = reader.version()
+    return Assignment(version, reader.topic_partitions(), reader.nullable_bytes())
+
+
+def encode_subscription(subscription: Subscription) -> bytes:
+    """In the layout of its version; a version above the newest known is written as the newest."""
+    version = min(subscription.version, NEWEST_VERSION)
+    out = bytearray(_INT16.pack(version))
+    out += _INT32.pack(len(subscription.topics))
+    for topic in subscription.topics:
+        _append_string(out, topic)
+    _append_nullable_bytes(out, subscription.user_data)
+    if version >= 1:
+        _append_topic_partitions(out, subscription.owned_partitions)
+    if version >= 2:
+        out += _INT32.pack(subscription.generation_id)
+    if version >= 3:
+        if subscription.rack_id is None:
+            out += _INT16.pack(-1)
+        else:
+            _append_string(out, subscription.rack_id)
+    return bytes(out)
+
+
+def encode_assignment(assignment: Assignment) -> bytes:
+    """A version above the newest known is written as the newest."""
+    out = bytearray(_INT16.pack(min(assignment.version, NEWEST_VERSION)))
+    _append_topic_partitions(out, assignment.assigned_partitions)
+    _append_nullable_bytes(out, assignment.user_data)
+    return bytes(out)
+
+
+def _append_string(out: bytearray, value: str) -> None:
+    raw = value.encode()
+    out += _INT16.pack(len(raw))
+    out += raw
+
+
+def _append_nullable_bytes(out: bytearray, value: bytes | None) -> None:
+    if value is None:
+        out += _INT32.pack(-1)
+        return
+    out += _INT32.pack(len(value))
+    out += value
+
+
+def _append_topic_partitions(out: bytearray, topics: tuple[TopicPartition, ...]) -> None:
+    out += _INT32.pack(len(topics))
+    for topic, partitions in topics:
+        _append_string(out, topic)
+        out += struct.pack(f">i{len(partitions)}i", len(partitions), *partitions)
+
+
+class _Reader:
+    """A position in one blob; each count is checked against the bytes left before anything is built from it."""
+
+    __slots__ = ("_buffer", "_position")
+
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = bytes(buffer)
+        self._position = 0
+
+    def version(self) -> int:
+        version = self._int16()
+        if version < 0:
+            raise ProtocolError(f"consumer protocol version {version}")
+        return version
+
+    def topics(self) -> tuple[str, ...]:
+        return tuple(self._string() for _ in range(self._count(2)))
+
+    def topic_partitions(self) -> tuple[TopicPartition, ...]:
+        return tuple(TopicPartition(self._string(), self._int32s()) for _ in range(self._count(6)))
+
+    def int32(self) -> int:
+        return cast("int", _INT32.unpack(self._take(4))[0])
+
+    def nullable_bytes(self) -> bytes | None:
+        length = self.int32()
+        return None if length < 0 else self._take(length)
+
+    def nullable_string(self) -> str | None:
+        length = self._int16()
+        return None if length < 0 else self._text(length)
+
+    def _string(self) -> str:
+        return self._text(self._int16())
+
+    def _text(self, length: int) -> str:
+        try:
+            return self._take(length).decode()
+        except UnicodeDecodeError as error:
+            raise ProtocolError("string is not UTF-8") from error
+
+    def _int16(self) -> int:
+        return cast("int", _INT16.unpack(self._take(2))[0])
+
+    def _int32s(self) -> tuple[int, ...]:
+        count = self._count(4)
+        return struct.unpack(f">{count}i", self._take(4 * count))
+
+    def _count(self, element_bytes: int) -> int:
+        """An array's length, which the bytes left must be able to hold at `element_bytes` each."""
+        count = self.int32()
+        if count < 0 or count * element_bytes > len(self._buffer) - self._position:
+            raise ProtocolError(f"{count} elements cannot lie in {len(self._buffer) - self._position} bytes")
+        return count
+
+    def _take(self, length: int) -> bytes:
+        end = self._position + length
+        if length < 0 or end > len(self._buffer):
+            raise ProtocolError(f"{length} bytes wanted at {self._position} of {len(self._buffer)}")
+        taken = self._buffer[self._position : end]
+        self._position = end
+        return taken

@@ -1,0 +1,507 @@
+"""Record batches, magic 2: a view of the 61-byte head, the CRC, and (where a feature asks for it) the records inside.
+
+The one idea: bytes stay bytes. Appending needs only the head; `iter_records` and `build_batch` exist for the few places
+that must look inside (compaction, null keys on a compacted topic, offsets by timestamp, tests). Base offset and leader
+epoch lie outside the CRC, so an append never touches a covered byte; only `set_log_append_time` does, and recomputes.
+
+It does not read magic 0 or 1, does not convert between codecs, and verifies a CRC only when asked.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, NamedTuple, cast
+
+import cramjam
+import crc32c
+
+from protocol.errors import ProtocolError
+
+Buffer = bytes | bytearray | memoryview
+
+HEAD_BYTES = 61
+LENGTH_END = 12
+"""batch_length counts the bytes after itself: a batch takes LENGTH_END + batch_length bytes."""
+
+MAGIC = 2
+MAX_DECOMPRESSED_BYTES = 128 * 1024 * 1024
+"""Default bound on what one batch may decompress to, against bombs."""
+
+MIN_RECORD_BYTES = 7
+"""length, attributes, timestamp delta, offset delta, key length, value length, header count: one byte each."""
+
+_HEAD = struct.Struct(">qiibIhiqqqhii")
+_LENGTH = struct.Struct(">i")
+_UINT32 = struct.Struct(">I")
+_INT64 = struct.Struct(">q")
+_CRC_AT = 17
+_COVERED_AT = 21
+_ATTRIBUTES_LOW_AT = 22
+_MAX_TIMESTAMP_AT = 35
+
+_CODEC_MASK = 0x07
+_LOG_APPEND_TIME_BIT = 0x08
+_TRANSACTIONAL_BIT = 0x10
+_CONTROL_BIT = 0x20
+_DELETE_HORIZON_BIT = 0x40
+
+_XERIAL_MAGIC = b"\x82SNAPPY\x00"
+_XERIAL_HEAD_BYTES = 16
+_XERIAL_BLOCK_BYTES = 32 * 1024
+_FIRST_OUTPUT_BYTES = 64 * 1024
+
+
+class Compression(IntEnum):
+    """Attribute bits 0-2."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+class TimestampType(IntEnum):
+    """Attribute bit 3."""
+
+    CREATE_TIME = 0
+    LOG_APPEND_TIME = 1
+
+
+class BatchHead(NamedTuple):
+    """The fixed head of one batch, fields in wire order."""
+
+    base_offset: int
+    batch_length: int
+    partition_leader_epoch: int
+    magic: int
+    crc: int
+    attributes: int
+    last_offset_delta: int
+    base_timestamp: int
+    max_timestamp: int
+    producer_id: int
+    producer_epoch: int
+    base_sequence: int
+    records_count: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the whole batch, head included."""
+        return LENGTH_END + self.batch_length
+
+    @property
+    def last_offset(self) -> int:
+        return self.base_offset + self.last_offset_delta
+
+    @property
+    def compression(self) -> Compression:
+        """The codec; ProtocolError for the three bit patterns that name none."""
+        codec = self.attributes & _CODEC_MASK
+        if codec > Compression.ZSTD:
+            raise ProtocolError(f"unknown compression codec {codec}")
+        return Compression(codec)
+
+    @property
+    def timestamp_type(self) -> TimestampType:
+        return TimestampType.LOG_APPEND_TIME if self.attributes & _LOG_APPEND_TIME_BIT else TimestampType.CREATE_TIME
+
+    @property
+    def is_transactional(self) -> bool:
+        return bool(self.attributes & _TRANSACTIONAL_BIT)
+
+    @property
+    def is_control(self) -> bool:
+        return bool(self.attributes & _CONTROL_BIT)
+
+    @property
+    def delete_horizon_ms(self) -> int | None:
+        """When tombstones of this batch may go (KIP-534): kept in base_timestamp where attribute bit 6 is set."""
+        return self.base_timestamp if self.attributes & _DELETE_HORIZON_BIT else None
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record. `offset` and `timestamp` (ms) are absolute; None is a null key or value, apart from empty."""
+
+    offset: int
+    timestamp: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+
+
+# --- head ---------------------------------------------------------------------------------------------------------
+
+
+def magic_of(buffer: Buffer, position: int = 0) -> int:
+    """The magic byte, which all three formats keep at the same place; a magic 0 or 1 message may be under 61 bytes."""
+    if len(buffer) <= position + 16:
+        raise ProtocolError("record batch ends before its magic byte")
+    return buffer[position + 16]
+
+
+def read_head(buffer: Buffer, position: int = 0) -> BatchHead:
+    """The head of the batch at `position`. ProtocolError if the batch (not only its head) does not lie in the buffer.
+
+    The magic is not judged here: callers answer with different errors for an old format and for torn bytes.
+    """
+    available = len(buffer) - position
+    if position < 0 or available < HEAD_BYTES:
+        raise ProtocolError(f"record batch of {max(available, 0)} bytes is shorter than its head")
+    head = BatchHead._make(_HEAD.unpack_from(buffer, position))
+    if head.batch_length < HEAD_BYTES - LENGTH_END or head.batch_length > available - LENGTH_END:
+        raise ProtocolError(f"record batch length {head.batch_length} does not fit {available} bytes")
+    return head
+
+
+def split_batches(records: Buffer) -> list[memoryview]:
+    """The batches of a records field, without copying; ProtocolError where the last is torn. Empty gives none."""
+    view = memoryview(records)
+    total = len(view)
+    batches: list[memoryview] = []
+    position = 0
+    while position < total:
+        if total - position < HEAD_BYTES:
+            raise ProtocolError(f"{total - position} bytes after the last record batch")
+        (length,) = cast("tuple[int]", _LENGTH.unpack_from(view, position + 8))
+        end = position + LENGTH_END + length
+        if length < HEAD_BYTES - LENGTH_END or end > total:
+            raise ProtocolError(f"record batch length {length} does not fit {total - position} bytes")
+        batches.append(view[position:end])
+        position = end
+    return batches
+
+
+def verify_crc(batch: Buffer) -> bool:
+    """Whether the CRC-32C over attributes to the end of the batch is the one in its head. ProtocolError if torn."""
+    head = read_head(batch)
+    return crc32c.crc32c(memoryview(batch)[_COVERED_AT : head.size_bytes]) == head.crc
+
+
+def set_log_append_time(batch: bytearray | memoryview, now_ms: int) -> None:
+    """Stamp one whole batch with the broker's time, in place: timestamp type, max_timestamp, CRC.
+
+    The records' own deltas stay; readers take max_timestamp for every record of such a batch.
+    """
+    head = read_head(batch)
+    view = memoryview(batch)
+    view[_ATTRIBUTES_LOW_AT] = view[_ATTRIBUTES_LOW_AT] | _LOG_APPEND_TIME_BIT
+    _INT64.pack_into(view, _MAX_TIMESTAMP_AT, now_ms)
+    _UINT32.pack_into(view, _CRC_AT, crc32c.crc32c(view[_COVERED_AT : head.size_bytes]))
+
+
+# --- records: reading ---------------------------------------------------------------------------------------------
+
+
+def iter_records(batch: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> Iterator[Record]:
+    """The records of one batch of magic 2, in order.
+
+    Raises ProtocolError, at the call or while iterating, on anything that is not exactly `records_count` well-formed
+    records with rising offsets inside the batch, or that decompresses to more than the bound. The CRC is not checked.
+    """
+    head = read_head(batch)
+    if head.magic != MAGIC:
+        raise ProtocolError(f"record batch of magic {head.magic}")
+    payload = memoryview(batch)[HEAD_BYTES : head.size_bytes]
+    if head.compression is Compression.NONE:
+        body = bytes(payload)
+    elif head.records_count == 0 and not len(payload):
+        body = b""
+    else:
+        body = decompress(head.compression, payload, max_decompressed_bytes)
+    if head.records_count < 0 or head.records_count * MIN_RECORD_BYTES > len(body):
+        raise ProtocolError(f"{head.records_count} records cannot lie in {len(body)} bytes")
+    return _read_records(head, body)
+
+
+def _read_records(head: BatchHead, body: bytes) -> Iterator[Record]:
+    end = len(body)
+    position = 0
+    last_delta = -1
+    append_time = head.max_timestamp if head.timestamp_type is TimestampType.LOG_APPEND_TIME else None
+    for _ in range(head.records_count):
+        length, position = _read_varint(body, position, end)
+        stop = position + length
+        if length < 0 or stop > end:
+            raise ProtocolError(f"record of {length} bytes leaves its batch")
+        timestamp_delta, position = _read_varlong(body, position + 1, stop)
+        offset_delta, position = _read_varint(body, position, stop)
+        if not last_delta < offset_delta <= head.last_offset_delta:
+            raise ProtocolError(f"offset delta {offset_delta} after {last_delta}, last {head.last_offset_delta}")
+        last_delta = offset_delta
+        key, position = _read_bytes(body, position, stop)
+        value, position = _read_bytes(body, position, stop)
+        header_count, position = _read_varint(body, position, stop)
+        headers: tuple[tuple[str, bytes | None], ...] = ()
+        if header_count:
+            headers, position = _read_headers(body, position, stop, header_count)
+        if position != stop:
+            raise ProtocolError(f"{stop - position} bytes after the last field of a record")
+        timestamp = head.base_timestamp + timestamp_delta if append_time is None else append_time
+        yield Record(head.base_offset + offset_delta, timestamp, key, value, headers)
+    if position != end:
+        raise ProtocolError(f"{end - position} bytes after the last record")
+
+
+def _read_headers(
+    body: bytes, position: int, stop: int, count: int
+) -> tuple[tuple[tuple[str, bytes | None], ...], int]:
+    # Two length bytes at least for each header: bounds the count before any list grows.
+    if count < 0 or count * 2 > stop - position:
+        raise ProtocolError(f"{count} headers cannot lie in {stop - position} bytes")
+    headers: list[tuple[str, bytes | None]] = []
+    for _ in range(count):
+        raw_key, position = _read_bytes(body, position, stop)
+        if raw_key is None:
+            raise ProtocolError("null header key")
+        value, position = _read_bytes(body, position, stop)
+        try:
+            headers.append((raw_key.decode(), value))
+        except UnicodeDecodeError as error:
+            raise ProtocolError("header key is not UTF-8") from error
+    return tuple(headers), position
+
+
+def _read_bytes(body: bytes, position: int, stop: int) -> tuple[bytes | None, int]:
+    length, position = _read_varint(body, position, stop)
+    if length < 0:
+        if length != -1:
+            raise ProtocolError(f"length {length}")
+        return None, position
+    end = position + length
+    if end > stop:
+        raise ProtocolError(f"field of {length} bytes leaves its record")
+    return body[position:end], end
+
+
+def _read_varint(body: bytes, position: int, stop: int) -> tuple[int, int]:
+    """Zigzag int32 in at most five bytes."""
+    if position >= stop:
+        raise ProtocolError("record ends inside a varint")
+    byte = body[position]
+    if byte < 0x80:
+        return (byte >> 1) ^ -(byte & 1), position + 1
+    return _read_long_varint(body, position, stop, 32)
+
+
+def _read_varlong(body: bytes, position: int, stop: int) -> tuple[int, int]:
+    """Zigzag int64 in at most ten bytes."""
+    return _read_long_varint(body, position, stop, 64)
+
+
+def _read_long_varint(body: bytes, position: int, stop: int, bits: int) -> tuple[int, int]:
+    raw = 0
+    shift = 0
+    while True:
+        if position >= stop:
+            raise ProtocolError("record ends inside a varint")
+        byte = body[position]
+        position += 1
+        raw |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift >= bits:
+            raise ProtocolError(f"varint of more than {bits} bits")
+    if raw >> bits:
+        raise ProtocolError(f"varint of more than {bits} bits")
+    return (raw >> 1) ^ -(raw & 1), position
+
+
+# --- records: writing ---------------------------------------------------------------------------------------------
+
+
+def build_batch(
+    records: Sequence[Record],
+    *,
+    compression: Compression = Compression.NONE,
+    base_offset: int = 0,
+    last_offset_delta: int | None = None,
+    partition_leader_epoch: int = -1,
+    timestamp_type: TimestampType = TimestampType.CREATE_TIME,
+    max_timestamp: int | None = None,
+    producer_id: int = -1,
+    producer_epoch: int = -1,
+    base_sequence: int = -1,
+    is_transactional: bool = False,
+    is_control: bool = False,
+    delete_horizon_ms: int | None = None,
+) -> bytes:
+    """One batch of magic 2 holding `records`, whose offsets are absolute, rising, and not below `base_offset`.
+
+    Compaction gives `last_offset_delta`, `max_timestamp` and no or fewer records, so that a batch keeps its place in
+    the log; otherwise both follow from the records. ValueError if the records do not fit the batch.
+    """
+    base_timestamp = records[0].timestamp if records else -1
+    if delete_horizon_ms is not None:
+        base_timestamp = delete_horizon_ms
+    body = bytearray()
+    last_delta = -1
+    for record in records:
+        offset_delta = record.offset - base_offset
+        if not last_delta < offset_delta < 2**31:
+            raise ValueError(f"offset {record.offset} does not follow in a batch from {base_offset}")
+        last_delta = offset_delta
+        _append_record(body, record, record.timestamp - base_timestamp, offset_delta)
+    if last_offset_delta is None:
+        last_offset_delta = max(last_delta, 0)
+    elif last_offset_delta < last_delta:
+        raise ValueError(f"last_offset_delta {last_offset_delta} is below the last record's {last_delta}")
+    if max_timestamp is None:
+        max_timestamp = max((record.timestamp for record in records), default=-1)
+    attributes = (
+        compression
+        | (_LOG_APPEND_TIME_BIT if timestamp_type is TimestampType.LOG_APPEND_TIME else 0)
+        | (_TRANSACTIONAL_BIT if is_transactional else 0)
+        | (_CONTROL_BIT if is_control else 0)
+        | (_DELETE_HORIZON_BIT if delete_horizon_ms is not None else 0)
+    )
+    payload = compress(compression, body) if records else b""
+    batch = bytearray(HEAD_BYTES)
+    _HEAD.pack_into(
+        batch,
+        0,
+        base_offset,
+        HEAD_BYTES - LENGTH_END + len(payload),
+        partition_leader_epoch,
+        MAGIC,
+        0,
+        attributes,
+        last_offset_delta,
+        base_timestamp,
+        max_timestamp,
+        producer_id,
+        producer_epoch,
+        base_sequence,
+        len(records),
+    )
+    batch += payload
+    _UINT32.pack_into(batch, _CRC_AT, crc32c.crc32c(memoryview(batch)[_COVERED_AT:]))
+    return bytes(batch)
+
+
+def _append_record(body: bytearray, record: Record, timestamp_delta: int, offset_delta: int) -> None:
+    fields = bytearray(1)
+    _append_varint(fields, timestamp_delta)
+    _append_varint(fields, offset_delta)
+    _append_bytes(fields, record.key)
+    _append_bytes(fields, record.value)
+    _append_varint(fields, len(record.headers))
+    for key, value in record.headers:
+        _append_bytes(fields, key.encode())
+        _append_bytes(fields, value)
+    _append_varint(body, len(fields))
+    body += fields
+
+
+def _append_bytes(out: bytearray, value: bytes | None) -> None:
+    if value is None:
+        out.append(1)
+        return
+    _append_varint(out, len(value))
+    out += value
+
+
+def _append_varint(out: bytearray, value: int) -> None:
+    """Zigzag, for int32 and int64 alike."""
+    raw = value << 1 if value >= 0 else (-value << 1) - 1
+    while raw > 0x7F:
+        out.append(raw & 0x7F | 0x80)
+        raw >>= 7
+    out.append(raw)
+
+
+# --- codecs -------------------------------------------------------------------------------------------------------
+
+# cramjam's stubs leave its submodules partly untyped; these are its only uses.
+_DECOMPRESS_INTO: dict[Compression, Any] = {
+    Compression.GZIP: cast("Any", cramjam).gzip.decompress_into,
+    Compression.LZ4: cast("Any", cramjam).lz4.decompress_into,
+    Compression.ZSTD: cast("Any", cramjam).zstd.decompress_into,
+}
+_COMPRESS: dict[Compression, Any] = {
+    Compression.GZIP: cast("Any", cramjam).gzip.compress,
+    Compression.LZ4: cast("Any", cramjam).lz4.compress,
+    Compression.ZSTD: cast("Any", cramjam).zstd.compress,
+}
+_SNAPPY: Any = cast("Any", cramjam).snappy
+
+
+def decompress(codec: Compression, payload: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
+    """The records section of a compressed batch. ProtocolError if it is damaged or holds more than `max_bytes`.
+
+    Output goes to a buffer of known size that grows up to the bound, so memory follows what is there, never what a
+    header claims. Snappy is read in xerial's framing (Java, most clients) and raw (librdkafka's habit).
+    """
+    if codec is Compression.NONE:
+        return bytes(payload)
+    if codec is Compression.SNAPPY:
+        return _decompress_snappy(memoryview(payload), max_bytes)
+    into = _DECOMPRESS_INTO[codec]
+    size = min(max(_FIRST_OUTPUT_BYTES, 4 * len(payload)), max_bytes)
+    while True:
+        output = bytearray(size)
+        try:
+            written: int = into(payload, output)
+        except cramjam.DecompressionError as error:
+            # The one message that means "output full" rather than "input damaged".
+            if "failed to write whole buffer" not in str(error):
+                raise ProtocolError(f"damaged {codec.name.lower()} records: {error}") from error
+            if size >= max_bytes:
+                raise ProtocolError(f"records decompress to more than {max_bytes} bytes") from error
+            size = min(size * 8, max_bytes)
+        else:
+            return bytes(memoryview(output)[:written])
+
+
+def _decompress_snappy(payload: memoryview, max_bytes: int) -> bytes:
+    if bytes(payload[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
+        return _decompress_raw_snappy(payload, max_bytes)
+    if len(payload) < _XERIAL_HEAD_BYTES:
+        raise ProtocolError("snappy stream ends inside its head")
+    position = _XERIAL_HEAD_BYTES
+    output = bytearray()
+    while position < len(payload):
+        if len(payload) - position < 4:
+            raise ProtocolError("snappy stream ends inside a block length")
+        (length,) = cast("tuple[int]", _LENGTH.unpack_from(payload, position))
+        position += 4
+        if not 0 < length <= len(payload) - position:
+            raise ProtocolError(f"snappy block of {length} bytes leaves its stream")
+        output += _decompress_raw_snappy(payload[position : position + length], max_bytes - len(output))
+        position += length
+    return bytes(output)
+
+
+def _decompress_raw_snappy(block: memoryview, max_bytes: int) -> bytes:
+    try:
+        claimed: int = _SNAPPY.decompress_raw_len(block)
+        # Snappy's densest element makes 64 bytes from 3, so a larger claim is a lie, caught before memory is taken.
+        if claimed > max_bytes or claimed > 22 * len(block):
+            raise ProtocolError(f"snappy block of {len(block)} bytes claims {claimed}")
+        output = bytearray(claimed)
+        written: int = _SNAPPY.decompress_raw_into(block, output)
+    except cramjam.DecompressionError as error:
+        raise ProtocolError(f"damaged snappy records: {error}") from error
+    if written != claimed:
+        raise ProtocolError(f"snappy block claims {claimed} bytes and holds {written}")
+    return bytes(output)
+
+
+def compress(codec: Compression, body: Buffer) -> bytes:
+    """The records section in `codec`, in the framing that every Kafka client reads (xerial for snappy)."""
+    if codec is Compression.NONE:
+        return bytes(body)
+    if codec is not Compression.SNAPPY:
+        return bytes(_COMPRESS[codec](body))
+    view = memoryview(body)
+    stream = bytearray(_XERIAL_MAGIC + struct.pack(">ii", 1, 1))
+    for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
+        block = bytes(_SNAPPY.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
+        stream += _LENGTH.pack(len(block))
+        stream += block
+    return bytes(stream)
