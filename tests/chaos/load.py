@@ -1,0 +1,146 @@
+"""A load that remembers what was acknowledged: records with their offsets, and committed offsets.
+
+The one idea: acknowledgements go into plain sets as they arrive; after a fault the log is read from the start and
+compared with them. An idempotent producer retries through the fault, so each acknowledged record is there exactly once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+
+import confluent_kafka
+from confluent_kafka.admin import AdminClient, NewTopic
+
+
+def create_topic(bootstrap: str, partitions: int) -> str:
+    topic = f"t-{uuid.uuid4().hex[:12]}"
+    for future in AdminClient({"bootstrap.servers": bootstrap}).create_topics([NewTopic(topic, partitions, 1)]).values():
+        future.result(30)
+    return topic
+
+
+class Load(threading.Thread):
+    """Produces until stopped and commits a rising offset for each partition beside it."""
+
+    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+        super().__init__(daemon=True)
+        self.bootstrap, self.topic, self.partitions = bootstrap, topic, partitions
+        self.group = f"g-{uuid.uuid4().hex[:8]}"
+        self.acknowledged: dict[bytes, tuple[int, int]] = {}
+        self.failed: list[str] = []
+        self.committed: dict[int, int] = {}
+        self._stop_requested = threading.Event()
+        self.progress = threading.Condition()
+
+    def run(self) -> None:
+        producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "enable.idempotence": True,
+                "linger.ms": 2,
+                "delivery.timeout.ms": 120_000,
+                "reconnect.backoff.ms": 50,
+                "reconnect.backoff.max.ms": 500,
+            }
+        )
+        committer = confluent_kafka.Consumer(
+            {"bootstrap.servers": self.bootstrap, "group.id": self.group, "enable.auto.commit": False}
+        )
+        number = 0
+        while not self._stop_requested.is_set():
+            for _ in range(50):
+                value = str(number).encode()
+                producer.produce(
+                    self.topic, value, partition=number % self.partitions, on_delivery=self.on_delivery
+                )
+                number += 1
+            producer.poll(0.005)
+            if number % 500 == 0:
+                self.commit(committer, number)
+        undelivered = producer.flush(120)
+        if undelivered:
+            self.failed.append(f"{undelivered} records never answered")
+        committer.close()
+
+    def on_delivery(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
+        if error is not None:
+            self.failed.append(str(error))
+            return
+        value, partition, offset = message.value(), message.partition(), message.offset()
+        assert value is not None
+        assert partition is not None
+        assert offset is not None
+        with self.progress:
+            self.acknowledged[value] = (partition, offset)
+            self.progress.notify_all()
+
+    def commit(self, committer: confluent_kafka.Consumer, offset: int) -> None:
+        wanted = [confluent_kafka.TopicPartition(self.topic, index, offset) for index in range(self.partitions)]
+        try:
+            answered = committer.commit(offsets=wanted, asynchronous=False)
+        except confluent_kafka.KafkaException:
+            return  # refused or unanswered: not acknowledged, so nothing is promised
+        for partition in answered or ():
+            if partition.error is None:
+                self.committed[partition.partition] = partition.offset
+
+    def wait_for(self, count: int, timeout_s: float = 90) -> None:
+        with self.progress:
+            target = len(self.acknowledged) + count
+            assert self.progress.wait_for(lambda: len(self.acknowledged) >= target, timeout_s), (
+                f"no {count} further acknowledgements within {timeout_s} s; failures: {self.failed[:3]}"
+            )
+
+    def stop(self) -> None:
+        self._stop_requested.set()
+        self.join(150)
+        assert not self.is_alive(), "the producer still waits for answers"
+
+
+def read_all(bootstrap: str, topic: str, partitions: int) -> dict[tuple[int, int], bytes]:
+    """Every record of the topic by (partition, offset), up to the high watermarks of this moment."""
+    consumer = confluent_kafka.Consumer(
+        {"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex, "enable.auto.commit": False}
+    )
+    try:
+        ends = {
+            index: consumer.get_watermark_offsets(confluent_kafka.TopicPartition(topic, index), 30)[1]
+            for index in range(partitions)
+        }
+        consumer.assign([confluent_kafka.TopicPartition(topic, index, 0) for index in range(partitions)])
+        records: dict[tuple[int, int], bytes] = {}
+        deadline = time.monotonic() + 60
+        while len(records) < sum(ends.values()):
+            assert time.monotonic() < deadline, f"{len(records)} of {sum(ends.values())} records read"
+            for message in consumer.consume(5000, 1):
+                assert message.error() is None, message.error()
+                partition, offset, value = message.partition(), message.offset(), message.value()
+                assert partition is not None
+                assert offset is not None
+                assert value is not None
+                assert (partition, offset) not in records
+                records[(partition, offset)] = value
+        return records
+    finally:
+        consumer.close()
+
+
+def assert_nothing_lost(load: Load) -> None:
+    """Every acknowledged record is at its acknowledged place, once; every acknowledged commit, or a later one, stands."""
+    assert not load.failed, load.failed[:5]
+    assert load.acknowledged
+    records = read_all(load.bootstrap, load.topic, load.partitions)
+    missing = [value for value, place in load.acknowledged.items() if records.get(place) != value]
+    assert not missing, f"{len(missing)} acknowledged records are not at their offset, e.g. {missing[:5]}"
+    values = list(records.values())
+    assert len(values) == len(set(values)), f"{len(values) - len(set(values))} records are there twice"
+    consumer = confluent_kafka.Consumer({"bootstrap.servers": load.bootstrap, "group.id": load.group})
+    try:
+        asked = [confluent_kafka.TopicPartition(load.topic, index) for index in load.committed]
+        stored = {partition.partition: partition.offset for partition in consumer.committed(asked, 30)}
+    finally:
+        consumer.close()
+    assert load.committed
+    assert all(stored[index] >= offset for index, offset in load.committed.items()), (stored, load.committed)

@@ -1,0 +1,166 @@
+"""One `ConsumerThread` per client library, all reporting to a `Scoreboard`.
+
+Each consumes with auto-commit as its library does by default, so offsets are committed when partitions are handed
+over and when the consumer closes: in an orderly rebalance nothing may be read twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import aiokafka
+import aiokafka.abc
+import confluent_kafka
+import kafka
+from aiokafka.coordinator.assignors.range import RangePartitionAssignor as AiokafkaRange
+from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor as AiokafkaRoundRobin
+from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor as AiokafkaSticky
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.coordinator.assignors.range import RangePartitionAssignor
+from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from kafka.coordinator.assignors.sticky import StickyPartitionAssignor
+
+from tests.clients.scoreboard import ConsumerThread, Delivery, Scoreboard
+
+
+class ConfluentConsumer(ConsumerThread):
+    """librdkafka: `assignor` is range, roundrobin or cooperative-sticky."""
+
+    def __init__(self, name: str, board: Scoreboard, bootstrap: str, topic: str, group: str, assignor: str) -> None:
+        super().__init__(name, board)
+        self.bootstrap, self.topic, self.group, self.assignor = bootstrap, topic, group, assignor
+
+    def open(self) -> None:
+        self.consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": self.group,
+                "client.id": "same-for-all",
+                "partition.assignment.strategy": self.assignor,
+                "auto.offset.reset": "earliest",
+                "session.timeout.ms": 6000,
+                "heartbeat.interval.ms": 500,
+            }
+        )
+        self.consumer.subscribe(
+            [self.topic], on_assign=self.on_assign, on_revoke=self.on_revoke, on_lost=self.on_revoke
+        )
+
+    def on_assign(self, _consumer: object, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        self.board.add(self.name, {partition.partition for partition in partitions})
+
+    def on_revoke(self, _consumer: object, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        self.board.remove(self.name, {partition.partition for partition in partitions})
+
+    def poll_once(self) -> None:
+        message = self.consumer.poll(0.1)
+        if message is None:
+            return
+        error = message.error()
+        if error is not None:
+            raise confluent_kafka.KafkaException(error)
+        partition, offset, value = message.partition(), message.offset(), message.value()
+        assert partition is not None
+        assert offset is not None
+        self.board.deliver(Delivery(self.name, partition, offset, value or b""))
+
+    def close_consumer(self) -> None:
+        self.consumer.close()
+
+
+class KafkaPythonConsumer(ConsumerThread, kafka.ConsumerRebalanceListener):
+    """kafka-python: `assignor` is range, roundrobin, sticky or cooperative-sticky."""
+
+    ASSIGNORS = {
+        "range": RangePartitionAssignor,
+        "roundrobin": RoundRobinPartitionAssignor,
+        "sticky": StickyPartitionAssignor,
+        "cooperative-sticky": CooperativeStickyAssignor,
+    }
+
+    def __init__(self, name: str, board: Scoreboard, bootstrap: str, topic: str, group: str, assignor: str) -> None:
+        super().__init__(name, board)
+        self.bootstrap, self.topic, self.group, self.assignor = bootstrap, topic, group, assignor
+
+    def open(self) -> None:
+        self.consumer = kafka.KafkaConsumer(
+            bootstrap_servers=self.bootstrap,
+            group_id=self.group,
+            client_id="same-for-all",
+            auto_offset_reset="earliest",
+            session_timeout_ms=6000,
+            heartbeat_interval_ms=500,
+            partition_assignment_strategy=[self.ASSIGNORS[self.assignor]],
+        )
+        self.consumer.subscribe([self.topic], listener=self)
+
+    def on_partitions_assigned(self, assigned: set[kafka.TopicPartition]) -> None:
+        self.board.assign(self.name, {partition.partition for partition in self.consumer.assignment()})
+
+    def on_partitions_revoked(self, revoked: set[kafka.TopicPartition]) -> None:
+        self.board.remove(self.name, {partition.partition for partition in revoked})
+
+    def poll_once(self) -> None:
+        for records in self.consumer.poll(100).values():
+            for record in records:
+                self.board.deliver(Delivery(self.name, record.partition, record.offset, record.value))
+
+    def close_consumer(self) -> None:
+        self.consumer.close()
+
+
+class AiokafkaConsumer(ConsumerThread, aiokafka.abc.ConsumerRebalanceListener):
+    """aiokafka in a loop of its own: `assignor` is range, roundrobin or sticky."""
+
+    ASSIGNORS = {"range": AiokafkaRange, "roundrobin": AiokafkaRoundRobin, "sticky": AiokafkaSticky}
+
+    def __init__(self, name: str, board: Scoreboard, bootstrap: str, topic: str, group: str, assignor: str) -> None:
+        super().__init__(name, board)
+        self.bootstrap, self.topic, self.group, self.assignor = bootstrap, topic, group, assignor
+
+    def open(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.consumer = self.loop.run_until_complete(self.start_consumer())
+
+    async def start_consumer(self) -> aiokafka.AIOKafkaConsumer:
+        consumer = aiokafka.AIOKafkaConsumer(
+            bootstrap_servers=self.bootstrap,
+            group_id=self.group,
+            client_id="same-for-all",
+            auto_offset_reset="earliest",
+            session_timeout_ms=6000,
+            heartbeat_interval_ms=500,
+            metadata_max_age_ms=2000,
+            partition_assignment_strategy=(self.ASSIGNORS[self.assignor],),
+        )
+        consumer.subscribe([self.topic], listener=self)
+        await consumer.start()
+        return consumer
+
+    def on_partitions_assigned(self, assigned: set[aiokafka.TopicPartition]) -> None:
+        self.board.assign(self.name, {partition.partition for partition in assigned})
+
+    def on_partitions_revoked(self, revoked: set[aiokafka.TopicPartition]) -> None:
+        self.board.remove(self.name, {partition.partition for partition in revoked})
+
+    def poll_once(self) -> None:
+        batches = self.loop.run_until_complete(self.consumer.getmany(timeout_ms=100))
+        for records in batches.values():
+            for record in records:
+                self.board.deliver(Delivery(self.name, record.partition, record.offset, record.value or b""))
+
+    def close_consumer(self) -> None:
+        self.loop.run_until_complete(self.consumer.stop())
+        self.loop.close()
+
+
+CONSUMERS = {
+    "confluent-range": (ConfluentConsumer, "range"),
+    "confluent-roundrobin": (ConfluentConsumer, "roundrobin"),
+    "confluent-cooperative-sticky": (ConfluentConsumer, "cooperative-sticky"),
+    "kafka-python-range": (KafkaPythonConsumer, "range"),
+    "kafka-python-roundrobin": (KafkaPythonConsumer, "roundrobin"),
+    "kafka-python-cooperative-sticky": (KafkaPythonConsumer, "cooperative-sticky"),
+    "aiokafka-range": (AiokafkaConsumer, "range"),
+    "aiokafka-roundrobin": (AiokafkaConsumer, "roundrobin"),
+}

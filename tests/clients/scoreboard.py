@@ -1,0 +1,130 @@
+"""What the consumers of one test saw, and waiting for it.
+
+The one idea: every consumer, whatever its library, reports assignments and deliveries to one `Scoreboard`; tests wait
+on its condition for a settled state of *all* consumers and then assert, so that no test looks at an intermediate
+snapshot and none sleeps.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    member: str
+    partition: int
+    offset: int
+    value: bytes
+
+
+class Scoreboard:
+    """Thread-safe record of ownership and deliveries of one topic."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self.owned: dict[str, frozenset[int]] = {}
+        self.deliveries: list[Delivery] = []
+        self.revoked: list[tuple[str, frozenset[int]]] = []
+        self.failures: list[str] = []
+
+    def assign(self, member: str, partitions: set[int] | frozenset[int]) -> None:
+        with self._changed:
+            self.owned[member] = frozenset(partitions)
+            self._changed.notify_all()
+
+    def add(self, member: str, partitions: set[int]) -> None:
+        with self._changed:
+            self.owned[member] = self.owned.get(member, frozenset()) | partitions
+            self._changed.notify_all()
+
+    def remove(self, member: str, partitions: set[int]) -> None:
+        with self._changed:
+            self.owned[member] = self.owned.get(member, frozenset()) - partitions
+            self.revoked.append((member, frozenset(partitions)))
+            self._changed.notify_all()
+
+    def gone(self, member: str) -> None:
+        with self._changed:
+            self.owned.pop(member, None)
+            self._changed.notify_all()
+
+    def deliver(self, delivery: Delivery) -> None:
+        with self._changed:
+            self.deliveries.append(delivery)
+            self._changed.notify_all()
+
+    def fail(self, member: str, error: BaseException) -> None:
+        with self._changed:
+            self.failures.append(f"{member}: {error!r}")
+            self._changed.notify_all()
+
+    def wait_for(self, predicate: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
+        with self._changed:
+            if not self._changed.wait_for(lambda: bool(self.failures) or predicate(), timeout_s):
+                raise AssertionError(f"{what}: not within {timeout_s} s; owned: {self.owned}; {len(self.deliveries)} records")
+            assert not self.failures, self.failures
+
+    def wait_settled(self, members: set[str], partitions: int, timeout_s: float = 60) -> None:
+        """Every partition has exactly one owner, all `members` own a balanced share and nobody else is left."""
+        low, high = partitions // len(members), -(-partitions // len(members))
+
+        def settled() -> bool:
+            if set(self.owned) != members:
+                return False
+            owners = Counter(partition for owned in self.owned.values() for partition in owned)
+            return set(owners.values()) == {1} and len(owners) == partitions and all(
+                low <= len(owned) <= high for owned in self.owned.values()
+            )
+
+        self.wait_for(settled, f"{partitions} partitions settled over {sorted(members)}", timeout_s)
+
+    def wait_values(self, values: set[bytes], timeout_s: float = 60) -> None:
+        self.wait_for(
+            lambda: values <= {delivery.value for delivery in self.deliveries}, f"{len(values)} values", timeout_s
+        )
+
+    def duplicates(self) -> list[tuple[int, int]]:
+        seen = Counter((delivery.partition, delivery.offset) for delivery in self.deliveries)
+        return sorted(position for position, count in seen.items() if count > 1)
+
+
+class ConsumerThread(threading.Thread):
+    """A consumer that polls until told to stop, then closes in an orderly way (LeaveGroup included)."""
+
+    def __init__(self, name: str, board: Scoreboard) -> None:
+        super().__init__(name=name, daemon=True)
+        self.board = board
+        self._stop_requested = threading.Event()
+
+    def run(self) -> None:
+        try:
+            self.open()
+            try:
+                while not self._stop_requested.is_set():
+                    self.poll_once()
+            finally:
+                self.close_consumer()
+        except Exception as error:  # the thread's last frame: whatever happened belongs on the board
+            self.board.fail(self.name, error)
+        finally:
+            self.board.gone(self.name)
+
+    def stop(self, timeout_s: float = 30) -> None:
+        self._stop_requested.set()
+        deadline = time.monotonic() + timeout_s
+        self.join(timeout_s)
+        assert not self.is_alive() and time.monotonic() <= deadline + 1, f"{self.name} did not close in {timeout_s} s"
+
+    def open(self) -> None:
+        raise NotImplementedError
+
+    def poll_once(self) -> None:
+        raise NotImplementedError
+
+    def close_consumer(self) -> None:
+        raise NotImplementedError

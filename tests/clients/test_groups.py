@@ -1,0 +1,148 @@
+"""Consumer groups with stock clients: 1 → 2 → 4 → 1 members, one owner per partition, nothing lost, nothing twice."""
+
+from __future__ import annotations
+
+import uuid
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from tests.clients.consumers import CONSUMERS
+from tests.clients.scoreboard import ConsumerThread, Scoreboard
+from tests.gateway_process import GatewayProcess
+
+PARTITIONS = 4
+
+
+def create_topic(bootstrap: str, partitions: int) -> str:
+    topic = f"t-{uuid.uuid4().hex[:12]}"
+    for future in AdminClient({"bootstrap.servers": bootstrap}).create_topics([NewTopic(topic, partitions, 1)]).values():
+        future.result(30)
+    return topic
+
+
+class Feed:
+    """Produces numbered records evenly over the partitions and remembers them."""
+
+    def __init__(self, bootstrap: str, topic: str) -> None:
+        self.producer = Producer({"bootstrap.servers": bootstrap, "acks": "all", "linger.ms": 0})
+        self.topic = topic
+        self.values: set[bytes] = set()
+
+    def send(self, count: int) -> None:
+        failures: list[object] = []
+        for _ in range(count):
+            value = str(len(self.values)).encode()
+            self.values.add(value)
+            self.producer.produce(
+                self.topic,
+                value,
+                partition=len(self.values) % PARTITIONS,
+                on_delivery=lambda error, _message: failures.append(error) if error else None,
+            )
+        assert self.producer.flush(30) == 0
+        assert not failures, failures
+
+
+@pytest.mark.parametrize("kind", sorted(CONSUMERS))
+def test_one_owner_per_partition_through_1_2_4_1_members(gateway: GatewayProcess, kind: str) -> None:
+    client, assignor = CONSUMERS[kind]
+    topic = create_topic(gateway.bootstrap, PARTITIONS)
+    board, feed, group = Scoreboard(), Feed(gateway.bootstrap, topic), f"g-{uuid.uuid4().hex[:8]}"
+    members: list[ConsumerThread] = []
+
+    def start() -> None:
+        member = client(f"c{len(members) + 1}", board, gateway.bootstrap, topic, group, assignor)
+        members.append(member)
+        member.start()
+
+    try:
+        start()
+        board.wait_settled({"c1"}, PARTITIONS)
+        feed.send(40)
+        start()
+        feed.send(40)
+        board.wait_settled({"c1", "c2"}, PARTITIONS)
+        start()
+        start()
+        feed.send(40)
+        board.wait_settled({"c1", "c2", "c3", "c4"}, PARTITIONS)
+        feed.send(40)
+        board.wait_values(feed.values)
+        for member in members[1:]:
+            member.stop()
+        board.wait_settled({"c1"}, PARTITIONS)
+        feed.send(40)
+        board.wait_values(feed.values)
+    finally:
+        for member in members:
+            member.stop()
+    assert not board.failures
+    assert board.duplicates() == []
+
+
+def test_cooperative_members_keep_what_they_retain(gateway: GatewayProcess) -> None:
+    """KIP-429: 6 → 3+3 → 2+2+2 with librdkafka, and no member is asked to give up a partition it keeps."""
+    topic = create_topic(gateway.bootstrap, 6)
+    board, group = Scoreboard(), f"g-{uuid.uuid4().hex[:8]}"
+    members: list[ConsumerThread] = []
+    try:
+        for count in (1, 2, 3):
+            before = dict(board.owned)
+            board.revoked.clear()
+            client, assignor = CONSUMERS["confluent-cooperative-sticky"]
+            member = client(f"c{count}", board, gateway.bootstrap, topic, group, assignor)
+            members.append(member)
+            member.start()
+            board.wait_settled({f"c{index}" for index in range(1, count + 1)}, 6)
+            for name, owned in before.items():
+                kept = owned & board.owned[name]
+                given_up = frozenset().union(*(partitions for owner, partitions in board.revoked if owner == name))
+                assert not kept & given_up, f"{name} was asked to revoke {kept & given_up}, which it keeps"
+    finally:
+        for member in members:
+            member.stop()
+
+
+@pytest.mark.parametrize("kind", ["confluent-range", "kafka-python-range", "aiokafka-range"])
+def test_commit_and_resume(gateway: GatewayProcess, kind: str) -> None:
+    """What one consumer committed by closing is not read again by the next; what came after is read once."""
+    client, assignor = CONSUMERS[kind]
+    topic = create_topic(gateway.bootstrap, PARTITIONS)
+    board, feed, group = Scoreboard(), Feed(gateway.bootstrap, topic), f"g-{uuid.uuid4().hex[:8]}"
+    for name in ("first", "second"):
+        feed.send(20)
+        member = client(name, board, gateway.bootstrap, topic, group, assignor)
+        member.start()
+        try:
+            board.wait_values(feed.values)
+        finally:
+            member.stop()
+    assert not board.failures
+    assert board.duplicates() == []
+    assert len(board.deliveries) == len(feed.values)
+
+
+def test_three_consumers_on_one_partition_read_each_record_once(gateway: GatewayProcess) -> None:
+    topic = create_topic(gateway.bootstrap, 1)
+    board, group = Scoreboard(), f"g-{uuid.uuid4().hex[:8]}"
+    client, assignor = CONSUMERS["confluent-range"]
+    members = [client(f"c{index}", board, gateway.bootstrap, topic, group, assignor) for index in range(3)]
+    producer = Producer({"bootstrap.servers": gateway.bootstrap})
+    values = {str(index).encode() for index in range(9)}
+    try:
+        for member in members:
+            member.start()
+        board.wait_for(
+            lambda: sum(len(owned) for owned in board.owned.values()) == 1, "the partition has one owner"
+        )
+        for value in values:
+            producer.produce(topic, value)
+        assert producer.flush(30) == 0
+        board.wait_values(values)
+    finally:
+        for member in members:
+            member.stop()
+    assert not board.failures
+    assert len(board.deliveries) == 9
