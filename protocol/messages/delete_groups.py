@@ -1,0 +1,23 @@
+"""DeleteGroups: forget empty groups and their offsets (KIP-229)."""
+
+from __future__ import annotations
+
+from protocol.api_keys import ApiKey
+from protocol.schema import array, int16, int32, message, string, struct
+
+
+@message(ApiKey.DELETE_GROUPS, versions="0-2", flexible="2+")
+class DeleteGroupsRequest:
+    groups_names: tuple[str, ...] = array(string)
+
+
+@struct
+class DeletableGroupResult:
+    group_id: str = string()
+    error_code: int = int16()
+
+
+@message(ApiKey.DELETE_GROUPS, versions="0-2", flexible="2+")
+class DeleteGroupsResponse:
+    throttle_time_ms: int = int32()
+    results: tuple[DeletableGroupResult, ...] = array(DeletableGroupResult)
