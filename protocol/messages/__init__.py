@@ -1,6 +1,7 @@
 """Kafka's messages, one module per API, each declaring the request and the response with their structs.
 
-The one idea: importing this package makes every declaration known to `protocol.schema`. It holds no behaviour.
+The one idea: whoever asks this package for messages (`find_message`, `declared_messages`) finds all of them declared,
+which asking `protocol.schema` would not ensure. It holds no behaviour.
 """
 
 from protocol.messages import (
@@ -34,12 +35,14 @@ from protocol.messages import (
     produce,
     sync_group,
 )
+from protocol.schema import declared_messages, find_message
 
 __all__ = [
     "alter_configs",
     "api_versions",
     "create_partitions",
     "create_topics",
+    "declared_messages",
     "delete_groups",
     "delete_records",
     "delete_topics",
@@ -50,6 +53,7 @@ __all__ = [
     "describe_topic_partitions",
     "fetch",
     "find_coordinator",
+    "find_message",
     "heartbeat",
     "incremental_alter_configs",
     "init_producer_id",

@@ -1,0 +1,117 @@
+"""Cut a byte stream into frames: an int32 size, then that many bytes.
+
+The one idea: the splitter owns where the next bytes are received. Whole small frames are read in bulk into a scratch
+buffer (which may be shared by all connections of one event loop) and copied out; a frame that does not fit gets its
+own buffer, and the rest of it is received straight into that. What a frame may cost grows with the bytes that have
+arrived, never with the size its head claims. It does no I/O and does not look into frames.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+from typing import TypeAlias
+
+from protocol.errors import ProtocolError
+
+SIZE_BYTES = 4
+SCRATCH_BYTES = 256 * 1024
+OWN_BUFFER_BYTES = 64 * 1024
+"""What a frame that has only begun may take at once."""
+GROWTH_FACTOR = 4
+"""A frame's own buffer is at most this many times what has arrived of it, so a megabyte costs one move, not many."""
+
+Frame: TypeAlias = bytes | bytearray
+
+_size = Struct(">i")
+
+
+class FrameError(ProtocolError):
+    """A size that no request has: none at all, negative or above the limit."""
+
+
+class FrameSplitter:
+    """Frames of one connection.
+
+    Call `writable`, fill the start of what it returns, then tell `received` how many bytes that were. Between these
+    two calls nothing else may use the scratch buffer; after `received` it is free again, and returned frames own
+    their memory. `max_frame_bytes` bounds the size without its own four bytes (socket.request.max.bytes).
+    """
+
+    __slots__ = ("_arrived", "_frame", "_frame_bytes", "_head", "_scratch", "broken", "max_frame_bytes")
+
+    def __init__(self, max_frame_bytes: int, scratch: bytearray | None = None) -> None:
+        self.max_frame_bytes = max_frame_bytes
+        self.broken: FrameError | None = None
+        """Set when the stream cannot go on; the frames before the bad size have been returned."""
+        self._scratch = bytearray(SCRATCH_BYTES) if scratch is None else scratch
+        if len(self._scratch) <= SIZE_BYTES:
+            raise ValueError("the scratch buffer must hold more than a size")
+        self._head = b""
+        self._frame: bytearray | None = None
+        self._frame_bytes = 0
+        self._arrived = 0
+
+    @property
+    def torn(self) -> bool:
+        """Whether the stream, were it to end here, would end inside a frame."""
+        return bool(self._head) or self._frame is not None
+
+    def writable(self) -> memoryview:
+        """Where to receive the next bytes; never empty. Raises FrameError if the stream is broken."""
+        if self.broken is not None:
+            raise self.broken
+        if self._frame is not None:
+            return memoryview(self._frame)[self._arrived :]
+        kept = len(self._head)
+        self._scratch[:kept] = self._head
+        return memoryview(self._scratch)[kept:]
+
+    def received(self, byte_count: int) -> list[Frame]:
+        """Account for bytes written into the last `writable`; the frames they complete, in order."""
+        frame = self._frame
+        if frame is None:
+            return self._split(len(self._head) + byte_count)
+        self._arrived += byte_count
+        if self._arrived == self._frame_bytes:
+            self._frame = None
+            return [frame]
+        if self._arrived == len(frame):
+            # A new buffer, not a resize: the caller may still hold a view of the old one.
+            grown = bytearray(min(self._frame_bytes, GROWTH_FACTOR * len(frame)))
+            grown[: self._arrived] = frame
+            self._frame = grown
+        return []
+
+    def feed(self, stream: bytes | bytearray | memoryview) -> list[Frame]:
+        """The same for bytes received elsewhere, at the price of a copy."""
+        frames: list[Frame] = []
+        rest = memoryview(stream)
+        while rest and self.broken is None:
+            target = self.writable()
+            byte_count = min(len(target), len(rest))
+            target[:byte_count] = rest[:byte_count]
+            frames += self.received(byte_count)
+            rest = rest[byte_count:]
+        return frames
+
+    def _split(self, end: int) -> list[Frame]:
+        frames: list[Frame] = []
+        scratch = memoryview(self._scratch)
+        position = 0
+        self._head = b""
+        while end - position >= SIZE_BYTES:
+            (frame_bytes,) = _size.unpack_from(scratch, position)
+            if not 0 < frame_bytes <= self.max_frame_bytes:
+                self.broken = FrameError(f"frame of {frame_bytes} bytes, the limit is {self.max_frame_bytes}")
+                return frames
+            start = position + SIZE_BYTES
+            position = start + frame_bytes
+            if position > end:
+                self._frame_bytes = frame_bytes
+                self._arrived = end - start
+                self._frame = bytearray(min(frame_bytes, max(OWN_BUFFER_BYTES, GROWTH_FACTOR * self._arrived)))
+                self._frame[: self._arrived] = scratch[start:end]
+                return frames
+            frames.append(bytes(scratch[start:position]))
+        self._head = bytes(scratch[position:end])
+        return frames

@@ -1,0 +1,111 @@
+"""Request and response headers: what stands between a frame's size and its body.
+
+The one idea: which header version applies follows from the declared message (request header v2 and response header v1
+once the message is flexible; ApiVersions is always answered with header v0, since its client does not yet know what we
+speak). No tagged field of a header is defined upstream, so they are skipped. Bodies are the codec's.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from struct import Struct
+
+from protocol.api_keys import ApiKey
+from protocol.errors import ProtocolError
+from protocol.messages import declared_messages
+from protocol.schema import Direction
+from protocol.varints import Buffer, skip_tagged_fields
+
+_ids = Struct(">hhi")
+_length = Struct(">h")
+_correlation_id = Struct(">i")
+_NO_TAGGED_FIELDS = b"\0"
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeader:
+    api_key: int
+    """Maybe of no API we know."""
+    api_version: int
+    """Maybe of no version we know."""
+    correlation_id: int
+    client_id: str | None
+
+
+def _flexible_by_version(direction: Direction) -> dict[tuple[int, int], bool]:
+    return {
+        (int(schema.api_key), version): version in schema.flexible
+        for schema in declared_messages()
+        if schema.direction is direction
+        for version in schema.versions
+    }
+
+
+_flexible_requests = _flexible_by_version(Direction.REQUEST)
+_flexible_responses = {
+    (api_key, version): flexible and api_key != ApiKey.API_VERSIONS
+    for (api_key, version), flexible in _flexible_by_version(Direction.RESPONSE).items()
+}
+
+
+def decode_request_header(buffer: Buffer) -> tuple[RequestHeader, int]:
+    """A frame's header and where its body begins. Raises ProtocolError if torn.
+
+    Of an API or version that is not declared only key, version and correlation id must be there, so that the
+    request can still be answered with UNSUPPORTED_VERSION; the client id is then a best effort and the position that
+    of the end of header v1.
+    """
+    if len(buffer) < _ids.size:
+        raise ProtocolError(f"a request header of {len(buffer)} bytes")
+    api_key, api_version, correlation_id = _ids.unpack_from(buffer)
+    flexible = _flexible_requests.get((api_key, api_version))
+    try:
+        client_id, position = _read_client_id(buffer)
+    except ProtocolError:
+        if flexible is not None:
+            raise
+        client_id, position = None, len(buffer)
+    if flexible:
+        position = skip_tagged_fields(buffer, position, len(buffer))
+    return RequestHeader(api_key, api_version, correlation_id, client_id), position
+
+
+def _read_client_id(buffer: Buffer) -> tuple[str | None, int]:
+    start = _ids.size + _length.size
+    try:
+        (length,) = _length.unpack_from(buffer, _ids.size)
+        if length < 0:
+            if length != -1:
+                raise ProtocolError(f"a client id of {length} bytes")
+            return None, start
+        if start + length > len(buffer):
+            raise ProtocolError("torn client id")
+        return str(buffer[start : start + length], "utf-8"), start + length
+    except (struct.error, UnicodeDecodeError) as error:
+        raise ProtocolError(f"client id: {error}") from error
+
+
+def encode_request_header(header: RequestHeader) -> bytes:
+    """The client's direction; an API or version that is not declared gets header v1."""
+    client_id = None if header.client_id is None else header.client_id.encode()
+    encoded = _ids.pack(header.api_key, header.api_version, header.correlation_id)
+    encoded += _length.pack(-1) if client_id is None else _length.pack(len(client_id)) + client_id
+    return encoded + _NO_TAGGED_FIELDS if _flexible_requests.get((header.api_key, header.api_version)) else encoded
+
+
+def encode_response_header(api_key: int, version: int, correlation_id: int) -> bytes:
+    """Header of the response to a request of that key and version."""
+    encoded = _correlation_id.pack(correlation_id)
+    return encoded + _NO_TAGGED_FIELDS if _flexible_responses.get((api_key, version)) else encoded
+
+
+def decode_response_header(api_key: int, version: int, buffer: Buffer) -> tuple[int, int]:
+    """The client's direction: correlation id, and where the body begins. Raises ProtocolError if torn."""
+    if len(buffer) < _correlation_id.size:
+        raise ProtocolError(f"a response header of {len(buffer)} bytes")
+    (correlation_id,) = _correlation_id.unpack_from(buffer)
+    position = _correlation_id.size
+    if _flexible_responses.get((api_key, version)):
+        position = skip_tagged_fields(buffer, position, len(buffer))
+    return correlation_id, position
