@@ -1,0 +1,115 @@
+"""Fixtures: a fresh database, a gateway in its own process, and its log beside a failure."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Generator, Iterator, Mapping
+
+import pytest
+
+from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.postgres import Databases, databases, short_directory
+
+NO_SETTINGS: Mapping[str, str] = {}
+
+_servers: list[Databases] = []
+_gateways: list[GatewayProcess] = []
+"""Those that run, for the report of a failure."""
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Databases]:
+    """The suite's Postgres server, with a migrated template."""
+    with databases() as server:
+        server.make_template(_migrate)
+        _servers.append(server)
+        yield server
+
+
+async def _migrate(url: str) -> None:
+    try:
+        from storage.migrate import migrate
+        from storage.pool import Database
+    except ModuleNotFoundError:
+        return
+    database = await Database.open(url)
+    try:
+        await migrate(database)
+    finally:
+        await database.close()
+
+
+@pytest.fixture
+def database_url(postgres: Databases) -> Iterator[str]:
+    """URL of a migrated database that is the test's own."""
+    url = postgres.create()
+    yield url
+    postgres.drop(url)
+
+
+@pytest.fixture
+def empty_database_url(postgres: Databases) -> Iterator[str]:
+    """URL of a database without any table."""
+    url = postgres.create(empty=True)
+    yield url
+    postgres.drop(url)
+
+
+@pytest.fixture(scope="module")
+def gateway(postgres: Databases) -> Iterator[GatewayProcess]:
+    """A gateway shared by the tests of a module, on a database of its own, without initial rebalance delay."""
+    with _gateway_factory(postgres) as factory:
+        yield factory()
+
+
+@pytest.fixture
+def gateway_factory(postgres: Databases) -> Iterator[GatewayFactory]:
+    """Starts gateways that end with the test."""
+    with _gateway_factory(postgres) as factory:
+        yield factory
+
+
+@contextlib.contextmanager
+def _gateway_factory(server: Databases) -> Iterator[GatewayFactory]:
+    with contextlib.ExitStack() as stack:
+
+        def start(
+            settings: Mapping[str, str] = NO_SETTINGS,
+            *,
+            embedded: bool = False,
+            database_url: str | None = None,
+            environment: Mapping[str, str] = NO_SETTINGS,
+        ) -> GatewayProcess:
+            directory = stack.enter_context(short_directory())
+            if not embedded and database_url is None:
+                database_url = server.create()
+                stack.callback(server.drop, database_url)
+            process = GatewayProcess(
+                directory,
+                database_url=database_url,
+                settings={"group.initial.rebalance.delay.ms": "0", **settings},
+                environment=environment,
+            )
+            _gateways.append(process)
+            stack.callback(_gateways.remove, process)
+            stack.callback(process.close)
+            process.start()
+            return process
+
+        yield start
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if report.failed:
+        for process in _gateways:
+            report.sections.append((f"log of the gateway on {process.bootstrap}", process.log_tail()))
+    return report
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for server in _servers:
+        terminalreporter.write_line(f"Postgres of this run: {server.description}")

@@ -1,0 +1,190 @@
+"""A real gateway in its own process, as a user starts it: started, stopped, killed, restarted."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+import psutil
+
+ROOT = Path(__file__).parents[1]
+START_SECONDS = 60.0
+STOP_SECONDS = 15.0
+POLL_SECONDS = 0.01
+LOG_TAIL_LINES = 200
+
+# A whole ApiVersions v0 request: key 18, version 0, correlation id 1, client id "probe".
+_PROBE = struct.pack(">ihhih5s", 15, 18, 0, 1, 5, b"probe")
+
+
+class GatewayProcess:
+    """One `sluice serve`. `restart` keeps port, database and settings."""
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        database_url: str | None,
+        settings: Mapping[str, str],
+        environment: Mapping[str, str],
+    ) -> None:
+        self.data_dir = directory
+        self.log_path = directory / "gateway.log"
+        self.database_url = database_url
+        port, metrics_port = free_ports(2)
+        self.bootstrap = f"127.0.0.1:{port}"
+        self.metrics_url = f"http://127.0.0.1:{metrics_port}"
+        self._arguments = [
+            *(sys.executable, "-m", "gateway.cli", "serve"),
+            *("--listen", self.bootstrap),
+            *("--metrics-listen", f"127.0.0.1:{metrics_port}"),
+            *("--data-dir", str(directory)),
+        ]
+        if database_url is not None:
+            self._arguments += ["--database-url", database_url]
+        for name, value in settings.items():
+            self._arguments += ["--set", f"{name}={value}"]
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
+        self._environment = {**inherited, **environment}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._paused: list[psutil.Process] = []
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "the gateway was not started"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start and wait until ApiVersions is answered. AssertionError with the end of the log if that fails."""
+        assert not self.running
+        with self.log_path.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._arguments, cwd=ROOT, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not answers(self.bootstrap):
+            returncode = self._process.poll()
+            if returncode is not None:
+                raise AssertionError(f"the gateway ended with {returncode}:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"the gateway did not serve in {START_SECONDS:.0f} s:\n{self.log_tail()}")
+            time.sleep(POLL_SECONDS)
+
+    def stop(self) -> int:
+        """SIGTERM and wait for the end; the exit code. AssertionError if it does not drain in STOP_SECONDS."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the gateway did not stop in {STOP_SECONDS:.0f} s:\n{self.log_tail()}") from None
+
+    def kill(self) -> None:
+        """kill −9, and wait until the kernel has taken it down."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def restart(self) -> None:
+        """Start again where it was stopped or killed; stops it first if it runs."""
+        if self.running:
+            self.stop()
+        self.start()
+
+    def close(self) -> None:
+        self.resume_postgres()
+        if self.running:
+            self.stop()
+
+    # --- its embedded Postgres --------------------------------------------------------------------------------
+
+    @property
+    def postgres_pid(self) -> int:
+        pid_path = self.data_dir / "postgres" / "postmaster.pid"
+        return int(pid_path.read_text().partition("\n")[0])
+
+    def kill_postgres(self) -> None:
+        """kill −9 of the postmaster; the gateway is expected to start it again."""
+        os.kill(self.postgres_pid, signal.SIGKILL)
+
+    def pause_postgres(self) -> None:
+        """Stop every process of the server, so that it neither answers nor refuses."""
+        postmaster = psutil.Process(self.postgres_pid)
+        self._paused = [postmaster, *postmaster.children(recursive=True)]
+        for process in self._paused:
+            process.suspend()
+
+    def resume_postgres(self) -> None:
+        for process in self._paused:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.resume()
+        self._paused = []
+
+    # --- its log ----------------------------------------------------------------------------------------------
+
+    def log_text(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def log_tail(self) -> str:
+        return "\n".join(self.log_text().splitlines()[-LOG_TAIL_LINES:])
+
+
+class GatewayFactory(Protocol):
+    """Starts a gateway that ends with the test."""
+
+    def __call__(
+        self,
+        settings: Mapping[str, str] = ...,
+        *,
+        embedded: bool = False,
+        database_url: str | None = None,
+        environment: Mapping[str, str] = ...,
+    ) -> GatewayProcess:
+        """`settings` are Kafka's, as for `--set`; the initial rebalance delay is 0 unless given.
+
+        `embedded` runs its own Postgres; otherwise `database_url`, else a fresh database of the suite's server.
+        """
+        ...
+
+
+def answers(bootstrap: str) -> bool:
+    """Whether an ApiVersions v0 round trip succeeds."""
+    host, _, port = bootstrap.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=5) as connection:
+            connection.sendall(_PROBE)
+            return len(connection.recv(8, socket.MSG_WAITALL)) == 8
+    except OSError:
+        return False
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that nobody listens on, below the range from which the kernel takes those of outgoing connections."""
+    ports: list[int] = []
+    while len(ports) < count:
+        port = random.randrange(12000, 32000)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        if port not in ports:
+            ports.append(port)
+    return ports

@@ -1,0 +1,159 @@
+"""The Postgres that the suite runs on, and a fresh database in it for whoever asks.
+
+Taken from SLUICE_TEST_DATABASE_URL (a user that may create databases), else from a container where an engine answers,
+else run by `storage.embedded` as `sluice serve` does. Every database is a copy of a migrated template.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import tempfile
+import threading
+import uuid
+import warnings
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit, urlunsplit
+
+import asyncpg
+
+from storage.embedded import EmbeddedPostgres
+
+T = TypeVar("T")
+
+ENVIRONMENT_VARIABLE = "SLUICE_TEST_DATABASE_URL"
+CONTAINER_IMAGE = "postgres:18"
+CALL_SECONDS = 120
+
+
+class LoopThread:
+    """An event loop on its own thread, so that a session's server belongs to no test's loop."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="test-postgres", daemon=True)
+        self._thread.start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, T]) -> Future[T]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        return self.submit(coroutine).result(CALL_SECONDS)
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(CALL_SECONDS)
+        self._loop.close()
+
+
+class Databases:
+    """Creates and drops databases on one server. `description` says which server that is."""
+
+    def __init__(self, loop: LoopThread, url: str, description: str) -> None:
+        self.description = description
+        self._loop = loop
+        self._url = url
+        self._prefix = f"sluice_test_{uuid.uuid4().hex[:8]}"
+        self._count = 0
+        self._template: str | None = None
+        self._drops: list[Future[None]] = []
+
+    def make_template(self, fill: Callable[[str], Coroutine[Any, Any, object]]) -> None:
+        """Create the database that later ones copy; `fill` is given its URL and must leave no connection open."""
+        url = self.create(empty=True)
+        self._loop.run(fill(url))
+        self._template = _database_of(url)
+
+    def create(self, *, empty: bool = False) -> str:
+        self._count += 1
+        name = f"{self._prefix}_{self._count}"
+        source = "template1" if empty or self._template is None else self._template
+        self._loop.run(self._execute(f'CREATE DATABASE "{name}" TEMPLATE "{source}"'))
+        return _with_database(self._url, name)
+
+    def drop(self, url: str) -> None:
+        """Dropped behind the test's back: a drop waits for a checkpoint. Errors show at `close`."""
+        self._drops.append(self._loop.submit(self._execute(f'DROP DATABASE "{_database_of(url)}" WITH (FORCE)')))
+
+    def close(self) -> None:
+        if self._template is not None:
+            self.drop(_with_database(self._url, self._template))
+        for drop in self._drops:
+            drop.result(CALL_SECONDS)
+
+    async def _execute(self, statement: str) -> None:
+        connection = await asyncpg.connect(self._url)
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+
+@contextlib.contextmanager
+def databases() -> Iterator[Databases]:
+    """The session's server, for as long as the context lasts."""
+    loop = LoopThread()
+    try:
+        with contextlib.ExitStack() as stack:
+            url, description = _server(loop, stack)
+            made = Databases(loop, url, description)
+            stack.callback(made.close)
+            yield made
+    finally:
+        loop.close()
+
+
+def _server(loop: LoopThread, stack: contextlib.ExitStack) -> tuple[str, str]:
+    given = os.environ.get(ENVIRONMENT_VARIABLE)
+    if given:
+        return given, f"given by {ENVIRONMENT_VARIABLE}"
+    contained = _container(stack)
+    if contained is not None:
+        return contained, f"a container of {CONTAINER_IMAGE}"
+    directory = stack.enter_context(short_directory())
+    server = EmbeddedPostgres(directory)
+    url = loop.run(server.start())
+    stack.callback(lambda: loop.run(server.stop()))
+    return url, "embedded"
+
+
+def _container(stack: contextlib.ExitStack) -> str | None:
+    if not os.environ.get("DOCKER_HOST") and not Path("/var/run/docker.sock").exists():
+        return None
+    import docker
+    from docker.errors import DockerException
+    from testcontainers.community.postgres import PostgresContainer
+
+    try:
+        docker.from_env().ping()
+        container = PostgresContainer(CONTAINER_IMAGE, driver=None)
+        stack.callback(container.stop)
+        container.start()
+    except DockerException as error:
+        warnings.warn(f"no container of {CONTAINER_IMAGE} ({error}): the embedded Postgres is used", stacklevel=2)
+        return None
+    return container.get_connection_url()
+
+
+@contextlib.contextmanager
+def short_directory() -> Iterator[Path]:
+    """A directory whose path leaves room for a socket's name, and which an unprivileged server may enter."""
+    directory = Path(tempfile.mkdtemp(prefix="sluice-"))
+    directory.chmod(0o711)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory)
+
+
+def _with_database(url: str, name: str) -> str:
+    return urlunsplit(urlsplit(url)._replace(path=f"/{name}"))
+
+
+def _database_of(url: str) -> str:
+    return urlsplit(url).path.removeprefix("/")
