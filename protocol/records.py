@@ -13,7 +13,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import cramjam
 import crc32c
@@ -417,18 +417,11 @@ def _append_varint(out: bytearray, value: int) -> None:
 
 # --- codecs -------------------------------------------------------------------------------------------------------
 
-# cramjam's stubs leave its submodules partly untyped; these are its only uses.
-_DECOMPRESS_INTO: dict[Compression, Any] = {
-    Compression.GZIP: cast("Any", cramjam).gzip.decompress_into,
-    Compression.LZ4: cast("Any", cramjam).lz4.decompress_into,
-    Compression.ZSTD: cast("Any", cramjam).zstd.decompress_into,
+_DECOMPRESS_INTO = {
+    Compression.GZIP: cramjam.gzip.decompress_into,
+    Compression.LZ4: cramjam.lz4.decompress_into,
+    Compression.ZSTD: cramjam.zstd.decompress_into,
 }
-_COMPRESS: dict[Compression, Any] = {
-    Compression.GZIP: cast("Any", cramjam).gzip.compress,
-    Compression.LZ4: cast("Any", cramjam).lz4.compress,
-    Compression.ZSTD: cast("Any", cramjam).zstd.compress,
-}
-_SNAPPY: Any = cast("Any", cramjam).snappy
 
 
 def decompress(codec: Compression, payload: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
@@ -446,7 +439,7 @@ def decompress(codec: Compression, payload: Buffer, max_bytes: int = MAX_DECOMPR
     while True:
         output = bytearray(size)
         try:
-            written: int = into(payload, output)
+            written = into(payload, output)
         except cramjam.DecompressionError as error:
             # The one message that means "output full" rather than "input damaged".
             if "failed to write whole buffer" not in str(error):
@@ -479,12 +472,12 @@ def _decompress_snappy(payload: memoryview, max_bytes: int) -> bytes:
 
 def _decompress_raw_snappy(block: memoryview, max_bytes: int) -> bytes:
     try:
-        claimed: int = _SNAPPY.decompress_raw_len(block)
+        claimed = cramjam.snappy.decompress_raw_len(block)
         # Snappy's densest element makes 64 bytes from 3, so a larger claim is a lie, caught before memory is taken.
         if claimed > max_bytes or claimed > 22 * len(block):
             raise ProtocolError(f"snappy block of {len(block)} bytes claims {claimed}")
         output = bytearray(claimed)
-        written: int = _SNAPPY.decompress_raw_into(block, output)
+        written = cramjam.snappy.decompress_raw_into(block, output)
     except cramjam.DecompressionError as error:
         raise ProtocolError(f"damaged snappy records: {error}") from error
     if written != claimed:
@@ -494,14 +487,24 @@ def _decompress_raw_snappy(block: memoryview, max_bytes: int) -> bytes:
 
 def compress(codec: Compression, body: Buffer) -> bytes:
     """The records section in `codec`, in the framing that every Kafka client reads (xerial for snappy)."""
-    if codec is Compression.NONE:
-        return bytes(body)
-    if codec is not Compression.SNAPPY:
-        return bytes(_COMPRESS[codec](body))
+    match codec:
+        case Compression.NONE:
+            return bytes(body)
+        case Compression.GZIP:
+            return bytes(cramjam.gzip.compress(body))
+        case Compression.LZ4:
+            return bytes(cramjam.lz4.compress(body))
+        case Compression.ZSTD:
+            return bytes(cramjam.zstd.compress(body))
+        case Compression.SNAPPY:
+            return _compress_snappy(body)
+
+
+def _compress_snappy(body: Buffer) -> bytes:
     view = memoryview(body)
     stream = bytearray(_XERIAL_MAGIC + struct.pack(">ii", 1, 1))
     for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
-        block = bytes(_SNAPPY.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
+        block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
         stream += _LENGTH.pack(len(block))
         stream += block
     return bytes(stream)
