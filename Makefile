@@ -1,0 +1,63 @@
+# Developer commands. Needs Python 3.11 or newer and make; the rest is installed into .venv from the hash-pinned locks.
+# PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command.
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format bench lock
+
+VENV := .venv
+PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
+UV ?= uv
+COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+	--no-header --no-emit-index-url --no-emit-find-links
+ARGS ?=
+
+help: ## Say what there is
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+run: $(VENV)/run.stamp ## Serve on 127.0.0.1:9092 with an embedded Postgres, data in ./.sluice
+	@exec $(VENV)/bin/sluice serve $(ARGS)
+
+test: $(VENV)/dev.stamp ## Run the whole suite against a real Postgres
+	@$(VENV)/bin/python -m pytest $(ARGS)
+
+check: $(VENV)/dev.stamp ## Lint, formatting, types, import contracts
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/pyright
+	$(VENV)/bin/lint-imports
+
+format: $(VENV)/dev.stamp ## Format, and fix what the linter can
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+
+bench: $(VENV)/dev.stamp ## Measure speed and size, and report them against the targets
+	@$(VENV)/bin/python -m bench $(ARGS)
+
+lock: ## Resolve the dependencies anew (needs uv); UPGRADE=1 takes the newest
+	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --group dev --group build -o requirements-dev.lock
+	$(COMPILE) pyproject.toml -c requirements-dev.lock -o requirements.lock
+	$(COMPILE) --group build -c requirements-dev.lock -o requirements-build.lock
+
+$(VENV)/run.stamp: pyproject.toml requirements.lock requirements-build.lock | $(VENV)/bin/pip
+	@echo "Installing Sluice into $(VENV) ..."
+	@$(PIP) install --require-hashes -r requirements.lock -r requirements-build.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/dev.stamp: pyproject.toml requirements-dev.lock | $(VENV)/bin/pip
+	@echo "Installing Sluice and its development tools into $(VENV) ..."
+	@$(PIP) install --require-hashes -r requirements-dev.lock
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# pip comes last into a virtual environment, so a creation that was interrupted is done again.
+$(VENV)/bin/pip:
+	@python=; for candidate in $(or $(PYTHON),python3 python3.14 python3.13 python3.12 python3.11); do \
+		if "$$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+			python=$$candidate; break; fi; done; \
+	if [ -z "$$python" ]; then \
+		echo "Sluice needs Python 3.11 or newer; name one with: make PYTHON=/path/to/python" >&2; exit 1; fi; \
+	if ! "$$python" -c 'import ensurepip' >/dev/null 2>&1; then \
+		echo "$$python cannot make a virtual environment: install its venv package (Debian: python3-venv)" >&2; \
+		exit 1; fi; \
+	"$$python" -m venv $(VENV)
