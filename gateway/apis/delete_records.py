@@ -1,0 +1,70 @@
+"""DeleteRecords: move the log's start forward."""
+
+from __future__ import annotations
+
+import structlog
+
+from gateway.context import RequestContext
+from gateway.errors import REFUSAL_CODES, storage_code
+from gateway.partition_lookup import find_partition, look_up_topic
+from protocol.errors import ErrorCode
+from protocol.messages.delete_records import (
+    DeleteRecordsPartition,
+    DeleteRecordsPartitionResult,
+    DeleteRecordsRequest,
+    DeleteRecordsResponse,
+    DeleteRecordsTopicResult,
+)
+from storage.errors import StorageError
+from storage.types import Refusal, Topic
+
+log = structlog.get_logger(__name__)
+
+HIGH_WATERMARK = -1
+NO_LEADER_EPOCH = -1
+
+
+async def delete_records(request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
+    """−1 means up to the high watermark. A topic that is only compacted refuses, as upstream's ReplicaManager does."""
+    topics: list[DeleteRecordsTopicResult] = []
+    for topic in request.topics:
+        known = await look_up_topic(topic.name, context)
+        known = _deletable(known, context)
+        partitions = [await _delete(known, part, context) for part in topic.partitions]
+        topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=tuple(partitions)))
+    return DeleteRecordsResponse(topics=tuple(topics))
+
+
+def _deletable(topic: Topic | ErrorCode, context: RequestContext) -> Topic | ErrorCode:
+    if isinstance(topic, ErrorCode):
+        return topic
+    if topic.internal:
+        return ErrorCode.INVALID_TOPIC_EXCEPTION
+    config = context.services.catalog.config(topic)
+    if config.cleanup_compact and not config.cleanup_delete:
+        return ErrorCode.POLICY_VIOLATION
+    return topic
+
+
+async def _delete(
+    topic: Topic | ErrorCode, part: DeleteRecordsPartition, context: RequestContext
+) -> DeleteRecordsPartitionResult:
+    partition = find_partition(topic, part.partition_index, NO_LEADER_EPOCH)
+    if isinstance(partition, ErrorCode):
+        return _failed(part, partition)
+    if part.offset < HIGH_WATERMARK:
+        return _failed(part, ErrorCode.OFFSET_OUT_OF_RANGE)
+    services = context.services
+    try:
+        log_start_offset = await services.log.delete_records(partition.partition_key, part.offset)
+    except StorageError as error:
+        return _failed(part, storage_code(context.api_key, error))
+    if isinstance(log_start_offset, Refusal):
+        return _failed(part, REFUSAL_CODES[log_start_offset])
+    services.tail.log_start_moved(partition.partition_key, log_start_offset)
+    log.info("records_deleted", partition_key=partition.partition_key, log_start_offset=log_start_offset)
+    return DeleteRecordsPartitionResult(partition_index=part.partition_index, low_watermark=log_start_offset)
+
+
+def _failed(part: DeleteRecordsPartition, code: ErrorCode) -> DeleteRecordsPartitionResult:
+    return DeleteRecordsPartitionResult(partition_index=part.partition_index, low_watermark=-1, error_code=code)

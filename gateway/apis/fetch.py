@@ -1,0 +1,282 @@
+"""Fetch: whole batches from the tail in memory or from Postgres, and the long poll at the end of the log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from gateway.context import RequestContext
+from gateway.errors import REFUSAL_CODES, storage_code
+from gateway.partition_lookup import check_leader_epoch
+from gateway.tail import Buffer, KnownOffsets, Watch
+from protocol.errors import ErrorCode
+from protocol.messages.fetch import (
+    FetchableTopicResponse,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionData,
+)
+from storage.errors import StorageError, StorageUnavailable
+from storage.types import Partition, PartitionKey, ReadRequest, ReadResult, Refusal, Topic
+
+log = structlog.get_logger(__name__)
+
+FIRST_VERSION_WITH_TOPIC_IDS = 13
+READ_COMMITTED = 1
+COLD_PATIENCE_S = 2.0
+"""How long records at hand wait for other partitions' read from Postgres before they are sent without."""
+
+LOOK_AGAIN_S = 1.0
+"""A parked fetch looks at what is known this often, whether woken or not."""
+
+
+@dataclass(slots=True)
+class _Part:
+    """One partition of the request on its way to an answer."""
+
+    asked: FetchPartition
+    partition: Partition | None = None
+    error: ErrorCode = ErrorCode.NONE
+    known: KnownOffsets | None = None
+    batches: Sequence[Buffer] = ()
+    size_bytes: int = 0
+
+    @property
+    def decided(self) -> bool:
+        return self.known is not None or self.error is not ErrorCode.NONE
+
+
+async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse:
+    """Sizes follow KIP-74 with whole batches only; sessions are declined by answering id 0 (KIP-227).
+
+    There are no transactions, so the last stable offset is the high watermark and no aborted ones are ever listed.
+    A partition that must be read from Postgres never makes another's records wait for a failed read: it alone
+    carries the error.
+    """
+    if request.session_epoch > 0 or request.session_epoch < -1:
+        return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
+    services = context.services
+    tail = services.tail
+    loop = asyncio.get_running_loop()
+    deadline_s = loop.time() + max(request.max_wait_ms, 0) / 1000
+    max_bytes = max(min(request.max_bytes, services.catalog.broker.fetch_max_bytes), 0)
+    min_bytes = min(request.min_bytes, max_bytes)
+    lookup_errors = await _look_up_topics(request, context)
+    watch: Watch | None = None
+    try:
+        while True:
+            parts = _plan(request, context, lookup_errors, max_bytes)
+            cold = [part for row in parts for part in row if not part.decided]
+            if cold:
+                # Registered before the read: what is appended during it must count.
+                watch = watch or tail.watch(_keys(parts))
+                await _read_cold(cold, parts, context, max_bytes)
+            available_bytes = _trim(parts, max_bytes)
+            remaining_s = deadline_s - loop.time()
+            if (
+                available_bytes >= min_bytes
+                or remaining_s <= 0
+                or tail.draining
+                or not any(parts)
+                or any(part.error for row in parts for part in row)
+            ):
+                return _respond(request, parts)
+            if watch is None:
+                watch = tail.watch(_keys(parts))
+            await watch.wait(min_bytes - available_bytes, min(remaining_s, LOOK_AGAIN_S))
+            watch.rearm()
+    finally:
+        if watch is not None:
+            watch.close()
+
+
+def _known_topic(asked: FetchTopic, context: RequestContext) -> Topic | None:
+    catalog = context.services.catalog
+    if context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
+        return catalog.get_by_id(asked.topic_id)
+    return catalog.get(asked.topic)
+
+
+async def _look_up_topics(request: FetchRequest, context: RequestContext) -> dict[FetchTopic, ErrorCode]:
+    """Ask Postgres for the topics that are missing here; the codes of those it could not be asked for."""
+    catalog = context.services.catalog
+    errors: dict[FetchTopic, ErrorCode] = {}
+    for asked in request.topics:
+        if _known_topic(asked, context) is not None:
+            continue
+        try:
+            if context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
+                await catalog.resolve_id(asked.topic_id)
+            else:
+                await catalog.resolve(asked.topic)
+        except StorageError as error:
+            errors[asked] = storage_code(context.api_key, error)
+    return errors
+
+
+def _plan(
+    request: FetchRequest, context: RequestContext, lookup_errors: dict[FetchTopic, ErrorCode], max_bytes: int
+) -> list[list[_Part]]:
+    """Everything that can be said without Postgres, in the order of the request, without an await."""
+    services = context.services
+    now_s = asyncio.get_running_loop().time()
+    max_age_s = services.tail.max_age_s(now_s, alone=len(services.membership.alive()) <= 1)
+    collected_bytes = 0
+    rows: list[list[_Part]] = []
+    for asked_topic in request.topics:
+        topic = _known_topic(asked_topic, context)
+        row = [_Part(asked) for asked in asked_topic.partitions]
+        rows.append(row)
+        for part in row:
+            if topic is None:
+                part.error = lookup_errors.get(asked_topic, _unknown_topic(context))
+                continue
+            if not 0 <= part.asked.partition < len(topic.partitions):
+                part.error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                continue
+            part.partition = topic.partitions[part.asked.partition]
+            part.error = check_leader_epoch(part.asked.current_leader_epoch, part.partition.leader_epoch)
+            if part.error:
+                continue
+            read = services.tail.read(
+                part.partition.partition_key,
+                part.asked.fetch_offset,
+                min(part.asked.partition_max_bytes, max_bytes - collected_bytes),
+                at_least_one=not collected_bytes,
+                now_s=now_s,
+                max_age_s=max_age_s,
+            )
+            if read is not None:
+                part.batches, part.size_bytes = read.batches, read.size_bytes
+                _judge(part, read.known)
+                collected_bytes += part.size_bytes
+    return rows
+
+
+def _unknown_topic(context: RequestContext) -> ErrorCode:
+    by_id = context.version >= FIRST_VERSION_WITH_TOPIC_IDS
+    return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def _judge(part: _Part, known: KnownOffsets) -> None:
+    """Offsets outside the log, or last fetched under an epoch that it never had (KIP-320), are out of range."""
+    part.known = known
+    in_range = known.log_start_offset <= part.asked.fetch_offset <= known.high_watermark
+    if not in_range or part.asked.last_fetched_epoch > known.leader_epoch:
+        part.error = ErrorCode.OFFSET_OUT_OF_RANGE
+        part.batches, part.size_bytes = (), 0
+
+
+async def _read_cold(cold: list[_Part], parts: list[list[_Part]], context: RequestContext, max_bytes: int) -> None:
+    """One call for all partitions that the tail cannot answer."""
+    services = context.services
+    started_s = asyncio.get_running_loop().time()
+    before_bytes = 0
+    for part in (part for row in parts for part in row):
+        if not part.decided:
+            break
+        before_bytes += part.size_bytes
+    asked = [
+        ReadRequest(
+            part.partition.partition_key,
+            part.asked.fetch_offset,
+            max(min(part.asked.partition_max_bytes, max_bytes), 1),
+        )
+        for part in cold
+        if part.partition is not None
+    ]
+    at_hand = any(part.size_bytes for row in parts for part in row)
+    try:
+        async with _patience(COLD_PATIENCE_S if at_hand else None):
+            results = await services.log.read(asked, max_bytes=max(max_bytes - before_bytes, 1))
+    except StorageError as error:
+        log.warning("cold_read_failed", partitions=len(cold), error=str(error))
+        for part, read in zip(cold, asked, strict=True):
+            # A reader that has everything this node knows of goes on waiting; an outage is no error to it.
+            known = services.tail.known(read.partition_key, started_s)
+            if known is not None and known.high_watermark == read.offset:
+                part.known = known
+            else:
+                part.error = storage_code(context.api_key, error)
+        return
+    for part, request, result in zip(cold, asked, results, strict=True):
+        if isinstance(result, ReadResult):
+            state = result.state
+            services.tail.observe(request.partition_key, state, started_s)
+            part.batches = [batch.records for batch in result.batches]
+            part.size_bytes = sum(len(batch.records) for batch in result.batches)
+            _judge(part, KnownOffsets(state.log_start_offset, state.high_watermark, state.leader_epoch))
+        else:
+            services.catalog.suspect()
+            part.error = REFUSAL_CODES[result]
+            if result is Refusal.UNKNOWN_PARTITION:
+                part.error = _unknown_topic(context)
+
+
+@asynccontextmanager
+async def _patience(timeout_s: float | None) -> AsyncGenerator[None]:
+    try:
+        async with asyncio.timeout(timeout_s):
+            yield
+    except TimeoutError as error:
+        raise StorageUnavailable("the read took longer than what is at hand may wait") from error
+
+
+def _trim(parts: list[list[_Part]], max_bytes: int) -> int:
+    """Apply the size rules in the order of the request; the bytes that remain.
+
+    The first partition with records gives at least one batch, however large; the later ones only what still fits.
+    """
+    total_bytes = 0
+    for part in (part for row in parts for part in row):
+        if not part.size_bytes:
+            continue
+        limit_bytes = min(part.asked.partition_max_bytes, max_bytes - total_bytes)
+        if part.size_bytes > limit_bytes:
+            kept: list[Buffer] = []
+            kept_bytes = 0
+            for batch in part.batches:
+                if kept_bytes + len(batch) > limit_bytes and (kept or total_bytes):
+                    break
+                kept.append(batch)
+                kept_bytes += len(batch)
+            part.batches, part.size_bytes = kept, kept_bytes
+        total_bytes += part.size_bytes
+    return total_bytes
+
+
+def _keys(parts: list[list[_Part]]) -> set[PartitionKey]:
+    return {part.partition.partition_key for row in parts for part in row if part.partition is not None}
+
+
+def _respond(request: FetchRequest, parts: list[list[_Part]]) -> FetchResponse:
+    return FetchResponse(
+        responses=tuple(
+            FetchableTopicResponse(
+                topic=asked.topic,
+                topic_id=asked.topic_id,
+                partitions=tuple(_partition_data(part, request.isolation_level) for part in row),
+            )
+            for asked, row in zip(request.topics, parts, strict=True)
+        )
+    )
+
+
+def _partition_data(part: _Part, isolation_level: int) -> PartitionData:
+    known = part.known or KnownOffsets(-1, -1, -1)
+    return PartitionData(
+        partition_index=part.asked.partition,
+        error_code=part.error,
+        high_watermark=known.high_watermark,
+        last_stable_offset=known.high_watermark,
+        log_start_offset=known.log_start_offset,
+        aborted_transactions=() if isolation_level == READ_COMMITTED else None,
+        # Not null where there is nothing: Sarama and older Java take a null for a torn response.
+        records=tuple(part.batches) or b"",
+    )

@@ -1,0 +1,140 @@
+"""ListOffsets: the offset at a timestamp, or at one of the special timestamps."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import structlog
+
+from gateway.context import RequestContext
+from gateway.errors import storage_code
+from gateway.partition_lookup import find_partition, look_up_topic, read_states, state_of
+from protocol.errors import ErrorCode, ProtocolError
+from protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopicResponse,
+)
+from protocol.records import iter_records
+from storage.errors import StorageError
+from storage.types import Partition, PartitionKey, PartitionState, ReadRequest, ReadResult, StoredBatch, Topic
+
+log = structlog.get_logger(__name__)
+
+LATEST = -1
+EARLIEST = -2
+MAX_TIMESTAMP = -3
+EARLIEST_LOCAL = -4
+LATEST_TIERED = -5
+EARLIEST_PENDING_UPLOAD = -6
+
+FIRST_VERSION = {
+    LATEST: 1,
+    EARLIEST: 1,
+    MAX_TIMESTAMP: 7,
+    EARLIEST_LOCAL: 8,
+    LATEST_TIERED: 9,
+    EARLIEST_PENDING_UPLOAD: 11,
+}
+"""From which version on each special timestamp may be asked for."""
+
+NEVER = 2**15
+NOTHING = (-1, -1)
+
+Place = tuple[int, int]
+"""(timestamp, offset) of a record."""
+
+
+async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> ListOffsetsResponse:
+    """Start and end come from Postgres, never from the tail's copy: a tool that asks for the end wants the truth.
+
+    Nothing is tiered, so the local log is the whole log. Without transactions both isolation levels see the same end.
+    """
+    named = Counter((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
+    found: dict[tuple[str, int], Partition | ErrorCode] = {}
+    for topic in request.topics:
+        known = await look_up_topic(topic.name, context)
+        for part in topic.partitions:
+            asked = (topic.name, part.partition_index)
+            found[asked] = ErrorCode.INVALID_REQUEST if named[asked] > 1 else _find(known, part, context.version)
+    states = await read_states([part for part in found.values() if isinstance(part, Partition)], context)
+    topics: list[ListOffsetsTopicResponse] = []
+    for topic in request.topics:
+        answers = [
+            await _answer(part, found[topic.name, part.partition_index], states, context) for part in topic.partitions
+        ]
+        topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=tuple(answers)))
+    return ListOffsetsResponse(topics=tuple(topics))
+
+
+def _find(topic: Topic | ErrorCode, part: ListOffsetsPartition, version: int) -> Partition | ErrorCode:
+    if part.timestamp < 0 and version < FIRST_VERSION.get(part.timestamp, NEVER):
+        return ErrorCode.UNSUPPORTED_VERSION
+    return find_partition(topic, part.partition_index, part.current_leader_epoch)
+
+
+async def _answer(
+    part: ListOffsetsPartition,
+    found: Partition | ErrorCode,
+    states: dict[PartitionKey, PartitionState] | ErrorCode,
+    context: RequestContext,
+) -> ListOffsetsPartitionResponse:
+    if isinstance(found, ErrorCode):
+        return ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=found)
+    state = state_of(found, states)
+    if isinstance(state, ErrorCode):
+        return ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=state)
+    try:
+        timestamp, offset = await _place_at(part.timestamp, found.partition_key, state, context)
+    except StorageError as error:
+        code = storage_code(context.api_key, error)
+        return ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=code)
+    return ListOffsetsPartitionResponse(
+        partition_index=part.partition_index,
+        timestamp=timestamp,
+        offset=offset,
+        leader_epoch=state.leader_epoch if offset >= 0 else -1,
+    )
+
+
+async def _place_at(timestamp: int, key: PartitionKey, state: PartitionState, context: RequestContext) -> Place:
+    log_store = context.services.log
+    if timestamp == LATEST:
+        return -1, state.high_watermark
+    if timestamp in (EARLIEST, EARLIEST_LOCAL):
+        return -1, state.log_start_offset
+    if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):
+        return NOTHING
+    if timestamp == MAX_TIMESTAMP:
+        batch = await log_store.batch_of_max_timestamp(key)
+        places = [] if batch is None else _places(batch, state.log_start_offset)
+        return max(places, key=lambda place: (place[0], -place[1]), default=NOTHING)
+    batch = await log_store.batch_at_timestamp(key, timestamp)
+    while batch is not None:
+        for place in _places(batch, state.log_start_offset):
+            if place[0] >= timestamp:
+                return place
+        # Only where the records that made this batch a match lie below a log start inside it.
+        batch = await _next_batch(key, batch.last_offset + 1, context)
+    return NOTHING
+
+
+def _places(batch: StoredBatch, log_start_offset: int) -> list[Place]:
+    """The batch's records that are still in the log."""
+    try:
+        return [
+            (record.timestamp, record.offset)
+            for record in iter_records(batch.records)
+            if record.offset >= log_start_offset
+        ]
+    except ProtocolError as error:
+        # The CRC was right, so this is what its producer wrote: all that can be said is about the whole batch.
+        log.warning("batch_not_readable", base_offset=batch.base_offset, error=str(error))
+        return [(batch.max_timestamp_ms, max(batch.base_offset, log_start_offset))]
+
+
+async def _next_batch(key: PartitionKey, offset: int, context: RequestContext) -> StoredBatch | None:
+    (result,) = await context.services.log.read([ReadRequest(key, offset, 1)], max_bytes=1)
+    return result.batches[0] if isinstance(result, ReadResult) and result.batches else None

@@ -1,0 +1,49 @@
+"""OffsetForLeaderEpoch: where a leader epoch ended."""
+
+from __future__ import annotations
+
+from gateway.context import RequestContext
+from gateway.partition_lookup import find_partition, look_up_topic, read_states, state_of
+from protocol.errors import ErrorCode
+from protocol.messages.offset_for_leader_epoch import (
+    EpochEndOffset,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderEpochResponse,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopicResult,
+)
+from storage.types import Partition, PartitionState
+
+UNDEFINED_EPOCH = -1
+UNDEFINED_OFFSET = -1
+
+
+async def offset_for_leader_epoch(
+    request: OffsetForLeaderEpochRequest, context: RequestContext
+) -> OffsetForLeaderEpochResponse:
+    """The log is never cut behind a reader, so every epoch up to the present one ends at the log's end (KIP-320)."""
+    found: list[list[Partition | ErrorCode]] = []
+    for topic in request.topics:
+        known = await look_up_topic(topic.topic, context)
+        found.append([find_partition(known, part.partition, part.current_leader_epoch) for part in topic.partitions])
+    states = await read_states([part for row in found for part in row if isinstance(part, Partition)], context)
+    return OffsetForLeaderEpochResponse(
+        topics=tuple(
+            OffsetForLeaderTopicResult(
+                topic=topic.topic,
+                partitions=tuple(
+                    _answer(part, state_of(partition, states))
+                    for part, partition in zip(topic.partitions, row, strict=True)
+                ),
+            )
+            for topic, row in zip(request.topics, found, strict=True)
+        )
+    )
+
+
+def _answer(part: OffsetForLeaderPartition, state: PartitionState | ErrorCode) -> EpochEndOffset:
+    if isinstance(state, ErrorCode):
+        return EpochEndOffset(partition=part.partition, error_code=state)
+    if not 0 <= part.leader_epoch <= state.leader_epoch:
+        return EpochEndOffset(partition=part.partition, leader_epoch=UNDEFINED_EPOCH, end_offset=UNDEFINED_OFFSET)
+    return EpochEndOffset(partition=part.partition, leader_epoch=part.leader_epoch, end_offset=state.high_watermark)

@@ -1,0 +1,251 @@
+"""Produce: validated batches into the log, in the order in which the connection sent them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from dataclasses import dataclass
+from uuid import UUID
+
+import structlog
+
+from gateway.batch_validation import Refused, validate
+from gateway.catalog import is_legal_topic_name
+from gateway.connection import UnanswerableError
+from gateway.context import RequestContext
+from gateway.errors import REFUSAL_CODES, storage_code
+from protocol.errors import ErrorCode
+from protocol.messages.produce import (
+    BatchIndexAndErrorMessage,
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+    TopicProduceResponse,
+)
+from protocol.records import set_log_append_time
+from storage.errors import StorageError
+from storage.types import Appended, NewBatch, Partition, ReadRequest, ReadResult, Refusal, Topic
+
+log = structlog.get_logger(__name__)
+
+FIRST_VERSION_WITH_TOPIC_IDS = 13
+MIN_TIMEOUT_MS = 5_000
+"""Upstream's leader appends however long that takes; a client's tiny timeout must not turn a commit into a repeat."""
+MAX_TIMEOUT_MS = 120_000
+
+
+@dataclass(frozen=True, slots=True)
+class _Submitted:
+    partition: Partition
+    outcome: asyncio.Future[Appended | Refusal]
+    log_append_time_ms: int
+
+
+_Attempt = Refused | _Submitted
+
+
+async def produce(request: ProduceRequest, context: RequestContext) -> ProduceResponse | None:
+    """acks 1 and −1 both wait for the durable commit; acks 0 is answered by silence, or by closing on a refusal.
+
+    Every batch is submitted before the first await, so that requests of one connection enter the log as they came.
+    Only a topic that this node does not know yet makes a request wait first, and then its connection's later ones
+    wait behind it. Idempotence is decided in Postgres: a duplicate is answered with its first offset.
+    Transactional batches are refused.
+    """
+    if request.acks not in (-1, 0, 1):
+        refused = Refused(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
+        return _respond(
+            request, [[_refusal(data.index, refused) for data in topic.partition_data] for topic in request.topic_data]
+        )
+    appender = context.services.appender
+    connection_id = context.connection.connection_id
+    if appender.must_wait(connection_id) or any(_known(topic, context) is None for topic in request.topic_data):
+        async with appender.turn(connection_id):
+            lookup_errors = await _look_up_topics(request, context)
+            attempts = _submit(request, context, lookup_errors)
+    else:
+        attempts = _submit(request, context, {})
+    await _settle(request, attempts)
+    answers = [[await _answer(data.index, attempt, context) for data, attempt in row] for row in attempts]
+    if request.acks == 0:
+        for answer in (answer for row in answers for answer in row):
+            if answer.error_code:
+                raise UnanswerableError("acks_0_refused", f"produce with acks=0 refused: {answer.error_code!r}")
+        return None
+    return _respond(request, answers)
+
+
+def _known(topic: TopicProduceData, context: RequestContext) -> Topic | None:
+    catalog = context.services.catalog
+    if context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
+        return catalog.get_by_id(topic.topic_id)
+    return catalog.get(topic.name)
+
+
+async def _look_up_topics(request: ProduceRequest, context: RequestContext) -> dict[str | UUID, ErrorCode]:
+    """Ask Postgres for the topics that are missing here; the codes of those it could not be asked for."""
+    catalog = context.services.catalog
+    errors: dict[str | UUID, ErrorCode] = {}
+    for topic in request.topic_data:
+        by_id = context.version >= FIRST_VERSION_WITH_TOPIC_IDS
+        try:
+            if by_id:
+                await catalog.resolve_id(topic.topic_id)
+            else:
+                await catalog.resolve(topic.name)
+        except StorageError as error:
+            errors[topic.topic_id if by_id else topic.name] = storage_code(context.api_key, error)
+    return errors
+
+
+def _submit(
+    request: ProduceRequest, context: RequestContext, lookup_errors: dict[str | UUID, ErrorCode]
+) -> list[list[tuple[PartitionProduceData, _Attempt]]]:
+    """Validate and enqueue everything, without an await: this is where the order of the log is made."""
+    named = Counter(
+        (topic.name, topic.topic_id, data.index) for topic in request.topic_data for data in topic.partition_data
+    )
+    now_ms = time.time_ns() // 1_000_000
+    attempts: list[list[tuple[PartitionProduceData, _Attempt]]] = []
+    for requested in request.topic_data:
+        topic = _writable(requested, context, lookup_errors)
+        row: list[tuple[PartitionProduceData, _Attempt]] = []
+        for data in requested.partition_data:
+            attempt: _Attempt
+            if named[requested.name, requested.topic_id, data.index] > 1:
+                attempt = Refused(ErrorCode.INVALID_REQUEST, f"partition {data.index} appears more than once")
+            elif isinstance(topic, Refused):
+                attempt = topic
+            else:
+                attempt = _submit_partition(topic, data, context, now_ms)
+            if isinstance(attempt, Refused):
+                log.info(
+                    "batch_refused",
+                    topic=requested.name or str(requested.topic_id),
+                    partition=data.index,
+                    error=attempt.code.name,
+                    reason=attempt.message,
+                )
+            row.append((data, attempt))
+        attempts.append(row)
+    return attempts
+
+
+def _writable(
+    requested: TopicProduceData, context: RequestContext, lookup_errors: dict[str | UUID, ErrorCode]
+) -> Topic | Refused:
+    topic = _known(requested, context)
+    if topic is None:
+        if context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
+            code = lookup_errors.get(requested.topic_id, ErrorCode.UNKNOWN_TOPIC_ID)
+            return Refused(code, f"no topic has the id {requested.topic_id}")
+        if not is_legal_topic_name(requested.name):
+            return Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, "not a legal topic name")
+        code = lookup_errors.get(requested.name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+        return Refused(code, f"topic {requested.name} does not exist")
+    if topic.internal:
+        return Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is internal: clients may not write to it")
+    return topic
+
+
+def _submit_partition(topic: Topic, data: PartitionProduceData, context: RequestContext, now_ms: int) -> _Attempt:
+    if not 0 <= data.index < len(topic.partitions):
+        return Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic.name} has no partition {data.index}")
+    config = context.services.catalog.config(topic)
+    head = validate(data.records, version=context.version, config=config, now_ms=now_ms)
+    if isinstance(head, Refused):
+        return head
+    records = memoryview(data.records or b"")
+    if records.readonly:
+        records = memoryview(bytearray(records))
+    log_append_time_ms = -1
+    if config.log_append_time:
+        set_log_append_time(records, now_ms)
+        log_append_time_ms = now_ms
+    partition = topic.partitions[data.index]
+    outcome = context.services.appender.submit(
+        NewBatch(
+            partition_key=partition.partition_key,
+            records=records,
+            record_count=head.records_count,
+            max_timestamp_ms=now_ms if config.log_append_time else head.max_timestamp,
+            producer_id=head.producer_id,
+            producer_epoch=head.producer_epoch,
+            base_sequence=head.base_sequence,
+        )
+    )
+    return _Submitted(partition, outcome, log_append_time_ms)
+
+
+async def _settle(request: ProduceRequest, attempts: list[list[tuple[PartitionProduceData, _Attempt]]]) -> None:
+    outcomes = [attempt.outcome for topic in attempts for _, attempt in topic if isinstance(attempt, _Submitted)]
+    if outcomes:
+        timeout_ms = min(max(request.timeout_ms, MIN_TIMEOUT_MS), MAX_TIMEOUT_MS)
+        await asyncio.wait(outcomes, timeout=timeout_ms / 1000)
+
+
+async def _answer(index: int, attempt: _Attempt, context: RequestContext) -> PartitionProduceResponse:
+    """What became of one batch."""
+    if isinstance(attempt, Refused):
+        return _refusal(index, attempt)
+    if not attempt.outcome.done():
+        return _refusal(index, Refused(ErrorCode.REQUEST_TIMED_OUT, "the commit did not end in time"))
+    try:
+        result = attempt.outcome.result()
+    except StorageError as error:
+        code = storage_code(context.api_key, error)
+        return _refusal(index, Refused(code, "storage was lost; the outcome of the append is unknown"))
+    if isinstance(result, Refusal):
+        code = REFUSAL_CODES[result]
+        if result is Refusal.UNKNOWN_PARTITION:
+            context.services.catalog.suspect()
+            if context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
+                code = ErrorCode.UNKNOWN_TOPIC_ID
+        log.info("append_refused", partition_key=attempt.partition.partition_key, error=code.name)
+        return _refusal(index, Refused(code, f"refused by the log: {result.value}"))
+    log_append_time_ms = attempt.log_append_time_ms
+    if result.duplicate and log_append_time_ms >= 0:
+        log_append_time_ms = await _first_append_time(attempt.partition, result.base_offset, context)
+    return PartitionProduceResponse(
+        index=index,
+        base_offset=result.base_offset,
+        log_append_time_ms=log_append_time_ms,
+        log_start_offset=result.log_start_offset,
+    )
+
+
+async def _first_append_time(partition: Partition, base_offset: int, context: RequestContext) -> int:
+    """When a duplicate's original was stamped (KIP-32); −1 if it is no longer in the log."""
+    asked = [ReadRequest(partition.partition_key, base_offset, 1)]
+    try:
+        (result,) = await context.services.log.read(asked, max_bytes=1)
+    except StorageError:
+        return -1
+    if isinstance(result, ReadResult) and result.batches and result.batches[0].base_offset == base_offset:
+        return result.batches[0].max_timestamp_ms
+    return -1
+
+
+def _respond(request: ProduceRequest, answers: list[list[PartitionProduceResponse]]) -> ProduceResponse:
+    return ProduceResponse(
+        responses=tuple(
+            TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=tuple(row))
+            for topic, row in zip(request.topic_data, answers, strict=True)
+        )
+    )
+
+
+def _refusal(index: int, refused: Refused) -> PartitionProduceResponse:
+    return PartitionProduceResponse(
+        index=index,
+        error_code=refused.code,
+        base_offset=-1,
+        error_message=refused.message,
+        record_errors=tuple(
+            BatchIndexAndErrorMessage(batch_index=record_index, batch_index_error_message=reason)
+            for record_index, reason in refused.record_errors
+        ),
+    )

@@ -1,0 +1,227 @@
+"""The node's copy of the topics, so that no produce or fetch asks Postgres what it knows already.
+
+The one idea: a cache that a reconcile pass rebuilds. Postgres holds the topics and a version that rises with every
+change; this copy is replaced when the version differs, filled by a read-through when a name is missing, and told at
+once of what this node's own admin requests did.
+
+It does not create topics, and does not decide which configs are legal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import OrderedDict
+from collections.abc import Callable
+from uuid import UUID
+
+from gateway import topic_configs
+from gateway.broker_configs import BrokerConfig
+from gateway.tail import Tail
+from gateway.topic_configs import TopicConfig
+from storage.topics import TopicStore
+from storage.types import Topic
+
+UNKNOWN_FOR_S = 1.0
+"""How long a name that Postgres did not know is answered from memory."""
+
+MAX_UNKNOWN = 10_000
+"""Bound on remembered unknown names: clients choose them."""
+
+TopicsListener = Callable[[], None]
+
+_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
+
+
+def is_legal_topic_name(name: str) -> bool:
+    """Upstream's Topic.validate: 1-249 of letters, digits, dot, underscore and hyphen, but neither `.` nor `..`."""
+    return _LEGAL_NAME.fullmatch(name) is not None and name not in (".", "..")
+
+
+class Catalog:
+    """Lookups are synchronous and O(1); `resolve` and `resolve_id` ask Postgres about what is missing, once for all."""
+
+    def __init__(self, store: TopicStore, tail: Tail, broker: BrokerConfig) -> None:
+        self._store = store
+        self._tail = tail
+        self._broker = broker
+        self._by_name: dict[str, Topic] = {}
+        self._by_id: dict[UUID, Topic] = {}
+        self._configs: dict[UUID, tuple[Topic, TopicConfig]] = {}
+        self._version: int | None = None
+        self._changed_while_loading: dict[UUID, Topic | None] | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._lookups: dict[str, asyncio.Task[Topic | None]] = {}
+        self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
+        self._listeners: list[TopicsListener] = []
+
+    # --- what is known --------------------------------------------------------------------------------------------
+
+    def get(self, name: str) -> Topic | None:
+        return self._by_name.get(name)
+
+    def get_by_id(self, topic_id: UUID) -> Topic | None:
+        return self._by_id.get(topic_id)
+
+    def topics(self) -> list[Topic]:
+        return list(self._by_name.values())
+
+    @property
+    def broker(self) -> BrokerConfig:
+        """The broker's settings, which a topic's own override."""
+        return self._broker
+
+    def set_broker(self, broker: BrokerConfig) -> None:
+        """Dynamic broker settings have changed; every topic's effective config follows."""
+        self._broker = broker
+        self._configs.clear()
+
+    def config(self, topic: Topic) -> TopicConfig:
+        """The topic's effective config: what was set on it, else the broker's default."""
+        cached = self._configs.get(topic.topic_id)
+        if cached is not None and cached[0] is topic:
+            return cached[1]
+        config = topic_configs.effective(topic.configs, self._broker)
+        self._configs[topic.topic_id] = (topic, config)
+        return config
+
+    def on_change(self, listener: TopicsListener) -> None:
+        """Call `listener` after every change of the set of topics or of their partitions and configs."""
+        self._listeners.append(listener)
+
+    # --- asking Postgres ------------------------------------------------------------------------------------------
+
+    async def resolve(self, name: str) -> Topic | None:
+        """The topic, from Postgres if it is not known here. All who miss one name at once share one query, and a name
+        that does not exist is asked for at most once in UNKNOWN_FOR_S. StorageUnavailable if Postgres is away."""
+        topic = self._by_name.get(name)
+        if topic is not None or self._is_unknown(name) or not is_legal_topic_name(name):
+            return topic
+        lookup = self._lookups.get(name)
+        if lookup is None:
+            lookup = self._lookups[name] = asyncio.get_running_loop().create_task(self._look_up(name))
+            lookup.add_done_callback(lambda task: self._looked_up(name, task))
+        return await asyncio.shield(lookup)
+
+    async def resolve_id(self, topic_id: UUID) -> Topic | None:
+        """The topic of an id; as `resolve`."""
+        topic = self._by_id.get(topic_id)
+        if topic is not None or self._is_unknown(topic_id):
+            return topic
+        await self.refresh_if_changed()
+        topic = self._by_id.get(topic_id)
+        if topic is None:
+            self._remember_unknown(topic_id)
+        return topic
+
+    async def refresh(self) -> None:
+        """Replace the copy by what Postgres holds. Callers at once share one load that began after the first asked."""
+        if self._loading is None:
+            self._loading = asyncio.get_running_loop().create_task(self._load())
+            self._loading.add_done_callback(self._loaded)
+        await asyncio.shield(self._loading)
+
+    async def refresh_if_changed(self) -> None:
+        """One pass of the loop that follows other nodes' changes: a query, and a load if the version has moved."""
+        if await self._store.version() != self._version:
+            await self.refresh()
+
+    def suspect(self) -> None:
+        """Postgres refused a partition that is known here: the next pass loads, whatever the version says."""
+        self._version = None
+
+    # --- told by this node's own admin requests -------------------------------------------------------------------
+
+    def apply(self, topic: Topic) -> None:
+        """This node created or altered the topic."""
+        if self._changed_while_loading is not None:
+            self._changed_while_loading[topic.topic_id] = topic
+        self._put(topic)
+        self._announce()
+
+    def remove(self, topic_id: UUID) -> None:
+        """This node deleted the topic: its parked fetches end."""
+        if self._changed_while_loading is not None:
+            self._changed_while_loading[topic_id] = None
+        self._drop(topic_id)
+        self._announce()
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    async def _look_up(self, name: str) -> Topic | None:
+        topic = await self._store.find(name)
+        if topic is None:
+            # A creation on this node may have come in between; it knows better than the query.
+            if name not in self._by_name:
+                self._remember_unknown(name)
+            return self._by_name.get(name)
+        if name not in self._by_name:
+            self.apply(topic)
+        return self._by_name[name]
+
+    def _looked_up(self, name: str, task: asyncio.Task[Topic | None]) -> None:
+        del self._lookups[name]
+        if not task.cancelled():
+            # Whoever waited may be gone; asking keeps the loop from reporting the error as lost.
+            task.exception()
+
+    async def _load(self) -> None:
+        changed: dict[UUID, Topic | None] = {}
+        self._changed_while_loading = changed
+        try:
+            version, topics = await self._store.load()
+        finally:
+            self._changed_while_loading = None
+        loaded = {topic.topic_id: topic for topic in topics}
+        for topic_id, topic in changed.items():
+            if topic is None:
+                loaded.pop(topic_id, None)
+            else:
+                loaded[topic_id] = topic
+        for topic_id in self._by_id.keys() - loaded.keys():
+            self._drop(topic_id)
+        for topic in loaded.values():
+            known = self._by_id.get(topic.topic_id)
+            if known != topic:
+                self._put(topic)
+        # What changed here during the load may be older or newer than the snapshot: the next pass settles it.
+        self._version = None if changed else version
+        self._announce()
+
+    def _loaded(self, task: asyncio.Task[None]) -> None:
+        self._loading = None
+        if not task.cancelled():
+            task.exception()
+
+    def _put(self, topic: Topic) -> None:
+        former = self._by_name.get(topic.name)
+        if former is not None and former.topic_id != topic.topic_id:
+            self._drop(former.topic_id)
+        self._by_name[topic.name] = topic
+        self._by_id[topic.topic_id] = topic
+        self._unknown.pop(topic.name, None)
+        self._unknown.pop(topic.topic_id, None)
+
+    def _drop(self, topic_id: UUID) -> None:
+        topic = self._by_id.pop(topic_id, None)
+        if topic is None:
+            return
+        self._configs.pop(topic_id, None)
+        if self._by_name.get(topic.name) is topic:
+            del self._by_name[topic.name]
+        for partition in topic.partitions:
+            self._tail.forget(partition.partition_key)
+
+    def _announce(self) -> None:
+        for listener in self._listeners:
+            listener()
+
+    def _is_unknown(self, key: str | UUID) -> bool:
+        until_s = self._unknown.get(key)
+        return until_s is not None and asyncio.get_running_loop().time() < until_s
+
+    def _remember_unknown(self, key: str | UUID) -> None:
+        self._unknown[key] = asyncio.get_running_loop().time() + UNKNOWN_FOR_S
+        self._unknown.move_to_end(key)
+        while len(self._unknown) > MAX_UNKNOWN:
+            self._unknown.popitem(last=False)

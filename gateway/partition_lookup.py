@@ -1,0 +1,64 @@
+"""From the topic and partition that a request names to what is stored, or the code that says why not.
+
+The one idea: every API that asks about partitions refuses alike, so the reasons are found in one place and are values.
+"""
+
+from __future__ import annotations
+
+from gateway.context import RequestContext
+from gateway.errors import storage_code
+from protocol.errors import ErrorCode
+from storage.errors import StorageError
+from storage.types import Partition, PartitionKey, PartitionState, Topic
+
+
+def check_leader_epoch(claimed: int, leader_epoch: int) -> ErrorCode:
+    """KIP-320: what a client that knows another epoch of the partition is told; −1 knows none."""
+    if claimed < 0 or claimed == leader_epoch:
+        return ErrorCode.NONE
+    return ErrorCode.FENCED_LEADER_EPOCH if claimed < leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+async def look_up_topic(name: str, context: RequestContext) -> Topic | ErrorCode:
+    """The topic, or why there is none."""
+    try:
+        topic = await context.services.catalog.resolve(name)
+    except StorageError as error:
+        return storage_code(context.api_key, error)
+    return topic if topic is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+def find_partition(topic: Topic | ErrorCode, partition_index: int, current_leader_epoch: int) -> Partition | ErrorCode:
+    """The partition, or why the client may not ask about it (KIP-320)."""
+    if isinstance(topic, ErrorCode):
+        return topic
+    if not 0 <= partition_index < len(topic.partitions):
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    partition = topic.partitions[partition_index]
+    return check_leader_epoch(current_leader_epoch, partition.leader_epoch) or partition
+
+
+async def read_states(
+    partitions: list[Partition], context: RequestContext
+) -> dict[PartitionKey, PartitionState] | ErrorCode:
+    """The stored truth of these partitions; a deleted one is missing."""
+    if not partitions:
+        return {}
+    try:
+        states = await context.services.log.states([partition.partition_key for partition in partitions])
+    except StorageError as error:
+        return storage_code(context.api_key, error)
+    if len(states) < len(partitions):
+        context.services.catalog.suspect()
+    return states
+
+
+def state_of(
+    found: Partition | ErrorCode, states: dict[PartitionKey, PartitionState] | ErrorCode
+) -> PartitionState | ErrorCode:
+    """One partition's state, or the first reason why it has none."""
+    if isinstance(found, ErrorCode):
+        return found
+    if isinstance(states, ErrorCode):
+        return states
+    return states.get(found.partition_key, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

@@ -1,0 +1,347 @@
+"""The recent end of every partition's log in memory, what is known of its offsets, and the fetches that wait there.
+
+The one idea: this is a cache that only ever holds what is durable. The appender records a batch after its commit, so a
+consumer at the tail is served and woken without a query; whatever is not here is read from Postgres, and a restart or
+another node's append costs a query, never a wrong answer.
+
+It does not decide offsets, does not read Postgres, and knows no topic names.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+
+from storage.types import PartitionKey, PartitionState
+
+Buffer = bytes | bytearray | memoryview
+
+ENTRY_OVERHEAD_BYTES = 512
+"""What one held batch costs besides its bytes; counted, so that a million tiny batches cannot pass the bound."""
+
+DOUBT_S = 30.0
+"""After a commit of unknown outcome: how long its backend may still make it durable behind this node's back."""
+
+DOUBTFUL_AGE_S = 1.0
+"""How old a known high watermark may be while somebody else may be appending."""
+
+SMALL_SHARE = 4
+"""A batch that is less than 1/4 of the frame it lies in is copied out, so that a small one never pins a large frame."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownOffsets:
+    """The last known offsets of a partition. The high watermark may have moved since through another node."""
+
+    log_start_offset: int
+    high_watermark: int
+    leader_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class TailRead:
+    """Batches in offset order from the one that holds the asked offset; none at the high watermark or out of range."""
+
+    known: KnownOffsets
+    batches: Sequence[Buffer]
+    size_bytes: int
+
+
+@dataclass(slots=True)
+class _Entry:
+    partition: _PartitionTail
+    base_offset: int
+    last_offset: int
+    records: Buffer
+    size_bytes: int
+    dropped: bool = False
+
+
+_last_offset = attrgetter("last_offset")
+
+
+class _PartitionTail:
+    """`entries[first:]` are contiguous batches; what lies before `first` has been evicted and awaits a trim."""
+
+    __slots__ = ("entries", "first", "known", "verified_at", "watches")
+
+    def __init__(self) -> None:
+        self.entries: list[_Entry] = []
+        self.first = 0
+        self.known: KnownOffsets | None = None
+        self.verified_at = float("-inf")
+        self.watches: dict[Watch, None] = {}
+
+    def pop_first(self) -> None:
+        self.first += 1
+        if self.first >= 64 and self.first * 2 >= len(self.entries):
+            del self.entries[: self.first]
+            self.first = 0
+
+
+class Watch:
+    """One parked fetch: registered on its partitions from `Tail.watch` until `close`.
+
+    Bytes appended since `rearm` are counted, so an append between looking and waiting is never missed and a fetch that
+    wants many bytes is not woken for each batch.
+    """
+
+    __slots__ = ("_appended_bytes", "_keys", "_missing_bytes", "_tail", "_urgent", "_waiter")
+
+    def __init__(self, tail: Tail, keys: tuple[PartitionKey, ...]) -> None:
+        self._tail = tail
+        self._keys = keys
+        self._appended_bytes = 0
+        self._missing_bytes = 0
+        self._urgent = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def rearm(self) -> None:
+        """Forget what was appended: the caller is about to look at the partitions again, without an await between."""
+        self._appended_bytes = 0
+        self._urgent = False
+
+    async def wait(self, missing_bytes: int, timeout_s: float) -> None:
+        """Until `missing_bytes` have been appended, a partition is gone or moved, or the time is up."""
+        if self._urgent or self._appended_bytes >= missing_bytes or timeout_s <= 0:
+            return
+        loop = asyncio.get_running_loop()
+        self._missing_bytes = missing_bytes
+        self._waiter = loop.create_future()
+        timer = loop.call_later(timeout_s, self.wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def count(self, appended_bytes: int) -> None:
+        self._appended_bytes += appended_bytes
+        if self._appended_bytes >= self._missing_bytes:
+            self._resolve()
+
+    def wake(self) -> None:
+        self._urgent = True
+        self._resolve()
+
+    def _resolve(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def close(self) -> None:
+        self._tail.unwatch(self, self._keys)
+
+
+class Tail:
+    """All partitions' tails under one bound in bytes; the oldest batch of the node goes first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._size_bytes = 0
+        self._partitions: dict[PartitionKey, _PartitionTail] = {}
+        self._by_age: deque[_Entry] = deque()
+        self._draining = False
+        self._doubted_until_s = float("-inf")
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes held, overhead of each batch included."""
+        return self._size_bytes
+
+    @property
+    def draining(self) -> bool:
+        """Whether parked fetches are to be answered with what there is."""
+        return self._draining
+
+    # --- what is known --------------------------------------------------------------------------------------------
+
+    def record_append(
+        self,
+        key: PartitionKey,
+        *,
+        base_offset: int,
+        last_offset: int,
+        records: Buffer,
+        log_start_offset: int,
+        leader_epoch: int,
+        now_s: float,
+    ) -> None:
+        """A batch has become durable. `records` already carries its offset; nobody writes to it any more.
+
+        A gap before the batch (another node appended, or a commit's outcome was never learnt) starts this partition's
+        tail anew, so that what is held is always contiguous.
+        """
+        partition = self._partition(key)
+        entries = partition.entries
+        if len(entries) > partition.first and entries[-1].last_offset + 1 != base_offset:
+            if base_offset <= entries[-1].last_offset:
+                return
+            self._drop_entries(partition)
+        records = _own(records)
+        size_bytes = len(records)
+        entry = _Entry(partition, base_offset, last_offset, records, size_bytes)
+        entries.append(entry)
+        self._by_age.append(entry)
+        self._size_bytes += size_bytes + ENTRY_OVERHEAD_BYTES
+        self._learn(partition, log_start_offset, last_offset + 1, leader_epoch)
+        partition.verified_at = now_s
+        if self._size_bytes > self._max_bytes:
+            self._evict()
+        for watch in partition.watches:
+            watch.count(size_bytes)
+
+    def observe(self, key: PartitionKey, state: PartitionState, now_s: float) -> None:
+        """Truth read from Postgres at `now_s` (loop time). Offsets only rise: a late answer lowers nothing."""
+        partition = self._partition(key)
+        before = partition.known
+        self._learn(partition, state.log_start_offset, state.high_watermark, state.leader_epoch)
+        partition.verified_at = max(partition.verified_at, now_s)
+        if before is not None and partition.known != before:
+            for watch in partition.watches:
+                watch.wake()
+
+    def doubt(self, now_s: float) -> None:
+        """A commit ended without an outcome: for DOUBT_S Postgres may know more than was recorded here."""
+        self._doubted_until_s = now_s + DOUBT_S
+
+    def max_age_s(self, now_s: float, *, alone: bool) -> float:
+        """How long a known high watermark may be believed: for ever only while no one but this node can append."""
+        return float("inf") if alone and now_s >= self._doubted_until_s else DOUBTFUL_AGE_S
+
+    def log_start_moved(self, key: PartitionKey, log_start_offset: int) -> None:
+        """Records below `log_start_offset` are gone: they are not served from here either."""
+        partition = self._partitions.get(key)
+        if partition is None or partition.known is None:
+            return
+        self._learn(partition, log_start_offset, log_start_offset, partition.known.leader_epoch)
+        for watch in partition.watches:
+            watch.wake()
+
+    def known(self, key: PartitionKey, now_s: float, max_age_s: float = float("inf")) -> KnownOffsets | None:
+        """Offsets known from an append or a read at most `max_age_s` ago; None where Postgres must be asked."""
+        partition = self._partitions.get(key)
+        if partition is None or now_s - partition.verified_at > max_age_s:
+            return None
+        return partition.known
+
+    def forget(self, key: PartitionKey) -> None:
+        """The partition exists no more: free it and wake whoever waits on it."""
+        partition = self._partitions.pop(key, None)
+        if partition is None:
+            return
+        self._drop_entries(partition)
+        for watch in partition.watches:
+            watch.wake()
+
+    def drain(self) -> None:
+        """The node stops: every parked fetch, and every later one, is answered at once."""
+        self._draining = True
+        for partition in self._partitions.values():
+            for watch in partition.watches:
+                watch.wake()
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def read(
+        self,
+        key: PartitionKey,
+        offset: int,
+        max_bytes: int,
+        *,
+        at_least_one: bool,
+        now_s: float,
+        max_age_s: float = float("inf"),
+    ) -> TailRead | None:
+        """Whole batches from `offset` up to `max_bytes`; None means Postgres must be asked.
+
+        `at_least_one` gives the first batch even where it alone exceeds the limit (KIP-74). Above the known high
+        watermark the answer is None, because another node may have appended.
+        """
+        partition = self._partitions.get(key)
+        if partition is None or partition.known is None:
+            return None
+        known = partition.known
+        if offset < known.log_start_offset:
+            return TailRead(known, (), 0)
+        entries = partition.entries
+        first = partition.first
+        if len(entries) == first or offset > entries[-1].last_offset:
+            if offset == known.high_watermark and now_s - partition.verified_at <= max_age_s:
+                return TailRead(known, (), 0)
+            return None
+        if offset < entries[first].base_offset:
+            return None
+        batches: list[Buffer] = []
+        size_bytes = 0
+        for index in range(bisect_left(entries, offset, lo=first, key=_last_offset), len(entries)):
+            entry = entries[index]
+            if size_bytes + entry.size_bytes > max_bytes and (batches or not at_least_one):
+                break
+            batches.append(entry.records)
+            size_bytes += entry.size_bytes
+        return TailRead(known, batches, size_bytes)
+
+    def watch(self, keys: Iterable[PartitionKey]) -> Watch:
+        """Register for appends to `keys`; the caller closes it."""
+        watched = tuple(keys)
+        watch = Watch(self, watched)
+        for key in watched:
+            self._partition(key).watches[watch] = None
+        return watch
+
+    def unwatch(self, watch: Watch, keys: Iterable[PartitionKey]) -> None:
+        for key in keys:
+            partition = self._partitions.get(key)
+            if partition is not None:
+                partition.watches.pop(watch, None)
+                if partition.known is None and not partition.watches:
+                    del self._partitions[key]
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _partition(self, key: PartitionKey) -> _PartitionTail:
+        partition = self._partitions.get(key)
+        if partition is None:
+            partition = self._partitions[key] = _PartitionTail()
+        return partition
+
+    def _learn(self, partition: _PartitionTail, log_start_offset: int, high_watermark: int, leader_epoch: int) -> None:
+        known = partition.known
+        if known is not None:
+            log_start_offset = max(log_start_offset, known.log_start_offset)
+            high_watermark = max(high_watermark, known.high_watermark)
+            leader_epoch = max(leader_epoch, known.leader_epoch)
+        partition.known = KnownOffsets(log_start_offset, high_watermark, leader_epoch)
+
+    def _drop_entries(self, partition: _PartitionTail) -> None:
+        # Their places in the age queue stay (and stay counted) until eviction reaches them; the bytes go at once.
+        for index in range(partition.first, len(partition.entries)):
+            entry = partition.entries[index]
+            entry.dropped = True
+            entry.records = b""
+            self._size_bytes -= entry.size_bytes
+        partition.entries.clear()
+        partition.first = 0
+
+    def _evict(self) -> None:
+        while self._by_age and self._size_bytes > self._max_bytes:
+            entry = self._by_age.popleft()
+            self._size_bytes -= ENTRY_OVERHEAD_BYTES
+            if not entry.dropped:
+                self._size_bytes -= entry.size_bytes
+                entry.dropped = True
+                entry.records = b""
+                entry.partition.pop_first()
+
+
+def _own(records: Buffer) -> Buffer:
+    """The batch without a frame that is much larger around it."""
+    if isinstance(records, memoryview):
+        frame = records.obj
+        if isinstance(frame, bytes | bytearray) and records.nbytes * SMALL_SHARE < len(frame):
+            return bytes(records)
+    return records
