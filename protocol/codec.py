@@ -1,0 +1,93 @@
+"""Messages to bytes and back, at any declared version.
+
+The one idea: callers see `decode` and `encode`; behind them stands one function per message and version, written from
+the grammar the first time it is needed. Bytes that are not the message end in ProtocolError whatever they are; what a
+message may cost is bounded by the bytes it came in. Headers and frames are other modules' business.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, TypeVar
+
+from protocol.api_keys import ApiKey
+from protocol.errors import ProtocolError
+from protocol.grammar import grammar
+from protocol.messages import find_message
+from protocol.schema import Direction
+from protocol.specialise import Chunk, Decoder, Encoder, has_records, specialise_decoder, specialise_encoder
+from protocol.varints import Buffer
+
+M = TypeVar("M")
+
+_decoders: dict[tuple[type[Any], int], tuple[Decoder, bool]] = {}
+_encoders: dict[tuple[type[Any], int], Encoder] = {}
+
+
+def request_class(api_key: int) -> type[Any]:
+    """Class of an API's request; raises KeyError where none is declared."""
+    return _message_class(api_key, Direction.REQUEST)
+
+
+def response_class(api_key: int) -> type[Any]:
+    """Class of an API's response; raises KeyError where none is declared."""
+    return _message_class(api_key, Direction.RESPONSE)
+
+
+def _message_class(api_key: int, direction: Direction) -> type[Any]:
+    found = find_message(api_key, direction)
+    if found is None:
+        raise KeyError(f"no {direction.value} is declared for API key {api_key}")
+    return found.struct_type
+
+
+def decode(message_type: type[M], version: int, buffer: Buffer, position: int = 0) -> tuple[M, int]:
+    """The message that begins at `position`, and where it ends.
+
+    `records` fields are slices of `buffer`, everything else owns its memory. Raises ProtocolError for bytes that are
+    not such a message, ValueError where the message has no such version.
+    """
+    found = _decoders.get((message_type, version))
+    if found is None:
+        record = grammar(message_type, version)
+        found = _decoders[message_type, version] = (specialise_decoder(record, version), has_records(record))
+    decoder, sliced = found
+    if not sliced and buffer.__class__ is not bytes:
+        buffer = bytes(buffer)
+    try:
+        return decoder(buffer, position, len(buffer))
+    except (IndexError, ValueError, struct.error) as error:
+        raise ProtocolError(f"{message_type.__name__} v{version}: {error}") from error
+
+
+def encode(message: Any, version: int) -> list[Chunk]:
+    """A message's bytes as chunks to be sent in order; `records` are among them as they were given.
+
+    Fields that the version lacks are left out. Raises ValueError for a value that has no place on the wire: None where
+    the version cannot say null, a number or length too large for its field.
+    """
+    message_type: type[Any] = message.__class__
+    encoder = _encoders.get((message_type, version))
+    if encoder is None:
+        record = grammar(message_type, version)
+        encoder = _encoders[message_type, version] = specialise_encoder(record, version)
+    try:
+        return encoder(message)
+    except (AttributeError, TypeError, ValueError, struct.error) as error:
+        raise ValueError(f"{message_type.__name__} v{version}: {error}") from error
+
+
+def decode_request(api_key: ApiKey, version: int, buffer: Buffer, position: int = 0) -> Any:
+    """The request that is all of `buffer` from `position` on; raises ProtocolError if it is not."""
+    schema = find_message(api_key, Direction.REQUEST)
+    if schema is None or version not in schema.versions:
+        raise ProtocolError(f"no request of API key {api_key} at version {version}")
+    request, end = decode(schema.struct_type, version, buffer, position)
+    if end != len(buffer):
+        raise ProtocolError(f"{schema.struct_type.__name__} v{version}: {len(buffer) - end} bytes too many")
+    return request
+
+
+def encode_response(message: Any, version: int) -> list[Chunk]:
+    """`encode`, named for the server's direction."""
+    return encode(message, version)
