@@ -1,0 +1,26 @@
+"""ApiVersions: the table of what is served, as clients choose their versions by it."""
+
+from __future__ import annotations
+
+import re
+
+import gateway.apis as apis
+from gateway.context import RequestContext
+from gateway.dispatch import versions_response
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+
+FIRST_VERSION_WITH_SOFTWARE = 3
+_SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?", re.ASCII)
+
+
+async def api_versions(request: ApiVersionsRequest, context: RequestContext) -> ApiVersionsResponse:
+    """Remembers the client's software on its connection (KIP-511). No features: none of them is served, and a
+    finalized transaction.version of 2 would make clients skip AddPartitionsToTxn."""
+    if context.version >= FIRST_VERSION_WITH_SOFTWARE:
+        for text in (request.client_software_name, request.client_software_version):
+            if not _SOFTWARE.fullmatch(text):
+                raise KafkaError(ErrorCode.INVALID_REQUEST)
+        context.connection.client_software_name = request.client_software_name
+        context.connection.client_software_version = request.client_software_version
+    return versions_response(apis.SERVED)

@@ -1,0 +1,135 @@
+"""Which groups this node may coordinate: a lease with an epoch per shard, held in Postgres and watched by the clock.
+
+The one idea: a lease counts here only for as long as this node could prove it: from the moment a renewal was *sent*,
+for the time to live less a margin. So this node stops before another can begin, whatever the network does, and every
+write of a group is fenced by the lease's epoch in Postgres all the same.
+
+Groups are spread over shards as Kafka spreads them over `__consumer_offsets`. Who gets how many shards when several
+nodes are alive is not decided here: a node takes what is free.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import structlog
+
+from gateway.cluster.membership import Membership
+from protocol.errors import ErrorCode, KafkaError
+from storage.nodes import NodeStore
+from storage.types import CoordinatorLease, Node
+
+log = structlog.get_logger(__name__)
+
+SHARDS = 50
+"""offsets.topic.num.partitions: fixed, since a group's shard is stored with it."""
+
+
+@lru_cache(maxsize=65_536)
+def shard_of(group_id: str) -> int:
+    """The shard of a group: Java's String.hashCode over UTF-16 units, made positive, modulo SHARDS."""
+    code = 0
+    units = group_id.encode("utf-16-be", "surrogatepass")
+    for high, low in zip(units[::2], units[1::2], strict=True):
+        code = (31 * code + (high << 8 | low)) & 0xFFFFFFFF
+    signed = code - 2**32 if code >= 2**31 else code
+    return 0 if signed == -(2**31) else abs(signed) % SHARDS
+
+
+@dataclass(slots=True)
+class _Held:
+    lease: CoordinatorLease
+    deadline: float
+    """Monotonic seconds from which this node no longer counts on the lease."""
+
+
+class Leases:
+    """The leases of this node. `acquired` and `lost` are called as they come and go, with the lease and the shard."""
+
+    def __init__(
+        self,
+        store: NodeStore,
+        membership: Membership,
+        ttl_ms: int,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._membership = membership
+        self._ttl_ms = ttl_ms
+        self._safe_s = ttl_ms * 0.8 / 1000
+        self._monotonic = monotonic
+        self._held: dict[int, _Held] = {}
+        self._owners: dict[int, Node] = {}
+        self.acquired: Callable[[CoordinatorLease], None] = lambda lease: None
+        self.lost: Callable[[int], None] = lambda shard: None
+
+    @property
+    def held(self) -> int:
+        """Shards that this node may coordinate at this moment."""
+        now = self._monotonic()
+        return sum(held.deadline > now for held in self._held.values())
+
+    def shard_of(self, group_id: str) -> int:
+        return shard_of(group_id)
+
+    def lease_for(self, group_id: str) -> CoordinatorLease | None:
+        """The lease under which this node coordinates the group; None: it does not (NOT_COORDINATOR)."""
+        held = self._held.get(shard_of(group_id))
+        if held is None or held.deadline <= self._monotonic():
+            return None
+        return held.lease
+
+    def coordinator_of(self, group_id: str) -> Node:
+        """The node that coordinates the group, as far as this one knows. KafkaError COORDINATOR_NOT_AVAILABLE while
+        nobody is known to."""
+        shard = shard_of(group_id)
+        held = self._held.get(shard)
+        if held is not None and held.deadline > self._monotonic():
+            return self._membership.self_node
+        owner = self._owners.get(shard)
+        if owner is None:
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"nobody holds the lease of shard {shard}")
+        return owner
+
+    async def renew(self) -> None:
+        """One pass: prolong what is held, drop what is lost, take what is free. Raises StorageError; the clock then
+        ends the leases in time."""
+        self._drop_lapsed()
+        sent = self._monotonic()
+        node_id = self._membership.node_id
+        if self._held:
+            leases = [held.lease for held in self._held.values()]
+            self._keep(await self._store.renew_leases(node_id, leases, self._ttl_ms), sent)
+        missing = [shard for shard in range(SHARDS) if shard not in self._held]
+        if missing:
+            sent = self._monotonic()
+            for lease in await self._store.acquire_leases(node_id, missing, self._ttl_ms):
+                self._held[lease.shard] = _Held(lease, sent + self._safe_s)
+                self.acquired(lease)
+
+    async def release(self) -> None:
+        """Gives every lease up at once, so that another node (or our next process) need not wait for it to expire."""
+        self._lose(list(self._held))
+        await self._store.release_leases(self._membership.node_id)
+
+    def _keep(self, renewed: Iterable[CoordinatorLease], sent: float) -> None:
+        kept: set[int] = set()
+        for lease in renewed:
+            held = self._held.get(lease.shard)
+            if held is not None and held.lease.lease_epoch == lease.lease_epoch:
+                held.deadline = sent + self._safe_s
+                kept.add(lease.shard)
+        self._lose([shard for shard in self._held if shard not in kept])
+
+    def _drop_lapsed(self) -> None:
+        now = self._monotonic()
+        self._lose([shard for shard, held in self._held.items() if held.deadline <= now])
+
+    def _lose(self, shards: Iterable[int]) -> None:
+        for shard in shards:
+            del self._held[shard]
+            self.lost(shard)

@@ -1,0 +1,71 @@
+"""Which nodes are alive, and this node's own place among them.
+
+The one idea: the list is a copy of what Postgres says, refreshed by one pass that also prolongs this node's own
+registration. Clients are told of it as a routing hint; nothing is decided by it.
+
+A node is known by its name (the advertised address): a process that starts again after a kill takes the same id at
+once instead of waiting for its predecessor to expire.
+"""
+
+from __future__ import annotations
+
+import structlog
+
+from storage.nodes import NodeStore
+from storage.types import Node, NodeId, PartitionKey
+
+log = structlog.get_logger(__name__)
+
+
+class Membership:
+    """`join` before anything else; `renew` regularly; `withdraw` at the end."""
+
+    def __init__(self, store: NodeStore, host: str, port: int, rack: str | None, ttl_ms: int) -> None:
+        self._store = store
+        self._host = host
+        self._port = port
+        self._rack = rack
+        self._ttl_ms = ttl_ms
+        self._self_node: Node | None = None
+        self._alive: list[Node] = []
+
+    @property
+    def self_node(self) -> Node:
+        if self._self_node is None:
+            raise RuntimeError("the node has not joined")
+        return self._self_node
+
+    @property
+    def node_id(self) -> NodeId:
+        return self.self_node.node_id
+
+    def alive(self) -> list[Node]:
+        """Nodes that were alive at the last pass, by id; this one is always among them."""
+        return self._alive
+
+    def leader_of(self, partition_key: PartitionKey) -> Node:
+        """The node that clients are pointed to for a partition: any could serve it, so this spreads the load."""
+        return self._alive[partition_key % len(self._alive)]
+
+    async def join(self) -> None:
+        """Registers this node. Raises StorageError."""
+        node_id = await self._store.register(self._host, self._port, self._rack, self._ttl_ms)
+        self._self_node = Node(node_id, self._host, self._port, self._rack)
+        self._take(await self._store.alive())
+
+    async def renew(self) -> None:
+        """One pass: prolong the registration, learn who else is alive. Raises StorageError."""
+        await self._store.renew(self.node_id, self._ttl_ms)
+        self._take(await self._store.alive())
+
+    async def withdraw(self) -> None:
+        """Says that this node is gone. Raises StorageError."""
+        await self._store.withdraw(self.node_id)
+
+    def _take(self, alive: list[Node]) -> None:
+        others = [node for node in alive if node.node_id != self.node_id]
+        before = {node.node_id for node in self._alive}
+        self._alive = sorted([*others, self.self_node], key=lambda node: node.node_id)
+        after = {node.node_id for node in self._alive}
+        if before != after:
+            log.info("live nodes", nodes=[f"{node.node_id}={node.host}:{node.port}" for node in self._alive])

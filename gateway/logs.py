@@ -1,0 +1,66 @@
+"""Log lines as JSON or for a console, each with the request it belongs to.
+
+The one idea: one context variable holds the request in work; a processor unfolds it into connection, API and
+correlation id only when a line is really written, so that a request that logs nothing pays nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextvars import ContextVar
+from typing import Literal
+
+import structlog
+from structlog.typing import EventDict, Processor, WrappedLogger
+
+LogFormat = Literal["auto", "console", "json"]
+LOG_LEVELS = ("debug", "info", "warning", "error")
+
+REQUEST: ContextVar[tuple[str, str, int] | None] = ContextVar("request", default=None)
+"""Connection id, API name and correlation id of the request that the current task works on."""
+
+
+def configure(log_format: LogFormat, level: str) -> None:
+    """Sends structlog and the standard library's loggers to stderr at `level` (one of LOG_LEVELS)."""
+    minimum = logging.getLevelNamesMapping()[level.upper()]
+    as_json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
+    shared: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        _add_request,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    renderer: list[Processor] = (
+        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
+        if as_json
+        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+    )
+    structlog.configure(
+        processors=[*shared, *renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(minimum),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(minimum)
+    # Its access log is one line per scrape.
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+
+
+def _add_request(logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:
+    request = REQUEST.get()
+    if request is not None:
+        connection, api, correlation_id = request
+        event_dict.setdefault("connection", connection)
+        event_dict.setdefault("api", api)
+        event_dict.setdefault("correlation_id", correlation_id)
+    return event_dict
