@@ -1,0 +1,97 @@
+"""DescribeGroups, ListGroups and DeleteGroups: groups as administrators see them.
+
+The one idea: a group is shown as it was last settled, so no generation or assignment is visible here that a crash could
+take back. Only classic groups exist; what is shown of one is decided in `gateway/coordinator/views.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.context import RequestContext
+from gateway.coordinator.model import DeleteGroup
+from gateway.coordinator.views import describe
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
+from protocol.messages.describe_groups import (
+    DescribedGroup,
+    DescribedGroupMember,
+    DescribeGroupsRequest,
+    DescribeGroupsResponse,
+)
+from protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
+
+FIRST_VERSION_WITH_GROUP_ID_NOT_FOUND = 6
+CLASSIC = "classic"
+AUTHORIZED_OPERATIONS_NOT_REQUESTED = -(2**31)
+GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
+"""READ, DELETE and DESCRIBE (AclOperation codes): what everyone may do to a group while there are no ACLs."""
+
+
+async def describe_groups(request: DescribeGroupsRequest, context: RequestContext) -> DescribeGroupsResponse:
+    """A group that does not exist is `Dead`; from version 6 also GROUP_ID_NOT_FOUND."""
+    operations = GROUP_OPERATIONS if request.include_authorized_operations else AUTHORIZED_OPERATIONS_NOT_REQUESTED
+    return DescribeGroupsResponse(
+        groups=tuple([await _described(group_id, operations, context) for group_id in request.groups])
+    )
+
+
+async def _described(group_id: str, operations: int, context: RequestContext) -> DescribedGroup:
+    try:
+        group = await context.services.groups.view(group_id)
+    except KafkaError as refused:
+        return DescribedGroup(
+            group_id=group_id,
+            error_code=refused.code,
+            error_message=refused.message,
+            authorized_operations=operations,
+        )
+    missing = not group.exists and context.version >= FIRST_VERSION_WITH_GROUP_ID_NOT_FOUND
+    shown = describe(group)
+    return DescribedGroup(
+        group_id=group_id,
+        error_code=ErrorCode.GROUP_ID_NOT_FOUND if missing else ErrorCode.NONE,
+        error_message=f"Group {group_id} not found." if missing else None,
+        group_state=shown.state,
+        protocol_type=shown.protocol_type,
+        protocol_data=shown.protocol_data,
+        members=tuple(
+            DescribedGroupMember(
+                member_id=member.member_id,
+                group_instance_id=member.group_instance_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                member_metadata=member.metadata,
+                member_assignment=member.assignment,
+            )
+            for member in shown.members
+        ),
+        authorized_operations=operations,
+    )
+
+
+async def list_groups(request: ListGroupsRequest, context: RequestContext) -> ListGroupsResponse:
+    """This node's groups only: admin clients ask every node and merge. Filters ignore case; unknown values match
+    nothing."""
+    states = {state.lower() for state in request.states_filter}
+    types = {group_type.lower() for group_type in request.types_filter}
+    if types and CLASSIC not in types:
+        return ListGroupsResponse()
+    listed = [
+        ListedGroup(group_id=group_id, protocol_type=protocol_type, group_state=state, group_type=CLASSIC)
+        for group_id, (protocol_type, state) in (await context.services.groups.list()).items()
+        if not states or state.lower() in states
+    ]
+    return ListGroupsResponse(groups=tuple(listed))
+
+
+async def delete_groups(request: DeleteGroupsRequest, context: RequestContext) -> DeleteGroupsResponse:
+    """Deletes Empty groups with their offsets. A group named twice is answered once."""
+    groups = context.services.groups
+    results: list[DeletableGroupResult] = []
+    for group_id in dict.fromkeys(request.groups_names):
+        reply = groups.submit(group_id, DeleteGroup(groups.next_request_id()))
+        if isinstance(reply, asyncio.Future):
+            reply = await reply
+        results.append(DeletableGroupResult(group_id=group_id, error_code=reply.error))
+    return DeleteGroupsResponse(results=tuple(results))

@@ -1,0 +1,402 @@
+"""OffsetCommit, OffsetFetch and OffsetDelete: what a group has consumed, in Postgres.
+
+The one idea: topic names become topic ids at the door, so an offset belongs to one incarnation of a topic and a
+re-created topic starts without any. The coordinator is asked whether a commit may stand, and Postgres fences it again
+in the transaction that stores it; fetches read Postgres, so they see every commit that was answered.
+
+There are no transactions, so RequireStable asks for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from gateway.context import RequestContext, Services
+from gateway.coordinator.model import ConnectionId, MemberId
+from gateway.coordinator.model import OffsetCommit as OffsetCommitEvent
+from gateway.coordinator.views import offset_delete_refusal, subscribes_to
+from gateway.errors import REFUSAL_CODES, storage_code
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitResponse,
+    OffsetCommitResponsePartition,
+    OffsetCommitResponseTopic,
+)
+from protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteResponse,
+    OffsetDeleteResponsePartition,
+    OffsetDeleteResponseTopic,
+)
+from protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
+from storage.errors import StorageConflict, StorageUnavailable
+from storage.types import CommittedOffset, OffsetCommit, Refusal, Topic
+
+COMMIT_BY_TOPIC_ID = 10
+FETCH_BY_TOPIC_ID = 10
+FETCH_MANY_GROUPS = 8
+FETCH_WITH_TOP_LEVEL_ERROR = 2
+MAX_INT64 = 2**63 - 1
+
+
+async def _topic(services: Services, name: str) -> Topic | None:
+    return services.catalog.get(name) or await services.catalog.resolve(name)
+
+
+async def _topic_by_id(services: Services, topic_id: UUID) -> Topic | None:
+    return services.catalog.get_by_id(topic_id) or await services.catalog.resolve_id(topic_id)
+
+
+def _has_partition(topic: Topic, partition_index: int) -> bool:
+    return 0 <= partition_index < len(topic.partitions)
+
+
+# --- OffsetCommit ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Commit:
+    """One partition of a commit on its way to an answer; `error` None while it may still be stored."""
+
+    partition: OffsetCommitRequestPartition
+    topic_id: UUID | None
+    error: ErrorCode | None
+
+
+async def offset_commit(request: OffsetCommitRequest, context: RequestContext) -> OffsetCommitResponse:
+    """Unknown topics and partitions are refused one by one, without the group being asked; a refusal by the group is
+    repeated on every other partition. Metadata over `offset.metadata.max.bytes` costs its own partition alone.
+
+    Negative offsets are stored and come back as committed, as upstream's classic groups do.
+    """
+    by_id = context.version >= COMMIT_BY_TOPIC_ID
+    unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    topics: list[tuple[str, UUID, list[_Commit]]] = []
+    for asked in request.topics:
+        if by_id:
+            topic = await _topic_by_id(context.services, asked.topic_id)
+        else:
+            topic = await _topic(context.services, asked.name)
+        if topic is None:
+            commits = [_Commit(partition, None, unknown) for partition in asked.partitions]
+        else:
+            commits = [
+                _Commit(
+                    partition,
+                    topic.topic_id,
+                    None if _has_partition(topic, partition.partition_index) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+                )
+                for partition in asked.partitions
+            ]
+        topics.append((asked.name, asked.topic_id, commits))
+    surviving = [commit for _, _, commits in topics for commit in commits if commit.error is None]
+    if surviving:
+        await _commit(surviving, request, unknown, context)
+    return OffsetCommitResponse(
+        topics=tuple(
+            OffsetCommitResponseTopic(
+                name=name,
+                topic_id=topic_id,
+                partitions=tuple(
+                    OffsetCommitResponsePartition(
+                        partition_index=commit.partition.partition_index, error_code=commit.error or ErrorCode.NONE
+                    )
+                    for commit in commits
+                ),
+            )
+            for name, topic_id, commits in topics
+        )
+    )
+
+
+async def _commit(
+    surviving: list[_Commit], request: OffsetCommitRequest, unknown: ErrorCode, context: RequestContext
+) -> None:
+    """Gives every commit in `surviving` its error or ErrorCode.NONE."""
+    groups = context.services.groups
+    reply = groups.submit(
+        request.group_id,
+        OffsetCommitEvent(
+            request_id=groups.next_request_id(),
+            connection_id=ConnectionId(context.connection.connection_id),
+            version=context.version,
+            member_id=MemberId(request.member_id),
+            group_instance_id=request.group_instance_id,
+            generation_id=request.generation_id_or_member_epoch,
+        ),
+    )
+    if isinstance(reply, asyncio.Future):
+        reply = await reply
+    error = reply.error
+    lease = groups.lease_for(request.group_id)
+    if error is ErrorCode.NONE and lease is None:
+        error = ErrorCode.NOT_COORDINATOR
+    if error is not ErrorCode.NONE or lease is None:
+        _set_all(surviving, error)
+        return
+
+    max_metadata = context.services.settings.broker.offset_metadata_max_bytes
+    now_ms = time.time_ns() // 1_000_000
+    expire_ms = None
+    if request.retention_time_ms >= 0:
+        expire_ms = min(now_ms + request.retention_time_ms, MAX_INT64)
+    storing: list[_Commit] = []
+    rows: list[OffsetCommit] = []
+    for commit in surviving:
+        metadata = commit.partition.committed_metadata or ""
+        if len(metadata) > max_metadata:
+            commit.error = ErrorCode.OFFSET_METADATA_TOO_LARGE
+        elif commit.topic_id is not None:
+            storing.append(commit)
+            rows.append(
+                OffsetCommit(
+                    lease=lease,
+                    group_id=request.group_id,
+                    generation_id=max(request.generation_id_or_member_epoch, -1),
+                    topic_id=commit.topic_id,
+                    partition_index=commit.partition.partition_index,
+                    committed_offset=commit.partition.committed_offset,
+                    leader_epoch=commit.partition.committed_leader_epoch,
+                    metadata=metadata,
+                    commit_timestamp_ms=now_ms,
+                    expire_timestamp_ms=expire_ms,
+                )
+            )
+    if not rows:
+        return
+    try:
+        results = await groups.offset_committer.submit(rows)
+    except (StorageUnavailable, StorageConflict) as error:
+        _set_all(storing, storage_code(context.api_key, error))
+    except KafkaError as full:
+        _set_all(storing, full.code)
+    else:
+        for commit, refusal in zip(storing, results, strict=True):
+            commit.error = _commit_error(refusal, request.generation_id_or_member_epoch, unknown)
+
+
+def _set_all(commits: Iterable[_Commit], error: ErrorCode) -> None:
+    for commit in commits:
+        commit.error = error
+
+
+def _commit_error(refusal: Refusal | None, generation_id: int, unknown: ErrorCode) -> ErrorCode:
+    """What the fence in Postgres said of a commit that the coordinator had let through a moment before."""
+    if refusal is None:
+        return ErrorCode.NONE
+    if refusal is Refusal.UNKNOWN_TOPIC:
+        return unknown
+    if refusal is Refusal.ILLEGAL_GENERATION and generation_id < 0:
+        # The group has gained members since: a commit from outside lacks an identity, not a generation.
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    return REFUSAL_CODES[refusal]
+
+
+# --- OffsetFetch ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """One partition of an answer; the defaults are those of a partition that was never committed."""
+
+    partition_index: int
+    offset: int = -1
+    leader_epoch: int = -1
+    metadata: str = ""
+    error: ErrorCode = ErrorCode.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class _FetchedTopic:
+    name: str
+    topic_id: UUID
+    partitions: tuple[_Fetched, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _AskedTopic:
+    name: str
+    topic_id: UUID
+    partition_indexes: Sequence[int]
+
+
+async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> OffsetFetchResponse:
+    """Never committed, unknown partition, unknown group: offset −1 and no error; null topics ask for everything.
+
+    A refusal stands on each partition in version 1, on the response in 2-7, on its group from 8.
+    """
+    by_id = context.version >= FETCH_BY_TOPIC_ID
+    if context.version >= FETCH_MANY_GROUPS:
+        groups: list[OffsetFetchResponseGroup] = []
+        for group in request.groups:
+            asked = None
+            if group.topics is not None:
+                asked = [_AskedTopic(topic.name, topic.topic_id, topic.partition_indexes) for topic in group.topics]
+            try:
+                fetched = await _fetch(group.group_id, asked, by_id, context.services)
+            except KafkaError as refused:
+                groups.append(OffsetFetchResponseGroup(group_id=group.group_id, error_code=refused.code))
+            else:
+                groups.append(
+                    OffsetFetchResponseGroup(
+                        group_id=group.group_id, topics=tuple(_response_topics(topic) for topic in fetched)
+                    )
+                )
+        return OffsetFetchResponse(groups=tuple(groups))
+
+    nothing = UUID(int=0)
+    only = None
+    if request.topics is not None:
+        only = [_AskedTopic(topic.name, nothing, topic.partition_indexes) for topic in request.topics]
+    try:
+        fetched = await _fetch(request.group_id, only, by_id, context.services)
+    except KafkaError as refused:
+        if context.version >= FETCH_WITH_TOP_LEVEL_ERROR:
+            return OffsetFetchResponse(error_code=refused.code)
+        fetched = [
+            _FetchedTopic(
+                topic.name, nothing, tuple(_Fetched(index, error=refused.code) for index in topic.partition_indexes)
+            )
+            for topic in only or ()
+        ]
+    return OffsetFetchResponse(
+        topics=tuple(
+            OffsetFetchResponseTopic(
+                name=topic.name,
+                partitions=tuple(
+                    OffsetFetchResponsePartition(
+                        partition_index=partition.partition_index,
+                        committed_offset=partition.offset,
+                        committed_leader_epoch=partition.leader_epoch,
+                        metadata=partition.metadata,
+                        error_code=partition.error,
+                    )
+                    for partition in topic.partitions
+                ),
+            )
+            for topic in fetched
+        )
+    )
+
+
+def _response_topics(topic: _FetchedTopic) -> OffsetFetchResponseTopics:
+    return OffsetFetchResponseTopics(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        partitions=tuple(
+            OffsetFetchResponsePartitions(
+                partition_index=partition.partition_index,
+                committed_offset=partition.offset,
+                committed_leader_epoch=partition.leader_epoch,
+                metadata=partition.metadata,
+                error_code=partition.error,
+            )
+            for partition in topic.partitions
+        ),
+    )
+
+
+async def _fetch(
+    group_id: str, asked: list[_AskedTopic] | None, by_id: bool, services: Services
+) -> list[_FetchedTopic]:
+    """Raises KafkaError(NOT_COORDINATOR) without the lease: Postgres would know, but one group has one coordinator."""
+    if services.groups.lease_for(group_id) is None:
+        raise KafkaError(ErrorCode.NOT_COORDINATOR)
+    if asked is None:
+        return await _fetch_all(group_id, services)
+    return await _fetch_asked(group_id, asked, by_id, services)
+
+
+async def _fetch_all(group_id: str, services: Services) -> list[_FetchedTopic]:
+    by_topic: dict[UUID, list[_Fetched]] = {}
+    for committed in await services.offsets.fetch(group_id, None):
+        by_topic.setdefault(committed.topic_id, []).append(_fetched(committed))
+    fetched: list[_FetchedTopic] = []
+    for topic_id, partitions in by_topic.items():
+        topic = await _topic_by_id(services, topic_id)
+        if topic is not None:
+            fetched.append(_FetchedTopic(topic.name, topic_id, tuple(partitions)))
+    return fetched
+
+
+async def _fetch_asked(group_id: str, asked: list[_AskedTopic], by_id: bool, services: Services) -> list[_FetchedTopic]:
+    topics: list[tuple[_AskedTopic, Topic | None]] = []
+    for one in asked:
+        topic = await _topic_by_id(services, one.topic_id) if by_id else await _topic(services, one.name)
+        topics.append((one, topic))
+    wanted = [
+        (topic.topic_id, index)
+        for one, topic in topics
+        if topic is not None
+        for index in one.partition_indexes
+        if _has_partition(topic, index)
+    ]
+    stored: Mapping[tuple[UUID, int], CommittedOffset] = {}
+    if wanted:
+        committed = await services.offsets.fetch(group_id, wanted)
+        stored = {(one.topic_id, one.partition_index): one for one in committed}
+
+    def answer(topic: Topic | None, index: int) -> _Fetched:
+        if topic is None:
+            return _Fetched(index, error=ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.NONE)
+        found = stored.get((topic.topic_id, index))
+        return _Fetched(index) if found is None else _fetched(found)
+
+    return [
+        _FetchedTopic(one.name, one.topic_id, tuple(answer(topic, index) for index in one.partition_indexes))
+        for one, topic in topics
+    ]
+
+
+def _fetched(committed: CommittedOffset) -> _Fetched:
+    return _Fetched(committed.partition_index, committed.committed_offset, committed.leader_epoch, committed.metadata)
+
+
+# --- OffsetDelete ---------------------------------------------------------------------------------------------------
+
+
+async def offset_delete(request: OffsetDeleteRequest, context: RequestContext) -> OffsetDeleteResponse:
+    """Deletes under the group's own queue: a member that joins meanwhile waits, so no subscribed topic loses offsets.
+
+    A partition that was never committed is deleted without complaint.
+    """
+    services = context.services
+    if not request.group_id:
+        return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
+    topics = [(asked, await _topic(services, asked.name)) for asked in request.topics]
+    async with services.groups.holding(request.group_id) as (group, lease):
+        refusal = offset_delete_refusal(group)
+        if refusal is not None:
+            return OffsetDeleteResponse(error_code=refusal)
+        doomed: list[tuple[UUID, int]] = []
+        answers: list[OffsetDeleteResponseTopic] = []
+        for asked, topic in topics:
+            subscribed = subscribes_to(group, asked.name)
+            partitions: list[OffsetDeleteResponsePartition] = []
+            for partition in asked.partitions:
+                index, error = partition.partition_index, ErrorCode.NONE
+                if topic is None or not _has_partition(topic, index):
+                    error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                elif subscribed:
+                    error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC
+                else:
+                    doomed.append((topic.topic_id, index))
+                partitions.append(OffsetDeleteResponsePartition(partition_index=index, error_code=error))
+            answers.append(OffsetDeleteResponseTopic(name=asked.name, partitions=tuple(partitions)))
+        if doomed:
+            await services.offsets.delete(request.group_id, doomed, lease)
+    return OffsetDeleteResponse(topics=tuple(answers))
