@@ -1,8 +1,9 @@
 """The vocabulary of the classic group coordinator: the group as a value, the events it takes, the replies it gives.
 
-The one idea: nothing here does anything. `classic.step(group, event, now_ms)` reads a `Group` and an event and returns
-a `Step`; the runner (`gateway/groups.py`) stores what changed, then sends the replies. There are no futures, sockets or
-clocks: a parked request is its `request_id`, a timer is a deadline in ms on the runner's monotonic clock.
+The one idea: nothing here does anything. `classic.step(group, event, now_ms, settings)` reads a `Group` and an event
+and returns a `Step`; the runner (`gateway/groups.py`) stores what changed, then sends the replies. There are no
+futures, sockets or clocks: a parked request is its `request_id`, a timer is a deadline in ms on the runner's monotonic
+clock.
 """
 
 from __future__ import annotations
@@ -34,6 +35,16 @@ class GroupState(Enum):
     DEAD = "Dead"
 
 
+LEGAL_TRANSITIONS: Mapping[GroupState, frozenset[GroupState]] = {
+    GroupState.EMPTY: frozenset({GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
+    GroupState.PREPARING_REBALANCE: frozenset({GroupState.COMPLETING_REBALANCE, GroupState.EMPTY, GroupState.DEAD}),
+    GroupState.COMPLETING_REBALANCE: frozenset({GroupState.STABLE, GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
+    GroupState.STABLE: frozenset({GroupState.PREPARING_REBALANCE, GroupState.DEAD}),
+    GroupState.DEAD: frozenset(),
+}
+"""Where each state may lead (upstream's ClassicGroupState, read the other way round)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """Broker settings that the coordinator reads; names and defaults are Kafka's except the last."""
@@ -49,6 +60,14 @@ class Settings:
 
 
 @dataclass(frozen=True, slots=True)
+class Parked:
+    """A held request, and the connection on which alone it can be answered."""
+
+    request_id: RequestId
+    connection_id: ConnectionId
+
+
+@dataclass(frozen=True, slots=True)
 class Member:
     member_id: MemberId
     group_instance_id: str | None
@@ -58,11 +77,11 @@ class Member:
     rebalance_timeout_ms: int
     protocols: Protocols
     assignment: bytes = b""
+    """What the leader gave it in the group's current generation; b"" until the leader has spoken."""
     is_new: bool = False
     """Awaits its first join answer, so the session timer is the new-member timeout."""
-    join_request: RequestId | None = None
-    sync_request: RequestId | None = None
-    join_version: int = 0
+    parked_join: Parked | None = None
+    parked_sync: Parked | None = None
     connection_id: ConnectionId | None = None
     """The connection that last spoke for this member; None after a restart or once it has closed."""
 
@@ -231,7 +250,7 @@ class Group:
     """One classic group at one moment. A missing group is `Group(group_id)`: Empty, generation 0, never stored.
 
     Deadlines live here as plain numbers: `session_deadlines` per member, `phase_deadline_ms` for the one timer that
-    the state allows (initial delay, join phase, pending sync), pending members' own.
+    the state allows (initial delay, join phase, pending sync), pending members' own. No mapping is ever mutated.
     """
 
     group_id: str
@@ -240,27 +259,63 @@ class Group:
     """False until the first join, commit or stored record: an id that nobody has used."""
     protocol_type: str | None = None
     protocol_name: str | None = None
+    """The vote's winner of the current generation; None while the group is Empty."""
     generation_id: int = 0
     leader_id: MemberId | None = None
     members: Mapping[MemberId, Member] = field(default_factory=dict[MemberId, Member])
-    """In the order of joining. Never mutated: every change makes a new mapping."""
+    """In the order of joining."""
     pending: Mapping[MemberId, PendingMember] = field(default_factory=dict[MemberId, PendingMember])
     pending_sync: frozenset[MemberId] = frozenset()
+    """Members whose SyncGroup this generation still awaits; whoever stays here until the phase deadline is removed."""
     session_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int])
+    """A member without one has a parked request, which is sign of life enough."""
     connection_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int])
     """Members whose connection has closed, and when the grace ends."""
     phase_deadline_ms: int | None = None
     initial_delay_remaining_ms: int | None = None
     """Not None while the initial rebalance delay runs: what is left of the rebalance timeout for extensions."""
     new_member_added: bool = False
+    """A member was added since the initial delay was last extended."""
     subscribed_topics: frozenset[str] | None = None
     """Topics of all members' subscriptions; None where they cannot be known (other protocol types, malformed)."""
+    awaiting_join: int = 0
+    """How many members have a parked join. Follows from `members`; kept so that a join need not count them."""
+    protocol_support: Mapping[str, int] = field(default_factory=dict[str, int])
+    """How many members list each protocol. Follows from `members`; kept so that a join need not ask them all."""
+
+    def with_session_deadline(self, member_id: MemberId, deadline_ms: int) -> Group:
+        """The same group with one session deadline moved.
+
+        Written out because heartbeats are all that is frequent here, and `dataclasses.replace` costs three times this.
+        """
+        session_deadlines = dict(self.session_deadlines)
+        session_deadlines[member_id] = deadline_ms
+        return Group(
+            self.group_id,
+            self.state,
+            self.exists,
+            self.protocol_type,
+            self.protocol_name,
+            self.generation_id,
+            self.leader_id,
+            self.members,
+            self.pending,
+            self.pending_sync,
+            session_deadlines,
+            self.connection_deadlines,
+            self.phase_deadline_ms,
+            self.initial_delay_remaining_ms,
+            self.new_member_added,
+            self.subscribed_topics,
+            self.awaiting_join,
+            self.protocol_support,
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """What one event did. If `persist`, the group must be stored before any reply is sent; if storing fails the
-    runner keeps the group it had, so a refused step has changed nothing."""
+    runner keeps the group it had, so a refused step has changed nothing. A group that is Dead is to be deleted."""
 
     group: Group
     replies: tuple[tuple[RequestId, Reply], ...] = ()

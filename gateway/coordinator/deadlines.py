@@ -1,0 +1,147 @@
+"""Time and lost connections: the deadlines a group holds, and what is done once they have passed.
+
+The one idea: a deadline is re-read when it fires. A Tick knows nothing but the time, so a late, early or repeated one
+does exactly what is due: first pending ids, then members (session, connection grace) and what their loss starts, last
+the phase that is then current.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gateway.coordinator.draft import Draft
+from gateway.coordinator.model import (
+    ConnectionClosed,
+    ConnectionId,
+    Group,
+    GroupState,
+    Member,
+    Parked,
+    Settings,
+    Step,
+    Tick,
+)
+from gateway.coordinator.rebalance import (
+    complete_join_phase,
+    end_initial_delay,
+    maybe_complete_join_phase,
+    prepare_rebalance,
+    rebalance,
+)
+
+
+def next_deadline(group: Group) -> int | None:
+    """When a Tick is due at the earliest; None if the group waits for nothing but requests."""
+    return min(_deadlines(group), default=None)
+
+
+def _deadlines(group: Group) -> Iterator[int]:
+    if group.phase_deadline_ms is not None:
+        yield group.phase_deadline_ms
+    yield from group.session_deadlines.values()
+    yield from group.connection_deadlines.values()
+    for pending in group.pending.values():
+        yield pending.deadline_ms
+
+
+def tick(group: Group, event: Tick, now_ms: int, settings: Settings) -> Step:
+    earliest_ms = next_deadline(group)
+    if earliest_ms is None or earliest_ms > now_ms:
+        return Step(group)
+    draft = Draft(group, now_ms, settings)
+    _expire_pending(draft)
+    _expire_members(draft)
+    if draft.phase_deadline_ms is not None and draft.phase_deadline_ms <= now_ms:
+        _end_phase(draft)
+    return draft.seal()
+
+
+def _expire_pending(draft: Draft) -> None:
+    expired = [pending for pending in draft.pending.values() if pending.deadline_ms <= draft.now_ms]
+    for pending in expired:
+        del draft.pending[pending.member_id]
+        draft.say(f"pending member {pending.member_id} never joined")
+    if expired and draft.state is GroupState.PREPARING_REBALANCE:
+        maybe_complete_join_phase(draft)
+
+
+def _expire_members(draft: Draft) -> None:
+    lost: list[str] = []
+    for member in list(draft.members.values()):
+        if draft.connection_deadlines.get(member.member_id, draft.now_ms + 1) <= draft.now_ms:
+            lost.append(f"member {member.member_id} lost its connection")
+            draft.remove(member.member_id)
+        elif draft.session_deadlines.get(member.member_id, draft.now_ms + 1) <= draft.now_ms:
+            if _waits_on_us(member):
+                # Silent because it is being held; its session starts again with the answer.
+                del draft.session_deadlines[member.member_id]
+                continue
+            lost.append(f"member {member.member_id} has expired")
+            draft.remove(member.member_id)
+    if lost:
+        rebalance(draft, ", ".join(lost))
+
+
+def _waits_on_us(member: Member) -> bool:
+    """A new member is not waited for without end: for it the timeout is one of the held join itself."""
+    return not member.is_new and (member.parked_join is not None or member.parked_sync is not None)
+
+
+def _end_phase(draft: Draft) -> None:
+    if draft.state is GroupState.PREPARING_REBALANCE:
+        if draft.initial_delay_remaining_ms is not None:
+            end_initial_delay(draft, draft.initial_delay_remaining_ms)
+        else:
+            complete_join_phase(draft)
+        return
+    silent = [member_id for member_id in draft.members if member_id in draft.pending_sync]
+    for member_id in silent:
+        draft.remove(member_id)
+        draft.say(f"member {member_id} never synced")
+    prepare_rebalance(draft, f"{len(silent)} member(s) never synced")
+
+
+def connection_closed(group: Group, event: ConnectionClosed, now_ms: int, settings: Settings) -> Step:
+    """What was held for this connection cannot be answered any more; the member may still come back on another one.
+
+    A dynamic member that has not done so within the grace counts as failed. The last event of a connection.
+    """
+    closed = event.connection_id
+    touched = [member for member in group.members.values() if _uses(member, closed)]
+    if not touched:
+        return Step(group)
+    draft = Draft(group, now_ms, settings)
+    for member in touched:
+        _disconnect(draft, member, closed)
+    return draft.seal()
+
+
+def _uses(member: Member, connection_id: ConnectionId) -> bool:
+    return member.connection_id == connection_id or connection_id in (
+        parked.connection_id for parked in (member.parked_join, member.parked_sync) if parked is not None
+    )
+
+
+def _disconnect(draft: Draft, member: Member, closed: ConnectionId) -> None:
+    parked_join = _unless_on(closed, member.parked_join)
+    parked_sync = _unless_on(closed, member.parked_sync)
+    if member.parked_sync is not None and parked_sync is None:
+        draft.pending_sync.add(member.member_id)
+    connection_id = member.connection_id
+    if connection_id == closed:
+        held = parked_join or parked_sync
+        connection_id = held.connection_id if held is not None else None
+    disconnected = replace(member, parked_join=parked_join, parked_sync=parked_sync, connection_id=connection_id)
+    draft.put(disconnected)
+    if member.member_id not in draft.session_deadlines:
+        # Its session ran out while it was held; nobody holds it any more.
+        draft.arm_session(disconnected)
+    grace_ms = draft.settings.group_connection_grace_ms
+    if connection_id is None and member.group_instance_id is None and grace_ms >= 0:
+        draft.connection_deadlines[member.member_id] = draft.now_ms + grace_ms
+        draft.say(f"member {member.member_id}: connection closed")
+
+
+def _unless_on(closed: ConnectionId, parked: Parked | None) -> Parked | None:
+    return None if parked is not None and parked.connection_id == closed else parked

@@ -1,0 +1,115 @@
+"""Heartbeat and OffsetCommit: the two requests that only say "I am alive" to the group.
+
+The one idea: they are all that is frequent, so they move one deadline and build nothing else. Whether a commit's
+offsets stand is decided here by the member's identity, generation and the group's state, and once more in Postgres.
+Follows `classicGroupHeartbeat` and `ClassicGroup.validateOffsetCommit`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gateway.coordinator.draft import Draft, session_ms
+from gateway.coordinator.identity import NO_MEMBER_ID, refusal
+from gateway.coordinator.model import (
+    ConnectionId,
+    Group,
+    Heartbeat,
+    HeartbeatReply,
+    MemberId,
+    OffsetCommit,
+    OffsetCommitReply,
+    Settings,
+    Step,
+)
+from protocol.errors import ErrorCode
+
+GROUP_ID_NOT_FOUND_KNOWN = 9
+"""OffsetCommit version from which a missing group has a code of its own."""
+
+
+def heartbeat_empty(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step:
+    return _beat(group, event, ErrorCode.UNKNOWN_MEMBER_ID)
+
+
+def heartbeat_preparing(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step:
+    """REBALANCE_IN_PROGRESS is how members learn that they are to join again; it keeps them alive as any other."""
+    error = _heartbeat_error(group, event)
+    if error is not None:
+        return _beat(group, event, error)
+    group = hear(group, event.member_id, event.connection_id, now_ms, settings)
+    return _beat(group, event, ErrorCode.REBALANCE_IN_PROGRESS)
+
+
+def heartbeat_live(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step:
+    """In CompletingRebalance, too, all is well: the generation is the member's own."""
+    error = _heartbeat_error(group, event)
+    if error is not None:
+        return _beat(group, event, error)
+    return _beat(hear(group, event.member_id, event.connection_id, now_ms, settings), event, ErrorCode.NONE)
+
+
+def heartbeat_dead(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step:
+    return _beat(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+def _heartbeat_error(group: Group, event: Heartbeat) -> ErrorCode | None:
+    error = refusal(group.members, event.member_id, event.group_instance_id)
+    if error is None and event.generation_id != group.generation_id:
+        return ErrorCode.ILLEGAL_GENERATION
+    return error
+
+
+def _beat(group: Group, event: Heartbeat, error: ErrorCode) -> Step:
+    return Step(group, ((event.request_id, HeartbeatReply(error)),))
+
+
+def commit_empty(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:
+    """Commits of simple consumers and admin tools; the first one makes the group, which then has no protocol type."""
+    if event.generation_id < 0:
+        return _commit(group if group.exists else replace(group, exists=True), event, ErrorCode.NONE)
+    if group.exists:
+        return _commit(group, event, ErrorCode.UNKNOWN_MEMBER_ID)
+    if event.version >= GROUP_ID_NOT_FOUND_KNOWN:
+        return _commit(group, event, ErrorCode.GROUP_ID_NOT_FOUND)
+    return _commit(group, event, ErrorCode.ILLEGAL_GENERATION)
+
+
+def commit_live(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:
+    """In PreparingRebalance, too: members commit the old generation while they revoke."""
+    error = _commit_error(group, event)
+    if error is not None:
+        return _commit(group, event, error)
+    return _commit(hear(group, event.member_id, event.connection_id, now_ms, settings), event, ErrorCode.NONE)
+
+
+def commit_completing(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:
+    """Partitions may have moved, and the member cannot know before it has synced."""
+    return _commit(group, event, _commit_error(group, event) or ErrorCode.REBALANCE_IN_PROGRESS)
+
+
+def commit_dead(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:
+    return _commit(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+def _commit_error(group: Group, event: OffsetCommit) -> ErrorCode | None:
+    if event.generation_id < 0 and event.member_id == NO_MEMBER_ID and event.group_instance_id is None:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    error = refusal(group.members, event.member_id, event.group_instance_id)
+    if error is None and event.generation_id != group.generation_id:
+        return ErrorCode.ILLEGAL_GENERATION
+    return error
+
+
+def _commit(group: Group, event: OffsetCommit, error: ErrorCode) -> Step:
+    return Step(group, ((event.request_id, OffsetCommitReply(error)),))
+
+
+def hear(group: Group, member_id: MemberId, connection_id: ConnectionId, now_ms: int, settings: Settings) -> Group:
+    """The group once it has heard from a member: its session starts again, its key is this connection."""
+    member = group.members[member_id]
+    if member.connection_id == connection_id:
+        return group.with_session_deadline(member_id, now_ms + session_ms(member, settings))
+    draft = Draft(group, now_ms, settings)
+    draft.arm_session(draft.hear(member, connection_id))
+    return draft.seal().group

@@ -1,0 +1,98 @@
+"""Who a request stands for: the columns of the error matrix.
+
+The one idea: a request names itself by member id, instance id and connection; what it then gets depends only on its
+standing and the group's state. Dynamic members are known by their connection as well (a second JoinGroup without an id
+on one connection is the same member, never a phantom beside it), static members by their instance id alone; the client
+id never counts. Nothing here changes a group.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import NamedTuple
+
+from gateway.coordinator.model import ConnectionId, Group, JoinGroup, Member, MemberId
+from protocol.errors import ErrorCode
+
+Members = Mapping[MemberId, Member]
+
+NO_MEMBER_ID = MemberId("")
+
+
+class Standing(Enum):
+    """How the sender of a JoinGroup stands to the group."""
+
+    NEWCOMER = "no id"
+    NEW_INSTANCE = "new instance, no id"
+    RETURNING_INSTANCE = "known instance, no id"
+    PENDING = "pending id"
+    UNKNOWN = "unknown id"
+    MEMBER = "member's id"
+    FENCED = "instance of another id"
+    UNKNOWN_INSTANCE = "unknown instance, some id"
+
+
+class Requester(NamedTuple):
+    standing: Standing
+    member_id: MemberId
+    """The member or pending id the request stands for, which it need not have named; "" if there is none."""
+
+
+def identify(group: Group, event: JoinGroup) -> Requester:
+    member_id, instance_id = event.member_id, event.group_instance_id
+    if member_id in group.pending:
+        return Requester(Standing.PENDING, member_id)
+    if member_id == NO_MEMBER_ID:
+        return _identify_nameless(group, event)
+    if instance_id is not None:
+        owner = static_member(group.members, instance_id)
+        if owner is None:
+            return Requester(Standing.UNKNOWN_INSTANCE, NO_MEMBER_ID)
+        if owner.member_id != member_id:
+            return Requester(Standing.FENCED, NO_MEMBER_ID)
+    if member_id in group.members:
+        return Requester(Standing.MEMBER, member_id)
+    return Requester(Standing.UNKNOWN, NO_MEMBER_ID)
+
+
+def _identify_nameless(group: Group, event: JoinGroup) -> Requester:
+    if event.group_instance_id is not None:
+        owner = static_member(group.members, event.group_instance_id)
+        if owner is None:
+            return Requester(Standing.NEW_INSTANCE, NO_MEMBER_ID)
+        return Requester(Standing.RETURNING_INSTANCE, owner.member_id)
+    speaker = dynamic_member(group.members, event.connection_id)
+    if speaker is not None:
+        return Requester(Standing.MEMBER, speaker.member_id)
+    for pending in group.pending.values():
+        if pending.connection_id == event.connection_id:
+            return Requester(Standing.NEWCOMER, pending.member_id)
+    return Requester(Standing.NEWCOMER, NO_MEMBER_ID)
+
+
+def static_member(members: Members, instance_id: str) -> Member | None:
+    for member in members.values():
+        if member.group_instance_id == instance_id:
+            return member
+    return None
+
+
+def dynamic_member(members: Members, connection_id: ConnectionId) -> Member | None:
+    """The dynamic member that speaks through this connection; the first to have joined, should there be several."""
+    for member in members.values():
+        if member.connection_id == connection_id and member.group_instance_id is None:
+            return member
+    return None
+
+
+def refusal(members: Members, member_id: MemberId, instance_id: str | None) -> ErrorCode | None:
+    """Why this identity may not speak for a member, or None if it may (upstream's `validateMember`).
+
+    UNKNOWN_MEMBER_ID, or FENCED_INSTANCE_ID when the instance belongs to another member id.
+    """
+    member = members.get(member_id)
+    if instance_id is None or (member is not None and member.group_instance_id == instance_id):
+        return ErrorCode.UNKNOWN_MEMBER_ID if member is None else None
+    owner = static_member(members, instance_id)
+    return ErrorCode.UNKNOWN_MEMBER_ID if owner is None else ErrorCode.FENCED_INSTANCE_ID

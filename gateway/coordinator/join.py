@@ -1,0 +1,283 @@
+"""JoinGroup: who is let in, who waits at the join barrier, who is answered at once.
+
+The one idea: after the checks that hold for everyone (session timeout, capacity, protocols), what happens is one cell
+of `ANSWERS`, state × standing, as the error matrix of the classic protocol lists it. A refusal leaves the group as it
+was; the one exception is upstream's: who comes back to a group that has become too large is put out of it.
+Follows `classicGroupJoinNewMember` and `classicGroupJoinExistingMember` (KIP-345, KIP-394, KIP-814).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from gateway.coordinator.draft import Draft
+from gateway.coordinator.identity import NO_MEMBER_ID, Requester, Standing, identify
+from gateway.coordinator.model import (
+    Group,
+    GroupState,
+    JoinGroup,
+    JoinReply,
+    Member,
+    MemberId,
+    Parked,
+    PendingMember,
+    Settings,
+    Step,
+)
+from gateway.coordinator.protocols import compatible, select_protocol
+from gateway.coordinator.rebalance import joined, rebalance
+from protocol.errors import ErrorCode
+
+KNOWN_MEMBER_ID_REQUIRED = 4
+"""JoinGroup version from which a dynamic member must be given its id before it joins (KIP-394)."""
+SKIP_ASSIGNMENT = 9
+"""JoinGroup version that lets a returning static leader see the members without assigning (KIP-814)."""
+MAX_REASON_CHARS = 255
+
+JoinAnswer = Callable[[Draft, JoinGroup, MemberId], None]
+"""Changes the draft for one accepted join; the member id is the one `identify` found."""
+
+
+def join(group: Group, event: JoinGroup, now_ms: int, settings: Settings) -> Step:
+    if not settings.group_min_session_timeout_ms <= event.session_timeout_ms <= settings.group_max_session_timeout_ms:
+        return refuse(group, event, ErrorCode.INVALID_SESSION_TIMEOUT)
+    if not group.exists and event.member_id != NO_MEMBER_ID:
+        return refuse(group, event, ErrorCode.UNKNOWN_MEMBER_ID)
+    requester = identify(group, event)
+    if not _has_room(group, requester, settings.group_max_size):
+        return _turn_away(group, event, requester, now_ms, settings)
+    if not compatible(group, event.protocol_type, event.protocols):
+        return refuse(group, event, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+    answer = ANSWERS[group.state][requester.standing]
+    if isinstance(answer, ErrorCode):
+        return refuse(group, event, answer)
+    if requester.standing is Standing.PENDING and event.group_instance_id is not None:
+        # Ids are handed out to dynamic members only; upstream throws here.
+        return refuse(group, event, ErrorCode.UNKNOWN_SERVER_ERROR)
+    draft = Draft(group, now_ms, settings)
+    draft.exists = True
+    answer(draft, event, requester.member_id)
+    return draft.seal()
+
+
+def refuse(group: Group, event: JoinGroup, error: ErrorCode) -> Step:
+    return Step(group, ((event.request_id, JoinReply(error, event.member_id)),))
+
+
+def refuse_dead(group: Group, event: JoinGroup, now_ms: int, settings: Settings) -> Step:
+    return refuse(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+# --- capacity -------------------------------------------------------------------------------------------------------
+
+
+def _has_room(group: Group, requester: Requester, max_size: int) -> bool:
+    """`group.max.size`: who is in may stay, but while everyone re-joins it is the first to come who stay."""
+    member = group.members.get(requester.member_id)
+    match group.state:
+        case GroupState.PREPARING_REBALANCE:
+            return (member is not None and member.parked_join is not None) or group.awaiting_join < max_size
+        case GroupState.COMPLETING_REBALANCE | GroupState.STABLE:
+            return member is not None or len(group.members) < max_size
+        case GroupState.EMPTY | GroupState.DEAD:
+            return True
+
+
+def _turn_away(group: Group, event: JoinGroup, requester: Requester, now_ms: int, settings: Settings) -> Step:
+    """GROUP_MAX_SIZE_REACHED, without an id to come back with; who held a place or an id loses it."""
+    reply = JoinReply(ErrorCode.GROUP_MAX_SIZE_REACHED, NO_MEMBER_ID)
+    member_id = requester.member_id
+    if member_id not in group.members and member_id not in group.pending:
+        return Step(group, ((event.request_id, reply),))
+    draft = Draft(group, now_ms, settings)
+    draft.answer(event.request_id, reply)
+    if draft.pending.pop(member_id, None) is None:
+        draft.remove(member_id)
+    if draft.state is GroupState.PREPARING_REBALANCE:
+        rebalance(draft, f"member {member_id} turned away, group.max.size reached")
+    return draft.seal()
+
+
+# --- what an accepted join does -------------------------------------------------------------------------------------
+
+
+def require_member_id(draft: Draft, event: JoinGroup, pending_id: MemberId) -> None:
+    """A dynamic newcomer is given its id first (a retry on its connection the same one again), or joins if it is of a
+    version that cannot be told so."""
+    if event.version < KNOWN_MEMBER_ID_REQUIRED:
+        admit(draft, event, pending_id)
+        return
+    member_id = pending_id or event.new_member_id
+    deadline_ms = draft.now_ms + event.session_timeout_ms
+    draft.pending[member_id] = PendingMember(member_id, event.connection_id, deadline_ms)
+    draft.answer(event.request_id, JoinReply(ErrorCode.MEMBER_ID_REQUIRED, member_id))
+
+
+def admit(draft: Draft, event: JoinGroup, pending_id: MemberId) -> None:
+    """A new member, under its pending id if it has one. Its first join starts a rebalance or takes part in one."""
+    draft.pending.pop(pending_id, None)
+    member = Member(
+        member_id=pending_id or event.new_member_id,
+        group_instance_id=event.group_instance_id,
+        client_id=event.client_id,
+        client_host=event.client_host,
+        session_timeout_ms=event.session_timeout_ms,
+        rebalance_timeout_ms=_rebalance_timeout_ms(event),
+        protocols=event.protocols,
+        is_new=True,
+        connection_id=event.connection_id,
+    )
+    if not draft.members:
+        draft.protocol_type = event.protocol_type
+        draft.leader_id = member.member_id
+    draft.park_join(member, _parked(event))
+    draft.arm_session(member)
+    if draft.initial_delay_remaining_ms is not None:
+        draft.new_member_added = True
+    rebalance(draft, _because(f"new member {member.member_id}", event))
+
+
+def return_while_preparing(draft: Draft, event: JoinGroup, old_id: MemberId) -> None:
+    """A static member restarted during the join phase: it has joined."""
+    _replace_static(draft, event, old_id, park=True)
+    rebalance(draft, _because(f"static member {event.group_instance_id} returned", event))
+
+
+def return_and_rebalance(draft: Draft, event: JoinGroup, old_id: MemberId) -> None:
+    """A static member restarted between its join and its sync, which nobody can send any more."""
+    return_while_preparing(draft, event, old_id)
+
+
+def return_while_stable(draft: Draft, event: JoinGroup, old_id: MemberId) -> None:
+    """A static member restarted: it takes over its own assignment without a rebalance, unless its new offer changes
+    the vote. The new id is stored before it is revealed."""
+    old_leader_id = draft.leader_id
+    member = _replace_static(draft, event, old_id, park=False)
+    assert draft.leader_id is not None
+    leader = draft.members[draft.leader_id]
+    if select_protocol(draft.members, draft.protocol_support, leader) != draft.protocol_name:
+        draft.park_join(member, _parked(event))
+        rebalance(draft, _because(f"static member {event.group_instance_id} changed the protocol", event))
+        return
+    draft.persist = True
+    draft.say(_because(f"static member {event.group_instance_id} returned as {member.member_id}", event))
+    if event.version >= SKIP_ASSIGNMENT:
+        reply = joined(draft, member, skip_assignment=member.member_id == draft.leader_id)
+    else:
+        # An older client that saw itself as the leader would assign anew; with its former id as leader it follows.
+        reply = replace(joined(draft, member), leader=old_leader_id or "", members=())
+    draft.answer(event.request_id, reply)
+
+
+def rejoin_while_preparing(draft: Draft, event: JoinGroup, member_id: MemberId) -> None:
+    _wait_at_barrier(draft, event, member_id, f"member {member_id} re-joined")
+
+
+def rejoin_while_completing(draft: Draft, event: JoinGroup, member_id: MemberId) -> None:
+    """Unchanged, it has only missed the answer to its join; changed, the generation is outdated before it began."""
+    if draft.members[member_id].protocols == event.protocols:
+        _answer_at_once(draft, event, member_id)
+    else:
+        _wait_at_barrier(draft, event, member_id, f"member {member_id} re-joined with other metadata")
+
+
+def rejoin_while_stable(draft: Draft, event: JoinGroup, member_id: MemberId) -> None:
+    """A leader that joins again wants to assign again, whatever it offers (it has seen new partitions)."""
+    if member_id == draft.leader_id:
+        _wait_at_barrier(draft, event, member_id, f"leader {member_id} re-joined")
+    elif draft.members[member_id].protocols != event.protocols:
+        _wait_at_barrier(draft, event, member_id, f"member {member_id} re-joined with other metadata")
+    else:
+        _answer_at_once(draft, event, member_id)
+
+
+def _answer_at_once(draft: Draft, event: JoinGroup, member_id: MemberId) -> None:
+    member = draft.hear(draft.members[member_id], event.connection_id)
+    draft.arm_session(member)
+    draft.answer(event.request_id, joined(draft, member))
+
+
+def _wait_at_barrier(draft: Draft, event: JoinGroup, member_id: MemberId, reason: str) -> None:
+    member = replace(
+        draft.hear(draft.members[member_id], event.connection_id),
+        protocols=event.protocols,
+        session_timeout_ms=event.session_timeout_ms,
+        rebalance_timeout_ms=_rebalance_timeout_ms(event),
+    )
+    draft.park_join(member, _parked(event))
+    rebalance(draft, _because(reason, event))
+
+
+def _replace_static(draft: Draft, event: JoinGroup, old_id: MemberId, *, park: bool) -> Member:
+    """The restarted process gets a new id, so that whoever still speaks under the old one is fenced."""
+    member = replace(
+        draft.members[old_id],
+        member_id=event.new_member_id,
+        client_id=event.client_id,
+        client_host=event.client_host,
+        session_timeout_ms=event.session_timeout_ms,
+        rebalance_timeout_ms=_rebalance_timeout_ms(event),
+        protocols=event.protocols,
+        is_new=False,
+        parked_join=_parked(event) if park else None,
+        parked_sync=None,
+        connection_id=event.connection_id,
+    )
+    draft.rename(old_id, member)
+    draft.arm_session(member)
+    return member
+
+
+def _parked(event: JoinGroup) -> Parked:
+    return Parked(event.request_id, event.connection_id)
+
+
+def _rebalance_timeout_ms(event: JoinGroup) -> int:
+    """Version 0 has no such field; the session timeout stands in for it, as upstream has it."""
+    return event.rebalance_timeout_ms if event.rebalance_timeout_ms > 0 else event.session_timeout_ms
+
+
+def _because(reason: str, event: JoinGroup) -> str:
+    """With the client's own words (KIP-800), which mean nothing to the protocol."""
+    return f"{reason}: {event.reason[:MAX_REASON_CHARS]}" if event.reason else reason
+
+
+# --- the matrix -----------------------------------------------------------------------------------------------------
+
+_NOBODY_THERE: Mapping[Standing, JoinAnswer | ErrorCode] = {
+    Standing.NEWCOMER: require_member_id,
+    Standing.NEW_INSTANCE: admit,
+    Standing.PENDING: admit,
+    # No instance is known to a group without members: these two cannot be met there.
+    Standing.RETURNING_INSTANCE: ErrorCode.UNKNOWN_MEMBER_ID,
+    Standing.FENCED: ErrorCode.UNKNOWN_MEMBER_ID,
+    Standing.MEMBER: ErrorCode.UNKNOWN_MEMBER_ID,
+    Standing.UNKNOWN: ErrorCode.UNKNOWN_MEMBER_ID,
+    Standing.UNKNOWN_INSTANCE: ErrorCode.UNKNOWN_MEMBER_ID,
+}
+
+_MEMBERS_THERE: Mapping[Standing, JoinAnswer | ErrorCode] = {
+    **_NOBODY_THERE,
+    Standing.FENCED: ErrorCode.FENCED_INSTANCE_ID,
+}
+
+ANSWERS: Mapping[GroupState, Mapping[Standing, JoinAnswer | ErrorCode]] = {
+    GroupState.EMPTY: _NOBODY_THERE,
+    GroupState.PREPARING_REBALANCE: {
+        **_MEMBERS_THERE,
+        Standing.RETURNING_INSTANCE: return_while_preparing,
+        Standing.MEMBER: rejoin_while_preparing,
+    },
+    GroupState.COMPLETING_REBALANCE: {
+        **_MEMBERS_THERE,
+        Standing.RETURNING_INSTANCE: return_and_rebalance,
+        Standing.MEMBER: rejoin_while_completing,
+    },
+    GroupState.STABLE: {
+        **_MEMBERS_THERE,
+        Standing.RETURNING_INSTANCE: return_while_stable,
+        Standing.MEMBER: rejoin_while_stable,
+    },
+}
+"""How a join that passed the checks is answered, by what the group is doing and who asks. Dead groups refuse before."""

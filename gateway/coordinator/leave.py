@@ -1,0 +1,89 @@
+"""LeaveGroup and DeleteGroups: ways to be gone.
+
+The one idea: a batch is one event. Each entry gets its own code, and whatever the batch takes away costs one rebalance
+and, only if the leader went, one election. Follows `classicGroupLeaveToClassicGroup` (KIP-345, KIP-800).
+"""
+
+from __future__ import annotations
+
+from gateway.coordinator.draft import Draft
+from gateway.coordinator.identity import NO_MEMBER_ID, refusal, static_member
+from gateway.coordinator.model import (
+    DeleteGroup,
+    DeleteReply,
+    Group,
+    GroupState,
+    LeaveGroup,
+    LeaveReply,
+    LeavingMember,
+    LeftMember,
+    Settings,
+    Step,
+)
+from gateway.coordinator.rebalance import maybe_complete_join_phase, rebalance
+from protocol.errors import ErrorCode
+
+MAX_REASON_CHARS = 255
+
+
+def leave(group: Group, event: LeaveGroup, now_ms: int, settings: Settings) -> Step:
+    """The top-level code is NONE whatever became of the entries; LeaveGroup 0-2 lifts its only entry's code."""
+    draft = Draft(group, now_ms, settings)
+    left = tuple(_leave_one(draft, leaving) for leaving in event.members)
+    reply = LeaveReply(ErrorCode.NONE, left)
+    if all(each.error is not ErrorCode.NONE for each in left):
+        return Step(group, ((event.request_id, reply),))
+    draft.answer(event.request_id, reply)
+    if len(draft.members) < len(group.members):
+        rebalance(draft, f"{len(group.members) - len(draft.members)} member(s) left")
+    elif draft.state is GroupState.PREPARING_REBALANCE:
+        maybe_complete_join_phase(draft)
+    return draft.seal()
+
+
+def leave_dead(group: Group, event: LeaveGroup, now_ms: int, settings: Settings) -> Step:
+    return Step(group, ((event.request_id, LeaveReply(ErrorCode.COORDINATOR_NOT_AVAILABLE)),))
+
+
+def _leave_one(draft: Draft, leaving: LeavingMember) -> LeftMember:
+    error = _take_out(draft, leaving)
+    return LeftMember(leaving.member_id, leaving.group_instance_id, error)
+
+
+def _take_out(draft: Draft, leaving: LeavingMember) -> ErrorCode:
+    if draft.pending.pop(leaving.member_id, None) is not None:
+        return ErrorCode.NONE
+    member_id = leaving.member_id
+    if member_id == NO_MEMBER_ID and leaving.group_instance_id is not None:
+        # An admin removes a static member by its instance alone.
+        owner = static_member(draft.members, leaving.group_instance_id)
+        if owner is None:
+            return ErrorCode.UNKNOWN_MEMBER_ID
+        member_id = owner.member_id
+    else:
+        error = refusal(draft.members, member_id, leaving.group_instance_id)
+        if error is not None:
+            return error
+    draft.remove(member_id)
+    draft.say(f"member {member_id} left" + (f": {leaving.reason[:MAX_REASON_CHARS]}" if leaving.reason else ""))
+    return ErrorCode.NONE
+
+
+def delete_empty(group: Group, event: DeleteGroup, now_ms: int, settings: Settings) -> Step:
+    """Pending ids go with the group: who comes back with one is told that it is unknown."""
+    if not group.exists:
+        return _answer(group, event, ErrorCode.GROUP_ID_NOT_FOUND)
+    deleted = Group(group.group_id, GroupState.DEAD)
+    return Step(deleted, ((event.request_id, DeleteReply(ErrorCode.NONE)),), persist=True, reasons=("group deleted",))
+
+
+def delete_live(group: Group, event: DeleteGroup, now_ms: int, settings: Settings) -> Step:
+    return _answer(group, event, ErrorCode.NON_EMPTY_GROUP)
+
+
+def delete_dead(group: Group, event: DeleteGroup, now_ms: int, settings: Settings) -> Step:
+    return _answer(group, event, ErrorCode.GROUP_ID_NOT_FOUND)
+
+
+def _answer(group: Group, event: DeleteGroup, error: ErrorCode) -> Step:
+    return Step(group, ((event.request_id, DeleteReply(error)),))

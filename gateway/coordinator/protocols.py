@@ -1,0 +1,70 @@
+"""Which protocols a group can speak, which one it chooses, and what its members subscribe to.
+
+The one idea: a protocol is a candidate only if every member lists it, and each member votes for its own first
+candidate. Metadata is opaque, except that members of type `consumer` say in it which topics they read.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+
+from gateway.coordinator.model import Group, Member, MemberId, Protocols
+from protocol import consumer
+from protocol.errors import ProtocolError
+
+CONSUMER_PROTOCOL_TYPE = "consumer"
+
+
+def names(protocols: Protocols) -> frozenset[str]:
+    """The protocols one member can speak. A nameless one is none: clients cannot read a success that names it."""
+    return frozenset(name for name, _ in protocols if name)
+
+
+def metadata_of(member: Member, protocol_name: str | None) -> bytes:
+    """b"" where the member does not list the protocol."""
+    return next((metadata for name, metadata in member.protocols if name == protocol_name), b"")
+
+
+def compatible(group: Group, protocol_type: str, protocols: Protocols) -> bool:
+    """Whether a member that offers these can be in the group beside all that are in it (`supportsProtocols`).
+
+    The requester's own old offer counts too: a lone member cannot switch to a disjoint list. A group without members
+    takes any type, whatever it was used for before.
+    """
+    if not group.members:
+        return protocol_type != "" and len(names(protocols)) > 0
+    everyone = len(group.members)
+    return protocol_type == group.protocol_type and any(
+        group.protocol_support.get(name) == everyone for name in names(protocols)
+    )
+
+
+def select_protocol(members: Mapping[MemberId, Member], support: Mapping[str, int], leader: Member) -> str:
+    """The vote (`selectProtocol`); a tie goes to what the leader prefers.
+
+    `members` is not empty and `compatible` let each of them in, so that there is a candidate.
+    """
+    candidates = {name for name, count in support.items() if count == len(members)}
+    votes = Counter(_first(member.protocols, candidates) for member in members.values())
+    most = max(votes.values())
+    return _first(leader.protocols, {name for name, count in votes.items() if count == most})
+
+
+def _first(protocols: Protocols, candidates: set[str]) -> str:
+    return next(name for name, _ in protocols if name in candidates)
+
+
+def subscribed_topics(
+    protocol_type: str | None, protocol_name: str, members: Iterable[Member]
+) -> frozenset[str] | None:
+    """None if one subscription cannot be read, or the type is not `consumer` and so has none."""
+    if protocol_type != CONSUMER_PROTOCOL_TYPE:
+        return None
+    topics: set[str] = set()
+    for member in members:
+        try:
+            topics.update(consumer.subscribed_topics(metadata_of(member, protocol_name)))
+        except ProtocolError:
+            return None
+    return frozenset(topics)

@@ -1,0 +1,149 @@
+"""The join barrier: when a rebalance starts, how long it waits for whom, and what its end does.
+
+The one idea: the generation rises once, when the barrier falls, so that until then every member still belongs to the
+old generation (its heartbeats get REBALANCE_IN_PROGRESS, its commits stand). Follows `prepareRebalance`,
+`maybeCompleteJoinPhase` and `completeClassicGroupJoin` of upstream's GroupMetadataManager.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gateway.coordinator.draft import Draft
+from gateway.coordinator.model import GroupState, JoinedMember, JoinReply, Member, MemberId, SyncReply
+from gateway.coordinator.protocols import metadata_of, select_protocol, subscribed_topics
+from protocol.errors import ErrorCode
+
+
+def rebalance(draft: Draft, reason: str) -> None:
+    """The membership or somebody's metadata has changed: opens the barrier, or looks whether an open one can fall."""
+    if draft.state is GroupState.PREPARING_REBALANCE:
+        draft.say(reason)
+        maybe_complete_join_phase(draft)
+    else:
+        prepare_rebalance(draft, reason)
+
+
+def prepare_rebalance(draft: Draft, reason: str) -> None:
+    draft.say(f"rebalance: {reason}")
+    if draft.state is GroupState.COMPLETING_REBALANCE:
+        _refuse_parked_syncs(draft)
+    was_empty = draft.state is GroupState.EMPTY
+    draft.transition(GroupState.PREPARING_REBALANCE)
+    draft.pending_sync.clear()
+    if was_empty:
+        _start_initial_delay(draft)
+    else:
+        draft.phase_deadline_ms = draft.now_ms + draft.rebalance_timeout_ms()
+        maybe_complete_join_phase(draft)
+
+
+def _refuse_parked_syncs(draft: Draft) -> None:
+    for member in [member for member in draft.members.values() if member.parked_sync is not None]:
+        assert member.parked_sync is not None
+        draft.answer(member.parked_sync.request_id, SyncReply(ErrorCode.REBALANCE_IN_PROGRESS))
+        draft.put(replace(member, parked_sync=None))
+        draft.arm_session(member)
+
+
+def _start_initial_delay(draft: Draft) -> None:
+    """A group's first members tend to start together: the first join of an Empty group waits for the others."""
+    delay_ms = draft.settings.group_initial_rebalance_delay_ms
+    draft.new_member_added = False
+    draft.initial_delay_remaining_ms = max(draft.rebalance_timeout_ms() - delay_ms, 0)
+    draft.phase_deadline_ms = draft.now_ms + delay_ms
+    if delay_ms <= 0:
+        complete_join_phase(draft)
+
+
+def end_initial_delay(draft: Draft, remaining_ms: int) -> None:
+    """Newcomers prolong the delay by itself, up to the rebalance timeout; pending members do not hold it back."""
+    if draft.new_member_added and remaining_ms > 0:
+        next_ms = min(draft.settings.group_initial_rebalance_delay_ms, remaining_ms)
+        draft.new_member_added = False
+        draft.initial_delay_remaining_ms = remaining_ms - next_ms
+        draft.phase_deadline_ms = draft.now_ms + next_ms
+    else:
+        complete_join_phase(draft)
+
+
+def maybe_complete_join_phase(draft: Draft) -> None:
+    """The barrier falls once everyone has joined; before the initial delay is over it never does."""
+    if draft.initial_delay_remaining_ms is not None:
+        return
+    everyone_joined = draft.awaiting_join == len(draft.members) and not draft.pending
+    if everyone_joined or not draft.members:
+        complete_join_phase(draft)
+
+
+def complete_join_phase(draft: Draft) -> None:
+    """The barrier falls, whoever is missing. Dynamic members that have not re-joined are out; static ones stay."""
+    for member in list(draft.members.values()):
+        if member.parked_join is None and member.group_instance_id is None:
+            draft.remove(member.member_id)
+            draft.say(f"member {member.member_id} did not re-join in time")
+    draft.initial_delay_remaining_ms = None
+    draft.new_member_added = False
+    if draft.members and draft.awaiting_join == 0:
+        # Only absent static members are left: nobody is there to lead, so wait until they come or expire.
+        draft.phase_deadline_ms = draft.now_ms + draft.rebalance_timeout_ms()
+        return
+    draft.generation_id += 1
+    draft.persist = True
+    if draft.members:
+        _begin_generation(draft)
+    else:
+        draft.transition(GroupState.EMPTY)
+        draft.protocol_name = None
+        draft.leader_id = None
+        draft.subscribed_topics = frozenset()
+        draft.phase_deadline_ms = None
+        draft.say(f"generation {draft.generation_id} is empty")
+
+
+def _begin_generation(draft: Draft) -> None:
+    leader = _elect_leader(draft)
+    draft.leader_id = leader.member_id
+    draft.protocol_name = select_protocol(draft.members, draft.protocol_support, leader)
+    draft.subscribed_topics = subscribed_topics(draft.protocol_type, draft.protocol_name, draft.members.values())
+    draft.transition(GroupState.COMPLETING_REBALANCE)
+    draft.say(f"generation {draft.generation_id} of {len(draft.members)} members, protocol {draft.protocol_name}")
+    for member in list(draft.members.values()):
+        if member.parked_join is not None:
+            draft.answer(member.parked_join.request_id, joined(draft, member))
+        # What the last generation assigned must not be served in this one.
+        settled = replace(member, parked_join=None, is_new=False, assignment=b"")
+        draft.put(settled)
+        # An absent static member has given no sign of life: its session runs on, unless it was a new member's.
+        if member.parked_join is not None or member.is_new:
+            draft.arm_session(settled)
+    draft.pending_sync = set(draft.members)
+    draft.phase_deadline_ms = draft.now_ms + draft.rebalance_timeout_ms()
+
+
+def _elect_leader(draft: Draft) -> Member:
+    """The old leader if it has re-joined, else whoever of those who have joined first."""
+    leader = draft.members.get(draft.leader_id or MemberId(""))
+    if leader is not None and leader.parked_join is not None:
+        return leader
+    return next(member for member in draft.members.values() if member.parked_join is not None)
+
+
+def joined(draft: Draft, member: Member, *, skip_assignment: bool = False) -> JoinReply:
+    """The success answer: the leader, who assigns, is also told all members with the chosen protocol's metadata."""
+    is_leader = member.member_id == draft.leader_id
+    return JoinReply(
+        ErrorCode.NONE,
+        member.member_id,
+        draft.generation_id,
+        draft.protocol_type,
+        draft.protocol_name,
+        draft.leader_id or "",
+        skip_assignment,
+        tuple(
+            JoinedMember(each.member_id, each.group_instance_id, metadata_of(each, draft.protocol_name))
+            for each in draft.members.values()
+        )
+        if is_leader
+        else (),
+    )

@@ -1,0 +1,112 @@
+"""SyncGroup: held until the leader has assigned, then answered with exactly the leader's bytes.
+
+The one idea: an assignment belongs to one generation and one member. Before the leader has spoken there is none, so
+followers wait; once it has, the stored one is served, as often as it is asked for. Errors change nothing.
+Follows `classicGroupSync`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gateway.coordinator.draft import Draft
+from gateway.coordinator.identity import refusal
+from gateway.coordinator.model import (
+    Group,
+    GroupState,
+    MemberId,
+    Parked,
+    RequestId,
+    Settings,
+    Step,
+    SyncGroup,
+    SyncReply,
+)
+from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
+from protocol.consumer import EMPTY_ASSIGNMENT
+from protocol.errors import ErrorCode
+
+
+def sync_empty(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step:
+    return _refuse(group, event, ErrorCode.UNKNOWN_MEMBER_ID)
+
+
+def sync_preparing(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step:
+    """The leader's sync of the generation that is being left ends here, too: whoever joined late is not left out."""
+    return _refuse(group, event, _error(group, event) or ErrorCode.REBALANCE_IN_PROGRESS)
+
+
+def sync_completing(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step:
+    error = _error(group, event)
+    if error is not None:
+        return _refuse(group, event, error)
+    draft = Draft(group, now_ms, settings)
+    member = draft.hear(draft.members[event.member_id], event.connection_id)
+    draft.pending_sync.discard(member.member_id)
+    draft.park_sync(member, Parked(event.request_id, event.connection_id))
+    if member.member_id == draft.leader_id:
+        _hand_out(draft, dict(event.assignments))
+    return draft.seal()
+
+
+def sync_stable(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step:
+    """Repeats get the same bytes; a leader's second list is ignored. The session timer is not touched (upstream)."""
+    error = _error(group, event)
+    if error is not None:
+        return _refuse(group, event, error)
+    draft = Draft(group, now_ms, settings)
+    member = draft.hear(draft.members[event.member_id], event.connection_id)
+    draft.pending_sync.discard(member.member_id)
+    _close_sync_phase(draft)
+    _answer(draft, event.request_id, member.assignment)
+    return draft.seal()
+
+
+def sync_dead(group: Group, event: SyncGroup, now_ms: int, settings: Settings) -> Step:
+    return _refuse(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+def _refuse(group: Group, event: SyncGroup, error: ErrorCode) -> Step:
+    return Step(group, ((event.request_id, SyncReply(error)),))
+
+
+def _error(group: Group, event: SyncGroup) -> ErrorCode | None:
+    error = refusal(group.members, event.member_id, event.group_instance_id)
+    if error is not None:
+        return error
+    if event.generation_id != group.generation_id:
+        return ErrorCode.ILLEGAL_GENERATION
+    if _differ(event.protocol_type, group.protocol_type) or _differ(event.protocol_name, group.protocol_name):
+        return ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    return None
+
+
+def _differ(given: str | None, own: str | None) -> bool:
+    """Only clients of version 5 and up say what they believe, and a group that has not voted yet has no opinion."""
+    return given is not None and own is not None and given != own
+
+
+def _hand_out(draft: Draft, assignments: dict[MemberId, bytes]) -> None:
+    """Members the leader left out get nothing to read, which is an assignment too; ids it made up are ignored."""
+    draft.transition(GroupState.STABLE)
+    draft.persist = True
+    draft.say(f"generation {draft.generation_id} assigned by {draft.leader_id}")
+    for member in list(draft.members.values()):
+        settled = replace(member, assignment=assignments.get(member.member_id, b""), parked_sync=None)
+        draft.put(settled)
+        if member.parked_sync is not None:
+            draft.arm_session(settled)
+            _answer(draft, member.parked_sync.request_id, settled.assignment)
+    _close_sync_phase(draft)
+
+
+def _close_sync_phase(draft: Draft) -> None:
+    if not draft.pending_sync:
+        draft.phase_deadline_ms = None
+
+
+def _answer(draft: Draft, request_id: RequestId, assignment: bytes) -> None:
+    if draft.protocol_type == CONSUMER_PROTOCOL_TYPE and not assignment:
+        # The Java consumer cannot read a zero-byte assignment; other protocol types are opaque.
+        assignment = EMPTY_ASSIGNMENT
+    draft.answer(request_id, SyncReply(ErrorCode.NONE, draft.protocol_type, draft.protocol_name, assignment))

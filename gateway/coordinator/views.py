@@ -1,0 +1,87 @@
+"""What others may know of a group: descriptions for admin APIs, and who is still held.
+
+The one idea: questions, not events. Nothing here changes a group or keeps a member alive.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.coordinator.model import Group, GroupState, JoinReply, MemberId, Reply, RequestId, SyncReply
+from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
+from protocol.errors import ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedMember:
+    member_id: MemberId
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    metadata: bytes
+    """Of the chosen protocol, and only while Stable; else b""."""
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedGroup:
+    group_id: str
+    state: str
+    """A missing group is "Dead" (from DescribeGroups 6 it is GROUP_ID_NOT_FOUND besides)."""
+    protocol_type: str
+    protocol_data: str
+    """The chosen protocol, and only while Stable; else ""."""
+    members: tuple[DescribedMember, ...]
+
+
+def describe(group: Group) -> DescribedGroup:
+    """As DescribeGroups shows it."""
+    protocol_name = group.protocol_name if group.state is GroupState.STABLE else None
+    return DescribedGroup(
+        group_id=group.group_id,
+        state=group.state.value if group.exists else GroupState.DEAD.value,
+        protocol_type=group.protocol_type or "",
+        protocol_data=protocol_name or "",
+        members=tuple(
+            DescribedMember(
+                member.member_id,
+                member.group_instance_id,
+                member.client_id,
+                member.client_host,
+                metadata_of(member, protocol_name),
+                member.assignment,
+            )
+            for member in group.members.values()
+        ),
+    )
+
+
+def offset_delete_refusal(group: Group) -> ErrorCode | None:
+    """Why no offset of this group may be deleted (OffsetDelete's top-level code), or None; then ask `subscribes_to`."""
+    if not group.exists:
+        return ErrorCode.GROUP_ID_NOT_FOUND
+    if group.state is not GroupState.EMPTY and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        return ErrorCode.NON_EMPTY_GROUP
+    return None
+
+
+def subscribes_to(group: Group, topic: str) -> bool:
+    """Whether a member reads the topic, so that its offsets must stay; with unreadable subscriptions any topic."""
+    if group.state is GroupState.EMPTY:
+        return False
+    return group.subscribed_topics is None or topic in group.subscribed_topics
+
+
+def parked_requests(group: Group) -> tuple[RequestId, ...]:
+    return tuple(request_id for request_id, _ in evict(group, ErrorCode.NOT_COORDINATOR))
+
+
+def evict(group: Group, error: ErrorCode) -> tuple[tuple[RequestId, Reply], ...]:
+    """The last replies to all who are held by a group that this node stops coordinating."""
+    replies: list[tuple[RequestId, Reply]] = []
+    for member in group.members.values():
+        if member.parked_join is not None:
+            replies.append((member.parked_join.request_id, JoinReply(error, member.member_id)))
+        if member.parked_sync is not None:
+            replies.append((member.parked_sync.request_id, SyncReply(error)))
+    return tuple(replies)
