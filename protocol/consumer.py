@@ -68,7 +68,7 @@ def decode_subscription(buffer: Buffer) -> Subscription:
 def subscribed_topics(buffer: Buffer) -> tuple[str, ...]:
     """Only the topics, which every version holds first.
 
-    What the coordinator needs of a classic member: a Sarama of old wrote version 1 without the fields of version 1.
+    All that the coordinator needs of a classic member; sarama-cluster says version 1 and leaves out what that adds.
     """
     reader = _Reader(buffer)
     reader.version()

@@ -139,10 +139,10 @@ def test_newer_version_is_read_with_the_newest_layout_and_the_rest_ignored():
 
 def test_topics_are_read_where_the_rest_is_missing():
     blob = encode_subscription(Subscription(0, ("a",)))
-    sarama = b"\x00\x01" + blob[2:]
+    sarama_cluster = b"\x00\x01" + blob[2:]
     with pytest.raises(ProtocolError):
-        decode_subscription(sarama)
-    assert subscribed_topics(sarama) == ("a",)
+        decode_subscription(sarama_cluster)
+    assert subscribed_topics(sarama_cluster) == ("a",)
 
 
 @pytest.mark.parametrize(
