@@ -224,7 +224,7 @@ class TaggedField:
 
     def differs(self, value: Any) -> bool:
         """Whether the value must be written. Any empty sequence equals the empty tuple."""
-        return (tuple(value) if isinstance(self.default, tuple) else value) != self.default
+        return (tuple(value) if self.default == () else value) != self.default
 
 
 class TaggedSection(Construct):
