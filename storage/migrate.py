@@ -1,0 +1,62 @@
+"""Brings the database to the schema this program knows.
+
+The one idea: numbered files in migrations/ are applied in order, all in one transaction, under an advisory lock that
+lets one node at a time do it; what was applied is recorded, so running it again does nothing. A migration waits for
+table locks only as long as lock_timeout, so it cannot stop a running node for long. There is no way back: a database
+newer than the program is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from importlib.resources import files
+
+from storage.errors import StorageError
+from storage.pool import Connection, Database
+from storage.queries import statement
+
+OLDEST_POSTGRES = 15
+
+_FILE = re.compile(r"^(\d{4})_[a-z0-9_]+\.sql$")
+
+
+def migrations() -> list[tuple[int, str, str]]:
+    """(number, file name, SQL) in order; numbers run from 1 without gaps."""
+    found = sorted(
+        (int(match[1]), file.name, file.read_text(encoding="utf-8"))
+        for file in files("storage").joinpath("migrations").iterdir()
+        if (match := _FILE.match(file.name))
+    )
+    if [number for number, _, _ in found] != list(range(1, len(found) + 1)):
+        raise StorageError(f"migrations are not numbered without gaps: {[name for _, name, _ in found]}")
+    return found
+
+
+async def migrate(database: Database) -> int:
+    """Applies what is missing and returns the schema's version.
+
+    StorageError if Postgres is older than 15, is not UTF8, or has a newer schema; StorageUnavailable if a lock is not
+    had in time.
+    """
+    known = migrations()
+
+    async def apply(connection: Connection) -> int:
+        server = await connection.fetchrow(statement("server_properties"))
+        assert server is not None
+        if server["version"] // 10000 < OLDEST_POSTGRES:
+            raise StorageError(f"Postgres {OLDEST_POSTGRES} or later is needed, this is {server['version'] // 10000}")
+        if server["encoding"] != "UTF8":
+            raise StorageError(f"the database's encoding must be UTF8, it is {server['encoding']}")
+        await connection.execute(statement("migration_limits"))
+        await connection.execute(statement("lock_migrations"))
+        await connection.execute(statement("create_schema"))
+        await connection.execute(statement("create_migration_table"))
+        applied = int(await connection.fetchval(statement("applied_migration")))
+        if applied > len(known):
+            raise StorageError(f"the database's schema is version {applied}, this program knows {len(known)}")
+        for number, name, sql in known[applied:]:
+            await connection.execute(sql)
+            await connection.execute(statement("record_migration"), number, name)
+        return len(known)
+
+    return await database.hot.transact(apply)

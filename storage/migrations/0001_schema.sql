@@ -1,0 +1,272 @@
+-- Everything Sluice keeps, in its own schema. Written for people too: see the views at the end.
+--
+-- Lock order, so that no two writers can deadlock: cluster, then coordinator_lease by shard, consumer_group by group_id,
+-- topic, partition by partition_key, then the rows that hang off them in primary key order.
+--
+-- Times named *_ms are Unix milliseconds as Kafka's protocol gives them; leases and nodes use the database's clock.
+
+-- --- cluster ---------------------------------------------------------------------------------------------------------
+
+create function random_uuid() returns uuid
+language plpgsql volatile as $$
+-- A random UUID whose base64 form does not start with '-', which command line tools would read as an option.
+declare
+    candidate uuid;
+begin
+    loop
+        candidate := gen_random_uuid();
+        exit when get_byte(uuid_send(candidate), 0) >> 2 <> 62;
+    end loop;
+    return candidate;
+end
+$$;
+
+create table cluster (
+    singleton         boolean primary key default true check (singleton),
+    cluster_id        text   not null,
+    catalog_version   bigint not null default 1,
+    next_producer_id  bigint not null default 0
+) with (fillfactor = 10);
+
+comment on table cluster is 'One row. Locking it serialises changes of the catalog, so versions become visible in order.';
+
+insert into cluster (cluster_id)
+select translate(rtrim(encode(uuid_send(random_uuid()), 'base64'), '='), '+/', '-_');
+
+create table broker_config (
+    name   text primary key,
+    value  text not null
+);
+
+comment on table broker_config is 'Cluster-wide dynamic broker settings, as AlterConfigs set them.';
+
+-- --- topics ----------------------------------------------------------------------------------------------------------
+
+create table topic (
+    topic_id    uuid primary key default random_uuid(),
+    name        text collate "C" not null,
+    internal    boolean not null default false,
+    configs     jsonb not null default '{}',
+    created_at  timestamptz not null default now(),
+    deleted_at  timestamptz
+);
+
+comment on column topic.deleted_at is 'A deleted topic is invisible and its name free at once; purge removes its rows.';
+
+create unique index topic_live_name on topic (name) where deleted_at is null;
+create index topic_deleted on topic (deleted_at) where deleted_at is not null;
+
+create table partition (
+    partition_key     bigint generated always as identity primary key,
+    topic_id          uuid    not null references topic,
+    partition_index   integer not null,
+    leader_epoch      integer not null default 0,
+    log_start_offset  bigint  not null default 0,
+    next_offset       bigint  not null default 0,
+    size_bytes        bigint  not null default 0,
+    max_timestamp_ms  bigint  not null default -1,
+    deleted           boolean not null default false,
+    unique (topic_id, partition_index)
+) with (
+    fillfactor = 40,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 1000,
+    autovacuum_vacuum_cost_delay = 0
+);
+
+comment on table partition is 'The truth of a partition. Every append updates its row, in place (HOT): hence the fillfactor.';
+comment on column partition.next_offset is 'Offset of the next record: the log end and the high watermark.';
+comment on column partition.size_bytes is 'Sum of batch.size_bytes.';
+comment on column partition.max_timestamp_ms is 'Greatest timestamp ever appended; where batch.running_max_timestamp_ms goes on.';
+
+-- --- log -------------------------------------------------------------------------------------------------------------
+
+-- No foreign key to partition: rows are written only under its row lock, and the check would cost a lock per batch.
+create table batch (
+    partition_key             bigint  not null,
+    base_offset               bigint  not null,
+    last_offset               bigint  not null,
+    max_timestamp_ms          bigint  not null,
+    running_max_timestamp_ms  bigint  not null,
+    append_timestamp_ms       bigint,
+    size_bytes                integer not null,
+    records                   bytea   not null,
+    primary key (partition_key, base_offset)
+) with (
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_insert_scale_factor = 0.1,
+    autovacuum_analyze_scale_factor = 0.05,
+    toast.autovacuum_vacuum_scale_factor = 0.02,
+    toast.autovacuum_vacuum_insert_scale_factor = 0.1
+);
+
+-- Clients compress; compressing again would only cost.
+alter table batch alter column records set storage external;
+
+create index batch_by_timestamp on batch (partition_key, running_max_timestamp_ms, base_offset);
+
+comment on table batch is 'One record batch (magic 2) per row, bytes as the producer sent them but for base offset and leader epoch.';
+comment on column batch.running_max_timestamp_ms is
+    'At least the greatest max_timestamp_ms of this and all earlier batches: never falls with rising offset, so an index finds the first batch at or after a time.';
+comment on column batch.append_timestamp_ms is 'Set only where the batch carries no timestamp (-1): what retention by time goes by.';
+
+create table producer_state (
+    partition_key    bigint  not null,
+    producer_id      bigint  not null,
+    producer_epoch   integer not null,
+    next_sequence    integer not null,
+    batch_count      bigint  not null,
+    first_sequences  integer[] not null,
+    last_sequences   integer[] not null,
+    base_offsets     bigint[]  not null,
+    appended_at      timestamptz not null,
+    primary key (partition_key, producer_id)
+) with (
+    fillfactor = 50,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 1000
+);
+
+comment on table producer_state is
+    'What recognises a retried batch: the last five of each idempotent producer, as rings of five whose next slot is batch_count % 5 + 1.';
+comment on column producer_state.batch_count is 'Batches appended in this epoch.';
+
+create table compaction_state (
+    partition_key       bigint primary key,
+    revision            bigint not null default 0,
+    first_dirty_offset  bigint not null default 0,
+    clean_bytes         bigint not null default 0,
+    cleaned_at          timestamptz
+);
+
+comment on table compaction_state is 'How far the cleaner came. `revision` fences replacements: one that started before another ended is refused.';
+
+-- --- nodes and leases ------------------------------------------------------------------------------------------------
+
+create table node (
+    node_id        integer primary key check (node_id >= 1),
+    name           text collate "C" not null unique,
+    host           text    not null,
+    port           integer not null,
+    rack           text,
+    incarnation    bigint  not null default 1,
+    registered_at  timestamptz not null default now(),
+    expires_at     timestamptz not null
+) with (fillfactor = 50);
+
+comment on column node.incarnation is 'Rises whenever a process registers under this id, and fences the one before it.';
+
+create table coordinator_lease (
+    shard        integer primary key,
+    node_id      integer not null,
+    incarnation  bigint  not null,
+    lease_epoch  integer not null,
+    expires_at   timestamptz not null
+) with (fillfactor = 50);
+
+comment on table coordinator_lease is 'Who may write groups of a shard. lease_epoch rises with every change of owner.';
+
+-- --- groups and offsets ----------------------------------------------------------------------------------------------
+
+create table consumer_group (
+    group_id            text collate "C" primary key,
+    shard               integer not null,
+    state               text    not null,
+    state_timestamp_ms  bigint  not null,
+    protocol_type       text,
+    protocol_name       text,
+    generation_id       integer not null,
+    leader_id           text
+) with (fillfactor = 50);
+
+create index consumer_group_shard on consumer_group (shard, group_id);
+
+create table group_member (
+    group_id              text collate "C" not null references consumer_group,
+    member_id             text collate "C" not null,
+    position              integer not null,
+    group_instance_id     text,
+    client_id             text    not null,
+    client_host           text    not null,
+    session_timeout_ms    integer not null,
+    rebalance_timeout_ms  integer not null,
+    protocol_names        text[]  not null,
+    protocol_metadata     bytea[] not null,
+    assignment            bytea   not null,
+    primary key (group_id, member_id)
+) with (fillfactor = 70);
+
+comment on column group_member.position is 'Order of joining.';
+
+create table committed_offset (
+    group_id             text collate "C" not null references consumer_group,
+    topic_id             uuid    not null references topic,
+    partition_index      integer not null,
+    committed_offset     bigint  not null,
+    leader_epoch         integer not null,
+    metadata             text    not null,
+    commit_timestamp_ms  bigint  not null,
+    expire_timestamp_ms  bigint,
+    primary key (group_id, topic_id, partition_index)
+) with (
+    fillfactor = 50,
+    autovacuum_vacuum_scale_factor = 0.02,
+    autovacuum_vacuum_threshold = 1000
+);
+
+create index committed_offset_topic on committed_offset (topic_id, group_id, partition_index);
+
+-- --- views -----------------------------------------------------------------------------------------------------------
+
+create view consumer_lag as
+select
+    o.group_id,
+    t.name as topic,
+    o.partition_index as partition,
+    o.committed_offset,
+    p.log_start_offset,
+    p.next_offset as log_end_offset,
+    greatest(p.next_offset - greatest(o.committed_offset, p.log_start_offset), 0) as lag,
+    to_timestamp(o.commit_timestamp_ms / 1000.0) as committed_at,
+    o.metadata
+from committed_offset o
+join topic t on t.topic_id = o.topic_id and t.deleted_at is null
+join partition p on p.topic_id = o.topic_id and p.partition_index = o.partition_index;
+
+comment on view consumer_lag is 'Records each group has yet to read, per partition it has committed.';
+
+create view consumer_group_member as
+select
+    g.group_id,
+    g.state,
+    g.generation_id,
+    g.protocol_type,
+    g.protocol_name,
+    m.member_id,
+    m.member_id = g.leader_id as leader,
+    m.group_instance_id,
+    m.client_id,
+    m.client_host,
+    m.session_timeout_ms,
+    m.rebalance_timeout_ms
+from consumer_group g
+left join group_member m using (group_id);
+
+comment on view consumer_group_member is 'Groups with their members; a group without members is one row with nulls.';
+
+create view topic_partition as
+select
+    t.name as topic,
+    t.topic_id,
+    p.partition_index as partition,
+    p.partition_key,
+    p.log_start_offset,
+    p.next_offset as log_end_offset,
+    p.next_offset - p.log_start_offset as offsets,
+    p.size_bytes,
+    case when p.max_timestamp_ms >= 0 then to_timestamp(p.max_timestamp_ms / 1000.0) end as newest_record_at
+from topic t
+join partition p using (topic_id)
+where t.deleted_at is null;
+
+comment on view topic_partition is 'Live partitions with their offsets and size.';

@@ -1,0 +1,93 @@
+"""Nodes of the cluster and the leases under which they coordinate groups.
+
+The one idea: time is the database's, and authority is a number. Whether a registration or lease has run out is judged
+by Postgres's clock alone; whether a write is allowed is judged by the lease's epoch, which rises with every change of
+owner, so a node that was asleep while its lease ran out is refused whatever its clock says. A process that registers
+under a name in use supersedes the one before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from storage.errors import StorageConflict
+from storage.pool import Database, Row
+from storage.queries import statement
+from storage.types import CoordinatorLease, Node, NodeId
+
+
+def _lease(row: Row) -> CoordinatorLease:
+    return CoordinatorLease(shard=row["shard"], node_id=NodeId(row["node_id"]), lease_epoch=row["lease_epoch"])
+
+
+class NodeStore:
+    """Registrations and leases of this process. It remembers which incarnation of a node it registered, so calls for a
+    node that another process has since taken over raise StorageConflict."""
+
+    def __init__(self, database: Database) -> None:
+        self._pool = database.hot
+        self._incarnations: dict[NodeId, int] = {}
+
+    def _incarnation(self, node_id: NodeId) -> int:
+        incarnation = self._incarnations.get(node_id)
+        if incarnation is None:
+            raise StorageConflict(f"node {node_id} has not been registered by this process")
+        return incarnation
+
+    async def register(self, host: str, port: int, rack: str | None, ttl_ms: int, *, name: str | None = None) -> NodeId:
+        """The node's id for `ttl_ms` from now: the one its name had before, else the lowest (>= 1) of no live node.
+
+        Without a name the advertised address is the name: a node that was killed comes back with its id.
+        """
+        row = await self._pool.fetch_row(
+            statement("register_node"), name if name is not None else f"{host}:{port}", host, port, rack, ttl_ms
+        )
+        assert row is not None
+        node_id = NodeId(row["node_id"])
+        self._incarnations[node_id] = row["incarnation"]
+        return node_id
+
+    async def renew(self, node_id: NodeId, ttl_ms: int) -> None:
+        """Prolongs the registration. StorageConflict if another process has it."""
+        renewed = await self._pool.fetch_value(statement("renew_node"), node_id, self._incarnation(node_id), ttl_ms)
+        if renewed is None:
+            raise StorageConflict(f"node {node_id} has been taken over by another process")
+
+    async def alive(self) -> list[Node]:
+        """Nodes whose registration has not run out, ordered by id."""
+        rows = await self._pool.fetch(statement("alive_nodes"))
+        return [Node(NodeId(row["node_id"]), row["host"], row["port"], row["rack"]) for row in rows]
+
+    async def withdraw(self, node_id: NodeId) -> None:
+        """Ends the registration; no effect if another process has it."""
+        await self._pool.fetch(statement("withdraw_node"), node_id, self._incarnation(node_id))
+
+    async def acquire_leases(self, node_id: NodeId, shards: Sequence[int], ttl_ms: int) -> list[CoordinatorLease]:
+        """Those of `shards` that nobody else holds, for `ttl_ms` from now. The epoch rises unless this process had the
+        lease already. Waits for writes under way by the former owner. None at all if the node was taken over."""
+        rows = await self._pool.fetch(
+            statement("acquire_leases"), node_id, self._incarnation(node_id), list(shards), ttl_ms
+        )
+        return [_lease(row) for row in rows]
+
+    async def renew_leases(
+        self, node_id: NodeId, leases: Sequence[CoordinatorLease], ttl_ms: int
+    ) -> list[CoordinatorLease]:
+        """Prolongs `leases`; those that are still this node's, at the same epoch."""
+        rows = await self._pool.fetch(
+            statement("renew_leases"),
+            node_id,
+            self._incarnation(node_id),
+            [lease.shard for lease in leases],
+            [lease.lease_epoch for lease in leases],
+            ttl_ms,
+        )
+        return [_lease(row) for row in rows]
+
+    async def release_leases(self, node_id: NodeId) -> None:
+        """Lets other nodes take this process's leases at once."""
+        await self._pool.fetch(statement("release_leases"), node_id, self._incarnation(node_id))
+
+    async def lease_owners(self) -> list[CoordinatorLease]:
+        """Every lease that has not run out, ordered by shard."""
+        return [_lease(row) for row in await self._pool.fetch(statement("lease_owners"))]

@@ -1,0 +1,149 @@
+"""Committed offsets.
+
+The one idea: whether a commit stands is decided in the transaction that writes it, by the shard's lease and the group's
+stored generation (`commit_offsets` in migrations/0003), so neither a former coordinator nor a former generation can
+write after its successor has begun. Many commits, of many groups, go in one call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+from uuid import UUID
+
+from storage.errors import StorageConflict
+from storage.pool import Connection, Database, Row
+from storage.queries import statement
+from storage.text import loaded, stored
+from storage.types import CommittedOffset, CoordinatorLease, OffsetCommit, Refusal
+
+
+@dataclass(frozen=True, slots=True)
+class ExpiredOffsets:
+    """What one pass removed. More may be due if a limit was reached."""
+
+    offset_count: int
+    deleted_groups: tuple[str, ...]
+    """Empty groups that had no offsets left."""
+
+
+def _committed_offset(row: Row) -> CommittedOffset:
+    return CommittedOffset(
+        topic_id=row["topic_id"],
+        partition_index=row["partition_index"],
+        committed_offset=row["committed_offset"],
+        leader_epoch=row["leader_epoch"],
+        metadata=loaded(row["metadata"]),
+        commit_timestamp_ms=row["commit_timestamp_ms"],
+    )
+
+
+class OffsetStore:
+    """Commits, reads, deletes and expires offsets."""
+
+    def __init__(self, database: Database) -> None:
+        self._hot = database.hot
+        self._cold = database.cold
+
+    async def commit(self, commits: Sequence[OffsetCommit]) -> list[Refusal | None]:
+        """Writes all that stand, in one durable transaction; None or the refusal per commit.
+
+        NOT_COORDINATOR: the lease is not current. ILLEGAL_GENERATION: the stored group has another generation, is
+        missing, or (generation −1) has members. UNKNOWN_TOPIC: no live topic has the id; UNKNOWN_PARTITION: it has no
+        such partition. Of several commits of one partition the last accepted one is kept.
+        """
+        if not commits:
+            return []
+        fences: dict[tuple[CoordinatorLease, str, int], int] = {}
+        fence_positions = [
+            fences.setdefault((commit.lease, commit.group_id, commit.generation_id), len(fences) + 1)
+            for commit in commits
+        ]
+        refusals = cast(
+            list[Any],
+            await self._hot.fetch_value(
+                statement("commit_offsets"),
+                [lease.shard for lease, _, _ in fences],
+                [lease.node_id for lease, _, _ in fences],
+                [lease.lease_epoch for lease, _, _ in fences],
+                [stored(group_id) for _, group_id, _ in fences],
+                [generation_id for _, _, generation_id in fences],
+                fence_positions,
+                [commit.topic_id for commit in commits],
+                [commit.partition_index for commit in commits],
+                [commit.committed_offset for commit in commits],
+                [commit.leader_epoch for commit in commits],
+                [stored(commit.metadata) for commit in commits],
+                [commit.commit_timestamp_ms for commit in commits],
+                [commit.expire_timestamp_ms for commit in commits],
+            ),
+        )
+        return [None if refusal is None else Refusal(refusal) for refusal in refusals]
+
+    async def fetch(self, group_id: str, partitions: Sequence[tuple[UUID, int]] | None = None) -> list[CommittedOffset]:
+        """What the group has committed for `partitions` (None: for all), live topics only; absent where it has not."""
+        if partitions is None:
+            rows = await self._hot.fetch(statement("fetch_all_offsets"), stored(group_id))
+        else:
+            rows = await self._hot.fetch(
+                statement("fetch_offsets"),
+                stored(group_id),
+                [topic_id for topic_id, _ in partitions],
+                [partition_index for _, partition_index in partitions],
+            )
+        return [_committed_offset(row) for row in rows]
+
+    async def delete(self, group_id: str, partitions: Sequence[tuple[UUID, int]], lease: CoordinatorLease) -> None:
+        """Removes the group's offsets of `partitions`. StorageConflict if the lease is not current."""
+
+        async def remove(connection: Connection) -> None:
+            await _check_lease(connection, lease)
+            await connection.execute(
+                statement("delete_offsets"),
+                stored(group_id),
+                [topic_id for topic_id, _ in partitions],
+                [partition_index for _, partition_index in partitions],
+            )
+
+        await self._hot.transact(remove)
+
+    async def expire(
+        self,
+        lease: CoordinatorLease,
+        retention_ms: int,
+        *,
+        subscriptions: Mapping[str, Collection[str]],
+        unsettled: Collection[str],
+        group_limit: int = 500,
+        offset_limit: int = 10_000,
+    ) -> ExpiredOffsets:
+        """One bounded pass over the lease's shard, by the rules of upstream's OffsetExpirationCondition.
+
+        `subscriptions`: topic names per Stable group of type "consumer" whose subscriptions are known. `unsettled`:
+        groups that the coordinator holds in another state than Empty, of which nothing may expire. Every other group is
+        taken to be as stored. StorageConflict if the lease is not current.
+        """
+        row = await self._cold.fetch_row(
+            statement("expire_offsets"),
+            lease.shard,
+            lease.node_id,
+            lease.lease_epoch,
+            retention_ms,
+            [stored(group_id) for group_id in subscriptions],
+            [f"{stored(group_id)}/{stored(topic)}" for group_id, topics in subscriptions.items() for topic in topics],
+            [stored(group_id) for group_id in unsettled],
+            group_limit,
+            offset_limit,
+        )
+        assert row is not None
+        if row["fenced"]:
+            raise StorageConflict(f"the lease of shard {lease.shard} is no more at epoch {lease.lease_epoch}")
+        deleted_groups = cast(list[str], row["deleted_groups"])
+        return ExpiredOffsets(row["expired_offsets"], tuple(loaded(group_id) for group_id in deleted_groups))
+
+
+async def _check_lease(connection: Connection, lease: CoordinatorLease) -> None:
+    current = await connection.fetchval(statement("lease_is_current"), lease.shard, lease.node_id, lease.lease_epoch)
+    if not current:
+        raise StorageConflict(f"the lease of shard {lease.shard} is no more at epoch {lease.lease_epoch}")

@@ -1,0 +1,240 @@
+"""Connections to Postgres: two pools, one place where asyncpg's exceptions become ours.
+
+The one idea: `hot` serves what a client waits for with a write or a lookup, `cold` serves reads of the log below the
+in-memory tail and maintenance, so that a consumer that replays the past cannot starve producers. Every wait is bounded:
+for a connection, for a lock, for a statement, on the server and here.
+
+What it does not do: it does not retry what may have taken effect. Only serialization failures and deadlocks, which
+Postgres has rolled back, are tried again. After a lost connection the next call gets a new one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar, cast
+
+import asyncpg  # pyright: ignore[reportMissingTypeStubs]
+
+from storage.errors import StorageError, StorageUnavailable
+
+SCHEMA = "sluice"
+
+Row = Mapping[str, Any]
+T = TypeVar("T")
+
+_RETRIED_SQLSTATES = frozenset({"40001", "40P01"})
+"""serialization_failure, deadlock_detected: rolled back by Postgres, so safe to run again."""
+
+_TRANSIENT_SQLSTATE_CLASSES = frozenset({"08", "40", "53", "57", "58"})
+"""Connection, rollback, insufficient resources, operator intervention (shutdown, timeouts), system error."""
+
+_TRANSIENT_SQLSTATES = frozenset({"25006", "25P03", "55P03"})
+"""read_only_sql_transaction (a standby after failover), idle_in_transaction timeout, lock_not_available."""
+
+_ATTEMPTS = 4
+_RETRY_DELAY_S = 0.02
+
+
+class Connection(Protocol):
+    """What the other modules use of an asyncpg connection."""
+
+    async def fetch(self, query: str, *args: object) -> Sequence[Row]: ...
+    async def fetchrow(self, query: str, *args: object) -> Row | None: ...
+    async def fetchval(self, query: str, *args: object) -> Any: ...
+    async def execute(self, query: str, *args: object) -> str: ...
+    async def executemany(self, command: str, args: Iterable[Sequence[object]]) -> None: ...
+    async def copy_records_to_table(
+        self, table_name: str, *, records: Iterable[Sequence[object]], columns: Sequence[str]
+    ) -> str: ...
+    def transaction(
+        self, *, isolation: str | None = None, readonly: bool = False
+    ) -> AbstractAsyncContextManager[object]: ...
+
+
+class _AsyncpgPool(Protocol):
+    def acquire(self, *, timeout: float) -> AbstractAsyncContextManager[Connection]: ...
+    async def close(self) -> None: ...
+    def terminate(self) -> None: ...
+    def get_size(self) -> int: ...
+    def get_idle_size(self) -> int: ...
+
+
+def _translated(error: Exception) -> StorageError:
+    """The storage error for what asyncpg or the socket raised."""
+    if isinstance(error, asyncpg.PostgresError):
+        sqlstate = str(getattr(error, "sqlstate", "") or "")
+        transient = sqlstate[:2] in _TRANSIENT_SQLSTATE_CLASSES or sqlstate in _TRANSIENT_SQLSTATES
+        return (StorageUnavailable if transient else StorageError)(f"Postgres: {error} ({sqlstate})")
+    if isinstance(error, ValueError):  # asyncpg.DataError: an argument of the wrong type or range
+        return StorageError(f"argument refused: {error}")
+    return StorageUnavailable(f"Postgres unavailable: {error or type(error).__name__}")
+
+
+@asynccontextmanager
+async def translated_errors() -> AsyncGenerator[None, None]:
+    """Raises storage errors in place of asyncpg's and the socket's; a timeout is an OSError too."""
+    try:
+        yield
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+        raise _translated(error) from error
+
+
+def _retried(error: StorageError) -> bool:
+    return str(getattr(error.__cause__, "sqlstate", "")) in _RETRIED_SQLSTATES
+
+
+class Pool:
+    """A bounded set of connections. Calls wait at most `acquire_timeout_s` for one, else StorageUnavailable."""
+
+    def __init__(self, pool: _AsyncpgPool, acquire_timeout_s: float) -> None:
+        self._pool = pool
+        self._acquire_timeout_s = acquire_timeout_s
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncGenerator[Connection, None]:
+        """A connection for a unit of work of the caller; raises storage errors only."""
+        async with translated_errors(), self._pool.acquire(timeout=self._acquire_timeout_s) as connection:
+            yield connection
+
+    async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """`work` on a connection, again if Postgres rolled it back for a deadlock or serialization failure.
+
+        `work` must be one statement or one transaction, and hold no state that a second run would find changed.
+        """
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                async with self.connection() as connection:
+                    return await work(connection)
+            except StorageError as error:
+                if attempt == _ATTEMPTS or not _retried(error):
+                    raise
+            await asyncio.sleep(_RETRY_DELAY_S * attempt * (0.5 + random.random()))
+        raise AssertionError("the last attempt returns or raises")
+
+    async def fetch(self, query: str, *args: object) -> Sequence[Row]:
+        return await self.run(lambda connection: connection.fetch(query, *args))
+
+    async def fetch_row(self, query: str, *args: object) -> Row | None:
+        return await self.run(lambda connection: connection.fetchrow(query, *args))
+
+    async def fetch_value(self, query: str, *args: object) -> Any:
+        """The first column of the first row, None if there is none."""
+        return await self.run(lambda connection: connection.fetchval(query, *args))
+
+    async def transact(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        """`work` in one transaction, with the retries of `run`."""
+
+        async def transaction(connection: Connection) -> T:
+            async with connection.transaction():
+                return await work(connection)
+
+        return await self.run(transaction)
+
+    @property
+    def size(self) -> int:
+        """Open connections."""
+        return self._pool.get_size()
+
+    @property
+    def idle_size(self) -> int:
+        """Open connections that nobody uses at this moment."""
+        return self._pool.get_idle_size()
+
+    async def close(self, timeout_s: float) -> None:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._pool.close()
+        except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+            self._pool.terminate()
+
+
+async def _no_reset(_connection: object) -> None:
+    """Sessions hold nothing between uses (asyncpg itself rolls back an open transaction), so a reset would be a wasted
+    round trip."""
+
+
+async def _prepare_session(connection: Connection) -> None:
+    """An acknowledged write must be on disk: undo an installation's synchronous_commit = off, keep stronger values."""
+    await connection.execute(
+        "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'"
+    )
+
+
+async def _open_pool(
+    url: str, *, connections: int, statement_timeout_ms: int, acquire_timeout_s: float, connect_timeout_s: float
+) -> Pool:
+    pool = await cast(
+        Awaitable[Any],
+        asyncpg.create_pool(  # pyright: ignore[reportUnknownMemberType]
+            url,
+            min_size=1,
+            max_size=connections,
+            max_queries=2**62,
+            max_inactive_connection_lifetime=0,
+            init=_prepare_session,
+            reset=_no_reset,
+            timeout=connect_timeout_s,
+            # The server cancels first and says so; this catches a server that does not answer at all.
+            command_timeout=statement_timeout_ms / 1000 + 2,
+            max_cached_statement_lifetime=0,
+            server_settings={
+                "application_name": "sluice",
+                "search_path": SCHEMA,
+                "timezone": "UTC",
+                "jit": "off",
+                "statement_timeout": str(statement_timeout_ms),
+                "lock_timeout": str(min(statement_timeout_ms, 5000)),
+                "idle_in_transaction_session_timeout": "15000",
+            },
+        ),
+    )
+    return Pool(cast(_AsyncpgPool, pool), acquire_timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Database:
+    """One Postgres database with Sluice's schema. `migrate` it before use."""
+
+    hot: Pool
+    cold: Pool
+
+    @classmethod
+    async def open(
+        cls,
+        url: str,
+        *,
+        hot_connections: int = 6,
+        cold_connections: int = 4,
+        statement_timeout_ms: int = 10_000,
+        acquire_timeout_s: float = 10.0,
+        connect_timeout_s: float = 5.0,
+    ) -> Database:
+        """Connects both pools; StorageUnavailable if Postgres cannot be reached."""
+        async with translated_errors():
+            hot = await _open_pool(
+                url,
+                connections=hot_connections,
+                statement_timeout_ms=statement_timeout_ms,
+                acquire_timeout_s=acquire_timeout_s,
+                connect_timeout_s=connect_timeout_s,
+            )
+            try:
+                cold = await _open_pool(
+                    url,
+                    connections=cold_connections,
+                    statement_timeout_ms=statement_timeout_ms,
+                    acquire_timeout_s=acquire_timeout_s,
+                    connect_timeout_s=connect_timeout_s,
+                )
+            except BaseException:
+                await hot.close(timeout_s=1.0)
+                raise
+        return cls(hot, cold)
+
+    async def close(self, timeout_s: float = 5.0) -> None:
+        """Waits for calls under way, at most `timeout_s`, then cuts them off."""
+        await asyncio.gather(self.hot.close(timeout_s), self.cold.close(timeout_s))

@@ -1,0 +1,31 @@
+-- name: server_properties
+-- What the database must be: version as in server_version_num, encoding.
+select current_setting('server_version_num')::integer as version, getdatabaseencoding()::text as encoding;
+
+-- name: migration_limits
+-- A migration may take longer than a request, but waits only so long for locks.
+select set_config('statement_timeout', '0', true), set_config('lock_timeout', '20000', true);
+
+-- name: lock_migrations
+-- One node at a time; released at the end of the transaction. The key is an arbitrary constant.
+select pg_advisory_xact_lock(5364219801234501);
+
+-- name: create_schema
+-- Everything lives in its own schema, so that Sluice can share a database.
+create schema if not exists sluice;
+
+-- name: create_migration_table
+-- What has been applied.
+create table if not exists sluice.schema_migration (
+    version     integer primary key,
+    file_name   text not null,
+    applied_at  timestamptz not null default now()
+);
+
+-- name: applied_migration
+-- The version of the schema, 0 for an empty one.
+select coalesce(max(version), 0) from sluice.schema_migration;
+
+-- name: record_migration
+-- Called in the transaction that applied the file.
+insert into sluice.schema_migration (version, file_name) values ($1, $2);

@@ -1,0 +1,139 @@
+"""The catalog: topics, their partitions and configs, and the cluster-wide settings.
+
+The one idea: every change bumps one version under one lock, so a node that remembers the catalog asks for a single
+number to learn whether it is up to date. Deleting hides a topic at once and frees its name; its rows go later
+(`storage.retention.purge`). Names and config values are taken as they are: checking them is the gateway's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import cast
+from uuid import UUID
+
+from storage.pool import Connection, Database, Row
+from storage.queries import statement
+from storage.text import loaded, stored
+from storage.types import NewTopic, Partition, PartitionKey, Refusal, Topic
+
+
+def _topic(row: Row) -> Topic:
+    configs = cast(dict[str, str], json.loads(row["configs"]))
+    return Topic(
+        topic_id=row["topic_id"],
+        name=row["name"],
+        internal=row["internal"],
+        configs={name: loaded(value) for name, value in configs.items()},
+        partitions=tuple(
+            Partition(index, PartitionKey(key), leader_epoch)
+            for index, (key, leader_epoch) in enumerate(
+                zip(cast(list[int], row["partition_keys"]), cast(list[int], row["leader_epochs"]), strict=True)
+            )
+        ),
+    )
+
+
+def _configs_text(configs: Mapping[str, str]) -> str:
+    return json.dumps({stored(name): stored(value) for name, value in configs.items()})
+
+
+class TopicStore:
+    """Reads and changes the catalog."""
+
+    def __init__(self, database: Database) -> None:
+        self._pool = database.hot
+
+    async def load(self) -> tuple[int, list[Topic]]:
+        """The catalog's version and all live topics, from one snapshot, ordered by name."""
+        rows = await self._pool.fetch(statement("catalog"))
+        return rows[0]["catalog_version"], [_topic(row) for row in rows if row["topic_id"] is not None]
+
+    async def version(self) -> int:
+        return int(await self._pool.fetch_value(statement("catalog_version")))
+
+    async def find(self, name: str) -> Topic | None:
+        row = await self._pool.fetch_row(statement("topic_by_name"), stored(name))
+        return None if row is None else _topic(row)
+
+    async def find_by_id(self, topic_id: UUID) -> Topic | None:
+        row = await self._pool.fetch_row(statement("topic_by_id"), topic_id)
+        return None if row is None else _topic(row)
+
+    async def create(self, topics: Sequence[NewTopic]) -> list[Topic | Refusal]:
+        """Creates each topic with all its partitions, in one transaction.
+
+        TOPIC_EXISTS and INVALID_PARTITIONS (fewer than one) refuse one topic and leave the others.
+        """
+
+        async def create_one(connection: Connection, topic: NewTopic) -> Topic | Refusal:
+            if topic.partition_count < 1:
+                return Refusal.INVALID_PARTITIONS
+            topic_id = await connection.fetchval(
+                statement("create_topic"),
+                stored(topic.name),
+                topic.partition_count,
+                _configs_text(topic.configs),
+                topic.internal,
+            )
+            if topic_id is None:
+                return Refusal.TOPIC_EXISTS
+            row = await connection.fetchrow(statement("topic_by_id"), topic_id)
+            assert row is not None
+            return _topic(row)
+
+        async def create_all(connection: Connection) -> list[Topic | Refusal]:
+            return [await create_one(connection, topic) for topic in topics]
+
+        return await self._pool.transact(create_all)
+
+    async def delete(self, topic_id: UUID) -> bool:
+        """Hides the topic, stops its log and removes committed offsets for it. False if no live topic has the id."""
+        return bool(await self._pool.fetch_value(statement("delete_topic"), topic_id))
+
+    async def create_partitions(self, topic_id: UUID, new_total: int) -> Topic | Refusal:
+        """The topic with `new_total` partitions; INVALID_PARTITIONS unless that is more than it has."""
+
+        async def add(connection: Connection) -> Topic | Refusal:
+            refusal = await connection.fetchval(statement("add_partitions"), topic_id, new_total)
+            if refusal is not None:
+                return Refusal(refusal)
+            row = await connection.fetchrow(statement("topic_by_id"), topic_id)
+            return Refusal.UNKNOWN_TOPIC if row is None else _topic(row)
+
+        return await self._pool.transact(add)
+
+    async def set_configs(self, topic_id: UUID, set: Mapping[str, str], unset: Collection[str] = ()) -> Topic | Refusal:
+        """Removes `unset`, then sets `set`; what neither names stays."""
+
+        async def change(connection: Connection) -> Topic | Refusal:
+            await connection.execute(statement("bump_catalog_version"))
+            await connection.execute(
+                statement("set_topic_configs"), topic_id, _configs_text(set), [stored(name) for name in unset]
+            )
+            row = await connection.fetchrow(statement("topic_by_id"), topic_id)
+            return Refusal.UNKNOWN_TOPIC if row is None else _topic(row)
+
+        return await self._pool.transact(change)
+
+    async def load_broker_configs(self) -> dict[str, str]:
+        rows = await self._pool.fetch(statement("broker_configs"))
+        return {loaded(row["name"]): loaded(row["value"]) for row in rows}
+
+    async def set_broker_configs(self, set: Mapping[str, str], unset: Collection[str] = ()) -> None:
+        """Removes `unset`, then sets `set`, for the whole cluster. Bumps the catalog's version."""
+
+        async def change(connection: Connection) -> None:
+            await connection.execute(statement("bump_catalog_version"))
+            await connection.execute(statement("unset_broker_configs"), [stored(name) for name in unset])
+            await connection.execute(
+                statement("set_broker_configs"),
+                [stored(name) for name in set],
+                [stored(value) for value in set.values()],
+            )
+
+        await self._pool.transact(change)
+
+    async def cluster_id(self) -> str:
+        """22 characters of URL-safe base64, as upstream renders a cluster's id; the same for the database's life."""
+        return str(await self._pool.fetch_value(statement("cluster_id")))
