@@ -17,7 +17,8 @@ import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
-PR_SET_KEEPCAPS = 8
+PR_SET_SECUREBITS = 28
+SECBIT_NO_SETUID_FIXUP = 1 << 2
 PR_CAP_AMBIENT = 47
 PR_CAP_AMBIENT_RAISE = 2
 LINUX_CAPABILITY_VERSION_3 = 0x20080522
@@ -49,7 +50,8 @@ def become(uid: int, gid: int, capability: str | None) -> None:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if capability is not None:
-        _checked(libc.prctl(PR_SET_KEEPCAPS, 1, 0, 0, 0), "prctl(PR_SET_KEEPCAPS)")
+        # Keeps capabilities over setresuid, and later in access(2), by which initdb and postgres find themselves.
+        _checked(libc.prctl(PR_SET_SECUREBITS, SECBIT_NO_SETUID_FIXUP, 0, 0, 0), "prctl(PR_SET_SECUREBITS)")
     os.setgroups([])
     os.setresgid(gid, gid, gid)
     os.setresuid(uid, uid, uid)
@@ -81,7 +83,7 @@ def drop_privileges(uid: int, gid: int, directory: str, command: str) -> None:
     for capability in (None, *CAPABILITIES):
         if can_run(uid, gid, capability, directory, command):
             if capability is not None:
-                print(f"{command} runs as uid {uid} with {capability}: a directory above is private", file=sys.stderr)
+                print(f"{command} runs as uid {uid} with {capability}: nothing less can reach it", file=sys.stderr)
             become(uid, gid, capability)
             return
     raise PermissionError(f"uid {uid} cannot both enter {directory} and execute {command}")

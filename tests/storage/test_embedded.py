@@ -1,0 +1,399 @@
+"""The embedded Postgres: who it runs as, who may use it, and what happens when either side dies."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from storage import embedded, embedded_child
+from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError, bin_directory
+from tests.postgres import short_directory
+
+ROOT = Path(__file__).parents[2]
+DEADLINE_SECONDS = 60.0
+
+OWNER = """
+import asyncio, sys
+from pathlib import Path
+import uvloop
+from storage.embedded import EmbeddedPostgres
+
+async def main():
+    server = EmbeddedPostgres(Path(sys.argv[1]))
+    print(await server.start(), flush=True)
+    if sys.argv[2] == "stay":
+        await asyncio.Event().wait()
+    await server.stop()
+
+uvloop.run(main())
+"""
+
+as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a server another user")
+on_linux = pytest.mark.skipif(sys.platform != "linux", reason="needs prctl and /proc")
+
+
+@pytest.fixture
+def directory() -> Iterator[Path]:
+    with short_directory() as path:
+        yield path
+
+
+@pytest.fixture
+async def server(directory: Path) -> AsyncIterator[EmbeddedPostgres]:
+    made = EmbeddedPostgres(directory)
+    await made.start()
+    yield made
+    await made.stop()
+
+
+async def eventually(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not holds():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.01)
+
+
+async def value_of(url: str, statement: str) -> object:
+    connection = await asyncpg.connect(url)
+    try:
+        return await connection.fetchval(statement)
+    finally:
+        await connection.close()
+
+
+async def value_when_back(url: str, statement: str) -> object:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while True:
+        try:
+            return await value_of(url, statement)
+        except (OSError, asyncpg.CannotConnectNowError, asyncpg.PostgresConnectionError):
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+
+
+def postmaster_pid(directory: Path) -> int:
+    return int((directory / "postgres" / "postmaster.pid").read_text().split("\n")[0])
+
+
+async def run_and_stop(directory: Path, statement: str = "SELECT 1") -> object:
+    server = EmbeddedPostgres(directory)
+    url = await server.start()
+    try:
+        return await value_of(url, statement)
+    finally:
+        await server.stop()
+
+
+def owner(directory: Path, *, stay: bool = True) -> subprocess.Popen[str]:
+    """Another process that owns a server, once that serves."""
+    command = [sys.executable, "-c", OWNER, str(directory), "stay" if stay else "leave"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    for line in process.stdout:
+        if line.startswith("postgresql://"):
+            return process
+    raise AssertionError(f"the owner ended with {process.wait()}")
+
+
+# --- what it is ---------------------------------------------------------------------------------------------------
+
+
+async def test_every_commit_is_synced_and_nothing_listens_on_tcp(server: EmbeddedPostgres) -> None:
+    connection = await asyncpg.connect(server.url)
+    settings = {row["name"]: row["setting"] for row in await connection.fetch("SELECT name, setting FROM pg_settings")}
+    await connection.close()
+    assert settings["fsync"] == settings["synchronous_commit"] == settings["full_page_writes"] == "on"
+    assert settings["data_checksums"] == "on"
+    assert settings["server_encoding"] == "UTF8"
+    assert settings["listen_addresses"] == ""
+    assert settings["server_version"].startswith("18.")
+
+
+async def test_the_server_takes_every_setting_as_it_is_written(server: EmbeddedPostgres) -> None:
+    connection = await asyncpg.connect(server.url)
+    for name, value in embedded.SERVER_SETTINGS.items():
+        assert (await connection.fetchval(f"SHOW {name}")).lower() == value.lower(), name
+    await connection.close()
+
+
+async def test_a_persons_own_settings_win(directory: Path) -> None:
+    await run_and_stop(directory)
+    with (directory / "postgres" / "postgresql.auto.conf").open("a") as file:
+        file.write("work_mem = '7MB'\nmax_connections = 42\n")
+    assert await run_and_stop(directory, "SHOW max_connections") == "42"
+
+
+async def test_only_the_wheels_user_and_root_come_near_it(server: EmbeddedPostgres) -> None:
+    for name in ("postgres", "socket"):
+        assert (server.data_dir / name).stat().st_mode & 0o077 == 0
+
+
+@as_root
+async def test_root_gives_the_server_an_unprivileged_user_without_capabilities(server: EmbeddedPostgres) -> None:
+    assert server.pid is not None
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    uids = re.search(r"^Uid:\s+(.*)$", status, re.MULTILINE)
+    assert uids is not None
+    assert set(uids.group(1).split()) == {str(pwd.getpwnam(embedded.UNPRIVILEGED_USER).pw_uid)}
+    for name in ("CapEff", "CapPrm", "CapInh", "CapAmb"):
+        assert re.search(rf"^{name}:\s+0+$", status, re.MULTILINE), name
+
+
+@as_root
+async def test_the_unprivileged_user_itself_may_not_connect(server: EmbeddedPostgres) -> None:
+    user = pwd.getpwnam(embedded.UNPRIVILEGED_USER)
+    host = server.data_dir / "socket"
+    psql = [bin_directory() / "psql", "-h", host, "-U", embedded.USER, "-tAc", "SELECT 1", embedded.DATABASE]
+    if not embedded_child.can_run(user.pw_uid, user.pw_gid, None, "/", str(psql[0])):
+        pytest.skip("that user cannot reach the wheel's psql")
+    refused = await asyncio.to_thread(
+        subprocess.run, psql, cwd="/", capture_output=True, text=True, user=user.pw_uid, group=user.pw_gid
+    )
+    assert "Peer authentication failed" in refused.stderr
+
+
+@as_root
+async def test_a_project_below_a_private_directory_is_reached_with_one_capability(directory: Path) -> None:
+    directory.chmod(0o700)
+    server = EmbeddedPostgres(directory / "project" / ".sluice")
+    url = await server.start()
+    try:
+        assert await value_of(url, "SELECT 1") == 1
+        status = Path(f"/proc/{server.pid}/status").read_text()
+        effective = re.search(r"^CapEff:\s+([0-9a-f]+)$", status, re.MULTILINE)
+        assert effective is not None
+        assert int(effective.group(1), 16) == 1 << embedded_child.CAPABILITIES["CAP_DAC_READ_SEARCH"]
+        assert directory.stat().st_mode & 0o777 == 0o700
+    finally:
+        await server.stop()
+
+
+@as_root
+async def test_a_user_without_privileges_runs_it_as_itself(directory: Path) -> None:
+    user = pwd.getpwnam(embedded.UNPRIVILEGED_USER)
+    os.chown(directory, user.pw_uid, user.pw_gid)
+    # The launcher lets that user reach this interpreter and project, wherever they lie.
+    launcher = [sys.executable, "-I", "-S", embedded_child.__file__, str(user.pw_uid), str(user.pw_gid)]
+    command = [
+        str(os.getpid()),
+        str(ROOT),
+        sys.executable,
+        "-c",
+        f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{OWNER}",
+    ]
+    process = await asyncio.create_subprocess_exec(*launcher, *command, str(directory), "leave", cwd="/")
+    assert await process.wait() == 0
+    assert (directory / "postgres").stat().st_uid == user.pw_uid
+    assert await run_and_stop(directory, "SELECT 1") == 1  # and root after it, as that user
+
+
+@as_root
+async def test_a_cluster_that_root_restored_is_handed_over(directory: Path) -> None:
+    await run_and_stop(directory)
+    for path in ((directory / "postgres"), *(directory / "postgres").rglob("*")):
+        os.chown(path, 0, 0, follow_symlinks=False)
+    assert await run_and_stop(directory) == 1
+
+
+async def test_a_deep_directory_gets_its_socket_elsewhere(directory: Path) -> None:
+    deep = directory / ("d" * 60) / ("e" * 60)
+    server = EmbeddedPostgres(deep)
+    url = await server.start()
+    socket_dir = server._socket_dir
+    try:
+        assert await value_of(url, "SELECT 1") == 1
+        assert not socket_dir.is_relative_to(directory)
+        assert socket_dir.stat().st_mode & 0o777 == 0o700
+    finally:
+        await server.stop()
+        shutil.rmtree(socket_dir)
+
+
+async def test_a_socket_directory_that_another_prepared_is_refused(directory: Path) -> None:
+    (directory / "socket").mkdir()
+    (directory / "socket").chmod(0o777)
+    with pytest.raises(EmbeddedPostgresError, match="not a private directory"):
+        await EmbeddedPostgres(directory).start()
+
+
+# --- one owner ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_directory_in_use_is_refused_with_the_holders_pid(server: EmbeddedPostgres) -> None:
+    with pytest.raises(EmbeddedPostgresError, match=rf"in use by another sluice \(pid {os.getpid()}\)"):
+        await EmbeddedPostgres(server.data_dir).start()
+    assert await value_of(server.url, "SELECT 1") == 1
+
+
+@on_linux
+async def test_the_server_ends_with_a_killed_owner_and_the_next_start_finds_every_commit(directory: Path) -> None:
+    process = owner(directory)
+    url = EmbeddedPostgres(directory).url
+    await value_of(url, "CREATE TABLE kept AS SELECT 7 AS value")
+    pid = postmaster_pid(directory)
+    process.kill()
+    process.wait()
+    assert await run_and_stop(directory, "SELECT value FROM kept") == 7
+    assert not alive(pid)
+
+
+@on_linux
+async def test_the_kernel_ends_the_server_when_its_owner_is_killed(directory: Path) -> None:
+    process = owner(directory)
+    pid = postmaster_pid(directory)
+    process.kill()
+    process.wait()
+    await eventually(lambda: not alive(pid))
+
+
+async def test_a_server_that_outlived_its_owner_is_replaced_by_our_child(directory: Path) -> None:
+    first = EmbeddedPostgres(directory)
+    await first.start()
+    await value_of(first.url, "CREATE TABLE kept AS SELECT 7 AS value")
+    outlived = first.pid
+    assert first._supervisor is not None
+    first._supervisor.cancel()
+    first._release_lock()
+    second = EmbeddedPostgres(directory)
+    url = await second.start()
+    try:
+        assert second.pid != outlived
+        assert await value_of(url, "SELECT value FROM kept") == 7
+    finally:
+        await second.stop()
+
+
+@on_linux
+async def test_a_pid_file_whose_number_went_to_another_process_does_not_stop_the_start(directory: Path) -> None:
+    await run_and_stop(directory)
+    server_user = (directory / "postgres").stat().st_uid
+    stranger = subprocess.Popen(["sleep", "600"], user=server_user if os.geteuid() == 0 else None)
+    try:
+        pid_path = directory / "postgres" / "postmaster.pid"
+        pid_path.write_text(f"{stranger.pid}\n{directory / 'postgres'}\n1700000000\n5432\n/tmp\n\n\n")
+        assert await run_and_stop(directory) == 1
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+# --- it dies, it stops --------------------------------------------------------------------------------------------
+
+
+async def test_a_killed_server_is_started_again_with_every_commit(server: EmbeddedPostgres) -> None:
+    await value_of(server.url, "CREATE TABLE kept AS SELECT 7 AS value")
+    for _ in range(2):
+        assert server.pid is not None
+        os.kill(server.pid, signal.SIGKILL)
+        await eventually(lambda: server.pid is None)
+        assert await value_when_back(server.url, "SELECT value FROM kept") == 7
+    await eventually(lambda: server.restarts == 2)
+
+
+async def test_stop_is_a_clean_shutdown_with_clients_connected(server: EmbeddedPostgres) -> None:
+    connection = await asyncpg.connect(server.url)
+    pid = server.pid
+    assert pid is not None
+    await server.stop()
+    assert not alive(pid)
+    assert "database system is shut down" in server.log_path.read_text()
+    assert not (server.data_dir / "postgres" / "postmaster.pid").exists()
+    with contextlib.suppress(OSError, asyncpg.PostgresConnectionError):
+        await connection.close(timeout=5)
+
+
+async def test_stop_while_the_server_is_down_ends_the_supervision(server: EmbeddedPostgres) -> None:
+    assert server.pid is not None
+    os.kill(server.pid, signal.SIGKILL)
+    await server.stop()
+    assert server.pid is None
+    assert await run_and_stop(server.data_dir) == 1
+
+
+async def test_a_frozen_server_is_stopped_nevertheless(
+    server: EmbeddedPostgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(embedded, "STOP_FAST_SECONDS", 0.1)
+    monkeypatch.setattr(embedded, "STOP_IMMEDIATE_SECONDS", 0.1)
+    pid = server.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGSTOP)
+    await server.stop()
+    assert not alive(pid)
+
+
+async def test_a_server_that_cannot_run_says_why_and_gives_the_directory_free(directory: Path) -> None:
+    await run_and_stop(directory)
+    overrides = directory / "postgres" / "postgresql.auto.conf"
+    before = overrides.read_text()
+    overrides.write_text(before + "max_connections = 'many'\n")
+    with pytest.raises(EmbeddedPostgresError, match=r"postgres ended with 1: .*contains errors"):
+        await EmbeddedPostgres(directory).start()
+    overrides.write_text(before)
+    assert await run_and_stop(directory) == 1
+
+
+# --- what lies on the disk ----------------------------------------------------------------------------------------
+
+
+async def test_a_torn_initdb_is_made_anew(directory: Path) -> None:
+    (directory / "postgres.new").mkdir()
+    (directory / "postgres.new" / "PG_VERSION").write_text("18\n")
+    assert await run_and_stop(directory) == 1
+    assert not (directory / "postgres.new").exists()
+
+
+async def test_a_cluster_of_another_major_version_is_refused(directory: Path) -> None:
+    await run_and_stop(directory)
+    (directory / "postgres" / "PG_VERSION").write_text("16\n")
+    with pytest.raises(EmbeddedPostgresError, match="written by Postgres 16, this is 18"):
+        await EmbeddedPostgres(directory).start()
+
+
+async def test_a_file_where_the_directory_should_be_is_one_clear_line(directory: Path) -> None:
+    (directory / "file").write_text("")
+    with pytest.raises(EmbeddedPostgresError, match=r"cannot run Postgres in .*Not a directory"):
+        await EmbeddedPostgres(directory / "file" / "data").start()
+
+
+async def test_the_servers_log_is_bounded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "MAX_LOG_BYTES", 1000)
+    monkeypatch.setattr(embedded, "LOG_CHECK_SECONDS", 0.02)
+    server = EmbeddedPostgres(directory)
+    url = await server.start()
+    try:
+        for _ in range(3):
+            # RAISE LOG reaches the server's log whatever the client asked for.
+            await value_of(url, "DO $$ BEGIN RAISE LOG '%', repeat('x', 2000); END $$")
+            await eventually(lambda: server.log_path.stat().st_size < 1000)
+        assert server.log_path.with_suffix(".log.1").stat().st_size < 4000
+    finally:
+        await server.stop()
+
+
+async def test_a_missing_wheel_is_one_clear_line(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedded, "WHEEL", "no_such_wheel")
+    with pytest.raises(EmbeddedPostgresError, match="no_such_wheel is not installed"):
+        await EmbeddedPostgres(directory).start()
