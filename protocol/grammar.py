@@ -252,7 +252,7 @@ class TaggedSection(Construct):
         return values
 
     def _build(self, obj: Any, stream: BinaryIO, context: Any, path: str) -> None:
-        written = {tag: field for tag, field in self.fields.items() if getattr(obj, field.subcon.name) != field.default}
+        written = {tag: field for tag, field in self.fields.items() if field.differs(getattr(obj, field.subcon.name))}
         _put(_uvarint, len(written), stream, path)
         for tag, field in written.items():
             section = io.BytesIO()
@@ -376,6 +376,6 @@ def build(message: Any, version: int) -> bytes:
     stream = io.BytesIO()
     try:
         grammar(message_type, version).build_stream(message, stream)
-    except (ConstructError, TypeError, AttributeError) as error:
+    except (ConstructError, TypeError, AttributeError, ValueError) as error:
         raise ValueError(f"{message_type.__name__} v{version}: {error}") from error
     return stream.getvalue()

@@ -1,0 +1,242 @@
+"""Specialised functions and grammar are the same thing: on drawn values of every message at every version."""
+
+from __future__ import annotations
+
+from random import Random
+from uuid import UUID
+
+import pytest
+
+from protocol import codec, grammar
+from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode, ProtocolError
+from protocol.messages.api_versions import ApiVersion, ApiVersionsRequest, ApiVersionsResponse
+from protocol.messages.describe_topic_partitions import Cursor, DescribeTopicPartitionsRequest
+from protocol.messages.fetch import FetchableTopicResponse, FetchResponse, LeaderIdAndEpoch, NodeEndpoint, PartitionData
+from protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from protocol.messages.join_group import JoinGroupResponse, JoinGroupResponseMember
+from protocol.messages.list_offsets import ListOffsetsRequest, ListOffsetsTopic
+from protocol.messages.metadata import MetadataRequest, MetadataResponse
+from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic
+from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tests.protocol.values import IDS, MESSAGE_VERSIONS, message_value
+
+DRAWS = 25
+
+
+@pytest.mark.parametrize(("schema", "version"), MESSAGE_VERSIONS, ids=IDS)
+def test_specialised_functions_equal_the_grammar(schema, version):
+    random = Random(f"{schema.struct_type.__name__} {version}")
+    for draw in range(DRAWS):
+        value = schema.struct_type() if draw == 0 else message_value(schema, version, random)
+        built = grammar.build(value, version)
+        assert b"".join(codec.encode(value, version)) == built
+        assert grammar.parse(schema.struct_type, version, built) == (value, len(built))
+        for buffer in (built, bytearray(built), memoryview(built)):
+            decoded, end = codec.decode(schema.struct_type, version, buffer)
+            assert end == len(built)
+            assert decoded == value
+            assert type(decoded) is schema.struct_type
+
+
+@pytest.mark.parametrize(("schema", "version"), MESSAGE_VERSIONS, ids=IDS)
+def test_a_message_is_decoded_where_it_stands_and_its_end_is_told(schema, version):
+    value = message_value(schema, version, Random(1))
+    built = b"".join(codec.encode(value, version))
+    decoded, end = codec.decode(schema.struct_type, version, b"before" + built + b"after", 6)
+    assert (decoded, end) == (value, 6 + len(built))
+
+
+@pytest.mark.parametrize(("schema", "version"), MESSAGE_VERSIONS, ids=IDS)
+def test_every_torn_message_is_refused_by_both(schema, version):
+    built = b"".join(codec.encode(message_value(schema, version, Random(2), longest=2), version))
+    for length in range(len(built)):
+        for decode in (codec.decode, grammar.parse):
+            with pytest.raises(ProtocolError):
+                decode(schema.struct_type, version, built[:length])
+
+
+def test_fields_that_a_version_lacks_are_dropped_and_read_as_defaults():
+    response = JoinGroupResponse(
+        throttle_time_ms=5,
+        generation_id=3,
+        protocol_name="range",
+        skip_assignment=True,
+        members=(JoinGroupResponseMember(member_id="a", group_instance_id="static", metadata=b"m"),),
+    )
+    decoded, _ = codec.decode(JoinGroupResponse, 1, b"".join(codec.encode(response, 1)))
+    assert decoded == JoinGroupResponse(
+        generation_id=3, protocol_name="range", members=(JoinGroupResponseMember(member_id="a", metadata=b"m"),)
+    )
+
+
+def test_requests_must_fill_the_frame():
+    encoded = b"".join(codec.encode(HeartbeatRequest(group_id="g"), 3))
+    assert codec.decode_request(ApiKey.HEARTBEAT, 3, b"head" + encoded, 4) == HeartbeatRequest(group_id="g")
+    with pytest.raises(ProtocolError, match="1 bytes too many"):
+        codec.decode_request(ApiKey.HEARTBEAT, 3, encoded + b"\0")
+
+
+@pytest.mark.parametrize(("api_key", "version"), [(ApiKey.HEARTBEAT, 5), (ApiKey.HEARTBEAT, -1), (ApiKey.END_TXN, 0)])
+def test_undeclared_apis_and_versions_are_refused(api_key, version):
+    with pytest.raises(ProtocolError, match="no request"):
+        codec.decode_request(api_key, version, b"")
+
+
+def test_classes_of_an_api():
+    assert codec.request_class(ApiKey.HEARTBEAT) is HeartbeatRequest
+    assert codec.response_class(12) is HeartbeatResponse
+    with pytest.raises(KeyError):
+        codec.request_class(ApiKey.END_TXN)
+
+
+def test_decoded_messages_are_frozen():
+    decoded, _ = codec.decode(HeartbeatResponse, 0, b"\0\x1b")
+    assert decoded.error_code == 27
+    with pytest.raises(AttributeError):
+        decoded.error_code = 0  # type: ignore[misc]
+
+
+def test_records_are_slices_of_the_frame():
+    frame = bytearray(b"".join(codec.encode(produce(b"first batch"), 9)))
+    decoded = codec.decode_request(ApiKey.PRODUCE, 9, frame)
+    records = decoded.topic_data[0].partition_data[0].records
+    assert isinstance(records, memoryview)
+    frame[frame.index(b"first")] = ord("F")
+    assert records == b"First batch"
+
+
+def test_everything_else_owns_its_memory():
+    request = ProduceRequest(transactional_id="txn", topic_data=(TopicProduceData(name="t"),))
+    frame = bytearray(b"".join(codec.encode(request, 9)))
+    decoded = codec.decode_request(ApiKey.PRODUCE, 9, frame)
+    frame[:] = bytes(len(frame))
+    assert decoded == request
+
+
+@pytest.mark.parametrize("version", [8, 9, 13])
+def test_chunks_of_records_are_sent_as_they_are(version):
+    chunks = (b"first", bytearray(b"second"), memoryview(b"third"))
+    encoded = codec.encode(produce(chunks), version)
+    for chunk in chunks:
+        assert any(sent is chunk for sent in encoded)
+    whole = codec.encode(produce(b"firstsecondthird"), version)
+    assert b"".join(encoded) == b"".join(whole) == grammar.build(produce(chunks), version)
+
+
+def test_null_and_empty_records_differ():
+    for records, length in ((None, b"\0"), (b"", b"\1"), ((), b"\1")):
+        encoded = b"".join(codec.encode(produce(records), 9))
+        assert encoded.endswith(b"\0\0\0\0" + length + b"\0\0\0")
+
+
+def produce(records):
+    partition = PartitionProduceData(index=0, records=records)
+    return ProduceRequest(topic_data=(TopicProduceData(name="t", partition_data=(partition,)),))
+
+
+def test_tagged_fields_around_chunks():
+    response = FetchResponse(
+        responses=(
+            FetchableTopicResponse(
+                topic_id=UUID(int=7),
+                partitions=(
+                    PartitionData(records=b"batch", current_leader=LeaderIdAndEpoch(leader_id=1, leader_epoch=2)),
+                ),
+            ),
+        ),
+        node_endpoints=(NodeEndpoint(node_id=1, host="h", port=9092),),
+    )
+    encoded = b"".join(codec.encode(response, 17))
+    assert encoded == grammar.build(response, 17)
+    assert codec.decode(FetchResponse, 17, encoded) == (response, len(encoded))
+
+
+def test_any_sequence_and_error_codes_can_be_encoded():
+    listed = ApiVersionsResponse(
+        error_code=ErrorCode.UNSUPPORTED_VERSION,
+        api_keys=[ApiVersion(api_key=ApiKey.FETCH, max_version=18)],  # type: ignore[arg-type]
+        supported_features=[],  # type: ignore[arg-type]
+    )
+    frozen = ApiVersionsResponse(error_code=35, api_keys=(ApiVersion(api_key=1, max_version=18),))
+    assert codec.encode(listed, 3) == codec.encode(frozen, 3)
+    assert grammar.build(listed, 3) == grammar.build(frozen, 3)
+    request = OffsetFetchRequest(topics=(OffsetFetchRequestTopic(name="t", partition_indexes=range(3)),))  # type: ignore[arg-type]
+    assert b"".join(codec.encode(request, 5)).endswith(bytes((0, 0, 0, 3, *(0, 0, 0, 0), *(0, 0, 0, 1), *(0, 0, 0, 2))))
+
+
+@pytest.mark.parametrize(
+    ("message", "version"),
+    [
+        pytest.param(MetadataRequest(topics=None), 0, id="null array before it was nullable"),
+        pytest.param(JoinGroupResponse(protocol_name=None), 6, id="null string before it was nullable"),
+        pytest.param(JoinGroupResponse(leader=None), 9, id="null string"),  # type: ignore[arg-type]
+        pytest.param(HeartbeatRequest(generation_id=None), 4, id="null number"),  # type: ignore[arg-type]
+        pytest.param(JoinGroupResponse(skip_assignment=None), 9, id="null flag"),  # type: ignore[arg-type]
+        pytest.param(JoinGroupResponse(members=None), 9, id="null structs"),  # type: ignore[arg-type]
+        pytest.param(MetadataResponse(brokers=(None,)), 9, id="null struct"),  # type: ignore[arg-type]
+        pytest.param(ListOffsetsRequest(topics=(ListOffsetsTopic(name="x" * 40_000),)), 5, id="string over 32767"),
+        pytest.param(HeartbeatRequest(generation_id=1 << 31), 4, id="number over 32 bits"),
+        pytest.param(HeartbeatRequest(group_id="\ud800"), 4, id="half a surrogate pair"),
+        pytest.param(ApiVersionsResponse(finalized_features=None), 3, id="null tagged array"),  # type: ignore[arg-type]
+        pytest.param(HeartbeatRequest(), 9, id="no such version"),
+    ],
+)
+def test_values_without_a_place_on_the_wire_are_a_bug_of_ours(message, version):
+    for encode in (codec.encode, grammar.build):
+        with pytest.raises(ValueError, match=type(message).__name__):
+            encode(message, version)
+
+
+def test_nullable_structs():
+    for cursor, encoded in ((None, b"\xff"), (Cursor(topic_name="t", partition_index=1), b"\1\2t\0\0\0\1\0")):
+        request = DescribeTopicPartitionsRequest(cursor=cursor)
+        assert b"".join(codec.encode(request, 0)) == b"\1\0\0\x07\xd0" + encoded + b"\0"
+
+
+class TestTaggedFields:
+    head = bytes.fromhex("0000 01 00000000")
+
+    def decode(self, tagged: str) -> ApiVersionsResponse:
+        encoded = self.head + bytes.fromhex(tagged)
+        decoded, end = codec.decode(ApiVersionsResponse, 3, encoded)
+        assert end == len(encoded)
+        assert grammar.parse(ApiVersionsResponse, 3, encoded) == (decoded, end)
+        return decoded
+
+    def refuse(self, tagged: str) -> None:
+        for decode in (codec.decode, grammar.parse):
+            with pytest.raises(ProtocolError):
+                decode(ApiVersionsResponse, 3, self.head + bytes.fromhex(tagged))
+
+    def test_unknown_ones_are_skipped(self):
+        assert self.decode("02 63 03 aabbcc 01 08 000000000000002a").finalized_features_epoch == 42
+        assert (
+            codec.decode(ApiVersionsRequest, 3, bytes.fromhex("0161 01 02 0a 02 ffff"[:2] + "01 01 0a 02 ffff"))[1] == 7
+        )
+
+    def test_order_does_not_matter_and_the_last_of_a_repeated_one_counts(self):
+        decoded = self.decode("03 03 01 01 01 08 0000000000000001 01 08 0000000000000002")
+        assert decoded.zk_migration_ready is True
+        assert decoded.finalized_features_epoch == 2
+
+    def test_absent_ones_have_their_defaults(self):
+        assert self.decode("00") == ApiVersionsResponse()
+
+    def test_any_byte_but_zero_is_true(self):
+        assert self.decode("01 03 01 ff").zk_migration_ready is True
+
+    def test_a_known_one_must_be_as_long_as_it_says(self):
+        self.refuse("01 01 07 00000000000000")
+        self.refuse("01 01 09 000000000000000000")
+
+    def test_counts_and_sizes_beyond_the_message_are_refused(self):
+        self.refuse("ffffffff0f 63 00")
+        self.refuse("01 63 ffffffff0f 00")
+        self.refuse("01 63 02 00")
+
+    def test_varints_have_five_bytes_and_32_bits(self):
+        self.decode("01 e380808000 00")
+        self.refuse("01 e38080808000 00")
+        self.refuse("01 ffffffff10 00")
+        self.refuse("01 ffffffffff0f 00")
