@@ -23,11 +23,12 @@ ENV PATH=/opt/sluice/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     SLUICE_LISTEN=0.0.0.0:9092 \
     SLUICE_ADVERTISE=localhost:9092 \
+    SLUICE_METRICS_LISTEN=0.0.0.0:9308 \
     SLUICE_DATA_DIR=/var/lib/sluice
 USER 10001
 WORKDIR /var/lib/sluice
 VOLUME /var/lib/sluice
-EXPOSE 9092
+EXPOSE 9092 9308
 STOPSIGNAL SIGTERM
 HEALTHCHECK --interval=5s --timeout=5s --start-period=20s --retries=3 CMD ["sluice", "healthcheck"]
 ENTRYPOINT ["sluice"]

@@ -7,6 +7,8 @@ from collections.abc import Generator, Iterator, Mapping
 
 import pytest
 
+from storage.migrate import migrate
+from storage.pool import Database
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.postgres import Databases, databases, short_directory
 
@@ -27,11 +29,6 @@ def postgres() -> Iterator[Databases]:
 
 
 async def _migrate(url: str) -> None:
-    try:
-        from storage.migrate import migrate
-        from storage.pool import Database
-    except ModuleNotFoundError:
-        return
     database = await Database.open(url)
     try:
         await migrate(database)
