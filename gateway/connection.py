@@ -82,6 +82,7 @@ class ConnectionLimits:
     max_intake_bytes: int = 96 * 1024 * 1024
     """Bytes of large requests in work on the whole node."""
     max_idle_ms: int = 600_000
+    """−1: connections may be idle for ever."""
     max_connections: int = 10_000
 
 
@@ -190,9 +191,10 @@ class Connection(asyncio.BufferedProtocol):
     def is_idle(self, now: float) -> bool:
         """Nothing in work and no byte received for `max_idle_ms`, or silent within a frame for `HALF_FRAME_MS`."""
         silent_ms = (now - self.last_active) * 1000
+        max_idle_ms = self._limits.max_idle_ms if self._limits.max_idle_ms >= 0 else float("inf")
         if self._splitter.torn:
-            return self._reading and silent_ms > min(HALF_FRAME_MS, self._limits.max_idle_ms)
-        return not self._slots and silent_ms > self._limits.max_idle_ms
+            return self._reading and silent_ms > min(HALF_FRAME_MS, max_idle_ms)
+        return not self._slots and silent_ms > max_idle_ms
 
     def stop_reading(self) -> None:
         """Takes no further request, for good; what was started is still answered, then the socket closes (drain)."""

@@ -10,7 +10,6 @@ It reads no bytes (`gateway/connection.py`) and knows no API.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Callable
 
 import structlog
@@ -23,25 +22,24 @@ log = structlog.stdlib.get_logger(__name__)
 
 BACKLOG = 1024
 MAX_SWEEP_S = 30.0
+CLOSE_TIMEOUT_S = 0.5
 
 PeerClosed = Callable[[str], None]
 """Told the id of a connection that its peer closed or lost."""
 
 
 class Server:
-    """Accepts connections from `start` to `stop_accepting`; `drain` ends them."""
+    """`bind`, `serve`, and in the end `stop_reading`, `drain` and `close`; each is safe without the ones before."""
 
-    def __init__(
-        self, requests: RequestHandler, metrics: Metrics, limits: ConnectionLimits, peer_closed: PeerClosed
-    ) -> None:
-        self._requests = requests
+    def __init__(self, metrics: Metrics, limits: ConnectionLimits) -> None:
         self._metrics = metrics
         self._limits = limits
-        self._peer_closed = peer_closed
         self._intake = Intake(limits.max_intake_bytes)
         self._scratch = bytearray(SCRATCH_BYTES)
         self._connections: set[Connection] = set()
         self._listener: asyncio.Server | None = None
+        self._requests: RequestHandler | None = None
+        self._peer_closed: PeerClosed | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
         self._draining = False
@@ -49,46 +47,62 @@ class Server:
         metrics.connections.set_function(lambda: len(self._connections))
         metrics.intake_bytes.set_function(lambda: self._intake.held_bytes)
 
-    async def start(self, host: str, port: int) -> int:
-        """Opens the listener and returns its port (the one given, or the one chosen for 0). Raises OSError."""
+    async def bind(self, host: str, port: int) -> int:
+        """Takes the address without listening on it yet, and returns the port (the one given, or the one chosen for
+        0). An empty host is every interface. Raises OSError."""
         loop = asyncio.get_running_loop()
         self._listener = await loop.create_server(
-            lambda: Connection(self._requests, self, self._limits, self._intake, self._scratch, loop),
-            host,
-            port,
-            backlog=BACKLOG,
-            reuse_address=True,
+            self._new_connection, host or None, port, backlog=BACKLOG, reuse_address=True, start_serving=False
         )
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def serve(self, requests: RequestHandler, peer_closed: PeerClosed) -> None:
+        """Accepts connections from here on."""
+        assert self._listener is not None, "bind comes first"
+        self._requests, self._peer_closed = requests, peer_closed
+        await self._listener.start_serving()
         self._sweep()
-        listening: socket.socket = self._listener.sockets[0]
-        return int(listening.getsockname()[1])
+
+    def _new_connection(self) -> Connection:
+        assert self._requests is not None
+        loop = asyncio.get_running_loop()
+        return Connection(self._requests, self, self._limits, self._intake, self._scratch, loop)
 
     @property
     def is_listening(self) -> bool:
-        return self._listener is not None and self._listener.is_serving()
+        return self._listener is not None and self._listener.is_serving() and not self._draining
 
     def stop_accepting(self) -> None:
+        self._draining = True
         if self._listener is not None:
             self._listener.close()
 
+    def stop_reading(self) -> None:
+        """Takes no further connection and no further request; each connection closes once it has its answers."""
+        self.stop_accepting()
+        for connection in list(self._connections):
+            connection.stop_reading()
+
     async def drain(self, timeout_s: float) -> bool:
-        """Answers what was read, reads nothing more and closes each connection as it falls silent.
+        """Waits until every request read before `stop_reading` is answered.
 
         False if the time was not enough; whatever is left is then cut off.
         """
-        self._draining = True
+        self.stop_reading()
+        drained = await self._wait_until_empty(timeout_s)
+        if not drained:
+            log.warning("requests cut off at shutdown", connections=len(self._connections))
+            await self.close()
+        return drained
+
+    async def close(self) -> None:
+        """Cuts everything off at once."""
         self.stop_accepting()
         if self._sweeper is not None:
             self._sweeper.cancel()
         for connection in list(self._connections):
-            connection.stop_reading()
-        drained = await self._wait_until_empty(timeout_s)
-        if not drained:
-            log.warning("requests cut off at shutdown", connections=len(self._connections))
-            for connection in list(self._connections):
-                connection.close()
-            await self._wait_until_empty(0.5)
-        return drained
+            connection.close()
+        await self._wait_until_empty(CLOSE_TIMEOUT_S)
 
     async def _wait_until_empty(self, timeout_s: float) -> bool:
         try:
@@ -112,7 +126,8 @@ class Server:
         if self._refused_since_log:
             log.warning("connections refused: max.connections reached", count=self._refused_since_log)
             self._refused_since_log = 0
-        self._sweeper = loop.call_later(min(MAX_SWEEP_S, self._limits.max_idle_ms / 4000), self._sweep)
+        idle_s = self._limits.max_idle_ms / 1000
+        self._sweeper = loop.call_later(min(MAX_SWEEP_S, idle_s / 4) if idle_s > 0 else MAX_SWEEP_S, self._sweep)
 
     # --- what connections tell ------------------------------------------------------------------------------------
 
@@ -131,6 +146,7 @@ class Server:
         self._connections.discard(connection)
         self._ended.set()
         if by_peer and not self._draining:
+            assert self._peer_closed is not None
             self._peer_closed(connection.info.connection_id)
 
     def protocol_error(self, reason: str) -> None:

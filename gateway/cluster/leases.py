@@ -110,6 +110,12 @@ class Leases:
             for lease in await self._store.acquire_leases(node_id, missing, self._ttl_ms):
                 self._held[lease.shard] = _Held(lease, sent + self._safe_s)
                 self.acquired(lease)
+        self._owners = {} if len(self._held) == SHARDS else await self._other_owners()
+
+    async def _other_owners(self) -> dict[int, Node]:
+        nodes = {node.node_id: node for node in self._membership.alive()}
+        owners = await self._store.lease_owners()
+        return {lease.shard: nodes[lease.node_id] for lease in owners if lease.node_id in nodes}
 
     async def release(self) -> None:
         """Gives every lease up at once, so that another node (or our next process) need not wait for it to expire."""

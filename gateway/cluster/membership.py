@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import structlog
 
+from storage.errors import StorageConflict
 from storage.nodes import NodeStore
 from storage.types import Node, NodeId, PartitionKey
 
@@ -36,6 +37,11 @@ class Membership:
         return self._self_node
 
     @property
+    def address(self) -> str:
+        """HOST:PORT as clients are told."""
+        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+
+    @property
     def node_id(self) -> NodeId:
         return self.self_node.node_id
 
@@ -49,13 +55,22 @@ class Membership:
 
     async def join(self) -> None:
         """Registers this node. Raises StorageError."""
-        node_id = await self._store.register(self._host, self._port, self._rack, self._ttl_ms)
+        node_id = await self._store.register(self._host, self._port, self._rack, self._ttl_ms, name=self.address)
         self._self_node = Node(node_id, self._host, self._port, self._rack)
         self._take(await self._store.alive())
 
     async def renew(self) -> None:
-        """One pass: prolong the registration, learn who else is alive. Raises StorageError."""
-        await self._store.renew(self.node_id, self._ttl_ms)
+        """One pass: prolong the registration, learn who else is alive. Raises StorageError.
+
+        A node whose id has gone to another process joins anew. Should that process advertise the same address, the
+        two will go on superseding each other, loudly; what they write stays fenced by their leases.
+        """
+        try:
+            await self._store.renew(self.node_id, self._ttl_ms)
+        except StorageConflict as error:
+            log.error("another process has this node's registration", error=str(error), address=self.address)
+            await self.join()
+            return
         self._take(await self._store.alive())
 
     async def withdraw(self) -> None:

@@ -1,0 +1,274 @@
+"""The node, put together: every part is made here once, started in order and stopped in reverse.
+
+The one idea: this is the only module that knows all parts. What a part needs it is given; nobody looks anything up.
+
+Stopping keeps one promise: whatever was answered is durable, whatever was being worked on is answered if it can be in
+`drain_ms`, and the node's leases are free at once for the next process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+
+import structlog
+
+from gateway.apis import SERVED
+from gateway.appender import Appender
+from gateway.broker_configs import ConfigError
+from gateway.catalog import Catalog
+from gateway.cluster.leases import Leases
+from gateway.cluster.membership import Membership
+from gateway.config import Settings
+from gateway.connection import ConnectionLimits
+from gateway.context import Services
+from gateway.coordinator import model
+from gateway.dispatch import Dispatch
+from gateway.exporter import Exporter
+from gateway.groups import Groups
+from gateway.http import HttpServer
+from gateway.metrics import Metrics
+from gateway.server import Server
+from gateway.supervisor import Supervisor
+from gateway.tail import Tail
+from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from storage.errors import StorageError, StorageUnavailable
+from storage.groups import GroupStore
+from storage.log import LogStore
+from storage.migrate import migrate
+from storage.monitor import Monitor
+from storage.nodes import NodeStore
+from storage.offsets import OffsetStore
+from storage.pool import Database
+from storage.producers import ProducerStore
+from storage.topics import TopicStore
+
+log = structlog.get_logger(__name__)
+
+DATABASE_PATIENCE_S = 30.0
+"""How long a database that is not there yet is waited for at start."""
+DATABASE_RETRY_S = 0.5
+CATALOG_INTERVAL_MS = 1_000
+BROKER_CONFIG_INTERVAL_MS = 5_000
+LAG_PROBE_INTERVAL_S = 0.5
+RENEWALS_PER_TTL = 4
+STEP_TIMEOUT_S = 0.5
+"""Each step of stopping after the drain; together with it and Postgres's own stop less than 5 s."""
+
+
+class StartError(Exception):
+    """The node cannot serve; the message is one line for the person who started it."""
+
+
+class App:
+    """One node. `start` once, `stop` once; both on the same event loop."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.metrics = Metrics()
+        self.bootstrap = ""
+        """Where clients are told to connect, once started."""
+        self._supervisor = Supervisor(self.metrics)
+        self._undo: list[tuple[str, Callable[[], Awaitable[object]]]] = []
+        """What to undo, newest last."""
+
+    async def start(self) -> None:
+        """Returns once clients are served. Raises StartError; `stop` must be called either way."""
+        started = time.monotonic()
+        try:
+            await self._start()
+        except (StorageError, EmbeddedPostgresError, ConfigError) as error:
+            raise StartError(str(error)) from error
+        log.info("serving", bootstrap=self.bootstrap, took_ms=round((time.monotonic() - started) * 1000))
+
+    async def stop(self) -> None:
+        """Drains and gives everything back, however far `start` came; no step can keep the others from running."""
+        while self._undo:
+            name, undo = self._undo.pop()
+            try:
+                await undo()
+            except (StorageError, TimeoutError, OSError) as error:
+                log.warning("stopping left something undone", step=name, error=str(error))
+
+    # --- starting -------------------------------------------------------------------------------------------------
+
+    async def _start(self) -> None:
+        settings, metrics = self.settings, self.metrics
+        database = await self._open_database()
+        topics = TopicStore(database)
+        broker = settings.broker.with_dynamic(await topics.load_broker_configs())
+        node_store = NodeStore(database)
+        log_store = LogStore(database)
+
+        tail = Tail(settings.tail_bytes)
+        catalog = Catalog(topics, tail, broker)
+        await catalog.refresh()
+        appender = Appender(log_store, tail, committers=settings.committers, observe_commit=metrics.observe_commit)
+
+        # The listener is bound first, so that a port that is taken is found before the node joins, and a port that
+        # the kernel chose is known when it does.
+        server = Server(metrics, self._limits())
+        host, port = settings.listen
+        try:
+            port = await server.bind(host, port)
+        except OSError as error:
+            raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        self._undo.append(("listener", server.close))
+
+        advertised_host, advertised_port = settings.advertise
+        membership = Membership(
+            node_store, advertised_host, advertised_port or port, settings.rack, settings.node_ttl_ms
+        )
+        await membership.join()
+        self._undo.append(("membership", lambda: asyncio.wait_for(membership.withdraw(), STEP_TIMEOUT_S)))
+        leases = Leases(node_store, membership, settings.node_ttl_ms)
+        metrics.leases_held.set_function(lambda: leases.held)
+        groups = Groups(
+            GroupStore(database),
+            OffsetStore(database),
+            leases,
+            group_settings(settings),
+            count_rebalance=metrics.group_rebalances.inc,
+        )
+        leases.acquired, leases.lost = groups.shard_acquired, groups.shard_lost
+        await leases.renew()
+        self._undo.append(("leases", lambda: asyncio.wait_for(leases.release(), STEP_TIMEOUT_S)))
+
+        services = Services(
+            settings=settings,
+            catalog=catalog,
+            topics=topics,
+            log=log_store,
+            appender=appender,
+            tail=tail,
+            producers=ProducerStore(database),
+            offsets=OffsetStore(database),
+            groups=groups,
+            membership=membership,
+            metrics=metrics,
+            cluster_id=await topics.cluster_id(),
+        )
+        self._start_passes(services, leases)
+        exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
+        await self._start_http(exporter, server, services, leases)
+
+        await server.serve(Dispatch(SERVED, services, metrics), groups.connection_closed)
+        self.bootstrap = membership.address
+        self._undo.append(("requests", lambda: self._drain(server, groups, tail, appender)))
+
+    async def _open_database(self) -> Database:
+        settings = self.settings
+        url = settings.database_url
+        if url is None:
+            embedded = EmbeddedPostgres(settings.data_dir)
+            self._undo.append(("embedded postgres", embedded.stop))
+            url = await embedded.start()
+        deadline = time.monotonic() + DATABASE_PATIENCE_S
+        while True:
+            try:
+                database = await Database.open(
+                    url, hot_connections=settings.hot_connections, cold_connections=settings.cold_connections
+                )
+                break
+            except StorageUnavailable as error:
+                if time.monotonic() > deadline:
+                    raise
+                log.warning("waiting for the database", error=str(error))
+                await asyncio.sleep(DATABASE_RETRY_S)
+        self._undo.append(("database", lambda: database.close(STEP_TIMEOUT_S)))
+        await migrate(database)
+        return database
+
+    def _limits(self) -> ConnectionLimits:
+        broker = self.settings.broker
+        return ConnectionLimits(
+            max_request_bytes=broker.socket_request_max_bytes,
+            max_idle_ms=broker.connections_max_idle_ms,
+            max_connections=broker.max_connections,
+        )
+
+    def _start_passes(self, services: Services, leases: Leases) -> None:
+        membership, catalog, topics = services.membership, services.catalog, services.topics
+
+        async def renew() -> None:
+            await membership.renew()
+            await leases.renew()
+
+        async def reload_broker_configs() -> None:
+            dynamic = await topics.load_broker_configs()
+            if dynamic != catalog.broker.dynamic:
+                catalog.set_broker(catalog.broker.with_dynamic(dynamic))
+
+        start = self._supervisor.start
+        start("leases", renew, interval_ms=self.settings.node_ttl_ms // RENEWALS_PER_TTL)
+        start("broker configs", reload_broker_configs, interval_ms=BROKER_CONFIG_INTERVAL_MS)
+        start("event loop lag", self._probe_lag, interval_ms=0)
+        start("catalog", catalog.refresh_if_changed, interval_ms=CATALOG_INTERVAL_MS)
+        self._undo.append(("background loops", self._supervisor.stop))
+
+    async def _probe_lag(self) -> None:
+        loop = asyncio.get_running_loop()
+        due = loop.time() + LAG_PROBE_INTERVAL_S
+        await asyncio.sleep(LAG_PROBE_INTERVAL_S)
+        self.metrics.event_loop_lag.observe(max(0.0, loop.time() - due))
+
+    async def _start_http(self, exporter: Exporter, server: Server, services: Services, leases: Leases) -> None:
+        if self.settings.metrics_listen is None:
+            return
+
+        async def database() -> str | None:
+            try:
+                await services.topics.version()
+            except StorageError as error:
+                return str(error)
+            return None
+
+        async def listener() -> str | None:
+            return None if server.is_listening else "not accepting connections"
+
+        async def coordinator() -> str | None:
+            return None if leases.held or len(services.membership.alive()) > 1 else "no lease is held"
+
+        async def background() -> str | None:
+            failing = self._supervisor.failing()
+            return f"failing: {', '.join(failing)}" if failing else None
+
+        http = HttpServer(
+            self.metrics,
+            exporter.snapshot,
+            {"database": database, "listener": listener, "coordinator": coordinator, "background": background},
+        )
+        host, port = self.settings.metrics_listen
+        self._undo.append(("http", http.stop))
+        try:
+            await http.start(host, port)
+        except OSError as error:
+            raise StartError(
+                f"cannot serve metrics on {host}:{port} (see --metrics-listen): {error.strerror or error}"
+            ) from error
+
+    # --- stopping -------------------------------------------------------------------------------------------------
+
+    async def _drain(self, server: Server, groups: Groups, tail: Tail, appender: Appender) -> None:
+        """Parked requests are answered now; what storage works on is finished, as far as `drain_ms` goes."""
+        log.info("draining")
+        timeout_s = self.settings.drain_ms / 1000
+        server.stop_accepting()
+        tail.drain()
+        # Requests that were read still reach groups and log while these drain; so connections come first and last.
+        server.stop_reading()
+        await asyncio.gather(groups.drain(timeout_s), appender.drain(timeout_s))
+        await server.drain(STEP_TIMEOUT_S)
+
+
+def group_settings(settings: Settings) -> model.Settings:
+    """The coordinator's view of the broker settings."""
+    broker = settings.broker
+    return model.Settings(
+        group_initial_rebalance_delay_ms=broker.group_initial_rebalance_delay_ms,
+        group_min_session_timeout_ms=broker.group_min_session_timeout_ms,
+        group_max_session_timeout_ms=broker.group_max_session_timeout_ms,
+        group_max_size=broker.group_max_size,
+        group_connection_grace_ms=broker.group_connection_grace_ms,
+    )

@@ -1,0 +1,155 @@
+"""Topics, groups and lag under kafka_exporter's metric names, so that its dashboards and alerts work unchanged.
+
+The one idea: nothing is kept. A scrape reads Postgres through `storage.monitor`, which is the same from every node, and
+what one scrape may show is bounded; a truncated one says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from gateway.cluster.membership import Membership
+from storage.errors import StorageError
+from storage.monitor import GroupLag, GroupSize, Monitor, PartitionEnds
+from storage.types import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot(Collector):
+    """One look at the cluster, as metrics. `read` is False when storage did not answer: then only brokers are shown."""
+
+    brokers: tuple[Node, ...]
+    partitions: tuple[tuple[PartitionEnds, Node], ...] = ()
+    """Each with the node that clients are pointed to."""
+    lag: tuple[GroupLag, ...] = ()
+    groups: tuple[GroupSize, ...] = ()
+    read: bool = True
+    truncated: bool = False
+
+    def collect(self) -> Iterator[Metric]:
+        yield _gauge("kafka_brokers", "Live nodes.", (), [((), len(self.brokers))])
+        yield _gauge(
+            "kafka_broker_info",
+            "Live nodes by id and address.",
+            ("id", "address"),
+            [((str(node.node_id), f"{node.host}:{node.port}"), 1) for node in self.brokers],
+        )
+        yield _gauge("sluice_exporter_up", "Whether topics and groups could be read.", (), [((), int(self.read))])
+        yield _gauge(
+            "sluice_exporter_truncated",
+            "Whether there are more series than metrics-max-series lets through.",
+            (),
+            [((), int(self.truncated))],
+        )
+        yield from self._of_topics()
+        yield from self._of_groups()
+
+    def _of_topics(self) -> Iterator[Metric]:
+        counts: dict[str, int] = {}
+        for ends, _ in self.partitions:
+            counts[ends.topic] = counts.get(ends.topic, 0) + 1
+        yield _gauge(
+            "kafka_topic_partitions", "Partitions of a topic.", ("topic",), [((t,), n) for t, n in counts.items()]
+        )
+        labels = ("topic", "partition")
+        rows = [((ends.topic, str(ends.partition_index)), ends, leader) for ends, leader in self.partitions]
+        yield _gauge(
+            "kafka_topic_partition_current_offset",
+            "Offset of the next record.",
+            labels,
+            [(values, ends.high_watermark) for values, ends, _ in rows],
+        )
+        yield _gauge(
+            "kafka_topic_partition_oldest_offset",
+            "Offset of the oldest record.",
+            labels,
+            [(values, ends.log_start_offset) for values, ends, _ in rows],
+        )
+        yield _gauge(
+            "kafka_topic_partition_leader",
+            "Node that clients are pointed to.",
+            labels,
+            [(values, leader.node_id) for values, _, leader in rows],
+        )
+
+    def _of_groups(self) -> Iterator[Metric]:
+        labels = ("consumergroup", "topic", "partition")
+        rows = [((lag.group_id, lag.topic, str(lag.partition_index)), lag) for lag in self.lag]
+        yield _gauge(
+            "kafka_consumergroup_current_offset",
+            "Committed offset.",
+            labels,
+            [(values, lag.committed_offset) for values, lag in rows],
+        )
+        yield _gauge(
+            "kafka_consumergroup_lag",
+            "Records left to read.",
+            labels,
+            [(values, lag.lag) for values, lag in rows],
+        )
+        offset_sums: dict[tuple[str, str], int] = {}
+        lag_sums: dict[tuple[str, str], int] = {}
+        for lag in self.lag:
+            key = (lag.group_id, lag.topic)
+            offset_sums[key] = offset_sums.get(key, 0) + lag.committed_offset
+            lag_sums[key] = lag_sums.get(key, 0) + lag.lag
+        yield _gauge(
+            "kafka_consumergroup_current_offset_sum",
+            "Sum of committed offsets over a topic's partitions.",
+            labels[:2],
+            offset_sums.items(),
+        )
+        yield _gauge(
+            "kafka_consumergroup_lag_sum",
+            "Records left to read over a topic's partitions.",
+            labels[:2],
+            lag_sums.items(),
+        )
+        yield _gauge(
+            "kafka_consumergroup_members",
+            "Members of a group.",
+            labels[:1],
+            [((group.group_id,), group.members) for group in self.groups],
+        )
+
+
+def _gauge(
+    name: str, documentation: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], float]]
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, documentation, labels=labels)
+    for values, value in samples:
+        family.add_metric(values, value)
+    return family
+
+
+class Exporter:
+    """Takes snapshots. `max_series` bounds partitions, committed offsets and groups each."""
+
+    def __init__(self, monitor: Monitor, membership: Membership, max_series: int) -> None:
+        self._monitor = monitor
+        self._membership = membership
+        self._max_series = max_series
+
+    async def snapshot(self) -> Snapshot:
+        """One look at the cluster; never raises for storage, so that the node's own metrics are always shown."""
+        brokers = tuple(self._membership.alive())
+        limit = self._max_series
+        try:
+            partitions, lag, groups = await asyncio.gather(
+                self._monitor.partitions(limit + 1), self._monitor.lag(limit + 1), self._monitor.groups(limit + 1)
+            )
+        except StorageError:
+            return Snapshot(brokers, read=False)
+        return Snapshot(
+            brokers,
+            tuple((ends, self._membership.leader_of(ends.partition_key)) for ends in partitions[:limit]),
+            tuple(lag[:limit]),
+            tuple(groups[:limit]),
+            truncated=max(len(partitions), len(lag), len(groups)) > limit,
+        )

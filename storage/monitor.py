@@ -1,0 +1,71 @@
+"""What monitoring reads: ends of partitions, lag and members of groups.
+
+The one idea: three bounded statements on the cold pool, whatever the size of the cluster, so that a scrape can neither
+starve producers nor grow with the number of groups.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from storage.pool import Database
+from storage.queries import statement
+from storage.text import loaded
+from storage.types import PartitionKey
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionEnds:
+    topic: str
+    partition_index: int
+    partition_key: PartitionKey
+    log_start_offset: int
+    high_watermark: int
+
+
+@dataclass(frozen=True, slots=True)
+class GroupLag:
+    group_id: str
+    topic: str
+    partition_index: int
+    committed_offset: int
+    lag: int
+    """Records left to read, counted from the log's start if that has passed the committed offset."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSize:
+    group_id: str
+    state: str
+    members: int
+
+
+class Monitor:
+    """Each call gives at most `limit` rows, in a stable order, and raises StorageUnavailable when Postgres is away."""
+
+    def __init__(self, database: Database) -> None:
+        self._pool = database.cold
+
+    async def partitions(self, limit: int) -> list[PartitionEnds]:
+        return [
+            PartitionEnds(
+                row["topic"],
+                row["partition"],
+                PartitionKey(row["partition_key"]),
+                row["log_start_offset"],
+                row["log_end_offset"],
+            )
+            for row in await self._pool.fetch(statement("monitored_partitions"), limit)
+        ]
+
+    async def lag(self, limit: int) -> list[GroupLag]:
+        return [
+            GroupLag(loaded(row["group_id"]), row["topic"], row["partition"], row["committed_offset"], row["lag"])
+            for row in await self._pool.fetch(statement("monitored_lag"), limit)
+        ]
+
+    async def groups(self, limit: int) -> list[GroupSize]:
+        return [
+            GroupSize(loaded(row["group_id"]), row["state"], row["members"])
+            for row in await self._pool.fetch(statement("monitored_groups"), limit)
+        ]
