@@ -1,7 +1,8 @@
 -- Everything Sluice keeps, in its own schema. Written for people too: see the views at the end.
 --
--- Lock order, so that no two writers can deadlock: cluster, then coordinator_lease by shard, consumer_group by group_id,
--- topic, partition by partition_key, then the rows that hang off them in primary key order.
+-- Lock order, so that no two writers can deadlock: cluster, node, coordinator_lease by shard, consumer_group by group_id,
+-- topic, rows of batch (only maintenance locks any, of one partition), partition by partition_key, producer_state,
+-- committed_offset by primary key.
 --
 -- Times named *_ms are Unix milliseconds as Kafka's protocol gives them; leases and nodes use the database's clock.
 

@@ -1,0 +1,77 @@
+-- name: dirty_ranges
+-- Of the partitions given (key, min.cleanable.dirty.ratio, min.compaction.lag.ms, max.compaction.lag.ms), those worth
+-- cleaning, dirtiest first. The range ends before the last batch, which always stays as it is, and before the first
+-- batch within the minimum lag. Sizes come from running totals, not from the rows.
+select
+    judged.partition_key, judged.log_start_offset, judged.first_dirty_offset, judged.end_offset,
+    judged.clean_bytes, judged.dirty_bytes
+from (
+    select
+        policy.partition_key, policy.dirty_ratio, policy.max_lag_ms, p.log_start_offset,
+        greatest(coalesce(s.first_dirty_offset, 0), p.log_start_offset) as first_dirty_offset,
+        least(newest.base_offset, lagging.base_offset) as end_offset,
+        least(greatest(coalesce(s.clean_bytes, 0), 0), p.size_bytes) as clean_bytes,
+        p.size_bytes - least(greatest(coalesce(s.clean_bytes, 0), 0), p.size_bytes) as dirty_bytes
+    from (
+        select
+            unnest($1::bigint[]) as partition_key, unnest($2::double precision[]) as dirty_ratio,
+            unnest($3::bigint[]) as min_lag_ms, unnest($4::bigint[]) as max_lag_ms
+    ) policy
+    join partition p on p.partition_key = policy.partition_key and not p.deleted
+    left join compaction_state s on s.partition_key = policy.partition_key
+    join lateral (
+        select b.base_offset from batch b
+        where b.partition_key = policy.partition_key
+        order by b.base_offset desc
+        limit 1
+    ) newest on true
+    left join lateral (
+        select b.base_offset from batch b
+        where b.partition_key = policy.partition_key
+            and policy.min_lag_ms > 0
+            and b.running_max_timestamp_ms
+                > (extract(epoch from clock_timestamp()) * 1000)::bigint - policy.min_lag_ms
+            and coalesce(b.append_timestamp_ms, b.max_timestamp_ms)
+                > (extract(epoch from clock_timestamp()) * 1000)::bigint - policy.min_lag_ms
+            and b.base_offset >= coalesce(s.first_dirty_offset, 0)
+        order by b.partition_key, b.running_max_timestamp_ms, b.base_offset
+        limit 1
+    ) lagging on true
+) judged
+left join lateral (
+    select coalesce(b.append_timestamp_ms, b.max_timestamp_ms) as timestamp_ms from batch b
+    where b.partition_key = judged.partition_key and b.base_offset >= judged.first_dirty_offset
+    order by b.base_offset
+    limit 1
+) first_dirty on true
+where judged.end_offset > judged.first_dirty_offset
+    and judged.dirty_bytes > 0
+    and (
+        judged.dirty_bytes >= judged.dirty_ratio * (judged.clean_bytes + judged.dirty_bytes)
+        or first_dirty.timestamp_ms
+            < (extract(epoch from clock_timestamp()) * 1000)::bigint - judged.max_lag_ms
+    )
+order by judged.dirty_bytes::double precision / (judged.clean_bytes + judged.dirty_bytes) desc, judged.partition_key
+limit $5;
+
+-- name: begin_compaction
+-- A new revision, which fences every run that began before.
+insert into compaction_state as s (partition_key, revision)
+select p.partition_key, 1 from partition p where p.partition_key = $1 and not p.deleted
+on conflict (partition_key) do update set revision = s.revision + 1
+returning revision;
+
+-- name: replace_batches
+-- Null, or why nothing was written.
+select replace_batches($1, $2, $3, $4, $5, $6, $7, $8);
+
+-- name: finish_compaction
+-- Records how far the log is clean; no row if another run began since.
+update compaction_state s
+set first_dirty_offset = $3,
+    clean_bytes = (
+        select coalesce(sum(b.size_bytes), 0) from batch b where b.partition_key = $1 and b.base_offset < $3
+    ),
+    cleaned_at = clock_timestamp()
+where s.partition_key = $1 and s.revision = $2
+returning s.first_dirty_offset;

@@ -1,0 +1,157 @@
+-- name: retention_candidates
+-- Of the partitions given (key, retention_ms, retention_bytes; -1 = no limit), those whose oldest row is below the log
+-- start, past its time, or dispensable by size. One index lookup per partition; 64-bit all through, on the database's
+-- clock.
+select
+    policy.partition_key, policy.retention_ms, policy.retention_bytes,
+    oldest.last_offset < p.log_start_offset as below_start
+from (
+    select
+        unnest($1::bigint[]) as partition_key, unnest($2::bigint[]) as retention_ms,
+        unnest($3::bigint[]) as retention_bytes
+) policy
+join partition p on p.partition_key = policy.partition_key and not p.deleted
+join lateral (
+    select b.last_offset, b.size_bytes, coalesce(b.append_timestamp_ms, b.max_timestamp_ms) as timestamp_ms
+    from batch b
+    where b.partition_key = policy.partition_key
+    order by b.base_offset
+    limit 1
+) oldest on true
+where oldest.last_offset < p.log_start_offset
+    or (
+        policy.retention_ms >= 0
+        and oldest.timestamp_ms < (extract(epoch from clock_timestamp()) * 1000)::bigint - policy.retention_ms
+    )
+    or (policy.retention_bytes >= 0 and p.size_bytes - oldest.size_bytes >= policy.retention_bytes)
+order by policy.partition_key;
+
+-- name: retention_boundary
+-- The offset after the last batch that may go, looking at the $4 oldest: null if none may. By time: the batches before
+-- the first that is not past it. By size: as many as leave at least retention_bytes, as upstream counts. Rows below the
+-- log start are gone before this is asked, so size_bytes is that of the live log.
+select max(last_offset) + 1
+from (
+    select
+        b.last_offset,
+        $2::bigint >= 0 and bool_and(
+            coalesce(b.append_timestamp_ms, b.max_timestamp_ms)
+            < (extract(epoch from clock_timestamp()) * 1000)::bigint - $2::bigint
+        ) over oldest_first as past_time,
+        $3::bigint >= 0 and b.partition_size_bytes - sum(b.size_bytes) over oldest_first >= $3::bigint as past_size
+    from (
+        select b.*, p.size_bytes as partition_size_bytes
+        from partition p
+        join batch b on b.partition_key = p.partition_key
+        where p.partition_key = $1 and not p.deleted
+        order by b.base_offset
+        limit $4
+    ) b
+    window oldest_first as (order by b.base_offset rows unbounded preceding)
+) judged
+where past_time or past_size;
+
+-- name: advance_log_start
+-- Moves the log start; it never moves back.
+update partition set log_start_offset = greatest(log_start_offset, $2::bigint)
+where partition_key = $1 and not deleted
+returning log_start_offset;
+
+-- name: delete_below_log_start
+-- Removes whole rows below the log start, oldest first, at most $2 rows, and no more once $3 bytes are reached.
+with doomed as (
+    select
+        oldest.base_offset,
+        sum(oldest.size_bytes) over (order by oldest.base_offset rows unbounded preceding) - oldest.size_bytes
+            as bytes_before
+    from (
+        select b.base_offset, b.size_bytes
+        from partition p
+        join batch b on b.partition_key = p.partition_key
+        where p.partition_key = $1 and b.base_offset < p.log_start_offset and b.last_offset < p.log_start_offset
+        order by b.base_offset
+        limit $2
+    ) oldest
+), removed as (
+    delete from batch b
+    using doomed d
+    where b.partition_key = $1 and b.base_offset = d.base_offset and d.bytes_before < $3::bigint
+    returning b.base_offset, b.size_bytes
+), uncleaned as (
+    update compaction_state s
+    set clean_bytes = s.clean_bytes - (select sum(r.size_bytes) from removed r where r.base_offset < s.first_dirty_offset)
+    where s.partition_key = $1 and exists (select from removed r where r.base_offset < s.first_dirty_offset)
+), shrunk as (
+    update partition p
+    set size_bytes = p.size_bytes - (select sum(size_bytes) from removed)
+    where p.partition_key = $1 and exists (select from removed)
+)
+select count(*) as batch_count, coalesce(sum(size_bytes), 0)::bigint as size_bytes from removed;
+
+-- name: deleted_partitions
+-- Partitions of topics deleted at least $1 ms ago, whose rows are to go.
+select p.partition_key
+from topic t
+join partition p using (topic_id)
+where t.deleted_at is not null
+    and t.deleted_at <= clock_timestamp() - $1::bigint * interval '1 millisecond'
+order by t.deleted_at, p.partition_key
+limit $2;
+
+-- name: delete_batches
+-- Removes rows of a deleted partition, oldest first, at most $2 rows, and no more once $3 bytes are reached.
+with doomed as (
+    select
+        oldest.base_offset,
+        sum(oldest.size_bytes) over (order by oldest.base_offset rows unbounded preceding) - oldest.size_bytes
+            as bytes_before
+    from (
+        select b.base_offset, b.size_bytes
+        from batch b
+        where b.partition_key = $1
+        order by b.base_offset
+        limit $2
+    ) oldest
+), removed as (
+    delete from batch b
+    using doomed d
+    where b.partition_key = $1 and b.base_offset = d.base_offset and d.bytes_before < $3::bigint
+    returning b.size_bytes
+)
+select count(*) as batch_count, coalesce(sum(size_bytes), 0)::bigint as size_bytes from removed;
+
+-- name: delete_producer_states
+-- Of a deleted partition, at most $2.
+delete from producer_state
+where partition_key = $1
+    and producer_id in (select producer_id from producer_state where partition_key = $1 limit $2);
+
+-- name: delete_partition
+-- The partition itself, once nothing hangs off it.
+with cleaned as (
+    delete from compaction_state where partition_key = $1
+)
+delete from partition p
+where p.partition_key = $1
+    and p.deleted
+    and not exists (select from batch b where b.partition_key = p.partition_key)
+    and not exists (select from producer_state s where s.partition_key = p.partition_key);
+
+-- name: lock_emptied_topics
+-- Deleted topics without partitions. The lock waits for commits that refer to one, and holds off new ones.
+select t.topic_id
+from topic t
+where t.deleted_at is not null
+    and t.deleted_at <= clock_timestamp() - $1::bigint * interval '1 millisecond'
+    and not exists (select from partition p where p.topic_id = t.topic_id)
+order by t.topic_id
+limit $2
+for update skip locked;
+
+-- name: delete_offsets_of_topics
+-- Offsets that were committed while their topic was being deleted.
+delete from committed_offset where topic_id = any ($1::uuid[]);
+
+-- name: delete_emptied_topics
+-- The last trace.
+delete from topic where topic_id = any ($1::uuid[]);
