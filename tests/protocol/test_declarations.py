@@ -1,0 +1,256 @@
+"""Every declaration against upstream's message files, field by field; error codes and API keys too."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from protocol import schema as declarations
+from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode, KafkaError
+from protocol.schema import (
+    Direction,
+    Field,
+    MessageSchema,
+    array,
+    int32,
+    message,
+    nested,
+    string,
+    struct,
+    struct_schema,
+)
+from protocol.versions import NO_VERSIONS, Versions
+from tests.protocol.values import MESSAGES
+
+REFERENCE = Path(__file__).resolve().parents[3] / "shared" / "reference"
+
+UNSTABLE_FROM = {ApiKey.INIT_PRODUCER_ID: 6}
+"""Upstream declares this version but marks it unstable; we leave it out."""
+
+APIS = [
+    "ApiVersions",
+    "Metadata",
+    "Produce",
+    "Fetch",
+    "ListOffsets",
+    "OffsetForLeaderEpoch",
+    "InitProducerId",
+    "CreateTopics",
+    "DeleteTopics",
+    "CreatePartitions",
+    "DeleteRecords",
+    "DescribeConfigs",
+    "AlterConfigs",
+    "IncrementalAlterConfigs",
+    "DescribeCluster",
+    "DescribeTopicPartitions",
+    "DescribeLogDirs",
+    "ListConfigResources",
+    "FindCoordinator",
+    "JoinGroup",
+    "Heartbeat",
+    "LeaveGroup",
+    "SyncGroup",
+    "DescribeGroups",
+    "ListGroups",
+    "DeleteGroups",
+    "OffsetCommit",
+    "OffsetFetch",
+    "OffsetDelete",
+]
+
+
+def reference(name: str) -> Any:
+    path = REFERENCE / name
+    if not path.exists():
+        pytest.skip(f"upstream's {name} is not beside the repository")
+    return json.loads(path.read_text())
+
+
+def snake_case(name: str) -> str:
+    return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
+
+
+def test_what_is_declared():
+    declared = {schema.struct_type.__name__ for schema in MESSAGES}
+    assert declared == {api + end for api in APIS for end in ("Request", "Response")}
+
+
+@pytest.mark.parametrize("schema", MESSAGES, ids=lambda schema: schema.struct_type.__name__)
+def test_a_message_is_declared_as_upstream_has_it(schema: MessageSchema):
+    name = schema.struct_type.__name__
+    upstream = reference("messages-4.2.json")[name]
+    valid = Versions.parse(upstream["validVersions"])
+    if upstream.get("latestVersionUnstable"):
+        assert UNSTABLE_FROM[schema.api_key] == valid.highest
+    if schema.api_key in UNSTABLE_FROM:
+        valid &= Versions(0, UNSTABLE_FROM[schema.api_key] - 1)
+    assert schema.api_key == upstream["apiKey"]
+    assert schema.direction.value == upstream["type"]
+    assert schema.versions == valid
+    assert schema.flexible == Versions.parse(upstream["flexibleVersions"]) & valid
+    assert "commonStructs" not in upstream
+    compare_fields(name, schema.fields, upstream["fields"], valid)
+
+
+def compare_fields(where: str, ours: tuple[Field, ...], upstream: list[dict[str, Any]], held: Versions) -> None:
+    """`held`: the versions in which the struct occurs at all, beyond which ranges mean nothing."""
+    present = [field for field in upstream if Versions.parse(field["versions"]) & held]
+    assert [field.name for field in ours] == [snake_case(field["name"]) for field in present], where
+    for field, theirs in zip(ours, present, strict=True):
+        compare_field(f"{where}.{field.name}", field, theirs, held)
+
+
+def compare_field(where: str, field: Field, upstream: dict[str, Any], held: Versions) -> None:
+    versions = Versions.parse(upstream["versions"]) & held
+    assert field.versions & held == versions, where
+    nullable = Versions.parse(upstream.get("nullableVersions", "none"))
+    assert field.nullable & held == nullable & versions, where
+    assert field.tag == upstream.get("tag"), where
+    if field.tag is not None:
+        assert Versions.parse(upstream["taggedVersions"]) & held == versions, where
+    assert field.is_array == upstream["type"].startswith("[]"), where
+    type_name = upstream["type"].removeprefix("[]")
+    if isinstance(field.kind, type):
+        assert field.kind.__name__ == type_name, where
+        compare_fields(where, struct_schema(field.kind).fields, upstream["fields"], versions)
+    else:
+        assert field.kind.name == type_name, where
+    assert field.default == upstream_default(field, upstream), where
+
+
+def upstream_default(field: Field, upstream: dict[str, Any]) -> Any:
+    default = upstream.get("default")
+    if default == "null":
+        return None
+    if field.is_array:
+        return ()
+    if isinstance(field.kind, type):
+        return field.kind()
+    match field.kind.name:
+        case "bool":
+            return default == "true"
+        case "string":
+            return default or ""
+        case "bytes":
+            return b""
+        case "records":
+            return None
+        case "uuid":
+            return UUID(int=0)
+        case _:
+            return int(str(default or 0), 0)
+
+
+@pytest.mark.parametrize("schema", MESSAGES, ids=lambda schema: schema.struct_type.__name__)
+def test_every_dataclass_is_made_of_its_defaults(schema: MessageSchema):
+    made = schema.struct_type()
+    assert [field.name for field in fields(made)] == [field.name for field in schema.fields]
+    assert {field.name: getattr(made, field.name) for field in schema.fields} == {
+        field.name: field.default for field in schema.fields
+    }
+
+
+@pytest.mark.parametrize("api", APIS)
+def test_each_api_has_its_own_module(api: str):
+    module = importlib.import_module(f"protocol.messages.{snake_case(api)}")
+    for end in (Direction.REQUEST, Direction.RESPONSE):
+        found = declarations.find_message(ApiKey[snake_case(api).upper()], end)
+        assert found is not None
+        assert found.struct_type is getattr(module, api + end.value.capitalize())
+
+
+def test_api_keys_are_upstreams():
+    requests = (upstream for upstream in reference("messages-4.2.json").values() if upstream["type"] == "request")
+    expected = {
+        snake_case(upstream["name"].removesuffix("Request")).upper(): upstream["apiKey"] for upstream in requests
+    }
+    assert {key.name: key.value for key in ApiKey} == expected
+
+
+def test_error_codes_are_upstreams():
+    expected = {error["name"]: (error["code"], error["retriable"]) for error in reference("error-codes.json")}
+    assert {code.name: (code.value, code.retriable) for code in ErrorCode} == expected
+
+
+def test_a_kafka_error_tells_its_code_and_message():
+    assert str(KafkaError(ErrorCode.NOT_COORDINATOR)) == "NOT_COORDINATOR"
+    error = KafkaError(ErrorCode.INVALID_REQUEST, "no topics")
+    assert (error.code, error.message, str(error)) == (42, "no topics", "INVALID_REQUEST: no topics")
+
+
+@pytest.mark.parametrize(
+    ("text", "inside", "outside"),
+    [("0+", {0, 1, 99}, {-1}), ("3-5", {3, 4, 5}, {2, 6}), ("7", {7}, {6, 8}), ("none", set(), {-1, 0, 1})],
+)
+def test_ranges_of_versions(text: str, inside: set[int], outside: set[int]):
+    versions = Versions.parse(text)
+    assert all(version in versions for version in inside)
+    assert not any(version in versions for version in outside)
+    assert str(versions) == text
+    assert bool(versions) == bool(inside)
+
+
+def test_ranges_meet():
+    assert list(Versions(2, 6) & Versions(4, 9)) == [4, 5, 6]
+    assert Versions(2, 3) & Versions(4, 9) == NO_VERSIONS
+    with pytest.raises(ValueError, match="later"):
+        Versions.parse("later")
+
+
+class TestRefusedDeclarations:
+    def test_a_field_without_a_kind(self):
+        with pytest.raises(TypeError, match="no wire kind"):
+
+            @struct
+            class Plain:
+                name: str = "x"
+
+    def test_a_struct_that_is_none(self):
+        with pytest.raises(TypeError, match="not a @struct"):
+
+            @struct
+            class Holder:
+                parts: tuple[int, ...] = array(int)
+
+    def test_null_where_it_cannot_be_said(self):
+        with pytest.raises(TypeError, match="never nullable"):
+
+            @struct
+            class Null:
+                name: str = string(default=None)
+
+    def test_a_message_that_is_neither_request_nor_response(self):
+        with pytest.raises(TypeError, match="neither"):
+
+            @message(ApiKey.END_TXN, versions="0", flexible="none")
+            class EndTxn:
+                committed: int = int32()
+
+    def test_a_message_declared_twice(self):
+        with pytest.raises(TypeError, match="already"):
+
+            @message(ApiKey.HEARTBEAT, versions="0", flexible="none")
+            class AnotherRequest:
+                generation_id: int = int32()
+
+    def test_messages_and_structs_are_told_apart(self):
+        @struct
+        class Part:
+            index: int = int32()
+
+        @struct
+        class Whole:
+            part: Part = nested(Part)
+
+        assert Whole().part == Part()
+        with pytest.raises(TypeError, match="not a message"):
+            declarations.message_schema(Whole)

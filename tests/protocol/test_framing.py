@@ -1,0 +1,121 @@
+"""Frames out of a stream, however it is cut."""
+
+from __future__ import annotations
+
+import struct
+import tracemalloc
+from random import Random
+
+import pytest
+
+from protocol.framing import GROWTH_FACTOR, OWN_BUFFER_BYTES, FrameError, FrameSplitter
+
+LIMIT = 4 * OWN_BUFFER_BYTES
+
+
+def framed(*bodies: bytes) -> bytes:
+    return b"".join(struct.pack(">i", len(body)) + body for body in bodies)
+
+
+def splitter(scratch_bytes: int = 64) -> FrameSplitter:
+    return FrameSplitter(LIMIT, bytearray(scratch_bytes))
+
+
+BODIES = [b"a", b"bb" * 20, bytes(range(200)), b"d" * 61, b"e" * 60, Random(1).randbytes(OWN_BUFFER_BYTES + 9), b"f"]
+
+
+@pytest.mark.parametrize("scratch_bytes", [5, 64, 4096, 1 << 20])
+@pytest.mark.parametrize("cut_bytes", [1, 2, 3, 5, 64, 1000, 1 << 20], ids=lambda cut: f"by {cut}")
+def test_a_stream_gives_the_same_frames_however_it_is_cut(cut_bytes: int, scratch_bytes: int):
+    stream, frames, received = framed(*BODIES), [], splitter(scratch_bytes)
+    for start in range(0, len(stream), cut_bytes):
+        frames += received.feed(stream[start : start + cut_bytes])
+    assert frames == BODIES
+    assert not received.torn
+
+
+def test_a_stream_cut_in_two_anywhere():
+    stream = framed(b"first", b"x" * 70, b"third")
+    for cut in range(len(stream) + 1):
+        received = splitter()
+        first, second = received.feed(stream[:cut]), received.feed(stream[cut:])
+        assert first + second == [b"first", b"x" * 70, b"third"]
+
+
+def test_it_tells_whether_the_stream_ends_inside_a_frame():
+    stream = framed(b"first", b"x" * 70)
+    whole = {0, 9, len(stream)}
+    for cut in range(len(stream) + 1):
+        received = splitter()
+        received.feed(stream[:cut])
+        assert received.torn == (cut not in whole)
+
+
+@pytest.mark.parametrize("size_bytes", [LIMIT + 1, 0x7FFFFFFF, -1, -0x80000000, 0])
+@pytest.mark.parametrize("cut_bytes", [1, 1000])
+def test_a_bad_size_breaks_the_stream_after_the_frames_before_it(size_bytes: int, cut_bytes: int):
+    stream = framed(b"good", b"also good") + struct.pack(">i", size_bytes) + b"whatever follows"
+    received, frames = splitter(), []
+    for start in range(0, len(stream), cut_bytes):
+        frames += received.feed(stream[start : start + cut_bytes])
+    assert frames == [b"good", b"also good"]
+    assert isinstance(received.broken, FrameError)
+    with pytest.raises(FrameError, match=str(size_bytes)):
+        received.writable()
+    assert received.feed(b"more") == []
+
+
+def test_a_frame_of_the_limit_passes():
+    body = bytes(LIMIT)
+    received = splitter()
+    assert received.feed(framed(body)) == [body]
+    assert received.broken is None
+
+
+def test_frames_own_their_memory():
+    received = splitter()
+    (small,) = received.feed(framed(b"small"))
+    (large,) = received.feed(framed(b"large" * 100))
+    received.feed(framed(b"other" * 100))
+    assert small == b"small"
+    assert large == b"large" * 100
+
+
+def test_connections_may_share_the_scratch_buffer():
+    scratch = bytearray(64)
+    one, other = FrameSplitter(LIMIT, scratch), FrameSplitter(LIMIT, scratch)
+    streams = framed(b"one" * 50, b"1"), framed(b"other" * 70, b"2")
+    frames: tuple[list[object], list[object]] = ([], [])
+    for position in range(0, max(map(len, streams)), 3):
+        for received, stream, got in zip((one, other), streams, frames, strict=True):
+            got += received.feed(stream[position : position + 3])
+    assert frames == ([b"one" * 50, b"1"], [b"other" * 70, b"2"])
+
+
+def test_the_rest_of_a_large_frame_is_received_in_place():
+    received = splitter(4096)
+    received.feed(framed(bytes(40_000))[:4096])
+    target = received.writable()
+    assert len(target) == 40_000 - 4092
+    target[:] = bytes(len(target))
+    assert received.received(len(target)) == [bytes(40_000)]
+
+
+def test_a_size_alone_takes_little_memory():
+    claimed = 100 << 20
+    tracemalloc.start()
+    try:
+        received = [FrameSplitter(claimed, bytearray(64)) for _ in range(10)]
+        for each in received:
+            each.feed(struct.pack(">i", claimed))
+        assert tracemalloc.get_traced_memory()[1] < 10 * (OWN_BUFFER_BYTES + 4096)
+        tracemalloc.reset_peak()
+        received[0].feed(bytes(2 * OWN_BUFFER_BYTES))
+        assert tracemalloc.get_traced_memory()[1] < (10 + 2 + 2 * GROWTH_FACTOR) * OWN_BUFFER_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_the_scratch_buffer_must_hold_more_than_a_size():
+    with pytest.raises(ValueError, match="scratch"):
+        FrameSplitter(LIMIT, bytearray(4))
