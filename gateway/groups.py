@@ -60,6 +60,8 @@ T = TypeVar("T")
 
 MAX_GROUPS = 200_000
 """Groups in memory; beyond it unknown groups are refused, so that an id per request cannot fill the node."""
+MAX_GROUP_ID_BYTES = 1_024
+"""In UTF-8. With the longest member id still what a B-tree entry of Postgres can hold."""
 MAX_MAILBOX = 20_000
 MAX_GROUPS_PER_CONNECTION = 10_000
 """Groups told when a connection closes; members of any further ones count on their session timeout alone."""
@@ -96,7 +98,7 @@ class Groups:
         self._count_rebalance = count_rebalance
         self._slots: dict[str, Slot] = {}
         self._connections: dict[ConnectionId, set[str]] = {}
-        self._shards_loading: set[int] = set()
+        self._shards_loading: dict[int, CoordinatorLease] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_request_id = 0
         self._draining = False
@@ -197,6 +199,11 @@ class Groups:
                 listed[group_id] = (slot.group.protocol_type or "", slot.group.state.value)
         return listed
 
+    def in_memory(self) -> list[Group]:
+        """Groups with members or pending ids that this node coordinates, as last settled: what offset expiry must know
+        beyond what is stored (which topics a Stable group reads, that a rebalance is under way)."""
+        return [slot.group for slot in self._slots.values() if slot.group.members or slot.group.pending]
+
     def coordinator_of(self, group_id: str) -> Node:
         """The node to ask. Raises KafkaError(COORDINATOR_NOT_AVAILABLE) while no node holds the group's shard."""
         return self._leases.coordinator_of(group_id)
@@ -224,11 +231,12 @@ class Groups:
     def shard_acquired(self, lease: CoordinatorLease) -> None:
         """Reads the shard's groups with members in the background, so that members who died with the last
         coordinator expire even if nobody ever speaks for their group again."""
-        self._shards_loading.add(lease.shard)
+        self._shards_loading[lease.shard] = lease
         self._spawn(self._load_shard(lease), f"load shard {lease.shard}")
 
     def shard_lost(self, shard: int) -> None:
         """Another node may coordinate these groups already: whoever waits here is sent there."""
+        self._shards_loading.pop(shard, None)
         for slot in [slot for slot in self._slots.values() if slot.lease.shard == shard]:
             self._drop(slot, ErrorCode.NOT_COORDINATOR)
 
@@ -255,6 +263,8 @@ class Groups:
     # --- one slot -----------------------------------------------------------------------------------------------
 
     def _slot(self, group_id: str) -> Slot | ErrorCode:
+        if len(group_id) > MAX_GROUP_ID_BYTES // 4 and len(group_id.encode()) > MAX_GROUP_ID_BYTES:
+            return ErrorCode.INVALID_GROUP_ID
         lease = self.lease_for(group_id)
         slot = self._slots.get(group_id)
         if slot is not None:
@@ -303,11 +313,15 @@ class Groups:
         for request_id, reply in taken.replies:
             if not slot.answer(request_id, reply):
                 own = reply
-        if isinstance(event, JoinGroup | SyncGroup | Heartbeat) and (group.members or group.pending):
+        if isinstance(event, JoinGroup | SyncGroup | Heartbeat | OffsetCommit) and (group.members or group.pending):
             self._remember(event.connection_id, slot.group_id)
-        # Heartbeats and commits only move a deadline away: the timer finds that out when it fires.
         if slot.timer is None or not isinstance(event, Heartbeat | OffsetCommit):
             self._arm(slot)
+        else:
+            # These move one deadline, and nearly always away: the timer finds that out when it fires.
+            deadline_ms = group.session_deadlines.get(event.member_id)
+            if deadline_ms is not None and deadline_ms < slot.timer.when() * 1000:
+                self._arm(slot)
         return own
 
     def _remember(self, connection_id: ConnectionId, group_id: str) -> None:
@@ -403,15 +417,17 @@ class Groups:
         self._spawn(self._persist(slot, taken, event), f"store group {slot.group_id}")
 
     async def _persist(self, slot: Slot, taken: Step, event: Event) -> None:
+        unmoved = taken.group.state is slot.group.state
+        state_timestamp_ms = slot.state_timestamp_ms if unmoved else _wall_ms()
         async with self._resuming(slot):
             if taken.group.state is GroupState.DEAD:
                 await self._patiently(slot, lambda: self._store.delete(slot.group_id, slot.lease))
             else:
-                unmoved = taken.group.state is slot.group.state
-                record = to_record(taken.group, slot.state_timestamp_ms if unmoved else _wall_ms())
+                record = to_record(taken.group, state_timestamp_ms)
                 await self._patiently(slot, lambda: self._store.save(record, slot.lease))
             if not slot.dropped:
                 self._settle(slot, taken, event)
+                slot.state_timestamp_ms = state_timestamp_ms
                 if slot.group.state is GroupState.DEAD:
                     slot.group = Group(slot.group_id)
 
@@ -431,10 +447,12 @@ class Groups:
         try:
             records = await self._shard_records(lease)
         finally:
-            self._shards_loading.discard(lease.shard)
+            current = self._shards_loading.get(lease.shard) is lease
+            if current:
+                del self._shards_loading[lease.shard]
+        if not current or self._draining:
+            return
         for record in records:
-            if self.lease_for(record.group_id) is None:
-                continue
             # A group that somebody has spoken for meanwhile is in memory already, and newer than this.
             if record.members and record.group_id not in self._slots and len(self._slots) < MAX_GROUPS:
                 slot = self._slots[record.group_id] = Slot(record.group_id, lease)
@@ -444,7 +462,7 @@ class Groups:
 
     async def _shard_records(self, lease: CoordinatorLease) -> Sequence[GroupRecord]:
         pause_ms = FIRST_RETRY_MS
-        while not self._draining:
+        while self._shards_loading.get(lease.shard) is lease and not self._draining:
             try:
                 return await self._store.load_shard(lease.shard)
             except StorageUnavailable as error:

@@ -28,6 +28,8 @@ from protocol.messages.sync_group import SyncGroupRequest, SyncGroupResponse
 FIRST_VERSION_WITH_NULL_PROTOCOL = 7
 FIRST_VERSION_WITH_MEMBER_LIST = 3
 FIRST_VERSION_WITH_PROTOCOL_FIELDS = 5
+MAX_MEMBER_ID_PREFIX = 255
+"""Characters of the client or instance id in a member id: it is part of a key in Postgres."""
 
 
 async def join_group(request: JoinGroupRequest, context: RequestContext) -> JoinGroupResponse:
@@ -57,7 +59,7 @@ async def join_group(request: JoinGroupRequest, context: RequestContext) -> Join
             rebalance_timeout_ms=(
                 request.rebalance_timeout_ms if request.rebalance_timeout_ms >= 0 else request.session_timeout_ms
             ),
-            new_member_id=MemberId(f"{request.group_instance_id or client_id}-{uuid.uuid4()}"),
+            new_member_id=_new_member_id(request.group_instance_id or client_id),
             reason=request.reason,
         ),
     )
@@ -78,6 +80,10 @@ async def join_group(request: JoinGroupRequest, context: RequestContext) -> Join
             for member in reply.members
         ),
     )
+
+
+def _new_member_id(prefix: str) -> MemberId:
+    return MemberId(f"{prefix[:MAX_MEMBER_ID_PREFIX]}-{uuid.uuid4()}")
 
 
 def _absent_protocol(version: int) -> str | None:

@@ -1,0 +1,1 @@
+"""Frames against a real gateway in its own process: what a client sees on the wire, at every version."""

@@ -1,0 +1,303 @@
+"""A node's group half on a real Postgres, without sockets: stores, leases, runner, and handlers called by values."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field
+from types import SimpleNamespace
+from typing import Any, cast
+
+import asyncpg
+
+from gateway.apis.classic_groups import heartbeat, join_group, leave_group, sync_group
+from gateway.apis.find_coordinator import find_coordinator
+from gateway.apis.group_admin import delete_groups, describe_groups, list_groups
+from gateway.apis.offsets import offset_commit, offset_delete, offset_fetch
+from gateway.broker_configs import BrokerConfig
+from gateway.catalog import Catalog
+from gateway.cluster.leases import Leases
+from gateway.cluster.membership import Membership
+from gateway.context import ConnectionInfo, RequestContext, Services
+from gateway.coordinator.model import (
+    ConnectionId,
+    Heartbeat,
+    JoinGroup,
+    JoinReply,
+    LeaveGroup,
+    LeavingMember,
+    MemberId,
+    OffsetCommit,
+    Settings,
+    SyncGroup,
+    SyncReply,
+)
+from gateway.errors import error_response
+from gateway.groups import Groups
+from gateway.tail import Tail
+from protocol import codec
+from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode, KafkaError
+from protocol.schema import message_schema
+from storage.groups import GroupStore
+from storage.nodes import NodeStore
+from storage.offsets import OffsetStore
+from storage.pool import Database
+from storage.topics import TopicStore
+from storage.types import NewTopic, Topic
+
+QUICK = Settings(group_initial_rebalance_delay_ms=0, group_min_session_timeout_ms=10)
+HANDLERS: dict[ApiKey, Any] = {
+    ApiKey.JOIN_GROUP: join_group,
+    ApiKey.SYNC_GROUP: sync_group,
+    ApiKey.HEARTBEAT: heartbeat,
+    ApiKey.LEAVE_GROUP: leave_group,
+    ApiKey.FIND_COORDINATOR: find_coordinator,
+    ApiKey.DESCRIBE_GROUPS: describe_groups,
+    ApiKey.LIST_GROUPS: list_groups,
+    ApiKey.DELETE_GROUPS: delete_groups,
+    ApiKey.OFFSET_COMMIT: offset_commit,
+    ApiKey.OFFSET_FETCH: offset_fetch,
+    ApiKey.OFFSET_DELETE: offset_delete,
+}
+
+
+@dataclass
+class Clock:
+    """Seconds that only a test moves."""
+
+    seconds: float = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+@dataclass
+class GroupNode:
+    database: Database
+    store: GroupStore
+    offsets: OffsetStore
+    topics: TopicStore
+    leases: Leases
+    groups: Groups
+    services: Services
+    lease_clock: Clock = field(default_factory=Clock)
+
+    def member(self, group_id: str, connection_id: str, **given: Any) -> Member:
+        return Member(self.groups, group_id, ConnectionId(connection_id), **given)
+
+    async def create_topic(self, name: str, partitions: int = 1) -> Topic:
+        (topic,) = await self.topics.create([NewTopic(name, partitions, {})])
+        assert isinstance(topic, Topic)
+        return topic
+
+    async def ask(self, request: Any, version: int, *, connection: str = "c", client_id: str | None = "client") -> Any:
+        """What a client gets for `request`: encoded, decoded, handled, encoded and decoded at `version`."""
+        api_key = message_schema(type(request)).api_key
+        decoded = codec.decode_request(api_key, version, b"".join(codec.encode(request, version)))
+        context = RequestContext(
+            api_key, version, 1, client_id, ConnectionInfo(connection, "/127.0.0.1"), self.services
+        )
+        try:
+            response = await HANDLERS[api_key](decoded, context)
+        except KafkaError as refused:
+            response = error_response(api_key, version, decoded, refused.code, refused.message)
+        body = b"".join(codec.encode_response(response, version))
+        answer, end = codec.decode(codec.response_class(api_key), version, body)
+        assert end == len(body)
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def group_node(
+    url: str, *, port: int = 9092, settings: Settings = QUICK, statement_timeout_ms: int = 10_000, **given: Any
+) -> AsyncGenerator[GroupNode, None]:
+    """A node that holds every lease nobody else has. Leaving the context is a kill: nothing is drained or released."""
+    database = await Database.open(url, statement_timeout_ms=statement_timeout_ms)
+    try:
+        clock = Clock()
+        nodes = NodeStore(database)
+        membership = Membership(nodes, "127.0.0.1", port, None, 60_000)
+        await membership.join()
+        leases = Leases(nodes, membership, 60_000, monotonic=clock)
+        store, offsets, topics, tail = GroupStore(database), OffsetStore(database), TopicStore(database), Tail(0)
+        groups = Groups(store, offsets, leases, settings, **given)
+        leases.acquired, leases.lost = groups.shard_acquired, groups.shard_lost
+        await leases.renew()
+        broker = BrokerConfig()
+        services = SimpleNamespace(
+            settings=SimpleNamespace(broker=broker),
+            catalog=Catalog(topics, tail, broker),
+            offsets=offsets,
+            groups=groups,
+            membership=membership,
+        )
+        yield GroupNode(database, store, offsets, topics, leases, groups, cast(Services, services), clock)
+        for task in list(groups._tasks):
+            task.cancel()
+    finally:
+        await database.close(timeout_s=0.1)
+
+
+class Member:
+    """One member's requests as coordinator events, each through `Groups.submit`."""
+
+    def __init__(
+        self,
+        groups: Groups,
+        group_id: str,
+        connection_id: ConnectionId,
+        *,
+        group_instance_id: str | None = None,
+        session_timeout_ms: int = 10_000,
+        rebalance_timeout_ms: int = 20_000,
+    ) -> None:
+        self.groups = groups
+        self.group_id = group_id
+        self.connection_id = connection_id
+        self.group_instance_id = group_instance_id
+        self.session_timeout_ms = session_timeout_ms
+        self.rebalance_timeout_ms = rebalance_timeout_ms
+        self.member_id = MemberId("")
+        self.generation_id = -1
+        self.members: tuple[MemberId, ...] = ()
+
+    def join(self) -> asyncio.Task[JoinReply]:
+        """Submitted before this returns, as version 3: no second step for an id."""
+        answer = self.groups.submit(
+            self.group_id,
+            JoinGroup(
+                request_id=self.groups.next_request_id(),
+                connection_id=self.connection_id,
+                version=3,
+                client_id="client",
+                client_host="/127.0.0.1",
+                member_id=self.member_id,
+                group_instance_id=self.group_instance_id,
+                protocol_type="consumer",
+                protocols=(("range", b"subscription"),),
+                session_timeout_ms=self.session_timeout_ms,
+                rebalance_timeout_ms=self.rebalance_timeout_ms,
+                new_member_id=MemberId(f"member-{self.connection_id}"),
+            ),
+        )
+        return asyncio.get_running_loop().create_task(self._joined(answer))
+
+    async def _joined(self, answer: JoinReply | asyncio.Future[JoinReply]) -> JoinReply:
+        reply = await answer if isinstance(answer, asyncio.Future) else answer
+        if reply.error is ErrorCode.NONE:
+            self.member_id, self.generation_id = reply.member_id, reply.generation_id
+            self.members = tuple(member.member_id for member in reply.members)
+        return reply
+
+    def sync(self, assignments: dict[MemberId, bytes] | None = None) -> SyncReply | asyncio.Future[SyncReply]:
+        return self.groups.submit(
+            self.group_id,
+            SyncGroup(
+                request_id=self.groups.next_request_id(),
+                connection_id=self.connection_id,
+                member_id=self.member_id,
+                group_instance_id=self.group_instance_id,
+                generation_id=self.generation_id,
+                protocol_type=None,
+                protocol_name=None,
+                assignments=tuple((assignments or {}).items()),
+            ),
+        )
+
+    def heartbeat(self) -> Any:
+        """The reply itself where no await was needed, else a future."""
+        return self.groups.submit(
+            self.group_id,
+            Heartbeat(
+                request_id=self.groups.next_request_id(),
+                connection_id=self.connection_id,
+                member_id=self.member_id,
+                group_instance_id=self.group_instance_id,
+                generation_id=self.generation_id,
+            ),
+        )
+
+    async def beat(self) -> ErrorCode:
+        reply = self.heartbeat()
+        return (await reply if isinstance(reply, asyncio.Future) else reply).error
+
+    def leave(self) -> Any:
+        return self.groups.submit(
+            self.group_id,
+            LeaveGroup(
+                self.groups.next_request_id(),
+                self.connection_id,
+                (LeavingMember(self.member_id, self.group_instance_id),),
+            ),
+        )
+
+    def may_commit(self) -> Any:
+        return self.groups.submit(
+            self.group_id,
+            OffsetCommit(
+                self.groups.next_request_id(),
+                self.connection_id,
+                8,
+                self.member_id,
+                self.group_instance_id,
+                self.generation_id,
+            ),
+        )
+
+
+async def reply_of(answer: Any) -> Any:
+    return await asyncio.wait_for(answer, 30) if isinstance(answer, asyncio.Future) else answer
+
+
+async def settle(*members: Member) -> None:
+    """All of them in one Stable generation; the first of them leads, each assignment is the member's own id."""
+    first, *others = members
+    assert (await first.join()).error is ErrorCode.NONE
+    if others:
+        joins = [member.join() for member in others]
+        joins.append(first.join())
+        assert all(reply.error is ErrorCode.NONE for reply in await asyncio.gather(*joins))
+    syncs = [member.sync() for member in others]
+    syncs.insert(0, first.sync({member_id: member_id.encode() for member_id in first.members}))
+    for member, sync in zip(members, syncs, strict=True):
+        reply = await reply_of(sync)
+        assert (reply.error, reply.assignment) == (ErrorCode.NONE, member.member_id.encode())
+
+
+@contextlib.asynccontextmanager
+async def locked_group(url: str, group_id: str) -> AsyncGenerator[asyncpg.Connection, None]:
+    """Holds the stored group against every write until the context ends, as a stalled Postgres would."""
+    connection = await asyncpg.connect(url, server_settings={"search_path": "sluice"})
+    try:
+        async with connection.transaction():
+            locked = await connection.fetchval(
+                "select group_id from consumer_group where group_id = $1 for update", group_id
+            )
+            assert locked == group_id
+            yield connection
+    finally:
+        await connection.close()
+
+
+async def write_is_waiting(connection: asyncpg.Connection) -> None:
+    """Returns once some other connection waits for a lock that `connection` holds."""
+    waiting = "select exists (select from pg_stat_activity where pg_backend_pid() = any (pg_blocking_pids(pid)))"
+
+    async def is_waiting() -> bool:
+        return bool(await connection.fetchval(waiting))
+
+    await until(is_waiting)
+
+
+async def until(condition: Any, *, seconds: float = 20.0) -> None:
+    """Polls `condition`, a function or coroutine function, until it holds."""
+    async with asyncio.timeout(seconds):
+        while True:
+            holds = condition()
+            if asyncio.iscoroutine(holds):
+                holds = await holds
+            if holds:
+                return
+            await asyncio.sleep(0.005)
