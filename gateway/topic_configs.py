@@ -286,9 +286,9 @@ def effective_text(key: ConfigKey, configs: Mapping[str, str], broker: BrokerCon
     return render(effective_value(key, configs, broker))
 
 
-def validate_topic_configs(configs: Mapping[str, str | None], broker: BrokerConfig | None = None) -> None:
-    """ConfigError (INVALID_CONFIG, naming the setting) for the first that is unknown, null, malformed, out of bounds or
-    not honoured, or that contradicts another."""
+def validate_topic_configs(configs: Mapping[str, str | None], broker: BrokerConfig | None = None) -> dict[str, str]:
+    """The configs, none of them null. ConfigError (INVALID_CONFIG, naming the setting) for the first that is unknown,
+    null, malformed, out of bounds or not honoured, or that contradicts another."""
     given: dict[str, str] = {}
     for name, value in configs.items():
         key = TOPIC_CONFIGS.get(name)
@@ -305,6 +305,7 @@ def validate_topic_configs(configs: Mapping[str, str | None], broker: BrokerConf
             str(together.min_compaction_lag_ms),
             f"above max.compaction.lag.ms ({together.max_compaction_lag_ms})",
         )
+    return given
 
 
 def requested_replication_factor(configs: Mapping[str, str], broker: BrokerConfig) -> int:

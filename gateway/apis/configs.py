@@ -1,0 +1,411 @@
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources: settings shown and changed.
+
+The one idea: everything derives from the two tables of settings. A topic's own settings are stored on the topic; a
+broker's dynamic ones once for all nodes, since they share one log: the resource is the broker with the empty name.
+Both take effect on this node before the answer, on others when they next follow the catalog.
+
+Loggers, client metrics and groups have no settings here.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import IntEnum
+from functools import partial
+
+import structlog
+
+from gateway.broker_configs import BROKER_CONFIGS, NODE_CONFIGS, BrokerConfig, parse_broker_configs
+from gateway.config_def import ConfigKey, ConfigSource, ConfigType, Update, render
+from gateway.context import RequestContext, Services
+from gateway.errors import REFUSAL_CODES
+from gateway.topic_configs import (
+    REPLICATION_FACTOR,
+    TOPIC_CONFIGS,
+    ConfigError,
+    effective_text,
+    topic_layers,
+    validate_topic_configs,
+)
+from gateway.topic_names import why_illegal
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages import alter_configs as legacy
+from protocol.messages import incremental_alter_configs as incremental
+from protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResourceResult,
+    DescribeConfigsResponse,
+    DescribeConfigsResult,
+    DescribeConfigsSynonym,
+)
+from protocol.messages.list_config_resources import (
+    ConfigResource,
+    ListConfigResourcesRequest,
+    ListConfigResourcesResponse,
+)
+from storage.types import Refusal, Topic
+
+log = structlog.get_logger(__name__)
+
+
+class ResourceType(IntEnum):
+    """Upstream's ConfigResource.Type."""
+
+    TOPIC = 2
+    BROKER = 4
+    BROKER_LOGGER = 8
+    CLIENT_METRICS = 16
+    GROUP = 32
+
+
+class Operation(IntEnum):
+    """Upstream's AlterConfigOp.OpType."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+ALL_BROKERS = ""
+"""The broker resource that stands for every node."""
+
+
+# --- DescribeConfigs ----------------------------------------------------------------------------------------------
+
+
+async def describe_configs(request: DescribeConfigsRequest, context: RequestContext) -> DescribeConfigsResponse:
+    """Each resource alone succeeds or fails. A node describes itself and what holds for all brokers, as upstream."""
+    services = context.services
+    await services.catalog.refresh_if_changed()
+    results: list[DescribeConfigsResult] = []
+    for resource in request.resources:
+        try:
+            configs = _describe(resource, request, services)
+            code, message = ErrorCode.NONE, None
+        except KafkaError as error:
+            configs = ()
+            code, message = error.code, error.message
+        results.append(
+            DescribeConfigsResult(
+                error_code=code,
+                error_message=message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+                configs=tuple(configs),
+            )
+        )
+    return DescribeConfigsResponse(results=tuple(results))
+
+
+def _describe(
+    resource: DescribeConfigsResource, request: DescribeConfigsRequest, services: Services
+) -> Iterable[DescribeConfigsResourceResult]:
+    match resource.resource_type:
+        case ResourceType.TOPIC:
+            topic = _find_topic(resource.resource_name, services)
+            entries = [
+                _topic_entry(key, topic.configs, services.catalog.broker, request)
+                for key in _chosen(TOPIC_CONFIGS, resource)
+            ]
+        case ResourceType.BROKER:
+            entries = _describe_broker(resource, request, services)
+        case ResourceType.GROUP if resource.resource_name:
+            entries = []
+        case _:
+            raise _unsupported(resource.resource_type, resource.resource_name)
+    return entries
+
+
+def _chosen(table: Mapping[str, ConfigKey], resource: DescribeConfigsResource) -> list[ConfigKey]:
+    """The settings asked for; null and empty both mean all, unknown names mean nothing."""
+    wanted = set(resource.configuration_keys or ())
+    return [key for key in table.values() if not wanted or key.name in wanted]
+
+
+def _topic_entry(
+    key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig, request: DescribeConfigsRequest
+) -> DescribeConfigsResourceResult:
+    layers = topic_layers(key, configs, broker)
+    synonyms = [DescribeConfigsSynonym(name=layer.name, value=layer.value, source=layer.source) for layer in layers]
+    source = layers[0].source if layers else ConfigSource.DEFAULT_CONFIG
+    return _entry(key, effective_text(key, configs, broker), source, synonyms, request, read_only=False)
+
+
+def _describe_broker(
+    resource: DescribeConfigsResource, request: DescribeConfigsRequest, services: Services
+) -> list[DescribeConfigsResourceResult]:
+    broker = services.catalog.broker
+    keys = _chosen(BROKER_CONFIGS, resource)
+    if resource.resource_name == ALL_BROKERS:
+        keys = [key for key in keys if key.name in broker.dynamic]
+    elif resource.resource_name != str(services.membership.node_id):
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"This is broker {services.membership.node_id}, which does not describe '{resource.resource_name}'.",
+        )
+    facts = _node_facts(services)
+    entries: list[DescribeConfigsResourceResult] = []
+    for key in keys:
+        if key.name in NODE_CONFIGS:
+            layers = [(ConfigSource.STATIC_BROKER_CONFIG, facts[key.name])]
+        else:
+            layers = broker.layers(key.name)
+        source, value = layers[0] if layers else (ConfigSource.DEFAULT_CONFIG, None)
+        synonyms = [DescribeConfigsSynonym(name=key.name, value=value, source=source) for source, value in layers]
+        read_only = key.update is not Update.DYNAMIC
+        entries.append(_entry(key, value, source, synonyms, request, read_only=read_only))
+    return entries
+
+
+def _node_facts(services: Services) -> dict[str, str | None]:
+    node = services.membership.self_node
+    host, port = services.settings.listen
+    return {
+        "broker.id": str(node.node_id),
+        "node.id": str(node.node_id),
+        "broker.rack": node.rack,
+        "listeners": f"PLAINTEXT://{host}:{port}",
+        "advertised.listeners": f"PLAINTEXT://{node.host}:{node.port}",
+    }
+
+
+def _entry(
+    key: ConfigKey,
+    value: str | None,
+    source: ConfigSource,
+    synonyms: Sequence[DescribeConfigsSynonym],
+    request: DescribeConfigsRequest,
+    *,
+    read_only: bool,
+) -> DescribeConfigsResourceResult:
+    return DescribeConfigsResourceResult(
+        name=key.name,
+        value=value,
+        read_only=read_only,
+        config_source=source,
+        synonyms=tuple(synonyms) if request.include_synonyms else (),
+        config_type=key.type,
+        documentation=key.documentation if request.include_documentation else None,
+    )
+
+
+def _find_topic(name: str, services: Services) -> Topic:
+    reason = why_illegal(name)
+    if reason is not None:
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
+    topic = services.catalog.get(name)
+    if topic is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic '{name}'.")
+    return topic
+
+
+def _unsupported(resource_type: int, resource_name: str) -> KafkaError:
+    return KafkaError(
+        ErrorCode.INVALID_REQUEST, f"Resource '{resource_name}' of type {resource_type} has no settings here."
+    )
+
+
+# --- AlterConfigs, IncrementalAlterConfigs ------------------------------------------------------------------------
+
+
+Effective = Callable[[str], tuple[ConfigKey, str | None] | None]
+"""The setting of a name and its effective text; None for an unknown name."""
+
+Change = Callable[[Mapping[str, str], Effective], dict[str, str]]
+"""From the settings that a resource has to those it shall have."""
+
+Identity = tuple[int, str]
+"""Type and name of a resource."""
+
+
+async def alter_configs(request: legacy.AlterConfigsRequest, context: RequestContext) -> legacy.AlterConfigsResponse:
+    """Replaces all settings of each resource: those not named fall back to their defaults."""
+    changes: list[tuple[Identity, Change]] = [
+        ((resource.resource_type, resource.resource_name), partial(_replace, resource.configs))
+        for resource in request.resources
+    ]
+    errors = await _alter_all(changes, context.services, validate_only=request.validate_only)
+    return legacy.AlterConfigsResponse(
+        responses=tuple(
+            legacy.AlterConfigsResourceResponse(
+                error_code=error.code, error_message=error.message, resource_type=kind, resource_name=name
+            )
+            for (kind, name), error in errors.items()
+        )
+    )
+
+
+async def incremental_alter_configs(
+    request: incremental.IncrementalAlterConfigsRequest, context: RequestContext
+) -> incremental.IncrementalAlterConfigsResponse:
+    """Sets, deletes, or changes entries of lists; what is not named stays. Two nodes that append to one list at the
+    same moment may lose one of the entries."""
+    changes: list[tuple[Identity, Change]] = [
+        ((resource.resource_type, resource.resource_name), partial(_apply, resource.configs))
+        for resource in request.resources
+    ]
+    errors = await _alter_all(changes, context.services, validate_only=request.validate_only)
+    return incremental.IncrementalAlterConfigsResponse(
+        responses=tuple(
+            incremental.AlterConfigsResourceResponse(
+                error_code=error.code, error_message=error.message, resource_type=kind, resource_name=name
+            )
+            for (kind, name), error in errors.items()
+        )
+    )
+
+
+async def _alter_all(
+    changes: Sequence[tuple[Identity, Change]], services: Services, *, validate_only: bool
+) -> dict[Identity, KafkaError]:
+    """Changes each resource alone; what stood in the way of it, or NONE."""
+    named = Counter(identity for identity, _ in changes)
+    await services.catalog.refresh_if_changed()
+    errors: dict[Identity, KafkaError] = {}
+    for identity, change in changes:
+        try:
+            if named[identity] > 1:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
+            kind, name = identity
+            match kind:
+                case ResourceType.TOPIC:
+                    await _alter_topic(_find_topic(name, services), change, services, validate_only=validate_only)
+                case ResourceType.BROKER:
+                    await _alter_brokers(name, change, services, validate_only=validate_only)
+                case _:
+                    raise _unsupported(kind, name)
+            errors[identity] = KafkaError(ErrorCode.NONE)
+        except ConfigError as error:
+            errors[identity] = KafkaError(ErrorCode.INVALID_CONFIG, str(error))
+        except KafkaError as error:
+            errors[identity] = error
+    return errors
+
+
+async def _alter_topic(topic: Topic, change: Change, services: Services, *, validate_only: bool) -> None:
+    broker = services.catalog.broker
+    current = {name: value for name, value in topic.configs.items() if name != REPLICATION_FACTOR}
+
+    def effective(name: str) -> tuple[ConfigKey, str | None] | None:
+        key = TOPIC_CONFIGS.get(name)
+        return None if key is None else (key, effective_text(key, topic.configs, broker))
+
+    wanted = validate_topic_configs(change(current, effective), broker)
+    if validate_only:
+        return
+    altered = await services.topics.set_configs(topic.topic_id, wanted, current.keys() - wanted.keys())
+    if isinstance(altered, Refusal):
+        raise KafkaError(REFUSAL_CODES[altered], f"There is no topic '{topic.name}'.")
+    services.catalog.apply(altered)
+    log.info("topic_configs_altered", topic=topic.name, configs=wanted)
+
+
+async def _alter_brokers(resource_name: str, change: Change, services: Services, *, validate_only: bool) -> None:
+    if resource_name != ALL_BROKERS:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            "All brokers share one log and its settings: alter them with the empty broker name (the cluster default).",
+        )
+    # Another node may have changed them since this one last looked.
+    current = await services.topics.load_broker_configs()
+    broker = services.catalog.broker.with_dynamic(current)
+
+    def effective(name: str) -> tuple[ConfigKey, str | None] | None:
+        key = BROKER_CONFIGS.get(name)
+        if key is None:
+            return None
+        layers = broker.layers(name)
+        return key, layers[0][1] if layers else None
+
+    wanted = change(current, effective)
+    altered = parse_broker_configs(broker.static, wanted)
+    if validate_only:
+        return
+    await services.topics.set_broker_configs(wanted, current.keys() - wanted.keys())
+    services.catalog.set_broker(altered)
+    log.info("broker_configs_altered", configs=wanted)
+
+
+def _replace(
+    configs: Sequence[legacy.AlterableConfig], _current: Mapping[str, str], _effective: Effective
+) -> dict[str, str]:
+    _check_names([config.name for config in configs], [config.name for config in configs if config.value is None])
+    return {config.name: config.value for config in configs if config.value is not None}
+
+
+def _apply(
+    configs: Sequence[incremental.AlterableConfig], current: Mapping[str, str], effective: Effective
+) -> dict[str, str]:
+    _check_names(
+        [config.name for config in configs],
+        [config.name for config in configs if config.value is None and config.config_operation != Operation.DELETE],
+    )
+    wanted = dict(current)
+    for config in configs:
+        if config.config_operation == Operation.DELETE:
+            wanted.pop(config.name, None)
+        elif config.config_operation == Operation.SET:
+            wanted[config.name] = config.value or ""
+        elif config.config_operation in (Operation.APPEND, Operation.SUBTRACT):
+            append = config.config_operation == Operation.APPEND
+            wanted[config.name] = _changed_list(config.name, config.value or "", effective, append=append)
+        else:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, f"Unknown operation {config.config_operation} on {config.name}."
+            )
+    return wanted
+
+
+def _changed_list(name: str, value: str, effective: Effective, *, append: bool) -> str:
+    """A list with entries more or fewer than it has in effect: appending to an unset one keeps its default."""
+    found = effective(name)
+    if found is None:
+        raise ConfigError(name, value, "unknown config name")
+    key, text = found
+    if key.type is not ConfigType.LIST:
+        raise ConfigError(name, value, f"cannot append to or subtract from a value of type {key.type.name}")
+    entries = text.split(",") if text else []
+    changes = [entry.strip() for entry in value.split(",")] if value else []
+    if append:
+        return render((*entries, *(entry for entry in changes if entry not in entries))) or ""
+    return render(tuple(entry for entry in entries if entry not in changes)) or ""
+
+
+def _check_names(names: Sequence[str], nulls: Sequence[str]) -> None:
+    if len(set(names)) < len(names):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "A config is named twice.")
+    if nulls:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for: {', '.join(nulls)}")
+
+
+# --- ListConfigResources ------------------------------------------------------------------------------------------
+
+
+async def list_config_resources(
+    request: ListConfigResourcesRequest, context: RequestContext
+) -> ListConfigResourcesResponse:
+    """Topics and brokers, the kinds with settings; version 0 asks for client metrics only, of which there are none."""
+    services = context.services
+    if context.version == 0:
+        return ListConfigResourcesResponse()
+    known = {int(kind) for kind in ResourceType}
+    unknown = [kind for kind in request.resource_types if kind not in known]
+    if unknown:
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"There is no resource type {unknown[0]}.")
+    wanted = set(request.resource_types) or known
+    resources: list[ConfigResource] = []
+    if ResourceType.TOPIC in wanted:
+        await services.catalog.refresh_if_changed()
+        resources.extend(
+            ConfigResource(resource_name=topic.name, resource_type=ResourceType.TOPIC)
+            for topic in services.catalog.topics()
+        )
+    if ResourceType.BROKER in wanted:
+        resources.extend(
+            ConfigResource(resource_name=str(node.node_id), resource_type=ResourceType.BROKER)
+            for node in services.membership.alive()
+        )
+    return ListConfigResourcesResponse(config_resources=tuple(resources))

@@ -1,0 +1,73 @@
+"""DescribeLogDirs: what each partition takes in Postgres.
+
+The one idea: there is one log directory, called `postgres`, and every node answers for it. Sizes are those of the
+stored batches; how large the volume below is, nobody here knows (−1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gateway.broker_configs import BROKER_CONFIGS
+from gateway.config_def import render
+from gateway.context import RequestContext, Services
+from protocol.messages.describe_log_dirs import (
+    DescribeLogDirsPartition,
+    DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
+    DescribeLogDirsResult,
+    DescribeLogDirsTopic,
+)
+from storage.types import Partition, Topic
+
+LOG_DIR = render(BROKER_CONFIGS["log.dirs"].default) or ""
+
+STATES_PER_QUERY = 5_000
+
+
+async def describe_log_dirs(request: DescribeLogDirsRequest, context: RequestContext) -> DescribeLogDirsResponse:
+    """Null topics means all. Partitions that do not exist are left out, as upstream does."""
+    services = context.services
+    await services.catalog.refresh_if_changed()
+    if request.topics is None:
+        chosen = [(topic, topic.partitions) for topic in services.catalog.topics()]
+    else:
+        wanted: dict[str, set[int]] = {}
+        for asked in request.topics:
+            wanted.setdefault(asked.topic, set()).update(asked.partitions)
+        chosen = list(_choose(wanted, services))
+    sizes = await _sizes([partition for _, partitions in chosen for partition in partitions], services)
+    result = DescribeLogDirsResult(
+        log_dir=LOG_DIR,
+        topics=tuple(
+            DescribeLogDirsTopic(
+                name=topic.name,
+                partitions=tuple(
+                    DescribeLogDirsPartition(
+                        partition_index=partition.partition_index, partition_size=sizes[partition.partition_key]
+                    )
+                    for partition in partitions
+                    if partition.partition_key in sizes
+                ),
+            )
+            for topic, partitions in chosen
+        ),
+    )
+    return DescribeLogDirsResponse(results=(result,))
+
+
+def _choose(wanted: dict[str, set[int]], services: Services) -> Iterable[tuple[Topic, tuple[Partition, ...]]]:
+    for name, indexes in wanted.items():
+        topic = services.catalog.get(name)
+        if topic is not None:
+            partitions = tuple(part for part in topic.partitions if part.partition_index in indexes)
+            if partitions:
+                yield topic, partitions
+
+
+async def _sizes(partitions: list[Partition], services: Services) -> dict[int, int]:
+    sizes: dict[int, int] = {}
+    for start in range(0, len(partitions), STATES_PER_QUERY):
+        keys = [partition.partition_key for partition in partitions[start : start + STATES_PER_QUERY]]
+        sizes.update({key: state.size_bytes for key, state in (await services.log.states(keys)).items()})
+    return sizes

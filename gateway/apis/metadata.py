@@ -1,0 +1,317 @@
+"""Metadata, DescribeTopicPartitions, DescribeCluster: who is there, and where a topic's partitions are said to live.
+
+The one idea: leaders and replicas are a routing hint. Any node could serve any partition, so the hint only spreads the
+load over the nodes that are alive; replicas are as many of them as the topic's replication factor asks for.
+
+Known topics are answered from memory, so clients keep their routes while Postgres is away. There is no authorizer:
+where authorized operations are asked for, they are all that the resource has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from uuid import UUID
+
+import structlog
+
+from gateway.apis.topics import make_topics, plan_automatic
+from gateway.context import RequestContext, Services
+from gateway.errors import storage_code
+from gateway.topic_configs import requested_replication_factor
+from gateway.topic_names import RenderedNames, why_illegal
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.describe_cluster import (
+    DescribeClusterBroker,
+    DescribeClusterRequest,
+    DescribeClusterResponse,
+)
+from protocol.messages.describe_topic_partitions import (
+    Cursor,
+    DescribeTopicPartitionsRequest,
+    DescribeTopicPartitionsResponse,
+    DescribeTopicPartitionsResponsePartition,
+    DescribeTopicPartitionsResponseTopic,
+)
+from protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponseBroker,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
+from storage.errors import StorageError
+from storage.types import NewTopic, Partition, Topic
+
+log = structlog.get_logger(__name__)
+
+NO_ID = UUID(int=0)
+NOT_ASKED = -(2**31)
+"""Authorized operations that nobody asked for."""
+
+TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
+"""READ WRITE CREATE DELETE ALTER DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS (upstream's AclEntry.supportedOperations)."""
+
+CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
+"""CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE."""
+
+MAX_LOOKUPS = 16
+"""Unknown names of one request that are looked up one by one; more cost one look at the whole catalog."""
+
+MAX_CREATED = 100
+"""Topics that one Metadata request creates; a client that wants more is told to ask again (LEADER_NOT_AVAILABLE)."""
+
+MAX_PARTITIONS_PER_PAGE = 2000
+"""Upstream's max.request.partition.size.limit."""
+
+BROKERS_ENDPOINT = 1
+CONTROLLERS_ENDPOINT = 2
+
+
+class Placement:
+    """Leaders and replicas as of one moment, so that one answer agrees with itself."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._alive = [int(node.node_id) for node in services.membership.alive()]
+        self._replicas: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def leader(self, partition: Partition) -> int:
+        return int(self._services.membership.leader_of(partition.partition_key).node_id)
+
+    def replicas(self, leader: int, factor: int) -> tuple[int, ...]:
+        """The leader and the live nodes after it by id, `factor` of them where as many are alive."""
+        found = self._replicas.get((leader, factor))
+        if found is None:
+            at = self._alive.index(leader) if leader in self._alive else 0
+            found = (leader, *(node for node in self._alive[at:] + self._alive[:at] if node != leader))[:factor]
+            self._replicas[leader, factor] = found
+        return found
+
+
+# --- Metadata -----------------------------------------------------------------------------------------------------
+
+
+async def metadata(request: MetadataRequest, context: RequestContext) -> MetadataResponse:
+    """Creates missing topics where client and broker both allow it; an all-topics request never does."""
+    services = context.services
+    placement = Placement(services)
+    operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
+    found = await _find_topics(request, context)
+    return MetadataResponse(
+        brokers=tuple(
+            MetadataResponseBroker(node_id=node.node_id, host=node.host, port=node.port, rack=node.rack)
+            for node in services.membership.alive()
+        ),
+        cluster_id=services.cluster_id,
+        controller_id=services.membership.alive()[0].node_id,
+        topics=tuple(
+            _describe(answer, services, placement, operations) if isinstance(answer, Topic) else answer
+            for answer in found
+        ),
+        cluster_authorized_operations=(
+            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+        ),
+    )
+
+
+async def _find_topics(request: MetadataRequest, context: RequestContext) -> Sequence[Topic | MetadataResponseTopic]:
+    asked = request.topics
+    # Version 0 has no null: its empty list is everything.
+    if asked is None or (context.version == 0 and not asked):
+        await _follow_other_nodes(context.services)
+        return context.services.catalog.topics()
+    by_id = any(topic.topic_id != NO_ID for topic in asked)
+    if context.version < 12 and (by_id or any(topic.name is None for topic in asked)):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Topics are asked for by id from version 12 on.")
+    if by_id:
+        ids = dict.fromkeys(topic.topic_id for topic in asked if topic.topic_id != NO_ID)
+        return await _find_by_id(list(ids), context)
+    names = dict.fromkeys(topic.name for topic in asked if topic.name is not None)
+    if not names and asked:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "A topic has neither name nor id.")
+    return await _find_by_name(list(names), request.allow_auto_topic_creation, context)
+
+
+async def _follow_other_nodes(services: Services) -> None:
+    """A topic that another node created a moment ago belongs into a listing; without Postgres the copy must do."""
+    try:
+        await services.catalog.refresh_if_changed()
+    except StorageError as error:
+        log.warning("topics_listed_from_memory", reason=str(error))
+
+
+async def _find_by_id(ids: Sequence[UUID], context: RequestContext) -> list[Topic | MetadataResponseTopic]:
+    catalog = context.services.catalog
+    missing = [topic_id for topic_id in ids if catalog.get_by_id(topic_id) is None]
+    code = ErrorCode.UNKNOWN_TOPIC_ID
+    try:
+        if len(missing) > MAX_LOOKUPS:
+            await catalog.refresh_if_changed()
+        else:
+            for topic_id in missing:
+                await catalog.resolve_id(topic_id)
+    except StorageError as error:
+        code = storage_code(context.api_key, error)
+    return [
+        catalog.get_by_id(topic_id) or MetadataResponseTopic(error_code=code, name=None, topic_id=topic_id)
+        for topic_id in ids
+    ]
+
+
+async def _find_by_name(
+    names: Sequence[str], may_create: bool, context: RequestContext
+) -> list[Topic | MetadataResponseTopic]:
+    catalog = context.services.catalog
+    missing = [name for name in names if catalog.get(name) is None]
+    codes = {name: ErrorCode.INVALID_TOPIC_EXCEPTION for name in missing if why_illegal(name) is not None}
+    missing = [name for name in missing if name not in codes]
+    try:
+        if len(missing) > MAX_LOOKUPS:
+            await catalog.refresh_if_changed()
+        else:
+            for name in missing:
+                await catalog.resolve(name)
+        missing = [name for name in missing if catalog.get(name) is None]
+        if missing and may_create and catalog.broker.auto_create_topics_enable:
+            codes.update(await _create_missing(missing, context.services))
+    except StorageError as error:
+        codes.update(dict.fromkeys(missing, storage_code(context.api_key, error)))
+    return [catalog.get(name) or _failed(name, codes) for name in names]
+
+
+def _failed(name: str, codes: dict[str, ErrorCode]) -> MetadataResponseTopic:
+    return MetadataResponseTopic(error_code=codes.get(name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), name=name)
+
+
+async def _create_missing(names: Sequence[str], services: Services) -> dict[str, ErrorCode]:
+    """Why some of these names are still no topics; those that are missing from the answer were created."""
+    codes = dict.fromkeys(names[MAX_CREATED:], ErrorCode.LEADER_NOT_AVAILABLE)
+    rendered = RenderedNames(topic.name for topic in services.catalog.topics())
+    plans: list[NewTopic] = []
+    for name in names[:MAX_CREATED]:
+        try:
+            plans.append(plan_automatic(name, services.catalog.broker, rendered))
+        except KafkaError as error:
+            codes[name] = error.code
+    for name, made in (await make_topics(plans, services)).items():
+        if isinstance(made, KafkaError):
+            # Another node was first; the client finds the topic when it asks again.
+            codes[name] = ErrorCode.LEADER_NOT_AVAILABLE
+            services.catalog.suspect()
+    return codes
+
+
+def _describe(topic: Topic, services: Services, placement: Placement, operations: int) -> MetadataResponseTopic:
+    factor = requested_replication_factor(topic.configs, services.catalog.broker)
+    partitions: list[MetadataResponsePartition] = []
+    for partition in topic.partitions:
+        leader = placement.leader(partition)
+        replicas = placement.replicas(leader, factor)
+        partitions.append(
+            MetadataResponsePartition(
+                partition_index=partition.partition_index,
+                leader_id=leader,
+                leader_epoch=partition.leader_epoch,
+                replica_nodes=replicas,
+                isr_nodes=replicas,
+            )
+        )
+    return MetadataResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.internal,
+        partitions=tuple(partitions),
+        topic_authorized_operations=operations,
+    )
+
+
+# --- DescribeTopicPartitions --------------------------------------------------------------------------------------
+
+
+async def describe_topic_partitions(
+    request: DescribeTopicPartitionsRequest, context: RequestContext
+) -> DescribeTopicPartitionsResponse:
+    """Topics by name, page by page; never creates one. Mirrors DescribeTopicPartitionsRequestHandler and
+    KRaftMetadataCache.describeTopicResponse: a cursor names the next topic and partition to describe."""
+    services = context.services
+    cursor = request.cursor
+    if cursor is not None and cursor.partition_index < 0:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "The cursor's partition is negative.")
+    await _follow_other_nodes(services)
+    asked = {topic.name for topic in request.topics} or {topic.name for topic in services.catalog.topics()}
+    names = sorted(name for name in asked if cursor is None or name >= cursor.topic_name)
+    remaining = max(min(request.response_partition_limit, MAX_PARTITIONS_PER_PAGE), 1)
+    placement = Placement(services)
+    described: list[DescribeTopicPartitionsResponseTopic] = []
+    next_cursor: Cursor | None = None
+    for name in names:
+        if remaining == 0:
+            next_cursor = Cursor(topic_name=name, partition_index=0)
+            break
+        topic = services.catalog.get(name)
+        if topic is None:
+            illegal = why_illegal(name) is not None
+            code = ErrorCode.INVALID_TOPIC_EXCEPTION if illegal else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            described.append(DescribeTopicPartitionsResponseTopic(error_code=code, name=name))
+            continue
+        first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
+        page = topic.partitions[first : first + remaining]
+        remaining -= len(page)
+        described.append(_describe_page(topic, page, services, placement))
+        if first + len(page) < len(topic.partitions):
+            next_cursor = Cursor(topic_name=name, partition_index=first + len(page))
+            break
+    return DescribeTopicPartitionsResponse(topics=tuple(described), next_cursor=next_cursor)
+
+
+def _describe_page(
+    topic: Topic, page: Iterable[Partition], services: Services, placement: Placement
+) -> DescribeTopicPartitionsResponseTopic:
+    factor = requested_replication_factor(topic.configs, services.catalog.broker)
+    partitions: list[DescribeTopicPartitionsResponsePartition] = []
+    for partition in page:
+        leader = placement.leader(partition)
+        replicas = placement.replicas(leader, factor)
+        partitions.append(
+            DescribeTopicPartitionsResponsePartition(
+                partition_index=partition.partition_index,
+                leader_id=leader,
+                leader_epoch=partition.leader_epoch,
+                replica_nodes=replicas,
+                isr_nodes=replicas,
+                # Not null: Java's Admin client reads both without asking.
+                eligible_leader_replicas=(),
+                last_known_elr=(),
+            )
+        )
+    return DescribeTopicPartitionsResponseTopic(
+        name=topic.name,
+        topic_id=topic.topic_id,
+        is_internal=topic.internal,
+        partitions=tuple(partitions),
+        topic_authorized_operations=TOPIC_OPERATIONS,
+    )
+
+
+# --- DescribeCluster ----------------------------------------------------------------------------------------------
+
+
+async def describe_cluster(request: DescribeClusterRequest, context: RequestContext) -> DescribeClusterResponse:
+    """Live nodes only: a node that is not alive is forgotten rather than fenced. There is no controller endpoint."""
+    if request.endpoint_type == CONTROLLERS_ENDPOINT:
+        raise KafkaError(ErrorCode.MISMATCHED_ENDPOINT_TYPE, "Controllers are not asked at this endpoint.")
+    if request.endpoint_type != BROKERS_ENDPOINT:
+        raise KafkaError(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"There is no endpoint type {request.endpoint_type}.")
+    services = context.services
+    alive = services.membership.alive()
+    return DescribeClusterResponse(
+        cluster_id=services.cluster_id,
+        controller_id=alive[0].node_id,
+        brokers=tuple(
+            DescribeClusterBroker(broker_id=node.node_id, host=node.host, port=node.port, rack=node.rack)
+            for node in alive
+        ),
+        cluster_authorized_operations=(
+            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+        ),
+    )

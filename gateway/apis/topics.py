@@ -1,0 +1,353 @@
+"""CreateTopics, DeleteTopics, CreatePartitions, and the creation that a Metadata request asks for.
+
+The one idea: what is asked is judged here, whether it happens is decided in Postgres, and this node's catalog knows of
+it before the client does. `timeout_ms` needs no obeying: a change is done when it is answered.
+
+Replicas do not exist: a replication factor is remembered and shown, a manual assignment counts partitions.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from uuid import UUID
+
+import structlog
+
+from gateway.broker_configs import BrokerConfig
+from gateway.config_def import ConfigSource
+from gateway.context import RequestContext, Services
+from gateway.errors import REFUSAL_CODES
+from gateway.topic_configs import (
+    REPLICATION_FACTOR,
+    TOPIC_CONFIGS,
+    ConfigError,
+    effective_text,
+    requested_replication_factor,
+    topic_layers,
+    validate_topic_configs,
+)
+from gateway.topic_names import CONSUMER_OFFSETS, RenderedNames, why_illegal
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.create_partitions import (
+    CreatePartitionsRequest,
+    CreatePartitionsResponse,
+    CreatePartitionsTopic,
+    CreatePartitionsTopicResult,
+)
+from protocol.messages.create_topics import (
+    CreatableReplicaAssignment,
+    CreatableTopic,
+    CreatableTopicConfigs,
+    CreatableTopicResult,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from protocol.messages.delete_topics import (
+    DeletableTopicResult,
+    DeleteTopicsRequest,
+    DeleteTopicsResponse,
+    DeleteTopicState,
+)
+from storage.topics import TopicStore
+from storage.types import NewTopic, Refusal, Topic
+
+log = structlog.get_logger(__name__)
+
+MAX_PARTITIONS_PER_REQUEST = 10_000
+"""Upstream's ReplicationControlManager.MAX_PARTITIONS_PER_BATCH."""
+
+CONSUMER_OFFSETS_PARTITIONS = 50
+
+DEFAULT = -1
+NO_ID = UUID(int=0)
+
+
+async def create_internal_topics(topics: TopicStore) -> None:
+    """Makes `__consumer_offsets` if this database has none; called once at start.
+
+    Tools expect to find it. It is internal, has upstream's 50 partitions, and stays empty: offsets live in tables of
+    their own. Being a real topic, it answers ListOffsets, Fetch and DescribeLogDirs as any other.
+    """
+    configs = {"cleanup.policy": "compact"}
+    await topics.create([NewTopic(CONSUMER_OFFSETS, CONSUMER_OFFSETS_PARTITIONS, configs, internal=True)])
+
+
+# --- CreateTopics -------------------------------------------------------------------------------------------------
+
+
+async def create_topics(request: CreateTopicsRequest, context: RequestContext) -> CreateTopicsResponse:
+    """Mirrors ReplicationControlManager.createTopics: each topic succeeds or fails alone."""
+    services = context.services
+    await services.catalog.refresh_if_changed()
+    broker = services.catalog.broker
+    plans: dict[str, NewTopic | KafkaError] = {}
+    named = Counter(topic.name for topic in request.topics)
+    rendered = RenderedNames(topic.name for topic in services.catalog.topics())
+    for topic in request.topics:
+        try:
+            if named[topic.name] > 1:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+            if services.catalog.get(topic.name) is not None:
+                raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
+            plans[topic.name] = _plan(topic, broker, rendered)
+        except KafkaError as error:
+            plans[topic.name] = error
+    wanted = {name: plan for name, plan in plans.items() if isinstance(plan, NewTopic)}
+    _check_total(plan.partition_count for plan in wanted.values())
+    results: dict[str, CreatableTopicResult] = {}
+    if request.validate_only:
+        for name, plan in wanted.items():
+            results[name] = _created(name, NO_ID, plan.partition_count, plan.configs, broker)
+    else:
+        for name, made in (await make_topics(list(wanted.values()), services)).items():
+            if isinstance(made, Topic):
+                results[name] = _created(name, made.topic_id, len(made.partitions), made.configs, broker)
+            else:
+                plans[name] = made
+    for name, plan in plans.items():
+        if isinstance(plan, KafkaError):
+            results[name] = CreatableTopicResult(name=name, error_code=plan.code, error_message=plan.message)
+    return CreateTopicsResponse(topics=tuple(results[name] for name in plans))
+
+
+async def make_topics(wanted: Sequence[NewTopic], services: Services) -> dict[str, Topic | KafkaError]:
+    """Creates the topics in Postgres and tells the catalog; TOPIC_ALREADY_EXISTS is Postgres' to say."""
+    if not wanted:
+        return {}
+    made: dict[str, Topic | KafkaError] = {}
+    for plan, outcome in zip(wanted, await services.topics.create(wanted), strict=True):
+        if isinstance(outcome, Refusal):
+            made[plan.name] = _refused(outcome, plan.name)
+        else:
+            services.catalog.apply(outcome)
+            made[plan.name] = outcome
+            log.info("topic_created", topic=plan.name, partitions=plan.partition_count)
+    return made
+
+
+def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames) -> NewTopic:
+    """A topic that a Metadata request creates, all defaults. KafkaError INVALID_TOPIC_EXCEPTION for its name."""
+    _check_name(name, rendered)
+    return NewTopic(name, broker.num_partitions, {})
+
+
+def _plan(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames) -> NewTopic:
+    """What is to be created, or KafkaError with the first thing that is wrong, in upstream's order."""
+    _check_name(topic.name, rendered)
+    partition_count = topic.num_partitions
+    replication_factor = topic.replication_factor
+    if topic.assignments:
+        if replication_factor != DEFAULT or partition_count != DEFAULT:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                "A manual assignment leaves the number of partitions and the replication factor at -1.",
+            )
+        partition_count, replication_factor = _read_assignments(topic.assignments)
+    if replication_factor != DEFAULT and replication_factor < 1:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICATION_FACTOR, "Replication factor must be above 0, or -1 for the default."
+        )
+    if partition_count != DEFAULT and partition_count < 1:
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, "Number of partitions must be above 0, or -1 for the default.")
+    configs = _read_configs(topic, broker)
+    if replication_factor != DEFAULT:
+        configs[REPLICATION_FACTOR] = str(replication_factor)
+    return NewTopic(topic.name, broker.num_partitions if partition_count == DEFAULT else partition_count, configs)
+
+
+def _check_name(name: str, rendered: RenderedNames) -> None:
+    reason = why_illegal(name)
+    if reason is not None:
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
+    collision = rendered.find_collision(name)
+    if collision is not None:
+        raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {collision}")
+
+
+def _read_assignments(assignments: Sequence[CreatableReplicaAssignment]) -> tuple[int, int]:
+    """(partitions, replication factor) of a manual assignment. Nodes that are not alive may be named: no data goes to
+    them, and a tool that restores a topic names those of the cluster it came from."""
+    if sorted(part.partition_index for part in assignments) != list(range(len(assignments))):
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "Partitions must be numbered from 0 without gaps.")
+    sizes = {len(part.broker_ids) for part in assignments}
+    if len(sizes) != 1 or 0 in sizes:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "Each partition must be assigned to the same number of brokers."
+        )
+    for part in assignments:
+        _check_brokers(part.broker_ids)
+    return len(assignments), sizes.pop()
+
+
+def _check_brokers(broker_ids: Sequence[int]) -> None:
+    if not broker_ids or len(set(broker_ids)) < len(broker_ids) or min(broker_ids) < 0:
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Not a list of brokers: {list(broker_ids)}")
+
+
+def _read_configs(topic: CreatableTopic, broker: BrokerConfig) -> dict[str, str]:
+    names = [config.name for config in topic.configs]
+    if len(set(names)) < len(names):
+        raise KafkaError(ErrorCode.INVALID_CONFIG, "A config is named twice.")
+    try:
+        return validate_topic_configs({config.name: config.value for config in topic.configs}, broker)
+    except ConfigError as error:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from error
+
+
+def _check_total(counts: Iterable[int]) -> None:
+    total = sum(counts)
+    if total > MAX_PARTITIONS_PER_REQUEST:
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION,
+            f"The request makes {total} partitions, {MAX_PARTITIONS_PER_REQUEST} are allowed at once.",
+        )
+
+
+def _created(
+    name: str, topic_id: UUID, partition_count: int, configs: Mapping[str, str], broker: BrokerConfig
+) -> CreatableTopicResult:
+    return CreatableTopicResult(
+        name=name,
+        topic_id=topic_id,
+        error_message=None,
+        num_partitions=partition_count,
+        replication_factor=requested_replication_factor(configs, broker),
+        configs=tuple(_effective_configs(configs, broker)),
+    )
+
+
+def _effective_configs(configs: Mapping[str, str], broker: BrokerConfig) -> Iterable[CreatableTopicConfigs]:
+    for key in TOPIC_CONFIGS.values():
+        layers = topic_layers(key, configs, broker)
+        yield CreatableTopicConfigs(
+            name=key.name,
+            value=effective_text(key, configs, broker),
+            config_source=layers[0].source if layers else ConfigSource.DEFAULT_CONFIG,
+        )
+
+
+# --- DeleteTopics -------------------------------------------------------------------------------------------------
+
+
+async def delete_topics(request: DeleteTopicsRequest, context: RequestContext) -> DeleteTopicsResponse:
+    """By name, from v6 also by id; a name is free at once, internal topics stay. Mirrors ControllerApis.deleteTopics."""
+    services = context.services
+    if not services.catalog.broker.delete_topic_enable:
+        code = ErrorCode.TOPIC_DELETION_DISABLED if context.version >= 3 else ErrorCode.INVALID_REQUEST
+        raise KafkaError(code, "delete.topic.enable is false.")
+    asked = request.topics or tuple(DeleteTopicState(name=name) for name in request.topic_names)
+    named = Counter(state.topic_id if state.name is None else state.name for state in asked)
+    await services.catalog.refresh_if_changed()
+    responses: dict[DeleteTopicState, DeletableTopicResult] = {}
+    for state in asked:
+        if state in responses:
+            continue
+        try:
+            topic = _find_deletable(state, named, services)
+            if not await services.topics.delete(topic.topic_id):
+                raise _unknown(state)
+        except KafkaError as error:
+            responses[state] = DeletableTopicResult(
+                name=state.name, topic_id=state.topic_id, error_code=error.code, error_message=error.message
+            )
+        else:
+            services.catalog.remove(topic.topic_id)
+            log.info("topic_deleted", topic=topic.name)
+            responses[state] = DeletableTopicResult(name=topic.name, topic_id=topic.topic_id)
+    return DeleteTopicsResponse(responses=tuple(responses.values()))
+
+
+def _find_deletable(state: DeleteTopicState, named: Counter[str | UUID], services: Services) -> Topic:
+    if state.name is not None and state.topic_id != NO_ID:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Give either the name or the id of a topic.")
+    if state.name is None and state.topic_id == NO_ID:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Neither the name nor the id of a topic is given.")
+    if state.name is not None:
+        if named[state.name] > 1:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+        topic = services.catalog.get(state.name)
+    else:
+        if named[state.topic_id] > 1:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
+        topic = services.catalog.get_by_id(state.topic_id)
+    if topic is None:
+        raise _unknown(state)
+    if topic.internal:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Topic '{topic.name}' is internal.")
+    return topic
+
+
+def _unknown(state: DeleteTopicState) -> KafkaError:
+    if state.name is None:
+        return KafkaError(ErrorCode.UNKNOWN_TOPIC_ID, "This server does not host this topic ID.")
+    return KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
+
+
+# --- CreatePartitions ---------------------------------------------------------------------------------------------
+
+
+async def create_partitions(request: CreatePartitionsRequest, context: RequestContext) -> CreatePartitionsResponse:
+    """Mirrors ReplicationControlManager.createPartitions: only more partitions, each topic alone."""
+    services = context.services
+    await services.catalog.refresh_if_changed()
+    named = Counter(topic.name for topic in request.topics)
+    _check_total(_growth(topic, services) for topic in request.topics)
+    results: dict[str, CreatePartitionsTopicResult] = {}
+    for topic in request.topics:
+        if topic.name in results:
+            continue
+        try:
+            if named[topic.name] > 1:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+            known = _find_growable(topic, services)
+            if not request.validate_only:
+                grown = await services.topics.create_partitions(known.topic_id, topic.count)
+                if isinstance(grown, Refusal):
+                    raise _refused(grown, topic.name)
+                services.catalog.apply(grown)
+                log.info("partitions_created", topic=topic.name, partitions=topic.count)
+        except KafkaError as error:
+            results[topic.name] = CreatePartitionsTopicResult(
+                name=topic.name, error_code=error.code, error_message=error.message
+            )
+        else:
+            results[topic.name] = CreatePartitionsTopicResult(name=topic.name)
+    return CreatePartitionsResponse(results=tuple(results.values()))
+
+
+def _growth(topic: CreatePartitionsTopic, services: Services) -> int:
+    known = services.catalog.get(topic.name)
+    return max(topic.count - len(known.partitions), 0) if known is not None else 0
+
+
+def _find_growable(topic: CreatePartitionsTopic, services: Services) -> Topic:
+    known = services.catalog.get(topic.name)
+    if known is None:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic '{topic.name}'.")
+    if known.internal:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Topic '{topic.name}' is internal.")
+    present = len(known.partitions)
+    if topic.count <= present:
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS,
+            f"The topic '{topic.name}' has {present} partition(s); {topic.count} would not be an increase.",
+        )
+    if topic.assignments is not None:
+        if len(topic.assignments) != topic.count - present:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"{topic.count - present} partition(s) are added, {len(topic.assignments)} assigned.",
+            )
+        for assignment in topic.assignments:
+            _check_brokers(assignment.broker_ids)
+    return known
+
+
+def _refused(refusal: Refusal, name: str) -> KafkaError:
+    reasons = {
+        Refusal.TOPIC_EXISTS: f"Topic '{name}' already exists.",
+        Refusal.UNKNOWN_TOPIC: f"There is no topic '{name}'.",
+        Refusal.INVALID_PARTITIONS: f"Topic '{name}' has as many partitions already.",
+    }
+    return KafkaError(REFUSAL_CODES[refusal], reasons.get(refusal))

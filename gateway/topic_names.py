@@ -1,0 +1,49 @@
+"""Which names a topic may have (upstream's Topic.validate), and which two must not stand side by side.
+
+The one idea: one rule for Metadata, Produce and CreateTopics, so that a name is legal everywhere or nowhere. It knows
+nothing of the topics that exist.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+MAX_NAME_CHARS = 249
+CONSUMER_OFFSETS = "__consumer_offsets"
+
+_LEGAL = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
+
+
+def why_illegal(name: str) -> str | None:
+    """What is wrong with a topic's name, in a sentence for the client; None if it is legal."""
+    if not name:
+        return "Topic name is invalid: it is empty"
+    if name in (".", ".."):
+        return f"Topic name is invalid: '{name}' is not allowed"
+    if len(name) > MAX_NAME_CHARS:
+        return f"Topic name is invalid: it has {len(name)} characters, {MAX_NAME_CHARS} are allowed"
+    if not _LEGAL.fullmatch(name):
+        return f"Topic name is invalid: '{name}' has characters other than ASCII letters, digits, '.', '_' and '-'"
+    return None
+
+
+class RenderedNames:
+    """Existing names as metrics render them, where '.' becomes '_': upstream refuses a name that reads like another."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = names
+        self._by_rendered: dict[str, str] | None = None
+
+    def find_collision(self, name: str) -> str | None:
+        """An existing name, or one asked about before, that reads like `name`."""
+        if "." not in name and "_" not in name:
+            return None
+        if self._by_rendered is None:
+            self._by_rendered = {_rendered(existing): existing for existing in self._names}
+        found = self._by_rendered.setdefault(_rendered(name), name)
+        return found if found != name else None
+
+
+def _rendered(name: str) -> str:
+    return name.replace(".", "_")
