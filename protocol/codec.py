@@ -10,7 +10,6 @@ from __future__ import annotations
 import struct
 from typing import Any, TypeVar
 
-from protocol.api_keys import ApiKey
 from protocol.errors import ProtocolError
 from protocol.grammar import grammar
 from protocol.messages import find_message
@@ -77,7 +76,7 @@ def encode(message: Any, version: int) -> list[Chunk]:
         raise ValueError(f"{message_type.__name__} v{version}: {error}") from error
 
 
-def decode_request(api_key: ApiKey, version: int, buffer: Buffer, position: int = 0) -> Any:
+def decode_request(api_key: int, version: int, buffer: Buffer, position: int = 0) -> Any:
     """The request that is all of `buffer` from `position` on; raises ProtocolError if it is not."""
     schema = find_message(api_key, Direction.REQUEST)
     if schema is None or version not in schema.versions:

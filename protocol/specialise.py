@@ -86,8 +86,8 @@ def unsealed(struct_type: type[Any]) -> type[Any]:
 
 
 @lru_cache(maxsize=4096)
-def _uuid(octets: bytes) -> UUID:
-    # Topic ids repeat in every request, and making a UUID costs more than the rest of a fetch partition.
+def uuid_of(octets: bytes) -> UUID:
+    """The id of sixteen bytes. Topic ids repeat from request to request, and making one costs more than a partition."""
     return UUID(bytes=octets)
 
 
@@ -167,7 +167,7 @@ class _DecoderSource(_Source):
             "uvarint_tail": _uvarint_tail,
             "unpack_from": unpack_from,
             "text_of": _text_of,
-            "uuid_of": _uuid,
+            "uuid_of": uuid_of,
         }
 
     def compile(self) -> Decoder:

@@ -1,0 +1,167 @@
+"""Hostile bytes end in ProtocolError, soon and cheaply: a million mutated frames over every message and version."""
+
+from __future__ import annotations
+
+import contextlib
+import struct
+import tracemalloc
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import pytest
+
+from protocol import codec, grammar
+from protocol.errors import ProtocolError
+from protocol.headers import (
+    RequestHeader,
+    decode_request_header,
+    decode_response_header,
+    encode_request_header,
+    encode_response_header,
+)
+from protocol.schema import Direction, MessageSchema
+from protocol.specialise import uuid_of
+from tests.protocol.values import IDS, MESSAGE_VERSIONS, message_value
+
+SEEDS = range(10)
+FRAMES_PER_SEED = 100_000
+COMPARED_EVERY = 20
+"""Every so many mutants are shown to the grammar, which must come to the same verdict."""
+
+MEMORY_FACTOR = 40
+"""Bytes that decoding may take per byte of the frame: an element of two bytes is at least an object and a reference."""
+MEMORY_BYTES = 8 * 1024
+
+BOMBS = [
+    # Lengths and counts of two, four and eight bytes.
+    *map(bytes.fromhex, ("7fff", "8000", "ffff", "7fffffff", "80000000", "fffffffe", "00ffffff", "0000ffff", "7f" * 8)),
+    # Varints: large, of too many bytes, of too many bits, torn.
+    *map(
+        bytes.fromhex, ("ffffffff0f", "ffffffff07", "ffff03", "ff7f", "8080808000", "808080808000", "ffffffff7f", "80")
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    schema: MessageSchema
+    version: int
+    frame: bytes
+    position: int
+    """Where the body begins."""
+
+
+def samples(random: Random) -> list[Sample]:
+    """A valid frame of every message and version."""
+    made: list[Sample] = []
+    for schema, version in MESSAGE_VERSIONS:
+        body = b"".join(codec.encode(message_value(schema, version, random, longest=2), version))
+        if schema.direction is Direction.REQUEST:
+            head = encode_request_header(RequestHeader(schema.api_key, version, 7, "client"))
+        else:
+            head = encode_response_header(schema.api_key, version, 7)
+        made.append(Sample(schema, version, head + body, len(head)))
+    return made
+
+
+def mutate(frame: bytes, other: bytes, random: Random) -> bytes:
+    """One to three of: flipped bits, a bomb written over or put in, a cut, a splice with another message."""
+    for _ in range(random.choice((1, 1, 2, 3))):
+        at = int(random.random() * len(frame))
+        match int(random.random() * 7):
+            case 0 | 1:
+                frame = frame[:at] + bytes((random.getrandbits(8),)) + frame[at + 1 :]
+            case 2:
+                if at < len(frame):
+                    frame = frame[:at] + bytes((frame[at] ^ 1 << int(random.random() * 8),)) + frame[at + 1 :]
+            case 3:
+                bomb = random.choice(BOMBS)
+                frame = frame[:at] + bomb + frame[at + len(bomb) :]
+            case 4:
+                frame = frame[:at] + random.choice(BOMBS) + frame[at:]
+            case 5:
+                frame = frame[:at]
+            case _:
+                frame = frame[:at] + other[int(random.random() * len(other)) :]
+    return frame
+
+
+def decode_frame(sample: Sample, frame: bytes) -> None:
+    """As the server does for requests and a client for responses."""
+    if sample.schema.direction is Direction.RESPONSE:
+        _, position = decode_response_header(sample.schema.api_key, sample.version, frame)
+        codec.decode(sample.schema.struct_type, sample.version, frame, position)
+        return
+    header, position = decode_request_header(frame)
+    codec.decode_request(header.api_key, header.api_version, frame, position)
+
+
+def verdict(decode: Any, sample: Sample, body: bytes) -> Any:
+    try:
+        return decode(sample.schema.struct_type, sample.version, body)
+    except ProtocolError:
+        return None
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_mutated_frames_raise_nothing_but_protocol_errors(seed: int):
+    random = Random(seed)
+    valid = samples(random)
+    refused = 0
+    for number in range(FRAMES_PER_SEED):
+        sample = valid[number % len(valid)]
+        frame = mutate(sample.frame, random.choice(valid).frame, random)
+        try:
+            decode_frame(sample, frame)
+        except ProtocolError:
+            refused += 1
+        if number % COMPARED_EVERY == 0:
+            body = frame[sample.position :]
+            assert verdict(codec.decode, sample, body) == verdict(grammar.parse, sample, body)
+    # Else the mutations would be too wild, or too tame, to reach what is to be tested.
+    assert FRAMES_PER_SEED * 0.4 < refused < FRAMES_PER_SEED * 0.95
+
+
+def test_mutated_frames_take_memory_in_proportion_to_their_size():
+    random = Random("memory")
+    valid = samples(random)
+    for sample in valid:
+        with contextlib.suppress(ProtocolError):
+            decode_frame(sample, sample.frame)
+    tracemalloc.start()
+    try:
+        for number in range(20_000):
+            sample = valid[number % len(valid)]
+            frame = mutate(sample.frame, random.choice(valid).frame, random)
+            peak_bytes = peak_of(sample, frame)
+            assert peak_bytes < MEMORY_FACTOR * len(frame) + MEMORY_BYTES, (sample, frame)
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(("schema", "version"), MESSAGE_VERSIONS, ids=IDS)
+def test_monotonous_frames_take_memory_in_proportion_to_their_size(schema: MessageSchema, version: int):
+    with contextlib.suppress(ProtocolError):
+        codec.decode(schema.struct_type, version, b"")
+    tracemalloc.start()
+    try:
+        for filler in (b"\0", b"\1", b"\2", b"\xff", b"\x7f", struct.pack(">i", 4096), struct.pack(">h", 256)):
+            for count in (b"", b"\xff\xff\x03", struct.pack(">i", 0xFFFF)):
+                body = (count + filler * 0x10000)[:0x10000]
+                before = tracemalloc.get_traced_memory()[0]
+                tracemalloc.reset_peak()
+                with contextlib.suppress(ProtocolError):
+                    codec.decode(schema.struct_type, version, body)
+                assert tracemalloc.get_traced_memory()[1] - before < MEMORY_FACTOR * len(body) + MEMORY_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def peak_of(sample: Sample, frame: bytes) -> int:
+    uuid_of.cache_clear()
+    before = tracemalloc.get_traced_memory()[0]
+    tracemalloc.reset_peak()
+    with contextlib.suppress(ProtocolError):
+        decode_frame(sample, frame)
+    return tracemalloc.get_traced_memory()[1] - before
