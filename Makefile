@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench lock
+.PHONY: help run test check format bench lock readme
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
@@ -37,6 +37,10 @@ lock: ## Resolve the dependencies anew (needs uv); UPGRADE=1 takes the newest
 	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --group dev --group build -o requirements-dev.lock
 	$(COMPILE) pyproject.toml -c requirements-dev.lock -o requirements.lock
 	$(COMPILE) --group build -c requirements-dev.lock -o requirements-build.lock
+
+readme: $(VENV)/dev.stamp ## Bring README.md's table of APIs up to date
+	@$(VENV)/bin/sluice apis --markdown > $(VENV)/apis.md
+	@sed -i -e '/<!-- apis:begin/,/<!-- apis:end/{//!d}' -e '/<!-- apis:begin/r $(VENV)/apis.md' README.md
 
 $(VENV)/run.stamp: pyproject.toml requirements.lock requirements-build.lock | $(VENV)/bin/pip
 	@echo "Installing Sluice into $(VENV) ..."

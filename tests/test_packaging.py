@@ -1,0 +1,353 @@
+"""What a user starts Sluice with: Makefile, locks, image and compose file, README."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from gateway.config import load
+from tests.gateway_process import answers, free_ports
+from tests.postgres import short_directory
+
+ROOT = Path(__file__).parents[1]
+RUNTIME_LOCK, BUILD_LOCK, DEVELOPMENT_LOCK = "requirements.lock", "requirements-build.lock", "requirements-dev.lock"
+INSTALL_SECONDS = 600
+START_SECONDS = 60
+
+
+# --- locks --------------------------------------------------------------------------------------------------------
+
+
+def locked(name: str) -> dict[str, tuple[Requirement, int]]:
+    """Requirement and count of hashes by canonical name."""
+    entries = re.split(r"\n(?=\S)", (ROOT / name).read_text().replace("\\\n", " "))
+    found: dict[str, tuple[Requirement, int]] = {}
+    for entry in entries:
+        requirement = Requirement(re.split(r"\s--hash|\s#|\n", entry)[0].strip())
+        found[canonicalize_name(requirement.name)] = (
+            requirement,
+            len(re.findall(r"--hash=sha256:[0-9a-f]{64}\b", entry)),
+        )
+    return found
+
+
+def declared() -> dict[str, list[Requirement]]:
+    """Requirements of pyproject.toml by the lock that must hold them."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    runtime = [Requirement(text) for text in project["project"]["dependencies"]]
+    build = [Requirement(text) for text in project["dependency-groups"]["build"]]
+    development = [Requirement(text) for text in project["dependency-groups"]["dev"]]
+    system = [Requirement(text) for text in project["build-system"]["requires"]]
+    return {
+        RUNTIME_LOCK: runtime,
+        BUILD_LOCK: build + system,
+        DEVELOPMENT_LOCK: runtime + build + system + development,
+    }
+
+
+@pytest.mark.parametrize("name", [RUNTIME_LOCK, BUILD_LOCK, DEVELOPMENT_LOCK])
+def test_a_lock_pins_by_hash_what_the_project_declares_and_names_no_host(name: str) -> None:
+    text = (ROOT / name).read_text()
+    assert "://" not in text
+    assert not re.search(r"^\s*-(i|f|-index|-extra|-find|-trusted)", text, re.MULTILINE)
+    entries = locked(name)
+    for requirement, hashes in entries.values():
+        assert [specifier.operator for specifier in requirement.specifier] == ["=="], requirement
+        assert hashes > 0, requirement
+    for requirement in declared()[name]:
+        pinned = next(iter(entries[canonicalize_name(requirement.name)][0].specifier)).version
+        assert requirement.specifier.contains(pinned), f"{requirement} is locked at {pinned}"
+
+
+def test_the_locks_agree_so_that_run_and_test_share_one_environment() -> None:
+    development = locked(DEVELOPMENT_LOCK)
+    for name in (RUNTIME_LOCK, BUILD_LOCK):
+        for package, (requirement, _) in locked(name).items():
+            assert development[package][0].specifier == requirement.specifier
+
+
+# --- make ---------------------------------------------------------------------------------------------------------
+
+
+def make(*arguments: str, directory: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["make", *arguments], cwd=directory, env=outside(), capture_output=True, text=True, timeout=INSTALL_SECONDS
+    )
+
+
+def outside(**more: str) -> dict[str, str]:
+    """The environment of a shell in which neither this suite's make nor its virtual environment is active."""
+    hidden = ("MAKE", "MFLAGS", "VIRTUAL_ENV", "PYTHONPATH", "SLUICE_")
+    return {name: value for name, value in os.environ.items() if not name.startswith(hidden)} | more
+
+
+def test_make_says_what_there_is() -> None:
+    said = make().stdout
+    for command in ("run", "test", "check", "bench", "lock"):
+        assert f"make {command} " in said
+
+
+@pytest.mark.parametrize(
+    ("script", "message"),
+    [
+        ("exit 1", "Sluice needs Python 3.11 or newer"),
+        (f'case "$*" in *ensurepip*) exit 1;; *) exec {sys.executable} "$@";; esac', "install its venv package"),
+    ],
+)
+def test_an_interpreter_that_will_not_do_is_one_clear_line(tmp_path: Path, script: str, message: str) -> None:
+    interpreter = tmp_path / "python"
+    interpreter.write_text(f"#!/bin/sh\n{script}\n")
+    interpreter.chmod(0o755)
+    result = make("run", f"PYTHON={interpreter}", f"VENV={tmp_path / 'venv'}")
+    assert result.returncode != 0
+    assert message in result.stderr.splitlines()[0]
+
+
+@pytest.fixture
+def checkout() -> Iterator[Path]:
+    """The project's own files, as a clone has them."""
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode != 0:
+        pytest.skip("not a git checkout")
+    with short_directory() as directory:
+        for name in filter(None, listed.stdout.split("\0")):
+            if (ROOT / name).is_file():
+                (directory / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(ROOT / name, directory / name)
+        yield directory
+
+
+@pytest.mark.timeout(INSTALL_SECONDS)
+def test_make_run_serves_from_a_fresh_checkout_and_again_at_once(checkout: Path) -> None:
+    installed = make(".venv/run.stamp", f"PYTHON={sys.executable}", directory=checkout)
+    assert installed.returncode == 0, installed.stderr
+    assert "up to date" in make(".venv/run.stamp", directory=checkout).stdout
+    port, metrics_port = free_ports(2)
+    arguments = f"--listen 127.0.0.1:{port} --metrics-listen 127.0.0.1:{metrics_port}"
+    for _ in range(2):
+        command = ["make", "run", f"ARGS={arguments}"]
+        with serving(command, checkout, outside(), f"127.0.0.1:{port}") as said:
+            assert f"127.0.0.1:{port}" in said.read_text()
+        assert (checkout / ".sluice" / "postgres" / "PG_VERSION").read_text() == "18\n"
+
+
+# --- image --------------------------------------------------------------------------------------------------------
+
+
+def instructions() -> list[tuple[str, str]]:
+    """The Dockerfile's instructions in order, continuation lines joined."""
+    text = re.sub(r"^#.*\n", "", (ROOT / "Dockerfile").read_text(), flags=re.MULTILINE).replace("\\\n", " ")
+    return [(line.split(maxsplit=1)[0], line.split(maxsplit=1)[1]) for line in text.splitlines() if line.strip()]
+
+
+def stages() -> list[list[tuple[str, str]]]:
+    found: list[list[tuple[str, str]]] = []
+    for name, arguments in instructions():
+        if name == "FROM":
+            found.append([])
+        found[-1].append((name, arguments))
+    return found
+
+
+def image_environment() -> dict[str, str]:
+    """ENV of the final stage."""
+    return dict(
+        assignment.split("=", 1)
+        for name, arguments in stages()[-1]
+        if name == "ENV"
+        for assignment in arguments.split()
+    )
+
+
+def test_the_image_runs_as_a_numbered_user_that_is_not_root() -> None:
+    users = [arguments for name, arguments in stages()[-1] if name == "USER"]
+    assert len(users) == 1
+    assert int(users[0]) > 0
+
+
+def test_what_the_image_copies_is_in_its_build_context() -> None:
+    allowed = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    for name, arguments in stages()[0]:
+        if name == "COPY":
+            for source in arguments.split()[:-1]:
+                assert source in allowed
+                assert (ROOT / source).exists()
+
+
+@pytest.mark.timeout(INSTALL_SECONDS)
+def test_the_images_steps_give_a_gateway_that_serves_and_reports_its_health() -> None:
+    """The builder's COPY and RUN steps with /build and /opt moved, then what the final stage starts."""
+    with short_directory() as directory:
+        build(directory)
+        sluice = directory / "opt" / "sluice" / "bin" / "sluice"
+        (wheel,) = (directory / "build" / "dist").glob("*.whl")
+        packed = zipfile.ZipFile(wheel).namelist()
+        assert {name.split("/")[0] for name in packed if ".dist-info" not in name} == {"gateway", "protocol", "storage"}
+        assert any(name.endswith("/LICENSE") for name in packed)
+
+        port, metrics_port = free_ports(2)
+        moved = {
+            **image_environment(),
+            "PATH": os.environ["PATH"],
+            "SLUICE_LISTEN": f"0.0.0.0:{port}",
+            "SLUICE_METRICS_LISTEN": f"0.0.0.0:{metrics_port}",
+            "SLUICE_DATA_DIR": str(directory / "data"),
+        }
+        (check,) = [
+            json.loads(arguments.split("CMD", 1)[1]) for name, arguments in stages()[-1] if name == "HEALTHCHECK"
+        ]
+        command = [
+            json.loads(arguments)
+            for wanted in ("ENTRYPOINT", "CMD")
+            for name, arguments in stages()[-1]
+            if name == wanted
+        ]
+        started = [str(sluice), *command[0][1:], *command[1]]
+        with serving(started, directory, outside(**moved), f"127.0.0.1:{port}"):
+            assert check[0] == command[0][0] == "sluice"
+            healthy = [str(sluice), *check[1:]]
+            assert subprocess.run(healthy, env=outside(**moved), timeout=START_SECONDS).returncode == 0
+        assert subprocess.run(healthy, env=outside(**moved), timeout=START_SECONDS).returncode != 0
+
+
+def build(directory: Path) -> None:
+    work = directory / "build"
+    work.mkdir()
+    # `python` of the image is this interpreter.
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    for name, arguments in stages()[0]:
+        if name == "COPY":
+            *sources, target = arguments.split()
+            for source in sources:
+                if (ROOT / source).is_dir():
+                    shutil.copytree(ROOT / source, work / target, ignore=shutil.ignore_patterns("__pycache__"))
+                else:
+                    shutil.copy(ROOT / source, work / target)
+        elif name == "RUN":
+            step = arguments.replace("/opt/", f"{directory}/opt/")
+            result = subprocess.run(
+                ["sh", "-c", step], cwd=work, env=outside(PATH=path), capture_output=True, text=True
+            )
+            assert result.returncode == 0, f"{arguments}\n{result.stdout}\n{result.stderr}"
+
+
+class serving:  # noqa: N801  (reads as a verb: with serving(...))
+    """A command that serves on `bootstrap` for as long as the block lasts, ended by SIGTERM with exit code 0."""
+
+    def __init__(self, command: list[str], directory: Path, environment: dict[str, str], bootstrap: str) -> None:
+        self._command = command
+        self._directory = directory
+        self._environment = environment
+        self._bootstrap = bootstrap
+        self._output = directory / "output.txt"
+
+    def __enter__(self) -> Path:
+        with self._output.open("wb") as output:
+            self._process = subprocess.Popen(
+                self._command,
+                cwd=self._directory,
+                env=self._environment,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not answers(self._bootstrap):
+            assert self._process.poll() is None, self._output.read_text()
+            assert time.monotonic() < deadline, self._output.read_text()
+            time.sleep(0.01)
+        return self._output
+
+    def __exit__(self, *_: object) -> None:
+        # The whole session, as Ctrl-C in a terminal reaches make and what it runs.
+        os.killpg(self._process.pid, signal.SIGTERM)
+        try:
+            self._process.wait(START_SECONDS)
+        except subprocess.TimeoutExpired:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            raise
+
+
+# --- compose ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compose() -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+
+
+def test_docker_compose_accepts_the_file() -> None:
+    program = shutil.which("docker-compose")
+    if program is None:
+        pytest.skip("docker-compose is not installed")
+    result = subprocess.run([program, "config", "-q"], cwd=ROOT, env=outside(), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+
+
+def test_the_gateway_waits_for_a_healthy_postgres_and_reports_a_round_trip(compose: dict[str, Any]) -> None:
+    postgres, gateway = compose["services"]["postgres"], compose["services"]["gateway"]
+    assert "pg_isready" in postgres["healthcheck"]["test"]
+    assert gateway["depends_on"] == {"postgres": {"condition": "service_healthy"}}
+    assert gateway["healthcheck"]["test"] == ["CMD", "sluice", "healthcheck"]
+    (volume,) = postgres["volumes"]
+    assert volume.split(":")[0] in compose["volumes"]
+
+
+def test_the_gateway_takes_every_variable_that_image_and_compose_file_give(compose: dict[str, Any]) -> None:
+    given = {name: value for name, value in image_environment().items() if name.startswith("SLUICE_")}
+    for name, value in compose["services"]["gateway"]["environment"].items():
+        given[name] = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
+    settings = load({}, (), given).settings
+    assert settings.listen == ("0.0.0.0", 9092)
+    assert settings.advertise == ("localhost", 9092)
+    postgres = compose["services"]["postgres"]["environment"]
+    assert settings.database_url is not None
+    assert f"{postgres['POSTGRES_USER']}:sluice@postgres:5432/{postgres['POSTGRES_DB']}" in settings.database_url
+    assert compose["services"]["gateway"]["ports"] == ["9092:9092"]
+
+
+# --- README -------------------------------------------------------------------------------------------------------
+
+
+def test_the_readmes_table_of_apis_is_what_is_served() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", "apis", "--markdown"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    text = (ROOT / "README.md").read_text()
+    between = re.search(r"<!-- apis:begin[^>]*-->\n(.*?)<!-- apis:end -->", text, re.DOTALL)
+    assert between is not None
+    assert between.group(1).strip() == printed.strip(), "bring it up to date with: make readme"
+
+
+def test_the_readme_names_only_options_and_commands_that_exist() -> None:
+    text = (ROOT / "README.md").read_text()
+    help_text = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", "serve", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    for flag in set(re.findall(r"`(--[a-z-]+)", text)):
+        assert flag in help_text, flag
+    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for target in set(re.findall(r"\bmake ([a-z]+)\b", text)) & set(re.findall(r"`make ([a-z]+)", text)):
+        assert target in targets, target
+    for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
+        assert (ROOT / link).exists(), link
