@@ -12,15 +12,20 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TypeVar
 from uuid import UUID
 
+import structlog
+
 from gateway import topic_configs
-from gateway.broker_configs import BrokerConfig
+from gateway.broker_configs import BrokerConfig, ConfigError
 from gateway.tail import Tail
 from gateway.topic_configs import TopicConfig
 from storage.topics import TopicStore
 from storage.types import Topic
+
+log = structlog.get_logger(__name__)
 
 UNKNOWN_FOR_S = 1.0
 """How long a name that Postgres did not know is answered from memory."""
@@ -29,6 +34,7 @@ MAX_UNKNOWN = 10_000
 """Bound on remembered unknown names: clients choose them."""
 
 TopicsListener = Callable[[], None]
+Key = TypeVar("Key", str, UUID)
 
 _LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
 
@@ -51,7 +57,7 @@ class Catalog:
         self._version: int | None = None
         self._changed_while_loading: dict[UUID, Topic | None] | None = None
         self._loading: asyncio.Task[None] | None = None
-        self._lookups: dict[str, asyncio.Task[Topic | None]] = {}
+        self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
         self._listeners: list[TopicsListener] = []
 
@@ -97,22 +103,14 @@ class Catalog:
         topic = self._by_name.get(name)
         if topic is not None or self._is_unknown(name) or not is_legal_topic_name(name):
             return topic
-        lookup = self._lookups.get(name)
-        if lookup is None:
-            lookup = self._lookups[name] = asyncio.get_running_loop().create_task(self._look_up(name))
-            lookup.add_done_callback(lambda task: self._looked_up(name, task))
-        return await asyncio.shield(lookup)
+        return await self._ask_once(name, self._store.find)
 
     async def resolve_id(self, topic_id: UUID) -> Topic | None:
         """The topic of an id; as `resolve`."""
         topic = self._by_id.get(topic_id)
         if topic is not None or self._is_unknown(topic_id):
             return topic
-        await self.refresh_if_changed()
-        topic = self._by_id.get(topic_id)
-        if topic is None:
-            self._remember_unknown(topic_id)
-        return topic
+        return await self._ask_once(topic_id, self._store.find_by_id)
 
     async def refresh(self) -> None:
         """Replace the copy by what Postgres holds. Callers at once share one load that began after the first asked."""
@@ -148,19 +146,27 @@ class Catalog:
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
-    async def _look_up(self, name: str) -> Topic | None:
-        topic = await self._store.find(name)
-        if topic is None:
-            # A creation on this node may have come in between; it knows better than the query.
-            if name not in self._by_name:
-                self._remember_unknown(name)
-            return self._by_name.get(name)
-        if name not in self._by_name:
-            self.apply(topic)
-        return self._by_name[name]
+    async def _ask_once(self, key: Key, find: Callable[[Key], Awaitable[Topic | None]]) -> Topic | None:
+        """One query for all who miss `key` at this moment."""
+        lookup = self._lookups.get(key)
+        if lookup is None:
+            lookup = self._lookups[key] = asyncio.get_running_loop().create_task(self._look_up(key, find))
+            lookup.add_done_callback(lambda task: self._looked_up(key, task))
+        return await asyncio.shield(lookup)
 
-    def _looked_up(self, name: str, task: asyncio.Task[Topic | None]) -> None:
-        del self._lookups[name]
+    async def _look_up(self, key: Key, find: Callable[[Key], Awaitable[Topic | None]]) -> Topic | None:
+        found = await find(key)
+        # This node may have created or deleted it during the query, and then knows better.
+        known = self._by_name.get(key) if isinstance(key, str) else self._by_id.get(key)
+        if known is not None or found is None:
+            if known is None:
+                self._remember_unknown(key)
+            return known
+        self.apply(found)
+        return found
+
+    def _looked_up(self, key: str | UUID, task: asyncio.Task[Topic | None]) -> None:
+        del self._lookups[key]
         if not task.cancelled():
             # Whoever waited may be gone; asking keeps the loop from reporting the error as lost.
             task.exception()
@@ -170,6 +176,7 @@ class Catalog:
         self._changed_while_loading = changed
         try:
             version, topics = await self._store.load()
+            dynamic = await self._store.load_broker_configs()
         finally:
             self._changed_while_loading = None
         loaded = {topic.topic_id: topic for topic in topics}
@@ -184,9 +191,19 @@ class Catalog:
             known = self._by_id.get(topic.topic_id)
             if known != topic:
                 self._put(topic)
+        self._follow_broker(dynamic)
         # What changed here during the load may be older or newer than the snapshot: the next pass settles it.
         self._version = None if changed else version
         self._announce()
+
+    def _follow_broker(self, dynamic: Mapping[str, str]) -> None:
+        if dynamic == self._broker.dynamic:
+            return
+        try:
+            self.set_broker(self._broker.with_dynamic(dynamic))
+        except ConfigError as error:
+            # Stored by a node of another release: the settings in force stay.
+            log.error("broker_configs_refused", error=str(error))
 
     def _loaded(self, task: asyncio.Task[None]) -> None:
         self._loading = None

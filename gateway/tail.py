@@ -113,9 +113,11 @@ class Watch:
         self._missing_bytes = missing_bytes
         self._waiter = loop.create_future()
         timer = loop.call_later(timeout_s, self.wake)
+        self._tail.count_parked(1)
         try:
             await self._waiter
         finally:
+            self._tail.count_parked(-1)
             timer.cancel()
             self._waiter = None
 
@@ -133,6 +135,7 @@ class Watch:
             self._waiter.set_result(None)
 
     def close(self) -> None:
+        """Leave the partitions; once."""
         self._tail.unwatch(self, self._keys)
 
 
@@ -144,6 +147,7 @@ class Tail:
         self._size_bytes = 0
         self._partitions: dict[PartitionKey, _PartitionTail] = {}
         self._by_age: deque[_Entry] = deque()
+        self._parked_count = 0
         self._draining = False
         self._doubted_until_s = float("-inf")
 
@@ -151,6 +155,11 @@ class Tail:
     def size_bytes(self) -> int:
         """Bytes held, overhead of each batch included."""
         return self._size_bytes
+
+    @property
+    def parked_count(self) -> int:
+        """Fetches that wait at this moment."""
+        return self._parked_count
 
     @property
     def draining(self) -> bool:
@@ -292,6 +301,9 @@ class Tail:
         for key in watched:
             self._partition(key).watches[watch] = None
         return watch
+
+    def count_parked(self, change: int) -> None:
+        self._parked_count += change
 
     def unwatch(self, watch: Watch, keys: Iterable[PartitionKey]) -> None:
         for key in keys:

@@ -123,9 +123,7 @@ def test_an_oversized_batch_is_refused_before_its_crc_is_computed() -> None:
 
 @pytest.mark.parametrize("codec", [Compression.NONE, Compression.GZIP])
 def test_null_keys_on_a_compacted_topic_are_listed(codec: Compression) -> None:
-    records = build_batch(
-        [record(0), record(1, key=None), record(2, key=b""), record(3, key=None)], compression=codec
-    )
+    records = build_batch([record(0), record(1, key=None), record(2, key=b""), record(3, key=None)], compression=codec)
     assert isinstance(judge(records), BatchHead)
     verdict = judge(records, config=replace(CONFIG, cleanup_policy=("compact", "delete")))
     assert isinstance(verdict, Refused)

@@ -1,0 +1,347 @@
+"""A node's data plane without sockets: the real parts on the test's own Postgres, and requests as clients make them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import asynccontextmanager
+from typing import Any, cast
+from uuid import UUID
+
+import asyncpg
+
+from gateway.apis.fetch import fetch
+from gateway.apis.list_offsets import list_offsets
+from gateway.apis.produce import produce
+from gateway.appender import Appender
+from gateway.broker_configs import BrokerConfig
+from gateway.catalog import Catalog
+from gateway.cluster.membership import Membership
+from gateway.context import ConnectionInfo, RequestContext, Services
+from gateway.metrics import Metrics
+from gateway.tail import Tail
+from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
+from protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsPartitionResponse,
+    ListOffsetsRequest,
+    ListOffsetsTopic,
+)
+from protocol.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    ProduceResponse,
+    TopicProduceData,
+)
+from protocol.records import Compression, Record, build_batch, iter_records, split_batches
+from storage.log import LogStore
+from storage.nodes import NodeStore
+from storage.pool import Database
+from storage.producers import ProducerStore
+from storage.topics import TopicStore
+from storage.types import NewTopic, PartitionKey, Topic
+
+PRODUCE_VERSION = 9
+FETCH_VERSION = 11
+FIRST_VERSION_WITH_IDS = 13
+
+
+class DataPlane:
+    """One node. Two of them on one database are two nodes."""
+
+    def __init__(self, database: Database, *, tail_bytes: int, committers: int, name: str) -> None:
+        self.database = database
+        self.topics = TopicStore(database)
+        self.log = LogStore(database)
+        self.tail = Tail(tail_bytes)
+        self.commits: list[tuple[int, int]] = []
+        self.appender = Appender(
+            self.log,
+            self.tail,
+            committers=committers,
+            observe_commit=lambda batches, size_bytes, _: self.commits.append((batches, size_bytes)),
+        )
+        self.catalog = Catalog(self.topics, self.tail, BrokerConfig())
+        self.membership = Membership(NodeStore(database), name, 9092, None, 60_000)
+        unused = cast("Any", None)
+        self.services = Services(
+            settings=unused,
+            catalog=self.catalog,
+            topics=self.topics,
+            log=self.log,
+            appender=self.appender,
+            tail=self.tail,
+            producers=ProducerStore(database),
+            offsets=unused,
+            groups=unused,
+            membership=self.membership,
+            metrics=Metrics(),
+            cluster_id="cluster",
+        )
+
+    async def create_topic(
+        self, name: str, partitions: int = 1, configs: dict[str, str] | None = None, *, internal: bool = False
+    ) -> Topic:
+        (topic,) = await self.topics.create([NewTopic(name, partitions, configs or {}, internal)])
+        assert isinstance(topic, Topic)
+        self.catalog.apply(topic)
+        return topic
+
+    async def delete_topic(self, topic: Topic) -> None:
+        assert await self.topics.delete(topic.topic_id)
+        self.catalog.remove(topic.topic_id)
+
+    def context(self, api_key: ApiKey, version: int, connection_id: str = "connection") -> RequestContext:
+        return RequestContext(api_key, version, 1, "tests", ConnectionInfo(connection_id, "/127.0.0.1"), self.services)
+
+    # --- produce ------------------------------------------------------------------------------------------------------
+
+    async def send(
+        self,
+        topic: Topic | str,
+        records: bytes | bytearray | None,
+        *,
+        partition: int = 0,
+        version: int = PRODUCE_VERSION,
+        connection_id: str = "connection",
+    ) -> PartitionProduceResponse:
+        """One batch to one partition, acks=all."""
+        request = produce_request([(topic, partition, records)])
+        response = await produce(request, self.context(ApiKey.PRODUCE, version, connection_id))
+        assert response is not None
+        return only(response.responses[0].partition_responses)
+
+    async def send_all(
+        self, batches: Sequence[tuple[Topic | str, int, bytes | bytearray | None]], *, version: int = PRODUCE_VERSION
+    ) -> list[PartitionProduceResponse]:
+        """Several batches in one request; the answers in its order."""
+        response = await produce(produce_request(batches), self.context(ApiKey.PRODUCE, version))
+        assert isinstance(response, ProduceResponse)
+        return [partition for topic in response.responses for partition in topic.partition_responses]
+
+    async def fill(self, topic: Topic, sizes: Iterable[int], *, partition: int = 0) -> list[int]:
+        """Batches of one record, each of exactly these bytes; their offsets."""
+        offsets: list[int] = []
+        for size in sizes:
+            answer = await self.send(topic, batch_of_size(size), partition=partition)
+            assert answer.error_code == ErrorCode.NONE, answer
+            offsets.append(answer.base_offset)
+        return offsets
+
+    # --- fetch --------------------------------------------------------------------------------------------------------
+
+    async def fetch(
+        self,
+        asked: Sequence[tuple[Topic | str, FetchPartition]],
+        *,
+        version: int = FETCH_VERSION,
+        max_wait_ms: int = 0,
+        min_bytes: int = 1,
+        max_bytes: int = 2**31 - 1,
+        isolation_level: int = 0,
+        session: tuple[int, int] = (0, -1),
+    ) -> FetchResponse:
+        return await fetch(
+            FetchRequest(
+                max_wait_ms=max_wait_ms,
+                min_bytes=min_bytes,
+                max_bytes=max_bytes,
+                isolation_level=isolation_level,
+                session_id=session[0],
+                session_epoch=session[1],
+                topics=tuple(
+                    FetchTopic(topic=name_of(topic), topic_id=id_of(topic), partitions=(partition,))
+                    for topic, partition in asked
+                ),
+            ),
+            self.context(ApiKey.FETCH, version),
+        )
+
+    async def fetch_one(
+        self, topic: Topic, offset: int, *, partition: int = 0, partition_max_bytes: int = 2**20, **options: Any
+    ) -> PartitionData:
+        response = await self.fetch([(topic, at(offset, partition, max_bytes=partition_max_bytes))], **options)
+        return only(only(response.responses).partitions)
+
+    async def list_offset(
+        self,
+        topic: Topic | str,
+        timestamp: int,
+        *,
+        partition: int = 0,
+        version: int = 7,
+        current_leader_epoch: int = -1,
+    ) -> ListOffsetsPartitionResponse:
+        response = await list_offsets(
+            ListOffsetsRequest(
+                replica_id=-1,
+                topics=(
+                    ListOffsetsTopic(
+                        name=name_of(topic),
+                        partitions=(
+                            ListOffsetsPartition(
+                                partition_index=partition,
+                                timestamp=timestamp,
+                                current_leader_epoch=current_leader_epoch,
+                            ),
+                        ),
+                    ),
+                ),
+            ),
+            self.context(ApiKey.LIST_OFFSETS, version),
+        )
+        return only(only(response.topics).partitions)
+
+
+@asynccontextmanager
+async def data_plane(
+    url: str, *, tail_bytes: int = 2**24, committers: int = 2, name: str = "node-1"
+) -> AsyncGenerator[DataPlane]:
+    database = await Database.open(url, hot_connections=4, cold_connections=2)
+    try:
+        node = DataPlane(database, tail_bytes=tail_bytes, committers=committers, name=name)
+        await node.membership.join()
+        await node.catalog.refresh()
+        yield node
+        await node.appender.drain(5.0)
+    finally:
+        await database.close()
+
+
+@asynccontextmanager
+async def locked_partition(url: str, key: PartitionKey) -> AsyncGenerator[asyncpg.Connection[Any]]:
+    """Appends to this partition wait until the block ends."""
+    connection: asyncpg.Connection[Any] = await asyncpg.connect(url)
+    try:
+        async with connection.transaction():
+            await connection.execute("select 1 from sluice.partition where partition_key = $1 for update", key)
+            yield connection
+    finally:
+        await connection.close()
+
+
+async def wait_for_blocked_append(connection: asyncpg.Connection[Any]) -> None:
+    """Until some session waits for a lock."""
+    deadline = time.monotonic() + 10
+    while not await connection.fetchval(
+        "select count(*) from pg_stat_activity where wait_event_type = 'Lock' and datname = current_database()"
+    ):
+        assert time.monotonic() < deadline, "no append waits"
+
+
+async def terminate_backends(connection: asyncpg.Connection[Any]) -> None:
+    """Cut every other connection to this database, as a crash of Postgres would."""
+    await connection.execute(
+        "select pg_terminate_backend(pid) from pg_stat_activity "
+        "where datname = current_database() and pid <> pg_backend_pid() and backend_type = 'client backend'"
+    )
+
+
+# --- values ----------------------------------------------------------------------------------------------------------
+
+
+def only(items: Sequence[Any]) -> Any:
+    assert len(items) == 1, items
+    return items[0]
+
+
+def name_of(topic: Topic | str) -> str:
+    return topic if isinstance(topic, str) else topic.name
+
+
+def id_of(topic: Topic | str) -> UUID:
+    return UUID(int=0) if isinstance(topic, str) else topic.topic_id
+
+
+def produce_request(
+    batches: Sequence[tuple[Topic | str, int, bytes | bytearray | None]], *, acks: int = -1, timeout_ms: int = 30_000
+) -> ProduceRequest:
+    return ProduceRequest(
+        acks=acks,
+        timeout_ms=timeout_ms,
+        topic_data=tuple(
+            TopicProduceData(
+                name=name_of(topic),
+                topic_id=id_of(topic),
+                partition_data=(
+                    PartitionProduceData(
+                        index=index, records=None if records is None else memoryview(bytearray(records))
+                    ),
+                ),
+            )
+            for topic, index, records in batches
+        ),
+    )
+
+
+def batch_of(
+    *values: bytes | None,
+    timestamps: Sequence[int] = (),
+    keys: Sequence[bytes | None] = (),
+    compression: Compression = Compression.NONE,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+) -> bytes:
+    """A batch of these values; `producer` is (id, epoch, base sequence)."""
+    now_ms = time.time_ns() // 1_000_000
+    records = [
+        Record(offset, timestamps[offset] if timestamps else now_ms, keys[offset] if keys else b"k%d" % offset, value)
+        for offset, value in enumerate(values)
+    ]
+    producer_id, producer_epoch, base_sequence = producer
+    return build_batch(
+        records,
+        compression=compression,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+    )
+
+
+def batch_of_size(size_bytes: int) -> bytes:
+    """A batch of one record, of exactly this many bytes in all (from 200)."""
+    overhead = len(batch_of(b"x" * 1000)) - 1000
+    batch = batch_of(b"x" * (size_bytes - overhead))
+    if len(batch) != size_bytes:
+        batch = batch_of(b"x" * (size_bytes - overhead + size_bytes - len(batch)))
+    assert len(batch) == size_bytes
+    return batch
+
+
+def at(
+    offset: int,
+    partition: int = 0,
+    *,
+    max_bytes: int = 2**20,
+    current_leader_epoch: int = -1,
+    last_fetched_epoch: int = -1,
+) -> FetchPartition:
+    return FetchPartition(
+        partition=partition,
+        fetch_offset=offset,
+        partition_max_bytes=max_bytes,
+        current_leader_epoch=current_leader_epoch,
+        last_fetched_epoch=last_fetched_epoch,
+    )
+
+
+def raw(part: PartitionData) -> bytes:
+    """The records field as the client receives it."""
+    records = part.records
+    if isinstance(records, tuple):
+        return b"".join(bytes(chunk) for chunk in records)
+    return bytes(records or b"")
+
+
+def batches_in(part: PartitionData) -> list[memoryview]:
+    return split_batches(raw(part))
+
+
+def records_in(part: PartitionData) -> list[Record]:
+    return [record for batch in batches_in(part) for record in iter_records(batch)]
+
+
+def offsets_in(part: PartitionData) -> list[int]:
+    return [record.offset for record in records_in(part)]
