@@ -144,7 +144,7 @@ def render_table() -> str:
 
 def _render(state: GroupState, cell: Cell) -> str:
     text = f"`{cell.handler.__name__}`"
-    return text if cell.leads_to == {state} else f"{text} → {_names(cell.leads_to)}"
+    return text if cell.leads_to == frozenset((state,)) else f"{text} → {_names(cell.leads_to)}"
 
 
 def _names(states: frozenset[GroupState]) -> str:

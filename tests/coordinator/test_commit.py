@@ -1,0 +1,72 @@
+"""Whether offsets may be committed (scenarios 84-88)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.coordinator.model import Group, GroupState
+from protocol.errors import ErrorCode
+
+from .scene import Scene
+
+NONE = ErrorCode.NONE
+
+
+@pytest.mark.parametrize(
+    ("version", "error"), [(8, ErrorCode.ILLEGAL_GENERATION), (9, ErrorCode.GROUP_ID_NOT_FOUND)]
+)
+def test_a_members_commit_to_a_missing_group(version: int, error: ErrorCode) -> None:
+    """84."""
+    scene = Scene()
+    before = scene.group
+    assert scene.commit("a", "m", generation=1, version=version).error is error
+    assert scene.group is before
+
+
+def test_a_members_commit_is_checked() -> None:
+    """85."""
+    scene = Scene()
+    a, _ = scene.stable("a", "b", instances={"a": "ia"})
+    before = scene.group
+    assert scene.commit("x", "ghost").error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert scene.commit("a", a, generation=0).error is ErrorCode.ILLEGAL_GENERATION
+    assert scene.commit("a", a, instance="ix").error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert scene.commit("x", "other", instance="ia").error is ErrorCode.FENCED_INSTANCE_ID
+    assert scene.group is before
+    dead = Scene(Group("g", GroupState.DEAD))
+    assert dead.commit("a", "m").error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+def test_nobody_commits_between_join_and_sync() -> None:
+    """86."""
+    scene = Scene()
+    a, _ = scene.completing("a", "b")
+    before = scene.group
+    assert scene.commit("a", a).error is ErrorCode.REBALANCE_IN_PROGRESS
+    assert scene.commit("a").error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert scene.group is before
+
+
+def test_a_commit_without_identity_needs_a_group_without_members() -> None:
+    """86, 88."""
+    scene = Scene()
+    assert scene.commit("x", generation=-1).error is NONE
+    assert scene.group.exists
+    assert scene.commit("x", generation=-1, instance="ix").error is NONE
+    assert not scene.last.persist
+    (a,) = scene.stable("a")
+    assert scene.commit("x", generation=-1).error is ErrorCode.UNKNOWN_MEMBER_ID
+    scene.leave("a", a)
+    assert scene.commit("x", generation=-1).error is NONE
+
+
+def test_a_commit_keeps_the_session() -> None:
+    """87: also while the member revokes, in PreparingRebalance."""
+    scene = Scene()
+    a, b = scene.stable("a", "b")
+    scene.join("a", a)
+    for _ in range(4):
+        scene.advance(9_000)
+        assert scene.commit("b", b).error is NONE
+    assert b in scene.group.members
+    assert not scene.last.persist

@@ -1,0 +1,225 @@
+"""Heartbeat, LeaveGroup, DescribeGroups, DeleteGroups and handing over a group (scenarios 46-57)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.coordinator.classic import describe, evict, parked_requests
+from gateway.coordinator.model import Group, GroupState
+from gateway.coordinator.views import offset_delete_refusal, subscribes_to
+from protocol.errors import ErrorCode
+
+from .scene import Scene, protocols
+
+NONE = ErrorCode.NONE
+UNKNOWN = ErrorCode.UNKNOWN_MEMBER_ID
+FENCED = ErrorCode.FENCED_INSTANCE_ID
+REBALANCING = ErrorCode.REBALANCE_IN_PROGRESS
+PREPARING = GroupState.PREPARING_REBALANCE
+COMPLETING = GroupState.COMPLETING_REBALANCE
+STABLE = GroupState.STABLE
+EMPTY = GroupState.EMPTY
+
+
+def test_heartbeats_of_the_unknown_change_nothing() -> None:
+    """46."""
+    assert Scene().heartbeat("a", "ghost").error is UNKNOWN
+    scene = Scene()
+    (a,) = scene.stable("a")
+    before = scene.group
+    assert scene.heartbeat("a", "ghost").error is UNKNOWN
+    assert scene.heartbeat("a", a, generation=0).error is ErrorCode.ILLEGAL_GENERATION
+    assert scene.heartbeat("a", a, generation=2).error is ErrorCode.ILLEGAL_GENERATION
+    assert scene.group is before
+    assert scene.heartbeat("a", a).error is NONE
+
+
+def test_a_pending_member_has_no_heartbeat() -> None:
+    """46."""
+    scene = Scene()
+    scene.stable("a")
+    pending = scene.join("b", version=4).join.member_id
+    assert scene.heartbeat("b", pending).error is UNKNOWN
+
+
+def test_heartbeats_tell_of_a_rebalance_while_it_prepares_only() -> None:
+    """47: and keep the session in either state."""
+    scene = Scene()
+    a, b = scene.stable("a", "b")
+    scene.join("a", a)
+    scene.now_ms += 5_000
+    assert scene.heartbeat("b", b).error is REBALANCING
+    assert scene.group.session_deadlines[scene.member(b).member_id] == scene.now_ms + 10_000
+    scene.join("b", b)
+    assert scene.state is COMPLETING
+    scene.now_ms += 5_000
+    assert scene.heartbeat("b", b).error is NONE
+    assert scene.group.session_deadlines[scene.member(b).member_id] == scene.now_ms + 10_000
+
+
+def test_the_heartbeat_of_a_replaced_static_member_is_fenced() -> None:
+    """48."""
+    scene = Scene()
+    (a,) = scene.stable("a", instances={"a": "ia"})
+    scene.join("a2", instance="ia", version=5)
+    assert scene.heartbeat("a", a, instance="ia").error is FENCED
+    assert scene.heartbeat("a", a).error is UNKNOWN
+
+
+def test_leaving_a_missing_group_is_unknown_for_each() -> None:
+    """49, 51."""
+    scene = Scene()
+    before = scene.group
+    asked = scene.leave("a", "m", ("", "ia"), ("", None))
+    assert (asked.error, asked.codes) == (NONE, [UNKNOWN] * 3)
+    assert scene.group is before
+
+
+def test_leaving_a_dead_group() -> None:
+    """49."""
+    scene = Scene(Group("g", GroupState.DEAD))
+    assert scene.leave("a", "m").error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+def test_the_last_member_that_leaves_empties_the_group() -> None:
+    """49."""
+    scene = Scene()
+    (a,) = scene.stable("a")
+    assert scene.leave("a", a).codes == [NONE]
+    assert (scene.state, scene.generation, scene.group.protocol_name) == (EMPTY, 2, None)
+    assert scene.last.persist
+
+
+def test_leave_checks_the_instance() -> None:
+    """50."""
+    scene = Scene()
+    a, _ = scene.stable("a", "b", instances={"a": "ia"})
+    before = scene.group
+    assert scene.leave("x", ("other", "ia"), (a, "ib"), ("", "ib")).codes == [FENCED, UNKNOWN, UNKNOWN]
+    assert scene.group is before
+    assert scene.leave("x", ("", "ia")).codes == [NONE]
+    assert a not in scene.group.members
+
+
+def test_a_batch_has_a_code_for_each_and_one_rebalance() -> None:
+    """51, 52: a second mention of a member finds it gone."""
+    scene = Scene()
+    instances = {"a": "ia", "b": "ib"}
+    a, b, c, d = scene.stable("a", "b", "c", "d", instances=instances)
+    pending = scene.join("p", version=4).join.member_id
+    before = scene.generation
+    asked = scene.leave("x", (a, "ia"), ("wrong", "ib"), ("", "ix"), pending, c, c, "ghost")
+    assert asked.codes == [NONE, FENCED, UNKNOWN, NONE, NONE, UNKNOWN, UNKNOWN]
+    assert [(each.member_id, each.group_instance_id) for each in asked.reply.members][1] == ("wrong", "ib")  # type: ignore[union-attr]
+    assert (scene.state, list(scene.group.members), scene.generation) == (PREPARING, [b, d], before)
+    scene.join("b", b, instance="ib")
+    assert scene.join("d", d).join.generation_id == before + 1
+
+
+def test_a_pending_member_that_leaves_a_stable_group_is_no_rebalance() -> None:
+    """52."""
+    scene = Scene()
+    scene.stable("a")
+    pending = scene.join("p", version=4).join.member_id
+    assert scene.leave("p", pending).codes == [NONE]
+    assert (scene.state, dict(scene.group.pending)) == (STABLE, {})
+
+
+def test_a_pending_member_that_leaves_lets_the_barrier_fall() -> None:
+    """52."""
+    scene = Scene()
+    (a,) = scene.stable("a")
+    pending = scene.join("p", version=4).join.member_id
+    held = scene.join("a", a)
+    scene.leave("p", pending)
+    assert held.error is NONE
+
+
+def test_a_member_that_leaves_while_its_join_is_held_is_answered() -> None:
+    scene = Scene()
+    a, b = scene.stable("a", "b")
+    held = scene.join("b", b, offer=protocols("range", topics=("u",)))
+    scene.leave("x", b)
+    assert held.error is UNKNOWN
+    assert scene.join("a", a).error is NONE
+
+
+def test_only_a_stable_group_shows_metadata() -> None:
+    """53: assignments are shown as they are stored."""
+    scene = Scene()
+    a, b = scene.completing("a", "b")
+    shown = describe(scene.group)
+    assert (shown.state, shown.protocol_type, shown.protocol_data) == ("CompletingRebalance", "consumer", "")
+    assert [member.metadata for member in shown.members] == [b"", b""]
+    scene.sync_all("ab", [a, b])
+    shown = describe(scene.group)
+    assert (shown.state, shown.protocol_data) == ("Stable", "range")
+    assert [member.assignment for member in shown.members] == [b"for a", b"for b"]
+    assert all(member.metadata for member in shown.members)
+    assert {member.client_id for member in shown.members} == {"client"}
+    scene.join("a", a)
+    assert describe(scene.group).state == "PreparingRebalance"
+
+
+def test_a_missing_group_is_shown_as_dead() -> None:
+    """53."""
+    shown = describe(Group("g"))
+    assert (shown.state, shown.protocol_type, shown.members) == ("Dead", "", ())
+
+
+def test_only_an_empty_group_can_be_deleted() -> None:
+    """55."""
+    scene = Scene()
+    assert scene.delete().error is ErrorCode.GROUP_ID_NOT_FOUND
+    (a,) = scene.stable("a")
+    before = scene.group
+    assert scene.delete().error is ErrorCode.NON_EMPTY_GROUP
+    assert scene.group is before
+    scene.leave("a", a)
+    assert scene.delete().error is NONE
+    assert (scene.state, scene.last.persist, scene.group.exists) == (GroupState.DEAD, True, False)
+    assert scene.delete().error is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+def test_pending_ids_go_with_a_deleted_group() -> None:
+    scene = Scene()
+    pending = scene.join("a", version=4).join.member_id
+    assert scene.delete().error is NONE
+    scene.group = Group("g")
+    assert scene.join("a", pending, version=4).error is UNKNOWN
+
+
+@pytest.mark.parametrize("error", [ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE])
+def test_whoever_is_held_when_the_group_moves_is_told(error: ErrorCode) -> None:
+    """56."""
+    scene = Scene()
+    a, b = scene.completing("a", "b")
+    scene.sync("b", b)
+    ((request_id, reply),) = evict(scene.group, error)
+    assert (parked_requests(scene.group), reply.error) == ((request_id,), error)
+    scene.join("a", a, offer=protocols("range", topics=("u",)))
+    ((request_id, reply),) = evict(scene.group, error)
+    assert (parked_requests(scene.group), reply.error) == ((request_id,), error)
+
+
+def test_offsets_of_subscribed_topics_are_kept() -> None:
+    """82."""
+    assert offset_delete_refusal(Group("g")) is ErrorCode.GROUP_ID_NOT_FOUND
+    scene = Scene()
+    (a,) = scene.stable("a", offer=protocols("range", topics=("t", "u")))
+    assert offset_delete_refusal(scene.group) is None
+    assert [subscribes_to(scene.group, topic) for topic in "tuv"] == [True, True, False]
+    scene.leave("a", a)
+    assert offset_delete_refusal(scene.group) is None
+    assert not subscribes_to(scene.group, "t")
+
+
+def test_a_group_whose_subscriptions_cannot_be_read_keeps_all_offsets() -> None:
+    """76, 82."""
+    scene = Scene()
+    scene.stable("a", offer=(("range", b"\xff"),))
+    assert scene.group.subscribed_topics is None
+    assert subscribes_to(scene.group, "anything")
+    scene = Scene()
+    scene.join("a", protocol_type="connect", offer=(("default", b""),))
+    assert offset_delete_refusal(scene.group) is ErrorCode.NON_EMPTY_GROUP

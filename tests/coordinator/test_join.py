@@ -1,0 +1,289 @@
+"""JoinGroup, by the scenarios of the reference (1-24; numbers in the docstrings)."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.coordinator.model import Group, GroupState, Protocols
+from protocol.errors import ErrorCode
+
+from .scene import RANGE, SESSION_MS, Scene, protocols
+
+NONE = ErrorCode.NONE
+UNKNOWN = ErrorCode.UNKNOWN_MEMBER_ID
+INCONSISTENT = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+ID_REQUIRED = ErrorCode.MEMBER_ID_REQUIRED
+FULL = ErrorCode.GROUP_MAX_SIZE_REACHED
+
+
+def test_a_named_member_cannot_join_a_missing_group() -> None:
+    """1: and the group is not created by trying."""
+    scene = Scene()
+    before = scene.group
+    asked = scene.join("c", "ghost")
+    assert (asked.error, asked.join.member_id) == (UNKNOWN, "ghost")
+    assert scene.group is before
+    assert not scene.group.exists
+
+
+def test_an_unknown_member_leaves_a_live_group_alone() -> None:
+    """2."""
+    scene = Scene()
+    scene.stable("a", "b")
+    before = scene.group
+    assert scene.join("c", "ghost").error is UNKNOWN
+    assert scene.group is before
+
+
+@pytest.mark.parametrize("member_id", ["", "m"])
+def test_a_dead_group_sends_joiners_away(member_id: str) -> None:
+    """3."""
+    scene = Scene(Group("g", GroupState.DEAD, exists=True))
+    assert scene.join("c", member_id).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+NOTHING_OFFERED = [("", RANGE), ("consumer", ()), ("consumer", protocols(""))]
+
+
+@pytest.mark.parametrize(("protocol_type", "offer"), NOTHING_OFFERED, ids=["no type", "no protocols", "nameless"])
+def test_who_offers_nothing_cannot_join_a_missing_group(protocol_type: str, offer: Protocols) -> None:
+    """4: a blank id comes back, and nothing is created."""
+    scene = Scene()
+    before = scene.group
+    asked = scene.join("c", protocol_type=protocol_type, offer=offer)
+    assert (asked.error, asked.join.member_id) == (INCONSISTENT, "")
+    assert scene.group is before
+
+
+@pytest.mark.parametrize(("protocol_type", "offer"), [*NOTHING_OFFERED, ("connect", RANGE)])
+def test_an_offer_the_members_cannot_speak_is_refused(protocol_type: str, offer: Protocols) -> None:
+    """4, in a live group."""
+    scene = Scene()
+    scene.stable("a")
+    before = scene.group
+    asked = scene.join("c", protocol_type=protocol_type, offer=offer)
+    assert (asked.error, asked.join.member_id) == (INCONSISTENT, "")
+    assert scene.group is before
+
+
+def test_disjoint_protocols_are_refused_and_the_member_can_still_rejoin() -> None:
+    """5."""
+    scene = Scene()
+    (a,) = scene.stable("a")
+    assert scene.join("b", offer=protocols("sticky")).error is INCONSISTENT
+    assert scene.join("a", a, offer=protocols("sticky")).error is INCONSISTENT
+    assert scene.heartbeat("a", a).error is NONE
+    assert scene.join("a", a).error is NONE
+
+
+def test_the_protocol_type_is_null_on_errors_and_set_on_success() -> None:
+    """6: the handler writes what the version has."""
+    scene = Scene()
+    (a,) = scene.stable("a")
+    assert scene.join("a", a).join.protocol_type == "consumer"
+    refused = scene.join("b", "ghost").join
+    assert (refused.protocol_type, refused.protocol_name, refused.generation_id) == (None, None, -1)
+    assert (refused.leader, refused.members) == ("", ())
+
+
+def test_max_size_admits_n_of_n_plus_one_two_step_joins() -> None:
+    """7: whoever is turned away loses the id it was given, so it holds up nobody."""
+    scene = Scene(delay_ms=3000, group_max_size=2)
+    ids = [scene.join(c, version=4).join.member_id for c in "abc"]
+    joins = [scene.join(c, member_id, version=4) for c, member_id in zip("abc", ids, strict=True)]
+    assert joins[2].error is FULL
+    assert joins[2].join.member_id == ""
+    assert not scene.group.pending
+    scene.advance(7_000)
+    assert [asked.error for asked in joins] == [NONE, NONE, FULL]
+
+
+def test_max_size_admits_n_of_n_plus_one_direct_joins() -> None:
+    """8."""
+    scene = Scene(delay_ms=3000, group_max_size=2)
+    joins = [scene.join(c, version=3) for c in "abc"]
+    scene.advance(7_000)
+    assert [asked.error for asked in joins] == [NONE, NONE, FULL]
+    assert scene.join("d", version=4).error is FULL
+
+
+def test_max_size_counts_a_returning_static_member_once() -> None:
+    """9."""
+    scene = Scene(group_max_size=2)
+    instances = {"a": "ia", "b": "ib"}
+    scene.stable("a", "b", instances=instances)
+    assert scene.join("c", instance="ic", version=5).error is FULL
+    assert scene.join("b2", instance="ib", version=5).error is NONE
+
+
+def test_all_incumbents_may_rejoin_a_full_group() -> None:
+    """10: and a newcomer is turned away while they do."""
+    scene = Scene(group_max_size=3)
+    a, b, c = scene.stable("a", "b", "c")
+    held = [scene.join("a", a), scene.join("b", b)]
+    again = scene.join("b", b)
+    assert [asked.error for asked in held] == [None, ErrorCode.REBALANCE_IN_PROGRESS]
+    assert scene.join("c", c).error is NONE
+    assert (held[0].error, again.error) == (NONE, NONE)
+    assert scene.join("d").error is FULL
+
+
+def test_the_last_to_rejoin_are_put_out_after_max_size_was_lowered() -> None:
+    """11."""
+    scene = Scene()
+    a, b, c = scene.stable("a", "b", "c")
+    scene.settings = Scene(group_max_size=2).settings
+    joins = [scene.join("a", a), scene.join("b", b), scene.join("c", c)]
+    assert [asked.error for asked in joins] == [NONE, NONE, FULL]
+    assert list(scene.group.members) == [a, b]
+
+
+def test_a_new_member_is_not_held_for_ever() -> None:
+    """13: its first join is answered 25 after five minutes."""
+    scene = Scene()
+    scene.stable("a", "b")
+    held = scene.join("c", rebalance_ms=1_000_000, session_ms=6_000)
+    for _ in range(60):
+        for connection, member_id in zip("ab", scene.group.members, strict=False):
+            scene.heartbeat(connection, member_id)
+        scene.advance(5_000)
+        if not held.parked:
+            break
+    assert held.error is UNKNOWN
+
+
+def test_a_new_member_has_its_own_session_once_it_is_answered() -> None:
+    """14."""
+    scene = Scene()
+    (a,) = scene.stable("a")
+    assert scene.group.session_deadlines[scene.member(a).member_id] == scene.now_ms + SESSION_MS
+    scene.advance(SESSION_MS - 1)
+    assert a in scene.group.members
+    scene.advance(1)
+    assert a not in scene.group.members
+    assert scene.state is GroupState.EMPTY
+
+
+def test_a_static_member_joins_at_once() -> None:
+    """15: no MEMBER_ID_REQUIRED; the id comes from the instance."""
+    scene = Scene()
+    asked = scene.join("a", instance="ia", version=9)
+    assert asked.error is NONE
+    assert asked.join.member_id.startswith("ia-")
+    assert asked.join.leader == asked.join.member_id
+
+
+def test_a_pending_id_with_an_instance_is_rejected() -> None:
+    """16."""
+    scene = Scene()
+    pending = scene.join("a", version=5).join.member_id
+    before = scene.group
+    assert scene.join("a", pending, version=5, instance="ia").error is ErrorCode.UNKNOWN_SERVER_ERROR
+    assert scene.group is before
+
+
+def test_the_end_of_the_join_phase_must_be_stored_before_it_is_answered() -> None:
+    """17, 18: a step that is not stored has changed nothing; the stored group has no assignments yet."""
+    scene = Scene()
+    asked = scene.join("a")
+    assert asked.error is NONE
+    assert scene.last.persist
+    assert scene.generation == 1
+    assert [member.assignment for member in scene.group.members.values()] == [b""]
+
+
+@pytest.mark.parametrize("state", ["completing", "stable"])
+def test_changed_metadata_rebalances(state: str) -> None:
+    """19."""
+    scene = Scene()
+    _, b = getattr(scene, state)("a", "b")
+    assert scene.join("b", b, offer=protocols("range", topics=("t", "u"))).parked
+    assert scene.state is GroupState.PREPARING_REBALANCE
+
+
+def test_a_leader_that_rejoins_unchanged_rebalances_a_stable_group() -> None:
+    """20, 22."""
+    scene = Scene()
+    a, _ = scene.stable("a", "b")
+    assert scene.join("a", a).parked
+    assert scene.state is GroupState.PREPARING_REBALANCE
+
+
+def test_a_follower_that_rejoins_unchanged_is_answered_at_once() -> None:
+    """21: same generation, no members."""
+    scene = Scene()
+    a, b = scene.stable("a", "b")
+    asked = scene.join("b", b)
+    assert asked.error is NONE
+    assert (asked.join.generation_id, asked.join.leader, asked.join.members) == (scene.generation, a, ())
+    assert scene.state is GroupState.STABLE
+
+
+def test_a_leader_that_missed_its_answer_is_told_the_members_again() -> None:
+    """21, in CompletingRebalance."""
+    scene = Scene()
+    a, b = scene.completing("a", "b")
+    asked = scene.join("a", a)
+    assert [member.member_id for member in asked.join.members] == [a, b]
+    assert scene.state is GroupState.COMPLETING_REBALANCE
+
+
+def test_a_member_of_an_emptied_group_is_unknown() -> None:
+    """23."""
+    scene = Scene()
+    (a,) = scene.stable("a")
+    scene.leave("a", a)
+    assert scene.state is GroupState.EMPTY
+    assert scene.join("a", a).error is UNKNOWN
+
+
+def test_the_generation_and_the_freedom_to_change_type_survive_an_empty_group() -> None:
+    scene = Scene()
+    (a,) = scene.stable("a")
+    scene.leave("a", a)
+    assert scene.generation == 2
+    asked = scene.join("b", protocol_type="connect", offer=(("default", b"x"),))
+    assert (asked.join.generation_id, asked.join.protocol_type) == (3, "connect")
+
+
+def test_a_pending_id_can_be_used_from_another_connection() -> None:
+    scene = Scene()
+    pending = scene.join("a", version=4).join.member_id
+    asked = scene.join("b", pending, version=4)
+    assert (asked.error, asked.join.member_id) == (NONE, pending)
+    assert scene.member(pending).connection_id == "b"
+
+
+@pytest.mark.parametrize("session_ms", [5_999, 1_800_001])
+@pytest.mark.parametrize("member_id", ["", "m"])
+def test_a_session_timeout_out_of_bounds_is_refused(session_ms: int, member_id: str) -> None:
+    scene = Scene()
+    before = scene.group
+    asked = scene.join("a", member_id, session_ms=session_ms)
+    assert (asked.error, asked.join.member_id) == (ErrorCode.INVALID_SESSION_TIMEOUT, member_id)
+    assert scene.group is before
+
+
+@pytest.mark.parametrize("rebalance_ms", [-1, 0])
+def test_without_a_rebalance_timeout_the_session_timeout_is_taken(rebalance_ms: int) -> None:
+    scene = Scene()
+    asked = scene.join("a", version=0, rebalance_ms=rebalance_ms)
+    assert scene.member(asked.join.member_id).rebalance_timeout_ms == SESSION_MS
+
+
+def test_a_retried_join_answers_the_one_it_replaces() -> None:
+    """The same member, held on one connection, asks again on another: the first is not left hanging."""
+    scene = Scene()
+    a, b = scene.stable("a", "b")
+    first = scene.join("a", a)
+    second = scene.join("a2", a)
+    assert (first.error, second.parked) == (ErrorCode.REBALANCE_IN_PROGRESS, True)
+    assert scene.join("b", b).error is NONE
+    assert second.join.generation_id == scene.generation
+
+
+def test_reasons_say_why_in_the_clients_words_but_not_without_bound() -> None:
+    scene = Scene()
+    scene.join("a", reason="x" * 10_000)
+    assert any("x" * 255 in reason for reason in scene.last.reasons)
+    assert all(len(reason) < 500 for reason in scene.last.reasons)
