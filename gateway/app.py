@@ -15,6 +15,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from gateway.apis import SERVED
+from gateway.apis.topics import create_internal_topics
 from gateway.appender import Appender
 from gateway.broker_configs import ConfigError
 from gateway.catalog import Catalog
@@ -97,6 +98,7 @@ class App:
         settings, metrics = self.settings, self.metrics
         database = await self._open_database()
         topics = TopicStore(database)
+        await create_internal_topics(topics)
         broker = settings.broker.with_dynamic(await topics.load_broker_configs())
         node_store = NodeStore(database)
         log_store = LogStore(database)
