@@ -231,7 +231,7 @@ def _effective_configs(configs: Mapping[str, str], broker: BrokerConfig) -> Iter
 
 
 async def delete_topics(request: DeleteTopicsRequest, context: RequestContext) -> DeleteTopicsResponse:
-    """By name, from v6 also by id; a name is free at once, internal topics stay. Mirrors ControllerApis.deleteTopics."""
+    """By name, from v6 also by id; a name is free at once; internal topics stay. As ControllerApis.deleteTopics."""
     services = context.services
     if not services.catalog.broker.delete_topic_enable:
         code = ErrorCode.TOPIC_DELETION_DISABLED if context.version >= 3 else ErrorCode.INVALID_REQUEST

@@ -1,0 +1,130 @@
+"""A node's admin side without sockets: real stores on the test's own Postgres, and requests that pass the codec.
+
+Every request is encoded and decoded at its version before the handler sees it, and so is the answer, so that a test
+reads what a client of that version would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any, cast
+
+from gateway.apis.configs import alter_configs, describe_configs, incremental_alter_configs, list_config_resources
+from gateway.apis.log_dirs import describe_log_dirs
+from gateway.apis.metadata import describe_cluster, describe_topic_partitions, metadata
+from gateway.apis.topics import create_partitions, create_topics, delete_topics
+from gateway.broker_configs import parse_broker_configs
+from gateway.catalog import Catalog
+from gateway.cluster.membership import Membership
+from gateway.config import load
+from gateway.context import ConnectionInfo, RequestContext, Services
+from gateway.tail import Tail
+from protocol.api_keys import ApiKey
+from protocol.codec import decode, decode_request, encode, encode_response, response_class
+from protocol.errors import ErrorCode
+from protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from storage.log import LogStore
+from storage.nodes import NodeStore
+from storage.pool import Database
+from storage.topics import TopicStore
+from storage.types import Topic
+
+Handler = Callable[[Any, RequestContext], Awaitable[Any]]
+
+HANDLERS: dict[ApiKey, Handler] = {
+    ApiKey.METADATA: metadata,
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: describe_topic_partitions,
+    ApiKey.DESCRIBE_CLUSTER: describe_cluster,
+    ApiKey.CREATE_TOPICS: create_topics,
+    ApiKey.DELETE_TOPICS: delete_topics,
+    ApiKey.CREATE_PARTITIONS: create_partitions,
+    ApiKey.DESCRIBE_CONFIGS: describe_configs,
+    ApiKey.ALTER_CONFIGS: alter_configs,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: incremental_alter_configs,
+    ApiKey.LIST_CONFIG_RESOURCES: list_config_resources,
+    ApiKey.DESCRIBE_LOG_DIRS: describe_log_dirs,
+}
+
+CLUSTER_ID = "test-cluster"
+
+
+class AdminNode:
+    """One node. Two of them on one database are two nodes."""
+
+    def __init__(self, database: Database, name: str, rack: str | None, broker: dict[str, str]) -> None:
+        self.database = database
+        self.topics = TopicStore(database)
+        self.log = LogStore(database)
+        self.tail = Tail(2**20)
+        self.catalog = Catalog(self.topics, self.tail, parse_broker_configs(broker))
+        self.membership = Membership(NodeStore(database), name, 9092, rack, 60_000)
+        unused = cast("Any", None)
+        self.services = Services(
+            settings=load({"listen": "0.0.0.0:9092"}, (), {}).settings,
+            catalog=self.catalog,
+            topics=self.topics,
+            log=self.log,
+            appender=unused,
+            tail=self.tail,
+            producers=unused,
+            offsets=unused,
+            groups=unused,
+            membership=self.membership,
+            metrics=unused,
+            cluster_id=CLUSTER_ID,
+        )
+
+    async def ask(self, api_key: ApiKey, request: Any, version: int) -> Any:
+        """The answer as a client of this version reads it."""
+        received = decode_request(api_key, version, b"".join(bytes(chunk) for chunk in encode(request, version)))
+        context = RequestContext(
+            api_key, version, 1, "tests", ConnectionInfo("connection", "/127.0.0.1"), self.services
+        )
+        response = await HANDLERS[api_key](received, context)
+        encoded = b"".join(bytes(chunk) for chunk in encode_response(response, version))
+        answer, end = decode(response_class(api_key), version, encoded)
+        assert end == len(encoded)
+        return answer
+
+    async def create(
+        self, name: str, partitions: int = 1, *, factor: int = -1, configs: dict[str, str] | None = None
+    ) -> Topic:
+        """A topic, through CreateTopics."""
+        answer = await self.ask(
+            ApiKey.CREATE_TOPICS,
+            CreateTopicsRequest(
+                topics=(
+                    CreatableTopic(
+                        name=name,
+                        num_partitions=partitions,
+                        replication_factor=factor,
+                        configs=config_entries(configs or {}),
+                    ),
+                )
+            ),
+            7,
+        )
+        assert answer.topics[0].error_code == ErrorCode.NONE, answer
+        topic = self.catalog.get(name)
+        assert topic is not None
+        return topic
+
+
+def config_entries(configs: dict[str, str | None] | dict[str, str]) -> tuple[Any, ...]:
+    return tuple(CreatableTopicConfig(name=name, value=value) for name, value in configs.items())
+
+
+@asynccontextmanager
+async def admin_node(
+    url: str, *, name: str = "node-1", rack: str | None = None, broker: dict[str, str] | None = None
+) -> AsyncGenerator[AdminNode]:
+    """A node that has joined and knows the catalog."""
+    database = await Database.open(url, hot_connections=2, cold_connections=1)
+    try:
+        node = AdminNode(database, name, rack, broker or {})
+        await node.membership.join()
+        await node.catalog.refresh()
+        yield node
+    finally:
+        await database.close()
