@@ -78,6 +78,7 @@ SERVER_SETTINGS: Mapping[str, str] = {
     "wal_level": "minimal",
     "max_wal_senders": "0",
     "max_replication_slots": "0",
+    "max_logical_replication_workers": "0",
     "wal_compression": "off",
     # A group commit carries up to 8 MiB.
     "wal_buffers": "16MB",
