@@ -37,8 +37,7 @@ class Latency:
 
 def create_topic(bootstrap: str, name: str, partitions: int) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    for future in admin.create_topics([NewTopic(name, partitions, 1)]).values():
-        future.result(30)
+    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
 
 
 def produce(bootstrap: str, topic: str, *, seconds: float, record_bytes: int = 1024) -> Throughput:
@@ -128,6 +127,29 @@ def consume(bootstrap: str, topic: str, partitions: int, *, records: int, record
     )
     consumer.assign([TopicPartition(topic, index, 0) for index in range(partitions)])
     return drain(consumer, records, record_bytes)
+
+
+def consume_tail(bootstrap: str, topic: str, partitions: int, *, records: int, record_bytes: int = 1024) -> Throughput:
+    """Reads the newest `records` of the topic: what the gateway still holds in memory, if that is not too many."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"bench-{time.time_ns()}",
+            "enable.auto.commit": False,
+            "fetch.queue.backoff.ms": 5,
+            "queued.max.messages.kbytes": 131072,
+            "fetch.message.max.bytes": 4 * 1024 * 1024,
+        }
+    )
+    starts = []
+    available = 0
+    for index in range(partitions):
+        low, high = consumer.get_watermark_offsets(TopicPartition(topic, index), 10)
+        start = max(low, high - records // partitions)
+        available += high - start
+        starts.append(TopicPartition(topic, index, start))
+    consumer.assign(starts)
+    return drain(consumer, available, record_bytes)
 
 
 def drain(consumer: Consumer, records: int, record_bytes: int) -> Throughput:

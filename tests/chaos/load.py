@@ -11,14 +11,6 @@ import time
 import uuid
 
 import confluent_kafka
-from confluent_kafka.admin import AdminClient, NewTopic
-
-
-def create_topic(bootstrap: str, partitions: int) -> str:
-    topic = f"t-{uuid.uuid4().hex[:12]}"
-    for future in AdminClient({"bootstrap.servers": bootstrap}).create_topics([NewTopic(topic, partitions, 1)]).values():
-        future.result(30)
-    return topic
 
 
 class Load(threading.Thread):
@@ -52,9 +44,7 @@ class Load(threading.Thread):
         while not self._stop_requested.is_set():
             for _ in range(50):
                 value = str(number).encode()
-                producer.produce(
-                    self.topic, value, partition=number % self.partitions, on_delivery=self.on_delivery
-                )
+                producer.produce(self.topic, value, partition=number % self.partitions, on_delivery=self.on_delivery)
                 number += 1
             producer.poll(0.005)
             if number % 500 == 0:

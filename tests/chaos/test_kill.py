@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 
-from tests.chaos.load import Load, assert_nothing_lost, create_topic
+from tests.chaos.load import Load, assert_nothing_lost
+from tests.clients.topics import create_topic
 from tests.gateway_process import GatewayFactory
 
 PARTITIONS = 4

@@ -14,11 +14,9 @@ import confluent_kafka
 import kafka
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor as AiokafkaRange
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor as AiokafkaRoundRobin
-from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor as AiokafkaSticky
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
-from kafka.coordinator.assignors.sticky import StickyPartitionAssignor
 
 from tests.clients.scoreboard import ConsumerThread, Delivery, Scoreboard
 
@@ -69,12 +67,11 @@ class ConfluentConsumer(ConsumerThread):
 
 
 class KafkaPythonConsumer(ConsumerThread, kafka.ConsumerRebalanceListener):
-    """kafka-python: `assignor` is range, roundrobin, sticky or cooperative-sticky."""
+    """kafka-python: `assignor` is range, roundrobin or cooperative-sticky."""
 
     ASSIGNORS = {
         "range": RangePartitionAssignor,
         "roundrobin": RoundRobinPartitionAssignor,
-        "sticky": StickyPartitionAssignor,
         "cooperative-sticky": CooperativeStickyAssignor,
     }
 
@@ -110,9 +107,9 @@ class KafkaPythonConsumer(ConsumerThread, kafka.ConsumerRebalanceListener):
 
 
 class AiokafkaConsumer(ConsumerThread, aiokafka.abc.ConsumerRebalanceListener):
-    """aiokafka in a loop of its own: `assignor` is range, roundrobin or sticky."""
+    """aiokafka in a loop of its own: `assignor` is range or roundrobin."""
 
-    ASSIGNORS = {"range": AiokafkaRange, "roundrobin": AiokafkaRoundRobin, "sticky": AiokafkaSticky}
+    ASSIGNORS = {"range": AiokafkaRange, "roundrobin": AiokafkaRoundRobin}
 
     def __init__(self, name: str, board: Scoreboard, bootstrap: str, topic: str, group: str, assignor: str) -> None:
         super().__init__(name, board)

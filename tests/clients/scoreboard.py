@@ -66,7 +66,9 @@ class Scoreboard:
     def wait_for(self, predicate: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
         with self._changed:
             if not self._changed.wait_for(lambda: bool(self.failures) or predicate(), timeout_s):
-                raise AssertionError(f"{what}: not within {timeout_s} s; owned: {self.owned}; {len(self.deliveries)} records")
+                raise AssertionError(
+                    f"{what}: not within {timeout_s} s; owned: {self.owned}; {len(self.deliveries)} records"
+                )
             assert not self.failures, self.failures
 
     def wait_settled(self, members: set[str], partitions: int, timeout_s: float = 60) -> None:
@@ -77,8 +79,10 @@ class Scoreboard:
             if set(self.owned) != members:
                 return False
             owners = Counter(partition for owned in self.owned.values() for partition in owned)
-            return set(owners.values()) == {1} and len(owners) == partitions and all(
-                low <= len(owned) <= high for owned in self.owned.values()
+            return (
+                set(owners.values()) == {1}
+                and len(owners) == partitions
+                and all(low <= len(owned) <= high for owned in self.owned.values())
             )
 
         self.wait_for(settled, f"{partitions} partitions settled over {sorted(members)}", timeout_s)

@@ -39,9 +39,7 @@ def test_kcat_consumes_in_a_group_and_resumes(gateway: GatewayProcess, kcat: str
     topic, group = f"kcat-{uuid.uuid4().hex[:8]}", f"g-{uuid.uuid4().hex[:8]}"
     for text in ("one\n", "two\n"):
         run(kcat, "-b", gateway.bootstrap, "-t", topic, "-P", stdin=text)
-        read = run(
-            kcat, "-b", gateway.bootstrap, "-X", "auto.offset.reset=earliest", "-q", "-e", "-G", group, topic
-        )
+        read = run(kcat, "-b", gateway.bootstrap, "-X", "auto.offset.reset=earliest", "-q", "-e", "-G", group, topic)
         assert read == text
 
 

@@ -11,8 +11,9 @@ import aiokafka
 import confluent_kafka
 import kafka
 import pytest
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient
 
+from tests.clients.topics import create_topic
 from tests.gateway_process import GatewayProcess
 
 CODECS = ["none", "gzip", "snappy", "lz4", "zstd"]
@@ -28,11 +29,7 @@ RECORDS: list[tuple[bytes | None, bytes | None]] = [
 
 @pytest.fixture
 def topic(gateway: GatewayProcess) -> str:
-    name = f"t-{uuid.uuid4().hex[:12]}"
-    admin = AdminClient({"bootstrap.servers": gateway.bootstrap})
-    for future in admin.create_topics([NewTopic(name, 1, 1)]).values():
-        future.result(30)
-    return name
+    return create_topic(gateway.bootstrap, 1)
 
 
 def produce_with_confluent(bootstrap: str, topic: str, codec: str, *, idempotent: bool = False) -> list[int]:

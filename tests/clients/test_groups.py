@@ -6,20 +6,13 @@ import uuid
 
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic
 
 from tests.clients.consumers import CONSUMERS
 from tests.clients.scoreboard import ConsumerThread, Scoreboard
+from tests.clients.topics import create_topic
 from tests.gateway_process import GatewayProcess
 
 PARTITIONS = 4
-
-
-def create_topic(bootstrap: str, partitions: int) -> str:
-    topic = f"t-{uuid.uuid4().hex[:12]}"
-    for future in AdminClient({"bootstrap.servers": bootstrap}).create_topics([NewTopic(topic, partitions, 1)]).values():
-        future.result(30)
-    return topic
 
 
 class Feed:
@@ -134,9 +127,7 @@ def test_three_consumers_on_one_partition_read_each_record_once(gateway: Gateway
     try:
         for member in members:
             member.start()
-        board.wait_for(
-            lambda: sum(len(owned) for owned in board.owned.values()) == 1, "the partition has one owner"
-        )
+        board.wait_for(lambda: sum(len(owned) for owned in board.owned.values()) == 1, "the partition has one owner")
         for value in values:
             producer.produce(topic, value)
         assert producer.flush(30) == 0

@@ -1,0 +1,257 @@
+"""`python -m bench`: measure a real gateway with an embedded Postgres against the targets, and print a report.
+
+    python -m bench                     everything, a few minutes
+    python -m bench produce heartbeats  some of it
+    python -m bench --write docs/benchmarks.md
+
+Each measurement starts a gateway of its own in a fresh directory. Client, gateway and Postgres share the machine, so
+figures of different runs compare only roughly; the disk's own sync time is measured beside them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import datetime
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from bench import codec, depth, frames, librdkafka, memory
+from tests.gateway_process import GatewayProcess
+
+MEGABYTE = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    what: str
+    target: str
+    measured: str
+    met: bool
+
+
+@contextlib.contextmanager
+def running_gateway() -> Iterator[GatewayProcess]:
+    """A gateway with an embedded Postgres and zero initial rebalance delay, on the disk that `--dir` names."""
+    directory = Path(tempfile.mkdtemp(prefix="sluice-bench-", dir=os.environ.get("SLUICE_BENCH_DIR")))
+    directory.chmod(0o755)
+    gateway = GatewayProcess(
+        directory, database_url=None, settings={"group.initial.rebalance.delay.ms": "0"}, environment={}
+    )
+    gateway.start()
+    try:
+        yield gateway
+    finally:
+        gateway.close()
+        shutil.rmtree(directory)
+
+
+def measure_produce() -> list[Row]:
+    with running_gateway() as gateway:
+        librdkafka.create_topic(gateway.bootstrap, "bench", 8)
+        before = psutil.Process(gateway.pid).cpu_times()
+        result = librdkafka.produce(gateway.bootstrap, "bench", seconds=30)
+        after = psutil.Process(gateway.pid).cpu_times()
+    busy = (after.user + after.system - before.user - before.system) / result.seconds
+    rate = result.megabytes_per_second
+    return [
+        Row(
+            "librdkafka produce, 1 KiB records, acks=all, 30 s sustained",
+            "≥ 80 MB/s",
+            f"{rate:.0f} MB/s ({result.records:,} records acknowledged in {result.seconds:.1f} s; "
+            f"gateway {busy:.2f} cores)",
+            rate >= 80,
+        )
+    ]
+
+
+def measure_latency() -> list[Row]:
+    with running_gateway() as gateway:
+        librdkafka.create_topic(gateway.bootstrap, "bench", 1)
+        sync = librdkafka.disk_sync(str(gateway.data_dir))
+        result = librdkafka.one_in_flight(gateway.bootstrap, "bench")
+    over = result.p50_ms - sync.p50_ms
+    return [
+        Row(
+            "one record in flight, acks=all",
+            "p50 ≤ 1 ms over the disk's sync",
+            f"p50 {result.p50_ms:.2f} ms, p99 {result.p99_ms:.2f} ms; disk sync p50 {sync.p50_ms:.2f} ms: "
+            f"{over:.2f} ms over",
+            over <= 1,
+        )
+    ]
+
+
+def measure_consume() -> list[Row]:
+    partitions = 4
+    with running_gateway() as gateway:
+        librdkafka.create_topic(gateway.bootstrap, "tail", partitions)
+        warm = librdkafka.produce(gateway.bootstrap, "tail", seconds=1)
+        while warm.records < 90_000:
+            more = librdkafka.produce(gateway.bootstrap, "tail", seconds=0.3)
+            warm = librdkafka.Throughput(warm.records + more.records, warm.seconds, warm.record_bytes)
+        tail_records = min(warm.records, 100_000)
+        # What the tail does not hold any more would be a cold read: start at the last records only.
+        tail = max(
+            (librdkafka.consume_tail(gateway.bootstrap, "tail", partitions, records=tail_records) for _ in range(3)),
+            key=lambda result: result.megabytes_per_second,
+        )
+        librdkafka.create_topic(gateway.bootstrap, "cold", partitions)
+        written = librdkafka.produce(gateway.bootstrap, "cold", seconds=6)
+        gateway.restart()
+        cold = librdkafka.consume(gateway.bootstrap, "cold", partitions, records=written.records)
+    return [
+        Row(
+            "librdkafka consume of the tail",
+            "≥ 250 MB/s",
+            f"{tail.megabytes_per_second:.0f} MB/s ({tail.records:,} records of 1 KiB, best of 3)",
+            tail.megabytes_per_second >= 250,
+        ),
+        Row(
+            "librdkafka consume of a cold log",
+            "≥ 120 MB/s",
+            f"{cold.megabytes_per_second:.0f} MB/s ({cold.records:,} records, first read after a restart)",
+            cold.megabytes_per_second >= 120,
+        ),
+    ]
+
+
+def measure_heartbeats() -> list[Row]:
+    with running_gateway() as gateway:
+        host, _, port = gateway.bootstrap.rpartition(":")
+        before = psutil.Process(gateway.pid).cpu_times()
+        result = asyncio.run(frames.heartbeats(host, int(port), connections=50, window=10, seconds=8))
+        after = psutil.Process(gateway.pid).cpu_times()
+    cpu_us = (after.user + after.system - before.user - before.system) / max(1, result.requests) * 1e6
+    return [
+        Row(
+            "heartbeats per process (50 connections, 10 in flight each)",
+            "≥ 25,000/s",
+            f"{result.per_second:,.0f}/s (≈{cpu_us:.0f} µs of gateway CPU each, setup included)",
+            result.per_second >= 25_000,
+        )
+    ]
+
+
+def measure_join_wave() -> list[Row]:
+    with running_gateway() as gateway:
+        host, _, port = gateway.bootstrap.rpartition(":")
+        times = [asyncio.run(frames.join_wave(host, int(port), 500)) for _ in range(3)]
+    return [
+        Row(
+            "500 members joining one group, last join to all synced",
+            "≤ 1 s",
+            "%.2f s (median of %s)" % (sorted(times)[1], ", ".join(f"{value:.2f}" for value in times)),
+            sorted(times)[1] <= 1,
+        )
+    ]
+
+
+def measure_memory() -> list[Row]:
+    with running_gateway() as gateway:
+        idle, connected, committed = asyncio.run(memory.measure(gateway))
+    return [
+        Row("resident memory, idle", "≤ 120 MB", f"{idle / MEGABYTE:.0f} MB", idle <= 120 * MEGABYTE),
+        Row("… with 1,000 connections", "≤ 250 MB", f"{connected / MEGABYTE:.0f} MB", connected <= 250 * MEGABYTE),
+        Row(
+            "… with 100,000 committed offsets",
+            "≤ 250 MB",
+            f"{committed / MEGABYTE:.0f} MB",
+            committed <= 250 * MEGABYTE,
+        ),
+    ]
+
+
+def measure_codec() -> list[Row]:
+    ours, theirs = codec.join_group_response_us()
+    return [
+        Row(
+            "decode + encode of a JoinGroup response, 50 members",
+            "≤ 1.5 × kafka-python's",
+            f"{ours:.0f} µs, kafka-python {theirs:.0f} µs: {ours / theirs:.2f} ×",
+            ours <= 1.5 * theirs,
+        )
+    ]
+
+
+def measure_depth() -> list[Row]:
+    shallow, deep = asyncio.run(depth.measure())
+    return [
+        Row(
+            "cold fetch at 10 k and at 1 M batches of depth",
+            "the same",
+            f"p50 {shallow.p50_ms:.2f} and {deep.p50_ms:.2f} ms, p99 {shallow.p99_ms:.2f} and {deep.p99_ms:.2f} ms "
+            "(64 KiB answers over the wire)",
+            deep.p50_ms <= 1.25 * shallow.p50_ms,
+        )
+    ]
+
+
+MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
+    "codec": measure_codec,
+    "memory": measure_memory,
+    "latency": measure_latency,
+    "heartbeats": measure_heartbeats,
+    "join-wave": measure_join_wave,
+    "depth": measure_depth,
+    "consume": measure_consume,
+    "produce": measure_produce,
+}
+
+
+def report(rows: list[Row]) -> str:
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
+    ).stdout.strip()
+    processor = next(
+        (
+            line.partition(":")[2].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    lines = [
+        "# Benchmarks",
+        "",
+        f"Measured by `make bench` on {datetime.date.today().isoformat()} at commit {commit or 'unknown'}: "
+        f"{os.cpu_count()} cores ({processor}), {psutil.virtual_memory().total / 1e9:.0f} GB, Python "
+        f"{platform.python_version()}, embedded Postgres, client on the same machine.",
+        "",
+        "| what | target | measured | met |",
+        "|---|---|---|---|",
+        *(f"| {row.what} | {row.target} | {row.measured} | {'yes' if row.met else '**no**'} |" for row in rows),
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("measurements", nargs="*", choices=[*MEASUREMENTS, []], metavar="|".join(MEASUREMENTS))
+    parser.add_argument("--write", type=Path, help="also write the report to this file")
+    arguments = parser.parse_args()
+    rows: list[Row] = []
+    for name in arguments.measurements or MEASUREMENTS:
+        print(f"measuring {name} …", file=sys.stderr, flush=True)
+        rows += MEASUREMENTS[name]()
+        print(f"  {rows[-1].measured}", file=sys.stderr, flush=True)
+    text = report(rows)
+    print(text)
+    if arguments.write:
+        arguments.write.write_text(text)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
