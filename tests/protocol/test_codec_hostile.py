@@ -20,6 +20,8 @@ from protocol.headers import (
     encode_request_header,
     encode_response_header,
 )
+from protocol.messages.describe_groups import DescribeGroupsRequest
+from protocol.messages.join_group import JoinGroupResponse, JoinGroupResponseMember
 from protocol.schema import Direction, MessageSchema
 from protocol.specialise import uuid_of
 from tests.protocol.values import IDS, MESSAGE_VERSIONS, message_value
@@ -156,6 +158,37 @@ def test_monotonous_frames_take_memory_in_proportion_to_their_size(schema: Messa
                 assert tracemalloc.get_traced_memory()[1] - before < MEMORY_FACTOR * len(body) + MEMORY_BYTES
     finally:
         tracemalloc.stop()
+
+
+MEMBERS = 1000
+COUNTED = [
+    pytest.param(
+        JoinGroupResponse(members=tuple(JoinGroupResponseMember(metadata=bytes(20)) for _ in range(MEMBERS))),
+        9,
+        b"\xe9\x07",
+        b"\xe9\x77",
+        id="compact array of structs",
+    ),
+    pytest.param(DescribeGroupsRequest(groups=("name",) * MEMBERS), 0, b"\0\0\3\xe8", b"\0\0\x3e\xe8", id="strings"),
+    pytest.param(DescribeGroupsRequest(groups=("name",) * MEMBERS), 5, b"\xe9\x07", b"\xe9\x77", id="compact strings"),
+]
+
+
+@pytest.mark.parametrize(("message", "version", "count", "larger"), COUNTED)
+def test_a_count_is_refused_before_the_first_element_is_read(message: Any, version: int, count: bytes, larger: bytes):
+    """The counts are sixteen times what is there, which the elements themselves would reveal only at the end."""
+    encoded = b"".join(codec.encode(message, version))
+    assert encoded.count(count) == 1
+    hostile = encoded.replace(count, larger)
+    codec.decode(type(message), version, encoded)
+    for decode in (codec.decode, grammar.parse):
+        tracemalloc.start()
+        try:
+            with pytest.raises(ProtocolError, match="elements"):
+                decode(type(message), version, hostile)
+            assert tracemalloc.get_traced_memory()[1] < MEMORY_BYTES
+        finally:
+            tracemalloc.stop()
 
 
 def peak_of(sample: Sample, frame: bytes) -> int:
