@@ -76,7 +76,9 @@ class Member:
                 member_id=self.member_id,
                 group_instance_id=self.group_instance_id,
                 protocol_type=self.protocol_type,
-                protocols=tuple(JoinGroupRequestProtocol(name, metadata) for name, metadata in self.protocols),
+                protocols=tuple(
+                    JoinGroupRequestProtocol(name=name, metadata=metadata) for name, metadata in self.protocols
+                ),
             ),
             self.version,
         )
@@ -113,7 +115,7 @@ class Member:
                 protocol_type=self.protocol_type,
                 protocol_name=protocol_name,
                 assignments=tuple(
-                    SyncGroupRequestAssignment(member_id, assignment)
+                    SyncGroupRequestAssignment(member_id=member_id, assignment=assignment)
                     for member_id, assignment in (assignments or {}).items()
                 ),
             ),
@@ -136,7 +138,7 @@ class Member:
         return int(response.error_code)
 
     async def leave(self, *, version: int = 5) -> LeaveGroupResponse:
-        identity = MemberIdentity(self.member_id, self.group_instance_id)
+        identity = MemberIdentity(member_id=self.member_id, group_instance_id=self.group_instance_id)
         return await self.client.send(
             LeaveGroupRequest(group_id=self.group_id, member_id=self.member_id, members=(identity,)), version
         )

@@ -140,6 +140,15 @@ async def group_node(
         await database.close(timeout_s=0.1)
 
 
+async def forget_everything(url: str) -> None:
+    """Empties a database that the tests of a module share: making one costs more than most of them."""
+    connection = await asyncpg.connect(url, server_settings={"search_path": "sluice"})
+    try:
+        await connection.execute("truncate consumer_group, topic cascade")
+    finally:
+        await connection.close()
+
+
 class Member:
     """One member's requests as coordinator events, each through `Groups.submit`."""
 
