@@ -46,9 +46,24 @@ on_linux = pytest.mark.skipif(sys.platform != "linux", reason="needs prctl and /
 
 
 @pytest.fixture
-def directory() -> Iterator[Path]:
+def empty_directory() -> Iterator[Path]:
     with short_directory() as path:
         yield path
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Path]:
+    """A cluster fresh from initdb, whose synced files are dear on a busy disk."""
+    with short_directory() as path:
+        asyncio.run(run_and_stop(path))
+        yield path / "postgres"
+
+
+@pytest.fixture
+def directory(empty_directory: Path, cluster: Path) -> Path:
+    """A data directory with a cluster that nobody has used. As root its files are root's, as after a restore."""
+    shutil.copytree(cluster, empty_directory / "postgres")
+    return empty_directory
 
 
 @pytest.fixture
@@ -138,7 +153,6 @@ async def test_the_server_takes_every_setting_as_it_is_written(server: EmbeddedP
 
 
 async def test_a_persons_own_settings_win(directory: Path) -> None:
-    await run_and_stop(directory)
     with (directory / "postgres" / "postgresql.auto.conf").open("a") as file:
         file.write("work_mem = '7MB'\nmax_connections = 42\n")
     assert await run_and_stop(directory, "SHOW max_connections") == "42"
@@ -174,9 +188,9 @@ async def test_the_unprivileged_user_itself_may_not_connect(server: EmbeddedPost
 
 
 @as_root
-async def test_a_project_below_a_private_directory_is_reached_with_one_capability(directory: Path) -> None:
-    directory.chmod(0o700)
-    server = EmbeddedPostgres(directory / "project" / ".sluice")
+async def test_a_project_below_a_private_directory_is_reached_with_one_capability(empty_directory: Path) -> None:
+    empty_directory.chmod(0o700)
+    server = EmbeddedPostgres(empty_directory / "project" / ".sluice")
     url = await server.start()
     try:
         assert await value_of(url, "SELECT 1") == 1
@@ -184,15 +198,15 @@ async def test_a_project_below_a_private_directory_is_reached_with_one_capabilit
         effective = re.search(r"^CapEff:\s+([0-9a-f]+)$", status, re.MULTILINE)
         assert effective is not None
         assert int(effective.group(1), 16) == 1 << embedded_child.CAPABILITIES["CAP_DAC_READ_SEARCH"]
-        assert directory.stat().st_mode & 0o777 == 0o700
+        assert empty_directory.stat().st_mode & 0o777 == 0o700
     finally:
         await server.stop()
 
 
 @as_root
-async def test_a_user_without_privileges_runs_it_as_itself(directory: Path) -> None:
+async def test_a_user_without_privileges_runs_it_as_itself(empty_directory: Path) -> None:
     user = pwd.getpwnam(embedded.UNPRIVILEGED_USER)
-    os.chown(directory, user.pw_uid, user.pw_gid)
+    os.chown(empty_directory, user.pw_uid, user.pw_gid)
     # The launcher lets that user reach this interpreter and project, wherever they lie.
     launcher = [sys.executable, "-I", "-S", embedded_child.__file__, str(user.pw_uid), str(user.pw_gid)]
     command = [
@@ -202,28 +216,27 @@ async def test_a_user_without_privileges_runs_it_as_itself(directory: Path) -> N
         "-c",
         f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{OWNER}",
     ]
-    process = await asyncio.create_subprocess_exec(*launcher, *command, str(directory), "leave", cwd="/")
+    process = await asyncio.create_subprocess_exec(*launcher, *command, str(empty_directory), "leave", cwd="/")
     assert await process.wait() == 0
-    assert (directory / "postgres").stat().st_uid == user.pw_uid
-    assert await run_and_stop(directory, "SELECT 1") == 1  # and root after it, as that user
+    assert (empty_directory / "postgres").stat().st_uid == user.pw_uid
+    assert await run_and_stop(empty_directory, "SELECT 1") == 1  # and root after it, as that user
 
 
 @as_root
 async def test_a_cluster_that_root_restored_is_handed_over(directory: Path) -> None:
-    await run_and_stop(directory)
-    for path in ((directory / "postgres"), *(directory / "postgres").rglob("*")):
-        os.chown(path, 0, 0, follow_symlinks=False)
+    assert (directory / "postgres" / "base").stat().st_uid == 0
     assert await run_and_stop(directory) == 1
+    assert (directory / "postgres" / "base").stat().st_uid != 0
 
 
-async def test_a_deep_directory_gets_its_socket_elsewhere(directory: Path) -> None:
-    deep = directory / ("d" * 60) / ("e" * 60)
+async def test_a_deep_directory_gets_its_socket_elsewhere(empty_directory: Path) -> None:
+    deep = empty_directory / ("d" * 60) / ("e" * 60)
     server = EmbeddedPostgres(deep)
     url = await server.start()
     socket_dir = server._socket_dir
     try:
         assert await value_of(url, "SELECT 1") == 1
-        assert not socket_dir.is_relative_to(directory)
+        assert not socket_dir.is_relative_to(empty_directory)
         assert socket_dir.stat().st_mode & 0o777 == 0o700
     finally:
         await server.stop()
@@ -345,7 +358,6 @@ async def test_a_frozen_server_is_stopped_nevertheless(
 
 
 async def test_a_server_that_cannot_run_says_why_and_gives_the_directory_free(directory: Path) -> None:
-    await run_and_stop(directory)
     overrides = directory / "postgres" / "postgresql.auto.conf"
     before = overrides.read_text()
     overrides.write_text(before + "max_connections = 'many'\n")
@@ -358,24 +370,23 @@ async def test_a_server_that_cannot_run_says_why_and_gives_the_directory_free(di
 # --- what lies on the disk ----------------------------------------------------------------------------------------
 
 
-async def test_a_torn_initdb_is_made_anew(directory: Path) -> None:
-    (directory / "postgres.new").mkdir()
-    (directory / "postgres.new" / "PG_VERSION").write_text("18\n")
-    assert await run_and_stop(directory) == 1
-    assert not (directory / "postgres.new").exists()
+async def test_a_torn_initdb_is_made_anew(empty_directory: Path) -> None:
+    (empty_directory / "postgres.new").mkdir()
+    (empty_directory / "postgres.new" / "PG_VERSION").write_text("18\n")
+    assert await run_and_stop(empty_directory) == 1
+    assert not (empty_directory / "postgres.new").exists()
 
 
 async def test_a_cluster_of_another_major_version_is_refused(directory: Path) -> None:
-    await run_and_stop(directory)
     (directory / "postgres" / "PG_VERSION").write_text("16\n")
     with pytest.raises(EmbeddedPostgresError, match="written by Postgres 16, this is 18"):
         await EmbeddedPostgres(directory).start()
 
 
-async def test_a_file_where_the_directory_should_be_is_one_clear_line(directory: Path) -> None:
-    (directory / "file").write_text("")
+async def test_a_file_where_the_directory_should_be_is_one_clear_line(empty_directory: Path) -> None:
+    (empty_directory / "file").write_text("")
     with pytest.raises(EmbeddedPostgresError, match=r"cannot run Postgres in .*Not a directory"):
-        await EmbeddedPostgres(directory / "file" / "data").start()
+        await EmbeddedPostgres(empty_directory / "file" / "data").start()
 
 
 async def test_the_servers_log_is_bounded(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -393,7 +404,7 @@ async def test_the_servers_log_is_bounded(directory: Path, monkeypatch: pytest.M
         await server.stop()
 
 
-async def test_a_missing_wheel_is_one_clear_line(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_missing_wheel_is_one_clear_line(empty_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(embedded, "WHEEL", "no_such_wheel")
     with pytest.raises(EmbeddedPostgresError, match="no_such_wheel is not installed"):
-        await EmbeddedPostgres(directory).start()
+        await EmbeddedPostgres(empty_directory).start()
