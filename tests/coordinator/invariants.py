@@ -39,8 +39,7 @@ def broken_invariants(group: Group) -> list[str]:
         ),
         "an instance has one member": all(count == 1 for count in instances.values()),
         "nobody is member and pending": not (group.pending.keys() & members.keys()),
-        "a group without members is Empty or Preparing": bool(members)
-        or group.state not in (COMPLETING, STABLE),
+        "a group without members is Empty or Preparing": bool(members) or group.state not in (COMPLETING, STABLE),
         "an Empty or Dead group holds no members and no phase": group.state not in (GroupState.EMPTY, GroupState.DEAD)
         or (not members and group.phase_deadline_ms is None and group.leader_id is None),
         "members have a leader among them": (group.leader_id in members) if members else True,

@@ -99,7 +99,7 @@ class Scene:
         self.last = Step(self.group)
         self._before_last = self.group
         self._asked: dict[RequestId, Asked] = {}
-        self._last_id = 0
+        self.last_id = 0
 
     # --- events ------------------------------------------------------------------------------------------------------
 
@@ -117,10 +117,10 @@ class Scene:
         client_id: str = "client",
         reason: str | None = None,
     ) -> Asked:
-        self._last_id += 1
+        self.last_id += 1
         return self.send(
             JoinGroup(
-                RequestId(self._last_id),
+                RequestId(self.last_id),
                 ConnectionId(connection),
                 version,
                 client_id,
@@ -131,7 +131,7 @@ class Scene:
                 offer,
                 session_ms,
                 rebalance_ms,
-                MemberId(f"{instance or client_id}-{self._last_id}"),
+                MemberId(f"{instance or client_id}-{self.last_id}"),
                 reason,
             )
         )
@@ -147,10 +147,10 @@ class Scene:
         protocol_type: str | None = None,
         protocol_name: str | None = None,
     ) -> Asked:
-        self._last_id += 1
+        self.last_id += 1
         return self.send(
             SyncGroup(
-                RequestId(self._last_id),
+                RequestId(self.last_id),
                 ConnectionId(connection),
                 MemberId(member_id),
                 instance,
@@ -164,10 +164,10 @@ class Scene:
     def heartbeat(
         self, connection: str, member_id: str, *, generation: int | None = None, instance: str | None = None
     ) -> Asked:
-        self._last_id += 1
+        self.last_id += 1
         generation = self.group.generation_id if generation is None else generation
         return self.send(
-            Heartbeat(RequestId(self._last_id), ConnectionId(connection), MemberId(member_id), instance, generation)
+            Heartbeat(RequestId(self.last_id), ConnectionId(connection), MemberId(member_id), instance, generation)
         )
 
     def commit(
@@ -179,10 +179,10 @@ class Scene:
         instance: str | None = None,
         version: int = 8,
     ) -> Asked:
-        self._last_id += 1
+        self.last_id += 1
         return self.send(
             OffsetCommit(
-                RequestId(self._last_id),
+                RequestId(self.last_id),
                 ConnectionId(connection),
                 version,
                 MemberId(member_id),
@@ -193,14 +193,14 @@ class Scene:
 
     def leave(self, connection: str, *leaving: str | tuple[str, str | None]) -> Asked:
         """Each leaver is a member id, or a member id and an instance id."""
-        self._last_id += 1
+        self.last_id += 1
         pairs = [(each, None) if isinstance(each, str) else each for each in leaving]
         members = tuple(LeavingMember(MemberId(member_id), instance) for member_id, instance in pairs)
-        return self.send(LeaveGroup(RequestId(self._last_id), ConnectionId(connection), members))
+        return self.send(LeaveGroup(RequestId(self.last_id), ConnectionId(connection), members))
 
     def delete(self) -> Asked:
-        self._last_id += 1
-        return self.send(DeleteGroup(RequestId(self._last_id)))
+        self.last_id += 1
+        return self.send(DeleteGroup(RequestId(self.last_id)))
 
     def close(self, connection: str) -> Step:
         """The connection's own held requests are dropped, as the runner drops them."""
@@ -304,9 +304,7 @@ class Scene:
                     offer=event.protocols,
                 )
 
-    def stable(
-        self, *connections: str, instances: dict[str, str] | None = None, offer: Protocols = RANGE
-    ) -> list[str]:
+    def stable(self, *connections: str, instances: dict[str, str] | None = None, offer: Protocols = RANGE) -> list[str]:
         """`completing`, and then everyone synced; each member is assigned `b"for <connection>"`."""
         instances = instances or {}
         ids = self.completing(*connections, instances=instances, offer=offer)

@@ -12,9 +12,7 @@ from .scene import Scene
 NONE = ErrorCode.NONE
 
 
-@pytest.mark.parametrize(
-    ("version", "error"), [(8, ErrorCode.ILLEGAL_GENERATION), (9, ErrorCode.GROUP_ID_NOT_FOUND)]
-)
+@pytest.mark.parametrize(("version", "error"), [(8, ErrorCode.ILLEGAL_GENERATION), (9, ErrorCode.GROUP_ID_NOT_FOUND)])
 def test_a_members_commit_to_a_missing_group(version: int, error: ErrorCode) -> None:
     """84."""
     scene = Scene()
