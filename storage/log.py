@@ -30,7 +30,9 @@ from storage.types import (
 )
 
 COPY_FROM_MEAN_BYTES = 64 * 1024
-"""Groups whose batches are at least this large on average go by COPY. Measured crossover: between 16 and 256 KiB."""
+COPY_FROM_GROUP_BYTES = 512 * 1024
+"""Groups at least this large, of batches at least so large on average, go by COPY. Measured: below the first a statement
+costs less per batch, below the second COPY's four round trips cost more than they save."""
 
 HIGH_WATERMARK = -1
 """`delete_records` up to here: everything there is."""
@@ -133,8 +135,8 @@ class LogStore:
         if not batches:
             return []
         arguments = _assign_arguments(batches)
-        sizes_bytes = arguments[4]
-        if sum(sizes_bytes) >= COPY_FROM_MEAN_BYTES * len(batches):
+        group_bytes = sum(len(batch.records) for batch in batches)
+        if group_bytes >= COPY_FROM_GROUP_BYTES and group_bytes >= COPY_FROM_MEAN_BYTES * len(batches):
             return await self._append_by_copy(batches, arguments)
         decided = await self._hot.fetch_row(_APPEND_BATCHES, *arguments, [batch.records for batch in batches])
         assert decided is not None

@@ -23,6 +23,17 @@ from storage.errors import StorageError, StorageUnavailable
 
 SCHEMA = "sluice"
 
+SESSION_SETTINGS: Mapping[str, str] = {
+    "application_name": "sluice",
+    "search_path": SCHEMA,
+    "timezone": "UTC",
+    "jit": "off",
+    # Plans are cached per session, perhaps while the tables are still tiny. Every lookup here has its index; with these
+    # out of the planner's choice it is taken from the first row on, and stays right when the tables have grown.
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+}
+
 Row = Mapping[str, Any]
 T = TypeVar("T")
 
@@ -34,6 +45,9 @@ _TRANSIENT_SQLSTATE_CLASSES = frozenset({"08", "40", "53", "57", "58"})
 
 _TRANSIENT_SQLSTATES = frozenset({"25006", "25P03", "55P03"})
 """read_only_sql_transaction (a standby after failover), idle_in_transaction timeout, lock_not_available."""
+
+_CONNECTION_ERRORS = (asyncpg.InterfaceError, asyncpg.InternalClientError, OSError)
+"""InternalClientError: asyncpg's state machine when a server dies in the middle of opening a connection."""
 
 _ATTEMPTS = 4
 _RETRY_DELAY_S = 0.02
@@ -79,7 +93,7 @@ async def translated_errors() -> AsyncGenerator[None, None]:
     """Raises storage errors in place of asyncpg's and the socket's; a timeout is an OSError too."""
     try:
         yield
-    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
+    except (*_CONNECTION_ERRORS, asyncpg.PostgresError) as error:
         raise _translated(error) from error
 
 
@@ -148,7 +162,7 @@ class Pool:
         try:
             async with asyncio.timeout(timeout_s):
                 await self._pool.close()
-        except (TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError):
+        except (*_CONNECTION_ERRORS, asyncpg.PostgresError):
             self._pool.terminate()
 
 
@@ -182,10 +196,7 @@ async def _open_pool(
             command_timeout=statement_timeout_ms / 1000 + 2,
             max_cached_statement_lifetime=0,
             server_settings={
-                "application_name": "sluice",
-                "search_path": SCHEMA,
-                "timezone": "UTC",
-                "jit": "off",
+                **SESSION_SETTINGS,
                 "statement_timeout": str(statement_timeout_ms),
                 "lock_timeout": str(min(statement_timeout_ms, 5000)),
                 "idle_in_transaction_session_timeout": "15000",

@@ -1,7 +1,4 @@
 -- The log's decisions: offsets and duplicates on append, O(result) reads.
---
--- Plans are cached per session, perhaps while the tables are still tiny; without sequential and bitmap scans in the
--- planner's choice they stay right when the tables have grown.
 
 create function assign_offsets(
     p_partition_keys           bigint[],  -- distinct and ascending
@@ -22,8 +19,6 @@ create function assign_offsets(
     out running_max_timestamps_ms  bigint[]
 )
 language plpgsql volatile
-set enable_seqscan = off
-set enable_bitmapscan = off
 as $$
 -- Decides, under the partitions' row locks and in the order given, which batches are appended and where.
 --
@@ -226,8 +221,6 @@ create function read_batches(
     records               bytea
 )
 language plpgsql stable
-set enable_seqscan = off
-set enable_bitmapscan = off
 as $$
 -- Per request in order: one row of state (no row: unknown partition), then one row per batch from the one that holds
 -- the offset, or the next after a gap. Stable, so all of it is one snapshot. Sizes are counted from size_bytes: the

@@ -29,8 +29,6 @@ create function commit_offsets(
     out refusals           text[]
 )
 language plpgsql volatile
-set enable_seqscan = off
-set enable_bitmapscan = off
 as $$
 -- Locks leases and groups against change, decides each commit, writes those that stand; of several accepted commits of
 -- one partition the last wins. Group rows are locked in share mode: commits of one group do not wait for each other,

@@ -11,8 +11,6 @@ create function replace_batches(
     p_records               bytea[]
 ) returns text
 language plpgsql volatile
-set enable_seqscan = off
-set enable_bitmapscan = off
 as $$
 -- Null, or why nothing was written: 'fenced' (another run began since), 'changed' (a row to remove is gone), 'outside'
 -- (an added batch does not lie within removed rows alone, or a row is not below the end of the range).

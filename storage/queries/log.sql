@@ -62,14 +62,16 @@ limit 1;
 
 -- name: batch_of_greatest_timestamp
 -- The first batch with the greatest timestamp ever appended to the partition, if it is still in the log.
+-- Written without a join, which could be planned as a scan of the whole partition.
 select b.base_offset, b.last_offset, b.max_timestamp_ms, b.records
-from partition p
-join batch b
-    on b.partition_key = p.partition_key
-    and b.running_max_timestamp_ms >= p.max_timestamp_ms
-    and b.max_timestamp_ms >= p.max_timestamp_ms
-    and b.last_offset >= p.log_start_offset
-where p.partition_key = $1 and not p.deleted and p.max_timestamp_ms >= 0
+from batch b
+where b.partition_key = $1
+    and b.running_max_timestamp_ms >= (
+        select p.max_timestamp_ms from partition p
+        where p.partition_key = $1 and not p.deleted and p.max_timestamp_ms >= 0
+    )
+    and b.max_timestamp_ms >= (select p.max_timestamp_ms from partition p where p.partition_key = $1)
+    and b.last_offset >= (select p.log_start_offset from partition p where p.partition_key = $1)
 order by b.partition_key, b.running_max_timestamp_ms, b.base_offset
 limit 1;
 

@@ -1,0 +1,55 @@
+"""Batches as storage sees them: 61 bytes of head it hardly looks at, and bytes it never looks at."""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+
+from storage.log import LogStore
+from storage.types import Appended, NewBatch, PartitionKey, ReadRequest, ReadResult, StoredBatch
+
+DEADLINE_S = 20
+
+
+def new_batch(
+    key: PartitionKey,
+    *,
+    size_bytes: int = 100,
+    records: int = 1,
+    max_timestamp_ms: int = 1_000,
+    producer: tuple[int, int, int] = (-1, -1, -1),
+    fill: int = 0xAB,
+) -> NewBatch:
+    """`producer` is (id, epoch, base sequence)."""
+    return NewBatch(key, bytearray([fill]) * size_bytes, records, max_timestamp_ms, *producer)
+
+
+async def append(log: LogStore, *batches: NewBatch) -> list[int]:
+    """Appends what must not be refused, and returns base offsets."""
+    outcomes = await log.append(batches)
+    for outcome in outcomes:
+        assert isinstance(outcome, Appended), outcomes
+    return [outcome.base_offset for outcome in outcomes if isinstance(outcome, Appended)]
+
+
+async def read(log: LogStore, key: PartitionKey, offset: int = 0, max_bytes: int = 10**8) -> ReadResult:
+    (result,) = await log.read([ReadRequest(key, offset, max_bytes)], max_bytes=max_bytes)
+    assert isinstance(result, ReadResult)
+    return result
+
+
+def offsets(batches: tuple[StoredBatch, ...]) -> list[tuple[int, int]]:
+    return [(batch.base_offset, batch.last_offset) for batch in batches]
+
+
+async def until_blocked(sql: asyncpg.Connection, backends: int) -> None:
+    """Returns once so many backends of the test's database wait for a lock."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            waiting = await sql.fetchval(
+                "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
+            )
+            if waiting >= backends:
+                return
+            await asyncio.sleep(0.005)

@@ -1,0 +1,177 @@
+"""Reads: limits, gaps, refusals, and a cost that follows the result."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import asyncpg
+import pytest
+
+from storage.log import LogStore
+from storage.queries import statement
+from storage.topics import TopicStore
+from storage.types import PartitionKey, PartitionState, ReadRequest, ReadResult, Refusal
+from tests.storage.batches import append, new_batch, offsets, read
+from tests.storage.conftest import MakeTopic
+
+
+@pytest.fixture
+async def five(log: LogStore, key: PartitionKey) -> PartitionKey:
+    """A partition of five batches of two records and 100 bytes: offsets 0-9."""
+    await append(log, *(new_batch(key, records=2) for _ in range(5)))
+    return key
+
+
+@pytest.mark.parametrize(("offset", "first"), [(0, 0), (1, 0), (2, 2), (3, 2), (9, 8)])
+async def test_reading_begins_with_the_batch_that_holds_the_offset(
+    log: LogStore, five: PartitionKey, offset: int, first: int
+) -> None:
+    assert (await read(log, five, offset)).batches[0].base_offset == first
+
+
+@pytest.mark.parametrize(
+    ("max_bytes", "count"), [(0, 1), (1, 1), (100, 1), (199, 1), (200, 2), (499, 4), (500, 5), (10**9, 5)]
+)
+async def test_whole_batches_within_the_limit_and_the_first_always(
+    log: LogStore, five: PartitionKey, max_bytes: int, count: int
+) -> None:
+    assert len((await read(log, five, 0, max_bytes)).batches) == count
+
+
+async def test_a_batch_larger_than_every_limit_is_returned_whole(log: LogStore, key: PartitionKey) -> None:
+    await append(log, new_batch(key, size_bytes=1_000_000), new_batch(key))
+    result = await read(log, key, 0, 10)
+    assert [len(batch.records) for batch in result.batches] == [1_000_000]
+
+
+async def test_limits_count_over_partitions_in_the_order_asked(log: LogStore, make_topic: MakeTopic) -> None:
+    topic = await make_topic(partition_count=3)
+    one, two, three = (partition.partition_key for partition in topic.partitions)
+    for key in (two, three):
+        await append(log, *(new_batch(key) for _ in range(4)))
+    requests = [ReadRequest(one, 0, 1000), ReadRequest(three, 0, 250), ReadRequest(two, 1, 1000)]
+    results = await log.read(requests, max_bytes=350)
+    counts = [len(result.batches) for result in results if isinstance(result, ReadResult)]
+    assert counts == [0, 2, 1], "an empty partition takes nothing; 250 allows two; of 350 one is left"
+    assert [result.state.high_watermark for result in results if isinstance(result, ReadResult)] == [0, 4, 4]
+
+
+async def test_only_the_first_partition_with_records_may_exceed_its_limit(log: LogStore, make_topic: MakeTopic) -> None:
+    one, two = (partition.partition_key for partition in (await make_topic(partition_count=2)).partitions)
+    await append(log, new_batch(one), new_batch(two))
+    results = await log.read([ReadRequest(one, 0, 10), ReadRequest(two, 0, 10)], max_bytes=1000)
+    assert [len(result.batches) for result in results if isinstance(result, ReadResult)] == [1, 0]
+
+
+async def test_one_partition_twice_in_a_call(log: LogStore, five: PartitionKey) -> None:
+    results = await log.read([ReadRequest(five, 8, 100), ReadRequest(five, 0, 100)], max_bytes=1000)
+    assert [offsets(result.batches) for result in results if isinstance(result, ReadResult)] == [[(8, 9)], [(0, 1)]]
+
+
+@pytest.mark.parametrize("offset", [-1, 10, 11, 2**62])
+async def test_an_offset_outside_the_log_gives_the_state_alone(log: LogStore, five: PartitionKey, offset: int) -> None:
+    assert await read(log, five, offset) == ReadResult(PartitionState(0, 10, 0, 500), ())
+
+
+async def test_an_offset_below_the_log_start_gives_the_state_alone(log: LogStore, five: PartitionKey) -> None:
+    assert await log.delete_records(five, 5) == 5
+    result = await read(log, five, 4)
+    assert (result.state.log_start_offset, result.batches) == (5, ())
+    assert (await read(log, five, 5)).batches[0].base_offset == 4, "the batch that holds the log start is still whole"
+
+
+async def test_unknown_and_deleted_partitions_are_refused_in_their_place(
+    log: LogStore, five: PartitionKey, topics: TopicStore, make_topic: MakeTopic
+) -> None:
+    gone = await make_topic("gone")
+    await append(log, new_batch(gone.partitions[0].partition_key))
+    await topics.delete(gone.topic_id)
+    results = await log.read(
+        [
+            ReadRequest(PartitionKey(10**9), 0, 1000),
+            ReadRequest(five, 0, 1000),
+            ReadRequest(gone.partitions[0].partition_key, 0, 1000),
+        ],
+        max_bytes=1000,
+    )
+    assert results[0] is Refusal.UNKNOWN_PARTITION
+    assert isinstance(results[1], ReadResult)
+    assert results[2] is Refusal.UNKNOWN_PARTITION
+    assert await log.states([five, gone.partitions[0].partition_key, PartitionKey(10**9)]) == {
+        five: PartitionState(0, 10, 0, 500)
+    }
+
+
+async def test_a_gap_leads_to_the_next_batch(log: LogStore, five: PartitionKey, sql: asyncpg.Connection) -> None:
+    await sql.execute("delete from batch where partition_key = $1 and base_offset in (0, 4, 6)", five)
+    assert offsets((await read(log, five, 0)).batches) == [(2, 3), (8, 9)]
+    assert offsets((await read(log, five, 5)).batches) == [(8, 9)]
+
+
+async def test_nothing_to_read(log: LogStore) -> None:
+    assert await log.read([], max_bytes=1) == []
+
+
+# --- cost -----------------------------------------------------------------------------------------------------------
+
+FILL = """
+insert into batch (partition_key, base_offset, last_offset, max_timestamp_ms, running_max_timestamp_ms, size_bytes,
+    records)
+select $1, i * 2, i * 2 + 1, 1000 + i, 1000 + i, 100, decode(repeat('ab', 100), 'hex')
+from generate_series(0::bigint, $2::bigint - 1) i
+"""
+
+
+async def _fill(sql: asyncpg.Connection, key: PartitionKey, depth: int) -> None:
+    await sql.execute(FILL, key, depth)
+    await sql.execute(
+        "update partition set next_offset = $2 * 2, size_bytes = $2 * 100, max_timestamp_ms = 999 + $2 "
+        "where partition_key = $1",
+        key,
+        depth,
+    )
+
+
+async def _buffers(sql: asyncpg.Connection, query: str, *arguments: object) -> int:
+    """Pages touched by one execution, once its plans are cached."""
+    plan: dict[str, Any] = {}
+    for _ in range(7):  # more often than Postgres tries plans made for single values
+        (row,) = await sql.fetch(f"explain (analyze, buffers, timing off, format json) {query}", *arguments)
+        plan = json.loads(row[0])[0]["Plan"]
+    return plan["Shared Hit Blocks"] + plan["Shared Read Blocks"]
+
+
+@pytest.mark.parametrize("place", [0.0, 0.5, 0.999])
+async def test_a_fetch_touches_as_many_pages_in_a_deep_log_as_in_a_shallow_one(
+    sql: asyncpg.Connection, make_topic: MakeTopic, place: float
+) -> None:
+    topic = await make_topic(partition_count=2)
+    shallow, deep = (partition.partition_key for partition in topic.partitions)
+    costs = []
+    for key, depth in ((shallow, 1_000), (deep, 100_000)):
+        await _fill(sql, key, depth)
+        offset = int(depth * place) * 2
+        # About ten batches' worth; the plans were made while the table was small and are not made anew.
+        costs.append(
+            await _buffers(sql, statement("read_batches"), [key], [offset], [1000], 1000),
+        )
+    assert costs[0] < 40
+    assert costs[1] <= costs[0] + 8, "a level or two more of the index, nothing else"
+
+
+async def test_bytes_of_batches_that_are_not_returned_are_not_fetched(
+    sql: asyncpg.Connection, log: LogStore, key: PartitionKey
+) -> None:
+    await append(log, *(new_batch(key, size_bytes=1_000_000) for _ in range(8)))
+    one = await _buffers(sql, statement("read_batches"), [key], [0], [1_000_000], 1_000_000)
+    assert one < 60, "a batch of 1 MB has more than 100 pages, and even the one returned is not read before it is sent"
+
+
+@pytest.mark.parametrize("timestamp_ms", [1_010, 50_000, 100_900])
+async def test_a_lookup_by_time_touches_few_pages(
+    sql: asyncpg.Connection, key: PartitionKey, timestamp_ms: int
+) -> None:
+    await _fill(sql, key, 100_000)
+    assert await _buffers(sql, statement("batch_at_timestamp"), key, timestamp_ms) < 12
+    assert await _buffers(sql, statement("batch_of_greatest_timestamp"), key) < 12
