@@ -14,6 +14,7 @@ from protocol.messages.describe_cluster import DescribeClusterRequest
 from protocol.messages.describe_topic_partitions import Cursor, DescribeTopicPartitionsRequest, TopicRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from storage.errors import StorageUnavailable
+from storage.types import Topic
 from tests.gateway.admin import CLUSTER_ID, AdminNode, admin_node
 
 NO_ID = UUID(int=0)
@@ -41,38 +42,42 @@ def codes(answer) -> dict[str | None, int]:
 # --- what is there --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_one_topic_at_every_version(database_url: str, version: int) -> None:
+async def test_one_topic_at_every_version(database_url: str) -> None:
     async with admin_node(database_url, name="broker.example", rack="r1") as node:
         topic = await node.create("orders", 3)
-        answer = await ask(node, version, named("orders"))
-        (broker,) = answer.brokers
-        assert (broker.node_id, broker.host, broker.port) == (1, "broker.example", 9092)
-        (found,) = answer.topics
-        assert (found.error_code, found.name, found.is_internal) == (ErrorCode.NONE, "orders", False)
-        assert [part.partition_index for part in found.partitions] == [0, 1, 2]
-        for part in found.partitions:
-            assert (part.error_code, part.leader_id, part.replica_nodes, part.isr_nodes) == (0, 1, (1,), (1,))
-            assert part.offline_replicas == ()
-            assert part.leader_epoch == (topic.partitions[0].leader_epoch if version >= 7 else -1)
-        if version >= 1:
-            assert (answer.controller_id, broker.rack) == (1, "r1")
-        if version >= 2:
-            assert answer.cluster_id == CLUSTER_ID
-        if version >= 8:
-            assert found.topic_authorized_operations == NOT_ASKED
-        if version >= 10:
-            assert found.topic_id == topic.topic_id
+        for version in VERSIONS:
+            await check_one_topic(node, topic, version)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_null_is_all_and_empty_is_none_but_for_version_0(database_url: str, version: int) -> None:
+async def check_one_topic(node: AdminNode, topic: Topic, version: int) -> None:
+    answer = await ask(node, version, named("orders"))
+    (broker,) = answer.brokers
+    assert (broker.node_id, broker.host, broker.port) == (1, "broker.example", 9092)
+    (found,) = answer.topics
+    assert (found.error_code, found.name, found.is_internal) == (ErrorCode.NONE, "orders", False)
+    assert [part.partition_index for part in found.partitions] == [0, 1, 2]
+    for part in found.partitions:
+        assert (part.error_code, part.leader_id, part.replica_nodes, part.isr_nodes) == (0, 1, (1,), (1,))
+        assert part.offline_replicas == ()
+        assert part.leader_epoch == (topic.partitions[0].leader_epoch if version >= 7 else -1)
+    if version >= 1:
+        assert (answer.controller_id, broker.rack) == (1, "r1")
+    if version >= 2:
+        assert answer.cluster_id == CLUSTER_ID
+    if version >= 8:
+        assert found.topic_authorized_operations == NOT_ASKED
+    if version >= 10:
+        assert found.topic_id == topic.topic_id
+
+
+async def test_null_is_all_and_empty_is_none_but_for_version_0(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.create("a")
         await node.create("b")
-        assert set(codes(await ask(node, version, ()))) == ({"a", "b"} if version == 0 else set())
-        if version >= 1:
-            assert set(codes(await ask(node, version, None))) == {"a", "b"}
+        for version in VERSIONS:
+            assert set(codes(await ask(node, version, ()))) == ({"a", "b"} if version == 0 else set())
+            if version >= 1:
+                assert set(codes(await ask(node, version, None))) == {"a", "b"}
 
 
 async def test_a_name_asked_for_twice_is_answered_once(database_url: str) -> None:
@@ -92,21 +97,25 @@ async def test_internal_topic_is_listed_as_such(database_url: str) -> None:
         }
 
 
-@pytest.mark.parametrize("version", [8, 9, 10])
-async def test_authorized_operations_where_asked_for(database_url: str, version: int) -> None:
+async def test_authorized_operations_where_asked_for(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.create("a")
-        answer = await ask(
-            node,
-            version,
-            named("a"),
-            include_topic_authorized_operations=True,
-            include_cluster_authorized_operations=True,
-        )
-        assert answer.topics[0].topic_authorized_operations == 3576
-        assert answer.cluster_authorized_operations == 8096
-        plain = await ask(node, version, named("a"))
-        assert plain.cluster_authorized_operations == NOT_ASKED
+        for version in (8, 9, 10):
+            await check_operations(node, version)
+
+
+async def check_operations(node: AdminNode, version: int) -> None:
+    answer = await ask(
+        node,
+        version,
+        named("a"),
+        include_topic_authorized_operations=True,
+        include_cluster_authorized_operations=True,
+    )
+    assert answer.topics[0].topic_authorized_operations == 3576
+    assert answer.cluster_authorized_operations == 8096
+    plain = await ask(node, version, named("a"))
+    assert plain.cluster_authorized_operations == NOT_ASKED
 
 
 async def test_another_nodes_topics_are_seen_at_once(database_url: str) -> None:
@@ -167,10 +176,9 @@ async def test_many_unknown_ids(database_url: str) -> None:
         assert len(answer.topics) == MAX_LOOKUPS + 1
 
 
-@pytest.mark.parametrize("version", [10, 11])
-async def test_by_id_before_it_was_allowed(database_url: str, version: int) -> None:
+async def test_by_id_before_it_was_allowed(database_url: str) -> None:
     async with admin_node(database_url) as node:
-        for asked in (by_id(uuid4()), by_id(NO_ID)):
+        for version, asked in ((10, by_id(uuid4())), (11, by_id(uuid4())), (10, by_id(NO_ID)), (11, by_id(NO_ID))):
             with pytest.raises(KafkaError) as refused:
                 await ask(node, version, asked)
             assert refused.value.code is ErrorCode.INVALID_REQUEST
@@ -186,17 +194,18 @@ async def test_neither_name_nor_id(database_url: str) -> None:
 # --- missing topics -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-async def test_missing_topic_is_created_where_client_and_broker_allow(database_url: str, version: int) -> None:
+async def test_missing_topic_is_created_where_client_and_broker_allow(database_url: str) -> None:
     async with admin_node(database_url, broker={"num.partitions": "2"}) as node:
-        answer = await ask(node, version, named("fresh"), create=False)
-        if version >= 4:
-            assert codes(answer) == {"fresh": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
-            answer = await ask(node, version, named("fresh"))
-        # Before version 4 there is no such flag: asking is allowing.
-        assert codes(answer) == {"fresh": ErrorCode.NONE}
-        assert len(answer.topics[0].partitions) == 2
-        assert (await node.topics.find("fresh")) == node.catalog.get("fresh") is not None
+        for version in VERSIONS:
+            name = f"fresh{version}"
+            if version >= 4:
+                # Before version 4 there is no such flag: asking is allowing.
+                answer = await ask(node, version, named(name), create=False)
+                assert codes(answer) == {name: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+            answer = await ask(node, version, named(name))
+            assert codes(answer) == {name: ErrorCode.NONE}
+            assert len(answer.topics[0].partitions) == 2
+            assert (await node.topics.find(name)) == node.catalog.get(name) is not None
 
 
 async def test_broker_forbids_automatic_creation(database_url: str) -> None:
@@ -350,28 +359,29 @@ async def test_negative_cursor(database_url: str) -> None:
 # --- DescribeCluster ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", range(3))
-async def test_describe_cluster(database_url: str, version: int) -> None:
+async def test_describe_cluster(database_url: str) -> None:
     async with admin_node(database_url, rack="r1") as node, admin_node(database_url, name="node-2"):
         await node.membership.renew()
-        answer = await node.ask(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), version)
-        assert (answer.error_code, answer.cluster_id) == (ErrorCode.NONE, CLUSTER_ID)
-        assert [(each.broker_id, each.host, each.rack, each.is_fenced) for each in answer.brokers] == [
-            (1, "node-1", "r1", False),
-            (2, "node-2", None, False),
-        ]
-        assert answer.controller_id in {1, 2}
-        assert answer.cluster_authorized_operations == NOT_ASKED
-        asked = DescribeClusterRequest(include_cluster_authorized_operations=True)
-        assert (await node.ask(ApiKey.DESCRIBE_CLUSTER, asked, version)).cluster_authorized_operations == 8096
+        for version in range(3):
+            await check_cluster(node, version)
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "code"),
-    [(2, ErrorCode.MISMATCHED_ENDPOINT_TYPE), (0, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE), (9, 115)],
-)
-async def test_other_endpoints(database_url: str, endpoint: int, code: int) -> None:
+async def check_cluster(node: AdminNode, version: int) -> None:
+    answer = await node.ask(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), version)
+    assert (answer.error_code, answer.cluster_id) == (ErrorCode.NONE, CLUSTER_ID)
+    assert [(each.broker_id, each.host, each.rack, each.is_fenced) for each in answer.brokers] == [
+        (1, "node-1", "r1", False),
+        (2, "node-2", None, False),
+    ]
+    assert answer.controller_id in {1, 2}
+    assert answer.cluster_authorized_operations == NOT_ASKED
+    asked = DescribeClusterRequest(include_cluster_authorized_operations=True)
+    assert (await node.ask(ApiKey.DESCRIBE_CLUSTER, asked, version)).cluster_authorized_operations == 8096
+
+
+async def test_other_endpoints(database_url: str) -> None:
     async with admin_node(database_url) as node:
-        with pytest.raises(KafkaError) as refused:
-            await node.ask(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(endpoint_type=endpoint), 1)
-        assert refused.value.code == code
+        for endpoint, code in ((2, ErrorCode.MISMATCHED_ENDPOINT_TYPE), (0, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE)):
+            with pytest.raises(KafkaError) as refused:
+                await node.ask(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(endpoint_type=endpoint), 1)
+            assert refused.value.code == code

@@ -43,21 +43,22 @@ def assigned(*broker_ids: tuple[int, ...], first: int = 0) -> tuple[CreatableRep
 # --- CreateTopics ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", range(2, 8))
-async def test_create_at_every_version(database_url: str, version: int) -> None:
+async def test_create_at_every_version(database_url: str) -> None:
     async with admin_node(database_url) as node:
-        (result,) = await create(node, new("orders", 3, 1), version=version)
-        assert result.error_code == ErrorCode.NONE
-        topic = node.catalog.get("orders")
-        assert topic is not None, "the catalog must know at once"
-        assert len(topic.partitions) == 3
-        assert not topic.internal
-        if version >= 5:
-            assert (result.num_partitions, result.replication_factor) == (3, 1)
-            assert {config.name for config in result.configs} == set(TOPIC_CONFIGS)
-        if version >= 7:
-            assert result.topic_id == topic.topic_id != NO_ID
-        assert await node.topics.find("orders") == topic
+        for version in range(2, 8):
+            name = f"v{version}"
+            (result,) = await create(node, new(name, 3, 1), version=version)
+            assert result.error_code == ErrorCode.NONE
+            topic = node.catalog.get(name)
+            assert topic is not None, "the catalog must know at once"
+            assert len(topic.partitions) == 3
+            assert not topic.internal
+            if version >= 5:
+                assert (result.num_partitions, result.replication_factor) == (3, 1)
+                assert {config.name for config in result.configs} == set(TOPIC_CONFIGS)
+            if version >= 7:
+                assert result.topic_id == topic.topic_id != NO_ID
+            assert await node.topics.find(name) == topic
 
 
 async def test_configs_are_echoed_with_their_sources(database_url: str) -> None:
@@ -99,44 +100,44 @@ async def test_validate_only_creates_nothing(database_url: str) -> None:
         assert result.error_code == ErrorCode.TOPIC_ALREADY_EXISTS
 
 
-@pytest.mark.parametrize(
-    ("topic", "code"),
-    [
-        (new(""), ErrorCode.INVALID_TOPIC_EXCEPTION),
-        (new("."), ErrorCode.INVALID_TOPIC_EXCEPTION),
-        (new(".."), ErrorCode.INVALID_TOPIC_EXCEPTION),
-        (new("a" * 250), ErrorCode.INVALID_TOPIC_EXCEPTION),
-        (new("with space"), ErrorCode.INVALID_TOPIC_EXCEPTION),
-        (new("ünï"), ErrorCode.INVALID_TOPIC_EXCEPTION),
-        (new("newline\n"), ErrorCode.INVALID_TOPIC_EXCEPTION),
-        (new("a", 0), ErrorCode.INVALID_PARTITIONS),
-        (new("a", -2), ErrorCode.INVALID_PARTITIONS),
-        (new("a", 1, 0), ErrorCode.INVALID_REPLICATION_FACTOR),
-        (new("a", 1, -2), ErrorCode.INVALID_REPLICATION_FACTOR),
-        (new("a", 1, assignments=assigned((1,))), ErrorCode.INVALID_REQUEST),
-        (new("a", -1, 1, assignments=assigned((1,))), ErrorCode.INVALID_REQUEST),
-        (new("a", assignments=assigned((1,), first=1)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
-        (new("a", assignments=assigned((1,)) * 2), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
-        (new("a", assignments=assigned((1, 1))), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
-        (new("a", assignments=assigned((1,), (1, 2))), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
-        (new("a", assignments=assigned(())), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
-        (new("a", assignments=assigned((-1,))), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
-        (new("a", configs=config_entries({"no.such": "1"})), ErrorCode.INVALID_CONFIG),
-        (new("a", configs=config_entries({"retention.ms": "soon"})), ErrorCode.INVALID_CONFIG),
-        (new("a", configs=config_entries({"retention.ms": None})), ErrorCode.INVALID_CONFIG),
-        (new("a", configs=config_entries({"compression.type": "gzip"})), ErrorCode.INVALID_CONFIG),
-        (new("a", configs=config_entries({"remote.storage.enable": "true"})), ErrorCode.INVALID_CONFIG),
-        (new("a", configs=config_entries({REPLICATION_FACTOR: "3"})), ErrorCode.INVALID_CONFIG),
-        (new("a", configs=config_entries({"segment.ms": "1"}) * 2), ErrorCode.INVALID_CONFIG),
-    ],
-)
-async def test_refusals(database_url: str, topic: CreatableTopic, code: ErrorCode) -> None:
+CREATE_REFUSALS = [
+    (new(""), ErrorCode.INVALID_TOPIC_EXCEPTION),
+    (new("."), ErrorCode.INVALID_TOPIC_EXCEPTION),
+    (new(".."), ErrorCode.INVALID_TOPIC_EXCEPTION),
+    (new("a" * 250), ErrorCode.INVALID_TOPIC_EXCEPTION),
+    (new("with space"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+    (new("ünï"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+    (new("newline\n"), ErrorCode.INVALID_TOPIC_EXCEPTION),
+    (new("a", 0), ErrorCode.INVALID_PARTITIONS),
+    (new("a", -2), ErrorCode.INVALID_PARTITIONS),
+    (new("a", 1, 0), ErrorCode.INVALID_REPLICATION_FACTOR),
+    (new("a", 1, -2), ErrorCode.INVALID_REPLICATION_FACTOR),
+    (new("a", 1, assignments=assigned((1,))), ErrorCode.INVALID_REQUEST),
+    (new("a", -1, 1, assignments=assigned((1,))), ErrorCode.INVALID_REQUEST),
+    (new("a", assignments=assigned((1,), first=1)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    (new("a", assignments=assigned((1,)) * 2), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    (new("a", assignments=assigned((1, 1))), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    (new("a", assignments=assigned((1,), (1, 2))), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    (new("a", assignments=assigned(())), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    (new("a", assignments=assigned((-1,))), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    (new("a", configs=config_entries({"no.such": "1"})), ErrorCode.INVALID_CONFIG),
+    (new("a", configs=config_entries({"retention.ms": "soon"})), ErrorCode.INVALID_CONFIG),
+    (new("a", configs=config_entries({"retention.ms": None})), ErrorCode.INVALID_CONFIG),
+    (new("a", configs=config_entries({"compression.type": "gzip"})), ErrorCode.INVALID_CONFIG),
+    (new("a", configs=config_entries({"remote.storage.enable": "true"})), ErrorCode.INVALID_CONFIG),
+    (new("a", configs=config_entries({REPLICATION_FACTOR: "3"})), ErrorCode.INVALID_CONFIG),
+    (new("a", configs=config_entries({"segment.ms": "1"}) * 2), ErrorCode.INVALID_CONFIG),
+]
+
+
+async def test_refusals(database_url: str) -> None:
     async with admin_node(database_url) as node:
-        bad, good = await create(node, topic, new("good"))
-        assert bad.error_code == code
-        assert bad.error_message
-        assert good.error_code == ErrorCode.NONE, "one topic's refusal is not another's"
-        assert {each.name for each in node.catalog.topics()} == {"good"}
+        for index, (topic, code) in enumerate(CREATE_REFUSALS):
+            bad, good = await create(node, topic, new(f"good{index}"))
+            assert bad.error_code == code, topic
+            assert bad.error_message
+            assert good.error_code == ErrorCode.NONE, "one topic's refusal is not another's"
+            assert {each.name for each in node.catalog.topics()} == {f"good{each}" for each in range(index + 1)}
 
 
 async def test_a_bad_config_is_named(database_url: str) -> None:
@@ -209,25 +210,29 @@ async def test_consumer_offsets_is_internal_and_stays(database_url: str) -> None
 # --- DeleteTopics ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", range(1, 7))
-async def test_delete_by_name_at_every_version(database_url: str, version: int) -> None:
+async def test_delete_by_name_at_every_version(database_url: str) -> None:
     async with admin_node(database_url) as node:
-        topic = await node.create("orders")
         await node.create("kept")
-        states = (DeleteTopicState(name="orders"), DeleteTopicState(name="missing"))
-        request = (
-            DeleteTopicsRequest(topics=states)
-            if version >= 6
-            else DeleteTopicsRequest(topic_names=tuple(state.name or "" for state in states))
-        )
-        deleted, missing = (await node.ask(ApiKey.DELETE_TOPICS, request, version)).responses
-        assert (deleted.name, deleted.error_code) == ("orders", ErrorCode.NONE)
-        assert (missing.name, missing.error_code) == ("missing", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        if version >= 6:
-            assert deleted.topic_id == topic.topic_id
-        assert node.catalog.get("orders") is None, "the catalog must know at once"
-        assert node.catalog.get_by_id(topic.topic_id) is None
-        assert [each.name for each in (await node.topics.load())[1]] == ["kept"]
+        for version in range(1, 7):
+            await delete_by_name(node, version)
+
+
+async def delete_by_name(node: AdminNode, version: int) -> None:
+    topic = await node.create("orders")
+    states = (DeleteTopicState(name="orders"), DeleteTopicState(name="missing"))
+    request = (
+        DeleteTopicsRequest(topics=states)
+        if version >= 6
+        else DeleteTopicsRequest(topic_names=tuple(state.name or "" for state in states))
+    )
+    deleted, missing = (await node.ask(ApiKey.DELETE_TOPICS, request, version)).responses
+    assert (deleted.name, deleted.error_code) == ("orders", ErrorCode.NONE)
+    assert (missing.name, missing.error_code) == ("missing", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    if version >= 6:
+        assert deleted.topic_id == topic.topic_id
+    assert node.catalog.get("orders") is None, "the catalog must know at once"
+    assert node.catalog.get_by_id(topic.topic_id) is None
+    assert [each.name for each in (await node.topics.load())[1]] == ["kept"]
 
 
 async def test_recreated_topic_has_another_id(database_url: str) -> None:
@@ -276,13 +281,12 @@ async def test_delete_refusals(database_url: str) -> None:
         assert await node.topics.find("twice") == twice
 
 
-@pytest.mark.parametrize(("version", "code"), [(1, 42), (2, 42), (3, 73), (6, 73)])
-async def test_deletion_disabled(database_url: str, version: int, code: int) -> None:
+async def test_deletion_disabled(database_url: str) -> None:
     async with admin_node(database_url, broker={"delete.topic.enable": "false"}) as node:
-        await node.create("orders")
-        with pytest.raises(KafkaError) as refused:
-            await node.ask(ApiKey.DELETE_TOPICS, DeleteTopicsRequest(topic_names=()), version)
-        assert refused.value.code == code
+        for version, code in ((1, 42), (2, 42), (3, 73), (6, 73)):
+            with pytest.raises(KafkaError) as refused:
+                await node.ask(ApiKey.DELETE_TOPICS, DeleteTopicsRequest(), version)
+            assert refused.value.code == code
 
 
 async def test_another_nodes_topic_can_be_deleted(database_url: str) -> None:
@@ -305,17 +309,17 @@ async def grow(node: AdminNode, *topics: CreatePartitionsTopic, version: int = 3
     return (await node.ask(ApiKey.CREATE_PARTITIONS, request, version)).results
 
 
-@pytest.mark.parametrize("version", range(4))
-async def test_create_partitions_at_every_version(database_url: str, version: int) -> None:
+async def test_create_partitions_at_every_version(database_url: str) -> None:
     async with admin_node(database_url) as node:
         before = await node.create("orders", 2)
-        (result,) = await grow(node, growth("orders", 5), version=version)
-        assert (result.name, result.error_code, result.error_message) == ("orders", ErrorCode.NONE, None)
-        after = node.catalog.get("orders")
-        assert after is not None
-        assert len(after.partitions) == 5
-        assert after.partitions[:2] == before.partitions
-        assert await node.topics.find("orders") == after
+        for version in range(4):
+            (result,) = await grow(node, growth("orders", 5 + version), version=version)
+            assert (result.name, result.error_code, result.error_message) == ("orders", ErrorCode.NONE, None)
+            after = node.catalog.get("orders")
+            assert after is not None
+            assert len(after.partitions) == 5 + version
+            assert after.partitions[:2] == before.partitions
+            assert await node.topics.find("orders") == after
 
 
 async def test_create_partitions_with_assignments(database_url: str) -> None:
@@ -334,27 +338,27 @@ async def test_create_partitions_validate_only(database_url: str) -> None:
         assert await node.topics.find("orders") == topic
 
 
-@pytest.mark.parametrize(
-    ("topic", "code"),
-    [
-        (growth("missing", 3), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
-        (growth("orders", 2), ErrorCode.INVALID_PARTITIONS),
-        (growth("orders", 1), ErrorCode.INVALID_PARTITIONS),
-        (growth("orders", -1), ErrorCode.INVALID_PARTITIONS),
-        (growth("orders", 4, (1,)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
-        (growth("orders", 3, (1, 1)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
-        (growth("orders", 3, ()), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
-    ],
-)
-async def test_create_partitions_refusals(database_url: str, topic: CreatePartitionsTopic, code: ErrorCode) -> None:
+GROWTH_REFUSALS = [
+    (growth("missing", 3), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+    (growth("orders", 2), ErrorCode.INVALID_PARTITIONS),
+    (growth("orders", 1), ErrorCode.INVALID_PARTITIONS),
+    (growth("orders", -1), ErrorCode.INVALID_PARTITIONS),
+    (growth("orders", 4, (1,)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    (growth("orders", 3, (1, 1)), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+    (growth("orders", 3, ()), ErrorCode.INVALID_REPLICA_ASSIGNMENT),
+]
+
+
+async def test_create_partitions_refusals(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.create("orders", 2)
         await node.create("other", 1)
-        bad, good = await grow(node, topic, growth("other", 2))
-        assert bad.error_code == code
-        assert bad.error_message
-        assert good.error_code == ErrorCode.NONE
-        assert len(node.catalog.get("orders").partitions) == 2
+        for total, (topic, code) in enumerate(GROWTH_REFUSALS, 2):
+            bad, good = await grow(node, topic, growth("other", total))
+            assert bad.error_code == code, topic
+            assert bad.error_message
+            assert good.error_code == ErrorCode.NONE
+            assert len(node.catalog.get("orders").partitions) == 2
 
 
 async def test_create_partitions_twice_for_one_topic(database_url: str) -> None:
