@@ -115,13 +115,21 @@ class GatewayProcess:
     # --- its embedded Postgres --------------------------------------------------------------------------------
 
     @property
+    def postgres_pid_path(self) -> Path:
+        return self.data_dir / "postgres" / "postmaster.pid"
+
+    @property
     def postgres_pid(self) -> int:
-        pid_path = self.data_dir / "postgres" / "postmaster.pid"
-        return int(pid_path.read_text().partition("\n")[0])
+        return int(self.postgres_pid_path.read_text().partition("\n")[0])
 
     def kill_postgres(self) -> None:
-        """kill −9 of the postmaster; the gateway is expected to start it again."""
-        os.kill(self.postgres_pid, signal.SIGKILL)
+        """kill −9 of the postmaster, and wait until the gateway has started another."""
+        killed = self.postgres_pid
+        os.kill(killed, signal.SIGKILL)
+        deadline = time.monotonic() + START_SECONDS
+        while not self.postgres_pid_path.exists() or self.postgres_pid == killed:
+            assert time.monotonic() < deadline, f"no new Postgres in {START_SECONDS:.0f} s:\n{self.log_tail()}"
+            time.sleep(POLL_SECONDS)
 
     def pause_postgres(self) -> None:
         """Stop every process of the server, so that it neither answers nor refuses."""

@@ -33,12 +33,18 @@ class Load(threading.Thread):
                 "enable.idempotence": True,
                 "linger.ms": 2,
                 "delivery.timeout.ms": 120_000,
+                "log_level": 0,
                 "reconnect.backoff.ms": 50,
                 "reconnect.backoff.max.ms": 500,
             }
         )
         committer = confluent_kafka.Consumer(
-            {"bootstrap.servers": self.bootstrap, "group.id": self.group, "enable.auto.commit": False}
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": self.group,
+                "enable.auto.commit": False,
+                "log_level": 0,
+            }
         )
         number = 0
         while not self._stop_requested.is_set():
