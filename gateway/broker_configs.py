@@ -173,10 +173,10 @@ class BrokerConfig:
         _INT, MAX_INT, "Most client connections at once on one node.", at_least(0), update=_AT_START
     )
 
-    static: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """What was given at start, by Kafka's names, as text."""
-    dynamic: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
-    """What AlterConfigs stored for all nodes, by Kafka's names, as text."""
+    static: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What was given at start, by Kafka's names, as text. Never mutated."""
+    dynamic: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What AlterConfigs stored for all nodes, by Kafka's names, as text. Never mutated."""
 
     @property
     def retention_ms(self) -> int:
@@ -274,7 +274,7 @@ def parse_broker_configs(given: Mapping[str, str], dynamic: Mapping[str, str] | 
     fields: dict[str, Any] = {
         field_name: key.parse(merged[key.name]) for field_name, key in _FIELDS.items() if key.name in merged
     }
-    config = BrokerConfig(**fields, static=MappingProxyType(dict(given)), dynamic=MappingProxyType(dict(dynamic)))
+    config = BrokerConfig(**fields, static=dict(given), dynamic=dict(dynamic))
     if config.group_min_session_timeout_ms > config.group_max_session_timeout_ms:
         raise ConfigError(
             "group.min.session.timeout.ms",
