@@ -10,7 +10,6 @@ It does not create topics, and does not decide which configs are legal.
 from __future__ import annotations
 
 import asyncio
-import re
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TypeVar
@@ -22,6 +21,7 @@ from gateway import topic_configs
 from gateway.broker_configs import BrokerConfig, ConfigError
 from gateway.tail import Tail
 from gateway.topic_configs import TopicConfig
+from gateway.topic_names import why_illegal
 from storage.topics import TopicStore
 from storage.types import Topic
 
@@ -35,13 +35,6 @@ MAX_UNKNOWN = 10_000
 
 TopicsListener = Callable[[], None]
 Key = TypeVar("Key", str, UUID)
-
-_LEGAL_NAME = re.compile(r"[a-zA-Z0-9._-]{1,249}")
-
-
-def is_legal_topic_name(name: str) -> bool:
-    """Upstream's Topic.validate: 1-249 of letters, digits, dot, underscore and hyphen, but neither `.` nor `..`."""
-    return _LEGAL_NAME.fullmatch(name) is not None and name not in (".", "..")
 
 
 class Catalog:
@@ -101,7 +94,7 @@ class Catalog:
         """The topic, from Postgres if it is not known here. All who miss one name at once share one query, and a name
         that does not exist is asked for at most once in UNKNOWN_FOR_S. StorageUnavailable if Postgres is away."""
         topic = self._by_name.get(name)
-        if topic is not None or self._is_unknown(name) or not is_legal_topic_name(name):
+        if topic is not None or self._is_unknown(name) or why_illegal(name) is not None:
             return topic
         return await self._ask_once(name, self._store.find)
 

@@ -11,10 +11,10 @@ from uuid import UUID
 import structlog
 
 from gateway.batch_validation import Refused, validate
-from gateway.catalog import is_legal_topic_name
 from gateway.connection import UnanswerableError
 from gateway.context import RequestContext
 from gateway.errors import REFUSAL_CODES, storage_code
+from gateway.topic_names import why_illegal
 from protocol.errors import ErrorCode
 from protocol.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -142,8 +142,8 @@ def _writable(
         if context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
             code = lookup_errors.get(requested.topic_id, ErrorCode.UNKNOWN_TOPIC_ID)
             return Refused(code, f"no topic has the id {requested.topic_id}")
-        if not is_legal_topic_name(requested.name):
-            return Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, "not a legal topic name")
+        if reason := why_illegal(requested.name):
+            return Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
         code = lookup_errors.get(requested.name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
         return Refused(code, f"topic {requested.name} does not exist")
     if topic.internal:
