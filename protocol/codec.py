@@ -12,13 +12,19 @@ from typing import Any, TypeVar
 
 from protocol.errors import ProtocolError
 from protocol.grammar import grammar
-from protocol.messages import find_message
+from protocol.messages import declared_messages, find_message
 from protocol.schema import Direction
 from protocol.specialise import Chunk, Decoder, Encoder, has_records, specialise_decoder, specialise_encoder
 from protocol.varints import Buffer
 
 M = TypeVar("M")
 
+_request_types: dict[tuple[int, int], type[Any]] = {
+    (int(schema.api_key), version): schema.struct_type
+    for schema in declared_messages()
+    if schema.direction is Direction.REQUEST
+    for version in schema.versions
+}
 _decoders: dict[tuple[type[Any], int], tuple[Decoder, bool]] = {}
 _encoders: dict[tuple[type[Any], int], Encoder] = {}
 
@@ -78,12 +84,12 @@ def encode(message: Any, version: int) -> list[Chunk]:
 
 def decode_request(api_key: int, version: int, buffer: Buffer, position: int = 0) -> Any:
     """The request that is all of `buffer` from `position` on; raises ProtocolError if it is not."""
-    schema = find_message(api_key, Direction.REQUEST)
-    if schema is None or version not in schema.versions:
+    request_type = _request_types.get((api_key, version))
+    if request_type is None:
         raise ProtocolError(f"no request of API key {api_key} at version {version}")
-    request, end = decode(schema.struct_type, version, buffer, position)
+    request, end = decode(request_type, version, buffer, position)
     if end != len(buffer):
-        raise ProtocolError(f"{schema.struct_type.__name__} v{version}: {len(buffer) - end} bytes too many")
+        raise ProtocolError(f"{request_type.__name__} v{version}: {len(buffer) - end} bytes too many")
     return request
 
 

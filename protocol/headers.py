@@ -8,8 +8,8 @@ speak). No tagged field of a header is defined upstream, so they are skipped. Bo
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from struct import Struct
+from typing import NamedTuple
 
 from protocol.api_keys import ApiKey
 from protocol.errors import ProtocolError
@@ -23,8 +23,7 @@ _correlation_id = Struct(">i")
 _NO_TAGGED_FIELDS = b"\0"
 
 
-@dataclass(frozen=True, slots=True)
-class RequestHeader:
+class RequestHeader(NamedTuple):
     api_key: int
     """Maybe of no API we know."""
     api_version: int
@@ -67,7 +66,11 @@ def decode_request_header(buffer: Buffer) -> tuple[RequestHeader, int]:
             raise
         client_id, position = None, len(buffer)
     if flexible:
-        position = skip_tagged_fields(buffer, position, len(buffer))
+        # No client sends tagged fields here: nearly always the section is this one byte.
+        if buffer[position : position + 1] == _NO_TAGGED_FIELDS:
+            position += 1
+        else:
+            position = skip_tagged_fields(buffer, position, len(buffer))
     return RequestHeader(api_key, api_version, correlation_id, client_id), position
 
 
