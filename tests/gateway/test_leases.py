@@ -1,0 +1,135 @@
+"""Leases and membership on a real Postgres: who coordinates, until when, and what a restart takes back."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.cluster.leases import SHARDS, Leases, shard_of
+from gateway.cluster.membership import Membership
+from protocol.errors import ErrorCode, KafkaError
+from storage.errors import StorageError
+from storage.nodes import NodeStore
+from storage.pool import Database
+from storage.types import CoordinatorLease, NodeId, PartitionKey
+
+TTL_MS = 60_000
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    opened = await Database.open(database_url, hot_connections=2, cold_connections=1)
+    yield opened
+    await opened.close()
+
+
+class Node:
+    """One process's view: its registration and its leases, on a clock that the test moves."""
+
+    def __init__(self, database: Database, port: int = 9092, ttl_ms: int = TTL_MS) -> None:
+        self.store = NodeStore(database)
+        self.now = 1000.0
+        self.membership = Membership(self.store, "127.0.0.1", port, None, ttl_ms)
+        self.leases = Leases(self.store, self.membership, ttl_ms, monotonic=lambda: self.now)
+        self.acquired: list[CoordinatorLease] = []
+        self.lost: list[int] = []
+        self.leases.acquired, self.leases.lost = self.acquired.append, self.lost.append
+
+    async def start(self) -> Node:
+        await self.membership.join()
+        await self.leases.renew()
+        return self
+
+
+@pytest.mark.parametrize(
+    ("group_id", "shard"),
+    [
+        # Java: Math.abs("…".hashCode()) % 50, the last with hash -2^31 ("polygenelubricants"), whose abs is taken as 0.
+        ("", 0),
+        ("a", 97 % 50),
+        ("hello", 99162322 % 50),
+        ("The quick brown fox jumps over the lazy dog", 609428141 % 50),
+        ("\U0001f600", 1772899 % 50),
+        ("polygenelubricants", 0),
+    ],
+)
+def test_a_groups_shard_is_upstreams(group_id: str, shard: int) -> None:
+    assert shard_of(group_id) == shard
+
+
+async def test_a_lone_node_coordinates_every_group(database: Database) -> None:
+    node = await Node(database).start()
+    assert node.leases.held == SHARDS == len(node.acquired)
+    lease = node.leases.lease_for("group")
+    assert lease is not None
+    assert (lease.shard, lease.node_id) == (shard_of("group"), node.membership.node_id)
+    assert node.leases.coordinator_of("group") == node.membership.self_node
+
+
+async def test_a_lease_counts_from_when_its_renewal_was_sent(database: Database) -> None:
+    node = await Node(database).start()
+    node.now += TTL_MS / 1000 * 0.7
+    assert node.leases.lease_for("group") is not None
+    await node.leases.renew()
+    node.now += TTL_MS / 1000 * 0.7
+    assert node.leases.lease_for("group") is not None, "prolonged"
+    assert node.lost == []
+    node.now += TTL_MS / 1000 * 0.2
+    assert node.leases.lease_for("group") is None, "given up before another node may take it"
+    assert node.leases.held == 0
+    with pytest.raises(KafkaError) as refused:
+        node.leases.coordinator_of("group")
+    assert refused.value.code == ErrorCode.COORDINATOR_NOT_AVAILABLE
+    await node.leases.renew()
+    assert sorted(node.lost) == list(range(SHARDS)), "told before the leases are taken again"
+    assert node.leases.held == SHARDS
+
+
+async def test_a_process_that_was_killed_is_back_at_once_with_its_id_and_higher_epochs(database: Database) -> None:
+    killed = await Node(database).start()
+    again = await Node(database).start()
+    assert again.membership.node_id == killed.membership.node_id
+    assert again.leases.held == SHARDS
+    assert {lease.shard: lease.lease_epoch for lease in again.acquired} == {
+        lease.shard: lease.lease_epoch + 1 for lease in killed.acquired
+    }
+    with pytest.raises(StorageError):
+        await killed.store.renew(killed.membership.node_id, TTL_MS)
+    assert await killed.store.renew_leases(killed.membership.node_id, killed.acquired, TTL_MS) == []
+
+
+async def test_a_second_node_takes_what_is_free_and_points_to_the_first(database: Database) -> None:
+    first = await Node(database, 9092).start()
+    second = await Node(database, 9093).start()
+    assert second.leases.held == 0
+    assert second.leases.lease_for("group") is None
+    assert second.leases.coordinator_of("group") == first.membership.self_node
+    assert [node.port for node in second.membership.alive()] == [9092, 9093]
+
+    await first.leases.release()
+    assert sorted(first.lost) == list(range(SHARDS))
+    await first.membership.withdraw()
+    await second.membership.renew()
+    await second.leases.renew()
+    assert second.leases.held == SHARDS
+    assert second.leases.coordinator_of("group") == second.membership.self_node
+    assert [node.port for node in second.membership.alive()] == [9093]
+    assert {lease.lease_epoch for lease in second.acquired} == {first.acquired[0].lease_epoch + 1}
+
+
+async def test_a_node_whose_registration_was_taken_joins_again(database: Database) -> None:
+    node = await Node(database).start()
+    await Node(database).start()
+    await node.membership.renew()
+    await node.leases.renew()
+    assert sorted(node.lost) == list(range(SHARDS)), "what it held is not its own any more"
+    assert node.leases.held == SHARDS
+
+
+async def test_leaders_are_spread_over_the_live_nodes(database: Database) -> None:
+    first = await Node(database, 9092).start()
+    await Node(database, 9093).start()
+    await first.membership.renew()
+    leaders = {first.membership.leader_of(PartitionKey(key)).node_id for key in range(10)}
+    assert leaders == {NodeId(1), NodeId(2)}
