@@ -1,0 +1,223 @@
+"""Compaction: what is worth cleaning, and replacing batches without moving offsets."""
+
+from __future__ import annotations
+
+import asyncpg
+import pytest
+
+from storage import retention
+from storage.compaction import CompactionPolicy, CompactionStore, DirtyRange
+from storage.errors import StorageConflict, StorageError
+from storage.log import LogStore
+from storage.pool import Database
+from storage.topics import TopicStore
+from storage.types import PartitionKey, StoredBatch
+from tests.storage.batches import append, new_batch, offsets, read
+from tests.storage.conftest import MakeTopic
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def compaction(database: Database) -> CompactionStore:
+    return CompactionStore(database)
+
+
+@pytest.fixture
+async def now_ms(sql: asyncpg.Connection) -> int:
+    return await sql.fetchval("select (extract(epoch from clock_timestamp()) * 1000)::bigint")
+
+
+@pytest.fixture
+async def ten(log: LogStore, key: PartitionKey) -> PartitionKey:
+    """Ten batches of two records and 100 bytes at offsets 0-19, times 1000-1009."""
+    await append(log, *(new_batch(key, records=2, max_timestamp_ms=1000 + i) for i in range(10)))
+    return key
+
+
+def batch(base_offset: int, last_offset: int, size_bytes: int = 50, max_timestamp_ms: int = 1000) -> StoredBatch:
+    return StoredBatch(base_offset, last_offset, max_timestamp_ms, b"\xcd" * size_bytes)
+
+
+async def dirty_range(compaction: CompactionStore, key: PartitionKey, **limits: float) -> DirtyRange | None:
+    ranges = await compaction.dirty_ranges([CompactionPolicy(key, **limits)])  # type: ignore[arg-type]
+    return ranges[0] if ranges else None
+
+
+async def test_a_new_log_is_dirty_up_to_its_last_batch(compaction: CompactionStore, ten: PartitionKey) -> None:
+    assert await dirty_range(compaction, ten) == DirtyRange(ten, 0, 0, 18, 0, 1000)
+
+
+async def test_an_empty_log_one_batch_and_an_unknown_partition_are_not_dirty(
+    compaction: CompactionStore, log: LogStore, key: PartitionKey
+) -> None:
+    assert await dirty_range(compaction, key) is None
+    await append(log, new_batch(key))
+    assert await dirty_range(compaction, key) is None
+    assert await dirty_range(compaction, PartitionKey(10**9)) is None
+
+
+async def test_a_cleaned_log_is_dirty_again_by_ratio(
+    compaction: CompactionStore, log: LogStore, ten: PartitionKey
+) -> None:
+    dirty = await dirty_range(compaction, ten)
+    assert dirty is not None
+    run = await compaction.begin(dirty)
+    await compaction.replace(run, list(range(0, 18, 2)), [batch(16, 17, 300)])
+    await compaction.finish(run)
+    assert await dirty_range(compaction, ten) is None, "300 clean bytes, 100 dirty ones"
+    await append(log, *(new_batch(ten) for _ in range(2)))
+    assert await dirty_range(compaction, ten) == DirtyRange(ten, 0, 18, 21, 300, 300)
+    assert await dirty_range(compaction, ten, min_cleanable_dirty_ratio=0.51) is None
+
+
+async def test_the_dirtiest_come_first_and_the_answer_is_bounded(
+    compaction: CompactionStore, log: LogStore, make_topic: MakeTopic, sql: asyncpg.Connection
+) -> None:
+    keys = [partition.partition_key for partition in (await make_topic(partition_count=3)).partitions]
+    for i, key in enumerate(keys):
+        await append(log, *(new_batch(key) for _ in range(10)))
+        await sql.execute("insert into compaction_state values ($1, 0, 2, $2)", key, [200, 0, 100][i])
+    policies = [CompactionPolicy(key) for key in keys]
+    assert [found.partition_key for found in await compaction.dirty_ranges(policies)] == [keys[1], keys[2], keys[0]]
+    assert [found.partition_key for found in await compaction.dirty_ranges(policies, limit=1)] == [keys[1]]
+
+
+async def test_the_range_ends_where_the_minimum_lag_begins(
+    compaction: CompactionStore, log: LogStore, key: PartitionKey, now_ms: int
+) -> None:
+    ages = [5, 4, 0.5, 3, 0.1]
+    await append(log, *(new_batch(key, max_timestamp_ms=now_ms - int(age * HOUR_MS)) for age in ages))
+    dirty = await dirty_range(compaction, key, min_compaction_lag_ms=HOUR_MS)
+    assert dirty is not None
+    assert (dirty.first_dirty_offset, dirty.end_offset) == (0, 2)
+    assert await dirty_range(compaction, key, min_compaction_lag_ms=6 * HOUR_MS) is None
+
+
+async def test_the_maximum_lag_overrides_the_ratio(
+    compaction: CompactionStore, log: LogStore, ten: PartitionKey, now_ms: int, sql: asyncpg.Connection
+) -> None:
+    await sql.execute("insert into compaction_state values ($1, 0, 4, 999)", ten)
+    assert await dirty_range(compaction, ten) is None
+    assert await dirty_range(compaction, ten, max_compaction_lag_ms=HOUR_MS) is not None
+    assert await dirty_range(compaction, ten, max_compaction_lag_ms=now_ms) is None
+
+
+async def test_replacing_keeps_offsets_and_the_log_end(
+    compaction: CompactionStore, log: LogStore, ten: PartitionKey
+) -> None:
+    dirty = await dirty_range(compaction, ten)
+    assert dirty is not None
+    run = await compaction.begin(dirty)
+    # 0-1 vanishes, 2-3 shrinks, 4-9 become one batch, 10-11 and 12-13 stay.
+    await compaction.replace(run, [0, 2, 4, 6, 8], [batch(5, 9, 70, 1004), batch(2, 3, 40)])
+    await compaction.finish(run)
+    result = await read(log, ten)
+    assert offsets(result.batches) == [(2, 3), (5, 9), (10, 11), (12, 13), (14, 15), (16, 17), (18, 19)]
+    assert result.batches[1].records == b"\xcd" * 70, "stored as given"
+    state = result.state
+    assert (state.log_start_offset, state.high_watermark, state.size_bytes) == (0, 20, 610)
+    assert offsets((await read(log, ten, 4)).batches)[0] == (5, 9)
+    assert await append(log, new_batch(ten)) == [20]
+
+
+async def test_lookups_by_time_stay_right_after_replacing(
+    compaction: CompactionStore, log: LogStore, key: PartitionKey
+) -> None:
+    for timestamp_ms in (5000, 9000, 3000, 7000, 8000, 9500):
+        await append(log, new_batch(key, max_timestamp_ms=timestamp_ms))
+    dirty = await dirty_range(compaction, key)
+    assert dirty is not None
+    await compaction.replace(
+        await compaction.begin(dirty),
+        [0, 1, 2, 3],
+        [StoredBatch(0, 1, 5000, b"a" * 61), StoredBatch(3, 3, 7000, b"b" * 61)],
+    )
+    times = {0: 5000, 3: 7000, 4: 8000, 5: 9500}
+    for timestamp_ms in range(0, 11_000, 500):
+        found = await log.batch_at_timestamp(key, timestamp_ms)
+        expected = next((base for base, time in times.items() if time >= timestamp_ms), None)
+        assert (found.base_offset if found else None) == expected, timestamp_ms
+
+
+async def test_a_run_is_ended_by_the_next(compaction: CompactionStore, log: LogStore, ten: PartitionKey) -> None:
+    dirty = await dirty_range(compaction, ten)
+    assert dirty is not None
+    first, second = await compaction.begin(dirty), await compaction.begin(dirty)
+    before = await read(log, ten)
+    with pytest.raises(StorageConflict):
+        await compaction.replace(first, [0], [])
+    with pytest.raises(StorageConflict):
+        await compaction.finish(first)
+    assert await read(log, ten) == before
+    await compaction.replace(second, [0], [])
+    await compaction.finish(second)
+
+
+async def test_a_batch_that_retention_took_ends_the_replacing(
+    compaction: CompactionStore, database: Database, log: LogStore, ten: PartitionKey
+) -> None:
+    dirty = await dirty_range(compaction, ten)
+    assert dirty is not None
+    run = await compaction.begin(dirty)
+    await log.delete_records(ten, 2)
+    await retention.apply(database, [retention.RetentionPolicy(ten, -1)])
+    with pytest.raises(StorageConflict):
+        await compaction.replace(run, [0, 2], [batch(0, 3)])
+    assert offsets((await read(log, ten, 2)).batches)[0] == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("removed", "added"),
+    [
+        ([18], []),  # the last batch
+        ([0], [batch(0, 2)]),  # into the next one
+        ([2], [batch(1, 3)]),  # into the one before
+        ([0], [batch(4, 5)]),  # elsewhere
+        ([0, 4], [batch(0, 5)]),  # over one that stays
+        ([0, 2], [batch(0, 2), batch(2, 3)]),  # over each other
+        ([0], [batch(1, 0)]),
+        ([], [batch(0, 1)]),
+    ],
+)
+async def test_what_does_not_fit_is_refused_whole(
+    compaction: CompactionStore,
+    log: LogStore,
+    ten: PartitionKey,
+    removed: list[int],
+    added: list[StoredBatch],
+) -> None:
+    dirty = await dirty_range(compaction, ten)
+    assert dirty is not None
+    before = await read(log, ten)
+    run = await compaction.begin(dirty)
+    with pytest.raises(StorageError):
+        await compaction.replace(run, removed, added)
+    assert await read(log, ten) == before
+
+
+async def test_retention_of_cleaned_batches_leaves_the_dirty_ratio_right(
+    compaction: CompactionStore, database: Database, log: LogStore, ten: PartitionKey
+) -> None:
+    dirty = await dirty_range(compaction, ten)
+    assert dirty is not None
+    run = await compaction.begin(dirty)
+    await compaction.finish(run)
+    await log.delete_records(ten, 16)
+    await retention.apply(database, [retention.RetentionPolicy(ten, -1)])
+    await append(log, new_batch(ten))
+    assert await dirty_range(compaction, ten) == DirtyRange(ten, 16, 18, 20, 100, 200)
+
+
+async def test_a_deleted_partition_is_not_compacted(
+    compaction: CompactionStore, topics: TopicStore, log: LogStore, make_topic: MakeTopic
+) -> None:
+    topic = await make_topic("gone")
+    key = topic.partitions[0].partition_key
+    await append(log, new_batch(key), new_batch(key))
+    dirty = await dirty_range(compaction, key)
+    assert dirty is not None
+    await topics.delete(topic.topic_id)
+    assert await dirty_range(compaction, key) is None
+    with pytest.raises(StorageConflict):
+        await compaction.begin(dirty)

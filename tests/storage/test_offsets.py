@@ -1,0 +1,390 @@
+"""Committed offsets: fences, merging, exactness, expiry."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import random
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from storage.errors import StorageConflict
+from storage.groups import GroupStore
+from storage.nodes import NodeStore
+from storage.offsets import ExpiredOffsets, OffsetStore
+from storage.pool import Database
+from storage.topics import TopicStore
+from storage.types import CommittedOffset, CoordinatorLease, OffsetCommit, Refusal, Topic
+from tests.storage.batches import until_blocked
+from tests.storage.conftest import MakeTopic
+from tests.storage.test_groups import group, member
+
+DAY_MS = 24 * 60 * 60 * 1000
+
+
+@pytest.fixture
+def offsets(database: Database) -> OffsetStore:
+    return OffsetStore(database)
+
+
+@pytest.fixture
+def groups(database: Database) -> GroupStore:
+    return GroupStore(database)
+
+
+@pytest.fixture
+async def topic(make_topic: MakeTopic) -> Topic:
+    return await make_topic("orders", 4)
+
+
+@pytest.fixture
+async def lease(leases: list[CoordinatorLease], groups: GroupStore) -> CoordinatorLease:
+    """Shard 0, with the group "g" in generation 3, which has members."""
+    await groups.save(group("g", generation_id=3), leases[0])
+    return leases[0]
+
+
+def commit(lease: CoordinatorLease, topic: Topic, **changes: object) -> OffsetCommit:
+    return dataclasses.replace(
+        OffsetCommit(lease, "g", 3, topic.topic_id, 0, 42, 7, "meta", 1_700_000_000_000),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+async def committed(offsets: OffsetStore, group_id: str = "g") -> dict[int, int]:
+    return {offset.partition_index: offset.committed_offset for offset in await offsets.fetch(group_id)}
+
+
+@pytest.mark.parametrize(
+    ("committed_offset", "leader_epoch", "metadata"),
+    [
+        (42, 7, "meta"),
+        (0, -1, ""),
+        (-1, 0, "with\0nul, \u241b and ünïcode \U0001f600"),
+        (2**63 - 1, 2**31 - 1, "x" * 4096),
+    ],
+)
+async def test_what_was_committed_comes_back_exactly(
+    offsets: OffsetStore,
+    lease: CoordinatorLease,
+    topic: Topic,
+    committed_offset: int,
+    leader_epoch: int,
+    metadata: str,
+) -> None:
+    commits = [commit(lease, topic, committed_offset=committed_offset, leader_epoch=leader_epoch, metadata=metadata)]
+    assert await offsets.commit(commits) == [None]
+    expected = [CommittedOffset(topic.topic_id, 0, committed_offset, leader_epoch, metadata, 1_700_000_000_000)]
+    assert await offsets.fetch("g") == expected
+    assert await offsets.fetch("g", [(topic.topic_id, 0)]) == expected
+
+
+async def test_a_later_commit_replaces_everything(offsets: OffsetStore, lease: CoordinatorLease, topic: Topic) -> None:
+    await offsets.commit([commit(lease, topic, expire_timestamp_ms=5)])
+    later = commit(lease, topic, committed_offset=1, leader_epoch=-1, metadata="", commit_timestamp_ms=9)
+    await offsets.commit([later])
+    assert await offsets.fetch("g") == [CommittedOffset(topic.topic_id, 0, 1, -1, "", 9)]
+
+
+async def test_of_several_commits_of_a_partition_the_last_is_kept(
+    offsets: OffsetStore, lease: CoordinatorLease, topic: Topic
+) -> None:
+    commits = [
+        commit(lease, topic, partition_index=index, committed_offset=value)
+        for index, value in [(0, 9), (1, 5), (0, 2), (1, 7), (0, 4)]
+    ]
+    assert await offsets.commit(commits) == [None] * 5
+    assert await committed(offsets) == {0: 4, 1: 7}
+
+
+async def test_a_refused_commit_does_not_win_over_an_accepted_one(
+    offsets: OffsetStore, lease: CoordinatorLease, topic: Topic
+) -> None:
+    outcome = await offsets.commit(
+        [commit(lease, topic, committed_offset=1), commit(lease, topic, committed_offset=2, generation_id=2)]
+    )
+    assert outcome == [None, Refusal.ILLEGAL_GENERATION]
+    assert await committed(offsets) == {0: 1}
+
+
+async def test_each_commit_is_judged_by_its_own_fence(
+    offsets: OffsetStore, lease: CoordinatorLease, leases: list[CoordinatorLease], topic: Topic
+) -> None:
+    stale = dataclasses.replace(lease, lease_epoch=lease.lease_epoch - 1)
+    elsewhere = dataclasses.replace(lease, shard=40)
+    cases = {
+        commit(lease, topic, partition_index=0): None,
+        commit(lease, topic, partition_index=1, generation_id=2): Refusal.ILLEGAL_GENERATION,
+        commit(lease, topic, partition_index=1, generation_id=4): Refusal.ILLEGAL_GENERATION,
+        commit(lease, topic, partition_index=1, generation_id=-1): Refusal.ILLEGAL_GENERATION,
+        commit(stale, topic, partition_index=1): Refusal.NOT_COORDINATOR,
+        commit(elsewhere, topic, partition_index=1): Refusal.NOT_COORDINATOR,
+        commit(lease, topic, partition_index=1, topic_id=UUID(int=9)): Refusal.UNKNOWN_TOPIC,
+        commit(lease, topic, partition_index=4): Refusal.UNKNOWN_PARTITION,
+        commit(leases[1], topic, group_id="missing"): Refusal.ILLEGAL_GENERATION,
+        commit(leases[1], topic, group_id="simple", generation_id=-1): None,
+        commit(stale, topic, group_id="fenced", generation_id=-1): Refusal.NOT_COORDINATOR,
+    }
+    order = list(cases)
+    random.Random(5).shuffle(order)
+    assert dict(zip(order, await offsets.commit(order), strict=True)) == cases
+    assert await committed(offsets) == {0: 42}
+    assert await committed(offsets, "simple") == {0: 42}
+    assert await committed(offsets, "missing") == {}
+
+
+async def test_a_simple_commit_creates_an_empty_group_without_type(
+    offsets: OffsetStore, groups: GroupStore, leases: list[CoordinatorLease], topic: Topic
+) -> None:
+    for value in (1, 2):
+        assert await offsets.commit(
+            [commit(leases[2], topic, group_id="simple", generation_id=-1, committed_offset=value)]
+        ) == [None]
+    assert await committed(offsets, "simple") == {0: 2}
+    record = await groups.load("simple")
+    assert record is not None
+    assert (record.state, record.protocol_type, record.generation_id, record.members) == ("Empty", None, 0, ())
+    assert await groups.load_shard(2) == [record]
+
+
+async def test_a_fenced_simple_commit_creates_no_group(
+    offsets: OffsetStore, groups: GroupStore, lease: CoordinatorLease, topic: Topic
+) -> None:
+    stale = dataclasses.replace(lease, lease_epoch=lease.lease_epoch - 1)
+    await offsets.commit([commit(stale, topic, group_id="simple", generation_id=-1)])
+    assert await groups.load("simple") is None
+
+
+async def test_a_simple_commit_stands_once_a_group_has_lost_its_members(
+    offsets: OffsetStore, groups: GroupStore, lease: CoordinatorLease, topic: Topic
+) -> None:
+    simple = commit(lease, topic, generation_id=-1)
+    assert await offsets.commit([simple]) == [Refusal.ILLEGAL_GENERATION]
+    await groups.save(group("g", state="Empty", generation_id=4, members=(), leader_id=None), lease)
+    assert await offsets.commit([simple]) == [None]
+
+
+async def test_a_change_of_coordinator_waits_for_commits_under_way(
+    database: Database, lease: CoordinatorLease, topic: Topic, sql: asyncpg.Connection
+) -> None:
+    nodes = NodeStore(database)
+    node_id = await nodes.register("localhost", 9093, None, 60_000)
+    await sql.execute("update coordinator_lease set expires_at = '-infinity'")
+    async with database.hot.connection() as connection, connection.transaction():
+        assert await connection.fetchval(
+            "select lease_is_current($1, $2, $3)", lease.shard, lease.node_id, lease.lease_epoch
+        )
+        acquire = asyncio.create_task(nodes.acquire_leases(node_id, [0], 60_000))
+        await until_blocked(sql, 1)
+    assert [taken.lease_epoch for taken in await acquire] == [lease.lease_epoch + 1]
+
+
+async def test_fetching_partitions_gives_those_committed(
+    offsets: OffsetStore, lease: CoordinatorLease, topic: Topic
+) -> None:
+    await offsets.commit([commit(lease, topic, partition_index=index) for index in (0, 2)])
+    wanted = [(topic.topic_id, 1), (topic.topic_id, 2), (UUID(int=3), 0)]
+    assert [offset.partition_index for offset in await offsets.fetch("g", wanted)] == [2]
+    assert await offsets.fetch("g", []) == []
+    assert await offsets.fetch("nobody") == []
+
+
+async def test_offsets_go_with_their_topic_and_do_not_come_back_with_its_name(
+    offsets: OffsetStore,
+    lease: CoordinatorLease,
+    topic: Topic,
+    topics: TopicStore,
+    make_topic: MakeTopic,
+    sql: asyncpg.Connection,
+) -> None:
+    await offsets.commit([commit(lease, topic)])
+    await topics.delete(topic.topic_id)
+    again = await make_topic("orders", 4)
+    assert await offsets.fetch("g") == []
+    assert await offsets.fetch("g", [(topic.topic_id, 0), (again.topic_id, 0)]) == []
+    assert await offsets.commit([commit(lease, topic)]) == [Refusal.UNKNOWN_TOPIC]
+    assert await sql.fetchval("select count(*) from committed_offset") == 0
+
+
+async def test_deleting_offsets_of_some_partitions(offsets: OffsetStore, lease: CoordinatorLease, topic: Topic) -> None:
+    await offsets.commit([commit(lease, topic, partition_index=index) for index in range(3)])
+    await offsets.delete("g", [(topic.topic_id, 0), (topic.topic_id, 2), (UUID(int=1), 0)], lease)
+    assert await committed(offsets) == {1: 42}
+    with pytest.raises(StorageConflict):
+        await offsets.delete("g", [(topic.topic_id, 1)], dataclasses.replace(lease, lease_epoch=99))
+    assert await committed(offsets) == {1: 42}
+
+
+async def test_nothing_to_commit(offsets: OffsetStore) -> None:
+    assert await offsets.commit([]) == []
+
+
+async def test_overlapping_committers_do_not_deadlock(
+    database_url: str,
+    groups: GroupStore,
+    leases: list[CoordinatorLease],
+    topic: Topic,
+    sql: asyncpg.Connection,
+) -> None:
+    for i in range(6):
+        await groups.save(group(f"g{i}"), leases[i % 3])
+    databases = [await Database.open(database_url, hot_connections=1, cold_connections=1) for _ in range(3)]
+
+    async def run(store: OffsetStore, seed: int) -> None:
+        random_ = random.Random(seed)
+        for _ in range(30):
+            commits = [
+                commit(leases[i % 3], topic, group_id=f"g{i}", partition_index=random_.randrange(4))
+                for i in (random_.randrange(6) for _ in range(10))
+            ]
+            assert await store.commit(commits) == [None] * 10
+
+    async def rebalance() -> None:
+        for i in range(30):
+            await groups.save(group(f"g{i % 6}", state_timestamp_ms=i), leases[i % 3])
+
+    try:
+        await asyncio.gather(rebalance(), *(run(OffsetStore(database), i) for i, database in enumerate(databases)))
+    finally:
+        for database in databases:
+            await database.close()
+    assert await sql.fetchval("select deadlocks from pg_stat_database where datname = current_database()") == 0
+
+
+# --- expiry: kafka-protocol.md §2.12, row by row ----------------------------------------------------------------------
+
+
+@pytest.fixture
+async def now_ms(sql: asyncpg.Connection) -> int:
+    return await sql.fetchval("select (extract(epoch from clock_timestamp()) * 1000)::bigint")
+
+
+async def store_group(
+    sql: asyncpg.Connection,
+    groups: GroupStore,
+    lease: CoordinatorLease,
+    topic: Topic,
+    group_id: str,
+    commit_ms: int,
+    *,
+    expire_ms: int | None = None,
+    **changes: object,
+) -> None:
+    await groups.save(group(group_id, **changes), lease)
+    await sql.execute(
+        "insert into committed_offset values ($1, $2, 0, 1, -1, '', $3, $4)",
+        group_id, topic.topic_id, commit_ms, expire_ms,
+    )  # fmt: skip
+
+
+EMPTY = {"state": "Empty", "members": (), "leader_id": None}
+SIMPLE = {**EMPTY, "protocol_type": None}
+
+
+@pytest.mark.parametrize(
+    ("changes", "commit_age_days", "expires"),
+    [
+        ({**EMPTY, "age_days": 8}, 0, True),
+        ({**EMPTY, "age_days": 6}, 30, False),
+        ({**SIMPLE, "age_days": 30}, 8, True),
+        ({**SIMPLE, "age_days": 30}, 6, False),
+        ({"age_days": 30}, 30, False),
+        ({"state": "CompletingRebalance", "age_days": 30}, 30, False),
+        ({"protocol_type": "connect", "age_days": 30}, 30, False),
+        ({**EMPTY, "age_days": 0, "expire_in_days": -1}, 0, True),
+        ({**EMPTY, "age_days": 30, "expire_in_days": 1}, 30, False),
+        ({"age_days": 30, "expire_in_days": -1}, 30, False),
+    ],
+    ids=[
+        "empty since long", "empty of late", "simple, old commit", "simple, new commit", "members, not settled",
+        "rebalancing", "other type", "explicit time is past", "explicit time is to come", "explicit but in use",
+    ],
+)  # fmt: skip
+async def test_when_offsets_expire(
+    offsets: OffsetStore,
+    groups: GroupStore,
+    leases: list[CoordinatorLease],
+    topic: Topic,
+    sql: asyncpg.Connection,
+    now_ms: int,
+    changes: dict[str, object],
+    commit_age_days: int,
+    expires: bool,
+) -> None:
+    fields = dict(changes)
+    state_timestamp_ms = now_ms - int(str(fields.pop("age_days"))) * DAY_MS
+    expire_in_days = fields.pop("expire_in_days", None)
+    expire_ms = None if expire_in_days is None else now_ms + int(str(expire_in_days)) * DAY_MS
+    await store_group(
+        sql, groups, leases[0], topic, "g", now_ms - commit_age_days * DAY_MS,
+        expire_ms=expire_ms, state_timestamp_ms=state_timestamp_ms, **fields,
+    )  # fmt: skip
+    outcome = await offsets.expire(leases[0], 7 * DAY_MS, subscriptions={}, unsettled=[])
+    assert outcome == (ExpiredOffsets(1, ("g",)) if expires else ExpiredOffsets(0, ()))
+    assert (await groups.load("g") is None) == expires
+    assert len(await offsets.fetch("g")) == (0 if expires else 1)
+
+
+async def test_a_settled_group_keeps_what_it_subscribes_to(
+    offsets: OffsetStore,
+    groups: GroupStore,
+    leases: list[CoordinatorLease],
+    topic: Topic,
+    make_topic: MakeTopic,
+    sql: asyncpg.Connection,
+) -> None:
+    other = await make_topic("other")
+    await store_group(sql, groups, leases[0], topic, "g", 5, members=(member("m2"),))
+    await sql.execute("insert into committed_offset values ('g', $1, 0, 1, -1, '', 5, null)", other.topic_id)
+    outcome = await offsets.expire(leases[0], DAY_MS, subscriptions={"g": ["orders", "absent"]}, unsettled=[])
+    assert outcome == ExpiredOffsets(1, ())
+    assert [offset.topic_id for offset in await offsets.fetch("g")] == [topic.topic_id]
+
+
+async def test_what_the_coordinator_holds_as_unsettled_stays(
+    offsets: OffsetStore,
+    groups: GroupStore,
+    leases: list[CoordinatorLease],
+    topic: Topic,
+    sql: asyncpg.Connection,
+) -> None:
+    await store_group(sql, groups, leases[0], topic, "g", 5, state_timestamp_ms=5, **EMPTY)
+    await groups.save(group("bare", **EMPTY), leases[0])
+    nothing = await offsets.expire(leases[0], DAY_MS, subscriptions={}, unsettled=["g", "bare"])
+    assert nothing == ExpiredOffsets(0, ())
+    assert await offsets.expire(leases[0], DAY_MS, subscriptions={}, unsettled=["g"]) == ExpiredOffsets(0, ("bare",))
+
+
+async def test_a_pass_is_bounded_and_keeps_to_its_shard(
+    offsets: OffsetStore,
+    groups: GroupStore,
+    leases: list[CoordinatorLease],
+    topic: Topic,
+    sql: asyncpg.Connection,
+) -> None:
+    for i in range(5):
+        await store_group(sql, groups, leases[0], topic, f"g{i}", 5, state_timestamp_ms=5, **EMPTY)
+    await store_group(sql, groups, leases[1], topic, "elsewhere", 5, state_timestamp_ms=5, **EMPTY)
+
+    async def a_pass(**limits: int) -> ExpiredOffsets:
+        return await offsets.expire(leases[0], DAY_MS, subscriptions={}, unsettled=[], **limits)
+
+    assert await a_pass(group_limit=2) == ExpiredOffsets(2, ("g0", "g1"))
+    assert await a_pass(offset_limit=1) == ExpiredOffsets(1, ("g2",))
+    assert await a_pass() == ExpiredOffsets(2, ("g3", "g4"))
+    assert len(await offsets.fetch("elsewhere")) == 1
+
+
+async def test_a_lost_lease_expires_nothing(
+    offsets: OffsetStore,
+    groups: GroupStore,
+    leases: list[CoordinatorLease],
+    topic: Topic,
+    sql: asyncpg.Connection,
+) -> None:
+    await store_group(sql, groups, leases[0], topic, "g", 5, state_timestamp_ms=5, **EMPTY)
+    with pytest.raises(StorageConflict):
+        await offsets.expire(dataclasses.replace(leases[0], lease_epoch=99), DAY_MS, subscriptions={}, unsettled=[])
+    assert len(await offsets.fetch("g")) == 1
