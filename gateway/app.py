@@ -29,6 +29,7 @@ from gateway.dispatch import Dispatch
 from gateway.exporter import Exporter
 from gateway.groups import Groups
 from gateway.http import HttpServer
+from gateway.maintenance import Maintenance
 from gateway.metrics import Metrics
 from gateway.server import Server
 from gateway.supervisor import Supervisor
@@ -151,7 +152,8 @@ class App:
             metrics=metrics,
             cluster_id=await topics.cluster_id(),
         )
-        self._start_passes(services, leases)
+        maintenance = Maintenance(database, catalog, tail, membership, leases.current, groups.in_memory)
+        self._start_passes(services, leases, maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
         await self._start_http(exporter, server, services, leases)
 
@@ -190,12 +192,14 @@ class App:
             max_connections=broker.max_connections,
         )
 
-    def _start_passes(self, services: Services, leases: Leases) -> None:
+    def _start_passes(self, services: Services, leases: Leases, maintenance: Maintenance) -> None:
         membership, catalog, topics = services.membership, services.catalog, services.topics
 
         async def renew() -> None:
-            await membership.renew()
-            await leases.renew()
+            # A database that does not answer must not keep this pass from trying again while the leases still hold.
+            async with asyncio.timeout(self.settings.node_ttl_ms / 1000 / 2):
+                await membership.renew()
+                await leases.renew()
 
         async def reload_broker_configs() -> None:
             dynamic = await topics.load_broker_configs()
@@ -206,6 +210,8 @@ class App:
         start("leases", renew, interval_ms=self.settings.node_ttl_ms // RENEWALS_PER_TTL)
         start("broker configs", reload_broker_configs, interval_ms=BROKER_CONFIG_INTERVAL_MS)
         start("event loop lag", self._probe_lag, interval_ms=0)
+        for name, run_once, interval_ms in maintenance.passes():
+            start(name, run_once, interval_ms=interval_ms)
         start("catalog", catalog.refresh_if_changed, interval_ms=CATALOG_INTERVAL_MS)
         self._undo.append(("background loops", self._supervisor.stop))
 
@@ -232,14 +238,10 @@ class App:
         async def coordinator() -> str | None:
             return None if leases.held or len(services.membership.alive()) > 1 else "no lease is held"
 
-        async def background() -> str | None:
-            failing = self._supervisor.failing()
-            return f"failing: {', '.join(failing)}" if failing else None
-
         http = HttpServer(
             self.metrics,
             exporter.snapshot,
-            {"database": database, "listener": listener, "coordinator": coordinator, "background": background},
+            {"database": database, "listener": listener, "coordinator": coordinator},
         )
         host, port = self.settings.metrics_listen
         self._undo.append(("http", http.stop))

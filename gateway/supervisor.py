@@ -45,10 +45,6 @@ class Supervisor:
         self._metrics.watch_loop(name, lambda: time.monotonic() - loop.last_success)
         self._tasks.append(asyncio.create_task(self._run(loop), name=f"loop {name}"))
 
-    def failing(self) -> list[str]:
-        """Names of the loops whose last pass raised."""
-        return [loop.name for loop in self._loops.values() if loop.failing]
-
     async def stop(self) -> None:
         """Cancels every loop and waits for it."""
         for task in self._tasks:

@@ -73,6 +73,11 @@ class Leases:
         now = self._monotonic()
         return sum(held.deadline > now for held in self._held.values())
 
+    def current(self) -> list[CoordinatorLease]:
+        """The leases that this node may count on at this moment."""
+        now = self._monotonic()
+        return [held.lease for held in self._held.values() if held.deadline > now]
+
     def shard_of(self, group_id: str) -> int:
         return shard_of(group_id)
 

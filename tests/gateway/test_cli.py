@@ -1,0 +1,125 @@
+"""The command line as a person types it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gateway.apis import SERVED
+from gateway.cli import main
+from protocol import codec
+from protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+
+
+@pytest.fixture(autouse=True)
+def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in [name for name in os.environ if name.startswith("SLUICE_")]:
+        monkeypatch.delenv(name)
+
+
+def hexed(message: object, version: int) -> str:
+    return b"".join(bytes(chunk) for chunk in codec.encode(message, version)).hex()
+
+
+def test_config_shows_each_value_and_its_origin(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLUICE_DATABASE_URL", "postgresql://me:secret@host/db")
+    assert main(["config", "--listen", "127.0.0.1:7", "--set", "num.partitions=3"]) == 0
+    lines = [line.split(maxsplit=2) for line in capsys.readouterr().out.splitlines()]
+    assert ["listen", "127.0.0.1:7", "flag --listen"] in lines
+    assert ["database-url", "postgresql://me:…@host/db", "environment SLUICE_DATABASE_URL"] in lines
+    assert ["data-dir", ".sluice", "default"] in lines
+    assert ["num.partitions", "3", "flag --set"] in lines
+    assert ["group.initial.rebalance.delay.ms", "3000", "default"] in lines
+
+
+@pytest.mark.parametrize("command", ["serve", "config"])
+def test_a_wrong_value_is_one_line_and_exit_code_2(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([command, "--listen", "nowhere"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    (line,) = captured.err.splitlines()
+    assert line.startswith("sluice: listen: 'nowhere' (from flag --listen): expected HOST:PORT")
+
+
+def test_an_unknown_flag_is_exit_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exited:
+        main(["serve", "--lissten", "127.0.0.1:7"])
+    assert exited.value.code == 2
+
+
+def test_an_absent_database_is_one_line_and_exit_code_1(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.app.DATABASE_PATIENCE_S", 0.0)
+    # It would bind the suite's loggers to this test's captured stderr.
+    monkeypatch.setattr("gateway.cli.logs.configure", lambda log_format, level: None)
+    url = "postgresql://nobody@127.0.0.1:1/none"
+    code = main(["serve", "--database-url", url, "--listen", "127.0.0.1:0", "--metrics-listen", "off"])
+    assert code == 1
+    errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sluice: ")]
+    assert len(errors) == 1
+    assert "unavailable" in errors[0]
+
+
+def test_healthcheck_of_nobody_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["healthcheck", "127.0.0.1:1"]) == 1
+    assert "127.0.0.1:1 does not answer" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["JoinGroup", "join_group", "11"])
+def test_decode_shows_a_request(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    request = JoinGroupRequest(
+        group_id="g", protocols=(JoinGroupRequestProtocol(name="range", metadata=b"\x01\x02"),), reason=None
+    )
+    assert main(["decode", name, "9", hexed(request, 9)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "JoinGroupRequest"
+    assert "  group_id: 'g'" in lines
+    assert "    [0]: JoinGroupRequestProtocol" in lines
+    assert "      metadata: 2 bytes 0102" in lines
+    assert "  reason: None" in lines
+
+
+def test_decode_shows_a_response(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["decode", "Heartbeat", "4", hexed(HeartbeatResponse(error_code=27), 4), "--response"]) == 0
+    assert "  error_code: 27" in capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "complaint"),
+    [
+        (["Nonsense", "0", ""], 2, "no API"),
+        (["Heartbeat", "99", ""], 1, "99"),
+        (["Heartbeat", "4", "zz"], 1, "hex"),
+        (["Heartbeat", "4", "00"], 1, "Heartbeat"),
+        (["Heartbeat", "4", hexed(HeartbeatRequest(), 4) + "ff"], 1, "1 bytes are left over"),
+    ],
+)
+def test_decode_says_what_is_wrong(
+    arguments: list[str], code: int, complaint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["decode", *arguments]) == code
+    assert complaint in capsys.readouterr().err
+
+
+def test_apis_lists_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["apis"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(SERVED) + 1
+    assert ["JoinGroup", "11", "0-9"] in [line.split() for line in lines]
+    assert main(["apis", "--markdown"]) == 0
+    assert "| Produce | 0 | 3-13 |" in capsys.readouterr().out
+
+
+def test_help_names_every_option() -> None:
+    help_text = subprocess.run(
+        [sys.executable, "-m", "gateway", "serve", "--help"], capture_output=True, text=True, check=True
+    ).stdout
+    assert "--database-url" in help_text
+    assert "--set KEY=VALUE" in help_text
