@@ -73,6 +73,7 @@ class _AsyncpgPool(Protocol):
     def acquire(self, *, timeout: float) -> AbstractAsyncContextManager[Connection]: ...
     async def close(self) -> None: ...
     def terminate(self) -> None: ...
+    async def expire_connections(self) -> None: ...
     def get_size(self) -> int: ...
     def get_idle_size(self) -> int: ...
 
@@ -97,6 +98,14 @@ async def translated_errors() -> AsyncGenerator[None, None]:
         raise _translated(error) from error
 
 
+def _lost_connection(error: StorageUnavailable) -> bool:
+    cause = error.__cause__
+    if isinstance(cause, asyncpg.PostgresError):
+        sqlstate = str(getattr(cause, "sqlstate", "") or "")
+        return sqlstate.startswith(("08", "57P"))
+    return not isinstance(cause, TimeoutError)
+
+
 def _retried(error: StorageError) -> bool:
     return str(getattr(error.__cause__, "sqlstate", "")) in _RETRIED_SQLSTATES
 
@@ -111,8 +120,14 @@ class Pool:
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[Connection, None]:
         """A connection for a unit of work of the caller; raises storage errors only."""
-        async with translated_errors(), self._pool.acquire(timeout=self._acquire_timeout_s) as connection:
-            yield connection
+        try:
+            async with translated_errors(), self._pool.acquire(timeout=self._acquire_timeout_s) as connection:
+                yield connection
+        except StorageUnavailable as error:
+            if _lost_connection(error):
+                # The others were most likely lost with it: without this each would fail one more call.
+                await self._pool.expire_connections()
+            raise
 
     async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """`work` on a connection, again if Postgres rolled it back for a deadlock or serialization failure.

@@ -53,7 +53,8 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 @pytest.fixture
 async def sql(database_url: str) -> AsyncIterator[asyncpg.Connection]:
     """A plain connection beside the stores, with the settings of theirs."""
-    connection = await asyncpg.connect(database_url, server_settings=dict(SESSION_SETTINGS))
+    settings = {**SESSION_SETTINGS, "application_name": "test"}
+    connection = await asyncpg.connect(database_url, server_settings=settings)
     yield connection
     await connection.close()
 

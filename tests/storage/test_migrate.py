@@ -1,0 +1,76 @@
+"""Migrations: from nothing, again, side by side, and not from the future."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import asyncpg
+import pytest
+
+from storage.errors import StorageError
+from storage.migrate import migrate, migrations
+from storage.pool import Database
+from storage.topics import TopicStore
+
+
+@pytest.fixture
+async def empty(empty_database_url: str) -> AsyncIterator[Database]:
+    opened = await Database.open(empty_database_url)
+    yield opened
+    await opened.close()
+
+
+def test_migrations_are_numbered_without_gaps() -> None:
+    assert [number for number, _, _ in migrations()] == list(range(1, len(migrations()) + 1))
+
+
+async def test_again_does_nothing(empty: Database) -> None:
+    version = await migrate(empty)
+    assert version == len(migrations())
+    cluster_id = await TopicStore(empty).cluster_id()
+    applied = await empty.hot.fetch("select * from schema_migration order by version")
+    assert await migrate(empty) == version
+    assert await empty.hot.fetch("select * from schema_migration order by version") == applied
+    assert await TopicStore(empty).cluster_id() == cluster_id
+
+
+async def test_nodes_that_start_together_migrate_once(empty_database_url: str) -> None:
+    databases = [await Database.open(empty_database_url, hot_connections=1) for _ in range(4)]
+    try:
+        assert await asyncio.gather(*(migrate(database) for database in databases)) == [len(migrations())] * 4
+    finally:
+        for database in databases:
+            await database.close()
+
+
+async def test_a_failing_migration_leaves_nothing(
+    empty: Database, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = migrations()
+    broken = [*known, (len(known) + 1, "9999_broken.sql", "create table half (); select 1 / 0")]
+    monkeypatch.setattr("storage.migrate.migrations", lambda: broken)
+    with pytest.raises(StorageError, match="division"):
+        await migrate(empty)
+    connection = await asyncpg.connect(empty_database_url)
+    try:
+        assert await connection.fetchval("select count(*) from pg_namespace where nspname = 'sluice'") == 0
+    finally:
+        await connection.close()
+    monkeypatch.setattr("storage.migrate.migrations", lambda: known)
+    assert await migrate(empty) == len(known)
+
+
+async def test_a_newer_schema_is_refused(empty: Database) -> None:
+    version = await migrate(empty)
+    await empty.hot.fetch("insert into schema_migration values ($1, 'from_the_future.sql')", version + 1)
+    with pytest.raises(StorageError, match="version"):
+        await migrate(empty)
+
+
+async def test_the_bytes_are_not_compressed_again(empty: Database) -> None:
+    await migrate(empty)
+    storage = await empty.hot.fetch_value(
+        "select attstorage::text from pg_attribute where attrelid = 'batch'::regclass and attname = 'records'"
+    )
+    assert storage == "e"

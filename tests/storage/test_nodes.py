@@ -1,0 +1,150 @@
+"""Registrations and leases: time is Postgres's, authority is the epoch."""
+
+from __future__ import annotations
+
+import asyncio
+
+import asyncpg
+import pytest
+
+from storage.errors import StorageConflict
+from storage.nodes import NodeStore
+from storage.pool import Database
+from storage.types import CoordinatorLease, Node, NodeId
+
+TTL_MS = 60_000
+LAPSE_NODE = "update node set expires_at = clock_timestamp() where node_id = $1"
+LAPSE_LEASES = "update coordinator_lease set expires_at = clock_timestamp() where shard = any ($1)"
+
+
+@pytest.fixture
+def nodes(database: Database) -> NodeStore:
+    return NodeStore(database)
+
+
+@pytest.fixture
+def others(database: Database) -> NodeStore:
+    """The store of another process."""
+    return NodeStore(database)
+
+
+def epochs(leases: list[CoordinatorLease]) -> dict[int, int]:
+    return {lease.shard: lease.lease_epoch for lease in leases}
+
+
+async def test_ids_are_the_lowest_free_from_one(nodes: NodeStore, sql: asyncpg.Connection) -> None:
+    assert [await nodes.register("host", port, None, TTL_MS) for port in (1, 2, 3)] == [1, 2, 3]
+    await sql.execute(LAPSE_NODE, 2)
+    assert await nodes.register("host", 4, "rack-a", TTL_MS) == 2
+    assert await nodes.register("host", 5, None, TTL_MS) == 4
+    assert await nodes.alive() == [
+        Node(NodeId(1), "host", 1),
+        Node(NodeId(2), "host", 4, "rack-a"),
+        Node(NodeId(3), "host", 3),
+        Node(NodeId(4), "host", 5),
+    ]
+
+
+async def test_processes_that_start_together_get_ids_of_their_own(nodes: NodeStore) -> None:
+    ids = await asyncio.gather(*(nodes.register("host", port, None, TTL_MS) for port in range(8)))
+    assert sorted(ids) == list(range(1, 9))
+
+
+async def test_a_process_that_comes_back_has_its_id(nodes: NodeStore, others: NodeStore) -> None:
+    await nodes.register("host", 1, None, TTL_MS)
+    node_id = await nodes.register("host", 2, None, TTL_MS)
+    assert await others.register("host", 2, None, TTL_MS) == node_id
+    with pytest.raises(StorageConflict):
+        await nodes.renew(node_id, TTL_MS)
+    await others.renew(node_id, TTL_MS)
+
+
+async def test_a_name_outlives_its_address(nodes: NodeStore, others: NodeStore) -> None:
+    node_id = await nodes.register("old", 1, None, TTL_MS, name="gateway-a")
+    assert await others.register("new", 2, None, TTL_MS, name="gateway-a") == node_id
+    assert await nodes.alive() == [Node(node_id, "new", 2)]
+
+
+async def test_a_node_that_is_not_renewed_is_not_alive(nodes: NodeStore, sql: asyncpg.Connection) -> None:
+    node_id = await nodes.register("host", 1, None, TTL_MS)
+    await sql.execute(LAPSE_NODE, node_id)
+    assert await nodes.alive() == []
+    await nodes.renew(node_id, TTL_MS)
+    assert await nodes.alive() == [Node(node_id, "host", 1)]
+    await nodes.withdraw(node_id)
+    assert await nodes.alive() == []
+
+
+async def test_withdrawing_ends_no_registration_of_another_process(nodes: NodeStore, others: NodeStore) -> None:
+    node_id = await nodes.register("host", 1, None, TTL_MS)
+    await others.register("host", 1, None, TTL_MS)
+    await nodes.withdraw(node_id)
+    assert [node.node_id for node in await nodes.alive()] == [node_id]
+
+
+async def test_an_id_that_was_not_registered_here_is_refused(nodes: NodeStore) -> None:
+    with pytest.raises(StorageConflict):
+        await nodes.renew(NodeId(1), TTL_MS)
+    with pytest.raises(StorageConflict):
+        await nodes.acquire_leases(NodeId(1), [0], TTL_MS)
+
+
+async def test_leases_are_taken_when_free_and_refused_while_held(nodes: NodeStore, others: NodeStore) -> None:
+    one, two = await nodes.register("host", 1, None, TTL_MS), await others.register("host", 2, None, TTL_MS)
+    assert epochs(await nodes.acquire_leases(one, [3, 1, 1], TTL_MS)) == {1: 1, 3: 1}
+    assert epochs(await others.acquire_leases(two, [1, 2, 3], TTL_MS)) == {2: 1}
+    assert await others.lease_owners() == [
+        CoordinatorLease(1, one, 1),
+        CoordinatorLease(2, two, 1),
+        CoordinatorLease(3, one, 1),
+    ]
+
+
+async def test_acquiring_what_one_holds_keeps_the_epoch(nodes: NodeStore, sql: asyncpg.Connection) -> None:
+    node_id = await nodes.register("host", 1, None, TTL_MS)
+    await nodes.acquire_leases(node_id, [1], TTL_MS)
+    assert epochs(await nodes.acquire_leases(node_id, [1], TTL_MS)) == {1: 1}
+    await sql.execute(LAPSE_LEASES, [1])
+    assert epochs(await nodes.acquire_leases(node_id, [1], TTL_MS)) == {1: 1}, "nobody had it in between"
+
+
+async def test_the_epoch_rises_with_the_owner_and_with_the_process(
+    nodes: NodeStore, others: NodeStore, database: Database, sql: asyncpg.Connection
+) -> None:
+    one, two = await nodes.register("host", 1, None, TTL_MS), await others.register("host", 2, None, TTL_MS)
+    held = await nodes.acquire_leases(one, [1], TTL_MS)
+    await sql.execute(LAPSE_LEASES, [1])
+    assert epochs(await others.acquire_leases(two, [1], TTL_MS)) == {1: 2}
+    assert await nodes.renew_leases(one, held, TTL_MS) == []
+
+    restarted = NodeStore(database)
+    assert await restarted.register("host", 2, None, TTL_MS) == two
+    assert epochs(await restarted.acquire_leases(two, [1], TTL_MS)) == {1: 3}, "own at once, though not run out"
+    assert await others.acquire_leases(two, [1], TTL_MS) == [], "the process before has no say any more"
+
+
+async def test_renewing_gives_what_is_still_held(nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection) -> None:
+    one, two = await nodes.register("host", 1, None, TTL_MS), await others.register("host", 2, None, TTL_MS)
+    held = await nodes.acquire_leases(one, [1, 2, 3], TTL_MS)
+    await sql.execute(LAPSE_LEASES, [1, 2, 3])
+    await others.acquire_leases(two, [2], TTL_MS)
+    assert epochs(await nodes.renew_leases(one, held, TTL_MS)) == {1: 1, 3: 1}
+    assert await others.acquire_leases(two, [1, 3], TTL_MS) == [], "renewed"
+
+
+async def test_released_leases_are_free_at_once(nodes: NodeStore, others: NodeStore) -> None:
+    one, two = await nodes.register("host", 1, None, TTL_MS), await others.register("host", 2, None, TTL_MS)
+    await nodes.acquire_leases(one, [1, 2], TTL_MS)
+    await nodes.release_leases(one)
+    assert await nodes.lease_owners() == []
+    assert epochs(await others.acquire_leases(two, [1, 2], TTL_MS)) == {1: 2, 2: 2}
+
+
+async def test_a_shard_has_one_owner_when_many_try(database: Database) -> None:
+    stores = [NodeStore(database) for _ in range(4)]
+    ids = [await store.register("host", port, None, TTL_MS) for port, store in enumerate(stores)]
+    shards = list(range(20))
+    taken = await asyncio.gather(
+        *(store.acquire_leases(node_id, shards, TTL_MS) for store, node_id in zip(stores, ids, strict=True))
+    )
+    assert sorted(lease.shard for leases in taken for lease in leases) == shards

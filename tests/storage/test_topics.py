@@ -1,0 +1,125 @@
+"""The catalog."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+from uuid import UUID
+
+from storage.topics import TopicStore
+from storage.types import NewTopic, Refusal, Topic
+from tests.storage.conftest import MakeTopic
+
+NOBODY = UUID(int=77)
+
+
+async def test_a_created_topic_is_found_by_name_by_id_and_in_the_catalog(topics: TopicStore) -> None:
+    (topic,) = await topics.create([NewTopic("orders", 3, {"retention.ms": "-1", "odd": "nul\0"}, internal=True)])
+    assert isinstance(topic, Topic)
+    assert (topic.name, topic.internal, topic.configs) == ("orders", True, {"retention.ms": "-1", "odd": "nul\0"})
+    assert [(partition.partition_index, partition.leader_epoch) for partition in topic.partitions] == [
+        (0, 0),
+        (1, 0),
+        (2, 0),
+    ]
+    assert len({partition.partition_key for partition in topic.partitions}) == 3
+    assert await topics.find("orders") == topic
+    assert await topics.find_by_id(topic.topic_id) == topic
+    assert (await topics.load())[1] == [topic]
+    assert await topics.find("Orders") is None
+    assert await topics.find_by_id(NOBODY) is None
+
+
+async def test_each_topic_of_a_call_stands_for_itself(topics: TopicStore) -> None:
+    wanted = [NewTopic("a", 1, {}), NewTopic("b", 0, {}), NewTopic("a", 2, {}), NewTopic("c", 1, {})]
+    outcomes = await topics.create(wanted)
+    assert [outcome if isinstance(outcome, Refusal) else outcome.name for outcome in outcomes] == [
+        "a",
+        Refusal.INVALID_PARTITIONS,
+        Refusal.TOPIC_EXISTS,
+        "c",
+    ]
+    assert [topic.name for topic in (await topics.load())[1]] == ["a", "c"]
+
+
+async def test_many_creating_one_name_make_one_topic(topics: TopicStore) -> None:
+    outcomes = await asyncio.gather(*(topics.create([NewTopic("a", 2, {})]) for _ in range(6)))
+    created = [outcome for (outcome,) in outcomes if isinstance(outcome, Topic)]
+    assert len(created) == 1
+    assert [outcome for (outcome,) in outcomes if outcome is Refusal.TOPIC_EXISTS] == [Refusal.TOPIC_EXISTS] * 5
+    assert await topics.find("a") == created[0]
+
+
+async def test_deleting_frees_the_name_at_once(topics: TopicStore, make_topic: MakeTopic) -> None:
+    first = await make_topic("orders", 2)
+    assert await topics.delete(first.topic_id)
+    assert not await topics.delete(first.topic_id)
+    assert not await topics.delete(NOBODY)
+    assert await topics.find("orders") is None
+    assert await topics.find_by_id(first.topic_id) is None
+    second = await make_topic("orders", 1)
+    assert second.topic_id != first.topic_id
+    keys = {partition.partition_key for topic in (first, second) for partition in topic.partitions}
+    assert len(keys) == 3
+    assert (await topics.load())[1] == [second]
+
+
+async def test_partitions_are_added_after_those_there_are(topics: TopicStore, make_topic: MakeTopic) -> None:
+    topic = await make_topic("orders", 2)
+    grown = await topics.create_partitions(topic.topic_id, 4)
+    assert isinstance(grown, Topic)
+    assert grown.partitions[:2] == topic.partitions
+    assert [partition.partition_index for partition in grown.partitions] == [0, 1, 2, 3]
+    for total in (4, 1, 0, -1):
+        assert await topics.create_partitions(topic.topic_id, total) is Refusal.INVALID_PARTITIONS
+    assert await topics.create_partitions(NOBODY, 9) is Refusal.UNKNOWN_TOPIC
+    await topics.delete(topic.topic_id)
+    assert await topics.create_partitions(topic.topic_id, 9) is Refusal.UNKNOWN_TOPIC
+
+
+async def test_configs_are_set_unset_and_left(topics: TopicStore, make_topic: MakeTopic) -> None:
+    topic = await make_topic()
+    await topics.set_configs(topic.topic_id, {"a": "1", "b": "2", "c": "3"})
+    changed = await topics.set_configs(topic.topic_id, {"b": "4", "d": ""}, ["a", "d", "absent"])
+    assert isinstance(changed, Topic)
+    assert changed.configs == {"b": "4", "c": "3", "d": ""}
+    assert await topics.find("orders") == changed
+    assert await topics.set_configs(NOBODY, {"a": "1"}) is Refusal.UNKNOWN_TOPIC
+
+
+async def test_broker_configs(topics: TopicStore) -> None:
+    assert await topics.load_broker_configs() == {}
+    await topics.set_broker_configs({"log.retention.ms": "5", "x": "1"}, [])
+    await topics.set_broker_configs({"x": "2"}, ["log.retention.ms", "absent"])
+    assert await topics.load_broker_configs() == {"x": "2"}
+
+
+async def test_every_change_raises_the_version_and_nothing_else_does(topics: TopicStore, make_topic: MakeTopic) -> None:
+    versions = [await topics.version()]
+    topic = await make_topic()
+    changes = [
+        topics.set_configs(topic.topic_id, {"a": "1"}),
+        topics.create_partitions(topic.topic_id, 2),
+        topics.set_broker_configs({"a": "b"}),
+        topics.delete(topic.topic_id),
+    ]
+    for change in changes:
+        await change
+        await topics.load()
+        versions.append(await topics.version())
+    assert versions == sorted(set(versions))
+    assert (await topics.load())[0] == versions[-1]
+
+
+async def test_an_empty_catalog_has_a_version(topics: TopicStore) -> None:
+    version, found = await topics.load()
+    assert found == []
+    assert version == await topics.version()
+
+
+async def test_the_cluster_id_is_a_uuid_as_upstream_renders_it(topics: TopicStore) -> None:
+    cluster_id = await topics.cluster_id()
+    assert re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]{21}", cluster_id)
+    assert len(base64.urlsafe_b64decode(cluster_id + "==")) == 16
+    assert await topics.cluster_id() == cluster_id
