@@ -142,7 +142,7 @@ class Appender:
             if self._observe_commit is not None:
                 self._observe_commit(len(group), sum(pending.size_bytes for pending in group), ended_s - started_s)
         except StorageError as error:
-            log.warning("commit_failed", batches=len(group), error=str(error))
+            log.warning("a group commit failed", batches=len(group), error=str(error))
             self._tail.doubt(loop.time())
             _fail(group, error)
         finally:
@@ -197,7 +197,7 @@ class _Committer:
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.task = None
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("committer_failed", exc_info=error)
+            log.error("a committer failed", exc_info=error)
         if self._queue:
             self._start()
 

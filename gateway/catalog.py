@@ -196,7 +196,7 @@ class Catalog:
             self.set_broker(self._broker.with_dynamic(dynamic))
         except ConfigError as error:
             # Stored by a node of another release: the settings in force stay.
-            log.error("broker_configs_refused", error=str(error))
+            log.error("stored broker settings refused", error=str(error))
 
     def _loaded(self, task: asyncio.Task[None]) -> None:
         self._loading = None

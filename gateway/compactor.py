@@ -105,7 +105,7 @@ def _records_of(batch: StoredBatch) -> list[Record] | None:
     try:
         return list(iter_records(batch.records))
     except ProtocolError as error:
-        log.warning("batch_not_compacted", base_offset=batch.base_offset, error=str(error))
+        log.warning("batch left uncompacted: it cannot be read", base_offset=batch.base_offset, error=str(error))
         return None
 
 

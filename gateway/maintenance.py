@@ -110,7 +110,9 @@ class Maintenance:
             for key, log_start_offset in done.log_starts.items():
                 self.tail.log_start_moved(key, log_start_offset)
             if done.deleted_batches:
-                log.info("retention", deleted_batches=done.deleted_batches, deleted_bytes=done.deleted_bytes)
+                log.info(
+                    "retention removed batches", deleted_batches=done.deleted_batches, deleted_bytes=done.deleted_bytes
+                )
             if done.complete:
                 return
 
@@ -119,7 +121,11 @@ class Maintenance:
         for _ in range(ROUNDS_PER_PASS):
             done = await retention.purge(self.database)
             if done.deleted_batches:
-                log.info("purge", deleted_batches=done.deleted_batches, deleted_bytes=done.deleted_bytes)
+                log.info(
+                    "purge removed batches of deleted topics",
+                    deleted_batches=done.deleted_batches,
+                    deleted_bytes=done.deleted_bytes,
+                )
             if done.complete:
                 return
 
@@ -149,10 +155,10 @@ class Maintenance:
                         offset_limit=OFFSETS_PER_STATEMENT,
                     )
                 except StorageConflict:
-                    log.info("offset_expiry_fenced", shard=lease.shard)
+                    log.info("offset expiry fenced", shard=lease.shard)
                     break
                 if expired.offset_count or expired.deleted_groups:
-                    log.info("offset_expiry", offsets=expired.offset_count, groups=expired.deleted_groups)
+                    log.info("offsets expired", offsets=expired.offset_count, groups=expired.deleted_groups)
                 if expired.offset_count < OFFSETS_PER_STATEMENT and len(expired.deleted_groups) < GROUPS_PER_STATEMENT:
                     break
 
@@ -219,7 +225,7 @@ class Compaction:
             try:
                 await self._clean(dirty, configs[dirty.partition_key])
             except StorageConflict as error:
-                log.info("compaction_overtaken", partition_key=dirty.partition_key, reason=str(error))
+                log.info("compaction overtaken", partition_key=dirty.partition_key, reason=str(error))
 
     def due_topics(self) -> list[tuple[Topic, TopicConfig]]:
         """Compacted topics to look at in this pass: each after log.cleaner.backoff.ms or its segment.ms if shorter."""
@@ -255,7 +261,10 @@ class Compaction:
     async def _finish(self, run: CompactionRun, dropped_records: int) -> None:
         await self._store.finish(run)
         log.info(
-            "compaction", partition_key=run.partition_key, clean_to=run.end_offset, dropped_records=dropped_records
+            "partition compacted",
+            partition_key=run.partition_key,
+            clean_to=run.end_offset,
+            dropped_records=dropped_records,
         )
 
     async def _index(self, dirty: DirtyRange) -> tuple[KeyIndex, int]:

@@ -108,6 +108,7 @@ class Metrics:
             (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0),
         )
         self.committed_batches = self._counter("committed_batches", "Record batches made durable.")
+        self.refused_batches = self._counter("refused_batches", "Record batches refused, by error.", "error")
         self.committed_bytes = self._counter("committed_bytes", "Bytes of record batches made durable.")
         self.group_rebalances = self._counter("group_rebalances", "Groups that entered PreparingRebalance.")
         self.leases_held = self._gauge("coordinator_leases", "Group coordinator shards this node holds.")

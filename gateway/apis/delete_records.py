@@ -62,7 +62,7 @@ async def _delete(
     if isinstance(log_start_offset, Refusal):
         return _failed(part, REFUSAL_CODES[log_start_offset])
     services.tail.log_start_moved(partition.partition_key, log_start_offset)
-    log.info("records_deleted", partition_key=partition.partition_key, log_start_offset=log_start_offset)
+    log.info("records deleted", partition_key=partition.partition_key, log_start_offset=log_start_offset)
     return DeleteRecordsPartitionResult(partition_index=part.partition_index, low_watermark=log_start_offset)
 
 

@@ -196,7 +196,7 @@ async def _read_cold(cold: list[_Part], parts: list[list[_Part]], context: Reque
         async with _patience(COLD_PATIENCE_S if at_hand else None):
             results = await services.log.read(asked, max_bytes=max(max_bytes - before_bytes, 1))
     except StorageError as error:
-        log.warning("cold_read_failed", partitions=len(cold), error=str(error))
+        log.warning("a cold read failed", partitions=len(cold), error=str(error))
         for part, read in zip(cold, asked, strict=True):
             # A reader that has everything this node knows of goes on waiting; an outage is no error to it.
             known = services.tail.known(read.partition_key, started_s)

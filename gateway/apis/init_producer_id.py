@@ -21,7 +21,7 @@ async def init_producer_id(request: InitProducerIdRequest, context: RequestConte
         if not request.transactional_id:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "an empty transactional id")
         log.warning(
-            "transactional_producer_refused",
+            "transactional producer refused",
             transactional_id=request.transactional_id,
             reason="transactions are not served; idempotent producers are",
         )

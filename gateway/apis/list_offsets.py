@@ -131,7 +131,7 @@ def _places(batch: StoredBatch, log_start_offset: int) -> list[Place]:
         ]
     except ProtocolError as error:
         # The CRC was right, so this is what its producer wrote: all that can be said is about the whole batch.
-        log.warning("batch_not_readable", base_offset=batch.base_offset, error=str(error))
+        log.warning("stored batch cannot be read", base_offset=batch.base_offset, error=str(error))
         return [(batch.max_timestamp_ms, max(batch.base_offset, log_start_offset))]
 
 

@@ -39,6 +39,7 @@ MAX_TIMEOUT_MS = 120_000
 
 @dataclass(frozen=True, slots=True)
 class _Submitted:
+    topic: str
     partition: Partition
     outcome: asyncio.Future[Appended | Refusal]
     log_append_time_ms: int
@@ -122,13 +123,7 @@ def _submit(
             else:
                 attempt = _submit_partition(topic, data, context, now_ms)
             if isinstance(attempt, Refused):
-                log.info(
-                    "batch_refused",
-                    topic=requested.name or str(requested.topic_id),
-                    partition=data.index,
-                    error=attempt.code.name,
-                    reason=attempt.message,
-                )
+                _note_refusal(requested.name or str(requested.topic_id), data.index, attempt, context)
             row.append((data, attempt))
         attempts.append(row)
     return attempts
@@ -177,7 +172,12 @@ def _submit_partition(topic: Topic, data: PartitionProduceData, context: Request
             base_sequence=head.base_sequence,
         )
     )
-    return _Submitted(partition, outcome, log_append_time_ms)
+    return _Submitted(topic.name, partition, outcome, log_append_time_ms)
+
+
+def _note_refusal(topic: str, partition: int, refused: Refused, context: RequestContext) -> None:
+    context.services.metrics.refused_batches.labels(refused.code.name).inc()
+    log.info("record batch refused", topic=topic, partition=partition, error=refused.code.name, reason=refused.message)
 
 
 async def _settle(request: ProduceRequest, attempts: list[list[tuple[PartitionProduceData, _Attempt]]]) -> None:
@@ -204,8 +204,9 @@ async def _answer(index: int, attempt: _Attempt, context: RequestContext) -> Par
             context.services.catalog.suspect()
             if context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
                 code = ErrorCode.UNKNOWN_TOPIC_ID
-        log.info("append_refused", partition_key=attempt.partition.partition_key, error=code.name)
-        return _refusal(index, Refused(code, f"refused by the log: {result.value}"))
+        refused = Refused(code, f"refused by the log: {result.value}")
+        _note_refusal(attempt.topic, index, refused, context)
+        return _refusal(index, refused)
     log_append_time_ms = attempt.log_append_time_ms
     if result.duplicate and log_append_time_ms >= 0:
         log_append_time_ms = await _first_append_time(attempt.partition, result.base_offset, context)

@@ -106,6 +106,20 @@ async def test_a_partition_named_twice_is_refused_and_nothing_written(node: Data
     assert await values_of(node, topic) == []
 
 
+async def test_every_refusal_is_counted(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    await node.send_all([(topic, 0, b""), ("missing", 0, b""), (topic, 7, b"")])
+    await node.send(topic, batch_of(b"a", producer=(7, 0, 0)))
+    await node.send(topic, batch_of(b"a", producer=(7, 0, 9)))
+    counted = node.services.metrics.registry.get_sample_value
+    for error, count in [
+        ("INVALID_RECORD", 1),
+        ("UNKNOWN_TOPIC_OR_PARTITION", 2),
+        ("OUT_OF_ORDER_SEQUENCE_NUMBER", 1),
+    ]:
+        assert counted("sluice_refused_batches_total", {"error": error}) == count
+
+
 async def test_acks_must_be_known(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     response = await produce(produce_request([(topic, 0, batch_of(b"a"))], acks=2), node.context(ApiKey.PRODUCE, 9))
