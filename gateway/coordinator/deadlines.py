@@ -134,8 +134,9 @@ def _disconnect(draft: Draft, member: Member, closed: ConnectionId) -> None:
         connection_id = held.connection_id if held is not None else None
     disconnected = replace(member, parked_join=parked_join, parked_sync=parked_sync, connection_id=connection_id)
     draft.put(disconnected)
-    if member.member_id not in draft.session_deadlines:
-        # Its session ran out while it was held; nobody holds it any more.
+    first_join_dropped = member.is_new and member.parked_join is not None and parked_join is None
+    if first_join_dropped or member.member_id not in draft.session_deadlines:
+        # It was being held, so that its session did not count; nobody holds it any more.
         draft.arm_session(disconnected)
     grace_ms = draft.settings.group_connection_grace_ms
     if connection_id is None and member.group_instance_id is None and grace_ms >= 0:

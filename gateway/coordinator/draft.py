@@ -162,11 +162,13 @@ class Draft:
         if self.leader_id == old_id:
             self.leader_id = new.member_id
 
-    def park_join(self, member: Member, parked: Parked) -> None:
+    def park_join(self, member: Member, parked: Parked) -> Member:
         """Holds a join for `member`. A join already held for it is answered: its client has asked again elsewhere."""
         if member.parked_join is not None:
             self.answer(member.parked_join.request_id, JoinReply(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
-        self.put(replace(member, parked_join=parked))
+        held = replace(member, parked_join=parked)
+        self.put(held)
+        return held
 
     def park_sync(self, member: Member, parked: Parked) -> None:
         """Holds a sync for `member`; one already held is answered, as in `park_join`."""
@@ -217,4 +219,5 @@ class Draft:
 
 def session_ms(member: Member, settings: Settings) -> int:
     """How long the member may be silent. A new member's first join may be held for longer than any session."""
-    return settings.new_member_join_timeout_ms if member.is_new else member.session_timeout_ms
+    first_join_held = member.is_new and member.parked_join is not None
+    return settings.new_member_join_timeout_ms if first_join_held else member.session_timeout_ms

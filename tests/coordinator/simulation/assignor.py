@@ -1,0 +1,54 @@
+"""What leaders assign, and how it is read back: bytes that say for whom and for which generation they were made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from gateway.coordinator.model import JoinedMember, MemberId
+from protocol.consumer import (
+    EMPTY_ASSIGNMENT,
+    Assignment,
+    TopicPartition,
+    decode_assignment,
+    encode_assignment,
+)
+
+PARTITIONS = 8
+CONSUMER = "consumer"
+
+
+def assign(members: Sequence[JoinedMember], generation_id: int, protocol_type: str) -> dict[MemberId, bytes]:
+    """Every partition to one member. Every fifth generation somebody is left out, and an id is made up."""
+    slots = sorted(members, key=lambda member: member.group_instance_id or member.member_id)
+    if generation_id % 5 == 0 and len(slots) > 1:
+        slots = slots[:-1]
+    assignments = {
+        member.member_id: _write(
+            generation_id, member.member_id, tuple(range(at, PARTITIONS, len(slots))), protocol_type
+        )
+        for at, member in enumerate(slots)
+    }
+    if generation_id % 5 == 0:
+        assignments[MemberId("made-up")] = b"\x00"
+    return assignments
+
+
+def _write(generation_id: int, member_id: MemberId, partitions: tuple[int, ...], protocol_type: str) -> bytes:
+    stamp = f"{generation_id} {member_id}".encode()
+    if protocol_type == CONSUMER:
+        return encode_assignment(Assignment(1, (TopicPartition("t", partitions),), stamp))
+    return stamp + b" " + ",".join(map(str, partitions)).encode()
+
+
+def read(assignment: bytes, protocol_type: str) -> tuple[int, str, tuple[int, ...]] | None:
+    """Generation, member and partitions; None for an assignment of nothing."""
+    if protocol_type == CONSUMER:
+        if assignment == EMPTY_ASSIGNMENT:
+            return None
+        decoded = decode_assignment(assignment)
+        generation_id, member_id = (decoded.user_data or b"").decode().split(" ")
+        return int(generation_id), member_id, decoded.assigned_partitions[0].partitions
+    if not assignment:
+        return None
+    generation_id, member_id, partitions = assignment.decode().split(" ")
+    return int(generation_id), member_id, tuple(int(each) for each in partitions.split(",") if each)

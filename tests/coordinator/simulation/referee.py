@@ -1,0 +1,384 @@
+"""What must hold in every run, whatever happens: checked after each step, with no knowledge of how steps are made.
+
+The one idea: the referee keeps its own books (what was stored, who was heard from when, what leaders assigned) and
+holds the coordinator to them. It looks only at events, replies and the group's fields.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import ModuleType
+from typing import Any
+
+from gateway.coordinator.model import (
+    ConnectionClosed,
+    Event,
+    Group,
+    GroupState,
+    HeartbeatReply,
+    JoinGroup,
+    JoinReply,
+    LeaveReply,
+    MemberId,
+    OffsetCommitReply,
+    RequestId,
+    Settings,
+    Step,
+    SyncGroup,
+    SyncReply,
+    Tick,
+)
+from protocol.consumer import EMPTY_ASSIGNMENT
+from protocol.errors import ErrorCode
+from tests.coordinator.invariants import broken_invariants
+
+from .assignor import CONSUMER, PARTITIONS, read
+
+NONE = ErrorCode.NONE
+CHANGES_THE_GROUP = {
+    (JoinReply, ErrorCode.MEMBER_ID_REQUIRED),
+    (JoinReply, ErrorCode.GROUP_MAX_SIZE_REACHED),
+    (HeartbeatReply, ErrorCode.REBALANCE_IN_PROGRESS),
+}
+"""The refusals that are none, or that upstream lets have an effect."""
+NEVER = 1 << 60
+EMPTY = GroupState.EMPTY
+PREPARING = GroupState.PREPARING_REBALANCE
+COMPLETING = GroupState.COMPLETING_REBALANCE
+STABLE = GroupState.STABLE
+
+
+class FoulError(AssertionError):
+    """An invariant does not hold."""
+
+
+class Referee:
+    def __init__(self, coordinator: ModuleType, settings: Settings) -> None:
+        self.stored: Any = None
+        """What storage holds: a `StoredGroup` of the coordinator under test."""
+        self.seen: set[tuple[str, GroupState, GroupState]] = set()
+        """Event and states before and after, of each step."""
+        self._coordinator = coordinator
+        self._settings = settings
+        self._heard_ms: dict[MemberId, int] = {}
+        self._assigned: dict[str, bytes] = {}
+        """What the leader of the current generation gave, by slot: a static member's is its instance's."""
+        self._owners: dict[int, str] = {}
+        """The slot of each partition in the current generation."""
+        self._told: dict[int, tuple[str | None, str | None]] = {}
+        """Protocol type and name, by generation."""
+        self._initial_delay_ends_ms = 0
+
+    def require(self, holds: bool, foul: str) -> None:
+        if not holds:
+            raise FoulError(foul)
+
+    # --- one step -----------------------------------------------------------------------------------------------------
+
+    def judge(self, before: Group, event: Event, taken: Step, now_ms: int) -> None:
+        after = taken.group
+        self.seen.add((type(event).__name__, before.state, after.state))
+        self._check_sound(before, event, after)
+        self._check_refusal(before, event, taken)
+        self._check_generation(before, event, taken)
+        self._check_joins(before, event, taken)
+        self._keep_books(before, event, taken, now_ms)
+        self._check_syncs(before, event, taken)
+        self._check_time(before, event, after, now_ms)
+        self._check_connections(before, event, after, now_ms)
+        self._store(taken)
+
+    def check_held(self, group: Group, waiting: set[RequestId]) -> None:
+        """Whoever waits is held by the group, and the other way round: so each request gets exactly one answer."""
+        held = set(self._coordinator.parked_requests(group))
+        self.require(held == waiting, f"held: {sorted(held)}, waiting: {sorted(waiting)}")
+
+    def restored(self, group: Group, waiting: set[RequestId], now_ms: int) -> None:
+        self.require(not broken_invariants(group), f"restored: {broken_invariants(group)}")
+        self.check_held(group, waiting)
+        self._heard_ms = dict.fromkeys(group.members, now_ms)
+        self._initial_delay_ends_ms = 0
+
+    # --- rules --------------------------------------------------------------------------------------------------------
+
+    def _check_sound(self, before: Group, event: Event, after: Group) -> None:
+        broken = broken_invariants(after)
+        self.require(not broken, f"{broken} after {event}")
+        leads_to = self._coordinator.TABLE[type(event)][before.state].leads_to
+        self.require(after.state in leads_to, f"the table does not lead from {before.state} to {after.state}: {event}")
+
+    def _check_refusal(self, before: Group, event: Event, taken: Step) -> None:
+        """A refused request changes nothing, answers nobody else and has nothing to store."""
+        for request_id, reply in taken.replies:
+            if request_id != getattr(event, "request_id", None):
+                continue
+            if isinstance(reply, LeaveReply) and reply.error is NONE:
+                refused = all(member.error is not NONE for member in reply.members)
+            else:
+                refused = reply.error is not NONE and (type(reply), reply.error) not in CHANGES_THE_GROUP
+            if refused:
+                self.require(taken.group is before, f"refused with {reply.error.name}, but changed: {event}")
+                self.require(len(taken.replies) == 1 and not taken.persist, f"a refusal with consequences: {event}")
+
+    def _check_generation(self, before: Group, event: Event, taken: Step) -> None:
+        after = taken.group
+        if after.state is GroupState.DEAD:
+            self._told, self._owners, self._assigned = {}, {}, {}
+            return
+        risen = after.generation_id - before.generation_id
+        self.require(risen in (0, 1), f"generation {before.generation_id} became {after.generation_id}")
+        barrier_fell = after.state in (COMPLETING, EMPTY)
+        if risen:
+            self.require(barrier_fell, f"the generation rose, but the group is {after.state}")
+            self._assigned, self._owners = {}, {}
+        elif barrier_fell:
+            self.require(before.state is after.state, "the join phase ended without a new generation")
+
+    def _check_joins(self, before: Group, event: Event, taken: Step) -> None:
+        after = taken.group
+        joined = [reply for _, reply in taken.replies if isinstance(reply, JoinReply) and reply.error is NONE]
+        for reply in joined:
+            self._check_join(after, event, reply)
+        if after.generation_id > before.generation_id and before.leader_id in {reply.member_id for reply in joined}:
+            self.require(after.leader_id == before.leader_id, "a leader that re-joined was replaced")
+        if isinstance(event, JoinGroup):
+            for request_id, reply in taken.replies:
+                if request_id == event.request_id and isinstance(reply, JoinReply):
+                    self._check_identity(event, reply)
+
+    def _check_join(self, after: Group, event: Event, reply: JoinReply) -> None:
+        self.require(reply.generation_id == after.generation_id, f"a join of another generation: {reply}")
+        self.require(bool(reply.protocol_name), "a success without a protocol")
+        protocol = (reply.protocol_type, reply.protocol_name)
+        self.require(
+            self._told.setdefault(reply.generation_id, protocol) == protocol, "two protocols in one generation"
+        )
+        self.require(reply.member_id in after.members, f"{reply.member_id} was let in, but is no member")
+        leads = reply.member_id == after.leader_id
+        returned = isinstance(event, JoinGroup) and event.group_instance_id is not None and not event.member_id
+        if not returned:
+            self.require(reply.leader == after.leader_id, f"told of leader {reply.leader}, not {after.leader_id}")
+            self.require(bool(reply.members) == leads, "only the leader is told the members, and it always is")
+        if reply.members:
+            listed = [member.member_id for member in reply.members]
+            self.require(listed == list(after.members), "the leader was told of other members")
+            for member in reply.members:
+                offered = dict(reversed(after.members[member.member_id].protocols))
+                self.require(member.metadata == offered[reply.protocol_name or ""], "metadata of another protocol")
+
+    def _check_identity(self, event: JoinGroup, reply: JoinReply) -> None:
+        """An id comes from its own client: named by it, or made for one of its connections."""
+        if reply.error not in (NONE, ErrorCode.MEMBER_ID_REQUIRED) or reply.member_id == event.member_id:
+            return
+        asker = event.connection_id.partition("/")[0]
+        self.require(
+            reply.member_id.partition("#")[0] == asker, f"{asker} was given the id of another: {reply.member_id}"
+        )
+
+    def _check_syncs(self, before: Group, event: Event, taken: Step) -> None:
+        after = taken.group
+        askers = {m.parked_sync.request_id: key for key, m in before.members.items() if m.parked_sync is not None}
+        if isinstance(event, SyncGroup):
+            askers[event.request_id] = event.member_id
+        for request_id, reply in taken.replies:
+            if not isinstance(reply, SyncReply) or reply.error is not NONE:
+                continue
+            member_id = askers[request_id]
+            slot = _slot(after, member_id)
+            self.require(slot in self._assigned, f"{member_id} was answered before the leader assigned")
+            given = self._assigned[slot]
+            expected = EMPTY_ASSIGNMENT if not given and after.protocol_type == CONSUMER else given
+            self.require(reply.assignment == expected, f"{member_id} was not given what the leader assigned")
+            self.require(
+                (reply.protocol_type, reply.protocol_name) == self._told[after.generation_id], "another protocol"
+            )
+            self._claim(slot, after, reply.assignment)
+
+    def _claim(self, slot: str, after: Group, assignment: bytes) -> None:
+        assigned = read(assignment, after.protocol_type or "")
+        if assigned is None:
+            return
+        generation_id, _, partitions = assigned
+        self.require(generation_id == after.generation_id, f"an assignment of generation {generation_id}")
+        for partition in partitions:
+            owner = self._owners.setdefault(partition, slot)
+            self.require(owner == slot, f"partition {partition} belongs to {owner} and to {slot}")
+
+    # --- books --------------------------------------------------------------------------------------------------------
+
+    def _keep_books(self, before: Group, event: Event, taken: Step, now_ms: int) -> None:
+        after = taken.group
+        if isinstance(event, SyncGroup) and before.state is COMPLETING and after.state is STABLE:
+            sent = dict(event.assignments)
+            self._assigned = {_slot(before, key): sent.get(key, b"") for key in before.members}
+        self._listen(before, event, taken, now_ms)
+        if before.state is EMPTY and after.state is PREPARING:
+            self._initial_delay_ends_ms = now_ms + self._settings.group_initial_rebalance_delay_ms
+
+    def _listen(self, before: Group, event: Event, taken: Step, now_ms: int) -> None:
+        """Who has been heard from, as far as the session timer is concerned."""
+        after, heard = taken.group, set[MemberId]()
+        asker = getattr(event, "member_id", None)
+        parked_syncs = {m.parked_sync.request_id: k for k, m in before.members.items() if m.parked_sync is not None}
+        for request_id, reply in taken.replies:
+            match reply:
+                case HeartbeatReply(ErrorCode.NONE | ErrorCode.REBALANCE_IN_PROGRESS):
+                    heard.add(asker or MemberId(""))
+                case OffsetCommitReply(ErrorCode.NONE):
+                    heard.add(asker or MemberId(""))
+                case JoinReply(ErrorCode.NONE):
+                    heard.add(reply.member_id)
+                case SyncReply() if request_id in parked_syncs:
+                    heard.add(parked_syncs[request_id])
+                case SyncReply(ErrorCode.NONE) if before.state is COMPLETING:
+                    heard.add(asker or MemberId(""))
+                case _:
+                    pass
+        heard.update(after.members.keys() - before.members.keys())
+        held_before = {key for key in before.members if _first_join_held(before, key)}
+        held_after = {key for key in after.members if _first_join_held(after, key)}
+        if isinstance(event, ConnectionClosed):
+            heard.update(held_before - held_after)
+            heard.update(key for key in after.members if key not in before.session_deadlines)
+        if isinstance(event, JoinGroup):
+            heard.update(key for key in held_after if after.members[key] is not before.members.get(key))
+        self._heard_ms.update(dict.fromkeys(heard & after.members.keys(), now_ms))
+
+    def _store(self, taken: Step) -> None:
+        group = taken.group
+        if taken.persist:
+            self.stored = None if group.state is GroupState.DEAD else self._record(group)
+        elif group.state in (EMPTY, COMPLETING, STABLE) and group.generation_id > 0:
+            self.require(self._record(group) == self.stored, "the group shows what was not stored")
+
+    def _record(self, group: Group) -> object:
+        make = self._coordinator
+        return make.StoredGroup(
+            group.group_id,
+            group.state,
+            group.protocol_type,
+            group.protocol_name,
+            group.generation_id,
+            group.leader_id,
+            tuple(
+                make.StoredMember(
+                    m.member_id,
+                    m.group_instance_id,
+                    m.client_id,
+                    m.client_host,
+                    m.session_timeout_ms,
+                    m.rebalance_timeout_ms,
+                    m.protocols,
+                    m.assignment,
+                )
+                for m in group.members.values()
+            ),
+        )
+
+    # --- time ---------------------------------------------------------------------------------------------------------
+
+    def _silent_ms(self, group: Group, member_id: MemberId, now_ms: int) -> int:
+        """How far the member is past its session; negative while it is not. Who is held is not silent."""
+        member = group.members[member_id]
+        if not member.is_new and (member.parked_join or member.parked_sync):
+            return -1
+        first_join_held = member.is_new and member.parked_join
+        timeout_ms = self._settings.new_member_join_timeout_ms if first_join_held else member.session_timeout_ms
+        return now_ms - self._heard_ms[member_id] - timeout_ms
+
+    def _check_time(self, before: Group, event: Event, after: Group, now_ms: int) -> None:
+        if before.initial_delay_remaining_ms is not None and after.state is COMPLETING:
+            self.require(now_ms >= self._initial_delay_ends_ms, "the initial delay was cut short")
+        same_phase = before.state is after.state and before.generation_id == after.generation_id
+        initial = before.initial_delay_remaining_ms is not None
+        if same_phase and after.awaiting_join and before.awaiting_join and not initial:
+            self.require(
+                (after.phase_deadline_ms or 0) <= (before.phase_deadline_ms or 0),
+                "the join phase was prolonged while somebody is held",
+            )
+        if same_phase and after.state is COMPLETING:
+            self.require(after.phase_deadline_ms == before.phase_deadline_ms, "the sync phase was moved")
+        if not isinstance(event, Tick):
+            return
+        for member_id, member in before.members.items():
+            if member_id in after.members:
+                late_ms = self._silent_ms(after, member_id, now_ms)
+                self.require(late_ms < 0, f"{member_id} is {late_ms} ms past its session")
+            else:
+                self._check_removal(before, member_id, after, now_ms)
+                self.require(
+                    member.parked_join is None or member.is_new,
+                    f"{member_id} was removed while its join was held",
+                )
+        for pending in after.pending.values():
+            self.require(pending.deadline_ms > now_ms, f"{pending.member_id} is pending beyond its time")
+        phase_ms, next_ms = after.phase_deadline_ms, self._coordinator.next_deadline(after)
+        self.require(phase_ms is None or phase_ms > now_ms, "a phase did not end in time")
+        self.require(next_ms is None or next_ms > now_ms, "a Tick left something undone")
+
+    def _check_removal(self, before: Group, member_id: MemberId, after: Group, now_ms: int) -> None:
+        member = before.members[member_id]
+        phase_over = (before.phase_deadline_ms or NEVER) <= now_ms
+        causes = (
+            self._silent_ms(before, member_id, now_ms) >= 0,
+            before.connection_deadlines.get(member_id, NEVER) <= now_ms,
+            member_id in before.pending_sync and before.state in (COMPLETING, STABLE) and phase_over,
+            before.state is PREPARING
+            and member.parked_join is None
+            and member.group_instance_id is None
+            and after.generation_id > before.generation_id
+            and phase_over,
+        )
+        self.require(any(causes), f"{member_id} was removed without a cause")
+
+    def _check_connections(self, before: Group, event: Event, after: Group, now_ms: int) -> None:
+        dynamic = [m.connection_id for m in after.members.values() if m.group_instance_id is None and m.connection_id]
+        asked = getattr(event, "member_id", None) == "" and isinstance(event, JoinGroup)
+        if asked and not event.group_instance_id:  # type: ignore[union-attr]
+            used = [*dynamic, *(p.connection_id for p in after.pending.values())]
+            count = used.count(event.connection_id)  # type: ignore[union-attr]
+            former = [m.connection_id for m in before.members.values() if m.group_instance_id is None]
+            former += [p.connection_id for p in before.pending.values()]
+            self.require(
+                count <= max(1, former.count(event.connection_id)),  # type: ignore[union-attr]
+                "a phantom beside the connection's own member",
+            )
+        if isinstance(event, ConnectionClosed):
+            self.require(after.members.keys() == before.members.keys(), "a closed connection removed a member")
+            self.require(event.connection_id not in dynamic, "a closed connection is still a key")
+            grace_ms = self._settings.group_connection_grace_ms
+            for member_id, member in after.members.items():
+                lost = before.members[member_id].connection_id is not None and member.connection_id is None
+                counts = lost and member.group_instance_id is None and grace_ms >= 0
+                if counts:
+                    deadline_ms = after.connection_deadlines.get(member_id)
+                    self.require(deadline_ms == now_ms + grace_ms, f"{member_id} has no grace")
+
+    # --- the end ------------------------------------------------------------------------------------------------------
+
+    def check_ownership(self, group: Group) -> None:
+        """Once all have synced, every partition has one owner, as far as the leader assigned any."""
+        self.require(set(self._owners) == set(range(PARTITIONS)), f"only {sorted(self._owners)} have an owner")
+        slots = {_slot(group, member_id) for member_id in group.members}
+        self.require(set(self._owners.values()) <= slots, "partitions of somebody who is gone")
+
+
+def _slot(group: Group, member_id: MemberId) -> str:
+    return group.members[member_id].group_instance_id or member_id
+
+
+def _first_join_held(group: Group, member_id: MemberId) -> bool:
+    member = group.members.get(member_id)
+    return member is not None and member.is_new and member.parked_join is not None
+
+
+def frozen_copy(group: Group) -> Group:
+    """To see whether a step has mutated what it was given."""
+    return replace(
+        group,
+        members=dict(group.members),
+        pending=dict(group.pending),
+        session_deadlines=dict(group.session_deadlines),
+        connection_deadlines=dict(group.connection_deadlines),
+        protocol_support=dict(group.protocol_support),
+    )

@@ -1,0 +1,236 @@
+"""One run: a cast of clients, foul weather and things done to them, then calm weather in which all must settle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import ModuleType
+
+from gateway.coordinator import classic
+from gateway.coordinator.model import (
+    DeleteGroup,
+    Event,
+    GroupState,
+    JoinGroup,
+    LeaveGroup,
+    LeavingMember,
+    MemberId,
+    OffsetCommit,
+    Reply,
+    Settings,
+)
+
+from .assignor import CONSUMER
+from .clients import Character, Client, Phase
+from .referee import FoulError
+from .server import Server
+from .world import CALM, Connection, Weather, World, member_id, request_id
+
+FOUL_MS = 30_000
+SETTLE_MS = 240_000
+SETTLE_CHECK_MS = 1_000
+MAX_CLIENTS = 6
+COMPATIBLE = (("range",), ("range", "roundrobin"), ("roundrobin", "range"), ("sticky", "range"))
+
+
+@dataclass(frozen=True)
+class Outcome:
+    seed: int
+    foul: str | None
+    told: list[str]
+    seen: set[tuple[str, GroupState, GroupState]]
+
+
+def run(seed: int, coordinator: ModuleType = classic) -> Outcome:
+    """`coordinator` is the module under test, in the place of `gateway.coordinator.classic`."""
+    play = Play(seed, coordinator)
+    foul: str | None = None
+    try:
+        play.run()
+    except Exception as error:
+        foul = str(error) if isinstance(error, FoulError) else repr(error)
+    return Outcome(seed, foul, play.world.told, play.server.referee.seen)
+
+
+class Play:
+    def __init__(self, seed: int, coordinator: ModuleType) -> None:
+        self.world = world = World(seed)
+        chance = world.random
+        self.settings = Settings(
+            group_initial_rebalance_delay_ms=chance.choice((0, 0, 50, 3_000)),
+            group_max_size=chance.choice((2**31 - 1,) * 6 + (3,)),
+            new_member_join_timeout_ms=chance.choice((20_000, 300_000)),
+            group_connection_grace_ms=chance.choice((-1, 0, 1_000, 10_000)),
+        )
+        self.server = world.server = Server(world, coordinator, self.settings)
+        self.clients: list[Client] = []
+        self._calm = False
+        self._protocol_type = chance.choice((CONSUMER, CONSUMER, CONSUMER, "connect"))
+        world.weather = chance.choice(
+            (
+                CALM,
+                Weather(late=0.05, dawdle=0.05, late_tick=0.1),
+                Weather(break_on_send=0.03, break_on_reply=0.03, late=0.02, half_open=0.3),
+                Weather(0.02, 0.02, 0.03, 0.03, store_failure=0.1, late_tick=0.1, half_open=0.2),
+            )
+        )
+
+    def run(self) -> None:
+        world = self.world
+        started_ms = world.now_ms
+        for _ in range(world.random.randint(1, 4)):
+            world.after(world.random.choice((0, 0, world.random.randint(0, 8_000))), self.add_client)
+        self._disturb()
+        world.run_until(started_ms + FOUL_MS)
+        self._settle()
+
+    # --- foul weather -------------------------------------------------------------------------------------------------
+
+    def _disturb(self) -> None:
+        """Something happens every now and then, as long as the weather is foul."""
+        deeds: list[tuple[int, Callable[[], None]]] = [
+            (4, self.add_client),
+            (2, self._to_one(Client.leave)),
+            (2, self._to_one(Client.die)),
+            (3, self._to_one(Client.reconnect)),
+            (3, self._to_one(Client.ask_twice)),
+            (3, self._to_one(Client.change_topics)),
+            (2, self._to_one(Client.join)),
+            (2, self._to_one(Client.join_with_foreign_protocols)),
+            (4, self._to_one(Client.commit)),
+            (3, self._restart_static),
+            (4, self._repeat_something_old),
+            (2, self._administer),
+            (2, self.server.tick),
+            (1, self.server.crash),
+            (1, self.server.evict),
+        ]
+        weights, acts = zip(*deeds, strict=True)
+
+        def act() -> None:
+            if not self._calm:
+                self.world.random.choices(acts, weights)[0]()
+                self.world.after(self.world.random.randint(1, 2_500), act)
+
+        self.world.after(self.world.random.randint(1, 5_000), act)
+
+    def _to_one(self, deed: Callable[[Client], None]) -> Callable[[], None]:
+        def act() -> None:
+            living = self.living()
+            if living:
+                client = self.world.random.choice(living)
+                self.world.tell(f"{client.name}: {deed.__name__}")
+                deed(client)
+
+        return act
+
+    def living(self) -> list[Client]:
+        return [client for client in self.clients if client.alive]
+
+    def add_client(self) -> None:
+        if len(self.living()) < MAX_CLIENTS:
+            number = len(self.clients)
+            chance = self.world.random
+            static = chance.random() < 0.3
+            foreign = chance.random() < 0.03
+            self._start(
+                f"c{number}",
+                Character(
+                    instance_id=f"i{number}" if static else None,
+                    join_version=chance.choice((5, 8, 9)) if static else chance.choice((2, 4, 4, 9)),
+                    protocol_type=self._protocol_type,
+                    protocol_names=("foreign",) if foreign else chance.choice(COMPATIBLE),
+                    session_timeout_ms=chance.choice((6_000, 10_000)),
+                    rebalance_timeout_ms=chance.choice((5_000, 15_000)),
+                    cooperative=chance.random() < 0.3,
+                ),
+            )
+
+    def _start(self, name: str, character: Character) -> None:
+        self.world.tell(f"{name} starts: {character}")
+        client = Client(self.world, name, character)
+        self.clients.append(client)
+        client.join()
+
+    def _restart_static(self) -> None:
+        """A process is replaced by another with its instance id, and may not know that it is dead."""
+        static = [client for client in self.living() if client.character.instance_id is not None]
+        if not static:
+            return
+        old = self.world.random.choice(static)
+        if self.world.chance(0.7):
+            old.die()
+        versions = (5, 8, 9)
+        self._start(
+            f"{old.name}r{self.world.number()}",
+            replace(old.character, join_version=self.world.random.choice(versions)),
+        )
+
+    def _repeat_something_old(self) -> None:
+        """A request of some time ago arrives again, from a connection that soon closes; nobody reads the answer."""
+        sent = [event for client in self.clients for event in client.sent]
+        if not sent:
+            return
+        event = self.world.random.choice(sent)
+        ghost = self._connection("ghost")
+        fresh: dict[str, object] = {"request_id": request_id(self.world), "connection_id": ghost.connection_id}
+        if isinstance(event, JoinGroup):
+            fresh["new_member_id"] = member_id(self.world, "ghost")
+        ghost.send(replace(event, **fresh))
+        self.world.after(self.world.random.randint(1, 5_000), ghost.close)
+
+    def _administer(self) -> None:
+        admin = self._connection("admin")
+        requested = request_id(self.world)
+        instances = [client.character.instance_id for client in self.clients if client.character.instance_id]
+        nobody = MemberId("")
+        events: list[Event] = [
+            DeleteGroup(requested),
+            OffsetCommit(requested, admin.connection_id, 8, nobody, None, -1),
+        ]
+        if instances:
+            leaving = tuple(LeavingMember(nobody, each) for each in (*instances[:2], "nobody's"))
+            events.append(LeaveGroup(requested, admin.connection_id, leaving))
+        admin.send(self.world.random.choice(events))
+        self.world.after(1_000, admin.close)
+
+    def _connection(self, name: str) -> Connection:
+        def ignore(connection: Connection, event: Event, reply: Reply) -> None:
+            pass
+
+        return Connection(self.world, name, ignore, lambda: None)
+
+    # --- calm ---------------------------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        world = self.world
+        world.tell("--- the weather is calm")
+        world.weather = CALM
+        self._calm = True
+        until_ms = world.now_ms + SETTLE_MS
+        while world.now_ms < until_ms:
+            world.run_until(world.now_ms + SETTLE_CHECK_MS)
+            if not self._unsettled():
+                break
+        unsettled = self._unsettled()
+        self.server.referee.require(not unsettled, f"never settled: {unsettled}")
+        if self.server.group.members:
+            self.server.referee.check_ownership(self.server.group)
+
+    def _unsettled(self) -> str:
+        """What is still to come; empty once every live client is a Stable member and nobody else is one."""
+        group, living = self.server.group, self.living()
+        if not self.server.up:
+            return "the node is down"
+        if {client.member_id for client in living} != set(group.members):
+            return f"live: {[client.member_id for client in living]}, members: {list(group.members)}"
+        if not living:
+            return "" if group.state is GroupState.EMPTY else f"an abandoned group is {group.state}"
+        if group.state is not GroupState.STABLE or group.pending_sync:
+            return f"{group.state}, awaiting {set(group.pending_sync)}"
+        behind = [
+            client.name
+            for client in living
+            if client.phase is not Phase.STABLE or client.generation_id != group.generation_id
+        ]
+        return f"behind: {behind}" if behind else ""
