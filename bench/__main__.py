@@ -151,7 +151,7 @@ def measure_join_wave() -> list[Row]:
         Row(
             "500 members joining one group, last join to all synced",
             "≤ 1 s",
-            "%.2f s (median of %s)" % (sorted(times)[1], ", ".join(f"{value:.2f}" for value in times)),
+            f"{sorted(times)[1]:.2f} s (median of {', '.join(f'{value:.2f}' for value in times)})",
             sorted(times)[1] <= 1,
         )
     ]

@@ -44,13 +44,18 @@ class Cost:
     p99_ms: float
 
 
-async def measure() -> tuple[Cost, Cost]:
-    """Time of one Fetch of 64 KiB at a random offset, over the wire, of a log of SHALLOW and one of DEEP batches."""
+def fresh_directory() -> Path:
     directory = Path(tempfile.mkdtemp(prefix="sluice-bench-"))
     directory.chmod(0o755)
+    (directory / "gateway").mkdir()
+    return directory
+
+
+async def measure() -> tuple[Cost, Cost]:
+    """Time of one Fetch of 64 KiB at a random offset, over the wire, of a log of SHALLOW and one of DEEP batches."""
+    directory = fresh_directory()
     server = EmbeddedPostgres(directory / "server")
     url = await server.start()
-    (directory / "gateway").mkdir()
     gateway = GatewayProcess(directory / "gateway", database_url=url, settings={}, environment={})
     try:
         await asyncio.to_thread(gateway.start)

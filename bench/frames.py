@@ -10,15 +10,20 @@ import asyncio
 import struct
 import time
 from dataclasses import dataclass
+from functools import partial
 
 from protocol import codec
 from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
 from protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol, JoinGroupResponse
 from protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
 
 JOIN_VERSION, SYNC_VERSION, HEARTBEAT_VERSION = 9, 5, 4
+MEMBER_ID_REQUIRED = ErrorCode.MEMBER_ID_REQUIRED
+FRAME_HEAD_BYTES = 4 + 5
+"""Length, and the response header v1 without tagged fields."""
 METADATA = bytes.fromhex("0001000000010001740000000000000000")
 
 
@@ -67,7 +72,7 @@ async def join(connection: Connection, group_id: str, member_id: str = "") -> Jo
         assert isinstance(answer, JoinGroupResponse)
         if answer.error_code == 0:
             return answer
-        if answer.error_code not in (79, 27):
+        if answer.error_code not in (MEMBER_ID_REQUIRED, ErrorCode.REBALANCE_IN_PROGRESS):
             raise RuntimeError(f"JoinGroup answered {answer.error_code}")
         member_id = answer.member_id
 
@@ -119,7 +124,9 @@ async def join_wave(host: str, port: int, members: int) -> float:
             ),
             JoinGroupResponse,
         )
-        assert isinstance(answer, JoinGroupResponse) and answer.error_code == 79
+        assert isinstance(answer, JoinGroupResponse)
+        if answer.error_code != MEMBER_ID_REQUIRED:
+            raise RuntimeError(f"JoinGroup answered {answer.error_code}")
         ids.append(answer.member_id)
 
     async def settle(connection: Connection, member_id: str) -> int:
@@ -221,10 +228,9 @@ async def heartbeats(host: str, port: int, *, connections: int, window: int, sec
             7,
             HeartbeatRequest(group_id=group_id, generation_id=joined.generation_id, member_id=joined.member_id),
         )
-        answer = b"".join(bytes(chunk) for chunk in codec.encode(HeartbeatResponse(), HEARTBEAT_VERSION))
-        _, counter = await loop.create_connection(
-            lambda request=request, size=4 + 5 + len(answer): Counter(request, size, window), host, port
-        )
+        body = b"".join(bytes(chunk) for chunk in codec.encode(HeartbeatResponse(), HEARTBEAT_VERSION))
+        make_counter = partial(Counter, request, FRAME_HEAD_BYTES + len(body), window)
+        _, counter = await loop.create_connection(make_counter, host, port)
         counters.append(counter)
     for counter in counters:
         counter.start()

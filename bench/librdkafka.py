@@ -41,7 +41,7 @@ def create_topic(bootstrap: str, name: str, partitions: int) -> None:
 
 
 def produce(bootstrap: str, topic: str, *, seconds: float, record_bytes: int = 1024) -> Throughput:
-    """Produces as fast as acknowledgements allow for `seconds`, then waits for the rest; counts acknowledged records."""
+    """Produces for `seconds` as fast as acknowledgements allow, then waits for the rest; counts the acknowledged."""
     acknowledged = 0
     failures: list[KafkaError] = []
 

@@ -124,7 +124,7 @@ def read_all(bootstrap: str, topic: str, partitions: int) -> dict[tuple[int, int
 
 
 def assert_nothing_lost(load: Load) -> None:
-    """Every acknowledged record is at its acknowledged place, once; every acknowledged commit, or a later one, stands."""
+    """Every acknowledged record is at its offset, once; every acknowledged commit, or a later one, stands."""
     assert not load.failed, load.failed[:5]
     assert load.acknowledged
     records = read_all(load.bootstrap, load.topic, load.partitions)

@@ -7,6 +7,7 @@ over and when the consumer closes: in an orderly rebalance nothing may be read t
 from __future__ import annotations
 
 import asyncio
+from typing import ClassVar
 
 import aiokafka
 import aiokafka.abc
@@ -69,7 +70,7 @@ class ConfluentConsumer(ConsumerThread):
 class KafkaPythonConsumer(ConsumerThread, kafka.ConsumerRebalanceListener):
     """kafka-python: `assignor` is range, roundrobin or cooperative-sticky."""
 
-    ASSIGNORS = {
+    ASSIGNORS: ClassVar = {
         "range": RangePartitionAssignor,
         "roundrobin": RoundRobinPartitionAssignor,
         "cooperative-sticky": CooperativeStickyAssignor,
@@ -109,7 +110,7 @@ class KafkaPythonConsumer(ConsumerThread, kafka.ConsumerRebalanceListener):
 class AiokafkaConsumer(ConsumerThread, aiokafka.abc.ConsumerRebalanceListener):
     """aiokafka in a loop of its own: `assignor` is range or roundrobin."""
 
-    ASSIGNORS = {"range": AiokafkaRange, "roundrobin": AiokafkaRoundRobin}
+    ASSIGNORS: ClassVar = {"range": AiokafkaRange, "roundrobin": AiokafkaRoundRobin}
 
     def __init__(self, name: str, board: Scoreboard, bootstrap: str, topic: str, group: str, assignor: str) -> None:
         super().__init__(name, board)
