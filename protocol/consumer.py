@@ -147,10 +147,10 @@ class _Reader:
         return version
 
     def topics(self) -> tuple[str, ...]:
-        return tuple(self._string() for _ in range(self._count(2)))
+        return tuple(self._string() for _ in range(self._count()))
 
     def topic_partitions(self) -> tuple[TopicPartition, ...]:
-        return tuple(TopicPartition(self._string(), self._int32s()) for _ in range(self._count(6)))
+        return tuple(TopicPartition(self._string(), self._int32s()) for _ in range(self._count()))
 
     def int32(self) -> int:
         return cast("int", _INT32.unpack(self._take(4))[0])
@@ -176,13 +176,13 @@ class _Reader:
         return cast("int", _INT16.unpack(self._take(2))[0])
 
     def _int32s(self) -> tuple[int, ...]:
-        count = self._count(4)
+        count = self._count()
         return struct.unpack(f">{count}i", self._take(4 * count))
 
-    def _count(self, element_bytes: int) -> int:
-        """An array's length, which the bytes left must be able to hold at `element_bytes` each."""
+    def _count(self) -> int:
+        """An array's length; no element takes less than a byte, so more than the bytes left is a lie."""
         count = self.int32()
-        if count < 0 or count * element_bytes > len(self._buffer) - self._position:
+        if not 0 <= count <= len(self._buffer) - self._position:
             raise ProtocolError(f"{count} elements cannot lie in {len(self._buffer) - self._position} bytes")
         return count
 

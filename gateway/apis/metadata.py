@@ -193,11 +193,11 @@ async def _create_missing(names: Sequence[str], services: Services) -> dict[str,
             plans.append(plan_automatic(name, services.catalog.broker, rendered))
         except KafkaError as error:
             codes[name] = error.code
-    for name, made in (await make_topics(plans, services)).items():
-        if isinstance(made, KafkaError):
-            # Another node was first; the client finds the topic when it asks again.
-            codes[name] = ErrorCode.LEADER_NOT_AVAILABLE
-            services.catalog.suspect()
+    lost = [name for name, made in (await make_topics(plans, services)).items() if isinstance(made, KafkaError)]
+    if lost:
+        # Another node was first: what it made is the answer.
+        await services.catalog.refresh_if_changed()
+        codes.update(dict.fromkeys(lost, ErrorCode.LEADER_NOT_AVAILABLE))
     return codes
 
 
