@@ -359,8 +359,11 @@ class Connection(asyncio.BufferedProtocol):
         finally:
             if slot.intake_bytes:
                 self._intake.give_back(slot.intake_bytes)
-            if chunks is None and self._transport is not None:
-                self._transport.abort()
+            if chunks is None:
+                if slot.task is not None:
+                    slot.task.add_done_callback(_log_failure)
+                if self._transport is not None:
+                    self._transport.abort()
         slot.chunks = chunks
         answer_bytes = 0
         for chunk in chunks:
@@ -408,3 +411,9 @@ class Connection(asyncio.BufferedProtocol):
         self._flush()
         if not self._write_paused:
             self.proceed()
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    """A request that raised what its handler promises not to: a bug of ours, which has closed the connection."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("a request ended in an error without an answer", exc_info=error)

@@ -277,6 +277,20 @@ async def test_only_few_bulky_requests_of_a_connection_run_at_once() -> None:
         assert await peer.answers(asked) == names
 
 
+async def test_nothing_overtakes_a_request_that_is_held_back() -> None:
+    bulky = [b"bwait:%d" % index for index in range(MAX_BULKY_IN_FLIGHT + 1)]
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(*bulky, b"-echo:last")
+        await served.words.until_started(MAX_BULKY_IN_FLIGHT)
+        await served.settle()
+        assert b"-echo:last" not in served.words.started
+        for name in bulky:
+            served.words.gate(name).set()
+        assert await peer.answers(len(bulky) + 1) == [*bulky, b"-echo:last"]
+        assert [name for name in served.words.started if b"settle" not in name] == [*bulky, b"-echo:last"]
+
+
 async def test_a_full_intake_holds_back_large_requests_and_lets_small_ones_pass() -> None:
     first_large = b"-wait:first" + bytes(2 * SMALL_FRAME_BYTES)
     second_large = b"-echo:second" + bytes(2 * SMALL_FRAME_BYTES)

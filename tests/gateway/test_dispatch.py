@@ -211,6 +211,13 @@ async def test_a_refused_produce_with_acks_0_closes_the_connection(error: Except
     assert answered.responses[0].partition_responses[0].error_code != 0
 
 
+async def test_a_handler_may_close_the_connection() -> None:
+    table = Table(Served(ApiKey.PRODUCE, 3, 13, raising(ProtocolError("refused"))))
+    with pytest.raises(ProtocolError, match="refused"):
+        await table.ask(ProduceRequest(acks=0, topic_data=RECORDS), 9)
+    assert table.count("internal_errors", api="produce") == 0
+
+
 # --- hold -------------------------------------------------------------------------------------------------------------
 
 
