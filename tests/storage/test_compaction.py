@@ -131,9 +131,9 @@ async def test_lookups_by_time_stay_right_after_replacing(
     await compaction.replace(
         await compaction.begin(dirty),
         [0, 1, 2, 3],
-        [StoredBatch(0, 1, 5000, b"a" * 61), StoredBatch(3, 3, 7000, b"b" * 61)],
+        [StoredBatch(0, 1, 5000, b"a" * 61), StoredBatch(2, 2, 3000, b"b" * 61), StoredBatch(3, 3, 7000, b"c" * 61)],
     )
-    times = {0: 5000, 3: 7000, 4: 8000, 5: 9500}
+    times = {0: 5000, 2: 3000, 3: 7000, 4: 8000, 5: 9500}
     for timestamp_ms in range(0, 11_000, 500):
         found = await log.batch_at_timestamp(key, timestamp_ms)
         expected = next((base for base, time in times.items() if time >= timestamp_ms), None)
@@ -194,6 +194,18 @@ async def test_what_does_not_fit_is_refused_whole(
     with pytest.raises(StorageError):
         await compaction.replace(run, removed, added)
     assert await read(log, ten) == before
+
+
+async def test_a_batch_does_not_grow_into_a_gap(compaction: CompactionStore, log: LogStore, ten: PartitionKey) -> None:
+    dirty = await dirty_range(compaction, ten)
+    assert dirty is not None
+    run = await compaction.begin(dirty)
+    await compaction.replace(run, [2, 4], [])
+    for added in (batch(0, 2), batch(0, 5)):
+        with pytest.raises(StorageError):
+            await compaction.replace(run, [0], [added])
+    with pytest.raises(StorageError):
+        await compaction.replace(run, [6], [batch(5, 7)])
 
 
 async def test_retention_of_cleaned_batches_leaves_the_dirty_ratio_right(
