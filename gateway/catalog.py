@@ -33,6 +33,8 @@ UNKNOWN_FOR_S = 1.0
 MAX_UNKNOWN = 10_000
 """Bound on remembered unknown names: clients choose them."""
 
+MAX_LOADS = 3
+
 TopicsListener = Callable[[], None]
 Key = TypeVar("Key", str, UUID)
 
@@ -106,15 +108,21 @@ class Catalog:
         return await self._ask_once(topic_id, self._store.find_by_id)
 
     async def refresh(self) -> None:
-        """Replace the copy by what Postgres holds. Callers at once share one load that began after the first asked."""
+        """Replace the copy by what Postgres holds; callers at once share one load."""
         if self._loading is None:
             self._loading = asyncio.get_running_loop().create_task(self._load())
             self._loading.add_done_callback(self._loaded)
         await asyncio.shield(self._loading)
 
     async def refresh_if_changed(self) -> None:
-        """One pass of the loop that follows other nodes' changes: a query, and a load if the version has moved."""
-        if await self._store.version() != self._version:
+        """Be at least as new as the moment of the call: a query, and a load if the version has moved.
+
+        A load under way, or one that this node's own changes crossed, may be older than the call and is followed by
+        another; more than a few would only mean that somebody else changes topics all the time.
+        """
+        for _ in range(MAX_LOADS):
+            if await self._store.version() == self._version:
+                return
             await self.refresh()
 
     def suspect(self) -> None:

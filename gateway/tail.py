@@ -29,8 +29,8 @@ DOUBT_S = 30.0
 DOUBTFUL_AGE_S = 1.0
 """How old a known high watermark may be while somebody else may be appending."""
 
-SMALL_SHARE = 4
-"""A batch that is less than 1/4 of the frame it lies in is copied out, so that a small one never pins a large frame."""
+SMALL_SHARE = 2
+"""A batch of less than half its frame is copied out of it, so that what is held is at most twice what is counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,17 @@ WITHIN_S = 10
 """Long enough for a slow machine, and far below LONG_MS: whoever needs it was woken, not timed out."""
 
 
-@pytest.fixture(params=["tail", "cold", "mixed"])
+@pytest.fixture(params=["tail", "cold"])
 async def node(request: pytest.FixtureRequest, database_url: str) -> AsyncIterator[DataPlane]:
-    """The rules are the same whether records come from memory, from Postgres, or from both."""
-    tail_bytes = {"tail": 2**24, "cold": 0, "mixed": 1700}[request.param]
-    async with data_plane(database_url, tail_bytes=tail_bytes) as node:
+    """The rules are the same whether records come from memory or from Postgres."""
+    async with data_plane(database_url, tail_bytes={"tail": 2**24, "cold": 0}[request.param]) as node:
+        yield node
+
+
+@pytest.fixture(params=[2**24, 0, 1700], ids=["tail", "cold", "mixed"])
+async def sized(request: pytest.FixtureRequest, database_url: str) -> AsyncIterator[DataPlane]:
+    """As `node`, and also with records of one answer from both."""
+    async with data_plane(database_url, tail_bytes=request.param) as node:
         yield node
 
 
@@ -54,65 +60,65 @@ def sizes(response: FetchResponse) -> list[list[int]]:
 # --- sizes -----------------------------------------------------------------------------------------------------------
 
 
-async def test_whole_batches_up_to_the_partitions_limit(node: DataPlane) -> None:
-    topic = await node.create_topic("t")
-    await node.fill(topic, [300, 300, 300])
+async def test_whole_batches_up_to_the_partitions_limit(sized: DataPlane) -> None:
+    topic = await sized.create_topic("t")
+    await sized.fill(topic, [300, 300, 300])
     for limit, count in [(900, 3), (899, 2), (600, 2), (599, 1), (300, 1)]:
-        assert offsets_in(await node.fetch_one(topic, 0, partition_max_bytes=limit)) == list(range(count))
+        assert offsets_in(await sized.fetch_one(topic, 0, partition_max_bytes=limit)) == list(range(count))
 
 
 @pytest.mark.parametrize("limits", [(1, 2**20), (2**20, 1), (0, 0), (-5, 2**20)])
-async def test_the_first_batch_comes_however_large(node: DataPlane, limits: tuple[int, int]) -> None:
+async def test_the_first_batch_comes_however_large(sized: DataPlane, limits: tuple[int, int]) -> None:
     """Otherwise a reader with small limits is stuck for ever (KIP-74)."""
-    topic = await node.create_topic("t")
-    await node.fill(topic, [5000, 300])
-    part = await node.fetch_one(topic, 0, partition_max_bytes=limits[0], max_bytes=limits[1], min_bytes=0)
+    topic = await sized.create_topic("t")
+    await sized.fill(topic, [5000, 300])
+    part = await sized.fetch_one(topic, 0, partition_max_bytes=limits[0], max_bytes=limits[1], min_bytes=0)
     assert offsets_in(part) == [0]
 
 
-async def test_the_whole_answers_limit_goes_by_the_order_of_the_request(node: DataPlane) -> None:
-    topic = await node.create_topic("t", 3)
+async def test_the_whole_answers_limit_goes_by_the_order_of_the_request(sized: DataPlane) -> None:
+    topic = await sized.create_topic("t", 3)
     for partition in range(3):
-        await node.fill(topic, [400, 400], partition=partition)
+        await sized.fill(topic, [400, 400], partition=partition)
     for order in ([0, 1, 2], [2, 0, 1]):
         asked = [(topic, at(0, partition)) for partition in order]
-        assert sizes(await node.fetch(asked, max_bytes=1300)) == [[400, 400], [400], []]
-        assert sizes(await node.fetch(asked, max_bytes=10)) == [[400], [], []]
-        assert sizes(await node.fetch(asked, max_bytes=2400)) == [[400, 400]] * 3
+        assert sizes(await sized.fetch(asked, max_bytes=1300)) == [[400, 400], [400], []]
+        assert sizes(await sized.fetch(asked, max_bytes=10)) == [[400], [], []]
+        assert sizes(await sized.fetch(asked, max_bytes=2400)) == [[400, 400]] * 3
 
 
-async def test_a_later_partitions_first_batch_must_fit(node: DataPlane) -> None:
-    topic = await node.create_topic("t", 3)
-    await node.fill(topic, [300], partition=0)
-    await node.fill(topic, [5000], partition=1)
-    await node.fill(topic, [300], partition=2)
+async def test_a_later_partitions_first_batch_must_fit(sized: DataPlane) -> None:
+    topic = await sized.create_topic("t", 3)
+    await sized.fill(topic, [300], partition=0)
+    await sized.fill(topic, [5000], partition=1)
+    await sized.fill(topic, [300], partition=2)
     asked = [(topic, at(0, partition)) for partition in range(3)]
-    assert sizes(await node.fetch(asked, max_bytes=1000)) == [[300], [], [300]]
+    assert sizes(await sized.fetch(asked, max_bytes=1000)) == [[300], [], [300]]
     asked = [(topic, at(0, 0)), (topic, at(0, 1, max_bytes=4000)), (topic, at(0, 2))]
-    assert sizes(await node.fetch(asked)) == [[300], [], [300]]
+    assert sizes(await sized.fetch(asked)) == [[300], [], [300]]
 
 
-async def test_an_empty_partition_does_not_use_up_the_first_batch(node: DataPlane) -> None:
-    topic = await node.create_topic("t", 2)
-    await node.fill(topic, [5000], partition=1)
+async def test_an_empty_partition_does_not_use_up_the_first_batch(sized: DataPlane) -> None:
+    topic = await sized.create_topic("t", 2)
+    await sized.fill(topic, [5000], partition=1)
     asked = [(topic, at(0, partition, max_bytes=100)) for partition in range(2)]
-    assert sizes(await node.fetch(asked)) == [[], [5000]]
+    assert sizes(await sized.fetch(asked)) == [[], [5000]]
 
 
-async def test_an_offset_inside_a_batch_gives_that_batch_from_its_beginning(node: DataPlane) -> None:
-    topic = await node.create_topic("t")
-    await node.send(topic, batch_of(b"a", b"b", b"c"))
-    await node.send(topic, batch_of(b"d"))
-    assert offsets_in(await node.fetch_one(topic, 2)) == [0, 1, 2, 3]
-    assert offsets_in(await node.fetch_one(topic, 3)) == [3]
+async def test_an_offset_inside_a_batch_gives_that_batch_from_its_beginning(sized: DataPlane) -> None:
+    topic = await sized.create_topic("t")
+    await sized.send(topic, batch_of(b"a", b"b", b"c"))
+    await sized.send(topic, batch_of(b"d"))
+    assert offsets_in(await sized.fetch_one(topic, 2)) == [0, 1, 2, 3]
+    assert offsets_in(await sized.fetch_one(topic, 3)) == [3]
 
 
-async def test_reading_on_from_where_one_is_reaches_the_end(node: DataPlane) -> None:
-    topic = await node.create_topic("t")
-    await node.fill(topic, [250 + size for size in range(40)])
+async def test_reading_on_from_where_one_is_reaches_the_end(sized: DataPlane) -> None:
+    topic = await sized.create_topic("t")
+    await sized.fill(topic, [250 + size for size in range(40)])
     offset, answers = 0, 0
     while offset < 40:
-        part = await node.fetch_one(topic, offset, partition_max_bytes=700)
+        part = await sized.fetch_one(topic, offset, partition_max_bytes=700)
         found = offsets_in(part)
         assert found == list(range(offset, found[-1] + 1))
         assert len(raw(part)) <= 700

@@ -198,8 +198,12 @@ async def test_a_repeated_batch_is_answered_with_its_first_offset(node: DataPlan
     batch = batch_of(b"a", b"b", producer=(7, 0, 0))
     assert (await node.send(topic, batch)).base_offset == 1
     await node.send(topic, batch_of(b"c", producer=(7, 0, 2)))
-    again = await node.send(topic, batch)
-    assert (again.error_code, again.base_offset) == (ErrorCode.NONE, 1)
+    for forgotten in (False, True):
+        if forgotten:
+            node.tail.forget(topic.partitions[0].partition_key)
+        again = await node.send(topic, batch)
+        assert (again.error_code, again.base_offset) == (ErrorCode.NONE, 1)
+        assert offsets_in(await node.fetch_one(topic, 1)) == [1, 2, 3]
     assert await values_of(node, topic) == [b"other", b"a", b"b", b"c"]
 
 
