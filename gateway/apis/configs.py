@@ -1,8 +1,9 @@
 """DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources: settings shown and changed.
 
 The one idea: everything derives from the two tables of settings. A topic's own settings are stored on the topic; a
-broker's dynamic ones once for all nodes, since they share one log: the resource is the broker with the empty name.
-Both take effect on this node before the answer, on others when they next follow the catalog.
+broker's dynamic ones once for all nodes, since they share one log: to alter any one broker is to alter the broker with
+the empty name, which stands for all. Both take effect on this node before the answer, on others when they next follow
+the catalog.
 
 Loggers, client metrics and groups have no settings here.
 """
@@ -304,11 +305,10 @@ async def _alter_topic(topic: Topic, change: Change, services: Services, *, vali
 
 
 async def _alter_brokers(resource_name: str, change: Change, services: Services, *, validate_only: bool) -> None:
-    if resource_name != ALL_BROKERS:
-        raise KafkaError(
-            ErrorCode.INVALID_REQUEST,
-            "All brokers share one log and its settings: alter them with the empty broker name (the cluster default).",
-        )
+    # kafka-python and web consoles can only name a single broker.
+    known = {ALL_BROKERS, *(str(node.node_id) for node in services.membership.alive())}
+    if resource_name not in known:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"There is no live broker '{resource_name}'.")
     # Another node may have changed them since this one last looked.
     current = await services.topics.load_broker_configs()
     broker = services.catalog.broker.with_dynamic(current)

@@ -320,6 +320,15 @@ async def test_broker_settings_are_in_effect_at_once_and_on_other_nodes(database
         assert not node.catalog.config(topic).cleanup_compact
 
 
+async def test_altering_one_broker_alters_all(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        response = await alter(node, BROKER, "1", (SET, "message.max.bytes", "2000"))
+        assert (response.error_code, response.error_message) == (ErrorCode.NONE, None)
+        source = ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
+        assert await value_of(node, BROKER, "", "message.max.bytes") == ("2000", source)
+        assert await value_of(node, BROKER, "1", "message.max.bytes") == ("2000", source)
+
+
 async def test_broker_refusals_change_nothing(database_url: str) -> None:
     async with admin_node(database_url) as node:
         config, request = ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST
@@ -330,7 +339,7 @@ async def test_broker_refusals_change_nothing(database_url: str) -> None:
             ("", [(SET, "no.such", "3")], config),
             ("", [(SET, "message.max.bytes", "many")], config),
             ("", [(SET, "message.max.bytes", "1"), (SET, "num.partitions", "3")], config),
-            ("1", [(SET, "message.max.bytes", "1")], request),
+            ("one", [(SET, "message.max.bytes", "1")], request),
             ("2", [(SET, "message.max.bytes", "1")], request),
         ):
             response = await alter(node, BROKER, name, *changes)
