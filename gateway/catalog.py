@@ -125,10 +125,6 @@ class Catalog:
                 return
             await self.refresh()
 
-    def suspect(self) -> None:
-        """Postgres refused a partition that is known here: the next pass loads, whatever the version says."""
-        self._version = None
-
     # --- told by this node's own admin requests -------------------------------------------------------------------
 
     def apply(self, topic: Topic) -> None:

@@ -45,12 +45,9 @@ async def read_states(
     if not partitions:
         return {}
     try:
-        states = await context.services.log.states([partition.partition_key for partition in partitions])
+        return await context.services.log.states([partition.partition_key for partition in partitions])
     except StorageError as error:
         return storage_code(context.api_key, error)
-    if len(states) < len(partitions):
-        context.services.catalog.suspect()
-    return states
 
 
 def state_of(

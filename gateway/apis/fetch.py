@@ -213,7 +213,6 @@ async def _read_cold(cold: list[_Part], parts: list[list[_Part]], context: Reque
             part.size_bytes = sum(len(batch.records) for batch in result.batches)
             _judge(part, KnownOffsets(state.log_start_offset, state.high_watermark, state.leader_epoch))
         else:
-            services.catalog.suspect()
             part.error = REFUSAL_CODES[result]
             if result is Refusal.UNKNOWN_PARTITION:
                 part.error = _unknown_topic(context)

@@ -200,10 +200,8 @@ async def _answer(index: int, attempt: _Attempt, context: RequestContext) -> Par
         return _refusal(index, Refused(code, "storage was lost; the outcome of the append is unknown"))
     if isinstance(result, Refusal):
         code = REFUSAL_CODES[result]
-        if result is Refusal.UNKNOWN_PARTITION:
-            context.services.catalog.suspect()
-            if context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
-                code = ErrorCode.UNKNOWN_TOPIC_ID
+        if result is Refusal.UNKNOWN_PARTITION and context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
+            code = ErrorCode.UNKNOWN_TOPIC_ID
         refused = Refused(code, f"refused by the log: {result.value}")
         _note_refusal(attempt.topic, index, refused, context)
         return _refusal(index, refused)

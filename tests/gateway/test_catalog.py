@@ -161,12 +161,41 @@ async def test_nothing_is_loaded_while_the_version_stands(node: DataPlane, monke
     monkeypatch.setattr(node.topics, "load", counted)
     await node.catalog.refresh_if_changed()
     assert loads == 0
-    node.catalog.suspect()
-    await node.catalog.refresh_if_changed()
-    await node.catalog.refresh_if_changed()
+    await create_elsewhere(node, "t")
+    await asyncio.gather(*(node.catalog.refresh_if_changed() for _ in range(5)))
     assert loads == 1
     await asyncio.gather(*(node.catalog.refresh() for _ in range(5)))
-    assert loads == 2
+    assert loads == 2, "callers at once share one"
+
+
+async def test_a_load_that_began_before_is_followed_by_another(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who asks for what is newest must not be given a snapshot older than the question."""
+    load, version = node.topics.load, node.topics.version
+    loaded, asked, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def slow() -> tuple[int, list[Topic]]:
+        snapshot = await load()
+        loaded.set()
+        await go_on.wait()
+        return snapshot
+
+    async def noted() -> int:
+        found = await version()
+        asked.set()
+        return found
+
+    monkeypatch.setattr(node.topics, "load", slow)
+    monkeypatch.setattr(node.topics, "version", noted)
+    refreshing = asyncio.create_task(node.catalog.refresh())
+    await loaded.wait()
+    topic = await create_elsewhere(node, "t")
+    asking = asyncio.create_task(node.catalog.refresh_if_changed())
+    await asked.wait()
+    go_on.set()
+    await asyncio.gather(refreshing, asking)
+    assert node.catalog.topics() == [topic]
 
 
 async def test_what_happens_here_during_a_load_is_not_undone(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
