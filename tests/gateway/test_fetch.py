@@ -98,6 +98,14 @@ async def test_a_later_partitions_first_batch_must_fit(sized: DataPlane) -> None
     assert sizes(await sized.fetch(asked)) == [[300], [], [300]]
 
 
+async def test_records_read_from_postgres_use_up_the_first_batch_for_those_in_memory(warm: DataPlane) -> None:
+    topic = await warm.create_topic("t", 2)
+    await warm.fill(topic, [300], partition=0)
+    await warm.fill(topic, [5000], partition=1)
+    warm.tail.forget(topic.partitions[0].partition_key)
+    assert sizes(await warm.fetch([(topic, at(0, 0)), (topic, at(0, 1))], max_bytes=1000)) == [[300], []]
+
+
 async def test_an_empty_partition_does_not_use_up_the_first_batch(sized: DataPlane) -> None:
     topic = await sized.create_topic("t", 2)
     await sized.fill(topic, [5000], partition=1)
