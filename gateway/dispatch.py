@@ -31,6 +31,9 @@ from storage.errors import StorageError
 
 log = structlog.stdlib.get_logger(__name__)
 
+STORAGE_LOG_INTERVAL_S = 1.0
+"""While Postgres is away every request of an API fails alike: the counter has them all, the log one a second."""
+
 Handler = Callable[[Any, RequestContext], Coroutine[Any, Any, Any]]
 
 
@@ -68,13 +71,14 @@ def versions_response(served: Sequence[Served], code: ErrorCode = ErrorCode.NONE
 class _Route:
     """A line of the table with what the hot path needs at hand."""
 
-    __slots__ = ("api_key", "api_name", "handler", "line", "series")
+    __slots__ = ("api_key", "api_name", "handler", "line", "series", "storage_logged_at")
 
     def __init__(self, line: Served, metrics: Metrics) -> None:
         self.line = line
         self.api_key = line.api_key
         self.api_name = line.api_key.name.lower()
         self.handler = line.handler
+        self.storage_logged_at = float("-inf")
         self.series: dict[int, RequestSeries] = {
             version: metrics.request_series(self.api_name, version)
             for version in range(line.min_version, line.max_version + 1)
@@ -131,7 +135,9 @@ class Dispatch:
         except StorageError as error:
             code = storage_code(api_key, error)
             self._metrics.storage_errors.labels(route.api_name).inc()
-            log.warning("storage refused a request", error=str(error), answer=code.name)
+            if started >= route.storage_logged_at + STORAGE_LOG_INTERVAL_S:
+                route.storage_logged_at = started
+                log.warning("storage could not serve a request", error=str(error), answer=code.name)
             chunks = self._refuse(route, header, request, code, "storage is not available")
         except Exception:
             code = ErrorCode.UNKNOWN_SERVER_ERROR
