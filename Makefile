@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench lock readme
+.PHONY: help run test check format bench compat lock readme
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
@@ -32,6 +32,9 @@ format: $(VENV)/dev.stamp ## Format, and fix what the linter can
 
 bench: $(VENV)/dev.stamp ## Measure speed and size, and report them against the targets
 	@$(VENV)/bin/python -m bench $(ARGS)
+
+compat: $(VENV)/dev.stamp ## Run stock clients of every language here against a gateway; SUITE=sarama for one
+	@$(VENV)/bin/python -m tests.compat.run $(SUITE) $(ARGS)
 
 lock: ## Resolve the dependencies anew (needs uv); UPGRADE=1 takes the newest
 	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --group dev --group build -o requirements-dev.lock

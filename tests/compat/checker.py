@@ -1,0 +1,328 @@
+"""What a delivery log proves: ownership without overlap, no gaps, duplicates or rewinds, and how long things paused.
+
+The one idea: a log is a list of events in time, and everything is computed from that list alone, so that the same
+judgement holds for every client and language. Values in, values out: it opens no socket and looks at no clock.
+
+A log is made of JSON lines. Times are milliseconds since the epoch, written by processes of one machine.
+
+    {"t": …, "event": "scenario", "mode": "eager" | "cooperative", "topic": …, "partitions": 4,
+     "produced": {"0": 25}, "redelivery_allowed": true}
+    {"t": …, "event": "produced", "topic": …, "partition": 0, "offset": 7}            when it was acknowledged
+    {"t": …, "event": "assigned" | "revoked" | "lost", "member": "c1", "topic": …, "partition": 0}
+    {"t": …, "event": "delivered", "member": "c1", "topic": …, "partition": 0, "offset": 7}   when it was processed
+    {"t": …, "event": "closed" | "killed", "member": "c1", "partition": -1}           its ownership has ended
+
+`produced` in the first line gives counts per partition, from offset 0; `topic` may be left out of later lines when
+there is one. `killed` also stands for a process that was stopped: what it does until its next assignment is judged as
+redelivery. A client that cannot call back on revocation says so with `"revoke_callbacks": false`; then an assignment
+that excludes a partition ends its ownership only where the suite says so.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+PAUSE_LIMIT_MS = 2000.0
+"""How long a record of a retained partition may wait in a cooperative rebalance; far below any timeout of a group."""
+
+REBALANCE_QUIET_MS = 1000.0
+"""Events of ownership closer together than this belong to one rebalance."""
+
+MAX_PROBLEMS = 20
+
+EVENTS = frozenset({"scenario", "assigned", "revoked", "lost", "delivered", "produced", "closed", "killed"})
+OWNERSHIP = frozenset({"assigned", "revoked", "lost"})
+
+Partition = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    t: float
+    event: str
+    member: str
+    topic: str
+    partition: int
+    offset: int
+
+    @property
+    def key(self) -> Partition:
+        return self.topic, self.partition
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """Events in time order; of equal times, in file order. `torn` counts lines that are no event."""
+
+    header: dict[str, Any]
+    events: tuple[Event, ...]
+    torn: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pause:
+    """How long one partition was not read in one rebalance."""
+
+    partition: Partition
+    milliseconds: float
+    retained: bool
+
+
+@dataclass(slots=True)
+class Verdict:
+    """`problems` empty: the log is in order. `late` counts records processed after the partition was given up."""
+
+    problems: list[str] = field(default_factory=list)
+    deliveries: int = 0
+    duplicates: int = 0
+    rewinds: int = 0
+    late: int = 0
+    rebalances: int = 0
+    pauses: list[Pause] = field(default_factory=list)
+
+    def add(self, problem: str) -> None:
+        if len(self.problems) < MAX_PROBLEMS:
+            self.problems.append(problem)
+
+    def longest_pause_ms(self, *, retained: bool) -> float | None:
+        return max((pause.milliseconds for pause in self.pauses if pause.retained is retained), default=None)
+
+
+def read_log(text: str) -> Log:
+    """Parse a log. A process that is killed may leave its last line torn; what is no event is counted, not raised."""
+    header: dict[str, Any] = {}
+    events: list[Event] = []
+    torn = 0
+    for line in text.splitlines():
+        try:
+            entry = json.loads(line)
+            kind, t = entry["event"], float(entry["t"])
+            if kind not in EVENTS:
+                raise ValueError(kind)
+            if kind == "scenario":
+                header = {**header, **entry}
+                continue
+            member = str(entry.get("member") or "")
+            topic = str(entry.get("topic") or header.get("topic") or "")
+            events.append(Event(t, kind, member, topic, int(entry.get("partition", -1)), int(entry.get("offset", -1))))
+        except (ValueError, KeyError, TypeError, AttributeError):
+            torn += 1
+    events.sort(key=lambda event: event.t)
+    return Log(header, tuple(events), torn)
+
+
+def check(log: Log, *, outage: bool = False, pause_limit_ms: float = PAUSE_LIMIT_MS) -> Verdict:
+    """Judge a log. `outage`: the gateway itself was away, so pauses are reported but not judged."""
+    verdict = Verdict()
+    if not log.header:
+        verdict.add("the log has no scenario line")
+    redelivery_allowed = bool(log.header.get("redelivery_allowed"))
+    if log.torn > (1 if redelivery_allowed else 0):
+        verdict.add(f"{log.torn} lines of the log are no events")
+    cooperative = log.header.get("mode") == "cooperative"
+    _check_ownership(log.events, verdict, cooperative=cooperative)
+    _check_deliveries(log.events, verdict, redelivery_allowed=redelivery_allowed)
+    _check_gaps(log, verdict)
+    _measure_pauses(log.events, verdict)
+    if cooperative and not outage and not redelivery_allowed:
+        for pause in verdict.pauses:
+            if pause.retained and pause.milliseconds > pause_limit_ms:
+                verdict.add(f"{_name(pause.partition)} was retained, yet paused for {pause.milliseconds:.0f} ms")
+    return verdict
+
+
+def _check_ownership(events: Sequence[Event], verdict: Verdict, *, cooperative: bool) -> None:
+    owners: dict[Partition, str] = {}
+    revoked_by: dict[Partition, Event] = {}
+    for event in events:
+        if event.event == "assigned":
+            owner = owners.get(event.key)
+            if owner is not None and owner != event.member:
+                verdict.add(f"{_name(event.key)} was assigned to {event.member} while {owner} owned it")
+            revoked = revoked_by.pop(event.key, None)
+            if cooperative and revoked is not None and revoked.member == event.member:
+                verdict.add(f"{_name(event.key)} was revoked from {event.member}, which retained it")
+            owners[event.key] = event.member
+        elif event.event in ("revoked", "lost"):
+            if owners.get(event.key) == event.member:
+                del owners[event.key]
+                if event.event == "revoked":
+                    revoked_by[event.key] = event
+        elif event.event in ("closed", "killed"):
+            for key in [key for key, owner in owners.items() if owner == event.member]:
+                del owners[key]
+            for key in [key for key, revoked in revoked_by.items() if revoked.member == event.member]:
+                del revoked_by[key]
+
+
+def _check_deliveries(events: Sequence[Event], verdict: Verdict, *, redelivery_allowed: bool) -> None:
+    """Duplicates, rewinds, and records processed by a member while another one owned the partition.
+
+    Where redelivery is allowed, a new owner may go back to the last commit; within one ownership nobody may.
+    """
+    owners: dict[Partition, str] = {}
+    gone: set[str] = set()
+    seen: set[tuple[Partition, int]] = set()
+    highest: dict[Partition, int] = {}
+    highest_of_ownership: dict[Partition, int] = {}
+    for event in events:
+        key = event.key
+        if event.event == "assigned":
+            gone.discard(event.member)
+            if owners.get(key) != event.member:
+                owners[key] = event.member
+                highest_of_ownership.pop(key, None)
+        elif event.event in ("revoked", "lost"):
+            if owners.get(key) == event.member:
+                del owners[key]
+        elif event.event in ("closed", "killed"):
+            if event.event == "killed":
+                gone.add(event.member)
+            for held in [held for held, owner in owners.items() if owner == event.member]:
+                del owners[held]
+        elif event.event == "delivered":
+            verdict.deliveries += 1
+            where = f"{_name(key)} offset {event.offset}"
+            owner = owners.get(key)
+            stray = owner != event.member
+            if owner is None:
+                verdict.late += 1
+            elif stray and not (redelivery_allowed and event.member in gone):
+                verdict.add(f"{where} was processed by {event.member} while {owner} owned the partition")
+            if (key, event.offset) in seen:
+                verdict.duplicates += 1
+                if not redelivery_allowed:
+                    verdict.add(f"{where} was delivered again, to {event.member}")
+            seen.add((key, event.offset))
+            if event.offset <= highest.get(key, -1):
+                verdict.rewinds += 1
+                if not redelivery_allowed and event.offset < highest[key]:
+                    verdict.add(f"{where} came to {event.member} after offset {highest[key]}")
+            if not stray:
+                if redelivery_allowed and event.offset <= highest_of_ownership.get(key, -1):
+                    verdict.add(
+                        f"{where} came to {event.member} after offset {highest_of_ownership[key]} in one ownership"
+                    )
+                highest_of_ownership[key] = max(highest_of_ownership.get(key, -1), event.offset)
+            highest[key] = max(highest.get(key, -1), event.offset)
+
+
+def _check_gaps(log: Log, verdict: Verdict) -> None:
+    """Every produced record was delivered. Without a word on what was produced: no hole among what was delivered."""
+    delivered: dict[Partition, set[int]] = defaultdict(set)
+    produced: dict[Partition, set[int]] = defaultdict(set)
+    for event in log.events:
+        if event.event == "delivered":
+            delivered[event.key].add(event.offset)
+        elif event.event == "produced":
+            produced[event.key].add(event.offset)
+    topic = str(log.header.get("topic") or "")
+    counts = log.header.get("produced")
+    if isinstance(counts, dict):
+        for partition, count in counts.items():
+            produced[topic, int(partition)].update(range(int(count)))
+    if not produced:
+        for key, offsets in delivered.items():
+            produced[key] = set(range(min(offsets), max(offsets) + 1))
+        if not delivered:
+            verdict.add("nothing was delivered")
+    for key, offsets in sorted(produced.items()):
+        missing = sorted(offsets - delivered[key])
+        if missing:
+            verdict.add(f"{_name(key)}: {len(missing)} of {len(offsets)} records never arrived: {_ranges(missing)}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Rebalance:
+    start: float
+    end: float
+    retained: frozenset[Partition]
+    moved: frozenset[Partition]
+
+
+def _rebalances(events: Sequence[Event]) -> list[_Rebalance]:
+    """Clusters of ownership events, with what kept its owner through each and what changed it."""
+    changes = [event for event in events if event.event in OWNERSHIP or event.event in ("closed", "killed")]
+    clusters: list[list[Event]] = []
+    for event in changes:
+        if clusters and event.t - clusters[-1][-1].t <= REBALANCE_QUIET_MS:
+            clusters[-1].append(event)
+        else:
+            clusters.append([event])
+    owners: dict[Partition, str] = {}
+    found: list[_Rebalance] = []
+    for cluster in clusters:
+        before = dict(owners)
+        for event in cluster:
+            if event.event == "assigned":
+                owners[event.key] = event.member
+            elif event.event in ("revoked", "lost"):
+                if owners.get(event.key) == event.member:
+                    del owners[event.key]
+            else:
+                for key in [key for key, owner in owners.items() if owner == event.member]:
+                    del owners[key]
+        retained = frozenset(key for key, owner in before.items() if owners.get(key) == owner)
+        moved = frozenset(key for key in before if key in owners and key not in retained)
+        if retained or moved:
+            found.append(_Rebalance(cluster[0].t, cluster[-1].t, retained, moved))
+    return found
+
+
+def _measure_pauses(events: Sequence[Event], verdict: Verdict) -> None:
+    """Per rebalance and partition: the longest a record waited, where it is known when records were acknowledged;
+
+    else the time between the last delivery before and the first one after, which idle time may lengthen.
+    """
+    rebalances = _rebalances(events)
+    verdict.rebalances = len(rebalances)
+    first_delivery: dict[tuple[Partition, int], float] = {}
+    acknowledged: dict[Partition, list[Event]] = defaultdict(list)
+    deliveries: dict[Partition, list[float]] = defaultdict(list)
+    for event in events:
+        if event.event == "delivered":
+            first_delivery.setdefault((event.key, event.offset), event.t)
+            deliveries[event.key].append(event.t)
+        elif event.event == "produced":
+            acknowledged[event.key].append(event)
+    for rebalance in rebalances:
+        for key in sorted(rebalance.retained | rebalance.moved):
+            if acknowledged[key]:
+                waits = [
+                    arrival - record.t
+                    for record in acknowledged[key]
+                    if (arrival := first_delivery.get((key, record.offset))) is not None
+                    and record.t <= rebalance.end
+                    and arrival >= rebalance.start
+                ]
+                pause_ms = max(waits, default=0.0)
+            else:
+                before = max((t for t in deliveries[key] if t <= rebalance.start), default=None)
+                after = min((t for t in deliveries[key] if t >= rebalance.start), default=None)
+                if before is None or after is None:
+                    continue
+                pause_ms = after - before
+                if key in rebalance.retained and after > rebalance.end:
+                    # Nothing says that there was anything to read meanwhile.
+                    continue
+            verdict.pauses.append(Pause(key, max(pause_ms, 0.0), key in rebalance.retained))
+
+
+def _name(partition: Partition) -> str:
+    return f"{partition[0]}-{partition[1]}" if partition[0] else f"partition {partition[1]}"
+
+
+def _ranges(offsets: Iterable[int]) -> str:
+    """`3-5, 9` for 3 4 5 9; at most ten of them."""
+    found: list[list[int]] = []
+    for offset in offsets:
+        if found and offset == found[-1][1] + 1:
+            found[-1][1] = offset
+        else:
+            found.append([offset, offset])
+    named = [str(low) if low == high else f"{low}-{high}" for low, high in found]
+    return ", ".join(named[:10]) + (" …" if len(named) > 10 else "")

@@ -1,0 +1,73 @@
+"""The HTTP door through which suites of any language restart or kill their gateway: POST /restart, POST /kill.
+
+The answer comes when the gateway serves again, on the same port and data. 500 with the end of its log if it does not.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import TracebackType
+
+from tests.gateway_process import GatewayProcess
+
+
+class Control:
+    """Serves on a free port of 127.0.0.1 while entered. `before` is called ahead of each restart or kill."""
+
+    def __init__(self, gateway: GatewayProcess, before: Callable[[], None]) -> None:
+        actions = {"/restart": gateway.restart, "/kill": lambda: _kill(gateway)}
+        lock = threading.Lock()
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                action = actions.get(self.path)
+                if action is None:
+                    self.answer(404, {"ok": False, "error": f"POST {' or '.join(actions)}"})
+                    return
+                try:
+                    with lock:
+                        before()
+                        action()
+                except (AssertionError, OSError) as error:
+                    self.answer(500, {"ok": False, "error": str(error)})
+                else:
+                    self.answer(200, {"ok": True})
+
+            def answer(self, status: int, body: dict[str, object]) -> None:
+                content = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                self.wfile.write(content)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Suites say what they do; the gateway's log shows the rest."""
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self._thread = threading.Thread(target=self._server.serve_forever, name="control", daemon=True)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def __enter__(self) -> Control:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+def _kill(gateway: GatewayProcess) -> None:
+    gateway.kill()
+    gateway.start()

@@ -1,0 +1,311 @@
+"""kafka-python in the words of `tests.compat.python.client`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import kafka
+from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewTopic
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.coordinator.assignors.range import RangePartitionAssignor
+from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
+from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+from kafka.errors import FencedInstanceIdError, GroupIdNotFoundError, UnknownTopicOrPartitionError
+from kafka.protocol.consumer import JoinGroupRequest, SyncGroupRequest
+
+from tests.compat.python.client import (
+    CLIENT_ID,
+    HEARTBEAT_INTERVAL_MS,
+    METADATA_MAX_AGE_MS,
+    Client,
+    FencedError,
+    Member,
+    MemberOptions,
+    Producer,
+    Reader,
+    Record,
+)
+from tests.compat.python.journal import Journal, Partition
+
+ASSIGNORS = {
+    "range": RangePartitionAssignor,
+    "roundrobin": RoundRobinPartitionAssignor,
+    "sticky": StickyPartitionAssignor,
+    "cooperative-sticky": CooperativeStickyAssignor,
+}
+READ_SECONDS = 10
+ADMIN_TIMEOUT_MS = 15_000
+# The release of Kafka that makes the library send each version of LeaveGroup.
+LEAVE_VERSIONS = {0: (0, 10, 2), 1: (1, 0), 2: (2, 1), 4: (2, 5), 5: (3, 5)}
+
+
+class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
+    def __init__(self, options: MemberOptions, journal: Journal, failures: list[str], bootstrap: str) -> None:
+        super().__init__(options, journal, failures)
+        self.bootstrap = bootstrap
+
+    def open(self) -> None:
+        options = self.options
+        self.consumer = kafka.KafkaConsumer(
+            bootstrap_servers=self.bootstrap,
+            group_id=options.group,
+            client_id=CLIENT_ID,
+            group_instance_id=options.instance_id,
+            auto_offset_reset="earliest",
+            enable_auto_commit=options.commit == "auto",
+            auto_commit_interval_ms=1000,
+            session_timeout_ms=options.session_timeout_ms,
+            heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
+            metadata_max_age_ms=METADATA_MAX_AGE_MS,
+            reconnect_backoff_max_ms=500,
+            partition_assignment_strategy=[ASSIGNORS[options.assignor]],
+            **options.extra,
+        )
+        if options.pattern is not None:
+            self.consumer.subscribe(pattern=options.pattern, listener=self)
+        else:
+            self.consumer.subscribe(list(options.topics), listener=self)
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        self.consumer.subscribe(list(topics), listener=self)
+
+    def on_partitions_assigned(self, assigned: set[kafka.TopicPartition]) -> None:
+        self.now_owns(_partitions(self.consumer.assignment()))
+
+    def on_partitions_revoked(self, revoked: set[kafka.TopicPartition]) -> None:
+        if self.options.commit == "revoke" and revoked:
+            self.consumer.commit()
+        self.gave_up(_partitions(revoked))
+
+    def on_partitions_lost(self, lost: set[kafka.TopicPartition]) -> None:
+        self.gave_up(_partitions(lost), lost=True)
+
+    def poll_once(self) -> None:
+        try:
+            for records in self.consumer.poll(100).values():
+                for record in records:
+                    self.processed(record.topic, record.partition, record.offset)
+                    if self.options.commit == "each":
+                        position = kafka.structs.OffsetAndMetadata(record.offset + 1, "", -1)
+                        self.consumer.commit({kafka.TopicPartition(record.topic, record.partition): position})
+        except FencedInstanceIdError as error:
+            raise FencedError(str(error)) from error
+
+    def close(self) -> None:
+        self.consumer.close()
+
+
+class KafkaPythonProducer(Producer):
+    def __init__(self, bootstrap: str, compression: str, idempotent: bool) -> None:
+        self._producer = kafka.KafkaProducer(
+            bootstrap_servers=bootstrap,
+            client_id=CLIENT_ID,
+            acks="all",
+            enable_idempotence=idempotent,
+            compression_type=None if compression == "none" else compression,
+            max_request_size=2_000_000,
+            reconnect_backoff_max_ms=500,
+        )
+
+    def send(self, topic: str, records: Sequence[tuple[int, Record]]) -> list[int]:
+        futures = [
+            self._producer.send(
+                topic,
+                value=record.value,
+                key=record.key,
+                headers=list(record.headers),
+                partition=partition,
+                timestamp_ms=record.timestamp_ms,
+            )
+            for partition, record in records
+        ]
+        return [future.get(60).offset for future in futures]
+
+    def close(self) -> None:
+        self._producer.close(10)
+
+
+class KafkaPythonReader(Reader):
+    def __init__(self, bootstrap: str, topic: str, partition: int) -> None:
+        self._partition = kafka.TopicPartition(topic, partition)
+        self._consumer = kafka.KafkaConsumer(
+            bootstrap_servers=bootstrap, client_id=CLIENT_ID, auto_offset_reset="earliest", group_id=None
+        )
+        self._consumer.assign([self._partition])
+
+    def read(self, count: int) -> list[tuple[int, Record]]:
+        found: list[tuple[int, Record]] = []
+        while len(found) < count:
+            polled = self._consumer.poll(READ_SECONDS * 1000, max_records=count - len(found))
+            records = polled.get(self._partition, [])
+            if not records:
+                break
+            found += [
+                (record.offset, Record(record.value, record.key, tuple(record.headers), record.timestamp))
+                for record in records
+            ]
+        return found
+
+    def seek(self, offset: int) -> None:
+        self._consumer.seek(self._partition, offset)
+
+    def seek_to_beginning(self) -> None:
+        self._consumer.seek_to_beginning(self._partition)
+
+    def seek_to_end(self) -> None:
+        self._consumer.seek_to_end(self._partition)
+        self._consumer.position(self._partition)
+
+    def bounds(self) -> tuple[int, int]:
+        begin = self._consumer.beginning_offsets([self._partition])[self._partition]
+        return begin, self._consumer.end_offsets([self._partition])[self._partition]
+
+    def offset_at(self, timestamp_ms: int) -> int | None:
+        found = self._consumer.offsets_for_times({self._partition: timestamp_ms})[self._partition]
+        return None if found is None else found.offset
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class KafkaPython(Client):
+    assignors = tuple(ASSIGNORS)
+    member_class = KafkaPythonMember
+
+    def __init__(self, bootstrap: str) -> None:
+        super().__init__(bootstrap)
+        self._opened: KafkaAdminClient | None = None
+
+    @staticmethod
+    def version() -> str:
+        return kafka.__version__
+
+    @property
+    def _admin(self) -> KafkaAdminClient:
+        if self._opened is None:
+            self._opened = KafkaAdminClient(
+                bootstrap_servers=self.bootstrap, client_id=CLIENT_ID, request_timeout_ms=ADMIN_TIMEOUT_MS
+            )
+        return self._opened
+
+    def producer(self, *, compression: str = "none", idempotent: bool = True) -> Producer:
+        return KafkaPythonProducer(self.bootstrap, compression, idempotent)
+
+    def reader(self, topic: str, partition: int) -> Reader:
+        return KafkaPythonReader(self.bootstrap, topic, partition)
+
+    def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        answers = self._admin.alter_group_offsets(
+            group,
+            {
+                kafka.TopicPartition(topic, partition): kafka.structs.OffsetAndMetadata(offset, "", -1)
+                for partition, offset in offsets.items()
+            },
+        )
+        for error in answers.values():
+            if getattr(error, "errno", 0):
+                raise error
+
+    def committed(self, group: str, topic: str, partition: int) -> int | None:
+        position = kafka.TopicPartition(topic, partition)
+        found = self._admin.list_group_offsets({group: [position]})[group].get(position)
+        return None if found is None or found.offset < 0 else found.offset
+
+    def create_topic(self, topic: str, partitions: int) -> None:
+        self._admin.create_topics([NewTopic(topic, partitions, 1)])
+
+    def delete_topic(self, topic: str) -> None:
+        self._admin.delete_topics([topic])
+
+    def partitions(self, topic: str) -> int | None:
+        try:
+            described = self._admin.describe_topics([topic])
+        except UnknownTopicOrPartitionError:
+            return None
+        return len(described[0]["partitions"]) or None
+
+    def add_partitions(self, topic: str, total: int) -> None:
+        self._admin.create_partitions({topic: {"count": total, "assignments": None}})
+
+    def topic_config(self, topic: str, name: str) -> str | None:
+        described = self._admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)], config_filter="all")
+        return described["topic"][topic][name]["value"]
+
+    def set_topic_config(self, topic: str, name: str, value: str) -> None:
+        self._admin.alter_configs([ConfigResource(ConfigResourceType.TOPIC, topic, {name: value})])
+
+    def delete_records(self, topic: str, partition: int, before_offset: int) -> None:
+        self._admin.delete_records({kafka.TopicPartition(topic, partition): before_offset})
+
+    def groups(self) -> set[str]:
+        return {group["group_id"] for group in self._admin.list_groups()}
+
+    def group_state(self, group: str) -> tuple[str, int]:
+        try:
+            described: dict[str, Any] = self._admin.describe_groups([group])[group]
+        except GroupIdNotFoundError:
+            return "Dead", 0
+        return described["group_state"], len(described["members"])
+
+    def delete_group(self, group: str) -> None:
+        for error in dict(self._admin.delete_groups([group])).values():
+            if getattr(error, "errno", 0):
+                raise error
+
+    def leave_versions(self) -> Mapping[int, Mapping[str, Any]]:
+        return {version: {"api_version": release} for version, release in LEAVE_VERSIONS.items()}
+
+    def raw_group(self, protocol_type: str, protocol: str, metadata: bytes, assignment: bytes) -> bytes:
+        return self._admin._manager.run(
+            self._lead, f"raw-{protocol_type}", protocol_type, protocol, metadata, assignment
+        )
+
+    async def _lead(self, group: str, protocol_type: str, protocol: str, metadata: bytes, assignment: bytes) -> bytes:
+        manager = self._admin._manager
+        node = await self._admin._find_coordinator_id(group)
+        offered = [JoinGroupRequest.JoinGroupRequestProtocol(name=protocol, metadata=metadata)]
+        member_id = ""
+        while True:
+            joined = await manager.send(
+                JoinGroupRequest(
+                    group_id=group,
+                    session_timeout_ms=6000,
+                    rebalance_timeout_ms=6000,
+                    member_id=member_id,
+                    group_instance_id=None,
+                    protocol_type=protocol_type,
+                    protocols=offered,
+                ),
+                node_id=node,
+            )
+            if joined.error_code != 79:
+                break
+            member_id = joined.member_id
+        assert joined.error_code == 0, joined
+        assert joined.leader == joined.member_id, joined
+        assert [bytes(member.metadata) for member in joined.members] == [metadata], joined
+        synced = await manager.send(
+            SyncGroupRequest(
+                group_id=group,
+                generation_id=joined.generation_id,
+                member_id=joined.member_id,
+                group_instance_id=None,
+                protocol_type=protocol_type,
+                protocol_name=protocol,
+                assignments=[
+                    SyncGroupRequest.SyncGroupRequestAssignment(member_id=joined.member_id, assignment=assignment)
+                ],
+            ),
+            node_id=node,
+        )
+        assert synced.error_code == 0, synced
+        return bytes(synced.assignment)
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+
+
+def _partitions(partitions: set[kafka.TopicPartition]) -> set[Partition]:
+    return {(partition.topic, partition.partition) for partition in partitions}

@@ -1,0 +1,89 @@
+"""A command that ends when it should: with all it started, and within its limit.
+
+The one idea: a command leads a process group of its own, and the whole group is killed once the leader has ended or
+the limit has passed, before the leader is reaped, so that the group's number still belongs to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import psutil
+
+LAST_LINES_SECONDS = 10.0
+MAX_LINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """`returncode` is negative for a signal. `timed_out`: it was killed at its limit."""
+
+    returncode: int
+    timed_out: bool
+
+
+def run_limited(
+    command: Sequence[str],
+    *,
+    cwd: Path,
+    environment: Mapping[str, str],
+    limit_s: float,
+    stderr: Path,
+    on_line: Callable[[str], None],
+) -> Ended:
+    """Run a command, hand over each line of its stdout, append its stderr to a file. OSError if it cannot start."""
+    with stderr.open("ab") as errors:
+        process = subprocess.Popen(
+            command,
+            cwd=cwd,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            start_new_session=True,
+        )
+    assert process.stdout is not None
+    reader = threading.Thread(target=_read_lines, args=(process.stdout, on_line), daemon=True)
+    reader.start()
+    ended = threading.Event()
+    waiter = threading.Thread(target=_wait_unreaped, args=(process.pid, ended), daemon=True)
+    waiter.start()
+    timed_out = True
+    try:
+        timed_out = not ended.wait(limit_s)
+    finally:
+        _kill_group(process.pid)
+        process.wait()
+    reader.join(LAST_LINES_SECONDS)
+    return Ended(process.returncode, timed_out)
+
+
+def _wait_unreaped(pid: int, ended: threading.Event) -> None:
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+    ended.set()
+
+
+def _kill_group(leader: int) -> None:
+    """SIGKILL to the leader's group, stopped processes included, and to descendants that left the group."""
+    strays: list[psutil.Process] = []
+    with contextlib.suppress(psutil.NoSuchProcess):
+        strays = psutil.Process(leader).children(recursive=True)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader, signal.SIGKILL)
+    for stray in strays:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            stray.kill()
+
+
+def _read_lines(stream: BinaryIO, on_line: Callable[[str], None]) -> None:
+    with stream:
+        while line := stream.readline(MAX_LINE_BYTES):
+            on_line(line.decode(errors="replace").rstrip("\r\n"))

@@ -1,0 +1,269 @@
+"""What a scenario asks of a client library; each suite implements it with the library's own words.
+
+The one idea: blocking calls and plain values, so that a scenario reads the same whatever the library is like. What a
+library does not have raises `UnsupportedError` with the reason, and the scenario is skipped with it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.compat.python.journal import Journal, Partition
+
+STOP_SECONDS = 30.0
+SESSION_TIMEOUT_MS = 6000
+HEARTBEAT_INTERVAL_MS = 500
+METADATA_MAX_AGE_MS = 1000
+CLIENT_ID = "same-for-all"
+
+
+class UnsupportedError(Exception):
+    """The client cannot do it; the message says why."""
+
+
+class FencedError(Exception):
+    """Another member took the static member's name: FENCED_INSTANCE_ID."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    value: bytes | None
+    key: bytes | None = None
+    headers: tuple[tuple[str, bytes | None], ...] = ()
+    timestamp_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberOptions:
+    """How a member consumes. `pattern` replaces `topics`. Offsets are committed by the library on its own, or, with
+    `commit` "revoke", in the revoke callback and nowhere else; with "each", after each record."""
+
+    name: str
+    group: str
+    assignor: str = "range"
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    instance_id: str | None = None
+    commit: str = "auto"
+    session_timeout_ms: int = SESSION_TIMEOUT_MS
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Member(ABC, threading.Thread):
+    """A consumer on a thread of its own: polls until told to stop, then closes in order, LeaveGroup included.
+
+    `failures` takes what ended it; `fenced` is set when another took its static name, which is a failure unless it
+    `expects_fencing`.
+    """
+
+    def __init__(self, options: MemberOptions, journal: Journal, failures: list[str]) -> None:
+        super().__init__(name=options.name, daemon=True)
+        self.options = options
+        self.journal = journal
+        self.failures = failures
+        self.fenced = threading.Event()
+        self.expects_fencing = False
+        self.owned: set[Partition] = set()
+        self._stop_requested = threading.Event()
+        self._topics: tuple[str, ...] | None = None
+
+    def run(self) -> None:
+        try:
+            self.open()
+            try:
+                while not self._stop_requested.is_set():
+                    topics, self._topics = self._topics, None
+                    if topics is not None:
+                        self.subscribe(topics)
+                    self.poll_once()
+            finally:
+                self.close()
+        except FencedError as error:
+            self.fenced.set()
+            if not self.expects_fencing:
+                self.failures.append(f"{self.name}: {error!r}")
+        except Exception as error:  # the thread's last frame: whatever happened belongs to the scenario
+            self.failures.append(f"{self.name}: {error!r}")
+        finally:
+            self.journal.closed(self.name)
+
+    def request_stop(self) -> None:
+        self._stop_requested.set()
+
+    def stop(self) -> None:
+        """Close in order; AssertionError if that takes too long."""
+        self.request_stop()
+        self.join(STOP_SECONDS)
+        assert not self.is_alive(), f"{self.name} did not close in {STOP_SECONDS:.0f} s"
+
+    def change_topics(self, topics: Sequence[str]) -> None:
+        """Subscribe to other topics before the next poll."""
+        self._topics = tuple(topics)
+
+    # --- what callbacks and polls report ----------------------------------------------------------------------
+
+    def now_owns(self, partitions: set[Partition]) -> None:
+        """For a callback that names all that is assigned."""
+        self.gained(partitions - self.owned)
+
+    def gained(self, partitions: set[Partition]) -> None:
+        self.owned |= partitions
+        self.journal.assigned(self.name, partitions)
+
+    def gave_up(self, partitions: set[Partition], *, lost: bool = False) -> None:
+        held = partitions & self.owned
+        self.owned -= held
+        if lost:
+            self.journal.lost(self.name, held)
+        else:
+            self.journal.revoked(self.name, held)
+
+    def processed(self, topic: str, partition: int, offset: int) -> None:
+        self.journal.delivered(self.name, topic, partition, offset)
+
+    # --- the library's part -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def open(self) -> None: ...
+
+    @abstractmethod
+    def subscribe(self, topics: Sequence[str]) -> None: ...
+
+    @abstractmethod
+    def poll_once(self) -> None:
+        """Poll for at most 100 ms and report what came. Raises FencedError."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class Producer(ABC):
+    @abstractmethod
+    def send(self, topic: str, records: Sequence[tuple[int, Record]]) -> list[int]:
+        """Send records to partitions and wait until all are acknowledged; their offsets. Raises what the library
+        raises."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class Reader(ABC):
+    """A consumer of one partition without a group."""
+
+    @abstractmethod
+    def read(self, count: int) -> list[tuple[int, Record]]:
+        """The next `count` records with their offsets; fewer if none comes for some seconds."""
+
+    @abstractmethod
+    def seek(self, offset: int) -> None: ...
+
+    @abstractmethod
+    def seek_to_beginning(self) -> None: ...
+
+    @abstractmethod
+    def seek_to_end(self) -> None: ...
+
+    @abstractmethod
+    def bounds(self) -> tuple[int, int]:
+        """First offset, and the one after the last."""
+
+    @abstractmethod
+    def offset_at(self, timestamp_ms: int) -> int | None:
+        """Of the first record with at least this timestamp."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class Client(ABC):
+    """One library against one bootstrap server."""
+
+    assignors: tuple[str, ...]
+    """Names that `MemberOptions.assignor` may have."""
+
+    member_class: type[Member]
+
+    def __init__(self, bootstrap: str) -> None:
+        self.bootstrap = bootstrap
+
+    @staticmethod
+    @abstractmethod
+    def version() -> str: ...
+
+    def member(self, options: MemberOptions, journal: Journal, failures: list[str]) -> Member:
+        if options.assignor not in self.assignors:
+            raise UnsupportedError(f"no {options.assignor} assignor")
+        return self.member_class(options, journal, failures, self.bootstrap)  # type: ignore[call-arg]
+
+    @abstractmethod
+    def producer(self, *, compression: str = "none", idempotent: bool = True) -> Producer: ...
+
+    @abstractmethod
+    def reader(self, topic: str, partition: int) -> Reader: ...
+
+    @abstractmethod
+    def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        """Commit without being a member."""
+
+    @abstractmethod
+    def committed(self, group: str, topic: str, partition: int) -> int | None: ...
+
+    # --- admin ------------------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def create_topic(self, topic: str, partitions: int) -> None: ...
+
+    @abstractmethod
+    def delete_topic(self, topic: str) -> None: ...
+
+    @abstractmethod
+    def partitions(self, topic: str) -> int | None:
+        """How many; None if there is no such topic."""
+
+    @abstractmethod
+    def add_partitions(self, topic: str, total: int) -> None: ...
+
+    def topic_config(self, topic: str, name: str) -> str | None:
+        raise UnsupportedError("no DescribeConfigs")
+
+    def set_topic_config(self, topic: str, name: str, value: str) -> None:
+        raise UnsupportedError("no AlterConfigs")
+
+    def delete_records(self, topic: str, partition: int, before_offset: int) -> None:
+        raise UnsupportedError("no DeleteRecords")
+
+    def groups(self) -> set[str]:
+        raise UnsupportedError("no ListGroups")
+
+    def group_state(self, group: str) -> tuple[str, int]:
+        """State as Kafka names it, and the number of members."""
+        raise UnsupportedError("no DescribeGroups")
+
+    def delete_group(self, group: str) -> None:
+        raise UnsupportedError("no DeleteGroups")
+
+    # --- what few have ----------------------------------------------------------------------------------------
+
+    def leave_versions(self) -> Mapping[int, Mapping[str, Any]]:
+        """LeaveGroup versions that the client can be made to send, each with `MemberOptions.extra` for it."""
+        raise UnsupportedError("it always sends the version it negotiates")
+
+    def raw_group(self, protocol_type: str, protocol: str, metadata: bytes, assignment: bytes) -> bytes:
+        """Join as the only member of a group of any protocol type, and lead it; what SyncGroup answers."""
+        raise UnsupportedError("its groups are of protocol type consumer")
+
+    def close(self) -> None:
+        """Whatever the client holds on to."""
+
+
+def wait_until(predicate: Any, what: str, seconds: float = 30.0) -> None:
+    """Ask again and again, until true. AssertionError if it is not in time."""
+    deadline = time.monotonic() + seconds
+    while not predicate():
+        assert time.monotonic() < deadline, f"{what}: not within {seconds:.0f} s"
+        time.sleep(0.05)

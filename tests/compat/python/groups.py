@@ -1,0 +1,418 @@
+"""Group scenarios. What they mean is judged by the checker from the delivery log; here they are only acted out."""
+
+from __future__ import annotations
+
+import time
+
+from tests.compat.python.client import Member, MemberOptions, UnsupportedError, wait_until
+from tests.compat.python.scenario import Run, all_of, scenario
+from tests.compat.scenarios import ASSIGNORS
+
+PARTITIONS = 4
+SESSION_SECONDS = 6.0
+SOON_SECONDS = 4.0
+"""Less than a session: a hand-over within it came from a LeaveGroup, or from no rebalance at all."""
+
+
+def _need(run: Run, assignor: str) -> None:
+    if assignor not in run.client.assignors:
+        raise UnsupportedError(f"no {assignor} assignor")
+
+
+def _cooperative(assignor: str) -> bool:
+    return assignor == "cooperative-sticky"
+
+
+def _one_two_four(run: Run, assignor: str) -> None:
+    _need(run, assignor)
+    topic, group = run.topic(PARTITIONS), run.group()
+    _, view = run.journal(topic, PARTITIONS, cooperative=_cooperative(assignor))
+    feed = run.feed(topic, range(PARTITIONS))
+    members: list[Member] = []
+
+    def grow(count: int) -> None:
+        while len(members) < count:
+            members.append(run.start(MemberOptions(f"c{len(members) + 1}", group, assignor, (topic,))))
+        view.wait_settled({member.name for member in members}, all_of(topic, PARTITIONS))
+        view.wait_more(2 * PARTITIONS)
+
+    for count in (1, 2, 4):
+        grow(count)
+    for member in members[1:]:
+        member.stop()
+    view.wait_settled({"c1"}, all_of(topic, PARTITIONS))
+    view.wait_more(2 * PARTITIONS)
+    feed.stop()
+    view.wait_caught_up()
+    members[0].stop()
+
+
+for _assignor in ASSIGNORS:
+
+    def _bound(run: Run, assignor: str = _assignor) -> None:
+        _one_two_four(run, assignor)
+
+    scenario(f"groups.{_assignor}.1-2-4")(_bound)
+
+
+@scenario("groups.range.ten-runs")
+def ten_runs(run: Run) -> None:
+    """Ten fresh groups one after the other, each from where the last one ended; all in one log."""
+    assignor = "range"
+    topic = run.topic(PARTITIONS)
+    _, view = run.journal(topic, PARTITIONS)
+    producer_rounds = 5
+    for attempt in range(10):
+        group = run.group()
+        run.client.commit(group, topic, dict.fromkeys(range(PARTITIONS), attempt * 2 * producer_rounds))
+        members: list[Member] = []
+        for count in (1, 2, 4):
+            while len(members) < count:
+                name = f"r{attempt}c{len(members) + 1}"
+                members.append(run.start(MemberOptions(name, group, assignor, (topic,))))
+            view.wait_settled({member.name for member in members}, all_of(topic, PARTITIONS))
+            if count > 1:
+                run.produce(topic, range(PARTITIONS), producer_rounds)
+        view.wait_caught_up()
+        for member in members:
+            member.request_stop()
+        for member in members:
+            member.stop()
+
+
+@scenario("groups.one-partition-three-consumers")
+def one_partition_three_consumers(run: Run) -> None:
+    topic, group = run.topic(1), run.group()
+    _, view = run.journal(topic, 1)
+    members = [run.start(MemberOptions(f"c{index}", group, run.client.assignors[0], (topic,))) for index in (1, 2, 3)]
+    view.wait_for(lambda: sum(map(len, view.owned.values())) == 1, "the partition has one owner")
+    run.produce(topic, [0], 9)
+    view.wait_caught_up()
+    run.produce(topic, [0], 9)
+    view.wait_caught_up()
+    for member in members:
+        member.stop()
+
+
+@scenario("groups.leave")
+def leave(run: Run) -> None:
+    """The one that stays has everything well before the session of the one that left could expire."""
+    assignor = run.client.assignors[0]
+    topic, group = run.topic(PARTITIONS), run.group()
+    _, view = run.journal(topic, PARTITIONS)
+    feed = run.feed(topic, range(PARTITIONS))
+    first = run.start(MemberOptions("c1", group, assignor, (topic,)))
+    second = run.start(MemberOptions("c2", group, assignor, (topic,)))
+    view.wait_settled({"c1", "c2"}, all_of(topic, PARTITIONS))
+    view.wait_more(2 * PARTITIONS)
+    second.stop()
+    view.wait_settled({"c1"}, all_of(topic, PARTITIONS), SOON_SECONDS)
+    view.wait_more(2 * PARTITIONS)
+    feed.stop()
+    view.wait_caught_up()
+    first.stop()
+
+
+@scenario("groups.crash")
+def crash(run: Run) -> None:
+    """A member in a process of its own is killed; its partitions come after the session, from the last commit."""
+    assignor = run.client.assignors[0]
+    topic, group = run.topic(PARTITIONS), run.group()
+    _, view = run.journal(topic, PARTITIONS, redelivery_allowed=True)
+    feed = run.feed(topic, range(PARTITIONS))
+    survivor = run.start(MemberOptions("c1", group, assignor, (topic,)))
+    victim = run.spawn(MemberOptions("c2", group, assignor, (topic,), commit="each"))
+    view.wait_settled({"c1", "c2"}, all_of(topic, PARTITIONS))
+    view.wait_for(lambda: view.delivered_by["c2"] > 10, "the victim reads")
+    victim.kill()
+    view.wait_settled({"c1"}, all_of(topic, PARTITIONS), SESSION_SECONDS + 15)
+    feed.stop()
+    view.wait_caught_up()
+    survivor.stop()
+    again = sum(count - 1 for count in view.delivered.values())
+    assert again <= 1, f"{again} records came again, though each was committed before the next"
+
+
+@scenario("groups.crash-half-open")
+def crash_half_open(run: Run) -> None:
+    """The stopped process keeps its connections. When it goes on it finds itself expelled, and joins again."""
+    assignor = run.client.assignors[0]
+    topic, group = run.topic(PARTITIONS), run.group()
+    _, view = run.journal(topic, PARTITIONS, redelivery_allowed=True)
+    feed = run.feed(topic, range(PARTITIONS))
+    survivor = run.start(MemberOptions("c1", group, assignor, (topic,)))
+    victim = run.spawn(MemberOptions("c2", group, assignor, (topic,)))
+    view.wait_settled({"c1", "c2"}, all_of(topic, PARTITIONS))
+    view.wait_for(lambda: view.delivered_by["c2"] > 10, "the victim reads")
+    victim.freeze()
+    view.wait_settled({"c1"}, all_of(topic, PARTITIONS), SESSION_SECONDS + 15)
+    rounds = view.rounds["c2"]
+    victim.thaw()
+    view.wait_for(lambda: view.rounds["c2"] > rounds, "the victim has joined again")
+    view.wait_settled({"c1", "c2"}, all_of(topic, PARTITIONS))
+    feed.stop()
+    view.wait_caught_up()
+    victim.stop()
+    survivor.stop()
+
+
+def _gateway_away(run: Run, *, killed: bool) -> None:
+    assignor = run.client.assignors[0]
+    topic, group = run.topic(PARTITIONS), run.group()
+    _, view = run.journal(topic, PARTITIONS, redelivery_allowed=True)
+    feed = run.feed(topic, range(PARTITIONS), outage=True)
+    members = [run.start(MemberOptions(name, group, assignor, (topic,))) for name in ("c1", "c2")]
+    view.wait_settled({"c1", "c2"}, all_of(topic, PARTITIONS))
+    view.wait_more(5 * PARTITIONS)
+    if killed:
+        run.kill_gateway()
+    else:
+        run.restart_gateway()
+    produced = len(view.produced)
+    view.wait_for(lambda: len(view.produced) > produced + PARTITIONS, "producing goes on")
+    view.wait_more(5 * PARTITIONS)
+    view.wait_settled({"c1", "c2"}, all_of(topic, PARTITIONS))
+    feed.stop()
+    view.wait_caught_up()
+    for member in members:
+        member.stop()
+
+
+@scenario("groups.gateway-restart")
+def gateway_restart(run: Run) -> None:
+    _gateway_away(run, killed=False)
+
+
+@scenario("groups.gateway-kill")
+def gateway_kill(run: Run) -> None:
+    _gateway_away(run, killed=True)
+
+
+@scenario("groups.commit-resume")
+def commit_resume(run: Run) -> None:
+    assignor = run.client.assignors[0]
+    topic, group = run.topic(PARTITIONS), run.group()
+    _, view = run.journal(topic, PARTITIONS)
+    for name in ("first", "second", "third"):
+        run.produce(topic, range(PARTITIONS), 5)
+        member = run.start(MemberOptions(name, group, assignor, (topic,)))
+        view.wait_caught_up()
+        member.stop()
+    for partition in range(PARTITIONS):
+        assert run.client.committed(group, topic, partition) == 15
+
+
+@scenario("groups.commit-in-revoke")
+def commit_in_revoke(run: Run) -> None:
+    """Nothing commits but the callback, so every hand-over that reads nothing twice proves one commit."""
+    for assignor in ("range", "cooperative-sticky"):
+        if assignor not in run.client.assignors:
+            continue
+        topic, group = run.topic(PARTITIONS), run.group()
+        if run.view is None:
+            run.journal(topic, PARTITIONS)
+        view = run.view
+        assert view is not None
+        feed = run.feed(topic, range(PARTITIONS))
+        options = [MemberOptions(f"{assignor}{index}", group, assignor, (topic,), commit="revoke") for index in (1, 2)]
+        first = run.start(options[0])
+        view.wait_settled({first.name}, all_of(topic, PARTITIONS))
+        view.wait_more(5 * PARTITIONS)
+        second = run.start(options[1])
+        view.wait_settled({first.name, second.name}, all_of(topic, PARTITIONS))
+        view.wait_more(5 * PARTITIONS)
+        second.stop()
+        view.wait_settled({first.name}, all_of(topic, PARTITIONS))
+        view.wait_more(5 * PARTITIONS)
+        feed.stop()
+        view.wait_caught_up()
+        first.stop()
+
+
+@scenario("groups.static-members")
+def static_members(run: Run) -> None:
+    """A restart within the session moves nothing: the other member sees no round. A second of the name fences."""
+    assignor = run.client.assignors[0]
+    topic, group = run.topic(PARTITIONS), run.group()
+    _, view = run.journal(topic, PARTITIONS)
+
+    def options(name: str, instance_id: str) -> MemberOptions:
+        return MemberOptions(name, group, assignor, (topic,), instance_id=instance_id, session_timeout_ms=20_000)
+
+    other = run.start(options("other", "i-1"))
+    mover = run.start(options("mover", "i-2"))
+    view.wait_settled({"other", "mover"}, all_of(topic, PARTITIONS))
+    run.produce(topic, range(PARTITIONS), 3)
+    view.wait_caught_up()
+    held, rounds = set(view.owned["mover"]), view.rounds["other"]
+    mover.stop()
+    mover = run.start(options("mover again", "i-2"))
+    view.wait_settled({"other", "mover again"}, all_of(topic, PARTITIONS), 15)
+    assert view.owned["mover again"] == held, "the restart moved partitions"
+    assert view.rounds["other"] == rounds, "the restart made the other member rebalance"
+    run.produce(topic, range(PARTITIONS), 3)
+    view.wait_caught_up()
+
+    mover.expects_fencing = True
+    usurper = run.start(options("usurper", "i-2"))
+    wait_until(mover.fenced.is_set, "the first of the name is fenced")
+    mover.join(10)
+    view.wait_settled({"other", "usurper"}, all_of(topic, PARTITIONS))
+    run.produce(topic, range(PARTITIONS), 3)
+    view.wait_caught_up()
+    usurper.stop()
+    other.stop()
+
+
+@scenario("groups.cooperative")
+def cooperative(run: Run) -> None:
+    _need(run, "cooperative-sticky")
+    topic, group = run.topic(6), run.group()
+    _, view = run.journal(topic, 6, cooperative=True)
+    feed = run.feed(topic, range(6))
+    members: list[Member] = []
+    for count in (1, 2, 3):
+        members.append(run.start(MemberOptions(f"c{count}", group, "cooperative-sticky", (topic,))))
+        view.wait_settled({member.name for member in members}, all_of(topic, 6))
+        view.wait_more(18)
+    feed.stop()
+    view.wait_caught_up()
+    for member in members:
+        member.request_stop()
+    for member in members:
+        member.stop()
+
+
+@scenario("groups.rolling-upgrade")
+def rolling_upgrade(run: Run) -> None:
+    raise UnsupportedError("it refuses a list of eager and cooperative assignors, so a group cannot be bounced over")
+
+
+@scenario("groups.partition-added")
+def partition_added(run: Run) -> None:
+    assignor = run.client.assignors[0]
+    topic, group = run.topic(2), run.group()
+    _, view = run.journal(topic, 2)
+    feed = run.feed(topic, range(2))
+    members = [run.start(MemberOptions(name, group, assignor, (topic,))) for name in ("c1", "c2")]
+    view.wait_settled({"c1", "c2"}, all_of(topic, 2))
+    run.client.add_partitions(topic, 4)
+    view.wait_settled({"c1", "c2"}, all_of(topic, 4))
+    feed.stop()
+    run.produce(topic, range(4), 10)
+    view.wait_caught_up()
+    for member in members:
+        member.stop()
+
+
+@scenario("groups.topic-deleted")
+def topic_deleted(run: Run) -> None:
+    assignor = run.client.assignors[0]
+    stays, goes, group = run.topic(2, "stays"), run.topic(2, "goes"), run.group()
+    _, view = run.journal(stays, 2)
+    members = [run.start(MemberOptions(name, group, assignor, (stays, goes))) for name in ("c1", "c2")]
+    view.wait_settled({"c1", "c2"}, all_of(stays, 2) + all_of(goes, 2))
+    run.produce(goes, range(2), 5)
+    run.produce(stays, range(2), 5)
+    view.wait_caught_up()
+    run.client.delete_topic(goes)
+    view.wait_settled({"c1", "c2"}, all_of(stays, 2))
+    run.produce(stays, range(2), 5)
+    view.wait_caught_up()
+    for member in members:
+        member.stop()
+
+
+@scenario("groups.regex")
+def regex(run: Run) -> None:
+    assignor = run.client.assignors[0]
+    group = run.group()
+    prefix = f"re-{group[2:]}"
+    first = run.topic(2, f"{prefix}-a")
+    _, view = run.journal(first, 2)
+    member = run.start(MemberOptions("c1", group, assignor, pattern=f"^{prefix}-[ab]-.*"))
+    view.wait_settled({"c1"}, all_of(first, 2))
+    run.topic(2, f"{prefix}-c")
+    second = run.topic(2, f"{prefix}-b")
+    view.wait_settled({"c1"}, all_of(first, 2) + all_of(second, 2))
+    run.produce(first, range(2), 5)
+    run.produce(second, range(2), 5)
+    view.wait_caught_up()
+    member.stop()
+
+
+@scenario("groups.subscription-change")
+def subscription_change(run: Run) -> None:
+    assignor = run.client.assignors[0]
+    old, new, group = run.topic(2, "old"), run.topic(2, "new"), run.group()
+    _, view = run.journal(old, 2)
+    steady = run.start(MemberOptions("steady", group, assignor, (old,)))
+    changing = run.start(MemberOptions("changing", group, assignor, (old,)))
+    view.wait_settled({"steady", "changing"}, all_of(old, 2))
+    run.produce(old, range(2), 5)
+    view.wait_caught_up()
+    changing.change_topics((new,))
+    view.wait_for(
+        lambda: view.owned.get("steady") == set(all_of(old, 2)) and view.owned.get("changing") == set(all_of(new, 2)),
+        "each has its topic",
+    )
+    run.produce(old, range(2), 5)
+    run.produce(new, range(2), 5)
+    view.wait_caught_up()
+    changing.change_topics((old, new))
+    view.wait_for(
+        lambda: sum(map(len, view.owned.values())) == 4 and set(all_of(new, 2)) <= view.owned["changing"],
+        "both topics are owned",
+    )
+    run.produce(old, range(2), 5)
+    run.produce(new, range(2), 5)
+    view.wait_caught_up()
+    for member in (changing, steady):
+        member.stop()
+
+
+@scenario("groups.same-client-id")
+def same_client_id(run: Run) -> None:
+    """All members of this suite share one client id; here four start at the same moment."""
+    assignor = run.client.assignors[0]
+    topic, group = run.topic(PARTITIONS), run.group()
+    _, view = run.journal(topic, PARTITIONS)
+    members = [run.start(MemberOptions(f"c{index}", group, assignor, (topic,))) for index in range(PARTITIONS)]
+    view.wait_settled({member.name for member in members}, all_of(topic, PARTITIONS))
+    run.produce(topic, range(PARTITIONS), 10)
+    view.wait_caught_up()
+    for member in members:
+        member.request_stop()
+    for member in members:
+        member.stop()
+
+
+@scenario("groups.leave-versions")
+def leave_versions(run: Run) -> None:
+    """A LeaveGroup that is not understood shows: the next member would wait for the session to expire."""
+    versions = run.client.leave_versions()
+    assignor = run.client.assignors[0]
+    _, view = run.journal("", 1)
+    for version, extra in versions.items():
+        topic, group = run.topic(1), run.group()
+        leaver = run.start(MemberOptions(f"v{version} leaves", group, assignor, (topic,), extra=extra))
+        view.wait_settled({leaver.name}, all_of(topic, 1))
+        run.produce(topic, [0], 1)
+        view.wait_caught_up()
+        leaver.stop()
+        started = time.monotonic()
+        follower = run.start(MemberOptions(f"v{version} follows", group, assignor, (topic,), extra=extra))
+        view.wait_settled({follower.name}, all_of(topic, 1))
+        took = time.monotonic() - started
+        assert took < SOON_SECONDS, f"LeaveGroup v{version}: the next member waited {took:.1f} s"
+        follower.stop()
+    run.detail = f"versions {', '.join(map(str, versions))}"
+
+
+@scenario("groups.connect-and-sr")
+def connect_and_sr(run: Run) -> None:
+    """Bytes of foreign protocols pass through unread: for Connect's and the Schema Registry's protocol types."""
+    for protocol_type, protocol in (("connect", "compatible"), ("sr", "v0")):
+        metadata, assignment = b"\x00\x01metadata of " + protocol_type.encode(), b"\xff\xfe\x00assignment"
+        answered = run.client.raw_group(protocol_type, protocol, metadata, assignment)
+        assert answered == assignment, f"{protocol_type}: {answered!r}"

@@ -1,0 +1,222 @@
+"""One run of one scenario: fresh names, its delivery log, its members and feed, and their orderly end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import urllib.request
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from tests.compat.python.client import Client, Member, MemberOptions, Producer, Record
+from tests.compat.python.journal import Journal, Partition, View
+
+CONTROL_SECONDS = 90.0
+FEED_INTERVAL_SECONDS = 0.02
+CHILD_SECONDS = 30.0
+
+Body = Callable[["Run"], None]
+SCENARIOS: dict[str, Body] = {}
+
+
+class Closeable(Protocol):
+    def close(self) -> None: ...
+
+
+T = TypeVar("T", bound=Closeable)
+
+
+def scenario(name: str) -> Callable[[Body], Body]:
+    """Registers a scenario. It passes by returning, fails by raising, and is skipped by raising `UnsupportedError`."""
+
+    def register(body: Body) -> Body:
+        SCENARIOS[name] = body
+        return body
+
+    return register
+
+
+class Child:
+    """A member in a process of its own, which can be killed or stopped."""
+
+    def __init__(self, program: str, bootstrap: str, options: MemberOptions, journal: Journal) -> None:
+        self.name = options.name
+        self._journal = journal
+        environment = {
+            **os.environ,
+            "COMPAT_BOOTSTRAP": bootstrap,
+            "COMPAT_MEMBER": "1",
+            "COMPAT_MEMBER_NAME": options.name,
+            "COMPAT_GROUP": options.group,
+            "COMPAT_TOPIC": ",".join(options.topics),
+            "COMPAT_ASSIGNOR": options.assignor,
+            "COMPAT_COMMIT": options.commit,
+            "COMPAT_DELIVERIES_FILE": str(journal.path),
+        }
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", program], env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr
+        )
+
+    def kill(self) -> None:
+        """kill −9."""
+        self._process.kill()
+        self._process.wait()
+        self._journal.killed(self.name)
+
+    def freeze(self) -> None:
+        """SIGSTOP: its connections stay open and nobody answers on them."""
+        self._process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
+        self._journal.killed(self.name)
+
+    def thaw(self) -> None:
+        self._process.send_signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """SIGTERM, and wait until it has closed in order."""
+        self._process.terminate()
+        assert self._process.wait(CHILD_SECONDS) == 0, f"{self.name} ended with {self._process.returncode}"
+
+    def end(self) -> None:
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+
+
+class Feed(threading.Thread):
+    """Produces a record to each partition again and again, and notes each acknowledgement."""
+
+    def __init__(
+        self, producer: Producer, topic: str, partitions: Sequence[int], journal: Journal, *, outage: bool
+    ) -> None:
+        super().__init__(daemon=True)
+        self._producer, self._topic, self._journal, self._outage = producer, topic, journal, outage
+        self._partitions = list(partitions)
+        self._stopped = threading.Event()
+        self._error: Exception | None = None
+        self._count = 0
+
+    def run(self) -> None:
+        while not self._stopped.wait(FEED_INTERVAL_SECONDS):
+            try:
+                self.round()
+            except Exception as error:  # which ones an outage brings is the library's secret
+                if not self._outage:
+                    self._error = error
+                    return
+
+    def round(self) -> None:
+        self._count += 1
+        partitions = list(self._partitions)
+        records = [(partition, Record(str(self._count).encode())) for partition in partitions]
+        offsets = self._producer.send(self._topic, records)
+        for partition, offset in zip(partitions, offsets, strict=True):
+            self._journal.produced(self._topic, partition, offset)
+
+    def also(self, partitions: Sequence[int]) -> None:
+        self._partitions += partitions
+
+    def stop(self) -> None:
+        """End after the round in hand; raises what made it fail."""
+        self._stopped.set()
+        if self.is_alive():
+            self.join(CONTROL_SECONDS)
+            assert not self.is_alive(), "the producer hangs"
+        if self._error is not None:
+            raise AssertionError(f"the producer failed: {self._error!r}") from self._error
+
+
+class Run:
+    """What a scenario is given. `end` stops whatever it left running."""
+
+    def __init__(self, name: str, suite: str, program: str, client: Client, deliveries: Path, control: str) -> None:
+        self.name, self.client, self._program = name, client, program
+        self._path = deliveries / f"{suite}.{name}.jsonl"
+        self._control = control
+        self._stack = contextlib.ExitStack()
+        self._journal: Journal | None = None
+        self.view: View | None = None
+        self.detail = ""
+
+    def topic(self, partitions: int, prefix: str = "t") -> str:
+        """A fresh topic."""
+        name = f"{prefix}-{uuid.uuid4().hex[:10]}"
+        self.client.create_topic(name, partitions)
+        return name
+
+    def group(self) -> str:
+        return f"g-{uuid.uuid4().hex[:10]}"
+
+    @contextlib.contextmanager
+    def closing(self, thing: T) -> Iterator[T]:
+        try:
+            yield thing
+        finally:
+            thing.close()
+
+    def journal(
+        self, topic: str, partitions: int, *, cooperative: bool = False, redelivery_allowed: bool = False
+    ) -> tuple[Journal, View]:
+        self._journal = Journal(self._path)
+        self._stack.callback(self._journal.close)
+        self._journal.scenario(topic, partitions, cooperative=cooperative, redelivery_allowed=redelivery_allowed)
+        self.view = View(self._path)
+        return self._journal, self.view
+
+    def start(self, options: MemberOptions) -> Member:
+        """A member on a thread. What ends it fails the next wait."""
+        assert self._journal is not None
+        assert self.view is not None
+        member = self.client.member(options, self._journal, self.view.failures)
+        self._stack.callback(member.request_stop)
+        member.start()
+        return member
+
+    def spawn(self, options: MemberOptions) -> Child:
+        """A member in a process of its own."""
+        assert self._journal is not None
+        child = Child(self._program, self.client.bootstrap, options, self._journal)
+        self._stack.callback(child.end)
+        return child
+
+    def feed(self, topic: str, partitions: Sequence[int], *, outage: bool = False) -> Feed:
+        """A running feed; stop it before the last assertion."""
+        assert self._journal is not None
+        producer = self.client.producer()
+        self._stack.callback(producer.close)
+        feed = Feed(producer, topic, partitions, self._journal, outage=outage)
+        self._stack.callback(feed._stopped.set)
+        feed.start()
+        return feed
+
+    def produce(self, topic: str, partitions: Sequence[int], count: int) -> None:
+        """`count` records to each partition, acknowledged."""
+        assert self._journal is not None
+        with self.closing(self.client.producer()) as producer:
+            records = [(partition, Record(str(index).encode())) for index in range(count) for partition in partitions]
+            for (partition, _), offset in zip(records, producer.send(topic, records), strict=True):
+                self._journal.produced(topic, partition, offset)
+
+    def restart_gateway(self) -> None:
+        self._post("/restart")
+
+    def kill_gateway(self) -> None:
+        self._post("/kill")
+
+    def _post(self, path: str) -> None:
+        request = urllib.request.Request(self._control + path, method="POST")
+        with urllib.request.urlopen(request, timeout=CONTROL_SECONDS) as answer:
+            answer.read()
+
+    def end(self) -> None:
+        self._stack.close()
+
+
+def all_of(topic: str, partitions: int) -> list[Partition]:
+    return [(topic, partition) for partition in range(partitions)]

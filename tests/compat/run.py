@@ -1,0 +1,395 @@
+"""Runs compatibility suites against a gateway of their own: `python -m tests.compat.run [SUITE …]`.
+
+The one idea: whatever a suite does, it ends as rows. What it answered, what it left unanswered, what its delivery logs
+disprove, how it crashed, hung or could not be built: each is a row with an outcome, and only `passed` counts as passed.
+
+Every suite gets a fresh gateway with an embedded Postgres. Its logs stay in .compat/runs/<suite>. Without a suite's
+name all are run and docs/compatibility.* is written; for named ones only with --report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import fcntl
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tests.compat import report, scenarios
+from tests.compat.checker import Verdict, check, read_log
+from tests.compat.control import Control
+from tests.compat.process import run_limited
+from tests.compat.report import Outcome, Row, SuiteResult
+from tests.compat.suites import CACHE, ROOT, Suite, SuiteError, discover
+from tests.gateway_process import GatewayProcess
+from tests.postgres import short_directory
+
+SETTINGS = {"group.initial.rebalance.delay.ms": "0"}
+VERSION_SECONDS = 60.0
+SCRAPE_SECONDS = 10.0
+STDERR_TAIL_LINES = 15
+WHOLE_SUITE = "(suite)"
+OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "skipped")
+
+
+@dataclass(slots=True)
+class Answers:
+    """What a suite's stdout said. `faults`: lines that are no answers, and second answers to one scenario."""
+
+    rows: dict[str, Row] = field(default_factory=dict)
+    faults: list[str] = field(default_factory=list)
+
+    def take(self, line: str) -> Row | None:
+        if not line.strip():
+            return None
+        try:
+            entry = json.loads(line)
+            row = Row(str(entry["scenario"]), entry["outcome"], float(entry["seconds"]), str(entry.get("detail") or ""))
+            if row.outcome not in OUTCOMES:
+                raise ValueError(row.outcome)
+        except (ValueError, KeyError, TypeError):
+            self.faults.append(f"not an answer: {line[:200]}")
+            return None
+        if row.scenario in self.rows:
+            self.faults.append(f"{row.scenario} was answered twice")
+        if row.outcome == "skipped" and not row.detail:
+            row = Row(row.scenario, "failed", row.seconds, "skipped without a reason")
+        self.rows[row.scenario] = row
+        return row
+
+
+class Versions:
+    """Which version of each API the clients sent, summed over the gateway's restarts."""
+
+    def __init__(self, gateway: GatewayProcess) -> None:
+        self._gateway = gateway
+        self.seen: dict[str, set[int]] = {}
+
+    def scrape(self) -> None:
+        with contextlib.suppress(OSError):
+            with urllib.request.urlopen(f"{self._gateway.metrics_url}/metrics", timeout=SCRAPE_SECONDS) as answer:
+                text = answer.read().decode()
+            for line in text.splitlines():
+                if line.startswith("sluice_requests_total{"):
+                    labels = dict(
+                        pair.split("=", 1)
+                        for pair in line.partition("{")[2].partition("}")[0].replace('"', "").split(",")
+                    )
+                    self.seen.setdefault(labels["api"], set()).add(int(labels["version"]))
+
+
+def run_suite(
+    suite: Suite,
+    *,
+    named: Sequence[str] = (),
+    build_first: Sequence[Suite] = (),
+    directory: Path | None = None,
+    say: bool = True,
+) -> SuiteResult:
+    """Build a suite, run it (only the `named` scenarios, if any) and judge its delivery logs."""
+    directory = directory or CACHE / "runs" / suite.name
+    started = time.monotonic()
+    result = SuiteResult(suite.name, suite.client, suite.language, date=_now(), gateway=gateway_version())
+    missing = suite.missing() or next((f"{used.name} {why}" for used in build_first if (why := used.missing())), None)
+    if missing is not None:
+        result.left_out = missing
+        return result
+    with _alone(directory):
+        deliveries = directory / "deliveries"
+        deliveries.mkdir(parents=True)
+        stderr = directory / "stderr.log"
+        result.rows = _run(suite, named, build_first, directory, deliveries, stderr, result, say=say)
+    result.seconds = time.monotonic() - started
+    return result
+
+
+def _run(
+    suite: Suite,
+    named: Sequence[str],
+    build_first: Sequence[Suite],
+    directory: Path,
+    deliveries: Path,
+    stderr: Path,
+    result: SuiteResult,
+    *,
+    say: bool,
+) -> list[Row]:
+    started = time.monotonic()
+    for part in (*build_first, suite):
+        failure = _build(part, stderr)
+        if failure is not None:
+            return [Row(WHOLE_SUITE, "failed", time.monotonic() - started, failure)]
+    result.build_seconds = time.monotonic() - started
+    result.version = _version(suite, stderr)
+
+    answers = Answers()
+
+    def on_line(line: str) -> None:
+        row = answers.take(line)
+        if row is not None and say:
+            _say(suite.name, row)
+
+    started = time.monotonic()
+    with short_directory() as data, contextlib.ExitStack() as stack:
+        gateway = GatewayProcess(data, database_url=None, settings={**SETTINGS, **suite.settings}, environment={})
+        stack.callback(shutil.copy, gateway.log_path, directory / "gateway.log")
+        gateway.start()
+        stack.callback(gateway.close)
+        versions = Versions(gateway)
+        control = stack.enter_context(Control(gateway, versions.scrape))
+        environment = {
+            **_environment(),
+            "COMPAT_BOOTSTRAP": gateway.bootstrap,
+            "COMPAT_CONTROL": control.url,
+            "COMPAT_METRICS": f"{gateway.metrics_url}/metrics",
+            "COMPAT_DELIVERIES": str(deliveries),
+            "COMPAT_SCENARIOS": ",".join(named),
+            "COMPAT_SUITE": suite.name,
+        }
+        try:
+            ended = run_limited(
+                suite.command(suite.run),
+                cwd=suite.folder,
+                environment=environment,
+                limit_s=suite.limit_s,
+                stderr=stderr,
+                on_line=on_line,
+            )
+        except OSError as error:
+            return [Row(WHOLE_SUITE, "failed", 0.0, f"could not be started: {error}")]
+        versions.scrape()
+        result.api_versions = {api: sorted(seen) for api, seen in sorted(versions.seen.items())}
+        if not gateway.running:
+            answers.faults.append("the gateway had ended")
+    seconds = time.monotonic() - started
+
+    faults = list(answers.faults)
+    if ended.timed_out:
+        faults.append(f"hung: killed after its limit of {suite.limit_s:.0f} s")
+    elif ended.returncode:
+        faults.append(f"ended with {_ending(ended.returncode)}{_tail(stderr)}")
+    rows = [Row(WHOLE_SUITE, "failed", seconds, fault) for fault in faults]
+    rows += [judged(row, deliveries, say=say, suite=suite.name) for row in answers.rows.values()]
+    rows += [Row(name, "failed", 0.0, "not answered") for name in expected(suite, named, answered=set(answers.rows))]
+    return rows
+
+
+def expected(suite: Suite, named: Sequence[str], *, answered: set[str]) -> list[str]:
+    """Scenarios that were due and have no answer."""
+    if named:
+        return [name for name in named if name not in answered]
+    if suite.scenarios:
+        return [name for name in suite.scenarios if name not in answered]
+    return scenarios.unanswered(answered)
+
+
+def judged(row: Row, deliveries: Path, *, say: bool, suite: str) -> Row:
+    """A row with what its delivery log proves. A scenario whose meaning is in the log does not pass without one."""
+    if row.outcome != "passed":
+        return row
+    scenario = scenarios.find(row.scenario)
+    logs = sorted(deliveries.glob(f"*.{row.scenario}.jsonl"))
+    if not logs:
+        if scenario is None or not scenario.logged:
+            return row
+        judgement = Row(row.scenario, "failed", row.seconds, "no delivery log")
+    else:
+        outage = scenario is not None and scenario.outage
+        verdicts = [check(read_log(path.read_text(errors="replace")), outage=outage) for path in logs]
+        problems = [problem for verdict in verdicts for problem in verdict.problems]
+        judgement = Row(
+            row.scenario,
+            "failed" if problems else "passed",
+            row.seconds,
+            "; ".join(["delivery log: " + problems[0], *problems[1:]]) if problems else row.detail,
+            _summary(verdicts),
+        )
+    if say and judgement.outcome != row.outcome:
+        _say(suite, judgement)
+    return judgement
+
+
+def _summary(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    summary: dict[str, float] = {
+        "deliveries": sum(verdict.deliveries for verdict in verdicts),
+        "duplicates": sum(verdict.duplicates for verdict in verdicts),
+        "rewinds": sum(verdict.rewinds for verdict in verdicts),
+        "rebalances": sum(verdict.rebalances for verdict in verdicts),
+    }
+    for retained, name in ((True, "pause_retained_ms"), (False, "pause_moved_ms")):
+        pauses = [pause for verdict in verdicts if (pause := verdict.longest_pause_ms(retained=retained)) is not None]
+        if pauses:
+            summary[name] = round(max(pauses))
+    return summary
+
+
+def _build(suite: Suite, stderr: Path) -> str | None:
+    """Why it could not be built, or None."""
+    if not suite.build:
+        return None
+    suite.build_dir.mkdir(parents=True, exist_ok=True)
+    try:
+        ended = run_limited(
+            suite.command(suite.build),
+            cwd=suite.folder,
+            environment=_environment(),
+            limit_s=suite.build_limit_s,
+            stderr=stderr,
+            on_line=lambda line: _append(stderr, line),
+        )
+    except OSError as error:
+        return f"{suite.name} could not be built: {error}"
+    if ended.timed_out:
+        return f"{suite.name}: the build was killed after its limit of {suite.build_limit_s:.0f} s"
+    return (
+        f"{suite.name}: the build ended with {_ending(ended.returncode)}{_tail(stderr)}" if ended.returncode else None
+    )
+
+
+def _version(suite: Suite, stderr: Path) -> str:
+    if not suite.version:
+        return "unknown"
+    lines: list[str] = []
+    try:
+        ended = run_limited(
+            suite.command(suite.version),
+            cwd=suite.folder,
+            environment=_environment(),
+            limit_s=VERSION_SECONDS,
+            stderr=stderr,
+            on_line=lines.append,
+        )
+    except OSError:
+        return "unknown"
+    return " ".join(lines).strip() if lines and not ended.timed_out and not ended.returncode else "unknown"
+
+
+def gateway_version() -> str:
+    """The commit; `+` if there are changes that are in no commit."""
+    git = ["git", "-C", str(ROOT)]
+    commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
+    if commit.returncode:
+        return "unknown"
+    changed = subprocess.run(
+        [*git, "status", "--porcelain", "--untracked-files=no", "--", "gateway", "protocol", "storage"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def _environment() -> Mapping[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("SLUICE_", "COMPAT_"))}
+    return {**inherited, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """An empty directory that no other run uses meanwhile. SuiteError if one does."""
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    with directory.with_suffix(".lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise SuiteError(f"{directory.name} is being run already") from None
+        shutil.rmtree(directory, ignore_errors=True)
+        directory.mkdir()
+        yield
+
+
+def _append(path: Path, line: str) -> None:
+    with path.open("a") as log:
+        log.write(line + "\n")
+
+
+def _tail(stderr: Path) -> str:
+    lines = stderr.read_text(errors="replace").splitlines()[-STDERR_TAIL_LINES:] if stderr.exists() else []
+    return ": " + " | ".join(line.strip() for line in lines if line.strip()) if lines else ""
+
+
+def _ending(returncode: int) -> str:
+    return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _say(suite: str, row: Row) -> None:
+    detail = f"  {row.detail}" if row.detail and row.outcome != "passed" else ""
+    print(f"  {row.outcome:7} {suite} {row.scenario} {row.seconds:.1f} s{detail}", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.compat.run", description=__doc__.partition("\n")[0])
+    parser.add_argument("suites", nargs="*", metavar="SUITE", help="folders of tests/compat; all if none is named")
+    parser.add_argument("--scenarios", default="", help="only these, separated by commas")
+    parser.add_argument(
+        "--report", type=Path, nargs="?", const=report.FOLDER, help="write the report card, to a folder"
+    )
+    parser.add_argument("--list", action="store_true", help="say which suites there are and which can run here")
+    options = parser.parse_args(arguments)
+    try:
+        return _main(options)
+    except SuiteError as error:
+        print(f"compat: {error}", file=sys.stderr)
+        return 2
+
+
+def _main(options: argparse.Namespace) -> int:
+    known = {suite.name: suite for suite in discover()}
+    names = [name.replace("-", "_") for name in options.suites]
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise SuiteError(f"no suite {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    chosen = [known[name] for name in names] or list(known.values())
+    if options.list:
+        for suite in chosen:
+            print(f"{suite.name:14} {suite.client} ({suite.language}): {suite.missing() or 'can run'}")
+        return 0
+    scenario_names = [name for name in options.scenarios.split(",") if name]
+    results: list[SuiteResult] = []
+    for suite in chosen:
+        print(f"{suite.name}: {suite.client} ({suite.language})", flush=True)
+        uses = [known[name] for name in suite.uses if name in known]
+        result = run_suite(suite, named=scenario_names, build_first=uses)
+        results.append(result)
+        if result.left_out:
+            print(f"  left out: {result.left_out}", flush=True)
+            continue
+        for row in result.rows:
+            if row.scenario == WHOLE_SUITE or row.detail == "not answered":
+                _say(suite.name, row)
+        (CACHE / "runs" / suite.name / "result.json").write_text(report.suite_json(result))
+        print(f"  {_counts(result.rows)}, in {result.seconds:.0f} s; {result.version}", flush=True)
+    whole = not names and not scenario_names
+    folder = options.report or (report.FOLDER if whole else None)
+    if folder is not None:
+        report.write(folder, results, keep_others=not whole)
+        print(f"Report card: {folder / 'compatibility.md'}")
+    rows = [row for result in results for row in result.rows]
+    for result in results:
+        if result.left_out:
+            print(f"Left out: {result.client}: {result.left_out}")
+    print(f"compat: {_counts(rows)}")
+    return 1 if any(row.outcome == "failed" for row in rows) else 0
+
+
+def _counts(rows: Sequence[Row]) -> str:
+    counts = Counter(row.outcome for row in rows)
+    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,127 @@
+"""Suites as their `suite.toml` describes them, and whether this machine can run them.
+
+    client = "Sarama"                                      # as the report card names it
+    language = "Go"
+    needs = ["go"]                                         # executables that must be on PATH
+    build = ["go", "build", "-o", "{build}/sarama", "."]   # run in the suite's folder; may be left out
+    run = ["{build}/sarama"]
+    version = ["{build}/sarama", "-version"]               # prints the version of the client library
+    limit_s = 600                                          # for all scenarios together
+    build_limit_s = 900
+    member = ["{build}/member"]                            # one consumer, for groups of mixed languages
+    uses = ["java"]                                        # suites whose members it starts: built before it
+    scenarios = ["spark.batch"]                            # where it does not answer the canonical ones
+    [settings]                                             # of the gateway it runs against
+    "group.min.session.timeout.ms" = "1000"
+
+`{build}` is a folder that outlives the run, `{root}` the repository, `{suite}` the suite's folder, `{python}` the
+interpreter that runs this.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+FOLDER = Path(__file__).parent
+CACHE = ROOT / ".compat"
+FILE_NAME = "suite.toml"
+
+
+class SuiteError(Exception):
+    """A suite's description is wrong; the message says where and how."""
+
+
+@dataclass(frozen=True, slots=True)
+class Suite:
+    """Commands are as written; `command` fills in the places."""
+
+    name: str
+    folder: Path
+    client: str
+    language: str
+    run: tuple[str, ...]
+    build: tuple[str, ...] = ()
+    version: tuple[str, ...] = ()
+    member: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+    uses: tuple[str, ...] = ()
+    scenarios: tuple[str, ...] = ()
+    limit_s: float = 600.0
+    build_limit_s: float = 900.0
+    settings: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def build_dir(self) -> Path:
+        return CACHE / self.name
+
+    def command(self, words: tuple[str, ...]) -> list[str]:
+        places = {"build": str(self.build_dir), "root": str(ROOT), "suite": str(self.folder), "python": sys.executable}
+        return [_fill(word, places) for word in words]
+
+    def missing(self) -> str | None:
+        """Why this machine cannot run it, or None."""
+        absent = [name for name in self.needs if shutil.which(name) is None]
+        return f"needs {' and '.join(absent)}, not on PATH" if absent else None
+
+
+def discover(folder: Path = FOLDER) -> list[Suite]:
+    return [load(path.parent) for path in sorted(folder.glob(f"*/{FILE_NAME}"))]
+
+
+def load(folder: Path) -> Suite:
+    """Read one suite. SuiteError names the key that is missing, unknown or of the wrong kind."""
+    path = folder / FILE_NAME
+    try:
+        entries: dict[str, Any] = tomllib.loads(path.read_text())
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise SuiteError(f"{path}: {error}") from None
+    values: dict[str, Any] = {"name": folder.name, "folder": folder}
+    for key, kind in _KINDS.items():
+        if key not in entries:
+            if key in ("client", "language", "run"):
+                raise SuiteError(f"{path}: {key} is missing")
+            continue
+        values[key] = _read(entries.pop(key), kind, f"{path}: {key}")
+    if entries:
+        raise SuiteError(f"{path}: unknown: {', '.join(sorted(entries))}")
+    return Suite(**values)
+
+
+_KINDS = {
+    "client": str,
+    "language": str,
+    "run": tuple,
+    "build": tuple,
+    "version": tuple,
+    "member": tuple,
+    "needs": tuple,
+    "uses": tuple,
+    "scenarios": tuple,
+    "limit_s": float,
+    "build_limit_s": float,
+    "settings": dict,
+}
+
+
+def _read(value: Any, kind: type, where: str) -> Any:
+    if kind is tuple and isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return tuple(value)
+    if kind is float and isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
+        return float(value)
+    if kind is dict and isinstance(value, dict):
+        return {name: str(setting) for name, setting in value.items()}
+    if kind is str and isinstance(value, str):
+        return value
+    raise SuiteError(f"{where} is of the wrong kind: {value!r}")
+
+
+def _fill(word: str, places: dict[str, str]) -> str:
+    for name, value in places.items():
+        word = word.replace("{" + name + "}", value)
+    return word
