@@ -162,19 +162,21 @@ class Draft:
         if self.leader_id == old_id:
             self.leader_id = new.member_id
 
-    def park_join(self, member: Member, parked: Parked) -> Member:
-        """Holds a join for `member`. A join already held for it is answered: its client has asked again elsewhere."""
+    def park_join(self, member: Member, parked: Parked) -> None:
+        """Holds a join for `member`. A join already held for it is answered: its client has asked again."""
         if member.parked_join is not None:
             self.answer(member.parked_join.request_id, JoinReply(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
         held = replace(member, parked_join=parked)
         self.put(held)
-        return held
+        self.arm_session(held)
 
     def park_sync(self, member: Member, parked: Parked) -> None:
         """Holds a sync for `member`; one already held is answered, as in `park_join`."""
         if member.parked_sync is not None:
             self.answer(member.parked_sync.request_id, SyncReply(ErrorCode.REBALANCE_IN_PROGRESS))
-        self.put(replace(member, parked_sync=parked))
+        held = replace(member, parked_sync=parked)
+        self.put(held)
+        self.arm_session(held)
 
     def _refuse_parked(self, member: Member, error: ErrorCode) -> None:
         if member.parked_join is not None:

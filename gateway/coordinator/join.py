@@ -131,7 +131,7 @@ def admit(draft: Draft, event: JoinGroup, pending_id: MemberId) -> None:
     if not draft.members:
         draft.protocol_type = event.protocol_type
         draft.leader_id = member.member_id
-    draft.arm_session(draft.park_join(member, _parked(event)))
+    draft.park_join(member, _parked(event))
     if draft.initial_delay_remaining_ms is not None:
         draft.new_member_added = True
     rebalance(draft, _because(f"new member {member.member_id}", event))
@@ -204,9 +204,7 @@ def _wait_at_barrier(draft: Draft, event: JoinGroup, member_id: MemberId, reason
         session_timeout_ms=event.session_timeout_ms,
         rebalance_timeout_ms=_rebalance_timeout_ms(event),
     )
-    held = draft.park_join(member, _parked(event))
-    if held.is_new:
-        draft.arm_session(held)
+    draft.park_join(member, _parked(event))
     rebalance(draft, _because(reason, event))
 
 

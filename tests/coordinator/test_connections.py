@@ -104,11 +104,11 @@ def test_a_dropped_join_no_longer_counts_as_joined() -> None:
 def test_a_member_whose_join_was_dropped_is_out_when_the_join_phase_ends() -> None:
     scene = Scene(group_connection_grace_ms=-1)
     a, b = scene.stable("a", "b")
-    long_sessions(scene)
     scene.join("a", a)
     scene.close("a")
     late = scene.join("b", b)
     assert late.parked
+    long_sessions(scene)
     scene.advance(REBALANCE_MS)
     assert list(scene.group.members) == [b]
     assert late.join.leader == b

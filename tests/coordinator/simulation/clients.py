@@ -162,12 +162,13 @@ class Client:
         self._await(event, character.rebalance_timeout_ms + 10_000)
 
     def _offer(self) -> Protocols:
+        return tuple((name, self._metadata(name)) for name in self.character.protocol_names)
+
+    def _metadata(self, protocol_name: str) -> bytes:
+        owned = repr((protocol_name, self._announced if self.character.cooperative else ())).encode()
         if self.character.protocol_type == CONSUMER:
-            owned = repr(self._announced).encode() if self.character.cooperative else b""
-            metadata = encode_subscription(Subscription(1, self._topics, owned))
-        else:
-            metadata = repr((self._topics, self._announced)).encode()
-        return tuple((name, metadata) for name in self.character.protocol_names)
+            return encode_subscription(Subscription(1, self._topics, owned))
+        return repr(self._topics).encode() + owned
 
     def change_topics(self) -> None:
         if self.phase is Phase.STABLE:

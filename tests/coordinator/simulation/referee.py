@@ -139,8 +139,15 @@ class Referee:
         joined = [reply for _, reply in taken.replies if isinstance(reply, JoinReply) and reply.error is NONE]
         for reply in joined:
             self._check_join(after, event, reply)
-        if after.generation_id > before.generation_id and before.leader_id in {reply.member_id for reply in joined}:
-            self.require(after.leader_id == before.leader_id, "a leader that re-joined was replaced")
+        if after.generation_id > before.generation_id:
+            told = {reply.member_id for reply in joined}
+            if before.leader_id in told:
+                self.require(after.leader_id == before.leader_id, "a leader that re-joined was replaced")
+            for member_id, member in after.members.items():
+                self.require(
+                    member_id in told or member.group_instance_id is not None,
+                    f"{member_id} is in a generation that it was not told of",
+                )
         if isinstance(event, JoinGroup):
             for request_id, reply in taken.replies:
                 if request_id == event.request_id and isinstance(reply, JoinReply):
@@ -235,13 +242,15 @@ class Referee:
                 case _:
                     pass
         heard.update(after.members.keys() - before.members.keys())
-        held_before = {key for key in before.members if _first_join_held(before, key)}
-        held_after = {key for key in after.members if _first_join_held(after, key)}
+        for member_id, member in after.members.items():
+            for parked in (member.parked_join, member.parked_sync):
+                if parked is not None and parked.request_id == getattr(event, "request_id", None):
+                    heard.add(member_id)
         if isinstance(event, ConnectionClosed):
-            heard.update(held_before - held_after)
             heard.update(key for key in after.members if key not in before.session_deadlines)
-        if isinstance(event, JoinGroup):
-            heard.update(key for key in held_after if after.members[key] is not before.members.get(key))
+            heard.update(
+                key for key in after.members if _first_join_held(before, key) and not _first_join_held(after, key)
+            )
         self._heard_ms.update(dict.fromkeys(heard & after.members.keys(), now_ms))
 
     def _store(self, taken: Step) -> None:
@@ -305,18 +314,21 @@ class Referee:
                 late_ms = self._silent_ms(after, member_id, now_ms)
                 self.require(late_ms < 0, f"{member_id} is {late_ms} ms past its session")
             else:
-                self._check_removal(before, member_id, after, now_ms)
+                self._check_removal(before, member_id, now_ms)
                 self.require(
                     member.parked_join is None or member.is_new,
                     f"{member_id} was removed while its join was held",
                 )
+        if (before.phase_deadline_ms or NEVER) <= now_ms:
+            kept = before.pending_sync & after.members.keys()
+            self.require(not kept, f"{sorted(kept)} never synced, but stayed")
         for pending in after.pending.values():
             self.require(pending.deadline_ms > now_ms, f"{pending.member_id} is pending beyond its time")
         phase_ms, next_ms = after.phase_deadline_ms, self._coordinator.next_deadline(after)
         self.require(phase_ms is None or phase_ms > now_ms, "a phase did not end in time")
         self.require(next_ms is None or next_ms > now_ms, "a Tick left something undone")
 
-    def _check_removal(self, before: Group, member_id: MemberId, after: Group, now_ms: int) -> None:
+    def _check_removal(self, before: Group, member_id: MemberId, now_ms: int) -> None:
         member = before.members[member_id]
         phase_over = (before.phase_deadline_ms or NEVER) <= now_ms
         causes = (
@@ -326,7 +338,6 @@ class Referee:
             before.state is PREPARING
             and member.parked_join is None
             and member.group_instance_id is None
-            and after.generation_id > before.generation_id
             and phase_over,
         )
         self.require(any(causes), f"{member_id} was removed without a cause")

@@ -79,6 +79,8 @@ class Server:
 
     def crash(self) -> None:
         """Everything in memory is gone, and every connection with it; the node is back in a moment."""
+        if not self.up:
+            return
         self._world.tell("the node crashes")
         self.up = False
         self._open.clear()
@@ -168,7 +170,6 @@ class Server:
         if self._tick_at_ms == at_ms:
             self._tick_at_ms = None
             self.tick()
-            self._arm()
 
 
 def refuse(event: Event, error: ErrorCode) -> Reply:

@@ -1,0 +1,225 @@
+"""Seeded runs of the simulation, what they cover, and that they find bugs that are put in."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from gateway.coordinator.model import GroupState
+from gateway.coordinator.table import TABLE
+
+from .mutants import Mutant, load
+from .simulation.run import run
+
+SEEDS = int(os.environ.get("SLUICE_SIMULATION_SEEDS", "2000"))
+"""How many runs the suite makes, some 10 ms each."""
+SEEDS_PER_MUTANT = 400
+
+
+def test_nothing_goes_wrong_in_any_run() -> None:
+    """One answer per request, generations that only rise, one owner per partition, and every live member Stable in the
+    end; each transition of the table is met. A seed that fails is replayed by `python -m tests.coordinator.simulation`.
+    """
+    seen: set[tuple[str, GroupState, GroupState]] = set()
+    for seed in range(SEEDS):
+        outcome = run(seed)
+        assert outcome.foul is None, f"seed {seed}: {outcome.foul}\n" + "\n".join(outcome.told[-40:])
+        seen |= outcome.seen
+    promised = {
+        (event.__name__, state, leads_to)
+        for event, row in TABLE.items()
+        for state, cell in row.items()
+        if state is not GroupState.DEAD
+        for leads_to in cell.leads_to
+    }
+    if SEEDS >= 2000:
+        assert seen == promised
+
+
+def test_a_seed_is_a_run() -> None:
+    assert run(11).told == run(11).told
+
+
+MUTANTS = [
+    Mutant(
+        "the generation rises when a rebalance starts",
+        "rebalance",
+        "    draft.transition(GroupState.PREPARING_REBALANCE)\n",
+        "    draft.transition(GroupState.PREPARING_REBALANCE)\n    draft.generation_id += 1\n",
+    ),
+    Mutant(
+        "assignments of the last generation are kept",
+        "rebalance",
+        'is_new=False, assignment=b"")',
+        "is_new=False)",
+    ),
+    Mutant(
+        "members the leader left out keep what they had",
+        "sync",
+        'assignments.get(member.member_id, b"")',
+        "assignments.get(member.member_id, next(iter(assignments.values()), b''))",
+    ),
+    Mutant(
+        "a follower is answered before the leader has assigned",
+        "sync",
+        "    if member.member_id == draft.leader_id:\n",
+        "    if True:\n",
+    ),
+    Mutant(
+        "an answered join does not start the session again",
+        "rebalance",
+        "            draft.arm_session(replace(member, is_new=False))\n",
+        "",
+    ),
+    Mutant(
+        "a heartbeat does not keep the session",
+        "heartbeat",
+        "return group.with_session_deadline(member_id, now_ms + session_ms(member, settings))",
+        "return group",
+    ),
+    Mutant(
+        "a pending id is given to whoever asks next",
+        "identity",
+        "        if pending.connection_id == event.connection_id:\n",
+        "        if True:\n",
+    ),
+    Mutant(
+        "members are known by client id",
+        "identity",
+        "if member.connection_id == connection_id and member.group_instance_id is None:",
+        "if member.group_instance_id is None:",
+    ),
+    Mutant(
+        "a closed connection's key is kept",
+        "deadlines",
+        "        connection_id = held.connection_id if held is not None else None\n",
+        "        connection_id = held.connection_id if held is not None else closed\n",
+    ),
+    Mutant(
+        "a superseded join is never answered",
+        "draft",
+        "        if member.parked_join is not None:\n            self.answer(member.parked_join.request_id, "
+        "JoinReply(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))\n",
+        "",
+    ),
+    Mutant(
+        "the held requests of a removed member are never answered",
+        "draft",
+        "        self._refuse_parked(member, error)\n",
+        "",
+    ),
+    Mutant(
+        "syncs held when a new rebalance starts are never answered",
+        "rebalance",
+        "        _refuse_parked_syncs(draft)\n",
+        "        pass\n",
+    ),
+    Mutant(
+        "members that did not re-join stay in the new generation",
+        "rebalance",
+        "if member.parked_join is None and member.group_instance_id is None:",
+        "if False:",
+    ),
+    Mutant(
+        "a refused rejoin puts the member out",
+        "join",
+        "        return refuse(group, event, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)\n",
+        "        draft = Draft(group, now_ms, settings)\n"
+        "        draft.answer(event.request_id, JoinReply(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, event.member_id))\n"
+        "        if requester.member_id in draft.members:\n"
+        "            draft.remove(requester.member_id)\n"
+        "        return draft.seal()\n",
+    ),
+    Mutant(
+        "a returning static member's new id is not stored",
+        "join",
+        "    draft.persist = True\n",
+        "",
+    ),
+    Mutant(
+        "a replaced static member's sync is awaited for ever",
+        "draft",
+        "            self.pending_sync.discard(old_id)\n",
+        "",
+    ),
+    Mutant(
+        "members are not told of a rebalance",
+        "heartbeat",
+        "    return _beat(group, event, ErrorCode.REBALANCE_IN_PROGRESS)\n",
+        "    return _beat(group, event, ErrorCode.NONE)\n",
+    ),
+    Mutant(
+        "who never syncs is never removed",
+        "deadlines",
+        "    silent = [member_id for member_id in draft.members if member_id in draft.pending_sync]\n",
+        "    silent = []\n",
+    ),
+    Mutant(
+        "the join phase begins anew with each join",
+        "rebalance",
+        "        draft.say(reason)\n        maybe_complete_join_phase(draft)\n",
+        "        draft.say(reason)\n        draft.phase_deadline_ms = draft.now_ms + draft.rebalance_timeout_ms()\n"
+        "        maybe_complete_join_phase(draft)\n",
+    ),
+    Mutant(
+        "the initial delay is cut short by the second join",
+        "rebalance",
+        "    if draft.initial_delay_remaining_ms is not None:\n        return\n",
+        "",
+    ),
+    Mutant(
+        "a rejoining leader loses its place to the youngest member",
+        "rebalance",
+        '    leader = draft.members.get(draft.leader_id or MemberId(""))\n',
+        "    leader = list(draft.members.values())[-1]\n",
+    ),
+    Mutant(
+        "the leader is told the metadata of each one's first protocol",
+        "rebalance",
+        "metadata_of(each, draft.protocol_name)",
+        "each.protocols[0][1]",
+    ),
+    Mutant(
+        "a restart forgets that syncs are awaited",
+        "restore",
+        "        draft.pending_sync = set(draft.members)\n",
+        "",
+    ),
+    Mutant(
+        "static members have a grace, too",
+        "deadlines",
+        "if connection_id is None and member.group_instance_id is None and grace_ms >= 0:",
+        "if connection_id is None and grace_ms >= 0:",
+    ),
+    Mutant(
+        "a member that comes back is still removed after the grace",
+        "draft",
+        "        self.connection_deadlines.pop(member.member_id, None)\n",
+        "",
+    ),
+    Mutant(
+        "a draft shares the group's members",
+        "draft",
+        "        self.members = dict(group.members)\n",
+        "        self.members = group.members\n",
+    ),
+]
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.bug)
+def test_a_seeded_bug_is_found(mutant: Mutant) -> None:
+    coordinator = load(mutant)
+    assert any(run(seed, coordinator).foul is not None for seed in range(SEEDS_PER_MUTANT))
+
+
+def test_the_original_is_what_is_loaded_otherwise() -> None:
+    """A mutant leaves the coordinator of every other test alone."""
+    from gateway.coordinator import classic, draft, join
+
+    load(MUTANTS[0])
+    import gateway.coordinator.rebalance as again
+
+    assert classic.TABLE is not load(MUTANTS[0]).TABLE
+    assert join.rebalance is again.rebalance
+    assert again.Draft is draft.Draft
