@@ -157,7 +157,7 @@ def drain(consumer: Consumer, records: int, record_bytes: int) -> Throughput:
     started = 0.0
     deadline = time.monotonic() + 120
     while seen < records:
-        messages = consumer.consume(10_000, timeout=1)
+        messages = consumer.consume(min(10_000, records - seen), timeout=1)
         if messages and not started:
             started = time.perf_counter()
         for message in messages:

@@ -1,0 +1,247 @@
+"""Thirteen defects that a peer on Postgres was seen to have: each as frames against a running gateway.
+
+The tests that need a clock or a background pass wait for its visible effect on a topic that must change, and only then
+look at the topic that must not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from protocol.errors import ErrorCode
+from protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
+from protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
+from protocol.messages.init_producer_id import InitProducerIdRequest
+from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
+from protocol.messages.produce import (
+    PartitionProduceData,
+    PartitionProduceResponse,
+    ProduceRequest,
+    TopicProduceData,
+)
+from protocol.records import Record, build_batch, iter_records, split_batches
+from tests.frames.members import create_topic, fresh, join_all, member, settle
+from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.wire import WireClient
+
+DAY_MS = 24 * 60 * 60 * 1000
+LATEST, EARLIEST = -1, -2
+TOPIC, APPEND, SUBTRACT = 2, 2, 3
+
+
+def batch(*records: Record, **head: Any) -> bytes:
+    return build_batch(records or (Record(0, int(time.time() * 1000), b"k", b"v"),), **head)
+
+
+async def produce(client: WireClient, topic: str, records: bytes, version: int = 9) -> PartitionProduceResponse:
+    data = TopicProduceData(name=topic, partition_data=(PartitionProduceData(index=0, records=records),))
+    response = await client.send(ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=(data,)), version)
+    return response.responses[0].partition_responses[0]
+
+
+async def fetch(client: WireClient, topic: str, offset: int, *, max_wait_ms: int = 0, **fields: Any) -> PartitionData:
+    asked = FetchTopic(
+        topic=topic, partitions=(FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20),)
+    )
+    response = await client.send(FetchRequest(max_wait_ms=max_wait_ms, min_bytes=1, topics=(asked,), **fields), 12)
+    return response.responses[0].partitions[0]
+
+
+async def list_offset(client: WireClient, topic: str, timestamp: int) -> int:
+    asked = ListOffsetsTopic(name=topic, partitions=(ListOffsetsPartition(partition_index=0, timestamp=timestamp),))
+    response = await client.send(ListOffsetsRequest(replica_id=-1, topics=(asked,)), 7)
+    partition = response.topics[0].partitions[0]
+    assert partition.error_code == ErrorCode.NONE
+    return partition.offset
+
+
+async def create(client: WireClient, name: str, **configs: str) -> str:
+    topic = CreatableTopic(
+        name=name,
+        num_partitions=1,
+        replication_factor=1,
+        configs=tuple(CreatableTopicConfig(name=key.replace("_", "."), value=value) for key, value in configs.items()),
+    )
+    response = await client.send(CreateTopicsRequest(topics=(topic,), timeout_ms=10_000), 7)
+    assert response.topics[0].error_code == ErrorCode.NONE, response.topics[0].error_message
+    return name
+
+
+async def emptied(client: WireClient, topic: str) -> None:
+    """Waits, by asking, until the topic's log starts at its end."""
+    async with asyncio.timeout(30):
+        while True:
+            if await list_offset(client, topic, EARLIEST) == await list_offset(client, topic, LATEST):
+                return
+            await asyncio.sleep(0.05)
+
+
+async def test_defects_1_to_3_retention(gateway_factory: GatewayFactory) -> None:
+    """−1 keeps for ever, thirty days do not overflow, and without any setting the default of seven days holds."""
+    gateway = gateway_factory({"log.retention.check.interval.ms": "100"})
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        for_ever = await create(client, "for-ever", retention_ms="-1")
+        thirty_days = await create(client, "thirty-days", retention_ms=str(30 * DAY_MS))
+        default = await create(client, "default")
+        eight_days_ago = int(time.time() * 1000) - 8 * DAY_MS
+        for topic in (for_ever, thirty_days, default):
+            assert (await produce(client, topic, batch(Record(0, eight_days_ago, b"k", b"v")))).error_code == 0
+        await emptied(client, default)
+        # The pass that emptied the default topic has a successor, and that one has seen all three.
+        again = await create(client, "again")
+        assert (await produce(client, again, batch(Record(0, eight_days_ago, b"k", b"v")))).error_code == 0
+        await emptied(client, again)
+        assert await list_offset(client, for_ever, EARLIEST) == 0
+        assert await list_offset(client, thirty_days, EARLIEST) == 0
+
+
+async def test_defects_4_and_6_nothing_transactional_enters_the_log(gateway: GatewayProcess) -> None:
+    """So compaction meets no marker it could drop, and read_committed consumers no record that was aborted."""
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        topic = fresh("transactional")
+        await create_topic(client, topic)
+        answer = await produce(
+            client, topic, batch(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
+        )
+        assert answer.error_code == ErrorCode.INVALID_TXN_STATE
+        marker = batch(producer_id=7, producer_epoch=0, base_sequence=-1, is_transactional=True, is_control=True)
+        assert (await produce(client, topic, marker)).error_code == ErrorCode.INVALID_RECORD
+        assert (await produce(client, topic, batch())).base_offset == 0
+        committed = await fetch(client, topic, 0, isolation_level=1)
+        assert (committed.last_stable_offset, committed.high_watermark) == (1, 1)
+        assert committed.aborted_transactions == ()
+
+
+async def test_defect_5_two_headers_of_one_key(gateway: GatewayProcess) -> None:
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        topic = fresh("headers")
+        await create_topic(client, topic)
+        headers = (("same", b"1"), ("same", b"2"), ("same", None))
+        assert (await produce(client, topic, batch(Record(0, 1, b"k", b"v", headers)))).error_code == ErrorCode.NONE
+        records = (await fetch(client, topic, 0)).records
+        assert isinstance(records, bytes | memoryview)
+        (record,) = iter_records(split_batches(records)[0])
+        assert record.headers == headers
+
+
+async def test_defect_7_two_copies_of_one_batch_in_flight_are_one_batch(gateway: GatewayProcess) -> None:
+    """And both are answered with its offset; sequences go on after 2^31 − 1."""
+    async with (
+        await WireClient.connect(gateway.bootstrap) as one,
+        await WireClient.connect(gateway.bootstrap) as other,
+    ):
+        topic = fresh("copies")
+        await create_topic(one, topic)
+        producer = await one.send(InitProducerIdRequest(transactional_id=None), 4)
+        for number, sequence in enumerate((2**31 - 2, 2**31 - 1, 0, 1)):
+            copy = batch(
+                producer_id=producer.producer_id, producer_epoch=producer.producer_epoch, base_sequence=sequence
+            )
+            answers = await asyncio.gather(*(produce(client, topic, copy) for client in (one, other) * 4))
+            assert {(answer.error_code, answer.base_offset) for answer in answers} == {(ErrorCode.NONE, number)}
+        assert await list_offset(one, topic, LATEST) == 4
+
+
+async def test_defect_8_no_dead_producer_holds_consumers_back(gateway: GatewayProcess) -> None:
+    """A transaction that nobody ends would; none can be begun, and a client is told so at once."""
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        answer = await client.send(InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=60_000), 4)
+        assert answer.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+
+
+async def test_defect_9_an_offset_out_of_range_is_said_to_be_so(gateway: GatewayProcess) -> None:
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        topic = fresh("range")
+        await create_topic(client, topic)
+        await produce(client, topic, batch())
+        for offset in (2, 1_000_000, -1):
+            answer = await fetch(client, topic, offset, max_wait_ms=10_000)
+            assert answer.error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+            assert (answer.log_start_offset, answer.high_watermark) == (0, 1)
+
+
+async def test_defect_10_no_security_is_pretended(gateway: GatewayProcess) -> None:
+    """SaslHandshake (17) and SaslAuthenticate (36) are not served: a client that wants to log in cannot."""
+    for api_key in (17, 36):
+        async with await WireClient.connect(gateway.bootstrap) as client:
+            client.send_bytes(
+                b"\x00\x00\x00\x11" + api_key.to_bytes(2, "big") + b"\x00\x01\x00\x00\x00\x01\xff\xff\x00\x05PLAIN"
+            )
+            await client.closed_by_peer()
+
+
+async def test_defect_11_a_zombies_offset_is_not_written_before_it_is_refused(gateway: GatewayProcess) -> None:
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        topic, group_id = fresh("zombie"), fresh("zombies")
+        await create_topic(client, topic)
+        async with member(gateway.bootstrap, group_id) as one, member(gateway.bootstrap, group_id) as two:
+            await join_all(one)
+            await settle(one)
+            old_generation = one.generation_id
+            assert await one.commit(topic, 1) == ErrorCode.NONE
+            await join_all(one, two)
+            await settle(one, two)
+            one.generation_id = old_generation
+            assert await one.commit(topic, 99) == ErrorCode.ILLEGAL_GENERATION
+        asked = OffsetFetchRequest(groups=(OffsetFetchRequestGroup(group_id=group_id, topics=None),))
+        answer = await client.send(asked, 8)
+        assert answer.groups[0].topics[0].partitions[0].committed_offset == 1
+
+
+async def test_defect_12_what_made_the_peer_panic_is_answered(gateway: GatewayProcess) -> None:
+    """InitProducerId with an id it has; settings that are lists, grown and shrunk; AddPartitionsToTxn is not served."""
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        first = await client.send(InitProducerIdRequest(transactional_id=None), 4)
+        again = await client.send(
+            InitProducerIdRequest(
+                transactional_id=None, producer_id=first.producer_id, producer_epoch=first.producer_epoch
+            ),
+            4,
+        )
+        assert again.error_code == ErrorCode.NONE
+        assert (again.producer_id, again.producer_epoch) != (first.producer_id, first.producer_epoch)
+        topic = fresh("lists")
+        await create(client, topic)
+        for operation, policies in ((APPEND, {"compact", "delete"}), (SUBTRACT, {"delete"})):
+            change = AlterableConfig(name="cleanup.policy", config_operation=operation, value="compact")
+            resource = AlterConfigsResource(resource_type=TOPIC, resource_name=topic, configs=(change,))
+            altered = await client.send(IncrementalAlterConfigsRequest(resources=(resource,)), 1)
+            assert altered.responses[0].error_code == ErrorCode.NONE
+            asked = DescribeConfigsResource(
+                resource_type=TOPIC, resource_name=topic, configuration_keys=("cleanup.policy",)
+            )
+            described = await client.send(DescribeConfigsRequest(resources=(asked,)), 4)
+            assert set(described.results[0].configs[0].value.split(",")) == policies
+        client.send_bytes(b"\x00\x00\x00\x0a" + (24).to_bytes(2, "big") + b"\x00\x04\x00\x00\x00\x01\xff\xff")
+        await client.closed_by_peer()
+
+
+@pytest.mark.parametrize("version", [4, 11, 12])
+async def test_defect_13_a_fetch_never_hangs(gateway: GatewayProcess, version: int) -> None:
+    """It ends empty at its deadline, and with the record as soon as there is one."""
+    async with (
+        await WireClient.connect(gateway.bootstrap) as consumer,
+        await WireClient.connect(gateway.bootstrap) as producer,
+    ):
+        topic = fresh("poll")
+        await create_topic(producer, topic)
+        asked = FetchTopic(
+            topic=topic, partitions=(FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20),)
+        )
+        empty = await consumer.send(FetchRequest(max_wait_ms=100, min_bytes=1, topics=(asked,)), version, seconds=10)
+        assert not empty.responses[0].partitions[0].records
+        parked = consumer.send_nowait(FetchRequest(max_wait_ms=600_000, min_bytes=1, topics=(asked,)), version)
+        assert (await produce(producer, topic, batch())).base_offset == 0
+        woken = await asyncio.wait_for(parked, 10)
+        assert woken.responses[0].partitions[0].records
