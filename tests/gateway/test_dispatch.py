@@ -96,7 +96,6 @@ async def test_a_handler_gets_the_request_and_who_asks() -> None:
         (struct.pack(">hhih", 9999, 0, 1, -1), "unknown_api"),
         (struct.pack(">hhih", 12, 4, 1, 300), None),
         (struct.pack(">hhih", 12, 0, 1, -1) + b"\x00", None),
-        (struct.pack(">hhih", 12, 0, 1, -1) + struct.pack(">hih", 0, 0, 0) + b"trailing", None),
     ],
 )
 async def test_what_is_no_request_closes_the_connection(frame: bytes, reason: str | None) -> None:

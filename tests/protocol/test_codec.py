@@ -70,11 +70,16 @@ def test_fields_that_a_version_lacks_are_dropped_and_read_as_defaults():
     )
 
 
-def test_requests_must_fill_the_frame():
+def test_bytes_behind_a_request_are_ignored():
     encoded = b"".join(codec.encode(HeartbeatRequest(group_id="g"), 3))
-    assert codec.decode_request(ApiKey.HEARTBEAT, 3, b"head" + encoded, 4) == HeartbeatRequest(group_id="g")
-    with pytest.raises(ProtocolError, match="1 bytes too many"):
-        codec.decode_request(ApiKey.HEARTBEAT, 3, encoded + b"\0")
+    for behind in (b"", b"\0", b"\xff" * 100):
+        request = codec.decode_request(ApiKey.HEARTBEAT, 3, b"head" + encoded + behind, 4)
+        assert request == HeartbeatRequest(group_id="g")
+
+
+def test_the_three_bytes_that_librdkafka_leaves_behind_metadata_v13():
+    request = codec.decode_request(ApiKey.METADATA, 13, bytes.fromhex("00000000010000"))
+    assert request == MetadataRequest(topics=None, allow_auto_topic_creation=False)
 
 
 @pytest.mark.parametrize(("api_key", "version"), [(ApiKey.HEARTBEAT, 5), (ApiKey.HEARTBEAT, -1), (ApiKey.END_TXN, 0)])
