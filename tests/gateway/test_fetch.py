@@ -249,6 +249,28 @@ async def test_an_append_ends_the_wait(node: DataPlane) -> None:
     assert response.responses[1].partitions[0].high_watermark == 1
 
 
+async def test_a_waiting_fetch_that_looks_again_goes_on_waiting(
+    warm: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("gateway.apis.fetch"), "LOOK_AGAIN_S", 0.001)
+    topic = await warm.create_topic("t")
+    looks = 0
+    read = warm.tail.read
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return read(*args, **kwargs)
+
+    monkeypatch.setattr(warm.tail, "read", counted)
+    task = await parked(warm, warm.fetch([(topic, at(0))], max_wait_ms=5000))
+    before = looks
+    await asyncio.sleep(0.05)
+    assert 0 < looks - before <= 50, "once for each millisecond at most"
+    await warm.fill(topic, [300])
+    assert sizes(await answer_of(task)) == [[300]]
+
+
 async def test_no_wait_where_nothing_is_to_be_waited_for(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     for options in ({"max_wait_ms": 0}, {"max_wait_ms": LONG_MS, "min_bytes": 0}):
