@@ -1,8 +1,8 @@
 """Time and lost connections: the deadlines a group holds, and what is done once they have passed.
 
 The one idea: a deadline is re-read when it fires. A Tick knows nothing but the time, so a late, early or repeated one
-does exactly what is due: first pending ids, then members (session, connection grace) and what their loss starts, last
-the phase that is then current.
+does exactly what is due: first pending ids and members (session, connection grace) go, then what their loss starts or
+ends happens once, last the phase that is then current.
 """
 
 from __future__ import annotations
@@ -50,23 +50,27 @@ def tick(group: Group, event: Tick, now_ms: int, settings: Settings) -> Step:
     if earliest_ms is None or earliest_ms > now_ms:
         return Step(group)
     draft = Draft(group, now_ms, settings)
-    _expire_pending(draft)
-    _expire_members(draft)
+    pending_went = _expire_pending(draft)
+    lost = _expire_members(draft)
+    if lost:
+        rebalance(draft, ", ".join(lost))
+    elif pending_went and draft.state is GroupState.PREPARING_REBALANCE:
+        maybe_complete_join_phase(draft)
     if draft.phase_deadline_ms is not None and draft.phase_deadline_ms <= now_ms:
         _end_phase(draft)
     return draft.seal()
 
 
-def _expire_pending(draft: Draft) -> None:
+def _expire_pending(draft: Draft) -> bool:
     expired = [pending for pending in draft.pending.values() if pending.deadline_ms <= draft.now_ms]
     for pending in expired:
         del draft.pending[pending.member_id]
         draft.say(f"pending member {pending.member_id} never joined")
-    if expired and draft.state is GroupState.PREPARING_REBALANCE:
-        maybe_complete_join_phase(draft)
+    return bool(expired)
 
 
-def _expire_members(draft: Draft) -> None:
+def _expire_members(draft: Draft) -> list[str]:
+    """Who is lost, and why."""
     lost: list[str] = []
     for member in list(draft.members.values()):
         if draft.connection_deadlines.get(member.member_id, draft.now_ms + 1) <= draft.now_ms:
@@ -79,12 +83,11 @@ def _expire_members(draft: Draft) -> None:
                 continue
             lost.append(f"member {member.member_id} has expired")
             draft.remove(member.member_id)
-    if lost:
-        rebalance(draft, ", ".join(lost))
+    return lost
 
 
 def _waits_on_us(member: Member) -> bool:
-    """A new member is not waited for without end: for it the timeout is one of the held join itself."""
+    """Held members are alive. A new member's timeout, though, is there to end the holding of its join."""
     return not member.is_new and (member.parked_join is not None or member.parked_sync is not None)
 
 

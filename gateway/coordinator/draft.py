@@ -29,6 +29,9 @@ from gateway.coordinator.model import (
 from gateway.coordinator.protocols import names
 from protocol.errors import ErrorCode
 
+MAX_REASON_CHARS = 255
+"""As clients cut them; whoever does not is cut here."""
+
 
 class Draft:
     """Fields are those of `Group`, under the same names; `seal` puts them together again."""
@@ -223,3 +226,8 @@ def session_ms(member: Member, settings: Settings) -> int:
     """How long the member may be silent. A new member's first join may be held for longer than any session."""
     first_join_held = member.is_new and member.parked_join is not None
     return settings.new_member_join_timeout_ms if first_join_held else member.session_timeout_ms
+
+
+def because(what: str, reason: str | None) -> str:
+    """What happened, with the client's own words for it (KIP-800), which mean nothing to the protocol."""
+    return f"{what}: {reason[:MAX_REASON_CHARS]}" if reason else what

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gateway.coordinator.draft import Draft
+from gateway.coordinator.draft import Draft, because
 from gateway.coordinator.identity import NO_MEMBER_ID, Requester, Standing, identify
 from gateway.coordinator.model import (
     Group,
@@ -33,7 +33,6 @@ KNOWN_MEMBER_ID_REQUIRED = 4
 """JoinGroup version from which a dynamic member must be given its id before it joins (KIP-394)."""
 SKIP_ASSIGNMENT = 9
 """JoinGroup version that lets a returning static leader see the members without assigning (KIP-814)."""
-MAX_REASON_CHARS = 255
 
 JoinAnswer = Callable[[Draft, JoinGroup, MemberId], None]
 """Changes the draft for one accepted join; the member id is the one `identify` found."""
@@ -134,18 +133,13 @@ def admit(draft: Draft, event: JoinGroup, pending_id: MemberId) -> None:
     draft.park_join(member, _parked(event))
     if draft.initial_delay_remaining_ms is not None:
         draft.new_member_added = True
-    rebalance(draft, _because(f"new member {member.member_id}", event))
+    rebalance(draft, because(f"new member {member.member_id}", event.reason))
 
 
-def return_while_preparing(draft: Draft, event: JoinGroup, old_id: MemberId) -> None:
-    """A static member restarted during the join phase: it has joined."""
+def return_to_barrier(draft: Draft, event: JoinGroup, old_id: MemberId) -> None:
+    """A static member restarted in the join phase, and has joined; or after it, and cannot sync as who it was."""
     _replace_static(draft, event, old_id, park=True)
-    rebalance(draft, _because(f"static member {event.group_instance_id} returned", event))
-
-
-def return_and_rebalance(draft: Draft, event: JoinGroup, old_id: MemberId) -> None:
-    """A static member restarted between its join and its sync, which nobody can send any more."""
-    return_while_preparing(draft, event, old_id)
+    rebalance(draft, because(f"static member {event.group_instance_id} returned", event.reason))
 
 
 def return_while_stable(draft: Draft, event: JoinGroup, old_id: MemberId) -> None:
@@ -157,10 +151,10 @@ def return_while_stable(draft: Draft, event: JoinGroup, old_id: MemberId) -> Non
     leader = draft.members[draft.leader_id]
     if select_protocol(draft.members, draft.protocol_support, leader) != draft.protocol_name:
         draft.park_join(member, _parked(event))
-        rebalance(draft, _because(f"static member {event.group_instance_id} changed the protocol", event))
+        rebalance(draft, because(f"static member {event.group_instance_id} changed the protocol", event.reason))
         return
     draft.persist = True
-    draft.say(_because(f"static member {event.group_instance_id} returned as {member.member_id}", event))
+    draft.say(because(f"static member {event.group_instance_id} returned as {member.member_id}", event.reason))
     if event.version >= SKIP_ASSIGNMENT:
         reply = joined(draft, member, skip_assignment=member.member_id == draft.leader_id)
     else:
@@ -205,7 +199,7 @@ def _wait_at_barrier(draft: Draft, event: JoinGroup, member_id: MemberId, reason
         rebalance_timeout_ms=_rebalance_timeout_ms(event),
     )
     draft.park_join(member, _parked(event))
-    rebalance(draft, _because(reason, event))
+    rebalance(draft, because(reason, event.reason))
 
 
 def _replace_static(draft: Draft, event: JoinGroup, old_id: MemberId, *, park: bool) -> Member:
@@ -237,11 +231,6 @@ def _rebalance_timeout_ms(event: JoinGroup) -> int:
     return event.rebalance_timeout_ms if event.rebalance_timeout_ms > 0 else event.session_timeout_ms
 
 
-def _because(reason: str, event: JoinGroup) -> str:
-    """With the client's own words (KIP-800), which mean nothing to the protocol."""
-    return f"{reason}: {event.reason[:MAX_REASON_CHARS]}" if event.reason else reason
-
-
 # --- the matrix -----------------------------------------------------------------------------------------------------
 
 _NOBODY_THERE: Mapping[Standing, JoinAnswer | ErrorCode] = {
@@ -265,12 +254,12 @@ ANSWERS: Mapping[GroupState, Mapping[Standing, JoinAnswer | ErrorCode]] = {
     GroupState.EMPTY: _NOBODY_THERE,
     GroupState.PREPARING_REBALANCE: {
         **_MEMBERS_THERE,
-        Standing.RETURNING_INSTANCE: return_while_preparing,
+        Standing.RETURNING_INSTANCE: return_to_barrier,
         Standing.MEMBER: rejoin_while_preparing,
     },
     GroupState.COMPLETING_REBALANCE: {
         **_MEMBERS_THERE,
-        Standing.RETURNING_INSTANCE: return_and_rebalance,
+        Standing.RETURNING_INSTANCE: return_to_barrier,
         Standing.MEMBER: rejoin_while_completing,
     },
     GroupState.STABLE: {

@@ -6,7 +6,7 @@ and, only if the leader went, one election. Follows `classicGroupLeaveToClassicG
 
 from __future__ import annotations
 
-from gateway.coordinator.draft import Draft
+from gateway.coordinator.draft import Draft, because
 from gateway.coordinator.identity import NO_MEMBER_ID, refusal, static_member
 from gateway.coordinator.model import (
     DeleteGroup,
@@ -22,8 +22,6 @@ from gateway.coordinator.model import (
 )
 from gateway.coordinator.rebalance import maybe_complete_join_phase, rebalance
 from protocol.errors import ErrorCode
-
-MAX_REASON_CHARS = 255
 
 
 def leave(group: Group, event: LeaveGroup, now_ms: int, settings: Settings) -> Step:
@@ -65,7 +63,7 @@ def _take_out(draft: Draft, leaving: LeavingMember) -> ErrorCode:
         if error is not None:
             return error
     draft.remove(member_id)
-    draft.say(f"member {member_id} left" + (f": {leaving.reason[:MAX_REASON_CHARS]}" if leaving.reason else ""))
+    draft.say(because(f"member {member_id} left", leaving.reason))
     return ErrorCode.NONE
 
 

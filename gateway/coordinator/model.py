@@ -79,7 +79,7 @@ class Member:
     assignment: bytes = b""
     """What the leader gave it in the group's current generation; b"" until the leader has spoken."""
     is_new: bool = False
-    """Awaits its first join answer, so the session timer is the new-member timeout."""
+    """Awaits its first join answer; while that join is held, the session timer is the new-member timeout."""
     parked_join: Parked | None = None
     parked_sync: Parked | None = None
     connection_id: ConnectionId | None = None

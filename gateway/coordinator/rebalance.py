@@ -109,13 +109,13 @@ def _begin_generation(draft: Draft) -> None:
     draft.transition(GroupState.COMPLETING_REBALANCE)
     draft.say(f"generation {draft.generation_id} of {len(draft.members)} members, protocol {draft.protocol_name}")
     for member in list(draft.members.values()):
-        if member.parked_join is not None:
-            draft.answer(member.parked_join.request_id, joined(draft, member))
-            # Not for an absent static member, which has given no sign of life: its session runs on.
-            draft.arm_session(replace(member, is_new=False))
         # What the last generation assigned must not be served in this one.
         settled = replace(member, parked_join=None, is_new=False, assignment=b"")
         draft.put(settled)
+        # An absent static member has given no sign of life: its session runs on.
+        if member.parked_join is not None:
+            draft.answer(member.parked_join.request_id, joined(draft, settled))
+            draft.arm_session(settled)
     draft.pending_sync = set(draft.members)
     draft.phase_deadline_ms = draft.now_ms + draft.rebalance_timeout_ms()
 

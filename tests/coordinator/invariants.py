@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gateway.coordinator.model import Group, GroupState
+from gateway.coordinator.model import Group, GroupState, Step
 
 PREPARING = GroupState.PREPARING_REBALANCE
 COMPLETING = GroupState.COMPLETING_REBALANCE
@@ -63,3 +63,11 @@ def broken_invariants(group: Group) -> list[str]:
         ),
     }
     return [claim for claim, holds in claims.items() if not holds]
+
+
+def broken_by(taken: Step) -> list[str]:
+    """`broken_invariants` of the group that a step left, and what the step asks to be stored."""
+    broken = broken_invariants(taken.group)
+    if taken.persist and taken.group.state is PREPARING:
+        broken.append("a join phase in flight is not stored")
+    return broken

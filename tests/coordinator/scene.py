@@ -39,7 +39,7 @@ from gateway.coordinator.table import TABLE
 from protocol.consumer import Subscription, encode_subscription
 from protocol.errors import ErrorCode
 
-from .invariants import broken_invariants
+from .invariants import broken_by
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -236,7 +236,7 @@ class Scene:
         before = self.group
         taken = step(before, event, self.now_ms, self.settings)
         assert taken.group.state in TABLE[type(event)][before.state].leads_to
-        assert not broken_invariants(taken.group), broken_invariants(taken.group)
+        assert not broken_by(taken), broken_by(taken)
         for request_id, reply in taken.replies:
             asked = self._asked[request_id]
             assert asked.parked, f"two replies to {asked.event}"

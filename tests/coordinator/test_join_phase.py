@@ -213,6 +213,19 @@ def test_a_late_tick_does_what_is_due_in_order() -> None:
     assert c not in scene.group.members
 
 
+def test_a_late_tick_ends_a_phase_once() -> None:
+    """A pending id and an absent static member are overdue together: nothing is answered before both are gone."""
+    scene = Scene()
+    a, b = scene.stable("a", "b", instances={"b": "ib"})
+    scene.join("p", version=4, session_ms=6_000)
+    held = scene.join("a", a)
+    scene.now_ms += SESSION_MS
+    scene.tick()
+    assert [member.member_id for member in held.join.members] == [a]
+    assert b not in scene.group.members
+    assert scene.state is COMPLETING
+
+
 @pytest.mark.parametrize("late_ms", [0, 5_000])
 def test_several_members_that_expire_together_cost_one_rebalance(late_ms: int) -> None:
     scene = Scene()

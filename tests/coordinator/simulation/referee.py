@@ -30,7 +30,7 @@ from gateway.coordinator.model import (
 )
 from protocol.consumer import EMPTY_ASSIGNMENT
 from protocol.errors import ErrorCode
-from tests.coordinator.invariants import broken_invariants
+from tests.coordinator.invariants import broken_by, broken_invariants
 
 from .assignor import CONSUMER, PARTITIONS, read
 
@@ -78,7 +78,7 @@ class Referee:
     def judge(self, before: Group, event: Event, taken: Step, now_ms: int) -> None:
         after = taken.group
         self.seen.add((type(event).__name__, before.state, after.state))
-        self._check_sound(before, event, after)
+        self._check_sound(before, event, taken)
         self._check_refusal(before, event, taken)
         self._check_generation(before, event, taken)
         self._check_joins(before, event, taken)
@@ -101,8 +101,9 @@ class Referee:
 
     # --- rules --------------------------------------------------------------------------------------------------------
 
-    def _check_sound(self, before: Group, event: Event, after: Group) -> None:
-        broken = broken_invariants(after)
+    def _check_sound(self, before: Group, event: Event, taken: Step) -> None:
+        after = taken.group
+        broken = broken_by(taken)
         self.require(not broken, f"{broken} after {event}")
         leads_to = self._coordinator.TABLE[type(event)][before.state].leads_to
         self.require(after.state in leads_to, f"the table does not lead from {before.state} to {after.state}: {event}")
