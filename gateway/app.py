@@ -52,10 +52,9 @@ DATABASE_PATIENCE_S = 30.0
 """How long a database that is not there yet is waited for at start."""
 DATABASE_RETRY_S = 0.5
 CATALOG_INTERVAL_MS = 1_000
-BROKER_CONFIG_INTERVAL_MS = 5_000
 LAG_PROBE_INTERVAL_S = 0.5
 RENEWALS_PER_TTL = 4
-STEP_TIMEOUT_S = 0.5
+STEP_TIMEOUT_S = 0.3
 """Each step of stopping after the drain; together with it and Postgres's own stop less than 5 s."""
 
 
@@ -193,7 +192,7 @@ class App:
         )
 
     def _start_passes(self, services: Services, leases: Leases, maintenance: Maintenance) -> None:
-        membership, catalog, topics = services.membership, services.catalog, services.topics
+        membership, catalog = services.membership, services.catalog
 
         async def renew() -> None:
             # A database that does not answer must not keep this pass from trying again while the leases still hold.
@@ -201,14 +200,8 @@ class App:
                 await membership.renew()
                 await leases.renew()
 
-        async def reload_broker_configs() -> None:
-            dynamic = await topics.load_broker_configs()
-            if dynamic != catalog.broker.dynamic:
-                catalog.set_broker(catalog.broker.with_dynamic(dynamic))
-
         start = self._supervisor.start
         start("leases", renew, interval_ms=self.settings.node_ttl_ms // RENEWALS_PER_TTL)
-        start("broker configs", reload_broker_configs, interval_ms=BROKER_CONFIG_INTERVAL_MS)
         start("event loop lag", self._probe_lag, interval_ms=0)
         for name, run_once, interval_ms in maintenance.passes():
             start(name, run_once, interval_ms=interval_ms)

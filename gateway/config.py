@@ -203,7 +203,7 @@ OPTIONS: tuple[Option, ...] = (
         "MS",
         "how long this node's registration and leases outlive its last sign of life",
     ),
-    Option("drain-ms", _whole(0, 60_000), "3000", "MS", "how long requests in work may take at shutdown"),
+    Option("drain-ms", _whole(0, 60_000), "1500", "MS", "how long requests in work may take at shutdown"),
 )
 
 _BY_FIELD = {option.field: option for option in OPTIONS}

@@ -34,6 +34,10 @@ log = structlog.stdlib.get_logger(__name__)
 STORAGE_LOG_INTERVAL_S = 1.0
 """While Postgres is away every request of an API fails alike: the counter has them all, the log one a second."""
 
+MAX_STRUCTURED_BYTES = 8 * 1024 * 1024
+"""Largest request of any API but Produce: such a request is all structure, and decoding may take forty times its size in
+memory; Produce is bounded by socket.request.max.bytes alone, for its bytes stay bytes."""
+
 Handler = Callable[[Any, RequestContext], Coroutine[Any, Any, Any]]
 
 
@@ -116,6 +120,8 @@ class Dispatch:
         if series is None:
             return self._answer_unsupported(route, header)
         api_key = route.api_key
+        if len(frame) > MAX_STRUCTURED_BYTES and api_key is not ApiKey.PRODUCE:
+            raise UnanswerableError("request_size", f"{route.api_name} of {len(frame)} bytes")
         REQUEST.set((connection.connection_id, route.api_name, header.correlation_id))
         request = decode_request(api_key, version, frame, position)
         context = RequestContext(api_key, version, header.correlation_id, header.client_id, connection, self._services)

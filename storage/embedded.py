@@ -53,9 +53,9 @@ START_SECONDS = 300.0
 """Bound of one start: crash recovery replays at most `max_wal_size` of WAL."""
 LEFTOVER_FAST_SECONDS = 60.0
 """How long a server of a killed predecessor may take over its own fast shutdown."""
-STOP_FAST_SECONDS = 3.0
+STOP_FAST_SECONDS = 1.5
 """Then immediate shutdown: nothing durable is lost, the next start recovers."""
-STOP_IMMEDIATE_SECONDS = 5.0
+STOP_IMMEDIATE_SECONDS = 0.5
 POLL_SECONDS = 0.01
 FIRST_BACKOFF_SECONDS = 0.05
 LAST_BACKOFF_SECONDS = 5.0

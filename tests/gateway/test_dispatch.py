@@ -106,6 +106,17 @@ async def test_what_is_no_request_closes_the_connection(frame: bytes, reason: st
         assert raised.value.reason == reason
 
 
+async def test_only_produce_may_be_larger_than_eight_mebibytes() -> None:
+    """Decoded, a request that is all structure takes many times its size."""
+    table = Table(HEARTBEAT, Served(ApiKey.PRODUCE, 3, 13, accept))
+    with pytest.raises(UnanswerableError) as raised:
+        await table.ask_bytes(struct.pack(">hhih", 12, 0, 1, -1) + bytes(8 * 1024 * 1024))
+    assert raised.value.reason == "request_size"
+    records = PartitionProduceData(index=0, records=bytes(9 * 1024 * 1024))
+    request = ProduceRequest(acks=-1, topic_data=(TopicProduceData(name="t", partition_data=(records,)),))
+    assert isinstance(await table.ask(request, 9), ProduceResponse)
+
+
 # --- versions ---------------------------------------------------------------------------------------------------------
 
 
