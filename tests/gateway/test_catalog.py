@@ -222,6 +222,36 @@ async def test_what_happens_here_during_a_load_is_not_undone(node: DataPlane, mo
     assert node.catalog.topics() == [created]
 
 
+async def test_an_older_state_that_crossed_a_load_does_not_stay(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a lookup found before the snapshot may arrive after it."""
+    old = await node.create_topic("t")
+    new = await node.topics.set_configs(old.topic_id, {"retention.ms": "7"})
+    load = node.topics.load
+
+    async def crossed() -> tuple[int, list[Topic]]:
+        snapshot = await load()
+        node.catalog.apply(old)
+        return snapshot
+
+    with monkeypatch.context() as patch:
+        patch.setattr(node.topics, "load", crossed)
+        await node.catalog.refresh()
+    await node.catalog.refresh_if_changed()
+    assert node.catalog.get("t") == new
+
+
+async def test_a_topic_that_is_gone_leaves_nothing_in_the_tail(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    await node.fill(topic, [300])
+    key = topic.partitions[0].partition_key
+    assert node.tail.known(key, 0.0) is not None
+    await node.topics.delete(topic.topic_id)
+    await node.catalog.refresh_if_changed()
+    assert node.tail.known(key, 0.0) is None
+
+
 async def test_a_recreated_topic_takes_the_name(node: DataPlane, other: DataPlane) -> None:
     old = await node.create_topic("t")
     await other.catalog.refresh_if_changed()

@@ -255,20 +255,23 @@ async def test_a_waiting_fetch_that_looks_again_goes_on_waiting(
     monkeypatch.setattr(importlib.import_module("gateway.apis.fetch"), "LOOK_AGAIN_S", 0.001)
     topic = await warm.create_topic("t")
     looks = 0
+    enough = asyncio.Event()
     read = warm.tail.read
 
     def counted(*args: Any, **kwargs: Any) -> Any:
         nonlocal looks
         looks += 1
+        if looks == 10:
+            enough.set()
         return read(*args, **kwargs)
 
     monkeypatch.setattr(warm.tail, "read", counted)
     task = await parked(warm, warm.fetch([(topic, at(0))], max_wait_ms=5000))
     loop = asyncio.get_running_loop()
-    before, started_s = looks, loop.time()
-    while looks < before + 5:
-        await asyncio.sleep(0.01)
-    assert looks - before <= 10 + 2000 * (loop.time() - started_s), "about once for each millisecond"
+    started_s = loop.time()
+    await asyncio.wait_for(enough.wait(), WITHIN_S)
+    await asyncio.sleep(0.02)
+    assert looks <= 20 + 2000 * (loop.time() - started_s), "about once for each millisecond"
     await warm.fill(topic, [300])
     assert sizes(await answer_of(task)) == [[300]]
 
