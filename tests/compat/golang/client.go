@@ -2,8 +2,12 @@ package compat
 
 import (
 	"context"
+	"errors"
 	"net"
 )
+
+// ErrFenced is what has ended a static member whose instance id another one has taken.
+var ErrFenced = errors.New("fenced")
 
 // Commit says when a consumer commits what it has processed.
 type Commit string

@@ -159,9 +159,13 @@ func NewOwnership(member string, sink Sink) *Ownership {
 }
 
 // Assigned, Revoked, Lost and Delivered log what the client's callbacks say.
-func (o *Ownership) Assigned(topic string, partition int32) { o.change("assigned", topic, partition, true) }
+func (o *Ownership) Assigned(topic string, partition int32) {
+	o.change("assigned", topic, partition, true)
+}
 
-func (o *Ownership) Revoked(topic string, partition int32) { o.change("revoked", topic, partition, false) }
+func (o *Ownership) Revoked(topic string, partition int32) {
+	o.change("revoked", topic, partition, false)
+}
 
 func (o *Ownership) Lost(topic string, partition int32) { o.change("lost", topic, partition, false) }
 

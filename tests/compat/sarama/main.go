@@ -1,0 +1,52 @@
+// Sarama against the gateway: what the Go suites share, and the scenarios that are Sarama's own.
+package main
+
+import (
+	"os"
+	"slices"
+
+	"compat"
+
+	"github.com/IBM/sarama"
+)
+
+// newest is what Sarama speaks at most; the scenarios of all clients run with it.
+var newest = sarama.MaxVersion
+
+func main() {
+	sarama.Logger = quiet{}
+	if os.Getenv("COMPAT_DEBUG") != "" {
+		sarama.Logger = verbose{}
+	}
+	join := joinAt(newest)
+	groups := compat.GroupCase{
+		Client:      open,
+		Eager:       []string{"range", "roundrobin", "sticky"},
+		Cooperative: "cooperative-sticky",
+		Regex:       "Sarama subscribes to topics by name only",
+		TenRuns:     "sticky",
+	}
+	compat.Main(compat.Suite{
+		Name:      "sarama",
+		Library:   "github.com/IBM/sarama",
+		Bootstrap: compat.Bootstrap(),
+		Join:      join,
+		Scenarios: slices.Concat(
+			compat.DataScenarios(open),
+			compat.AdminScenarios(open, join, "range"),
+			groups.Scenarios(),
+			compat.RawScenarios(open),
+			sharedClientScenarios(),
+			seaweedScenarios(),
+		),
+	})
+}
+
+func open(t *compat.T) compat.Client { return openAt(t, newest) }
+
+func openAt(t *compat.T, version sarama.KafkaVersion) compat.Client {
+	client, err := newClient(version)
+	t.Must(err, "client")
+	t.Cleanup(client.Close)
+	return client
+}
