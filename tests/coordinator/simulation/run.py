@@ -104,6 +104,7 @@ class Play:
             (2, self.server.tick),
             (1, self.server.crash),
             (1, self.server.evict),
+            (2, self.server.oversleep),
         ]
         weights, acts = zip(*deeds, strict=True)
 

@@ -51,6 +51,7 @@ class Server:
         self._open: dict[RequestId, tuple[Event, Connection]] = {}
         self._connections: dict[ConnectionId, Connection] = {}
         self._tick_at_ms: int | None = None
+        self._asleep_until_ms = 0
 
     # --- what arrives -------------------------------------------------------------------------------------------------
 
@@ -93,6 +94,11 @@ class Server:
         self._world.tell("the node is up again")
         self.up = True
         self._restore()
+
+    def oversleep(self) -> None:
+        """Timers stand still for a while; what is due in the meantime is due all at once."""
+        self._world.tell("timers stand still")
+        self._asleep_until_ms = self._world.now_ms + self._world.random.randint(2_000, 20_000)
 
     def evict(self, error: ErrorCode = ErrorCode.NOT_COORDINATOR) -> None:
         """The group moves away, and comes back at once: who waits is sent away, who is connected stays so."""
@@ -167,9 +173,13 @@ class Server:
         world.after(max(at_ms - world.now_ms, 0), lambda: self._timer(at_ms))
 
     def _timer(self, at_ms: int) -> None:
-        if self._tick_at_ms == at_ms:
-            self._tick_at_ms = None
+        if self._tick_at_ms != at_ms:
+            return
+        self._tick_at_ms = None
+        if self._world.now_ms >= self._asleep_until_ms:
             self.tick()
+        else:
+            self._arm(retry_ms=self._asleep_until_ms - self._world.now_ms)
 
 
 def refuse(event: Event, error: ErrorCode) -> Reply:
