@@ -55,6 +55,7 @@ class Suite:
     limit_s: float = 600.0
     build_limit_s: float = 900.0
     settings: dict[str, str] = field(default_factory=dict)
+    fault: str = ""
 
     @property
     def build_dir(self) -> Path:
@@ -71,7 +72,15 @@ class Suite:
 
 
 def discover(folder: Path = FOLDER) -> list[Suite]:
-    return [load(path.parent) for path in sorted(folder.glob(f"*/{FILE_NAME}"))]
+    """All suites; one whose description is wrong has a `fault` and does not stop the others."""
+    return [_load_or_fault(path.parent) for path in sorted(folder.glob(f"*/{FILE_NAME}"))]
+
+
+def _load_or_fault(folder: Path) -> Suite:
+    try:
+        return load(folder)
+    except SuiteError as error:
+        return Suite(folder.name, folder, folder.name, "", (), fault=str(error))
 
 
 def load(folder: Path) -> Suite:

@@ -7,6 +7,7 @@ from typing import Any
 
 import kafka
 from kafka.admin import ConfigResource, ConfigResourceType, KafkaAdminClient, NewTopic
+from kafka.consumer.subscription_state import AsyncConsumerRebalanceListener
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
@@ -34,16 +35,20 @@ ASSIGNORS = {
     "sticky": StickyPartitionAssignor,
     "cooperative-sticky": CooperativeStickyAssignor,
 }
+LEAVE_GROUP = 13
 READ_SECONDS = 10
 ADMIN_TIMEOUT_MS = 15_000
-# The release of Kafka that makes the library send each version of LeaveGroup.
-LEAVE_VERSIONS = {0: (0, 10, 2), 1: (1, 0), 2: (2, 1), 4: (2, 5), 5: (3, 5)}
+POLL_MS = 100
+# A poll that ends while JoinGroup is parked drops the answer if the rejoin came from changed topics or metadata: the
+# member then sends no heartbeat until its session has expired. Where topics change, polls must outlast a rebalance.
+PATIENT_POLL_MS = 3000
 
 
 class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
     def __init__(self, options: MemberOptions, journal: Journal, failures: list[str], bootstrap: str) -> None:
         super().__init__(options, journal, failures)
         self.bootstrap = bootstrap
+        self._leave_version = options.extra.get("leave_version")
 
     def open(self) -> None:
         options = self.options
@@ -59,23 +64,26 @@ class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
             heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
             metadata_max_age_ms=METADATA_MAX_AGE_MS,
             reconnect_backoff_max_ms=500,
+            allow_auto_create_topics=False,
             partition_assignment_strategy=[ASSIGNORS[options.assignor]],
-            **options.extra,
         )
+        self.listener = CommitInRevoke(self) if options.commit == "revoke" else self
         if options.pattern is not None:
-            self.consumer.subscribe(pattern=options.pattern, listener=self)
+            self.consumer.subscribe(pattern=options.pattern, listener=self.listener)
         else:
-            self.consumer.subscribe(list(options.topics), listener=self)
+            self.consumer.subscribe(list(options.topics), listener=self.listener)
+        if self._leave_version is not None:
+            self.consumer.poll(0)
+            versions = self.consumer._client._manager.broker_version_data
+            versions.api_versions = {**versions.api_versions, LEAVE_GROUP: (0, self._leave_version)}
 
     def subscribe(self, topics: Sequence[str]) -> None:
-        self.consumer.subscribe(list(topics), listener=self)
+        self.consumer.subscribe(list(topics), listener=self.listener)
 
     def on_partitions_assigned(self, assigned: set[kafka.TopicPartition]) -> None:
         self.now_owns(_partitions(self.consumer.assignment()))
 
     def on_partitions_revoked(self, revoked: set[kafka.TopicPartition]) -> None:
-        if self.options.commit == "revoke" and revoked:
-            self.consumer.commit()
         self.gave_up(_partitions(revoked))
 
     def on_partitions_lost(self, lost: set[kafka.TopicPartition]) -> None:
@@ -83,17 +91,36 @@ class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
 
     def poll_once(self) -> None:
         try:
-            for records in self.consumer.poll(100).values():
+            for records in self.consumer.poll(PATIENT_POLL_MS if self.options.topics_change else POLL_MS).values():
                 for record in records:
                     self.processed(record.topic, record.partition, record.offset)
                     if self.options.commit == "each":
-                        position = kafka.structs.OffsetAndMetadata(record.offset + 1, "", -1)
-                        self.consumer.commit({kafka.TopicPartition(record.topic, record.partition): position})
+                        self.consumer.commit(_offsets({(record.topic, record.partition): record.offset + 1}))
         except FencedInstanceIdError as error:
             raise FencedError(str(error)) from error
 
     def close(self) -> None:
         self.consumer.close()
+
+
+class CommitInRevoke(AsyncConsumerRebalanceListener):
+    """Commits when partitions are revoked. The library refuses to block in a callback, hence the asynchronous kind."""
+
+    def __init__(self, member: KafkaPythonMember) -> None:
+        self._member = member
+
+    async def on_partitions_revoked(self, revoked: set[kafka.TopicPartition]) -> None:
+        # A cooperative member has forgotten its positions of what is revoked, so they are named.
+        positions = self._member.uncommitted(_partitions(revoked))
+        if positions:
+            await self._member.consumer.commit_async(_offsets(positions))
+        self._member.on_partitions_revoked(revoked)
+
+    async def on_partitions_assigned(self, assigned: set[kafka.TopicPartition]) -> None:
+        self._member.on_partitions_assigned(assigned)
+
+    async def on_partitions_lost(self, lost: set[kafka.TopicPartition]) -> None:
+        self._member.on_partitions_lost(lost)
 
 
 class KafkaPythonProducer(Producer):
@@ -172,6 +199,7 @@ class KafkaPythonReader(Reader):
 class KafkaPython(Client):
     assignors = tuple(ASSIGNORS)
     member_class = KafkaPythonMember
+    null_headers = False
 
     def __init__(self, bootstrap: str) -> None:
         super().__init__(bootstrap)
@@ -196,13 +224,8 @@ class KafkaPython(Client):
         return KafkaPythonReader(self.bootstrap, topic, partition)
 
     def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
-        answers = self._admin.alter_group_offsets(
-            group,
-            {
-                kafka.TopicPartition(topic, partition): kafka.structs.OffsetAndMetadata(offset, "", -1)
-                for partition, offset in offsets.items()
-            },
-        )
+        named = {(topic, partition): offset for partition, offset in offsets.items()}
+        answers = self._admin.alter_group_offsets(group, _offsets(named))
         for error in answers.values():
             if getattr(error, "errno", 0):
                 raise error
@@ -226,7 +249,7 @@ class KafkaPython(Client):
         return len(described[0]["partitions"]) or None
 
     def add_partitions(self, topic: str, total: int) -> None:
-        self._admin.create_partitions({topic: {"count": total, "assignments": None}})
+        self._admin.create_partitions({topic: total})
 
     def topic_config(self, topic: str, name: str) -> str | None:
         described = self._admin.describe_configs([ConfigResource(ConfigResourceType.TOPIC, topic)], config_filter="all")
@@ -249,12 +272,12 @@ class KafkaPython(Client):
         return described["group_state"], len(described["members"])
 
     def delete_group(self, group: str) -> None:
-        for error in dict(self._admin.delete_groups([group])).values():
-            if getattr(error, "errno", 0):
-                raise error
+        outcome = dict(self._admin.delete_groups([group]))[group]
+        if outcome != "OK":
+            raise RuntimeError(outcome)
 
     def leave_versions(self) -> Mapping[int, Mapping[str, Any]]:
-        return {version: {"api_version": release} for version, release in LEAVE_VERSIONS.items()}
+        return {version: {"leave_version": version} for version in range(6)}
 
     def raw_group(self, protocol_type: str, protocol: str, metadata: bytes, assignment: bytes) -> bytes:
         return self._admin._manager.run(
@@ -309,3 +332,10 @@ class KafkaPython(Client):
 
 def _partitions(partitions: set[kafka.TopicPartition]) -> set[Partition]:
     return {(partition.topic, partition.partition) for partition in partitions}
+
+
+def _offsets(positions: Mapping[Partition, int]) -> dict[kafka.TopicPartition, kafka.structs.OffsetAndMetadata]:
+    return {
+        kafka.TopicPartition(topic, partition): kafka.structs.OffsetAndMetadata(offset, "", -1)
+        for (topic, partition), offset in positions.items()
+    }

@@ -40,8 +40,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class MemberOptions:
-    """How a member consumes. `pattern` replaces `topics`. Offsets are committed by the library on its own, or, with
-    `commit` "revoke", in the revoke callback and nowhere else; with "each", after each record."""
+    """How a member consumes. `pattern` replaces `topics`.
+
+    Offsets are committed by the library on its own, or, with `commit` "revoke", in the revoke callback and nowhere
+    else, or, with "each", after each record. `topics_change`: its subscription, or what it holds of it, will change.
+    """
 
     name: str
     group: str
@@ -51,6 +54,7 @@ class MemberOptions:
     instance_id: str | None = None
     commit: str = "auto"
     session_timeout_ms: int = SESSION_TIMEOUT_MS
+    topics_change: bool = False
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -69,6 +73,7 @@ class Member(ABC, threading.Thread):
         self.fenced = threading.Event()
         self.expects_fencing = False
         self.owned: set[Partition] = set()
+        self.positions: dict[Partition, int] = {}
         self._stop_requested = threading.Event()
         self._topics: tuple[str, ...] | None = None
 
@@ -118,12 +123,19 @@ class Member(ABC, threading.Thread):
     def gave_up(self, partitions: set[Partition], *, lost: bool = False) -> None:
         held = partitions & self.owned
         self.owned -= held
+        for partition in held:
+            self.positions.pop(partition, None)
         if lost:
             self.journal.lost(self.name, held)
         else:
             self.journal.revoked(self.name, held)
 
+    def uncommitted(self, partitions: set[Partition]) -> dict[Partition, int]:
+        """Positions to commit when `partitions` are about to be given up."""
+        return {partition: self.positions[partition] for partition in partitions if partition in self.positions}
+
     def processed(self, topic: str, partition: int, offset: int) -> None:
+        self.positions[topic, partition] = offset + 1
         self.journal.delivered(self.name, topic, partition, offset)
 
     # --- the library's part -----------------------------------------------------------------------------------
@@ -187,6 +199,9 @@ class Client(ABC):
     """Names that `MemberOptions.assignor` may have."""
 
     member_class: type[Member]
+
+    null_headers = True
+    """Whether its producer takes headers without a value."""
 
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
@@ -257,8 +272,9 @@ class Client(ABC):
         """Join as the only member of a group of any protocol type, and lead it; what SyncGroup answers."""
         raise UnsupportedError("its groups are of protocol type consumer")
 
+    @abstractmethod
     def close(self) -> None:
-        """Whatever the client holds on to."""
+        """Let go of connections."""
 
 
 def wait_until(predicate: Any, what: str, seconds: float = 30.0) -> None:

@@ -12,9 +12,10 @@ BIG_BYTES = 900_000
 
 def _codec(run: Run, compression: str) -> None:
     topic = run.topic(1)
+    nothing: tuple[tuple[str, None], ...] = (("nothing", None),) if run.client.null_headers else ()
     sent = [
         Record(b"plain"),
-        Record(b"keyed", key=b"k", headers=(("h", b"v"), ("h", b"w"), ("nothing", None), ("ünï", b""))),
+        Record(b"keyed", key=b"k", headers=(("h", b"v"), ("h", b"w"), ("ünï", b""), *nothing)),
         Record(None, key=b"tombstone"),
         Record(b"", key=b""),
         *(Record(f"value {index}".encode() * 20, key=str(index).encode()) for index in range(50)),

@@ -234,7 +234,7 @@ def static_members(run: Run) -> None:
     """A restart within the session moves nothing: the other member sees no round. A second of the name fences."""
     assignor = run.client.assignors[0]
     topic, group = run.topic(PARTITIONS), run.group()
-    _, view = run.journal(topic, PARTITIONS)
+    journal, view = run.journal(topic, PARTITIONS)
 
     def options(name: str, instance_id: str) -> MemberOptions:
         return MemberOptions(name, group, assignor, (topic,), instance_id=instance_id, session_timeout_ms=20_000)
@@ -252,7 +252,11 @@ def static_members(run: Run) -> None:
     assert view.rounds["other"] == rounds, "the restart made the other member rebalance"
     run.produce(topic, range(PARTITIONS), 3)
     view.wait_caught_up()
+    for partition in range(PARTITIONS):
+        wait_until(lambda partition=partition: run.client.committed(group, topic, partition) == 6, "6 is committed")
 
+    # It learns only later that it is fenced, so its ownership ends here.
+    journal.killed(mover.name)
     mover.expects_fencing = True
     usurper = run.start(options("usurper", "i-2"))
     wait_until(mover.fenced.is_set, "the first of the name is fenced")
@@ -294,7 +298,7 @@ def partition_added(run: Run) -> None:
     topic, group = run.topic(2), run.group()
     _, view = run.journal(topic, 2)
     feed = run.feed(topic, range(2))
-    members = [run.start(MemberOptions(name, group, assignor, (topic,))) for name in ("c1", "c2")]
+    members = [run.start(MemberOptions(name, group, assignor, (topic,), topics_change=True)) for name in ("c1", "c2")]
     view.wait_settled({"c1", "c2"}, all_of(topic, 2))
     run.client.add_partitions(topic, 4)
     view.wait_settled({"c1", "c2"}, all_of(topic, 4))
@@ -310,7 +314,9 @@ def topic_deleted(run: Run) -> None:
     assignor = run.client.assignors[0]
     stays, goes, group = run.topic(2, "stays"), run.topic(2, "goes"), run.group()
     _, view = run.journal(stays, 2)
-    members = [run.start(MemberOptions(name, group, assignor, (stays, goes))) for name in ("c1", "c2")]
+    members = [
+        run.start(MemberOptions(name, group, assignor, (stays, goes), topics_change=True)) for name in ("c1", "c2")
+    ]
     view.wait_settled({"c1", "c2"}, all_of(stays, 2) + all_of(goes, 2))
     run.produce(goes, range(2), 5)
     run.produce(stays, range(2), 5)
@@ -330,7 +336,7 @@ def regex(run: Run) -> None:
     prefix = f"re-{group[2:]}"
     first = run.topic(2, f"{prefix}-a")
     _, view = run.journal(first, 2)
-    member = run.start(MemberOptions("c1", group, assignor, pattern=f"^{prefix}-[ab]-.*"))
+    member = run.start(MemberOptions("c1", group, assignor, pattern=f"^{prefix}-[ab]-.*", topics_change=True))
     view.wait_settled({"c1"}, all_of(first, 2))
     run.topic(2, f"{prefix}-c")
     second = run.topic(2, f"{prefix}-b")
@@ -346,8 +352,8 @@ def subscription_change(run: Run) -> None:
     assignor = run.client.assignors[0]
     old, new, group = run.topic(2, "old"), run.topic(2, "new"), run.group()
     _, view = run.journal(old, 2)
-    steady = run.start(MemberOptions("steady", group, assignor, (old,)))
-    changing = run.start(MemberOptions("changing", group, assignor, (old,)))
+    steady = run.start(MemberOptions("steady", group, assignor, (old,), topics_change=True))
+    changing = run.start(MemberOptions("changing", group, assignor, (old,), topics_change=True))
     view.wait_settled({"steady", "changing"}, all_of(old, 2))
     run.produce(old, range(2), 5)
     view.wait_caught_up()

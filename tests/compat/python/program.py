@@ -27,7 +27,9 @@ def main(suite: str, program: str, client_class: Callable[[str], Client], argume
     if "--version" in arguments:
         print(client_class.version())  # type: ignore[attr-defined]
         return 0
-    logging.basicConfig(level=os.environ.get("COMPAT_LOG_LEVEL", "WARNING"), format="%(asctime)s %(name)s %(message)s")
+    logging.basicConfig(
+        level=os.environ.get("COMPAT_LOG_LEVEL", "WARNING"), format="%(asctime)s %(threadName)s %(name)s %(message)s"
+    )
     bootstrap = os.environ["COMPAT_BOOTSTRAP"]
     if os.environ.get("COMPAT_MEMBER"):
         return _member(client_class(bootstrap))

@@ -20,6 +20,7 @@ from tests.compat.python.journal import Journal, Partition, View
 CONTROL_SECONDS = 90.0
 FEED_INTERVAL_SECONDS = 0.02
 CHILD_SECONDS = 30.0
+END_SECONDS = 10.0
 
 Body = Callable[["Run"], None]
 SCENARIOS: dict[str, Body] = {}
@@ -113,21 +114,20 @@ class Feed(threading.Thread):
 
     def round(self) -> None:
         self._count += 1
-        partitions = list(self._partitions)
-        records = [(partition, Record(str(self._count).encode())) for partition in partitions]
+        records = [(partition, Record(str(self._count).encode())) for partition in self._partitions]
         offsets = self._producer.send(self._topic, records)
-        for partition, offset in zip(partitions, offsets, strict=True):
+        for partition, offset in zip(self._partitions, offsets, strict=True):
             self._journal.produced(self._topic, partition, offset)
 
-    def also(self, partitions: Sequence[int]) -> None:
-        self._partitions += partitions
+    def end(self) -> None:
+        self._stopped.set()
+        self.join(END_SECONDS)
 
     def stop(self) -> None:
         """End after the round in hand; raises what made it fail."""
         self._stopped.set()
-        if self.is_alive():
-            self.join(CONTROL_SECONDS)
-            assert not self.is_alive(), "the producer hangs"
+        self.join(CONTROL_SECONDS)
+        assert not self.is_alive(), "the producer hangs"
         if self._error is not None:
             raise AssertionError(f"the producer failed: {self._error!r}") from self._error
 
@@ -140,6 +140,7 @@ class Run:
         self._path = deliveries / f"{suite}.{name}.jsonl"
         self._control = control
         self._stack = contextlib.ExitStack()
+        self._members: list[Member] = []
         self._journal: Journal | None = None
         self.view: View | None = None
         self.detail = ""
@@ -174,7 +175,7 @@ class Run:
         assert self._journal is not None
         assert self.view is not None
         member = self.client.member(options, self._journal, self.view.failures)
-        self._stack.callback(member.request_stop)
+        self._members.append(member)
         member.start()
         return member
 
@@ -191,7 +192,7 @@ class Run:
         producer = self.client.producer()
         self._stack.callback(producer.close)
         feed = Feed(producer, topic, partitions, self._journal, outage=outage)
-        self._stack.callback(feed._stopped.set)
+        self._stack.callback(feed.end)
         feed.start()
         return feed
 
@@ -215,6 +216,11 @@ class Run:
             answer.read()
 
     def end(self) -> None:
+        """Stop whatever the scenario left running."""
+        for member in self._members:
+            member.request_stop()
+        for member in self._members:
+            member.join(END_SECONDS)
         self._stack.close()
 
 
