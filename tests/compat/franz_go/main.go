@@ -1,0 +1,36 @@
+// franz-go against the gateway: what the Go suites share, through kgo, kadm and, for single requests, kmsg.
+package main
+
+import (
+	"slices"
+
+	"compat"
+)
+
+func main() {
+	groups := compat.GroupCase{
+		Client:      open,
+		Eager:       []string{"range", "roundrobin", "sticky"},
+		Cooperative: "cooperative-sticky",
+		TenRuns:     "cooperative-sticky",
+	}
+	compat.Main(compat.Suite{
+		Name:      "franz_go",
+		Library:   "github.com/twmb/franz-go",
+		Bootstrap: compat.Bootstrap(),
+		Join:      join,
+		Scenarios: slices.Concat(
+			compat.DataScenarios(open),
+			compat.AdminScenarios(open, join, "range"),
+			groups.Scenarios(),
+			compat.RawScenarios(open),
+		),
+	})
+}
+
+func open(t *compat.T) compat.Client {
+	client, err := newClient()
+	t.Must(err, "client")
+	t.Cleanup(client.Close)
+	return client
+}
