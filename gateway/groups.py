@@ -247,7 +247,6 @@ class Groups:
         members in Postgres, where the group's next coordinator finds them, so a restart is not a rebalance.
         """
         self._draining = True
-        self._connections.clear()
         for slot in list(self._slots.values()):
             if not slot.busy:
                 self._drop(slot, ErrorCode.NOT_COORDINATOR)
@@ -315,13 +314,10 @@ class Groups:
                 own = reply
         if isinstance(event, JoinGroup | SyncGroup | Heartbeat | OffsetCommit) and (group.members or group.pending):
             self._remember(event.connection_id, slot.group_id)
+        # Heartbeats and commits only move a deadline away (or give a held member one, which means nothing): the
+        # timer finds that out when it fires.
         if slot.timer is None or not isinstance(event, Heartbeat | OffsetCommit):
             self._arm(slot)
-        else:
-            # These move one deadline, and nearly always away: the timer finds that out when it fires.
-            deadline_ms = group.session_deadlines.get(event.member_id)
-            if deadline_ms is not None and deadline_ms < slot.timer.when() * 1000:
-                self._arm(slot)
         return own
 
     def _remember(self, connection_id: ConnectionId, group_id: str) -> None:

@@ -218,12 +218,16 @@ async def test_unknown_topics_and_partitions_are_refused_one_by_one(node: GroupN
     assert {key: offset for key, (offset, *_) in (await fetched(node, 9, None)).items()} == {("t", 0): 7}
 
 
-async def test_the_group_is_not_asked_about_a_commit_of_nothing(node: GroupNode) -> None:
+async def test_the_group_is_not_asked_about_a_commit_of_nothing(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(node.groups, "submit", lambda *request: asked.append(request))
     missing = Topic(uuid.uuid4(), "missing", False, {}, ())
     request = commit_request(missing, partition(0, 1), generation_id_or_member_epoch=5, member_id="nobody")
     assert codes(await node.ask(request, 9)) == [(0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
     assert (await node.ask(OffsetCommitRequest(group_id=G), 9)).topics == ()
-    assert await node.store.load(G) is None
+    assert asked == []
 
 
 async def test_metadata_that_is_too_long_costs_its_own_partition(node: GroupNode) -> None:
