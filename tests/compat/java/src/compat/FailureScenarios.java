@@ -1,0 +1,89 @@
+package compat;
+
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import org.apache.kafka.common.TopicPartition;
+
+/** Members that die, members that are stopped, and a gateway that goes away. */
+final class FailureScenarios {
+    private static final int PARTITIONS = GroupScenarios.PARTITIONS;
+    private static final double EXPIRY_SECONDS = Clients.SESSION_TIMEOUT_MS / 1000.0 + 15;
+
+    private FailureScenarios() {}
+
+    static void register(Map<String, Body> scenarios) {
+        scenarios.put("groups.crash", FailureScenarios::crash);
+        scenarios.put("groups.crash-half-open", FailureScenarios::crashHalfOpen);
+        scenarios.put("groups.gateway-restart", run -> gatewayAway(run, "restart"));
+        scenarios.put("groups.gateway-kill", run -> gatewayAway(run, "kill"));
+    }
+
+    /** The partitions of the killed one come after its session, from the last commit: at most one record again. */
+    private static void crash(Run run) throws Exception {
+        String topic = run.topic(PARTITIONS);
+        String group = run.fresh("g");
+        View view = run.journal(topic, PARTITIONS, false, true);
+        Child victim = run.spawn(new MemberOptions("c2", group).topics(topic).commit("each"));
+        Feed feed = run.feed(topic, PARTITIONS);
+        Member survivor = run.start(new MemberOptions("c1", group).topics(topic));
+        settleWithChild(view, topic);
+        victim.kill();
+        view.waitSettled(List.of("c1"), Clients.allOf(topic, PARTITIONS), EXPIRY_SECONDS);
+        feed.finish();
+        view.waitCaughtUp();
+        survivor.finish();
+        int again = view.deliveries - view.delivered.size();
+        Check.that(again <= 1, again + " records came again, though each was committed before the next");
+    }
+
+    private static void settleWithChild(View view, String topic) throws InterruptedException {
+        view.waitSettled(List.of("c1", "c2"), Clients.allOf(topic, PARTITIONS));
+        int delivered = view.deliveredBy("c2");
+        view.waitFor(() -> view.deliveredBy("c2") > delivered + 10, "the victim reads");
+    }
+
+    /** The stopped process keeps its connections. When it goes on it finds itself expelled, and joins again. */
+    private static void crashHalfOpen(Run run) throws Exception {
+        String topic = run.topic(PARTITIONS);
+        String group = run.fresh("g");
+        Set<TopicPartition> all = Clients.allOf(topic, PARTITIONS);
+        View view = run.journal(topic, PARTITIONS, false, true);
+        Child victim = run.spawn(new MemberOptions("c2", group).topics(topic));
+        Feed feed = run.feed(topic, PARTITIONS);
+        Member survivor = run.start(new MemberOptions("c1", group).topics(topic));
+        settleWithChild(view, topic);
+        victim.freeze();
+        view.waitSettled(List.of("c1"), all, EXPIRY_SECONDS);
+        int assignments = view.assignments("c2");
+        victim.thaw();
+        view.waitFor(() -> view.assignments("c2") > assignments, "the victim has joined again");
+        view.waitSettled(List.of("c1", "c2"), all);
+        feed.finish();
+        view.waitCaughtUp();
+        victim.finish();
+        survivor.finish();
+    }
+
+    private static void gatewayAway(Run run, String action) throws Exception {
+        String topic = run.topic(PARTITIONS);
+        String group = run.fresh("g");
+        Set<TopicPartition> all = Clients.allOf(topic, PARTITIONS);
+        View view = run.journal(topic, PARTITIONS, false, true);
+        Feed feed = run.feed(topic, PARTITIONS, true);
+        List<Member> members = List.of(
+                run.start(new MemberOptions("c1", group).topics(topic)),
+                run.start(new MemberOptions("c2", group).topics(topic)));
+        view.waitSettled(List.of("c1", "c2"), all);
+        view.waitMore(5 * PARTITIONS);
+        run.gateway(action);
+        view.refresh();
+        int produced = view.produced.size();
+        view.waitFor(() -> view.produced.size() > produced + PARTITIONS, "producing goes on");
+        view.waitMore(5 * PARTITIONS);
+        view.waitSettled(List.of("c1", "c2"), all);
+        feed.finish();
+        view.waitCaughtUp();
+        GroupScenarios.finish(members);
+    }
+}

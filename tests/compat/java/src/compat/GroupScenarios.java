@@ -1,0 +1,316 @@
+package compat;
+
+import java.util.ArrayList;
+import java.util.HashSet;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import org.apache.kafka.common.TopicPartition;
+
+/** Groups whose members come, go and change. What the log means is judged by the checker; here it is acted out. */
+final class GroupScenarios {
+    static final int PARTITIONS = 4;
+
+    /** Less than a session: a hand-over within it came from a LeaveGroup. */
+    static final double SOON_SECONDS = 4;
+
+    private GroupScenarios() {}
+
+    static void register(Map<String, Body> scenarios) {
+        for (String assignor : List.of("range", "roundrobin", "sticky", "cooperative-sticky")) {
+            boolean cooperative = assignor.equals("cooperative-sticky");
+            scenarios.put("groups." + assignor + ".1-2-4", run -> oneTwoFour(run, cooperative, assignor));
+        }
+        scenarios.put("groups.default-list.1-2-4", run -> oneTwoFour(run, false));
+        scenarios.put("groups.range.ten-runs", run -> tenRuns(run, false, "range"));
+        scenarios.put("groups.cooperative-sticky.ten-runs", run -> tenRuns(run, true, "cooperative-sticky"));
+        scenarios.put("groups.one-partition-three-consumers", GroupScenarios::onePartition);
+        scenarios.put("groups.leave", GroupScenarios::leave);
+        scenarios.put("groups.commit-resume", GroupScenarios::commitResume);
+        scenarios.put("groups.commit-in-revoke", GroupScenarios::commitInRevoke);
+        scenarios.put("groups.static-members", GroupScenarios::staticMembers);
+        scenarios.put("groups.partition-added", GroupScenarios::partitionAdded);
+        scenarios.put("groups.topic-deleted", GroupScenarios::topicDeleted);
+        scenarios.put("groups.regex", GroupScenarios::regex);
+        scenarios.put("groups.subscription-change", GroupScenarios::subscriptionChange);
+        scenarios.put("groups.same-client-id", GroupScenarios::sameClientId);
+    }
+
+    private static void oneTwoFour(Run run, boolean cooperative, String... assignors) throws Exception {
+        String topic = run.topic(PARTITIONS);
+        String group = run.fresh("g");
+        Set<TopicPartition> all = Clients.allOf(topic, PARTITIONS);
+        View view = run.journal(topic, PARTITIONS, cooperative, false);
+        Feed feed = run.feed(topic, PARTITIONS);
+        List<Member> members = new ArrayList<>();
+        for (int count : new int[] {1, 2, 4}) {
+            while (members.size() < count) {
+                String name = "c" + (members.size() + 1);
+                members.add(run.start(new MemberOptions(name, group).topics(topic).assignors(assignors)));
+            }
+            view.waitSettled(names(members), all);
+            view.waitMore(2 * PARTITIONS);
+        }
+        for (Member member : members.subList(1, 4)) {
+            member.finish();
+        }
+        view.waitSettled(List.of("c1"), all);
+        view.waitMore(2 * PARTITIONS);
+        feed.finish();
+        view.waitCaughtUp();
+        members.get(0).finish();
+    }
+
+    private static List<String> names(List<Member> members) {
+        return members.stream().map(Thread::getName).toList();
+    }
+
+    static void finish(List<Member> members) throws InterruptedException {
+        members.forEach(Member::requestStop);
+        for (Member member : members) {
+            member.finish();
+        }
+    }
+
+    /** Ten fresh groups one after the other, each from where the last one ended; all in one log. */
+    private static void tenRuns(Run run, boolean cooperative, String assignor) throws Exception {
+        String topic = run.topic(PARTITIONS);
+        View view = run.journal(topic, PARTITIONS, cooperative, false);
+        int rounds = 5;
+        for (int attempt = 0; attempt < 10; attempt++) {
+            String group = run.fresh("g");
+            run.clients.commit(group, topic, PARTITIONS, attempt * 2L * rounds);
+            List<Member> members = new ArrayList<>();
+            for (int count : new int[] {1, 2, 4}) {
+                while (members.size() < count) {
+                    String name = "r" + attempt + "c" + (members.size() + 1);
+                    members.add(run.start(new MemberOptions(name, group).topics(topic).assignors(assignor)));
+                }
+                view.waitSettled(names(members), Clients.allOf(topic, PARTITIONS));
+                if (count > 1) {
+                    run.produce(topic, PARTITIONS, rounds);
+                }
+            }
+            view.waitCaughtUp();
+            finish(members);
+        }
+    }
+
+    private static void onePartition(Run run) throws Exception {
+        String topic = run.topic(1);
+        String group = run.fresh("g");
+        View view = run.journal(topic, 1);
+        List<Member> members = new ArrayList<>();
+        for (String name : List.of("c1", "c2", "c3")) {
+            members.add(run.start(new MemberOptions(name, group).topics(topic)));
+        }
+        Check.eventually(
+                () -> AdminScenarios.describeGroup(run.clients.admin(), group).members().size() == 3, "three members");
+        for (int round = 0; round < 2; round++) {
+            run.produce(topic, 1, 9);
+            view.waitCaughtUp();
+        }
+        finish(members);
+    }
+
+    /** The one that stays has everything well before the session of the one that left could expire. */
+    private static void leave(Run run) throws Exception {
+        String topic = run.topic(PARTITIONS);
+        String group = run.fresh("g");
+        Set<TopicPartition> all = Clients.allOf(topic, PARTITIONS);
+        View view = run.journal(topic, PARTITIONS);
+        Feed feed = run.feed(topic, PARTITIONS);
+        Member stays = run.start(new MemberOptions("c1", group).topics(topic));
+        Member goes = run.start(new MemberOptions("c2", group).topics(topic));
+        view.waitSettled(List.of("c1", "c2"), all);
+        view.waitMore(2 * PARTITIONS);
+        goes.finish();
+        view.waitSettled(List.of("c1"), all, SOON_SECONDS);
+        view.waitMore(2 * PARTITIONS);
+        feed.finish();
+        view.waitCaughtUp();
+        stays.finish();
+    }
+
+    private static void commitResume(Run run) throws Exception {
+        String topic = run.topic(PARTITIONS);
+        String group = run.fresh("g");
+        View view = run.journal(topic, PARTITIONS);
+        for (String name : List.of("first", "second", "third")) {
+            run.produce(topic, PARTITIONS, 5);
+            Member member = run.start(new MemberOptions(name, group).topics(topic));
+            view.waitCaughtUp();
+            member.finish();
+        }
+        for (TopicPartition partition : Clients.allOf(topic, PARTITIONS)) {
+            Check.equal(run.clients.committed(group, partition), 15L, "committed of " + partition);
+        }
+    }
+
+    /** Nothing commits but the callback, so every hand-over that reads nothing twice proves one commit. */
+    private static void commitInRevoke(Run run) throws Exception {
+        View view = null;
+        for (String assignor : List.of("range", "cooperative-sticky")) {
+            String topic = run.topic(PARTITIONS);
+            String group = run.fresh("g");
+            Set<TopicPartition> all = Clients.allOf(topic, PARTITIONS);
+            view = view == null ? run.journal(topic, PARTITIONS) : view;
+            Feed feed = run.feed(topic, PARTITIONS);
+            MemberOptions options = new MemberOptions(assignor + "-1", group).topics(topic).assignors(assignor);
+            Member first = run.start(options.commit("revoke"));
+            view.waitSettled(List.of(first.getName()), all);
+            view.waitMore(5 * PARTITIONS);
+            options = new MemberOptions(assignor + "-2", group).topics(topic).assignors(assignor);
+            Member second = run.start(options.commit("revoke"));
+            view.waitSettled(List.of(first.getName(), second.getName()), all);
+            view.waitMore(5 * PARTITIONS);
+            second.finish();
+            view.waitSettled(List.of(first.getName()), all);
+            view.waitMore(5 * PARTITIONS);
+            feed.finish();
+            view.waitCaughtUp();
+            first.finish();
+        }
+    }
+
+    /** A restart within the session moves nothing: the other member sees no round. A second of the name fences. */
+    private static void staticMembers(Run run) throws Exception {
+        String topic = run.topic(PARTITIONS);
+        Set<TopicPartition> all = Clients.allOf(topic, PARTITIONS);
+        MemberOptions options = new MemberOptions("other", run.fresh("g")).topics(topic).assignors("range");
+        View view = run.journal(topic, PARTITIONS);
+        Member other = run.start(options.instance("i-1", 20_000));
+        Member mover = run.start(named(options, "mover").instance("i-2", 20_000));
+        view.waitSettled(List.of("other", "mover"), all);
+        run.produce(topic, PARTITIONS, 3);
+        view.waitCaughtUp();
+        Set<TopicPartition> held = new HashSet<>(view.owned.get("mover"));
+        int rounds = view.assignments("other");
+        mover.finish();
+        mover = run.start(named(options, "mover-again").instance("i-2", 20_000));
+        view.waitSettled(List.of("other", "mover-again"), all, 15);
+        Check.equal(view.owned.get("mover-again"), held, "partitions after the restart");
+        run.produce(topic, PARTITIONS, 3);
+        view.waitCaughtUp();
+        Check.equal(view.assignments("other"), rounds, "assignments of the other member after the restart");
+
+        mover.expectFencing();
+        // Its ownership ends when the coordinator takes the usurper in; it learns so with its next request.
+        run.journal().killed("mover-again");
+        Member usurper = run.start(named(options, "usurper").instance("i-2", 20_000));
+        mover.waitFenced();
+        mover.finish();
+        view.waitSettled(List.of("other", "usurper"), all);
+        run.produce(topic, PARTITIONS, 3);
+        view.waitCaughtUp();
+        finish(List.of(usurper, other));
+    }
+
+    private static MemberOptions named(MemberOptions options, String name) {
+        return new MemberOptions(name, options.group())
+                .topics(options.topics().toArray(String[]::new))
+                .assignors(options.assignors().toArray(String[]::new));
+    }
+
+    private static void partitionAdded(Run run) throws Exception {
+        String topic = run.topic(2);
+        String group = run.fresh("g");
+        View view = run.journal(topic, 2);
+        Feed feed = run.feed(topic, 2);
+        List<Member> members = new ArrayList<>();
+        for (String name : List.of("c1", "c2")) {
+            members.add(run.start(new MemberOptions(name, group).topics(topic)));
+        }
+        view.waitSettled(List.of("c1", "c2"), Clients.allOf(topic, 2));
+        run.clients.addPartitions(topic, 4);
+        view.waitSettled(List.of("c1", "c2"), Clients.allOf(topic, 4));
+        feed.finish();
+        run.produce(topic, 4, 10);
+        view.waitCaughtUp();
+        finish(members);
+    }
+
+    private static void topicDeleted(Run run) throws Exception {
+        String stays = run.topic(2, "stays");
+        String goes = run.topic(2, "goes");
+        String group = run.fresh("g");
+        Set<TopicPartition> both = new HashSet<>(Clients.allOf(stays, 2));
+        both.addAll(Clients.allOf(goes, 2));
+        View view = run.journal(stays, 2);
+        List<Member> members = new ArrayList<>();
+        for (String name : List.of("c1", "c2")) {
+            members.add(run.start(new MemberOptions(name, group).topics(stays, goes)));
+        }
+        view.waitSettled(List.of("c1", "c2"), both);
+        run.produce(goes, 2, 5);
+        run.produce(stays, 2, 5);
+        view.waitCaughtUp();
+        run.clients.deleteTopic(goes);
+        view.waitSettled(List.of("c1", "c2"), Clients.allOf(stays, 2));
+        run.produce(stays, 2, 5);
+        view.waitCaughtUp();
+        finish(members);
+    }
+
+    private static void regex(Run run) throws Exception {
+        String prefix = run.fresh("re");
+        String first = run.topic(2, prefix + "-a");
+        View view = run.journal(first, 2);
+        Member member = run.start(new MemberOptions("c1", run.fresh("g")).pattern("^" + prefix + "-[ab]-.*"));
+        view.waitSettled(List.of("c1"), Clients.allOf(first, 2));
+        run.topic(2, prefix + "-c");
+        String second = run.topic(2, prefix + "-b");
+        Set<TopicPartition> both = new HashSet<>(Clients.allOf(first, 2));
+        both.addAll(Clients.allOf(second, 2));
+        view.waitSettled(List.of("c1"), both);
+        run.produce(first, 2, 5);
+        run.produce(second, 2, 5);
+        view.waitCaughtUp();
+        member.finish();
+    }
+
+    private static void subscriptionChange(Run run) throws Exception {
+        String before = run.topic(2, "old");
+        String after = run.topic(2, "new");
+        String group = run.fresh("g");
+        View view = run.journal(before, 2);
+        Member steady = run.start(new MemberOptions("steady", group).topics(before));
+        Member changing = run.start(new MemberOptions("changing", group).topics(before));
+        view.waitSettled(List.of("steady", "changing"), Clients.allOf(before, 2));
+        run.produce(before, 2, 5);
+        view.waitCaughtUp();
+        changing.changeTopics(after);
+        view.waitFor(
+                () -> Clients.allOf(before, 2).equals(view.owned.get("steady"))
+                        && Clients.allOf(after, 2).equals(view.owned.get("changing")),
+                "each has its topic");
+        run.produce(before, 2, 5);
+        run.produce(after, 2, 5);
+        view.waitCaughtUp();
+        changing.changeTopics(before, after);
+        view.waitFor(
+                () -> view.owned.get("steady").size() + view.owned.get("changing").size() == 4
+                        && view.owned.get("steady").size() == 1
+                        && view.owned.get("changing").containsAll(Clients.allOf(after, 2)),
+                "both share the old topic");
+        run.produce(before, 2, 5);
+        run.produce(after, 2, 5);
+        view.waitCaughtUp();
+        finish(List.of(changing, steady));
+    }
+
+    /** All members of this program share one client id; here four start at the same moment. */
+    private static void sameClientId(Run run) throws Exception {
+        String topic = run.topic(PARTITIONS);
+        String group = run.fresh("g");
+        View view = run.journal(topic, PARTITIONS);
+        List<Member> members = new ArrayList<>();
+        for (String name : List.of("c1", "c2", "c3", "c4")) {
+            members.add(run.start(new MemberOptions(name, group).topics(topic)));
+        }
+        view.waitSettled(names(members), Clients.allOf(topic, PARTITIONS));
+        run.produce(topic, PARTITIONS, 10);
+        view.waitCaughtUp();
+        finish(members);
+    }
+}

@@ -1,0 +1,172 @@
+package compat;
+
+import java.time.Duration;
+import java.util.Collection;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.CountDownLatch;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.atomic.AtomicReference;
+import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
+import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.clients.consumer.CooperativeStickyAssignor;
+import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.OffsetAndMetadata;
+import org.apache.kafka.clients.consumer.RangeAssignor;
+import org.apache.kafka.clients.consumer.RoundRobinAssignor;
+import org.apache.kafka.clients.consumer.StickyAssignor;
+import org.apache.kafka.common.KafkaException;
+import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.errors.FencedInstanceIdException;
+
+/**
+ * A consumer on a thread of its own: polls until told to stop, then closes in order, LeaveGroup included. What ends it
+ * before goes to the failures, unless it is fenced and {@link #expectFencing} was called.
+ */
+final class Member extends Thread implements ConsumerRebalanceListener {
+    static final Map<String, String> ASSIGNORS = Map.of(
+            "range", RangeAssignor.class.getName(),
+            "roundrobin", RoundRobinAssignor.class.getName(),
+            "sticky", StickyAssignor.class.getName(),
+            "cooperative-sticky", CooperativeStickyAssignor.class.getName());
+
+    private static final long STOP_MS = 30_000;
+
+    private final Clients clients;
+    private final MemberOptions options;
+    private final Journal journal;
+    private final Failures failures;
+    private final CountDownLatch fenced = new CountDownLatch(1);
+    private final AtomicReference<List<String>> newTopics = new AtomicReference<>();
+    private volatile boolean stopRequested;
+    private volatile boolean fencingExpected;
+    private KafkaConsumer<byte[], byte[]> consumer;
+
+    Member(Clients clients, MemberOptions options, Journal journal, Failures failures) {
+        super(options.name());
+        setDaemon(true);
+        this.clients = clients;
+        this.options = options;
+        this.journal = journal;
+        this.failures = failures;
+    }
+
+    @Override
+    public void run() {
+        try {
+            open();
+            try {
+                while (!stopRequested) {
+                    List<String> changed = newTopics.getAndSet(null);
+                    if (changed != null) {
+                        consumer.subscribe(changed, this);
+                    }
+                    poll();
+                }
+            } finally {
+                close();
+            }
+        } catch (FencedInstanceIdException error) {
+            fenced.countDown();
+            if (!fencingExpected) {
+                failures.add(options.name() + ": " + error);
+            }
+        } catch (RuntimeException error) {
+            error.printStackTrace();
+            failures.add(options.name() + ": " + error);
+        } finally {
+            journal.closed(options.name());
+        }
+    }
+
+    private void open() {
+        Map<String, Object> configs = new HashMap<>();
+        configs.put("group.id", options.group());
+        configs.put("enable.auto.commit", options.commit().equals("auto"));
+        configs.put("auto.commit.interval.ms", 1000);
+        configs.put("session.timeout.ms", options.sessionTimeoutMs());
+        if (options.instanceId() != null) {
+            configs.put("group.instance.id", options.instanceId());
+        }
+        if (!options.assignors().isEmpty()) {
+            configs.put(
+                    "partition.assignment.strategy",
+                    options.assignors().stream().map(ASSIGNORS::get).toList());
+        }
+        consumer = clients.consumer(configs);
+        if (options.pattern() != null) {
+            consumer.subscribe(options.pattern(), this);
+        } else {
+            consumer.subscribe(options.topics(), this);
+        }
+    }
+
+    private void poll() {
+        for (ConsumerRecord<byte[], byte[]> record : consumer.poll(Duration.ofMillis(100))) {
+            journal.delivered(options.name(), record.topic(), record.partition(), record.offset());
+            if (options.commit().equals("each")) {
+                consumer.commitSync(Map.of(
+                        new TopicPartition(record.topic(), record.partition()),
+                        new OffsetAndMetadata(record.offset() + 1)));
+            }
+        }
+    }
+
+    private void close() {
+        try {
+            consumer.close(Duration.ofSeconds(10));
+        } catch (FencedInstanceIdException error) {
+            fenced.countDown();
+        } catch (KafkaException error) {
+            failures.add(options.name() + " closing: " + error);
+        }
+    }
+
+    @Override
+    public void onPartitionsAssigned(Collection<TopicPartition> partitions) {
+        journal.ownership("assigned", options.name(), partitions);
+    }
+
+    @Override
+    public void onPartitionsRevoked(Collection<TopicPartition> partitions) {
+        if (options.commit().equals("revoke") && !partitions.isEmpty()) {
+            consumer.commitSync(Duration.ofSeconds(10));
+        }
+        journal.ownership("revoked", options.name(), partitions);
+    }
+
+    @Override
+    public void onPartitionsLost(Collection<TopicPartition> partitions) {
+        journal.ownership("lost", options.name(), partitions);
+    }
+
+    /** Subscribes to other topics before the next poll. */
+    void changeTopics(String... topics) {
+        newTopics.set(List.of(topics));
+    }
+
+    void requestStop() {
+        stopRequested = true;
+    }
+
+    /** Closes in order; AssertionError if that takes too long. */
+    void finish() throws InterruptedException {
+        requestStop();
+        join(STOP_MS);
+        if (isAlive()) {
+            throw new AssertionError(options.name() + " did not close in " + STOP_MS + " ms");
+        }
+    }
+
+    /** Another member is about to take its static name. */
+    void expectFencing() {
+        fencingExpected = true;
+    }
+
+    void waitFenced() throws InterruptedException {
+        if (!fenced.await(STOP_MS, TimeUnit.MILLISECONDS)) {
+            throw new AssertionError(options.name() + " was not fenced");
+        }
+    }
+}

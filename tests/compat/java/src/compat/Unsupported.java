@@ -1,0 +1,10 @@
+package compat;
+
+/** The client cannot do it; the message says why. */
+final class Unsupported extends RuntimeException {
+    private static final long serialVersionUID = 1L;
+
+    Unsupported(String reason) {
+        super(reason);
+    }
+}

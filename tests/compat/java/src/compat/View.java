@@ -1,0 +1,161 @@
+package compat;
+
+import java.io.IOException;
+import java.io.RandomAccessFile;
+import java.io.UncheckedIOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Path;
+import java.util.Collection;
+import java.util.HashMap;
+import java.util.HashSet;
+import java.util.Map;
+import java.util.Set;
+import java.util.TreeMap;
+import java.util.function.BooleanSupplier;
+import java.util.regex.Matcher;
+import java.util.regex.Pattern;
+import org.apache.kafka.common.TopicPartition;
+
+/** What a growing delivery log says so far, and waiting for what it will say. Used by one thread. */
+final class View {
+    static final double WAIT_SECONDS = 45;
+    private static final long POLL_MS = 10;
+    private static final Pattern FIELD = Pattern.compile("\"(\\w+)\":(?:\"([^\"]*)\"|([^,}]+))");
+
+    private final Path path;
+    private final Failures failures;
+    private long position;
+
+    final Map<String, Set<TopicPartition>> owned = new TreeMap<>();
+    final Map<String, Integer> deliveredBy = new HashMap<>();
+    /** Assigned partitions per member, counted again at each assignment. */
+    final Map<String, Integer> assignments = new HashMap<>();
+    final Set<String> produced = new HashSet<>();
+    final Set<String> delivered = new HashSet<>();
+    int deliveries;
+    int revocations;
+
+    View(Path path, Failures failures) {
+        this.path = path;
+        this.failures = failures;
+    }
+
+    /** Takes in the whole lines that were added. */
+    void refresh() {
+        byte[] added;
+        try (RandomAccessFile file = new RandomAccessFile(path.toFile(), "r")) {
+            added = new byte[(int) (file.length() - position)];
+            file.seek(position);
+            file.readFully(added);
+        } catch (IOException error) {
+            throw new UncheckedIOException(error);
+        }
+        int whole = added.length;
+        while (whole > 0 && added[whole - 1] != '\n') {
+            whole--;
+        }
+        position += whole;
+        new String(added, 0, whole, StandardCharsets.UTF_8).lines().forEach(this::apply);
+    }
+
+    private void apply(String line) {
+        Map<String, String> entry = new HashMap<>();
+        Matcher matcher = FIELD.matcher(line);
+        while (matcher.find()) {
+            entry.put(matcher.group(1), matcher.group(2) != null ? matcher.group(2) : matcher.group(3));
+        }
+        String member = entry.get("member");
+        TopicPartition partition = new TopicPartition(
+                entry.getOrDefault("topic", ""), Integer.parseInt(entry.getOrDefault("partition", "-1")));
+        switch (entry.get("event")) {
+            case "assigned" -> {
+                owned.computeIfAbsent(member, name -> new HashSet<>()).add(partition);
+                assignments.merge(member, 1, Integer::sum);
+            }
+            case "revoked", "lost" -> {
+                if (owned.getOrDefault(member, Set.of()).contains(partition)) {
+                    owned.get(member).remove(partition);
+                    revocations++;
+                }
+            }
+            case "closed", "killed" -> owned.remove(member);
+            case "delivered" -> {
+                delivered.add(partition + "@" + entry.get("offset"));
+                deliveries++;
+                deliveredBy.merge(member, 1, Integer::sum);
+            }
+            case "produced" -> produced.add(partition + "@" + entry.get("offset"));
+            default -> { }
+        }
+    }
+
+    /** AssertionError, with the ownership, if the log does not make it true in time. */
+    void waitFor(BooleanSupplier predicate, String what, double seconds) throws InterruptedException {
+        long deadline = System.nanoTime() + (long) (seconds * 1e9);
+        while (true) {
+            refresh();
+            failures.check();
+            if (predicate.getAsBoolean()) {
+                return;
+            }
+            if (System.nanoTime() > deadline) {
+                throw new AssertionError(what + ": not within " + (int) seconds + " s; owned: " + owned + "; "
+                        + delivered.size() + " of " + produced.size() + " records");
+            }
+            Thread.sleep(POLL_MS);
+        }
+    }
+
+    void waitFor(BooleanSupplier predicate, String what) throws InterruptedException {
+        waitFor(predicate, what, WAIT_SECONDS);
+    }
+
+    /** Each partition has exactly one owner, each of `members` a balanced share, and nobody else owns any. */
+    void waitSettled(Collection<String> members, Set<TopicPartition> partitions, double seconds)
+            throws InterruptedException {
+        waitFor(() -> settled(members, partitions), partitions.size() + " partitions settled over " + members, seconds);
+    }
+
+    void waitSettled(Collection<String> members, Set<TopicPartition> partitions) throws InterruptedException {
+        waitSettled(members, partitions, WAIT_SECONDS);
+    }
+
+    private boolean settled(Collection<String> members, Set<TopicPartition> partitions) {
+        Set<TopicPartition> all = new HashSet<>();
+        int count = 0;
+        int low = partitions.size() / members.size();
+        int high = (partitions.size() + members.size() - 1) / members.size();
+        for (Map.Entry<String, Set<TopicPartition>> entry : owned.entrySet()) {
+            int share = entry.getValue().size();
+            boolean due = members.contains(entry.getKey());
+            if (due ? share < low || share > high : share > 0) {
+                return false;
+            }
+            all.addAll(entry.getValue());
+            count += share;
+        }
+        return all.equals(partitions) && count == partitions.size();
+    }
+
+    /** All that has been acknowledged so far was delivered. */
+    void waitCaughtUp() throws InterruptedException {
+        refresh();
+        Set<String> wanted = Set.copyOf(produced);
+        waitFor(() -> delivered.containsAll(wanted), wanted.size() + " records delivered");
+    }
+
+    /** `count` deliveries more than so far. */
+    void waitMore(int count) throws InterruptedException {
+        refresh();
+        int wanted = deliveries + count;
+        waitFor(() -> deliveries >= wanted, count + " more records delivered");
+    }
+
+    int deliveredBy(String member) {
+        return deliveredBy.getOrDefault(member, 0);
+    }
+
+    int assignments(String member) {
+        return assignments.getOrDefault(member, 0);
+    }
+}
