@@ -40,7 +40,7 @@ READ_SECONDS = 10
 ADMIN_TIMEOUT_MS = 15_000
 POLL_MS = 100
 # A poll that ends while JoinGroup is parked drops the answer if the rejoin came from changed topics or metadata: the
-# member then sends no heartbeat until its session has expired. Where topics change, polls must outlast a rebalance.
+# member then sends no heartbeat until its session has expired. Where that may be, polls must outlast a rebalance.
 PATIENT_POLL_MS = 3000
 
 
@@ -64,7 +64,6 @@ class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
             heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
             metadata_max_age_ms=METADATA_MAX_AGE_MS,
             reconnect_backoff_max_ms=500,
-            allow_auto_create_topics=False,
             partition_assignment_strategy=[ASSIGNORS[options.assignor]],
         )
         self.listener = CommitInRevoke(self) if options.commit == "revoke" else self
@@ -90,8 +89,9 @@ class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
         self.gave_up(_partitions(lost), lost=True)
 
     def poll_once(self) -> None:
+        patient = self.options.topics_change or not self.owned
         try:
-            for records in self.consumer.poll(PATIENT_POLL_MS if self.options.topics_change else POLL_MS).values():
+            for records in self.consumer.poll(PATIENT_POLL_MS if patient else POLL_MS).values():
                 for record in records:
                     self.processed(record.topic, record.partition, record.offset)
                     if self.options.commit == "each":

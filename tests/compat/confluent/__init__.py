@@ -1,0 +1,1 @@
+"""librdkafka, through confluent-kafka."""

@@ -1,0 +1,298 @@
+"""librdkafka, through confluent-kafka, in the words of `tests.compat.python.client`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import confluent_kafka
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
+    ResourceType,
+)
+
+from tests.compat.python.client import (
+    CLIENT_ID,
+    HEARTBEAT_INTERVAL_MS,
+    METADATA_MAX_AGE_MS,
+    Client,
+    FencedError,
+    Member,
+    MemberOptions,
+    Producer,
+    Reader,
+    Record,
+)
+from tests.compat.python.journal import Journal, Partition
+
+READ_SECONDS = 10.0
+SEND_SECONDS = 60.0
+ADMIN_SECONDS = 30.0
+# It goes on by itself after these.
+PASSING = frozenset(
+    {
+        KafkaError.UNKNOWN_TOPIC_OR_PART,
+        KafkaError._UNKNOWN_TOPIC,
+        KafkaError._ALL_BROKERS_DOWN,
+        KafkaError._TRANSPORT,
+    }
+)
+
+
+class ConfluentMember(Member):
+    def __init__(self, options: MemberOptions, journal: Journal, failures: list[str], bootstrap: str) -> None:
+        super().__init__(options, journal, failures)
+        self.bootstrap = bootstrap
+
+    def open(self) -> None:
+        options = self.options
+        static = {} if options.instance_id is None else {"group.instance.id": options.instance_id}
+        self.consumer = Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": options.group,
+                "client.id": CLIENT_ID,
+                "partition.assignment.strategy": options.assignor,
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": options.commit == "auto",
+                "auto.commit.interval.ms": 1000,
+                "session.timeout.ms": options.session_timeout_ms,
+                "heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS,
+                "topic.metadata.refresh.interval.ms": METADATA_MAX_AGE_MS,
+                "reconnect.backoff.max.ms": 500,
+                **static,
+            }
+        )
+        self.subscribe(options.topics if options.pattern is None else [options.pattern])
+
+    def subscribe(self, topics: Sequence[str]) -> None:
+        self.consumer.subscribe(list(topics), on_assign=self.on_assign, on_revoke=self.on_revoke, on_lost=self.on_lost)
+
+    def on_assign(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self.gained(_partitions(partitions))
+
+    def on_revoke(self, consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        positions = self.uncommitted(_partitions(partitions)) if self.options.commit == "revoke" else {}
+        if positions:
+            consumer.commit(offsets=_offsets(positions), asynchronous=False)
+        self.gave_up(_partitions(partitions))
+
+    def on_lost(self, _consumer: Consumer, partitions: list[TopicPartition]) -> None:
+        self.gave_up(_partitions(partitions), lost=True)
+
+    def poll_once(self) -> None:
+        message = self.consumer.poll(0.1)
+        if message is None:
+            return
+        error = message.error()
+        if error is not None:
+            if error.code() in (KafkaError.FENCED_INSTANCE_ID, KafkaError._FATAL):
+                raise FencedError(str(error))
+            if error.code() not in PASSING:
+                raise KafkaException(error)
+            return
+        topic, partition, offset = message.topic(), message.partition(), message.offset()
+        assert topic is not None
+        assert partition is not None
+        assert offset is not None
+        self.processed(topic, partition, offset)
+        if self.options.commit == "each":
+            self.consumer.commit(offsets=_offsets({(topic, partition): offset + 1}), asynchronous=False)
+
+    def close(self) -> None:
+        self.consumer.close()
+
+
+class ConfluentProducer(Producer):
+    def __init__(self, bootstrap: str, compression: str, idempotent: bool) -> None:
+        self._producer = confluent_kafka.Producer(
+            {
+                "bootstrap.servers": bootstrap,
+                "client.id": CLIENT_ID,
+                "compression.type": compression,
+                "enable.idempotence": idempotent,
+                "linger.ms": 0,
+                "reconnect.backoff.max.ms": 500,
+            }
+        )
+
+    def send(self, topic: str, records: Sequence[tuple[int, Record]]) -> list[int]:
+        acknowledged: dict[int, int] = {}
+        failures: list[KafkaError] = []
+
+        def report(index: int, error: KafkaError | None, message: confluent_kafka.Message) -> None:
+            if error is not None:
+                failures.append(error)
+            else:
+                acknowledged[index] = message.offset() or 0
+
+        for index, (partition, record) in enumerate(records):
+            self._producer.produce(
+                topic,
+                record.value,
+                record.key,
+                partition=partition,
+                headers=list(record.headers),
+                timestamp=record.timestamp_ms or 0,
+                on_delivery=lambda error, message, index=index: report(index, error, message),
+            )
+        unsent = self._producer.flush(SEND_SECONDS)
+        if failures:
+            raise KafkaException(failures[0])
+        assert unsent == 0, f"{unsent} records were not acknowledged in {SEND_SECONDS:.0f} s"
+        return [acknowledged[index] for index in range(len(records))]
+
+    def close(self) -> None:
+        self._producer.flush(10)
+
+
+class ConfluentReader(Reader):
+    def __init__(self, bootstrap: str, topic: str, partition: int) -> None:
+        self._topic, self._partition = topic, partition
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "client.id": CLIENT_ID,
+                "group.id": "none",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+            }
+        )
+        self.seek(confluent_kafka.OFFSET_BEGINNING)
+
+    def read(self, count: int) -> list[tuple[int, Record]]:
+        found: list[tuple[int, Record]] = []
+        while len(found) < count:
+            message = self._consumer.poll(READ_SECONDS)
+            if message is None:
+                break
+            error = message.error()
+            if error is not None:
+                raise KafkaException(error)
+            headers = tuple((name, value) for name, value in message.headers() or ())
+            record = Record(message.value(), message.key(), headers, message.timestamp()[1])
+            found.append((message.offset() or 0, record))
+        return found
+
+    def seek(self, offset: int) -> None:
+        self._consumer.assign([TopicPartition(self._topic, self._partition, offset)])
+
+    def seek_to_beginning(self) -> None:
+        self.seek(confluent_kafka.OFFSET_BEGINNING)
+
+    def seek_to_end(self) -> None:
+        self.seek(self.bounds()[1])
+
+    def bounds(self) -> tuple[int, int]:
+        return self._consumer.get_watermark_offsets(TopicPartition(self._topic, self._partition), READ_SECONDS)
+
+    def offset_at(self, timestamp_ms: int) -> int | None:
+        asked = [TopicPartition(self._topic, self._partition, timestamp_ms)]
+        found = self._consumer.offsets_for_times(asked, READ_SECONDS)[0]
+        if found.error is not None:
+            raise KafkaException(found.error)
+        return None if found.offset < 0 else found.offset
+
+    def close(self) -> None:
+        self._consumer.close()
+
+
+class Confluent(Client):
+    assignors = ("range", "roundrobin", "cooperative-sticky")
+    member_class = ConfluentMember
+
+    def __init__(self, bootstrap: str) -> None:
+        super().__init__(bootstrap)
+        self._admin = AdminClient({"bootstrap.servers": bootstrap, "client.id": CLIENT_ID})
+
+    @staticmethod
+    def version() -> str:
+        return f"librdkafka {confluent_kafka.libversion()[0]}, confluent-kafka {confluent_kafka.version()}"
+
+    def producer(self, *, compression: str = "none", idempotent: bool = True) -> Producer:
+        return ConfluentProducer(self.bootstrap, compression, idempotent)
+
+    def reader(self, topic: str, partition: int) -> Reader:
+        return ConfluentReader(self.bootstrap, topic, partition)
+
+    def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
+        named = _offsets({(topic, partition): offset for partition, offset in offsets.items()})
+        altered = _one(self._admin.alter_consumer_group_offsets([ConsumerGroupTopicPartitions(group, named)]))
+        for partition in altered.topic_partitions:
+            if partition.error is not None:
+                raise KafkaException(partition.error)
+
+    def committed(self, group: str, topic: str, partition: int) -> int | None:
+        asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, partition)])
+        found = _one(self._admin.list_consumer_group_offsets([asked])).topic_partitions[0]
+        if found.error is not None:
+            raise KafkaException(found.error)
+        return None if found.offset < 0 else found.offset
+
+    def create_topic(self, topic: str, partitions: int) -> None:
+        _one(self._admin.create_topics([NewTopic(topic, partitions, 1)]))
+
+    def delete_topic(self, topic: str) -> None:
+        _one(self._admin.delete_topics([topic]))
+
+    def partitions(self, topic: str) -> int | None:
+        try:
+            described = _one(self._admin.describe_topics(confluent_kafka.TopicCollection([topic])))
+        except KafkaException as error:
+            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
+            raise
+        return len(described.partitions)
+
+    def add_partitions(self, topic: str, total: int) -> None:
+        _one(self._admin.create_partitions([NewPartitions(topic, total)]))
+
+    def topic_config(self, topic: str, name: str) -> str | None:
+        return _one(self._admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic)]))[name].value
+
+    def set_topic_config(self, topic: str, name: str, value: str) -> None:
+        entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        _one(self._admin.incremental_alter_configs([resource]))
+
+    def delete_records(self, topic: str, partition: int, before_offset: int) -> None:
+        _one(self._admin.delete_records([TopicPartition(topic, partition, before_offset)]))
+
+    def groups(self) -> set[str]:
+        listed = self._admin.list_consumer_groups().result(ADMIN_SECONDS)
+        assert not listed.errors, listed.errors
+        return {group.group_id for group in listed.valid}
+
+    def group_state(self, group: str) -> tuple[str, int]:
+        described = _one(self._admin.describe_consumer_groups([group]))
+        return described.state.name, len(described.members)
+
+    def delete_group(self, group: str) -> None:
+        _one(self._admin.delete_consumer_groups([group]))
+
+    def leave_versions(self) -> Mapping[int, Mapping[str, Any]]:
+        return {1: {}}
+
+    def close(self) -> None:
+        """The admin client ends when it is collected."""
+
+
+def _one(futures: Mapping[Any, Future[Any]]) -> Any:
+    """The result for the only thing that was asked. KafkaException is what it raises."""
+    (future,) = futures.values()
+    return future.result(ADMIN_SECONDS)
+
+
+def _partitions(partitions: Sequence[TopicPartition]) -> set[Partition]:
+    return {(partition.topic, partition.partition) for partition in partitions}
+
+
+def _offsets(positions: Mapping[Partition, int]) -> list[TopicPartition]:
+    return [TopicPartition(topic, partition, offset) for (topic, partition), offset in positions.items()]
