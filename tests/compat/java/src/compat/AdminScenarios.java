@@ -101,8 +101,8 @@ final class AdminScenarios {
         Check.fails(InvalidTopicException.class, () -> create(admin, new NewTopic("a b", 1, (short) 1)), "a bad name");
         Check.fails(
                 InvalidReplicationFactorException.class,
-                () -> create(admin, new NewTopic(run.fresh("t"), 1, (short) 3)),
-                "three replicas");
+                () -> create(admin, new NewTopic(run.fresh("t"), 1, (short) 0)),
+                "no replicas");
         Check.fails(
                 InvalidPartitionsException.class,
                 () -> create(admin, new NewTopic(run.fresh("t"), 0, (short) 1)),

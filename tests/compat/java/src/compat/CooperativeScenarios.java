@@ -30,7 +30,7 @@ final class CooperativeScenarios {
             names.add("c" + count);
             members.add(run.start(new MemberOptions("c" + count, group).topics(topic).assignors("cooperative-sticky")));
             view.waitSettled(names, Clients.allOf(topic, PARTITIONS));
-            view.waitMore(3 * PARTITIONS);
+            view.waitQuiet();
         }
         // 6 → 3+3 takes three partitions away, 3+3 → 2+2+2 two; nothing else is revoked.
         Check.equal(view.revocations, 5, "revocations");
@@ -71,13 +71,14 @@ final class CooperativeScenarios {
                         "the assignor after " + name + " has joined");
             }
         }
+        view.waitQuiet();
         // One more member: in a cooperative group only what moves to it is revoked.
         Map<String, Set<TopicPartition>> before = new HashMap<>();
         view.owned.forEach((name, owned) -> before.put(name, new HashSet<>(owned)));
         int revocations = view.revocations;
         members.put("d", run.start(new MemberOptions("d", group).topics(topic).assignors("cooperative-sticky")));
         view.waitSettled(members.keySet(), all);
-        view.waitMore(2 * PARTITIONS);
+        view.waitQuiet();
         Check.equal(view.revocations - revocations, view.owned.get("d").size(), "revocations for one more member");
         before.forEach((name, owned) ->
                 Check.that(owned.containsAll(view.owned.get(name)), name + " got what it did not have"));

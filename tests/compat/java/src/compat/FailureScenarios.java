@@ -15,6 +15,7 @@ final class FailureScenarios {
     static void register(Map<String, Body> scenarios) {
         scenarios.put("groups.crash", FailureScenarios::crash);
         scenarios.put("groups.crash-half-open", FailureScenarios::crashHalfOpen);
+        scenarios.put("groups.max-poll-exceeded", FailureScenarios::maxPollExceeded);
         scenarios.put("groups.gateway-restart", run -> gatewayAway(run, "restart"));
         scenarios.put("groups.gateway-kill", run -> gatewayAway(run, "kill"));
     }
@@ -63,6 +64,31 @@ final class FailureScenarios {
         view.waitCaughtUp();
         victim.finish();
         survivor.finish();
+    }
+
+    /** A member that is busy for too long leaves, though it heartbeats; when it polls again it has lost all. */
+    private static void maxPollExceeded(Run run) throws Exception {
+        String topic = run.topic(PARTITIONS);
+        String group = run.fresh("g");
+        Set<TopicPartition> all = Clients.allOf(topic, PARTITIONS);
+        View view = run.journal(topic, PARTITIONS, false, true);
+        Feed feed = run.feed(topic, PARTITIONS);
+        MemberOptions options = new MemberOptions("busy", group).topics(topic).commit("each").maxPollInterval(2500);
+        Member busy = run.start(options);
+        Member other = run.start(new MemberOptions("other", group).topics(topic).commit("each"));
+        view.waitSettled(List.of("busy", "other"), all);
+        view.waitMore(2 * PARTITIONS);
+        int assignments = view.assignments("busy");
+        busy.stall();
+        // Nothing that it owns counts once it has left; it learns so itself when it polls again.
+        run.journal().killed("busy");
+        view.waitSettled(List.of("other"), all, 2.5 + GroupScenarios.SOON_SECONDS);
+        busy.proceed();
+        view.waitFor(() -> view.assignments("busy") > assignments, "the busy member has joined again");
+        view.waitSettled(List.of("busy", "other"), all);
+        feed.finish();
+        view.waitCaughtUp();
+        GroupScenarios.finish(List.of(busy, other));
     }
 
     private static void gatewayAway(Run run, String action) throws Exception {

@@ -41,6 +41,7 @@ final class Member extends Thread implements ConsumerRebalanceListener {
     private final AtomicReference<List<String>> newTopics = new AtomicReference<>();
     private volatile boolean stopRequested;
     private volatile boolean fencingExpected;
+    private volatile CountDownLatch stall;
     private KafkaConsumer<byte[], byte[]> consumer;
 
     Member(Clients clients, MemberOptions options, Journal journal, Failures failures) {
@@ -63,6 +64,10 @@ final class Member extends Thread implements ConsumerRebalanceListener {
                         consumer.subscribe(changed, this);
                     }
                     poll();
+                    CountDownLatch waitFor = stall;
+                    if (waitFor != null) {
+                        waitFor.await();
+                    }
                 }
             } finally {
                 close();
@@ -72,7 +77,7 @@ final class Member extends Thread implements ConsumerRebalanceListener {
             if (!fencingExpected) {
                 failures.add(options.name() + ": " + error);
             }
-        } catch (RuntimeException error) {
+        } catch (RuntimeException | InterruptedException error) {
             error.printStackTrace();
             failures.add(options.name() + ": " + error);
         } finally {
@@ -86,6 +91,7 @@ final class Member extends Thread implements ConsumerRebalanceListener {
         configs.put("enable.auto.commit", options.commit().equals("auto"));
         configs.put("auto.commit.interval.ms", 1000);
         configs.put("session.timeout.ms", options.sessionTimeoutMs());
+        configs.put("max.poll.interval.ms", options.maxPollIntervalMs());
         if (options.instanceId() != null) {
             configs.put("group.instance.id", options.instanceId());
         }
@@ -130,7 +136,7 @@ final class Member extends Thread implements ConsumerRebalanceListener {
 
     @Override
     public void onPartitionsRevoked(Collection<TopicPartition> partitions) {
-        if (options.commit().equals("revoke") && !partitions.isEmpty()) {
+        if (options.commitsWhenRevoked() && !partitions.isEmpty()) {
             consumer.commitSync(Duration.ofSeconds(10));
         }
         journal.ownership("revoked", options.name(), partitions);
@@ -146,8 +152,22 @@ final class Member extends Thread implements ConsumerRebalanceListener {
         newTopics.set(List.of(topics));
     }
 
+    /** Does not poll any more, as an application that is busy with a record; heartbeats go on. */
+    void stall() {
+        stall = new CountDownLatch(1);
+    }
+
+    void proceed() {
+        CountDownLatch ended = stall;
+        stall = null;
+        if (ended != null) {
+            ended.countDown();
+        }
+    }
+
     void requestStop() {
         stopRequested = true;
+        proceed();
     }
 
     /** Closes in order; AssertionError if that takes too long. */

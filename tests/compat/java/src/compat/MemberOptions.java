@@ -15,32 +15,63 @@ record MemberOptions(
         List<String> assignors,
         String instanceId,
         String commit,
-        int sessionTimeoutMs) {
+        int sessionTimeoutMs,
+        int maxPollIntervalMs) {
 
     MemberOptions(String name, String group) {
-        this(name, group, List.of(), null, List.of(), null, "auto", Clients.SESSION_TIMEOUT_MS);
+        this(name, group, List.of(), null, List.of(), null, "auto", Clients.SESSION_TIMEOUT_MS, 60_000);
+    }
+
+    /**
+     * The client's own commit before a cooperative round misses what is processed between it and the revocation, so a
+     * cooperative member that wants each record once commits in the callback too.
+     */
+    boolean commitsWhenRevoked() {
+        return commit.equals("revoke") || commit.equals("auto") && assignors.equals(List.of("cooperative-sticky"));
     }
 
     MemberOptions topics(String... names) {
-        return new MemberOptions(
-                name, group, List.of(names), pattern, assignors, instanceId, commit, sessionTimeoutMs);
+        return with(List.of(names), pattern, assignors, instanceId, commit, sessionTimeoutMs, maxPollIntervalMs);
     }
 
     MemberOptions pattern(String expression) {
-        return new MemberOptions(
-                name, group, topics, Pattern.compile(expression), assignors, instanceId, commit, sessionTimeoutMs);
+        Pattern compiled = Pattern.compile(expression);
+        return with(topics, compiled, assignors, instanceId, commit, sessionTimeoutMs, maxPollIntervalMs);
     }
 
     MemberOptions assignors(String... names) {
-        return new MemberOptions(
-                name, group, topics, pattern, List.of(names), instanceId, commit, sessionTimeoutMs);
+        return with(topics, pattern, List.of(names), instanceId, commit, sessionTimeoutMs, maxPollIntervalMs);
     }
 
     MemberOptions instance(String id, int sessionMs) {
-        return new MemberOptions(name, group, topics, pattern, assignors, id, commit, sessionMs);
+        return with(topics, pattern, assignors, id, commit, sessionMs, maxPollIntervalMs);
     }
 
     MemberOptions commit(String mode) {
-        return new MemberOptions(name, group, topics, pattern, assignors, instanceId, mode, sessionTimeoutMs);
+        return with(topics, pattern, assignors, instanceId, mode, sessionTimeoutMs, maxPollIntervalMs);
+    }
+
+    MemberOptions maxPollInterval(int milliseconds) {
+        return with(topics, pattern, assignors, instanceId, commit, sessionTimeoutMs, milliseconds);
+    }
+
+    private MemberOptions with(
+            List<String> newTopics,
+            Pattern newPattern,
+            List<String> newAssignors,
+            String newInstanceId,
+            String newCommit,
+            int newSessionMs,
+            int newMaxPollMs) {
+        return new MemberOptions(
+                name,
+                group,
+                newTopics,
+                newPattern,
+                newAssignors,
+                newInstanceId,
+                newCommit,
+                newSessionMs,
+                newMaxPollMs);
     }
 }

@@ -32,6 +32,8 @@ import org.apache.kafka.common.utils.Timer;
  */
 final class RawMember extends AbstractCoordinator implements Runnable {
     private static final int POLL_MS = 100;
+    /** Long: a client whose metadata is due sends nothing else, and closing, it would not wait for its LeaveGroup. */
+    private static final long METADATA_MAX_AGE_MS = 300_000;
 
     private final ConsumerNetworkClient network;
     private final Metrics metrics;
@@ -59,7 +61,7 @@ final class RawMember extends AbstractCoordinator implements Runnable {
         // The type of the log context is in another package in each line of the library, so it is not named.
         var logContext = ConsumerUtils.createLogContext(config, rebalance);
         Metrics metrics = new Metrics();
-        Metadata metadata = new Metadata(100, 1000, 1000, logContext, new ClusterResourceListeners());
+        Metadata metadata = new Metadata(100, 1000, METADATA_MAX_AGE_MS, logContext, new ClusterResourceListeners());
         List<InetSocketAddress> addresses =
                 ClientUtils.parseAndValidateAddresses(List.of(clients.bootstrap), "use_all_dns_ips");
         metadata.bootstrap(addresses);

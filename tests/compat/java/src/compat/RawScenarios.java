@@ -6,6 +6,10 @@ import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import java.util.concurrent.Callable;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
 import java.util.stream.Collectors;
 import org.apache.kafka.common.message.HeartbeatRequestData;
 import org.apache.kafka.common.message.HeartbeatResponseData;
@@ -35,13 +39,17 @@ final class RawScenarios {
         Map<String, byte[]> connect = new LinkedHashMap<>();
         connect.put("sessioned", new byte[] {0, 2, (byte) 0xff, 1});
         connect.put("compatible", new byte[] {0, 1, (byte) 0xfe});
-        group(run, "connect", connect, "sessioned");
         Map<String, byte[]> registry = Map.of("v0", DataScenarios.bytes("{\"host\":\"ünï\",\"master_eligibility\":true}"));
-        group(run, "sr", registry, "v0");
+        ExecutorService threads = Executors.newFixedThreadPool(2);
+        List<Callable<Void>> groups = List.of(
+                () -> group(run, "connect", connect, "sessioned"), () -> group(run, "sr", registry, "v0"));
+        List<Future<Void>> ended = threads.invokeAll(groups);
+        threads.shutdown();
+        ended.forEach(Clients::get);
     }
 
     /** Two members, then one; bytes pass through unread, and between the changes nobody has to join again. */
-    private static void group(Run run, String type, Map<String, byte[]> protocols, String chosen) throws Exception {
+    private static Void group(Run run, String type, Map<String, byte[]> protocols, String chosen) throws Exception {
         String group = run.fresh(type);
         RawMember first = RawMember.start(run.clients, group, type, protocols, run.failures);
         RawMember second = RawMember.start(run.clients, group, type, protocols, run.failures);
@@ -75,6 +83,7 @@ final class RawScenarios {
                     GroupScenarios.SOON_SECONDS);
             Check.equal(first.joined().seen().size(), 1, type + ": the members that the leader sees then");
             first.finish();
+            return null;
         } finally {
             members.forEach(RawMember::requestStop);
         }

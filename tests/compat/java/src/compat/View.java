@@ -20,6 +20,7 @@ import org.apache.kafka.common.TopicPartition;
 final class View {
     static final double WAIT_SECONDS = 45;
     private static final long POLL_MS = 10;
+    private static final double QUIET_MS = 1100;
     private static final Pattern FIELD = Pattern.compile("\"(\\w+)\":(?:\"([^\"]*)\"|([^,}]+))");
 
     private final Path path;
@@ -34,6 +35,8 @@ final class View {
     final Set<String> delivered = new HashSet<>();
     int deliveries;
     int revocations;
+    private double lastOwnershipMs;
+    private double lastDeliveryMs;
 
     View(Path path, Failures failures) {
         this.path = path;
@@ -67,12 +70,15 @@ final class View {
         String member = entry.get("member");
         TopicPartition partition = new TopicPartition(
                 entry.getOrDefault("topic", ""), Integer.parseInt(entry.getOrDefault("partition", "-1")));
+        double t = Double.parseDouble(entry.get("t"));
         switch (entry.get("event")) {
             case "assigned" -> {
+                lastOwnershipMs = t;
                 owned.computeIfAbsent(member, name -> new HashSet<>()).add(partition);
                 assignments.merge(member, 1, Integer::sum);
             }
             case "revoked", "lost" -> {
+                lastOwnershipMs = t;
                 if (owned.getOrDefault(member, Set.of()).contains(partition)) {
                     owned.get(member).remove(partition);
                     revocations++;
@@ -82,6 +88,7 @@ final class View {
             case "delivered" -> {
                 delivered.add(partition + "@" + entry.get("offset"));
                 deliveries++;
+                lastDeliveryMs = t;
                 deliveredBy.merge(member, 1, Integer::sum);
             }
             case "produced" -> produced.add(partition + "@" + entry.get("offset"));
@@ -121,6 +128,9 @@ final class View {
     }
 
     private boolean settled(Collection<String> members, Set<TopicPartition> partitions) {
+        if (!owned.keySet().containsAll(members)) {
+            return false;
+        }
         Set<TopicPartition> all = new HashSet<>();
         int count = 0;
         int low = partitions.size() / members.size();
@@ -149,6 +159,11 @@ final class View {
         refresh();
         int wanted = deliveries + count;
         waitFor(() -> deliveries >= wanted, count + " more records delivered");
+    }
+
+    /** Records flow for so long without a rebalance that the checker tells the last one from the next. */
+    void waitQuiet() throws InterruptedException {
+        waitFor(() -> lastDeliveryMs - lastOwnershipMs > QUIET_MS, "records flow and nothing moves");
     }
 
     int deliveredBy(String member) {
