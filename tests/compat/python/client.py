@@ -203,6 +203,14 @@ class Client(ABC):
     null_headers = True
     """Whether its producer takes headers without a value."""
 
+    deletes_groups = True
+
+    commit_where_topics_go = "auto"
+    """`MemberOptions.commit` of members one of whose topics is deleted."""
+
+    not_fenced: str = ""
+    """Why a static member of the library does not learn that another took its name; empty if it does."""
+
     def __init__(self, bootstrap: str) -> None:
         self.bootstrap = bootstrap
 
