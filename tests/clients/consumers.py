@@ -7,6 +7,7 @@ over and when the consumer closes: in an orderly rebalance nothing may be read t
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import ClassVar
 
 import aiokafka
@@ -21,13 +22,25 @@ from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 
 from tests.clients.scoreboard import ConsumerThread, Delivery, Scoreboard
 
+NO_SETTINGS: Mapping[str, str | int] = {}
+
 
 class ConfluentConsumer(ConsumerThread):
-    """librdkafka: `assignor` is range, roundrobin or cooperative-sticky."""
+    """librdkafka: `assignor` is range, roundrobin or cooperative-sticky; `settings` override its configuration."""
 
-    def __init__(self, name: str, board: Scoreboard, bootstrap: str, topic: str, group: str, assignor: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        board: Scoreboard,
+        bootstrap: str,
+        topic: str,
+        group: str,
+        assignor: str,
+        settings: Mapping[str, str | int] = NO_SETTINGS,
+    ) -> None:
         super().__init__(name, board)
         self.bootstrap, self.topic, self.group, self.assignor = bootstrap, topic, group, assignor
+        self.settings = settings
 
     def open(self) -> None:
         self.consumer = confluent_kafka.Consumer(
@@ -39,17 +52,19 @@ class ConfluentConsumer(ConsumerThread):
                 "auto.offset.reset": "earliest",
                 "session.timeout.ms": 6000,
                 "heartbeat.interval.ms": 500,
+                **self.settings,
             }
         )
-        self.consumer.subscribe(
-            [self.topic], on_assign=self.on_assign, on_revoke=self.on_revoke, on_lost=self.on_revoke
-        )
+        self.consumer.subscribe([self.topic], on_assign=self.on_assign, on_revoke=self.on_revoke, on_lost=self.on_lost)
 
     def on_assign(self, _consumer: object, partitions: list[confluent_kafka.TopicPartition]) -> None:
         self.board.add(self.name, {partition.partition for partition in partitions})
 
     def on_revoke(self, _consumer: object, partitions: list[confluent_kafka.TopicPartition]) -> None:
         self.board.remove(self.name, {partition.partition for partition in partitions})
+
+    def on_lost(self, _consumer: object, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        self.board.lose(self.name, {partition.partition for partition in partitions})
 
     def poll_once(self) -> None:
         message = self.consumer.poll(0.1)

@@ -29,6 +29,7 @@ class Scoreboard:
         self.owned: dict[str, frozenset[int]] = {}
         self.deliveries: list[Delivery] = []
         self.revoked: list[tuple[str, frozenset[int]]] = []
+        self.lost: list[tuple[str, frozenset[int]]] = []
         self.failures: list[str] = []
 
     def assign(self, member: str, partitions: set[int] | frozenset[int]) -> None:
@@ -45,6 +46,13 @@ class Scoreboard:
         with self._changed:
             self.owned[member] = self.owned.get(member, frozenset()) - partitions
             self.revoked.append((member, frozenset(partitions)))
+            self._changed.notify_all()
+
+    def lose(self, member: str, partitions: set[int]) -> None:
+        """Partitions that were taken away without a chance to commit: right only after a real eviction."""
+        with self._changed:
+            self.owned[member] = self.owned.get(member, frozenset()) - partitions
+            self.lost.append((member, frozenset(partitions)))
             self._changed.notify_all()
 
     def gone(self, member: str) -> None:

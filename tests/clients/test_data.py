@@ -100,7 +100,7 @@ def test_kafka_python_round_trip(gateway: GatewayProcess, topic: str, codec: str
     consumer = kafka.KafkaConsumer(
         topic, bootstrap_servers=gateway.bootstrap, auto_offset_reset="earliest", consumer_timeout_ms=15000
     )
-    records = [record for record, _ in zip(consumer, RECORDS, strict=False)]
+    records = [record for _, record in zip(RECORDS, consumer, strict=False)]
     consumer.close()
     assert [(record.key, record.value) for record in records] == RECORDS
     assert all(list(record.headers) == headers for record in records)

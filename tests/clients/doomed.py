@@ -1,0 +1,34 @@
+"""A consumer in a process of its own, to be killed: `python -m tests.clients.doomed BOOTSTRAP TOPIC GROUP [KEY=VALUE]`.
+
+Prints the partitions it owns, comma-separated, at each assignment; further arguments are librdkafka's settings.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from confluent_kafka import Consumer, TopicPartition
+
+
+def print_assigned(_consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    print(",".join(str(partition.partition) for partition in partitions), flush=True)
+
+
+def main() -> None:
+    bootstrap, topic, group, *settings = sys.argv[1:]
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "heartbeat.interval.ms": 500,
+            **dict(setting.split("=", 1) for setting in settings),
+        }
+    )
+    consumer.subscribe([topic], on_assign=print_assigned)
+    while True:
+        consumer.poll(0.1)
+
+
+if __name__ == "__main__":
+    main()
