@@ -1,0 +1,215 @@
+"""Runs the tests that a Go client carries in its module: `python -m tests.compat.upstream.go_tests STEP NAME BUILD`.
+
+The one idea: nothing of theirs is kept here but names. The module comes from the registry at the version that the
+client's own suite pins, is compiled in the build folder, and of its tests those run that `<NAME>.allow.toml` lists; of
+every other one that file says why not. A test that it does not know is a failure, and so is a name that is no test.
+
+STEP is build, run or version. Each top-level test becomes the scenario `upstream.<test>`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from tests.compat.upstream.toxiproxy import FIRST_PORT, toxiproxy
+from tests.gateway_process import GatewayProcess
+from tests.postgres import databases, short_directory
+
+FOLDER = Path(__file__).parent
+LIMIT_SECONDS = 840
+DETAIL_LINES = 8
+DETAIL_CHARACTERS = 600
+SARAMA_BROKERS = 5
+KAFKA_VERSION = "4.1.0"
+# As in the environment that Sarama's tests bring up themselves.
+SARAMA_SETTINGS = {"group.initial.rebalance.delay.ms": "0", "auto.create.topics.enable": "false"}
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """`pinned` is the folder whose go.mod pins it; `files` are those of `package` that hold tests."""
+
+    path: str
+    pinned: str
+    package: str
+    files: str
+    tags: str
+
+
+MODULES = {
+    "sarama": Module("github.com/IBM/sarama", "sarama", ".", "functional_*_test.go", "functional"),
+    "franz_go": Module("github.com/twmb/franz-go", "franz_go", "pkg/kgo", "*_test.go", ""),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class AllowList:
+    """`left_out` gives the reason of each test that does not run."""
+
+    run: tuple[str, ...]
+    left_out: dict[str, str]
+
+    @classmethod
+    def load(cls, name: str) -> AllowList:
+        entries: dict[str, Any] = tomllib.loads((FOLDER / f"{name}.allow.toml").read_text())
+        left_out = {test: str(part["reason"]) for part in entries["left_out"] for test in part["tests"]}
+        return cls(tuple(entries["run"]), left_out)
+
+
+def version(module: Module) -> str:
+    go_mod = (FOLDER.parent / module.pinned / "go.mod").read_text()
+    match = re.search(rf"{re.escape(module.path)} (v\S+)", go_mod)
+    if match is None:
+        raise SystemExit(f"{module.pinned}/go.mod does not pin {module.path}")
+    return match[1]
+
+
+def build(name: str, folder: Path) -> None:
+    """Copy the module out of the module cache, which is read-only, and compile its tests; once per version."""
+    module = MODULES[name]
+    stamp = folder / "version"
+    if stamp.exists() and stamp.read_text() == version(module) and (folder / "tests").exists():
+        return
+    pinned = FOLDER.parent / module.pinned
+    answer = subprocess.run(
+        ["go", "mod", "download", "-json", module.path], cwd=pinned, check=True, stdout=subprocess.PIPE
+    )
+    source = folder / "source"
+    shutil.rmtree(source, ignore_errors=True)
+    shutil.copytree(json.loads(answer.stdout)["Dir"], source, copy_function=shutil.copyfile)
+    for directory in (source, *(path for path in source.rglob("*") if path.is_dir())):
+        directory.chmod(0o755)
+    command = ["go", "test", "-c", "-tags", module.tags, "-o", str(folder / "tests"), f"./{module.package}"]
+    subprocess.run(command, cwd=source, check=True)
+    stamp.write_text(version(module))
+
+
+def answer(scenario: str, outcome: str, seconds: float, detail: str) -> None:
+    row = {"scenario": f"upstream.{scenario}", "outcome": outcome, "seconds": round(seconds, 3), "detail": detail}
+    print(json.dumps(row), flush=True)
+
+
+def run(name: str, folder: Path) -> None:
+    module, allowed = MODULES[name], AllowList.load(name)
+    package = folder / "source" / module.package
+    there = {
+        test
+        for path in package.glob(module.files)
+        for test in re.findall(r"^func (Test\w*)\(t \*testing\.T\)", path.read_text(), re.MULTILINE)
+    }
+    listed = {*allowed.run, *allowed.left_out}
+    faults = [f"no reason for {', '.join(sorted(there - listed))}"] if there - listed else []
+    faults += [f"no such test: {', '.join(sorted(listed - there))}"] if listed - there else []
+    counts = f"{len(allowed.run)} of {len(there)} tests run"
+    answer("allow-list", "failed" if faults else "passed", 0.0, "; ".join(faults) or counts)
+    wanted = [part.removeprefix("upstream.") for part in os.environ.get("COMPAT_SCENARIOS", "").split(",") if part]
+    for test, reason in allowed.left_out.items():
+        if not wanted or test in wanted:
+            answer(test, "skipped", 0.0, reason)
+    chosen = [test for test in allowed.run if test in there and (not wanted or test in wanted)]
+    if not chosen:
+        return
+    with contextlib.ExitStack() as stack:
+        environment = stack.enter_context(_sarama() if name == "sarama" else _franz_go())
+        command = ["go", "tool", "test2json", "-t", str(folder / "tests"), "-test.v=test2json"]
+        command += ["-test.run", f"^({'|'.join(chosen)})$", "-test.timeout", f"{LIMIT_SECONDS}s"]
+        process = stack.enter_context(
+            subprocess.Popen(command, cwd=package, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
+        )
+        assert process.stdout is not None
+        unanswered = _answers(process.stdout, chosen)
+    for test in unanswered:
+        answer(test, "failed", 0.0, "no result: the test program ended before")
+
+
+def _answers(lines: Iterator[str], chosen: list[str]) -> list[str]:
+    """Pass results on as they come; the tests that have none."""
+    output: dict[str, list[str]] = defaultdict(list)
+    skipped: dict[str, list[str]] = defaultdict(list)
+    started = time.monotonic()
+    open_tests = list(chosen)
+    for line in lines:
+        event: dict[str, Any] = json.loads(line)
+        test, action = str(event.get("Test", "")), event["Action"]
+        top, _, sub = test.partition("/")
+        if action == "output":
+            output[top].append(str(event["Output"]).rstrip())
+            sys.stderr.write(str(event["Output"]))
+        elif action == "skip" and sub:
+            skipped[top].append(sub)
+        elif action in ("pass", "fail", "skip") and top in open_tests and not sub:
+            open_tests.remove(top)
+            outcome = {"pass": "passed", "fail": "failed", "skip": "skipped"}[action]
+            detail = f"skips of its own: {', '.join(skipped[top])}" if skipped[top] else ""
+            if action != "pass":
+                said = [text for text in output[top] if text and not text.startswith(("===", "---"))]
+                detail = " | ".join(text.strip() for text in said[-DETAIL_LINES:])[-DETAIL_CHARACTERS:] or action
+            answer(top, outcome, float(event.get("Elapsed", time.monotonic() - started)), detail)
+    return open_tests
+
+
+@contextlib.contextmanager
+def _franz_go() -> Iterator[Mapping[str, str]]:
+    """The runner's gateway; a tenth of the records that a cluster of Kafka gets."""
+    yield {
+        "KGO_SEEDS": os.environ["COMPAT_BOOTSTRAP"],
+        "KGO_TEST_RF": "1",
+        "KGO_TEST_RECORDS": "50000",
+        "KGO_TEST_MAX_TOPIC_PARTS": "7",
+        "KGO_LOG_LEVEL": "none",
+    }
+
+
+@contextlib.contextmanager
+def _sarama() -> Iterator[Mapping[str, str]]:
+    """Five nodes on one Postgres, each behind a proxy: Sarama's tests count their brokers and cut them off."""
+    with contextlib.ExitStack() as stack:
+        url = stack.enter_context(databases()).create(empty=True)
+        nodes: list[GatewayProcess] = []
+        for number in range(SARAMA_BROKERS):
+            node = GatewayProcess(
+                stack.enter_context(short_directory()),
+                database_url=url,
+                settings=SARAMA_SETTINGS,
+                environment={"SLUICE_ADVERTISE": f"127.0.0.1:{FIRST_PORT + number}"},
+            )
+            # In turn: the lowest free node id is the number that the tests expect behind this port.
+            node.start()
+            stack.callback(node.close)
+            nodes.append(node)
+        targets = [(host, int(port)) for host, _, port in (node.bootstrap.rpartition(":") for node in nodes)]
+        control = stack.enter_context(toxiproxy(targets))
+        yield {"TOXIPROXY_ADDR": control, "KAFKA_VERSION": KAFKA_VERSION}
+
+
+def main(arguments: list[str]) -> None:
+    # Answers are all that may stand on standard output; Postgres logs as it is started.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    step, name, folder = arguments
+    if step == "build":
+        build(name, Path(folder))
+    elif step == "run":
+        run(name, Path(folder))
+    elif step == "version":
+        print(version(MODULES[name]))
+    else:
+        raise SystemExit(f"no step {step}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

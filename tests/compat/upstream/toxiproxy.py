@@ -1,0 +1,182 @@
+"""As much of Toxiproxy as Sarama's functional tests use: five ports that lead to five brokers, and can be disturbed.
+
+The one idea: those tests reach broker N at 127.0.0.1:2909N and ask a Toxiproxy to cut, delay or reset its connections.
+Here each such port leads to one node of the gateway, and the control door speaks the four requests that they send. It
+knows two toxics: `latency` of answers, and `reset_peer` at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+FIRST_PORT = 29091
+CONNECT_SECONDS = 10.0
+CHUNK_BYTES = 1 << 16
+RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+Address = tuple[str, int]
+
+
+class Proxy:
+    """One port that leads to `target` while enabled. OSError if the port is taken."""
+
+    def __init__(self, name: str, port: int, target: Address) -> None:
+        self.name = name
+        self.port = port
+        self._target = target
+        self._lock = threading.Lock()
+        self._listener: socket.socket | None = None
+        self._connections: set[socket.socket] = set()
+        self._clients: set[socket.socket] = set()
+        self._latency_s = 0.0
+        self._resets = False
+        self.enable(True)
+
+    def describe(self) -> dict[str, object]:
+        host, port = self._target
+        return {
+            "name": self.name,
+            "listen": f"127.0.0.1:{self.port}",
+            "upstream": f"{host}:{port}",
+            "enabled": self._listener is not None,
+        }
+
+    def enable(self, enabled: bool) -> None:
+        """Disabled, it listens no more and its connections are gone."""
+        with self._lock:
+            if enabled and self._listener is None:
+                self._listener = socket.create_server(("127.0.0.1", self.port))
+                threading.Thread(target=self._accept, args=(self._listener,), daemon=True).start()
+            elif not enabled and self._listener is not None:
+                _shut(self._listener)  # wakes the thread in accept
+                self._listener.close()
+                self._listener = None
+                for connection in self._connections:
+                    _shut(connection)
+
+    def disturb(self, toxic: str, attributes: Mapping[str, Any]) -> bool:
+        """False for a toxic that is not known."""
+        if toxic == "latency":
+            self._latency_s = float(attributes.get("latency", 0)) / 1000
+        elif toxic == "reset_peer":
+            self._resets = True
+            with self._lock:
+                for client in self._clients:
+                    _reset(client)
+        else:
+            return False
+        return True
+
+    def reset(self) -> None:
+        self._latency_s = 0.0
+        self._resets = False
+        self.enable(True)
+
+    def _accept(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError):  # disabled
+            while True:
+                near, _ = listener.accept()
+                try:
+                    far = socket.create_connection(self._target, timeout=CONNECT_SECONDS)
+                except OSError:
+                    near.close()
+                    continue
+                far.settimeout(None)
+                with self._lock:
+                    if self._listener is not listener:
+                        near.close()
+                        far.close()
+                        return
+                    self._connections |= {near, far}
+                    self._clients.add(near)
+                if self._resets:
+                    _reset(near)
+                for source, sink, answers in ((near, far, False), (far, near, True)):
+                    sink.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    threading.Thread(target=self._copy, args=(source, sink, answers), daemon=True).start()
+
+    def _copy(self, source: socket.socket, sink: socket.socket, answers: bool) -> None:
+        with contextlib.suppress(OSError):  # either side may end the connection at any time
+            while data := source.recv(CHUNK_BYTES):
+                if answers and self._latency_s:
+                    time.sleep(self._latency_s)
+                sink.sendall(data)
+        _shut(source)
+        _shut(sink)
+        with self._lock:
+            self._connections -= {source, sink}
+            self._clients -= {source, sink}
+
+
+def _reset(client: socket.socket) -> None:
+    """RST instead of FIN. A thread that reads from it has to let go first: until then the kernel keeps it open."""
+    with contextlib.suppress(OSError):  # it is down already
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
+        client.shutdown(socket.SHUT_RD)
+        client.close()
+
+
+def _shut(end: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is down already
+        end.shutdown(socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def toxiproxy(targets: Sequence[Address]) -> Iterator[str]:
+    """`kafka1` and so on lead to the targets in turn; the address of the control door."""
+    proxies = {f"kafka{i + 1}": Proxy(f"kafka{i + 1}", FIRST_PORT + i, target) for i, target in enumerate(targets)}
+
+    class Control(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            proxy = proxies.get(self.path.removeprefix("/proxies/"))
+            if proxy is None:
+                self._answer(404, {"error": "proxy not found"})
+            else:
+                self._answer(200, proxy.describe())
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            wanted: dict[str, Any] = json.loads(body) if body else {}
+            match self.path.strip("/").split("/"):
+                case ["reset"]:
+                    for proxy in proxies.values():
+                        proxy.reset()
+                    self._answer(204, None)
+                case ["proxies", name] if name in proxies:
+                    proxies[name].enable(bool(wanted.get("enabled", True)))
+                    self._answer(200, proxies[name].describe())
+                case ["proxies", name, "toxics"] if name in proxies and proxies[name].disturb(
+                    str(wanted.get("type")), wanted.get("attributes") or {}
+                ):
+                    self._answer(200, wanted)
+                case _:
+                    self._answer(404, {"error": f"{self.path}: {wanted}"})
+
+        def _answer(self, status: int, content: Mapping[str, object] | None) -> None:
+            encoded = b"" if content is None else json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(encoded)))
+            self.end_headers()
+            self.wfile.write(encoded)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """The tests say what they do."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Control)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+        for proxy in proxies.values():
+            proxy.enable(False)
