@@ -44,10 +44,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit code; `arguments` default to the process's."""
     given = _parser().parse_args(arguments)
     try:
-        return int(given.run(given))
+        code = int(given.run(given))
+        sys.stdout.flush()
     except ConfigurationError as error:
         print(f"sluice: {error}", file=sys.stderr)
         return EXIT_REFUSED
+    except BrokenPipeError:
+        # Whoever read has had enough (`sluice config | head`); the interpreter must not flush into the void at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_FAILED
+    return code
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -123,3 +123,11 @@ def test_help_names_every_option() -> None:
     ).stdout
     assert "--database-url" in help_text
     assert "--set KEY=VALUE" in help_text
+
+
+def test_a_reader_that_has_had_enough_is_no_traceback() -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m gateway.cli config | head -n 1", shell=True, capture_output=True, text=True, timeout=60
+    )
+    assert done.stdout.split() == ["listen", "127.0.0.1:9092", "default"]
+    assert done.stderr == ""
