@@ -1,0 +1,33 @@
+//! The compatibility suite of rust-rdkafka: the scenarios as JSON lines on stdout, or one member of a group until
+//! SIGTERM.
+
+mod admin;
+mod client;
+mod data;
+mod groups;
+mod journal;
+mod member;
+mod scenario;
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+fn main() {
+    if std::env::args().any(|argument| argument == "--version") {
+        println!("{} with librdkafka {}", env!("RDKAFKA_VERSION"), rdkafka::util::get_rdkafka_version().1);
+        return;
+    }
+    if let Ok(options) = std::env::var(member::OPTIONS_VARIABLE) {
+        std::process::exit(member::be_member(&options));
+    }
+    let wanted = std::env::var("COMPAT_SCENARIOS").unwrap_or_default();
+    let named: HashSet<&str> = wanted.split(',').filter(|name| !name.is_empty()).collect();
+    for scenario in data::scenarios().into_iter().chain(admin::scenarios()).chain(groups::scenarios()) {
+        if named.is_empty() || named.contains(scenario.name.as_str()) {
+            eprintln!("==== {}", scenario.name);
+            scenario::answer(Arc::new(scenario));
+        }
+    }
+    // Threads of a scenario that hung must not hold the program.
+    std::process::exit(0);
+}
