@@ -104,6 +104,7 @@ final class GroupScenarios {
         for (String name : List.of("c1", "c2", "c3")) {
             members.add(run.start(new MemberOptions(name, group).topics(topic)));
         }
+        view.waitFor(() -> view.owned.values().stream().anyMatch(owned -> !owned.isEmpty()), "the partition is owned");
         Check.eventually(
                 () -> AdminScenarios.describeGroup(run.clients.admin(), group).members().size() == 3, "three members");
         for (int round = 0; round < 2; round++) {
