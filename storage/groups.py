@@ -67,7 +67,11 @@ class GroupStore:
         return [_group(group_rows) for _, group_rows in groupby(rows, key=_group_id)]
 
     async def save(self, record: GroupRecord, lease: CoordinatorLease) -> None:
-        """Stores the group with exactly the members of `record`, in one transaction."""
+        """Stores the group with exactly the members of `record`, in one transaction.
+
+        A write that was given up cannot take effect behind a later one: its COMMIT is a message of its own, sent only
+        while the group's row is locked, so either it never came or the later write waited for it.
+        """
         group_id = stored(record.group_id)
         members = [
             (
