@@ -3,12 +3,15 @@ package compat
 import (
 	"context"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 )
 
 const (
 	flowEvery = 40 * time.Millisecond
+	// quietFor is more than the checker's REBALANCE_QUIET_MS.
+	quietFor = 1200 * time.Millisecond
 	// drainLimit is how long records may take to arrive once nothing is produced any more.
 	drainLimit = 20 * time.Second
 )
@@ -40,6 +43,9 @@ func StartFlow(t *T, client Client, log *Log, outages bool, partitions ...Partit
 
 // Add takes in one more partition.
 func (f *Flow) Add(partition Partition) {
+	f.mu.Lock()
+	f.counts[partition] = 0
+	f.mu.Unlock()
 	f.done.Go(func() {
 		ticker := time.NewTicker(flowEvery)
 		defer ticker.Stop()
@@ -71,15 +77,19 @@ func (f *Flow) stop() {
 	f.done.Wait()
 }
 
-// Moves waits until every partition has had more records, and all that was produced before has been delivered.
-func (f *Flow) Moves() {
+// Moves waits until every partition has had more records, and some have been delivered.
+func (f *Flow) Moves() { f.moves(0) }
+
+// Steady is Moves for long enough that the checker tells the rebalances before and after it apart, and measures the
+// pause in each.
+func (f *Flow) Steady() { f.moves(quietFor) }
+
+func (f *Flow) moves(atLeast time.Duration) {
 	f.mu.Lock()
-	before := map[Partition]int{}
-	for partition, count := range f.counts {
-		before[partition] = count
-	}
+	before := maps.Clone(f.counts)
 	f.mu.Unlock()
 	delivered := f.log.Delivered()
+	started := time.Now()
 	f.t.Wait("records flow", drainLimit, func() string {
 		f.mu.Lock()
 		defer f.mu.Unlock()
@@ -90,6 +100,9 @@ func (f *Flow) Moves() {
 		}
 		if f.log.Delivered() <= delivered {
 			return "nothing delivered"
+		}
+		if time.Since(started) < atLeast {
+			return "too short"
 		}
 		return ""
 	})

@@ -197,16 +197,16 @@ func (c GroupCase) oneTwoFour(t *T, assignor string) {
 	flow := StartFlow(t, scene.Client, scene.Log, false, scene.Partitions()...)
 	first := scene.Member("c1")
 	scene.Settled(first)
-	flow.Moves()
+	flow.Steady()
 	second := scene.Member("c2")
 	scene.Settled(first, second)
-	flow.Moves()
+	flow.Steady()
 	third, fourth := scene.Member("c3"), scene.Member("c4")
 	scene.Settled(first, second, third, fourth)
-	flow.Moves()
+	flow.Steady()
 	scene.Close(second, third, fourth)
 	scene.Settled(first)
-	flow.Moves()
+	flow.Steady()
 	flow.Drain()
 	scene.Close(first)
 }
@@ -240,9 +240,7 @@ func (c GroupCase) onePartitionThreeConsumers(t *T) {
 	t.Wait("three members", settleLimit, func() string { return c.members(t, scene, 3) })
 	scene.Settled(members...)
 	flow := StartFlow(t, scene.Client, scene.Log, false, scene.Partitions()...)
-	for range 3 {
-		flow.Moves()
-	}
+	flow.Steady()
 	flow.Drain()
 	scene.Close(members...)
 }
@@ -263,11 +261,11 @@ func (c GroupCase) leave(t *T) {
 	flow := StartFlow(t, scene.Client, scene.Log, false, scene.Partitions()...)
 	first, second := scene.Member("c1"), scene.Member("c2")
 	scene.Settled(first, second)
-	flow.Moves()
+	flow.Steady()
 	scene.Close(second)
 	// Well before its session would have run out.
 	t.SettledWithin(sessionTimeout/2, scene.Partitions(), true, first)
-	flow.Moves()
+	flow.Steady()
 	flow.Drain()
 	scene.Close(first)
 }
@@ -277,10 +275,10 @@ func (c GroupCase) crash(t *T) {
 	flow := StartFlow(t, scene.Client, scene.Log, false, scene.Partitions()...)
 	first, second := scene.Member("c1"), t.StartMember(scene.Options("c2"), scene.Log)
 	scene.Settled(first, second)
-	flow.Moves()
+	flow.Steady()
 	second.Kill()
 	scene.Settled(first)
-	flow.Moves()
+	flow.Steady()
 	flow.Drain()
 	scene.Close(first)
 }
@@ -290,13 +288,13 @@ func (c GroupCase) crashHalfOpen(t *T) {
 	flow := StartFlow(t, scene.Client, scene.Log, false, scene.Partitions()...)
 	first, second := scene.Member("c1"), t.StartMember(scene.Options("c2"), scene.Log)
 	scene.Settled(first, second)
-	flow.Moves()
+	flow.Steady()
 	t.Must(second.Stop(), "stop")
 	scene.Settled(first)
-	flow.Moves()
+	flow.Steady()
 	t.Must(second.Continue(), "continue")
 	scene.Settled(first, second)
-	flow.Moves()
+	flow.Steady()
 	flow.Drain()
 	scene.Close(second, first)
 }
@@ -306,11 +304,11 @@ func (c GroupCase) outage(t *T, away func()) {
 	flow := StartFlow(t, scene.Client, scene.Log, true, scene.Partitions()...)
 	first, second := scene.Member("c1"), scene.Member("c2")
 	scene.Settled(first, second)
-	flow.Moves()
+	flow.Steady()
 	away()
-	flow.Moves()
+	flow.Steady()
 	scene.Settled(first, second)
-	flow.Moves()
+	flow.Steady()
 	flow.Drain()
 	scene.Close(second, first)
 }
@@ -365,13 +363,13 @@ func (c GroupCase) commitInRevoke(t *T) {
 		flow := StartFlow(t, scene.Client, scene.Log, false, scene.Partitions()...)
 		first := scene.Member(assignor + "-c1")
 		scene.Settled(first)
-		flow.Moves()
+		flow.Steady()
 		second := scene.Member(assignor + "-c2")
 		scene.Settled(first, second)
-		flow.Moves()
+		flow.Steady()
 		scene.Close(first)
 		scene.Settled(second)
-		flow.Moves()
+		flow.Steady()
 		flow.Drain()
 		scene.Close(second)
 	}
@@ -387,12 +385,12 @@ func (c GroupCase) staticMembers(t *T) {
 	}
 	first, second := scene.Start(static("c1", "one")), scene.Start(static("c2", "two"))
 	scene.Settled(first, second)
-	flow.Moves()
+	flow.Steady()
 	generation, kept := first.Generation(), second.Owned()
 	scene.Close(second)
 	again := scene.Start(static("c2-again", "two"))
 	scene.Settled(first, again)
-	flow.Moves()
+	flow.Steady()
 	if first.Generation() != generation || !slices.Equal(again.Owned(), kept) {
 		t.Failf("restart of a static member: generation %d became %d, partitions %v became %v",
 			generation, first.Generation(), kept, again.Owned())
@@ -434,7 +432,7 @@ func (c GroupCase) cooperative(t *T) {
 	for i := range 3 {
 		members = append(members, scene.Member(fmt.Sprintf("c%d", i+1)))
 		scene.Settled(members...)
-		flow.Moves()
+		flow.Steady()
 		for j, owned := range before {
 			for _, partition := range members[j].Owned() {
 				if !slices.Contains(owned, partition) {
@@ -469,7 +467,7 @@ func (c GroupCase) rollingUpgrade(t *T) {
 			scene.Assignors = step.assignors
 			members[i] = scene.Member(fmt.Sprintf("%s-c%d", step.name, i+1))
 			scene.Settled(members...)
-			flow.Moves()
+			flow.Steady()
 			if bounce == 0 && i < len(members)-1 {
 				c.expectProtocol(t, scene, "range") // one member knows nothing else
 			}
@@ -496,7 +494,7 @@ func (c GroupCase) partitionAdded(t *T) {
 	flow := StartFlow(t, scene.Client, scene.Log, false, scene.Partitions()...)
 	first, second := scene.Member("c1"), scene.Member("c2")
 	scene.Settled(first, second)
-	flow.Moves()
+	flow.Steady()
 	t.Must(scene.Client.AddPartitions(t.Context, scene.Topic, 4), "add partitions")
 	old := scene.Partitions()
 	scene.partitions = 4
@@ -504,7 +502,7 @@ func (c GroupCase) partitionAdded(t *T) {
 	for _, partition := range scene.Partitions()[len(old):] {
 		flow.Add(partition)
 	}
-	flow.Moves()
+	flow.Steady()
 	flow.Drain()
 	scene.Close(second, first)
 }
@@ -518,10 +516,10 @@ func (c GroupCase) topicDeleted(t *T) {
 	flow := StartFlow(t, scene.Client, scene.Log, false, scene.Partitions()...)
 	member := scene.Start(options)
 	t.Settled(append(scene.Partitions(), PartitionsOf(other, 2)...), false, member)
-	flow.Moves()
+	flow.Steady()
 	t.Must(scene.Client.DeleteTopic(t.Context, other), "delete topic")
 	scene.Settled(member)
-	flow.Moves()
+	flow.Steady()
 	flow.Drain()
 	scene.Close(member)
 }
@@ -533,14 +531,14 @@ func (c GroupCase) regex(t *T) {
 	flow := StartFlow(t, scene.Client, scene.Log, false, scene.Partitions()...)
 	member := scene.Start(options)
 	scene.Settled(member)
-	flow.Moves()
+	flow.Steady()
 	later := scene.Topic + "-later"
 	t.Must(scene.Client.CreateTopic(t.Context, later, 2), "create topic")
 	t.Settled(append(scene.Partitions(), PartitionsOf(later, 2)...), true, member)
 	for _, partition := range PartitionsOf(later, 2) {
 		flow.Add(partition)
 	}
-	flow.Moves()
+	flow.Steady()
 	flow.Drain()
 	scene.Close(member)
 }
@@ -553,14 +551,14 @@ func (c GroupCase) subscriptionChange(t *T) {
 	flow := StartFlow(t, scene.Client, scene.Log, false, scene.Partitions()...)
 	first, second := scene.Member("c1"), scene.Member("c2")
 	scene.Settled(first, second)
-	flow.Moves()
+	flow.Steady()
 	id := first.MemberID()
 	first.SetTopics([]string{scene.Topic, other})
 	t.Settled(both, false, first, second)
 	for _, partition := range PartitionsOf(other, 2) {
 		flow.Add(partition)
 	}
-	flow.Moves()
+	flow.Steady()
 	for _, partition := range second.Owned() {
 		if partition.Topic == other {
 			t.Failf("c2 owns %s, which it did not subscribe to", partition)
@@ -580,7 +578,7 @@ func (c GroupCase) sameClientID(t *T) {
 	flow := StartFlow(t, scene.Client, scene.Log, false, scene.Partitions()...)
 	members := []Consumer{scene.Member("c1"), scene.Member("c2"), scene.Member("c3")}
 	scene.Settled(members...)
-	flow.Moves()
+	flow.Steady()
 	t.Wait("three members", settleLimit, func() string { return c.members(t, scene, 3) })
 	group, err := scene.Client.DescribeGroup(t.Context, scene.Group)
 	t.Must(err, "describe group")
