@@ -116,8 +116,14 @@ class AiokafkaMember(Member, aiokafka.abc.ConsumerRebalanceListener):
                     await self.consumer.commit(_offsets({(record.topic, record.partition): record.offset + 1}))
 
     def close(self) -> None:
-        self.loop.run(self.consumer.stop())
+        self.loop.run(self._leave())
         self.loop.close()
+
+    async def _leave(self) -> None:
+        if self.options.commit == "revoke":
+            # Closing does not call back.
+            await self.consumer.commit()
+        await self.consumer.stop()
 
 
 class AiokafkaProducer(Producer):
@@ -215,6 +221,7 @@ class Aiokafka(Client):
     assignors = tuple(ASSIGNORS)
     member_class = AiokafkaMember
     deletes_groups = False
+    no_upgrade = "no cooperative assignor"
     # Before a rebalance it commits all positions, and tries for ever while one of them is of a topic that is gone.
     commit_where_topics_go = "each"
     not_fenced = "its heartbeats carry no group.instance.id, so a second of the name is not told from a first"

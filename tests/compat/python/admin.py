@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from tests.compat.python.client import MemberOptions, Record, wait_until
+from tests.compat.python.client import Client, MemberOptions, Record, UnsupportedError, wait_until
 from tests.compat.python.scenario import Run, scenario
 
 
 @scenario("admin.topics")
 def topics(run: Run) -> None:
-    client = run.client
+    client = _admin_of(run)
     topic = run.topic(2)
     assert client.partitions(topic) == 2
     client.add_partitions(topic, 5)
@@ -22,7 +22,7 @@ def topics(run: Run) -> None:
 
 @scenario("admin.configs")
 def configs(run: Run) -> None:
-    client = run.client
+    client = _admin_of(run)
     topic = run.topic(1)
     assert client.topic_config(topic, "cleanup.policy") == "delete"
     client.set_topic_config(topic, "retention.ms", "3600000")
@@ -32,7 +32,7 @@ def configs(run: Run) -> None:
 
 @scenario("admin.groups")
 def groups(run: Run) -> None:
-    client = run.client
+    client = _admin_of(run)
     topic = run.topic(1)
     journal, view = run.journal(topic, 1)
     with run.closing(client.producer()) as producer:
@@ -57,6 +57,12 @@ def groups(run: Run) -> None:
     client.delete_group(group)
     wait_until(lambda: group not in client.groups(), "it is deleted")
     assert client.committed(group, topic, 0) is None
+
+
+def _admin_of(run: Run) -> Client:
+    if run.client.no_admin:
+        raise UnsupportedError(run.client.no_admin)
+    return run.client
 
 
 def _refused(attempt: Callable[[], None], *words: str) -> None:

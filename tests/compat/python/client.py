@@ -10,13 +10,14 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
+from tests.compat.python.child import Child, ProgramChild
 from tests.compat.python.journal import Journal, Partition
+from tests.compat.python.options import MemberOptions
 
 STOP_SECONDS = 30.0
-SESSION_TIMEOUT_MS = 6000
 HEARTBEAT_INTERVAL_MS = 500
 METADATA_MAX_AGE_MS = 1000
 CLIENT_ID = "same-for-all"
@@ -36,26 +37,6 @@ class Record:
     key: bytes | None = None
     headers: tuple[tuple[str, bytes | None], ...] = ()
     timestamp_ms: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class MemberOptions:
-    """How a member consumes. `pattern` replaces `topics`.
-
-    Offsets are committed by the library on its own, or, with `commit` "revoke", in the revoke callback and nowhere
-    else, or, with "each", after each record. `topics_change`: its subscription, or what it holds of it, will change.
-    """
-
-    name: str
-    group: str
-    assignor: str = "range"
-    topics: tuple[str, ...] = ()
-    pattern: str | None = None
-    instance_id: str | None = None
-    commit: str = "auto"
-    session_timeout_ms: int = SESSION_TIMEOUT_MS
-    topics_change: bool = False
-    extra: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Member(ABC, threading.Thread):
@@ -200,10 +181,30 @@ class Client(ABC):
 
     member_class: type[Member]
 
+    commits: tuple[str, ...] = ("auto", "revoke", "each")
+    """Values of `MemberOptions.commit` that it can do."""
+
     null_headers = True
     """Whether its producer takes headers without a value."""
 
+    empty_values = True
+    """Whether its producer tells empty keys and values from absent ones."""
+
+    sets_timestamps = True
+    changes_topics = True
     deletes_groups = True
+
+    ends_with_topic: str = ""
+    """Why a member does not outlive a topic of its subscription; empty if it does."""
+
+    drops_when_stopped = False
+    """Whether a member that is stopped may lose what it has just read; then it is stopped while nothing flows."""
+
+    no_admin: str = ""
+    """Why it has no admin client; what scenarios need prepared is then done by another library."""
+
+    no_upgrade = "it refuses a list of eager and cooperative assignors, so a group cannot be bounced over"
+    """Why a group of it cannot go from eager to cooperative without a pause."""
 
     commit_where_topics_go = "auto"
     """`MemberOptions.commit` of members one of whose topics is deleted."""
@@ -221,7 +222,13 @@ class Client(ABC):
     def member(self, options: MemberOptions, journal: Journal, failures: list[str]) -> Member:
         if options.assignor not in self.assignors:
             raise UnsupportedError(f"no {options.assignor} assignor")
+        if options.commit not in self.commits:
+            raise UnsupportedError("it commits on its own only")
         return self.member_class(options, journal, failures, self.bootstrap)  # type: ignore[call-arg]
+
+    def spawn(self, program: str, options: MemberOptions, journal: Journal, failures: list[str]) -> Child:
+        """A member in a process of its own; `program` is the suite's module."""
+        return ProgramChild(program, self.bootstrap, options, journal)
 
     @abstractmethod
     def producer(self, *, compression: str = "none", idempotent: bool = True) -> Producer: ...

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
-import subprocess
-import sys
 import threading
 import urllib.request
 import uuid
@@ -14,12 +10,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
+from tests.compat.python.child import Child
 from tests.compat.python.client import Client, Member, MemberOptions, Producer, Record
 from tests.compat.python.journal import Journal, Partition, View
 
 CONTROL_SECONDS = 90.0
 FEED_INTERVAL_SECONDS = 0.02
-CHILD_SECONDS = 30.0
 END_SECONDS = 10.0
 
 Body = Callable[["Run"], None]
@@ -43,53 +39,6 @@ def scenario(name: str) -> Callable[[Body], Body]:
     return register
 
 
-class Child:
-    """A member in a process of its own, which can be killed or stopped."""
-
-    def __init__(self, program: str, bootstrap: str, options: MemberOptions, journal: Journal) -> None:
-        self.name = options.name
-        self._journal = journal
-        environment = {
-            **os.environ,
-            "COMPAT_BOOTSTRAP": bootstrap,
-            "COMPAT_MEMBER": "1",
-            "COMPAT_MEMBER_NAME": options.name,
-            "COMPAT_GROUP": options.group,
-            "COMPAT_TOPIC": ",".join(options.topics),
-            "COMPAT_ASSIGNOR": options.assignor,
-            "COMPAT_COMMIT": options.commit,
-            "COMPAT_DELIVERIES_FILE": str(journal.path),
-        }
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", program], env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr
-        )
-
-    def kill(self) -> None:
-        """kill −9."""
-        self._process.kill()
-        self._process.wait()
-        self._journal.killed(self.name)
-
-    def freeze(self) -> None:
-        """SIGSTOP: its connections stay open and nobody answers on them."""
-        self._process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, self._process.pid, os.WSTOPPED | os.WNOWAIT)
-        self._journal.killed(self.name)
-
-    def thaw(self) -> None:
-        self._process.send_signal(signal.SIGCONT)
-
-    def stop(self) -> None:
-        """SIGTERM, and wait until it has closed in order."""
-        self._process.terminate()
-        assert self._process.wait(CHILD_SECONDS) == 0, f"{self.name} ended with {self._process.returncode}"
-
-    def end(self) -> None:
-        if self._process.poll() is None:
-            self._process.kill()
-            self._process.wait()
-
-
 class Feed(threading.Thread):
     """Produces a record to each partition again and again, and notes each acknowledgement."""
 
@@ -100,13 +49,19 @@ class Feed(threading.Thread):
         self._producer, self._topic, self._journal, self._outage = producer, topic, journal, outage
         self._partitions = list(partitions)
         self._stopped = threading.Event()
+        self._flowing = threading.Event()
+        self._flowing.set()
+        self._in_hand = threading.Lock()
         self._error: Exception | None = None
         self._count = 0
 
     def run(self) -> None:
         while not self._stopped.wait(FEED_INTERVAL_SECONDS):
+            self._flowing.wait()
             try:
-                self.round()
+                with self._in_hand:
+                    if self._flowing.is_set():
+                        self.round()
             except Exception as error:  # which ones an outage brings is the library's secret
                 if not self._outage:
                     self._error = error
@@ -119,13 +74,24 @@ class Feed(threading.Thread):
         for partition, offset in zip(self._partitions, offsets, strict=True):
             self._journal.produced(self._topic, partition, offset)
 
+    def pause(self) -> None:
+        """Nothing is sent after this until `resume`."""
+        self._flowing.clear()
+        with self._in_hand:
+            pass
+
+    def resume(self) -> None:
+        self._flowing.set()
+
     def end(self) -> None:
         self._stopped.set()
+        self._flowing.set()
         self.join(END_SECONDS)
 
     def stop(self) -> None:
         """End after the round in hand; raises what made it fail."""
         self._stopped.set()
+        self._flowing.set()
         self.join(CONTROL_SECONDS)
         assert not self.is_alive(), "the producer hangs"
         if self._error is not None:
@@ -182,7 +148,8 @@ class Run:
     def spawn(self, options: MemberOptions) -> Child:
         """A member in a process of its own."""
         assert self._journal is not None
-        child = Child(self._program, self.client.bootstrap, options, self._journal)
+        assert self.view is not None
+        child = self.client.spawn(self._program, options, self._journal, self.view.failures)
         self._stack.callback(child.end)
         return child
 
@@ -222,6 +189,16 @@ class Run:
         for member in self._members:
             member.join(END_SECONDS)
         self._stack.close()
+
+    def leave(self, members: Sequence[Member], feed: Feed) -> None:
+        """Stop members one by one while records flow, where the library can."""
+        assert self.view is not None
+        if self.client.drops_when_stopped:
+            feed.pause()
+            self.view.wait_caught_up()
+        for member in members:
+            member.stop()
+        feed.resume()
 
 
 def all_of(topic: str, partitions: int) -> list[Partition]:

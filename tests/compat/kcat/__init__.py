@@ -1,0 +1,1 @@
+"""kcat: the command line of librdkafka."""
