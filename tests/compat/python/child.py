@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 
 from tests.compat.python.journal import Journal
 from tests.compat.python.options import MemberOptions
@@ -50,9 +51,9 @@ class Child(ABC):
 
 
 class ProgramChild(Child):
-    """Another run of the suite's own program, as one member. It writes to the delivery log itself."""
+    """A suite's program, run as one member until SIGTERM. It writes to the delivery log itself."""
 
-    def __init__(self, program: str, bootstrap: str, options: MemberOptions, journal: Journal) -> None:
+    def __init__(self, command: Sequence[str], bootstrap: str, options: MemberOptions, journal: Journal) -> None:
         self.name, self.journal = options.name, journal
         environment = {
             **os.environ,
@@ -65,9 +66,7 @@ class ProgramChild(Child):
             "COMPAT_COMMIT": options.commit,
             "COMPAT_DELIVERIES_FILE": str(journal.path),
         }
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", program], env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr
-        )
+        self._process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=sys.stderr)
 
     @property
     def process(self) -> subprocess.Popen[bytes]:

@@ -6,6 +6,7 @@ library does not have raises `UnsupportedError` with the reason, and the scenari
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -228,7 +229,7 @@ class Client(ABC):
 
     def spawn(self, program: str, options: MemberOptions, journal: Journal, failures: list[str]) -> Child:
         """A member in a process of its own; `program` is the suite's module."""
-        return ProgramChild(program, self.bootstrap, options, journal)
+        return ProgramChild([sys.executable, "-m", program], self.bootstrap, options, journal)
 
     @abstractmethod
     def producer(self, *, compression: str = "none", idempotent: bool = True) -> Producer: ...

@@ -27,6 +27,7 @@ class Closeable(Protocol):
 
 
 T = TypeVar("T", bound=Closeable)
+AnyChild = TypeVar("AnyChild", bound=Child)
 
 
 def scenario(name: str) -> Callable[[Body], Body]:
@@ -149,7 +150,10 @@ class Run:
         """A member in a process of its own."""
         assert self._journal is not None
         assert self.view is not None
-        child = self.client.spawn(self._program, options, self._journal, self.view.failures)
+        return self.keep(self.client.spawn(self._program, options, self._journal, self.view.failures))
+
+    def keep(self, child: AnyChild) -> AnyChild:
+        """See to it that a child ends with the scenario."""
         self._stack.callback(child.end)
         return child
 

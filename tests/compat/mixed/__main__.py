@@ -1,0 +1,72 @@
+"""6 → 3+3 → 2+2+2 and back, cooperative-sticky, with each language as the first, and so the leader, once.
+
+Whoever leads assigns with its own language's sticky assignor, from what the others say they own: what is retained is
+never revoked only if all read each other's bytes alike, and the gateway hands them over unread.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from tests.compat import suites
+from tests.compat.confluent.client import Confluent
+from tests.compat.python.child import ProgramChild
+from tests.compat.python.options import MemberOptions
+from tests.compat.python.program import main
+from tests.compat.python.scenario import SCENARIOS, Run, all_of, scenario
+
+SUITES = {"java": "java4", "librdkafka": "confluent", "kafka-python": "kafka_python"}
+PARTITIONS = 6
+VERSION_SECONDS = 60.0
+
+
+def _suite(language: str) -> suites.Suite:
+    return suites.load(suites.FOLDER / SUITES[language])
+
+
+def _mixed(run: Run, languages: list[str]) -> None:
+    topic, group = run.topic(PARTITIONS), run.group()
+    journal, view = run.journal(topic, PARTITIONS, cooperative=True)
+    feed = run.feed(topic, range(PARTITIONS))
+    members: dict[str, ProgramChild] = {}
+    for language in languages:
+        suite = _suite(language)
+        options = MemberOptions(language, group, "cooperative-sticky", (topic,))
+        command = suite.command(suite.member)
+        members[language] = run.keep(ProgramChild(command, run.client.bootstrap, options, journal))
+        view.wait_settled(members, all_of(topic, PARTITIONS))
+        view.wait_more(3 * PARTITIONS)
+    for language in languages[:-1]:
+        members.pop(language).stop()
+        view.wait_settled(members, all_of(topic, PARTITIONS))
+        view.wait_more(3 * PARTITIONS)
+    feed.stop()
+    view.wait_caught_up()
+    members[languages[-1]].stop()
+
+
+def _register(languages: list[str]) -> None:
+    scenario(f"groups.mixed-languages.{languages[0]}-first")(lambda run: _mixed(run, languages))
+
+
+class Mixed(Confluent):
+    """Topics and records come from librdkafka; the version is that of all."""
+
+    @staticmethod
+    def version() -> str:
+        found: list[str] = []
+        for language in SUITES:
+            suite = _suite(language)
+            command = suite.command(suite.version)
+            said = subprocess.run(command, capture_output=True, text=True, timeout=VERSION_SECONDS, check=True)
+            found.append(f"{suite.client} {said.stdout.strip()}")
+        return "; ".join(found)
+
+
+if __name__ == "__main__":
+    SCENARIOS.clear()
+    names = list(SUITES)
+    for first in range(len(names)):
+        _register(names[first:] + names[:first])
+    sys.exit(main("mixed", "tests.compat.mixed", Mixed, sys.argv[1:]))
