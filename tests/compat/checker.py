@@ -21,16 +21,15 @@ that excludes a partition ends its ownership only where the suite says so.
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 PAUSE_LIMIT_MS = 2000.0
 """How long a record of a retained partition may wait in a cooperative rebalance; far below any timeout of a group."""
-
-REBALANCE_QUIET_MS = 1000.0
-"""Events of ownership closer together than this belong to one rebalance."""
 
 MAX_PROBLEMS = 20
 
@@ -65,7 +64,7 @@ class Log:
 
 @dataclass(frozen=True, slots=True)
 class Pause:
-    """How long one partition was not read in one rebalance."""
+    """How long records of one partition waited: in one hand-over, or, if it was `retained`, through others."""
 
     partition: Partition
     milliseconds: float
@@ -74,14 +73,17 @@ class Pause:
 
 @dataclass(slots=True)
 class Verdict:
-    """`problems` empty: the log is in order. `late` counts records processed after the partition was given up."""
+    """`problems` empty: the log is in order.
+
+    `late` counts records processed after the partition was given up, `handovers` ownerships that followed another.
+    """
 
     problems: list[str] = field(default_factory=list)
     deliveries: int = 0
     duplicates: int = 0
     rewinds: int = 0
     late: int = 0
-    rebalances: int = 0
+    handovers: int = 0
     pauses: list[Pause] = field(default_factory=list)
 
     def add(self, problem: str) -> None:
@@ -236,50 +238,46 @@ def _check_gaps(log: Log, verdict: Verdict) -> None:
             verdict.add(f"{_name(key)}: {len(missing)} of {len(offsets)} records never arrived: {_ranges(missing)}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Rebalance:
+@dataclass(slots=True)
+class _Span:
+    """One ownership of a partition without a break; `end` is infinite while it lasts."""
+
+    owner: str
     start: float
-    end: float
-    retained: frozenset[Partition]
-    moved: frozenset[Partition]
+    end: float = math.inf
 
 
-def _rebalances(events: Sequence[Event]) -> list[_Rebalance]:
-    """Clusters of ownership events, with what kept its owner through each and what changed it."""
-    changes = [event for event in events if event.event in OWNERSHIP or event.event in ("closed", "killed")]
-    clusters: list[list[Event]] = []
-    for event in changes:
-        if clusters and event.t - clusters[-1][-1].t <= REBALANCE_QUIET_MS:
-            clusters[-1].append(event)
-        else:
-            clusters.append([event])
-    owners: dict[Partition, str] = {}
-    found: list[_Rebalance] = []
-    for cluster in clusters:
-        before = dict(owners)
-        for event in cluster:
-            if event.event == "assigned":
-                owners[event.key] = event.member
-            elif event.event in ("revoked", "lost"):
-                if owners.get(event.key) == event.member:
-                    del owners[event.key]
-            else:
-                for key in [key for key, owner in owners.items() if owner == event.member]:
-                    del owners[key]
-        retained = frozenset(key for key, owner in before.items() if owners.get(key) == owner)
-        moved = frozenset(key for key in before if key in owners and key not in retained)
-        if retained or moved:
-            found.append(_Rebalance(cluster[0].t, cluster[-1].t, retained, moved))
-    return found
+def _spans(events: Sequence[Event]) -> dict[Partition, list[_Span]]:
+    spans: dict[Partition, list[_Span]] = defaultdict(list)
+    open_spans: dict[Partition, _Span] = {}
+    for event in events:
+        if event.event == "assigned":
+            held = open_spans.get(event.key)
+            if held is not None and held.owner == event.member:
+                continue
+            if held is not None:
+                held.end = event.t
+            open_spans[event.key] = _Span(event.member, event.t)
+            spans[event.key].append(open_spans[event.key])
+        elif event.event in ("revoked", "lost"):
+            if event.key in open_spans and open_spans[event.key].owner == event.member:
+                open_spans.pop(event.key).end = event.t
+        elif event.event in ("closed", "killed"):
+            for key in [key for key, span in open_spans.items() if span.owner == event.member]:
+                open_spans.pop(key).end = event.t
+    return spans
 
 
 def _measure_pauses(events: Sequence[Event], verdict: Verdict) -> None:
-    """Per rebalance and partition: the longest a record waited, where it is known when records were acknowledged;
+    """How long records waited for a rebalance, where it is known when they were acknowledged.
 
-    else the time between the last delivery before and the first one after, which idle time may lengthen.
+    On a partition that is handed over: from the end of the old ownership, or the record's own time if that is later,
+    until it is delivered by the new owner. On one that is not: the time of a record that waited while another partition
+    was handed over.
+
+    Where that is not known: a hand-over's pause lasts until the new owner's first delivery, which idle time may
+    lengthen, and others are not measured, since nothing says that there was anything to read.
     """
-    rebalances = _rebalances(events)
-    verdict.rebalances = len(rebalances)
     first_delivery: dict[tuple[Partition, int], float] = {}
     acknowledged: dict[Partition, list[Event]] = defaultdict(list)
     deliveries: dict[Partition, list[float]] = defaultdict(list)
@@ -289,27 +287,39 @@ def _measure_pauses(events: Sequence[Event], verdict: Verdict) -> None:
             deliveries[event.key].append(event.t)
         elif event.event == "produced":
             acknowledged[event.key].append(event)
-    for rebalance in rebalances:
-        for key in sorted(rebalance.retained | rebalance.moved):
-            if acknowledged[key]:
-                waits = [
-                    arrival - record.t
-                    for record in acknowledged[key]
-                    if (arrival := first_delivery.get((key, record.offset))) is not None
-                    and record.t <= rebalance.end
-                    and arrival >= rebalance.start
-                ]
-                pause_ms = max(waits, default=0.0)
+    owned = _spans(events)
+    moves = [(key, previous.end, span.start) for key, spans in owned.items() for previous, span in pairwise(spans)] + [
+        (event.key, event.t, event.t) for event in events if event.event in OWNERSHIP
+    ]
+    for key, spans in sorted(owned.items()):
+        others = [(start, end) for moved, start, end in moves if moved != key]
+        waits = [
+            (record.t, arrival)
+            for record in acknowledged[key]
+            if (arrival := first_delivery.get((key, record.offset))) is not None
+        ]
+        for previous, span in pairwise(spans):
+            verdict.handovers += 1
+            if waits:
+                ends = [(since, arrival) for since, arrival in waits if since <= span.start <= arrival < span.end]
+                pause_ms = max((arrival - max(since, previous.end) for since, arrival in ends), default=0.0)
             else:
-                before = max((t for t in deliveries[key] if t <= rebalance.start), default=None)
-                after = min((t for t in deliveries[key] if t >= rebalance.start), default=None)
-                if before is None or after is None:
+                first = min((t for t in deliveries[key] if span.start <= t < span.end), default=None)
+                if first is None:
                     continue
-                pause_ms = after - before
-                if key in rebalance.retained and after > rebalance.end:
-                    # Nothing says that there was anything to read meanwhile.
-                    continue
-            verdict.pauses.append(Pause(key, max(pause_ms, 0.0), key in rebalance.retained))
+                pause_ms = first - previous.end
+            verdict.pauses.append(Pause(key, pause_ms, retained=False))
+        for span in spans:
+            through = [(start, end) for start, end in others if span.start < start and end < span.end]
+            pauses = [
+                arrival - since
+                for since, arrival in waits
+                if span.start <= since
+                and arrival < span.end
+                and any(since <= end and start <= arrival for start, end in through)
+            ]
+            if pauses:
+                verdict.pauses.append(Pause(key, max(pauses), retained=True))
 
 
 def _name(partition: Partition) -> str:

@@ -61,6 +61,7 @@ def run_limited(
         timed_out = not ended.wait(limit_s)
     finally:
         _kill_group(process.pid)
+        waiter.join()
         process.wait()
     reader.join(LAST_LINES_SECONDS)
     return Ended(process.returncode, timed_out)

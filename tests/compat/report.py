@@ -16,6 +16,7 @@ from typing import Any, Literal
 from tests.compat import scenarios
 
 Outcome = Literal["passed", "failed", "skipped"]
+OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "skipped")
 
 FOLDER = Path(__file__).parents[2] / "docs"
 JSON_NAME = "compatibility.json"
@@ -158,7 +159,7 @@ def _pauses(suites: Sequence[dict[str, Any]]) -> list[str]:
         (suite, row)
         for suite in suites
         for row in suite["rows"]
-        if row["deliveries"] and row["deliveries"]["rebalances"] and row["outcome"] == "passed"
+        if row["deliveries"] and row["deliveries"]["handovers"] and row["outcome"] == "passed"
     ]
     if not rows:
         return []
@@ -166,17 +167,18 @@ def _pauses(suites: Sequence[dict[str, Any]]) -> list[str]:
         "",
         "## Group scenarios, as the delivery logs show them",
         "",
-        "The longest time, in one rebalance, that a record waited on a partition that kept its owner and on one that",
-        "moved. Times include the machine's load.",
+        "How often a partition was handed over, how many records were delivered and how many of them again, and the",
+        "longest that a record waited while other partitions moved, and while its own did. The load of the machine",
+        "is in it.",
         "",
-        "| Client | Scenario | Rebalances | Records | Again | Retained ms | Moved ms |",
+        "| Client | Scenario | Hand-overs | Records | Again | Retained ms | Moved ms |",
         "|---|---|--:|--:|--:|--:|--:|",
     ]
     for suite, row in rows:
         counts = row["deliveries"]
         pauses = [str(counts[name]) if name in counts else "" for name in ("pause_retained_ms", "pause_moved_ms")]
         lines.append(
-            f"| {suite['client']} | {row['scenario']} | {counts['rebalances']} | {counts['deliveries']} |"
+            f"| {suite['client']} | {row['scenario']} | {counts['handovers']} | {counts['deliveries']} |"
             f" {counts['duplicates']} | {pauses[0]} | {pauses[1]} |"
         )
     return lines

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import subprocess
@@ -20,16 +19,15 @@ import sys
 import time
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tests.compat import report, scenarios
-from tests.compat.checker import Verdict, check, read_log
+from tests.compat import report
+from tests.compat.answers import WHOLE_SUITE, ask, ending, tail_of
 from tests.compat.control import Control
 from tests.compat.process import run_limited
-from tests.compat.report import Outcome, Row, SuiteResult
+from tests.compat.report import OUTCOMES, Row, SuiteResult
 from tests.compat.suites import CACHE, ROOT, Suite, SuiteError, discover
 from tests.gateway_process import GatewayProcess
 from tests.postgres import short_directory
@@ -37,35 +35,7 @@ from tests.postgres import short_directory
 SETTINGS = {"group.initial.rebalance.delay.ms": "0"}
 VERSION_SECONDS = 60.0
 SCRAPE_SECONDS = 10.0
-STDERR_TAIL_LINES = 15
-WHOLE_SUITE = "(suite)"
-OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "skipped")
-
-
-@dataclass(slots=True)
-class Answers:
-    """What a suite's stdout said. `faults`: lines that are no answers, and second answers to one scenario."""
-
-    rows: dict[str, Row] = field(default_factory=dict)
-    faults: list[str] = field(default_factory=list)
-
-    def take(self, line: str) -> Row | None:
-        if not line.strip():
-            return None
-        try:
-            entry = json.loads(line)
-            row = Row(str(entry["scenario"]), entry["outcome"], float(entry["seconds"]), str(entry.get("detail") or ""))
-            if row.outcome not in OUTCOMES:
-                raise ValueError(row.outcome)
-        except (ValueError, KeyError, TypeError):
-            self.faults.append(f"not an answer: {line[:200]}")
-            return None
-        if row.scenario in self.rows:
-            self.faults.append(f"{row.scenario} was answered twice")
-        if row.outcome == "skipped" and not row.detail:
-            row = Row(row.scenario, "failed", row.seconds, "skipped without a reason")
-        self.rows[row.scenario] = row
-        return row
+LOG_CHARACTERS = 500
 
 
 class Versions:
@@ -85,7 +55,8 @@ class Versions:
                         pair.split("=", 1)
                         for pair in line.partition("{")[2].partition("}")[0].replace('"', "").split(",")
                     )
-                    self.seen.setdefault(labels["api"], set()).add(int(labels["version"]))
+                    api = labels["api"].title().replace("_", "")
+                    self.seen.setdefault(api, set()).add(int(labels["version"]))
 
 
 def run_suite(
@@ -93,11 +64,13 @@ def run_suite(
     *,
     named: Sequence[str] = (),
     build_first: Sequence[Suite] = (),
-    directory: Path | None = None,
-    say: bool = True,
+    directory: Path,
+    on_row: Callable[[Row], None],
 ) -> SuiteResult:
-    """Build a suite, run it (only the `named` scenarios, if any) and judge its delivery logs."""
-    directory = directory or CACHE / "runs" / suite.name
+    """Build a suite, run it (only the `named` scenarios, if any) against a gateway, and judge its delivery logs.
+
+    Logs go to `directory`, which is emptied first. `on_row` is given each row as it becomes known.
+    """
     started = time.monotonic()
     result = SuiteResult(suite.name, suite.client, suite.language, date=_now(), gateway=gateway_version())
     if suite.fault:
@@ -108,10 +81,7 @@ def run_suite(
         result.left_out = missing
         return result
     with _alone(directory):
-        deliveries = directory / "deliveries"
-        deliveries.mkdir(parents=True)
-        stderr = directory / "stderr.log"
-        result.rows = _run(suite, named, build_first, directory, deliveries, stderr, result, say=say)
+        result.rows = _run(suite, named, build_first, directory, result, on_row)
     result.seconds = time.monotonic() - started
     return result
 
@@ -121,12 +91,11 @@ def _run(
     named: Sequence[str],
     build_first: Sequence[Suite],
     directory: Path,
-    deliveries: Path,
-    stderr: Path,
     result: SuiteResult,
-    *,
-    say: bool,
+    on_row: Callable[[Row], None],
 ) -> list[Row]:
+    deliveries, stderr = directory / "deliveries", directory / "stderr.log"
+    deliveries.mkdir()
     started = time.monotonic()
     for part in (*build_first, suite):
         failure = _build(part, stderr)
@@ -135,14 +104,6 @@ def _run(
     result.build_seconds = time.monotonic() - started
     result.version = _version(suite, stderr)
 
-    answers = Answers()
-
-    def on_line(line: str) -> None:
-        row = answers.take(line)
-        if row is not None and say:
-            _say(suite.name, row)
-
-    started = time.monotonic()
     with short_directory() as data, contextlib.ExitStack() as stack:
         gateway = GatewayProcess(data, database_url=None, settings={**SETTINGS, **suite.settings}, environment={})
         stack.callback(shutil.copy, gateway.log_path, directory / "gateway.log")
@@ -159,83 +120,14 @@ def _run(
             "COMPAT_SCENARIOS": ",".join(named),
             "COMPAT_SUITE": suite.name,
         }
-        try:
-            ended = run_limited(
-                suite.command(suite.run),
-                cwd=suite.folder,
-                environment=environment,
-                limit_s=suite.limit_s,
-                stderr=stderr,
-                on_line=on_line,
-            )
-        except OSError as error:
-            return [Row(WHOLE_SUITE, "failed", 0.0, f"could not be started: {error}")]
+        rows = ask(suite, named, environment=environment, deliveries=deliveries, stderr=stderr, on_row=on_row)
         versions.scrape()
         result.api_versions = {api: sorted(seen) for api, seen in sorted(versions.seen.items())}
         if not gateway.running:
-            answers.faults.append("the gateway had ended")
-    seconds = time.monotonic() - started
-
-    faults = list(answers.faults)
-    if ended.timed_out:
-        faults.append(f"hung: killed after its limit of {suite.limit_s:.0f} s")
-    elif ended.returncode:
-        faults.append(f"ended with {_ending(ended.returncode)}{_tail(stderr)}")
-    rows = [Row(WHOLE_SUITE, "failed", seconds, fault) for fault in faults]
-    rows += [judged(row, deliveries, say=say, suite=suite.name) for row in answers.rows.values()]
-    rows += [Row(name, "failed", 0.0, "not answered") for name in expected(suite, named, answered=set(answers.rows))]
+            rows.append(
+                Row(WHOLE_SUITE, "failed", 0.0, f"the gateway had ended: {gateway.log_tail()[-LOG_CHARACTERS:]}")
+            )
     return rows
-
-
-def expected(suite: Suite, named: Sequence[str], *, answered: set[str]) -> list[str]:
-    """Scenarios that were due and have no answer. A suite that only answers names of its own owes no canonical one."""
-    if named:
-        return [name for name in named if name not in answered]
-    if suite.scenarios:
-        return [name for name in suite.scenarios if name not in answered]
-    if answered and not any(scenarios.find(name) for name in answered):
-        return []
-    return scenarios.unanswered(answered)
-
-
-def judged(row: Row, deliveries: Path, *, say: bool, suite: str) -> Row:
-    """A row with what its delivery log proves. A scenario whose meaning is in the log does not pass without one."""
-    if row.outcome != "passed":
-        return row
-    scenario = scenarios.find(row.scenario)
-    logs = sorted(deliveries.glob(f"*.{row.scenario}.jsonl"))
-    if not logs:
-        if scenario is None or not scenario.logged:
-            return row
-        judgement = Row(row.scenario, "failed", row.seconds, "no delivery log")
-    else:
-        outage = scenario is not None and scenario.outage
-        verdicts = [check(read_log(path.read_text(errors="replace")), outage=outage) for path in logs]
-        problems = [problem for verdict in verdicts for problem in verdict.problems]
-        judgement = Row(
-            row.scenario,
-            "failed" if problems else "passed",
-            row.seconds,
-            "; ".join(["delivery log: " + problems[0], *problems[1:]]) if problems else row.detail,
-            _summary(verdicts),
-        )
-    if say and judgement.outcome != row.outcome:
-        _say(suite, judgement)
-    return judgement
-
-
-def _summary(verdicts: Sequence[Verdict]) -> dict[str, float]:
-    summary: dict[str, float] = {
-        "deliveries": sum(verdict.deliveries for verdict in verdicts),
-        "duplicates": sum(verdict.duplicates for verdict in verdicts),
-        "rewinds": sum(verdict.rewinds for verdict in verdicts),
-        "rebalances": sum(verdict.rebalances for verdict in verdicts),
-    }
-    for retained, name in ((True, "pause_retained_ms"), (False, "pause_moved_ms")):
-        pauses = [pause for verdict in verdicts if (pause := verdict.longest_pause_ms(retained=retained)) is not None]
-        if pauses:
-            summary[name] = round(max(pauses))
-    return summary
 
 
 def _build(suite: Suite, stderr: Path) -> str | None:
@@ -257,7 +149,7 @@ def _build(suite: Suite, stderr: Path) -> str | None:
     if ended.timed_out:
         return f"{suite.name}: the build was killed after its limit of {suite.build_limit_s:.0f} s"
     return (
-        f"{suite.name}: the build ended with {_ending(ended.returncode)}{_tail(stderr)}" if ended.returncode else None
+        f"{suite.name}: the build ended with {ending(ended.returncode)}{tail_of(stderr)}" if ended.returncode else None
     )
 
 
@@ -318,15 +210,6 @@ def _append(path: Path, line: str) -> None:
         log.write(line + "\n")
 
 
-def _tail(stderr: Path) -> str:
-    lines = stderr.read_text(errors="replace").splitlines()[-STDERR_TAIL_LINES:] if stderr.exists() else []
-    return ": " + " | ".join(line.strip() for line in lines if line.strip()) if lines else ""
-
-
-def _ending(returncode: int) -> str:
-    return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"
-
-
 def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
@@ -368,15 +251,18 @@ def _main(options: argparse.Namespace) -> int:
     for suite in chosen:
         print(f"{suite.name}: {suite.client} ({suite.language})", flush=True)
         uses = [known[name] for name in suite.uses if name in known]
-        result = run_suite(suite, named=scenario_names, build_first=uses)
+        directory = CACHE / "runs" / suite.name
+
+        def say(row: Row, name: str = suite.name) -> None:
+            _say(name, row)
+
+        result = run_suite(suite, named=scenario_names, build_first=uses, directory=directory, on_row=say)
         results.append(result)
         if result.left_out:
             print(f"  left out: {result.left_out}", flush=True)
             continue
-        for row in result.rows:
-            if row.scenario == WHOLE_SUITE or row.detail == "not answered":
-                _say(suite.name, row)
-        (CACHE / "runs" / suite.name / "result.json").write_text(report.suite_json(result))
+        if directory.exists():
+            (directory / "result.json").write_text(report.suite_json(result))
         print(f"  {_counts(result.rows)}, in {result.seconds:.0f} s; {result.version}", flush=True)
     whole = not names and not scenario_names
     folder = options.report or (report.FOLDER if whole else None)

@@ -1,0 +1,156 @@
+"""What a suite's program answered, and what of it holds.
+
+The one idea: a suite is believed about what failed and what it cannot do, never about what passed: the delivery log
+decides that, and what it did not answer has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.compat import scenarios
+from tests.compat.checker import Verdict, check, read_log
+from tests.compat.process import run_limited
+from tests.compat.report import OUTCOMES, Row
+from tests.compat.suites import Suite
+
+WHOLE_SUITE = "(suite)"
+STDERR_TAIL_LINES = 15
+
+
+def ask(
+    suite: Suite,
+    named: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    deliveries: Path,
+    stderr: Path,
+    on_row: Callable[[Row], None],
+) -> list[Row]:
+    """Run a suite's program to its end or its limit; all rows, also those for what it did not say."""
+    answers = Answers()
+    rows: list[Row] = []
+    adding = threading.Lock()
+
+    def add(row: Row) -> None:
+        with adding:
+            rows.append(row)
+        on_row(row)
+
+    def on_line(line: str) -> None:
+        row = answers.take(line)
+        if row is not None:
+            add(judged(row, deliveries))
+
+    started = time.monotonic()
+    try:
+        ended = run_limited(
+            suite.command(suite.run),
+            cwd=suite.folder,
+            environment=environment,
+            limit_s=suite.limit_s,
+            stderr=stderr,
+            on_line=on_line,
+        )
+    except OSError as error:
+        add(Row(WHOLE_SUITE, "failed", 0.0, f"could not be started: {error}"))
+        return rows
+    faults = list(answers.faults)
+    if ended.timed_out:
+        faults.append(f"hung: killed after its limit of {suite.limit_s:.0f} s")
+    elif ended.returncode:
+        faults.append(f"ended with {ending(ended.returncode)}{tail_of(stderr)}")
+    for fault in faults:
+        add(Row(WHOLE_SUITE, "failed", time.monotonic() - started, fault))
+    for name in expected(suite, named, answered=answers.scenarios):
+        add(Row(name, "failed", 0.0, "not answered"))
+    return rows
+
+
+@dataclass(slots=True)
+class Answers:
+    """What a suite's stdout said. `faults`: lines that are no answers, and second answers to one scenario."""
+
+    scenarios: set[str] = field(default_factory=set)
+    faults: list[str] = field(default_factory=list)
+
+    def take(self, line: str) -> Row | None:
+        if not line.strip():
+            return None
+        try:
+            entry = json.loads(line)
+            row = Row(str(entry["scenario"]), entry["outcome"], float(entry["seconds"]), str(entry.get("detail") or ""))
+            if row.outcome not in OUTCOMES:
+                raise ValueError(row.outcome)
+        except (ValueError, KeyError, TypeError):
+            self.faults.append(f"not an answer: {line[:200]}")
+            return None
+        if row.scenario in self.scenarios:
+            self.faults.append(f"{row.scenario} was answered twice")
+        if row.outcome == "skipped" and not row.detail:
+            row = Row(row.scenario, "failed", row.seconds, "skipped without a reason")
+        self.scenarios.add(row.scenario)
+        return row
+
+
+def expected(suite: Suite, named: Sequence[str], *, answered: set[str]) -> list[str]:
+    """Scenarios that were due and have no answer. A suite that only answers names of its own owes no canonical one."""
+    if named:
+        return [name for name in named if name not in answered]
+    if suite.scenarios:
+        return [name for name in suite.scenarios if name not in answered]
+    if answered and not any(scenarios.find(name) for name in answered):
+        return []
+    return scenarios.unanswered(answered)
+
+
+def judged(row: Row, deliveries: Path) -> Row:
+    """A row with what its delivery log proves. A scenario whose meaning is in the log does not pass without one."""
+    if row.outcome != "passed":
+        return row
+    scenario = scenarios.find(row.scenario)
+    logs = sorted(deliveries.glob(f"*.{row.scenario}.jsonl"))
+    if not logs:
+        if scenario is None or not scenario.logged:
+            return row
+        return Row(row.scenario, "failed", row.seconds, "no delivery log")
+    outage = scenario is not None and scenario.outage
+    verdicts = [check(read_log(path.read_text(errors="replace")), outage=outage) for path in logs]
+    problems = [problem for verdict in verdicts for problem in verdict.problems]
+    return Row(
+        row.scenario,
+        "failed" if problems else "passed",
+        row.seconds,
+        f"delivery log: {'; '.join(problems)}" if problems else row.detail,
+        _summary(verdicts),
+    )
+
+
+def _summary(verdicts: Sequence[Verdict]) -> dict[str, float]:
+    summary: dict[str, float] = {
+        "deliveries": sum(verdict.deliveries for verdict in verdicts),
+        "duplicates": sum(verdict.duplicates for verdict in verdicts),
+        "rewinds": sum(verdict.rewinds for verdict in verdicts),
+        "handovers": sum(verdict.handovers for verdict in verdicts),
+    }
+    for retained, name in ((True, "pause_retained_ms"), (False, "pause_moved_ms")):
+        pauses = [pause for verdict in verdicts if (pause := verdict.longest_pause_ms(retained=retained)) is not None]
+        if pauses:
+            summary[name] = round(max(pauses))
+    return summary
+
+
+def tail_of(stderr: Path) -> str:
+    """Its last lines in one, for the end of a sentence."""
+    lines = stderr.read_text(errors="replace").splitlines()[-STDERR_TAIL_LINES:] if stderr.exists() else []
+    return ": " + " | ".join(line.strip() for line in lines if line.strip()) if lines else ""
+
+
+def ending(returncode: int) -> str:
+    """How a process ended, in words."""
+    return f"signal {-returncode}" if returncode < 0 else f"exit code {returncode}"

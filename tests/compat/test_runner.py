@@ -1,0 +1,284 @@
+"""The runner, by suites that hang, crash, lie or are missing: each ends as rows, and only what holds has passed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import textwrap
+from collections import Counter
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.compat import scenarios
+from tests.compat.answers import WHOLE_SUITE, ask
+from tests.compat.report import Row, SuiteResult, write
+from tests.compat.run import main, run_suite
+from tests.compat.suites import FOLDER, SuiteError, discover, load
+
+LOG_LINES = [
+    {"t": 1, "event": "scenario", "mode": "eager", "topic": "t", "partitions": 1, "produced": {"0": 1}},
+    {"t": 2, "event": "assigned", "member": "c1", "partition": 0},
+    {"t": 3, "event": "delivered", "member": "c1", "partition": 0, "offset": 0},
+]
+
+
+def suite_of(folder: Path, program: str, *, more: str = "", limit_s: float = 20) -> Path:
+    """A suite whose program is Python; `answer(name, outcome, detail)` prints a line of the contract."""
+    folder.mkdir(parents=True)
+    preamble = """
+        import json, os, signal, subprocess, sys, time, urllib.request
+
+        def answer(name, outcome="passed", detail=""):
+            line = {"scenario": name, "outcome": outcome, "seconds": 0.1, "detail": detail}
+            print(json.dumps(line), flush=True)
+    """
+    (folder / "program.py").write_text(textwrap.dedent(preamble) + textwrap.dedent(program))
+    (folder / "suite.toml").write_text(
+        f'client = "Fake"\nlanguage = "Python"\nrun = ["{{python}}", "{{suite}}/program.py"]\n'
+        f"limit_s = {limit_s}\n{more}"
+    )
+    return folder
+
+
+def ask_suite(tmp_path: Path, program: str, *, more: str = "scenarios = []\n", limit_s: float = 20) -> list[Row]:
+    """Run a fake suite without a gateway."""
+    suite = load(suite_of(tmp_path / "fake", program, more=more, limit_s=limit_s))
+    deliveries = tmp_path / "deliveries"
+    deliveries.mkdir()
+    environment = {**os.environ, "COMPAT_DELIVERIES": str(deliveries)}
+    seen: list[Row] = []
+    stderr = tmp_path / "stderr.log"
+    rows = ask(suite, [], environment=environment, deliveries=deliveries, stderr=stderr, on_row=seen.append)
+    assert seen == rows
+    return rows
+
+
+def outcomes(rows: list[Row]) -> dict[str, str]:
+    return {row.scenario: row.outcome for row in rows}
+
+
+def test_a_suite_that_hangs_is_killed_with_all_it_started_and_has_failed(tmp_path: Path) -> None:
+    """Also a child that holds its stdout, one that is stopped, and one that left the process group."""
+    rows = ask_suite(
+        tmp_path,
+        f"""
+        answer("mine.one")
+        pids = []
+        for session in (False, False, True):
+            child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=session)
+            pids.append(child.pid)
+        os.kill(pids[1], signal.SIGSTOP)
+        with open({str(tmp_path / "pids")!r}, "w") as file:
+            file.write(" ".join(map(str, [os.getpid(), *pids])))
+        time.sleep(600)
+        """,
+        more='scenarios = ["mine.one", "mine.two", "mine.three"]\n',
+        limit_s=3,
+    )
+    assert outcomes(rows) == {
+        "mine.one": "passed",
+        WHOLE_SUITE: "failed",
+        "mine.two": "failed",
+        "mine.three": "failed",
+    }
+    assert {row.detail for row in rows if row.outcome == "failed"} == {
+        "hung: killed after its limit of 3 s",
+        "not answered",
+    }
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 4
+    for pid in pids:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(pid).wait(10)
+
+
+def test_a_suite_that_crashes_has_failed_with_its_last_words(tmp_path: Path) -> None:
+    rows = ask_suite(tmp_path, 'answer("data.codec.none")\nsys.exit("no such broker")', more="")
+    assert rows[0] == Row("data.codec.none", "passed", 0.1)
+    assert rows[1].scenario == WHOLE_SUITE
+    assert rows[1].detail == "ended with exit code 1: no such broker"
+    unanswered = {row.scenario for row in rows[2:]}
+    assert unanswered == {scenario.name for scenario in scenarios.SCENARIOS} - {"data.codec.none"}
+    assert {row.outcome for row in rows[1:]} == {"failed"}
+
+
+def test_a_suite_killed_by_a_signal_has_failed(tmp_path: Path) -> None:
+    rows = ask_suite(tmp_path, "os.kill(os.getpid(), signal.SIGSEGV)")
+    assert rows[0].detail.startswith("ended with signal 11")
+
+
+def test_a_suite_that_cannot_be_started_has_failed(tmp_path: Path) -> None:
+    folder = suite_of(tmp_path / "fake", "")
+    toml = (folder / "suite.toml").read_text().replace("{python}", "/no/such/program")
+    (folder / "suite.toml").write_text(toml)
+    arguments = {"environment": os.environ, "deliveries": tmp_path, "stderr": tmp_path / "stderr.log"}
+    rows = ask(load(folder), [], **arguments, on_row=lambda row: None)  # type: ignore[arg-type]
+    assert outcomes(rows) == {WHOLE_SUITE: "failed"}
+
+
+def test_what_is_no_answer_is_a_fault(tmp_path: Path) -> None:
+    rows = ask_suite(
+        tmp_path,
+        """
+        print("PASS TestSomething")
+        print(json.dumps({"scenario": "x", "outcome": "splendid", "seconds": 1}))
+        answer("mine.one")
+        answer("mine.one")
+        """,
+    )
+    assert Counter(row.scenario for row in rows) == {"mine.one": 2, WHOLE_SUITE: 3}
+    faults = [row.detail for row in rows if row.scenario == WHOLE_SUITE]
+    assert faults[0] == "not an answer: PASS TestSomething"
+    assert faults[2] == "mine.one was answered twice"
+
+
+def test_a_skip_needs_a_reason_and_is_no_pass(tmp_path: Path) -> None:
+    rows = ask_suite(tmp_path, 'answer("mine.one", "skipped")\nanswer("mine.two", "skipped", "has no groups")')
+    assert outcomes(rows) == {"mine.one": "failed", "mine.two": "skipped"}
+
+
+def test_an_assignor_answers_for_all_and_own_scenarios_owe_nothing(tmp_path: Path) -> None:
+    answered = {scenario.name.replace(scenarios.ASSIGNOR_FIELD, "sticky") for scenario in scenarios.SCENARIOS}
+    assert scenarios.unanswered(answered) == []
+    assert scenarios.unanswered(answered - {"groups.sticky.1-2-4"}) == ["groups.<assignor>.1-2-4"]
+    assert outcomes(ask_suite(tmp_path, 'answer("upstream.TestIt")', more="")) == {"upstream.TestIt": "passed"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome", "detail"),
+    [
+        (LOG_LINES, "passed", ""),
+        ([*LOG_LINES, LOG_LINES[-1]], "failed", "delivery log: t-0 offset 0 was delivered again, to c1"),
+        ([], "failed", "no delivery log"),
+    ],
+)
+def test_the_delivery_log_decides(tmp_path: Path, lines: list[object], outcome: str, detail: str) -> None:
+    written = "\n".join(json.dumps(line) for line in lines)
+    rows = ask_suite(
+        tmp_path,
+        f"""
+        if {written!r}:
+            with open(os.environ["COMPAT_DELIVERIES"] + "/fake.groups.leave.jsonl", "w") as log:
+                log.write({written!r})
+        answer("groups.leave")
+        """,
+        more='scenarios = ["groups.leave"]\n',
+    )
+    assert [(row.scenario, row.outcome, row.detail) for row in rows] == [("groups.leave", outcome, detail)]
+
+
+def test_a_missing_toolchain_leaves_the_suite_out(tmp_path: Path) -> None:
+    suite = load(suite_of(tmp_path / "fake", "", more='needs = ["no-such-compiler"]\n'))
+    result = run_suite(suite, directory=tmp_path / "run", on_row=lambda row: None)
+    assert result.left_out == "needs no-such-compiler, not on PATH"
+    assert result.rows == []
+    used = run_suite(load(FOLDER / "kcat"), build_first=[suite], directory=tmp_path / "run", on_row=lambda row: None)
+    assert used.left_out == "fake needs no-such-compiler, not on PATH"
+
+
+@pytest.mark.parametrize(
+    ("build", "said"),
+    [
+        ('build = ["{python}", "-c", "import sys; sys.exit(\'no such crate\')"]', "exit code 1: no such crate"),
+        ('build = ["/no/such/compiler"]', "could not be built"),
+        ('build = ["sleep", "600"]\nbuild_limit_s = 1', "killed after its limit of 1 s"),
+    ],
+)
+def test_a_build_that_fails_or_hangs_fails_the_suite(tmp_path: Path, build: str, said: str) -> None:
+    suite = load(suite_of(tmp_path / "fake", 'answer("mine.one")', more=build + "\n"))
+    try:
+        result = run_suite(suite, directory=tmp_path / "run", on_row=lambda row: None)
+    finally:
+        shutil.rmtree(suite.build_dir, ignore_errors=True)
+    assert outcomes(result.rows) == {WHOLE_SUITE: "failed"}
+    assert said in result.rows[0].detail
+
+
+def test_a_suite_whose_description_is_wrong_fails_alone(tmp_path: Path) -> None:
+    suite_of(tmp_path / "good", "")
+    suite_of(tmp_path / "wrong", "", more="colour = 1\n")
+    good, wrong = discover(tmp_path)
+    assert not good.fault
+    assert "unknown: colour" in wrong.fault
+    result = run_suite(wrong, directory=tmp_path / "run", on_row=lambda row: None)
+    assert outcomes(result.rows) == {WHOLE_SUITE: "failed"}
+    for toml in ("client = 1", 'client = "x"\nlanguage = "y"\nrun = "z"', 'client = "x"', "= nothing"):
+        (tmp_path / "good" / "suite.toml").write_text(toml)
+        with pytest.raises(SuiteError, match=r"suite\.toml"):
+            load(tmp_path / "good")
+
+
+def test_two_runs_of_one_suite_do_not_share_their_logs(tmp_path: Path) -> None:
+    nested = f"""
+        import sys
+        from pathlib import Path
+        from tests.compat.run import run_suite
+        from tests.compat.suites import SuiteError, load
+        try:
+            run_suite(load(Path({str(tmp_path / "fake")!r})), directory=Path(sys.argv[1]), on_row=print)
+        except SuiteError as error:
+            answer("mine.refused", "skipped", str(error))
+    """
+    suite = load(
+        suite_of(tmp_path / "outer", nested, more='build = ["true"]\nscenarios = ["mine.refused"]\n').with_name("outer")
+    )
+    suite_of(tmp_path / "fake", "")
+    run = (sys.executable, str(suite.folder / "program.py"), str(tmp_path / "run"))
+    outer = type(suite)("outer", suite.folder, "Fake", "Python", run, scenarios=("mine.refused",), limit_s=30)
+    result = run_suite(outer, directory=tmp_path / "run", on_row=lambda row: None)
+    assert [(row.scenario, row.detail) for row in result.rows] == [("mine.refused", "run is being run already")]
+
+
+def test_a_suite_restarts_and_kills_its_gateway(tmp_path: Path) -> None:
+    """The whole way, with a real gateway: control, settings, versions on the wire, what a suite is told."""
+    program = f"""
+        sys.path.insert(0, {str(FOLDER.parents[1])!r})
+        from tests.gateway_process import answers
+        bootstrap, control = os.environ["COMPAT_BOOTSTRAP"], os.environ["COMPAT_CONTROL"]
+        assert answers(bootstrap)
+        for action in ("restart", "kill"):
+            with urllib.request.urlopen(urllib.request.Request(f"{{control}}/{{action}}", method="POST")) as reply:
+                assert json.load(reply) == {{"ok": True}}
+            answer(f"mine.{{action}}", "passed" if answers(bootstrap) else "failed")
+        try:
+            urllib.request.urlopen(urllib.request.Request(f"{{control}}/explode", method="POST"))
+        except urllib.error.HTTPError as error:
+            answer("mine.unknown", "passed" if error.code == 404 else "failed")
+    """
+    more = '[settings]\n"num.partitions" = "3"\n'
+    suite = load(suite_of(tmp_path / "fake", program, more=more, limit_s=120))
+    result = run_suite(suite, directory=tmp_path / "run", on_row=lambda row: None)
+    assert outcomes(result.rows) == {"mine.restart": "passed", "mine.kill": "passed", "mine.unknown": "passed"}
+    assert result.api_versions == {"ApiVersions": [0]}
+    assert (tmp_path / "run" / "gateway.log").read_text().count('"event": "serving"') == 3
+
+
+def test_the_card_keeps_what_was_not_run_and_says_what_was_left_out(tmp_path: Path) -> None:
+    def result(name: str, rows: list[Row], left_out: str = "") -> SuiteResult:
+        return SuiteResult(name, name.title(), "C", "2026-01-02T03:04:05+00:00", "abc", "1.0", left_out, rows=rows)
+
+    logged = {"deliveries": 8, "duplicates": 0, "rewinds": 0, "handovers": 2, "pause_moved_ms": 40}
+    one = result("one", [Row("groups.leave", "passed", 1.0, deliveries=logged), Row("mine", "failed", 2.0, "a | b")])
+    write(tmp_path, [one, result("two", [], "needs go, not on PATH")], keep_others=False)
+    write(tmp_path, [result("three", [Row("groups.leave", "skipped", 0.0, "has no groups")])], keep_others=True)
+    card = (tmp_path / "compatibility.md").read_text()
+    assert "| One | C | 1.0 | 1 | 1 | 0 | 0 |" in card
+    assert "left out: needs go, not on PATH" in card
+    assert "| groups.leave | ✓ | – |" in card
+    assert "| One | mine | a \\| b |" in card
+    assert "| Three | groups.leave | has no groups |" in card
+    assert "| One | groups.leave | 2 | 8 | 0 |  | 40 |" in card
+    names = [suite["name"] for suite in json.loads((tmp_path / "compatibility.json").read_text())["suites"]]
+    assert names == ["one", "three", "two"]
+
+
+def test_the_command_refuses_suites_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["no-such-client"]) == 2
+    assert "no suite no_such_client" in capsys.readouterr().err
+    assert main(["kcat", "--list"]) == 0
+    assert "kcat (C)" in capsys.readouterr().out
