@@ -53,22 +53,22 @@ class Connection:
         return await self.receive(api_key, version, response)
 
 
+def join_request(group_id: str, member_id: str = "") -> JoinGroupRequest:
+    return JoinGroupRequest(
+        group_id=group_id,
+        session_timeout_ms=60_000,
+        rebalance_timeout_ms=60_000,
+        member_id=member_id,
+        protocol_type="consumer",
+        protocols=(JoinGroupRequestProtocol(name="range", metadata=METADATA),),
+    )
+
+
 async def join(connection: Connection, group_id: str, member_id: str = "") -> JoinGroupResponse:
     """The two-step join of KIP-394: first for an id, then with it; parks until the join phase completes."""
     while True:
-        answer = await connection.ask(
-            ApiKey.JOIN_GROUP,
-            JOIN_VERSION,
-            JoinGroupRequest(
-                group_id=group_id,
-                session_timeout_ms=60_000,
-                rebalance_timeout_ms=60_000,
-                member_id=member_id,
-                protocol_type="consumer",
-                protocols=(JoinGroupRequestProtocol(name="range", metadata=METADATA),),
-            ),
-            JoinGroupResponse,
-        )
+        request = join_request(group_id, member_id)
+        answer = await connection.ask(ApiKey.JOIN_GROUP, JOIN_VERSION, request, JoinGroupResponse)
         assert isinstance(answer, JoinGroupResponse)
         if answer.error_code == 0:
             return answer
@@ -112,39 +112,14 @@ async def join_wave(host: str, port: int, members: int) -> float:
     await sync(connections[0], group_id, leader)
     ids: list[str] = []
     for connection in connections[1:]:
-        answer = await connection.ask(
-            ApiKey.JOIN_GROUP,
-            JOIN_VERSION,
-            JoinGroupRequest(
-                group_id=group_id,
-                session_timeout_ms=60_000,
-                rebalance_timeout_ms=60_000,
-                protocol_type="consumer",
-                protocols=(JoinGroupRequestProtocol(name="range", metadata=METADATA),),
-            ),
-            JoinGroupResponse,
-        )
+        answer = await connection.ask(ApiKey.JOIN_GROUP, JOIN_VERSION, join_request(group_id), JoinGroupResponse)
         assert isinstance(answer, JoinGroupResponse)
         if answer.error_code != MEMBER_ID_REQUIRED:
             raise RuntimeError(f"JoinGroup answered {answer.error_code}")
         ids.append(answer.member_id)
 
     async def settle(connection: Connection, member_id: str) -> int:
-        connection.writer.write(
-            frame(
-                ApiKey.JOIN_GROUP,
-                JOIN_VERSION,
-                1,
-                JoinGroupRequest(
-                    group_id=group_id,
-                    session_timeout_ms=60_000,
-                    rebalance_timeout_ms=60_000,
-                    member_id=member_id,
-                    protocol_type="consumer",
-                    protocols=(JoinGroupRequestProtocol(name="range", metadata=METADATA),),
-                ),
-            )
-        )
+        connection.writer.write(frame(ApiKey.JOIN_GROUP, JOIN_VERSION, 1, join_request(group_id, member_id)))
         joined = await connection.receive(ApiKey.JOIN_GROUP, JOIN_VERSION, JoinGroupResponse)
         assert isinstance(joined, JoinGroupResponse)
         if joined.error_code:

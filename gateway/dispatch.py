@@ -18,7 +18,8 @@ import structlog
 
 from gateway.connection import Chunk, Hold, UnanswerableError
 from gateway.context import ConnectionInfo, RequestContext, Services
-from gateway.errors import error_response, storage_code, top_level_error_response
+from gateway.error_responses import error_response, top_level_error_response
+from gateway.errors import storage_code
 from gateway.logs import REQUEST
 from gateway.metrics import Metrics, RequestSeries
 from protocol.api_keys import ApiKey

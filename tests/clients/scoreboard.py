@@ -8,6 +8,7 @@ snapshot and none sleeps.
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -104,7 +105,7 @@ class Scoreboard:
         return sorted(position for position, count in seen.items() if count > 1)
 
 
-class ConsumerThread(threading.Thread):
+class ConsumerThread(threading.Thread, ABC):
     """A consumer that polls until told to stop, then closes in an orderly way (LeaveGroup included)."""
 
     def __init__(self, name: str, board: Scoreboard) -> None:
@@ -130,11 +131,14 @@ class ConsumerThread(threading.Thread):
         self.join(timeout_s)
         assert not self.is_alive(), f"{self.name} did not close in {timeout_s} s"
 
+    @abstractmethod
     def open(self) -> None:
-        raise NotImplementedError
+        """Create the consumer and subscribe."""
 
+    @abstractmethod
     def poll_once(self) -> None:
-        raise NotImplementedError
+        """Wait a moment for records and report them."""
 
+    @abstractmethod
     def close_consumer(self) -> None:
-        raise NotImplementedError
+        """Leave in order."""

@@ -33,7 +33,7 @@ from gateway.coordinator.model import (
     SyncGroup,
     SyncReply,
 )
-from gateway.errors import error_response
+from gateway.error_responses import error_response
 from gateway.groups import Groups
 from gateway.tail import Tail
 from protocol import codec

@@ -9,7 +9,8 @@ from uuid import UUID
 import pytest
 
 from gateway.apis import SERVED
-from gateway.errors import REFUSAL_CODES, UNAVAILABLE_CODES, error_response, storage_code, top_level_error_response
+from gateway.error_responses import error_response, top_level_error_response
+from gateway.errors import REFUSAL_CODES, UNAVAILABLE_CODES, storage_code
 from protocol import codec
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
