@@ -18,6 +18,9 @@ from typing import BinaryIO
 
 import psutil
 
+_leaders: set[int] = set()
+"""Of the groups that run, for whoever has to end them all."""
+
 LAST_LINES_SECONDS = 10.0
 MAX_LINE_BYTES = 1 << 20
 
@@ -56,15 +59,23 @@ def run_limited(
     ended = threading.Event()
     waiter = threading.Thread(target=_wait_unreaped, args=(process.pid, ended), daemon=True)
     waiter.start()
+    _leaders.add(process.pid)
     timed_out = True
     try:
         timed_out = not ended.wait(limit_s)
     finally:
         _kill_group(process.pid)
         waiter.join()
+        _leaders.discard(process.pid)
         process.wait()
     reader.join(LAST_LINES_SECONDS)
     return Ended(process.returncode, timed_out)
+
+
+def end_all() -> None:
+    """Kill every command that still runs; whoever waits for one sees it end."""
+    for leader in list(_leaders):
+        _kill_group(leader)
 
 
 def _wait_unreaped(pid: int, ended: threading.Event) -> None:

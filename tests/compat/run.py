@@ -14,19 +14,22 @@ import contextlib
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.compat import report
 from tests.compat.answers import WHOLE_SUITE, ask, ending, tail_of
 from tests.compat.control import Control
-from tests.compat.process import run_limited
+from tests.compat.process import end_all, run_limited
 from tests.compat.report import OUTCOMES, Row, SuiteResult
 from tests.compat.suites import CACHE, ROOT, Suite, SuiteError, discover
 from tests.gateway_process import GatewayProcess
@@ -36,6 +39,9 @@ SETTINGS = {"group.initial.rebalance.delay.ms": "0"}
 VERSION_SECONDS = 60.0
 SCRAPE_SECONDS = 10.0
 LOG_CHARACTERS = 500
+
+_building = threading.Lock()
+"""Maven, npm and their like share a store of packages that does not bear two of them."""
 
 
 class Versions:
@@ -74,7 +80,7 @@ def run_suite(
     started = time.monotonic()
     result = SuiteResult(suite.name, suite.client, suite.language, date=_now(), gateway=gateway_version())
     if suite.fault:
-        result.rows = [Row(WHOLE_SUITE, "failed", 0.0, suite.fault)]
+        result.rows = [_reported(Row(WHOLE_SUITE, "failed", 0.0, suite.fault), on_row)]
         return result
     missing = suite.missing() or next((f"{used.name} {why}" for used in build_first if (why := used.missing())), None)
     if missing is not None:
@@ -96,18 +102,22 @@ def _run(
 ) -> list[Row]:
     deliveries, stderr = directory / "deliveries", directory / "stderr.log"
     deliveries.mkdir()
-    started = time.monotonic()
-    for part in (*build_first, suite):
-        failure = _build(part, stderr)
-        if failure is not None:
-            return [Row(WHOLE_SUITE, "failed", time.monotonic() - started, failure)]
-    result.build_seconds = time.monotonic() - started
+    with _building:
+        started = time.monotonic()
+        for part in (*build_first, suite):
+            failure = _build(part, stderr)
+            if failure is not None:
+                return [_reported(Row(WHOLE_SUITE, "failed", time.monotonic() - started, failure), on_row)]
+        result.build_seconds = time.monotonic() - started
     result.version = _version(suite, stderr)
 
     with short_directory() as data, contextlib.ExitStack() as stack:
         gateway = GatewayProcess(data, database_url=None, settings={**SETTINGS, **suite.settings}, environment={})
         stack.callback(shutil.copy, gateway.log_path, directory / "gateway.log")
-        gateway.start()
+        try:
+            gateway.start()
+        except AssertionError as error:
+            return [_reported(Row(WHOLE_SUITE, "failed", 0.0, str(error)[-LOG_CHARACTERS:]), on_row)]
         stack.callback(gateway.close)
         versions = Versions(gateway)
         control = stack.enter_context(Control(gateway, versions.scrape))
@@ -124,9 +134,8 @@ def _run(
         versions.scrape()
         result.api_versions = {api: sorted(seen) for api, seen in sorted(versions.seen.items())}
         if not gateway.running:
-            rows.append(
-                Row(WHOLE_SUITE, "failed", 0.0, f"the gateway had ended: {gateway.log_tail()[-LOG_CHARACTERS:]}")
-            )
+            said = gateway.log_tail()[-LOG_CHARACTERS:]
+            rows.append(_reported(Row(WHOLE_SUITE, "failed", 0.0, f"the gateway had ended: {said}"), on_row))
     return rows
 
 
@@ -214,6 +223,11 @@ def _now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
+def _reported(row: Row, on_row: Callable[[Row], None]) -> Row:
+    on_row(row)
+    return row
+
+
 def _say(suite: str, row: Row) -> None:
     detail = f"  {row.detail}" if row.detail and row.outcome != "passed" else ""
     print(f"  {row.outcome:7} {suite} {row.scenario} {row.seconds:.1f} s{detail}", flush=True)
@@ -226,6 +240,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--report", type=Path, nargs="?", const=report.FOLDER, help="write the report card, to a folder"
     )
+    parser.add_argument("--jobs", type=int, default=1, help="how many suites run at a time")
     parser.add_argument("--list", action="store_true", help="say which suites there are and which can run here")
     options = parser.parse_args(arguments)
     try:
@@ -247,23 +262,21 @@ def _main(options: argparse.Namespace) -> int:
             print(f"{suite.name:14} {suite.client} ({suite.language}): {suite.missing() or 'can run'}")
         return 0
     scenario_names = [name for name in options.scenarios.split(",") if name]
-    results: list[SuiteResult] = []
-    for suite in chosen:
-        print(f"{suite.name}: {suite.client} ({suite.language})", flush=True)
-        uses = [known[name] for name in suite.uses if name in known]
-        directory = CACHE / "runs" / suite.name
 
-        def say(row: Row, name: str = suite.name) -> None:
-            _say(name, row)
+    def run(suite: Suite) -> SuiteResult:
+        return _run_and_say(suite, [known[name] for name in suite.uses if name in known], scenario_names)
 
-        result = run_suite(suite, named=scenario_names, build_first=uses, directory=directory, on_row=say)
-        results.append(result)
-        if result.left_out:
-            print(f"  left out: {result.left_out}", flush=True)
-            continue
-        if directory.exists():
-            (directory / "result.json").write_text(report.suite_json(result))
-        print(f"  {_counts(result.rows)}, in {result.seconds:.0f} s; {result.version}", flush=True)
+    # SIGTERM unwinds as Ctrl-C does, so that nothing that was started stays.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    pool = ThreadPoolExecutor(options.jobs)
+    try:
+        results = list(pool.map(run, chosen))
+    except BaseException:
+        pool.shutdown(wait=False, cancel_futures=True)
+        end_all()
+        raise
+    finally:
+        pool.shutdown()
     whole = not names and not scenario_names
     folder = options.report or (report.FOLDER if whole else None)
     if folder is not None:
@@ -275,6 +288,23 @@ def _main(options: argparse.Namespace) -> int:
             print(f"Left out: {result.client}: {result.left_out}")
     print(f"compat: {_counts(rows)}")
     return 1 if any(row.outcome == "failed" for row in rows) else 0
+
+
+def _run_and_say(suite: Suite, uses: Sequence[Suite], scenario_names: Sequence[str]) -> SuiteResult:
+    print(f"{suite.name}: {suite.client} ({suite.language})", flush=True)
+    directory = CACHE / "runs" / suite.name
+
+    def say(row: Row) -> None:
+        _say(suite.name, row)
+
+    result = run_suite(suite, named=scenario_names, build_first=uses, directory=directory, on_row=say)
+    if result.left_out:
+        print(f"{suite.name}: left out: {result.left_out}", flush=True)
+        return result
+    if directory.exists():
+        (directory / "result.json").write_text(report.suite_json(result))
+    print(f"{suite.name}: {_counts(result.rows)}, in {result.seconds:.0f} s; {result.version}", flush=True)
+    return result
 
 
 def _counts(rows: Sequence[Row]) -> str:
