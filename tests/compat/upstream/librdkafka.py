@@ -1,0 +1,374 @@
+"""Runs the tests that librdkafka carries in its source: `python -m tests.compat.upstream.librdkafka STEP BUILD`.
+
+The one idea: nothing of theirs is kept here but names. Debian's source package comes through apt from the machine's own
+sources, is compiled in the build folder, and of its tests those run that `librdkafka.allow.toml` lists; of every other
+one that file says why not. In the version that the list was made for, a test that it does not know is a failure, and so
+is a name that is no test; in any other version such a test is answered as skipped.
+
+STEP is build, run or version. Each test becomes the scenario `upstream.<test>`, in a process of its own that ends at
+its own limit. Tests of their scenario `noautocreate` get a gateway that creates no topic unasked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.compat.process import run_limited
+from tests.compat.upstream import kafka_topics
+from tests.gateway_process import GatewayProcess
+from tests.postgres import short_directory
+
+PACKAGE = "librdkafka"
+ALLOW_LIST = Path(__file__).parent / "librdkafka.allow.toml"
+KAFKA_VERSION = "4.1.0"
+NO_AUTO_CREATE = "noautocreate"
+SETTINGS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "num.partitions": "4",
+    "auto.create.topics.enable": "false",
+}
+# Most of a test's time is waiting.
+PARALLEL = 3
+DETAIL_LINES = 6
+DETAIL_CHARACTERS = 600
+
+_COLOUR = re.compile(r"\033\[[\d;]*m")
+_SUMMARY = re.compile(r"^\|\s*(\w+)\s+\|\s*(PASSED|FAILED|SKIPPED|RUNNING)\s+\|\s*([\d.]+)s\s*\|?\s*(.*)$")
+_SUBTEST_PASSED = re.compile(r"\[ (.+): PASS \([\d.]+s\) \]$")
+_SUBTEST_SKIPPED = re.compile(r"\[ (\w+):\d+(?:: .*)?: SKIP: .* \]$")
+_FAILED = re.compile(r'^### Test "(.*)" failed at (\S+?):\w*\(\) at .* ###$')
+_OUTCOMES = {"PASSED": "passed", "SKIPPED": "skipped"}
+
+
+@dataclass(frozen=True, slots=True)
+class Test:
+    """One entry of their table. `number` is what a run is chosen by; several tests may share it."""
+
+    name: str
+    scenario: str
+    local: bool
+
+    @property
+    def number(self) -> str:
+        return self.name.partition("_")[0]
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A test as the allow list names it: whole, or `<test>: <part>`, where `part` occurs in its subtests' names."""
+
+    test: str
+    part: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Choice:
+        test, _, part = text.partition(": ")
+        return cls(test, part)
+
+    @property
+    def scenario(self) -> str:
+        return f"{self.test}.{self.part.replace(' ', '-')}" if self.part else self.test
+
+
+@dataclass(frozen=True, slots=True)
+class AllowList:
+    """`version` is the one that it was made for; `left_out` gives the reason of each choice that does not run."""
+
+    version: str
+    limit_s: float
+    limits_s: dict[Choice, float]
+    kafka_versions: dict[str, str]
+    run: tuple[Choice, ...]
+    left_out: dict[Choice, str]
+
+    @classmethod
+    def load(cls) -> AllowList:
+        entries: dict[str, Any] = tomllib.loads(ALLOW_LIST.read_text())
+        return cls(
+            entries["version"],
+            float(entries["limit_s"]),
+            {Choice.parse(name): float(limit) for name, limit in entries["limits_s"].items()},
+            entries["kafka_versions"],
+            tuple(Choice.parse(name) for name in entries["run"]),
+            {Choice.parse(name): str(group["reason"]) for group in entries["left_out"] for name in group["tests"]},
+        )
+
+    def limit_of(self, choice: Choice) -> float:
+        return self.limits_s.get(choice, self.limit_s)
+
+    def faults(self, version: str, there: Mapping[str, Test]) -> list[str]:
+        """What is wrong with it for the tests that are there."""
+        chosen = {choice.test for choice in (*self.run, *self.left_out)}
+        faults: list[str] = []
+        if version == self.version:
+            faults += [f"no reason for {name}" for name in there if name not in chosen]
+            faults += [f"no such test: {name}" for name in sorted(chosen - there.keys())]
+        whole = Counter(choice.test for choice in {*self.run, *self.left_out})
+        for choice in (*self.run, *self.left_out):
+            if not choice.part and whole[choice.test] > 1:
+                faults.append(f"both whole and in parts: {choice.test}")
+        faults += [f"both run and left out: {choice.scenario}" for choice in self.run if choice in self.left_out]
+        faults += [
+            f"tests no broker: {choice.test}"
+            for choice in self.run
+            if choice.test in there and there[choice.test].local
+        ]
+        return faults
+
+
+def tests_of(source: Path) -> dict[str, Test]:
+    """Their table of tests, from the source of the runner."""
+    table = (source / "tests" / "test.c").read_text().partition("struct test tests[]")[2].partition("{NULL}")[0]
+    tests: dict[str, Test] = {}
+    for entry in table.split("_TEST(")[1:]:
+        name = entry.partition(",")[0].strip()
+        scenario = re.search(r'\.scenario\s*=\s*"([^"]+)"', entry)
+        tests[name] = Test(name, scenario[1] if scenario else "default", "TEST_F_LOCAL" in entry)
+    return tests
+
+
+def build(folder: Path) -> None:
+    """Fetch, unpack and compile, once. Where apt has no source package, that is written down for `run` to say."""
+    if (folder / "version").exists():
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    unavailable = folder / "unavailable"
+    unavailable.unlink(missing_ok=True)
+    shutil.rmtree(folder / "source", ignore_errors=True)
+    source = _fetch(folder)
+    if source is None:
+        unavailable.write_text("the apt sources of this machine gave no source package of librdkafka")
+        return
+    jobs = f"-j{os.cpu_count() or 1}"
+    for command in (["./configure"], ["make", jobs, "libs"], ["make", "-C", "tests", jobs, "build"]):
+        # Whatever they print may not be taken for an answer.
+        subprocess.run(command, cwd=source, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+    version = source.name.removeprefix(f"{PACKAGE}-")
+    source.rename(folder / "source")
+    (folder / "version").write_text(version)
+
+
+def _fetch(folder: Path) -> Path | None:
+    """The unpacked source package; None if apt cannot give it.
+
+    apt gets lists, cache and sources of its own: the sources are copies of the machine's, asked for source packages.
+    """
+    with tempfile.TemporaryDirectory(dir=folder) as private_name:
+        private = Path(private_name)
+        for directory in ("lists/partial", "cache/archives/partial", "sources"):
+            (private / directory).mkdir(parents=True)
+        for path in _apt_sources():
+            (private / "sources" / path.name).write_text(_asking_for_source(path.read_text(), path.suffix))
+        configuration = private / "apt.conf"
+        configuration.write_text(
+            f'Dir::State::lists "{private}/lists";\n'
+            f'Dir::Cache "{private}/cache";\n'
+            'Dir::Etc::sourcelist "/dev/null";\n'
+            f'Dir::Etc::sourceparts "{private}/sources";\n'
+            'APT::Sandbox::User "root";\n'
+            # What the machine does after an update of its own lists.
+            "#clear APT::Update::Post-Invoke;\n"
+            "#clear APT::Update::Post-Invoke-Success;\n"
+        )
+        # A source that fails may not be the one that has it.
+        _apt_get(["update"], configuration, private)
+        if _apt_get(["source", PACKAGE], configuration, private):
+            return None
+        unpacked = next((path for path in private.glob(f"{PACKAGE}-*") if path.is_dir()), None)
+        return None if unpacked is None else unpacked.rename(folder / unpacked.name)
+
+
+def _apt_get(arguments: list[str], configuration: Path, cwd: Path) -> int:
+    command = ["apt-get", f"--config-file={configuration}", "-q", *arguments]
+    return subprocess.run(command, cwd=cwd, check=False, stdin=subprocess.DEVNULL, stdout=sys.stderr).returncode
+
+
+def _apt_sources() -> list[Path]:
+    said = subprocess.run(
+        ["apt-config", "shell", "LIST", "Dir::Etc::sourcelist/f", "PARTS", "Dir::Etc::sourceparts/d"],
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout
+    places = dict(re.findall(r"^(LIST|PARTS)='(.*)'$", said, re.MULTILINE))
+    paths = [Path(places["LIST"])] if "LIST" in places else []
+    if "PARTS" in places:
+        paths += sorted(Path(places["PARTS"]).glob("*"))
+    return [path for path in paths if path.suffix in (".list", ".sources") and path.is_file()]
+
+
+def _asking_for_source(text: str, suffix: str) -> str:
+    if suffix == ".sources":
+        return re.sub(r"^Types:.*$", "Types: deb-src", text, flags=re.MULTILINE)
+    return re.sub(r"^deb(?=\s)", "deb-src", text, flags=re.MULTILINE)
+
+
+def answer(scenario: str, outcome: str, seconds: float, detail: str) -> None:
+    row = {"scenario": f"upstream.{scenario}", "outcome": outcome, "seconds": round(seconds, 3), "detail": detail}
+    print(json.dumps(row), flush=True)
+
+
+def run(folder: Path) -> None:
+    unavailable = folder / "unavailable"
+    if unavailable.exists():
+        answer("allow-list", "skipped", 0.0, f"left out: {unavailable.read_text()}")
+        return
+    source, allowed, version = folder / "source", AllowList.load(), (folder / "version").read_text()
+    there = tests_of(source)
+    running = [choice for choice in allowed.run if choice.test in there]
+    faults = allowed.faults(version, there)
+    counts = f"{len({choice.test for choice in running})} of {len(there)} tests run; built with {_built_with(source)}"
+    answer("allow-list", "failed" if faults else "passed", 0.0, "; ".join(faults) or counts)
+
+    wanted = [part.removeprefix("upstream.") for part in os.environ.get("COMPAT_SCENARIOS", "").split(",") if part]
+    listed = {choice.test for choice in (*allowed.run, *allowed.left_out)}
+    reasons = {Choice(name): f"not in the allow list, which is that of {allowed.version}" for name in there}
+    reasons = {choice: reason for choice, reason in reasons.items() if choice.test not in listed}
+    for choice, reason in {**allowed.left_out, **reasons}.items():
+        if choice.test in there and (not wanted or choice.scenario in wanted):
+            answer(choice.scenario, "skipped", 0.0, reason)
+    # Tests of one number and scenario run together.
+    runs: dict[tuple[str, str, str], list[Choice]] = defaultdict(list)
+    for choice in running:
+        if not wanted or choice.scenario in wanted:
+            test = there[choice.test]
+            runs[test.number, test.scenario, choice.part].append(choice)
+    with contextlib.ExitStack() as stack:
+        work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        environment = {
+            **os.environ,
+            "LD_LIBRARY_PATH": f"{source / 'src'}:{source / 'src-cpp'}",
+        }
+        bootstraps = {"default": os.environ["COMPAT_BOOTSTRAP"]}
+        runner = Runner(source / "tests", work, environment, bootstraps, allowed.kafka_versions)
+        kafka_topics.install(runner.kafka)
+        if any(scenario == NO_AUTO_CREATE for _, scenario, _ in runs):
+            data = stack.enter_context(short_directory())
+            gateway = GatewayProcess(data, database_url=None, settings=SETTINGS, environment={})
+            gateway.start()
+            stack.callback(gateway.close)
+            runner.bootstraps[NO_AUTO_CREATE] = gateway.bootstrap
+        limits_s = {key: sum(allowed.limit_of(choice) for choice in choices) for key, choices in runs.items()}
+        pool = stack.enter_context(ThreadPoolExecutor(PARALLEL))
+        # The longest first, so that none is left to run alone at the end.
+        order = sorted(runs, key=lambda key: -limits_s[key])
+        for future in [pool.submit(runner.run, *key, runs[key], limits_s[key]) for key in order]:
+            future.result()
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """Runs their test program. `bootstraps`: the gateway of each of their scenarios."""
+
+    tests: Path
+    work: Path
+    environment: Mapping[str, str]
+    bootstraps: dict[str, str]
+    kafka_versions: Mapping[str, str]
+
+    @property
+    def kafka(self) -> Path:
+        return self.work / "kafka"
+
+    def run(self, number: str, scenario: str, part: str, choices: Sequence[Choice], limit_s: float) -> None:
+        """Run what is chosen of one number, in a process of its own, and answer it."""
+        directory = Path(tempfile.mkdtemp(dir=self.work))
+        configuration = directory / "test.conf"
+        configuration.write_text(f"bootstrap.servers={self.bootstraps[scenario]}\ntest.topic.random=true\n")
+        environment = {**self.environment, "RDKAFKA_TEST_CONF": str(configuration), "TESTS": number}
+        environment["TEST_KAFKA_VERSION"] = self.kafka_versions.get(choices[0].test, KAFKA_VERSION)
+        if part:
+            environment["SUBTESTS"] = part
+        if any("test_kafka_topics(" in path.read_text() for path in self.tests.glob(f"{number}-*.c*")):
+            environment |= {"KAFKA_PATH": str(self.kafka), "BROKERS": self.bootstraps[scenario]}
+        # -L: without the tests of this number that need no broker.
+        command = [str(self.tests / "test-runner"), "-p1", "-L", "-s", scenario]
+        output: list[str] = []
+        errors = directory / "stderr"
+        started = time.monotonic()
+        ended = run_limited(
+            command, cwd=directory, environment=environment, limit_s=limit_s, stderr=errors, on_line=output.append
+        )
+        seconds = time.monotonic() - started
+        lines = [_COLOUR.sub("", line) for line in (*errors.read_text(errors="replace").splitlines(), *output)]
+        sys.stderr.write("\n".join(lines) + "\n")
+        states = {match[1]: match for line in lines if (match := _SUMMARY.match(line))}
+        for choice in choices:
+            state = states.get(choice.test)
+            outcome = _OUTCOMES.get(state[2], "failed") if state else "failed"
+            if ended.timed_out:
+                outcome, detail = "failed", f"killed after its limit of {limit_s:.0f} s: {_last(lines)}"
+            elif state is None:
+                detail = f"ended with {ended.returncode}: {_failure(lines, '') or _last(lines)}"
+            elif outcome == "failed":
+                detail = _failure(lines, choice.test) or state[4] or _last(lines)
+            elif outcome == "skipped":
+                detail = state[4] or "skips itself"
+            elif ended.returncode and len(choices) == 1:
+                outcome, detail = "failed", f"ended with {ended.returncode}: {_failure(lines, '') or _last(lines)}"
+            elif part and not any(part in name for name in _matches(_SUBTEST_PASSED, lines)):
+                outcome, detail = "failed", "none of its subtests has this in its name"
+            else:
+                skipped = _matches(_SUBTEST_SKIPPED, lines)
+                detail = f"skips of its own: {', '.join(skipped)}" if skipped else ""
+            answer(choice.scenario, outcome, float(state[3]) if state else seconds, detail)
+
+
+def _matches(pattern: re.Pattern[str], lines: Sequence[str]) -> list[str]:
+    return sorted({match[1] for line in lines if (match := pattern.search(line))})
+
+
+def _failure(lines: Sequence[str], test: str) -> str:
+    """Where the test failed first, and what it says of it."""
+    for line, reason in itertools.pairwise(lines):
+        match = _FAILED.match(line)
+        if match and match[1].startswith(test):
+            return f"{reason.strip()} ({match[1].removeprefix(test).strip()} {match[2]})"[:DETAIL_CHARACTERS]
+    return ""
+
+
+def _last(lines: Sequence[str]) -> str:
+    said = [line.strip() for line in lines if line.strip() and not line.startswith(("|", "#"))]
+    return " | ".join(said[-DETAIL_LINES:])[-DETAIL_CHARACTERS:]
+
+
+def _built_with(source: Path) -> str:
+    found = re.search(r'BUILT_WITH "([^"]*)"', (source / "config.h").read_text())
+    return found[1] if found else "unknown"
+
+
+def version(folder: Path) -> str:
+    path = folder / "version"
+    return f"{path.read_text()} of Debian's source package" if path.exists() else "unknown"
+
+
+def main(arguments: list[str]) -> None:
+    step, folder = arguments
+    if step == "build":
+        build(Path(folder))
+    elif step == "run":
+        run(Path(folder))
+    elif step == "version":
+        print(version(Path(folder)))
+    else:
+        raise SystemExit(f"no step {step}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
