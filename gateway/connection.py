@@ -1,8 +1,12 @@
 """One client connection: frames in, requests started in order of arrival, answers out in that same order.
 
-The one idea: a reply slot is taken for every frame the moment it is complete, before its handler starts, and only the
-head of the queue of slots may be written. So a parked JoinGroup or Fetch delays the answers behind it on its own
-connection and nothing else, and later requests are still worked on.
+The one idea: to its client a connection is sequential, as upstream's is: a request sees what those before it did, for
+clients pipeline (librdkafka sends JoinGroup behind an OffsetCommit whose answer it has not seen). So a request starts
+when those before it are done, with two exceptions: Produce may follow Produce at once, since the appender keeps their
+order and commits them together; and what is held for others (a parked JoinGroup, a long poll) delays only the answers
+behind it, not the work.
+
+A reply slot is taken for a request when it starts, and only the head of the queue of slots may be written.
 
 Memory is bounded whatever the peer sends: reading stops while too many requests or bytes are unanswered, while the
 peer does not read its answers, and, for large frames, while the node as a whole holds too much. What was read and may
@@ -56,11 +60,19 @@ class Hold(Enum):
     """How a request may be held, and so what happens to it when its peer goes away."""
 
     NO = "no"
-    """Answered as fast as storage allows; finished even if the peer has gone, since its effect was asked for."""
+    """Answered as fast as storage allows, and nothing starts behind it until it is done. Finished even if the peer has
+    gone, since its effect was asked for."""
+    PIPELINED = "pipelined"
+    """As NO, but may start while others of its kind are in work (Produce)."""
     PARKED = "parked"
     """Waits for other clients (JoinGroup, SyncGroup); cancelled when the peer goes."""
     BULKY = "bulky"
     """Waits for data and answers with megabytes (Fetch); few at a time, cancelled when the peer goes."""
+
+    @property
+    def held(self) -> bool:
+        """Whether it waits for others, so that requests behind it may be worked on."""
+        return self is Hold.PARKED or self is Hold.BULKY
 
 
 class RequestHandler(Protocol):
@@ -178,6 +190,8 @@ class Connection(asyncio.BufferedProtocol):
         self._slots: deque[_Slot] = deque()
         self._held_bytes = 0
         self._bulky_in_flight = 0
+        self._alone_in_work = 0
+        self._pipelined_in_work = 0
         self._flush_scheduled = False
         self._write_paused = False
         self._finishing: set[asyncio.Task[None]] = set()
@@ -201,7 +215,6 @@ class Connection(asyncio.BufferedProtocol):
         self._stopped_reading = True
         self._closed_by_us = True
         self._apply_reading(False)
-        self._kept.clear()
         self._close_if_drained()
 
     def close(self) -> None:
@@ -233,25 +246,41 @@ class Connection(asyncio.BufferedProtocol):
         """A peer that has finished sending may still wait for answers that storage owes it: half-open until they are
         written. With a parked request this is taken for a peer that has gone, as a killed consumer's is."""
         self._stopped_reading = True
-        return bool(self._slots) and all(slot.hold is Hold.NO for slot in self._slots)
+        return bool(self._slots) and not any(slot.hold.held for slot in self._slots)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._stopped_reading = True
-        self._kept.clear()
-        self._intake.forget(self)
+        self._write_paused = False
         for slot in self._slots:
             if slot.task is not None and not slot.task.done():
-                if slot.hold is not Hold.NO:
+                if slot.hold.held:
                     slot.task.cancel()
-                self._finishing.add(slot.task)
-                slot.task.add_done_callback(self._finished)
-        if not self._finishing:
-            self._end()
+                self._finish(slot.task)
+        # What was read before the peer went is carried out (a LeaveGroup, say); nobody is there to be waited for.
+        self._kept = deque(frame for frame in self._kept if not self._requests.hold(frame).held)
+        self._run_out()
+
+    def _finish(self, task: asyncio.Task[None]) -> None:
+        self._finishing.add(task)
+        task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._finishing.discard(task)
-        if not self._finishing:
+        self._run_out()
+
+    def _run_out(self) -> None:
+        """Without a peer: starts what is left, one after the other, then ends."""
+        slots = self._slots
+        while slots and slots[0].ready:
+            self._held_bytes -= slots.popleft().answer_bytes
+        while self._kept and self._start(self._kept[0]):
+            self._kept.popleft()
+            task = slots[-1].task
+            assert task is not None
+            self._finish(task)
+        if not self._finishing and not self._kept:
+            self._intake.forget(self)
             self._end()
 
     def _end(self) -> None:
@@ -273,6 +302,7 @@ class Connection(asyncio.BufferedProtocol):
         self._observer.protocol_error(reason)
         # The peer broke the protocol, so for the group coordinator this is a client that failed, not our shutdown.
         self._stopped_reading = True
+        self._kept.clear()
         self._transport.abort()
 
     # --- asyncio: receiving ---------------------------------------------------------------------------------------
@@ -295,25 +325,31 @@ class Connection(asyncio.BufferedProtocol):
             self._apply_reading(False)
 
     def _start(self, frame: Frame) -> bool:
-        """Starts the frame's handler, or returns False while the limits forbid it."""
+        """Starts the frame's handler, or returns False while those before it or the limits forbid it."""
         frame_bytes = len(frame)
-        if self._write_paused or len(self._slots) >= self._limits.max_in_flight:
+        if self._alone_in_work or self._write_paused or len(self._slots) >= self._limits.max_in_flight:
             return False
         if self._slots and self._held_bytes + frame_bytes > self._limits.max_held_bytes:
             return False
         hold = self._requests.hold(frame)
+        if self._pipelined_in_work and hold is not Hold.PIPELINED:
+            return False
         intake_bytes = 0
         if hold is Hold.BULKY:
             if self._bulky_in_flight >= MAX_BULKY_IN_FLIGHT:
                 return False
             self._bulky_in_flight += 1
-        elif hold is Hold.NO and frame_bytes > SMALL_FRAME_BYTES:
+        elif not hold.held and frame_bytes > SMALL_FRAME_BYTES:
             # What is parked, maybe for minutes, is bounded per connection; it must not use up the node's intake.
             if not self._intake.has_room():
                 self._intake.wait(self)
                 return False
             intake_bytes = frame_bytes
             self._intake.take(intake_bytes)
+        if hold is Hold.NO:
+            self._alone_in_work += 1
+        elif hold is Hold.PIPELINED:
+            self._pipelined_in_work += 1
         slot = _Slot(hold, frame_bytes, intake_bytes)
         self._slots.append(slot)
         self._held_bytes += frame_bytes
@@ -323,7 +359,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def proceed(self) -> None:
         """Something was freed: start what was kept back, then read on."""
-        if self._stopped_reading or self._transport is None:
+        if self._transport is None:
+            if self._opened:
+                self._run_out()
             return
         kept = self._kept
         while kept:
@@ -357,6 +395,10 @@ class Connection(asyncio.BufferedProtocol):
             self._fail(error.reason if isinstance(error, UnanswerableError) else "malformed", error)
             return
         finally:
+            if slot.hold is Hold.NO:
+                self._alone_in_work -= 1
+            elif slot.hold is Hold.PIPELINED:
+                self._pipelined_in_work -= 1
             if slot.intake_bytes:
                 self._intake.give_back(slot.intake_bytes)
             if chunks is None:
@@ -371,7 +413,7 @@ class Connection(asyncio.BufferedProtocol):
         slot.answer_bytes = answer_bytes
         self._held_bytes += answer_bytes - slot.frame_bytes
         slot.ready = True
-        if not self._flush_scheduled and self._slots and self._slots[0] is slot:
+        if not self._flush_scheduled and self._slots and (self._slots[0] is slot or self._kept):
             self._flush_scheduled = True
             self._loop.call_soon(self._flush)
 
@@ -393,13 +435,12 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.write(chunks[0])
             elif chunks:
                 self._transport.writelines(chunks)
-        if self._stopped_reading:
-            self._close_if_drained()
-        elif not self._reading:
+        if self._kept or not self._reading:
             self.proceed()
+        self._close_if_drained()
 
     def _close_if_drained(self) -> None:
-        if self._stopped_reading and not self._slots and self._transport is not None:
+        if self._stopped_reading and not self._slots and not self._kept and self._transport is not None:
             self._transport.close()
 
     def pause_writing(self) -> None:

@@ -25,7 +25,7 @@ from protocol.api_keys import ApiKey
 
 SERVED: tuple[Served, ...] = (
     # librdkafka tests whether Produce v0 is inside the range before it uses compression (KAFKA-18659).
-    Served(ApiKey.PRODUCE, 3, 13, produce, advertised_min=0),
+    Served(ApiKey.PRODUCE, 3, 13, produce, Hold.PIPELINED, advertised_min=0),
     Served(ApiKey.FETCH, 4, 18, fetch, Hold.BULKY),
     Served(ApiKey.LIST_OFFSETS, 1, 11, list_offsets),
     Served(ApiKey.METADATA, 0, 13, metadata, Hold.BULKY),

@@ -114,7 +114,8 @@ class KafkaPythonConsumer(ConsumerThread, kafka.ConsumerRebalanceListener):
         self.board.remove(self.name, {partition.partition for partition in revoked})
 
     def poll_once(self) -> None:
-        for records in self.consumer.poll(100).values():
+        # Within this time it also commits before a rebalance; what does not make it in time is read twice.
+        for records in self.consumer.poll(1000).values():
             for record in records:
                 self.board.deliver(Delivery(self.name, record.partition, record.offset, record.value))
 

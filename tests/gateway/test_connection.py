@@ -17,7 +17,7 @@ from gateway.server import Server
 from protocol.errors import ProtocolError
 from protocol.framing import Frame
 
-HOLDS = {b"p": Hold.PARKED, b"b": Hold.BULKY}
+HOLDS = {b"p": Hold.PARKED, b"b": Hold.BULKY, b"l": Hold.PIPELINED}
 
 
 def framed(*bodies: bytes) -> bytes:
@@ -182,10 +182,36 @@ async def test_a_large_frame_between_small_ones() -> None:
 async def test_a_request_without_answer_keeps_its_place() -> None:
     async with node() as served:
         peer = await served.connect()
-        peer.send(b"-wait:1", b"-silent:2", b"-echo:3")
+        peer.send(b"lwait:1", b"lsilent:2", b"lecho:3")
         await served.words.until_started(3)
-        served.words.gate(b"-wait:1").set()
-        assert await peer.answers(2) == [b"-wait:1", b"-echo:3"]
+        served.words.gate(b"lwait:1").set()
+        assert await peer.answers(2) == [b"lwait:1", b"lecho:3"]
+
+
+async def test_a_request_sees_what_those_before_it_did() -> None:
+    """A pipelined JoinGroup starts when the OffsetCommit before it is done; other connections do not wait."""
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"-wait:commit", b"pwait:join", b"-echo:heartbeat")
+        await served.words.until_started(1)
+        await served.settle()
+        assert [name for name in served.words.started if b"settle" not in name] == [b"-wait:commit"]
+        served.words.gate(b"-wait:commit").set()
+        assert await peer.answers(1) == [b"-wait:commit"]
+        await asyncio.wait_for(served.words.until_started(4), 10)
+        served.words.gate(b"pwait:join").set()
+        assert await peer.answers(2) == [b"pwait:join", b"-echo:heartbeat"]
+
+
+async def test_pipelined_requests_start_beside_each_other_and_nothing_else_does() -> None:
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"lwait:1", b"lecho:2", b"-echo:3")
+        await served.words.until_started(2)
+        await served.settle()
+        assert [name for name in served.words.started if b"settle" not in name] == [b"lwait:1", b"lecho:2"]
+        served.words.gate(b"lwait:1").set()
+        assert await peer.answers(3) == [b"lwait:1", b"lecho:2", b"-echo:3"]
 
 
 async def test_connections_do_not_hold_up_each_other() -> None:
@@ -227,12 +253,12 @@ async def test_only_so_many_requests_of_a_connection_are_in_work() -> None:
 async def test_a_peer_that_does_not_read_its_answers_is_not_read_from() -> None:
     async with node() as served:
         peer = await served.connect()
-        peer.send(*[b"-big:%04d" % index for index in range(60)])
+        peer.send(*[b"lbig:%04d" % index for index in range(60)])
         await served.words.until_started(60)
         await served.settle()
-        peer.send(*[b"-big:later %04d" % index for index in range(60)])
+        peer.send(*[b"lbig:later %04d" % index for index in range(60)])
         await served.settle()
-        assert len(served.finished_of(b"-big")) == 60, "18 MB of answers wait already"
+        assert len(served.finished_of(b"lbig")) == 60, "18 MB of answers wait already"
         for _ in range(120):
             assert len(await peer.answer()) == 300_000
 
@@ -371,6 +397,21 @@ async def test_a_peer_that_goes_ends_what_is_parked_and_lets_the_rest_finish() -
         assert served.words.finished == [b"-wait:leave"]
 
 
+async def test_what_was_read_is_carried_out_in_order_though_the_peer_has_gone() -> None:
+    """A LeaveGroup behind an OffsetCommit counts; a JoinGroup of nobody is not waited for."""
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"-wait:commit", b"pwait:join", b"-echo:leave")
+        await served.words.until_started(1)
+        await served.settle()
+        peer.writer.transport.abort()
+        await served.settle()
+        served.words.gate(b"-wait:commit").set()
+        assert await asyncio.wait_for(served.gone.get(), 10)
+        finished = [name for name in served.words.finished if b"settle" not in name]
+        assert finished == [b"-wait:commit", b"-echo:leave"]
+
+
 async def test_what_a_peer_sent_just_before_it_closed_is_done() -> None:
     async with node() as served:
         peer = await served.connect()
@@ -385,7 +426,7 @@ async def test_a_peer_that_only_stops_sending_gets_its_answers() -> None:
         peer = await served.connect()
         peer.send(b"-wait:1", b"-echo:2")
         peer.writer.write_eof()
-        await served.words.until_started(2)
+        await served.words.until_started(1)
         served.words.gate(b"-wait:1").set()
         assert await peer.answers(2) == [b"-wait:1", b"-echo:2"]
         assert await peer.ended() == b""
@@ -417,7 +458,7 @@ async def test_drain_answers_what_was_read_and_closes() -> None:
         idle.send(b"-echo:0")
         await idle.answer()
         busy.send(b"-wait:1", b"-echo:2")
-        await served.words.until_started(3)
+        await served.words.until_started(2)
         draining = asyncio.create_task(served.server.drain(10))
         assert await idle.ended() == b""
         busy.send(b"-echo:too late")

@@ -1,0 +1,97 @@
+"""A client may send its next request before it has seen the last answer: each sees what those before it did."""
+
+from __future__ import annotations
+
+import asyncio
+
+from protocol.errors import ErrorCode
+from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
+from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
+from tests.frames.members import Member, create_topic, fresh, join_all, member, settle
+from tests.gateway_process import GatewayProcess
+from tests.wire import WireClient
+
+ROUNDS = 20
+
+
+def commit_of(one: Member, topic: str, offset: int) -> OffsetCommitRequest:
+    partition = OffsetCommitRequestPartition(partition_index=0, committed_offset=offset)
+    return OffsetCommitRequest(
+        group_id=one.group_id,
+        generation_id_or_member_epoch=one.generation_id,
+        member_id=one.member_id,
+        topics=(OffsetCommitRequestTopic(name=topic, partitions=(partition,)),),
+    )
+
+
+def everything_of(group_id: str) -> OffsetFetchRequest:
+    return OffsetFetchRequest(groups=(OffsetFetchRequestGroup(group_id=group_id, topics=None),))
+
+
+async def test_a_commit_stands_though_the_join_behind_it_ends_its_generation(gateway: GatewayProcess) -> None:
+    """librdkafka commits when it revokes and joins again without waiting for the answer."""
+    topic, group_id = fresh("behind"), fresh("behind")
+    async with member(gateway.bootstrap, group_id) as one:
+        await create_topic(one.client, topic)
+        await join_all(one)
+        for offset in range(1, ROUNDS):
+            await settle(one)
+            committed = one.client.send_nowait(commit_of(one, topic, offset), 9)
+            joined = one.join_nowait()
+            answer = await asyncio.wait_for(committed, 10)
+            assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
+            assert (await joined).error_code == ErrorCode.NONE
+            stored = await one.client.send(everything_of(group_id), 8)
+            assert stored.groups[0].topics[0].partitions[0].committed_offset == offset
+
+
+async def test_a_commit_stands_though_its_member_leaves_at_once(gateway: GatewayProcess) -> None:
+    """And goes without waiting for either answer."""
+    topic = fresh("leaving")
+    async with await WireClient.connect(gateway.bootstrap) as onlooker:
+        await create_topic(onlooker, topic)
+        for offset in range(1, ROUNDS):
+            group_id = fresh("leaving")
+            client = await WireClient.connect(gateway.bootstrap)
+            one = Member(client, group_id)
+            await join_all(one)
+            await settle(one)
+            committed = client.send_nowait(commit_of(one, topic, offset), 9)
+            left = client.send_nowait(
+                LeaveGroupRequest(group_id=group_id, members=(MemberIdentity(member_id=one.member_id),)), 5
+            )
+            assert (await asyncio.wait_for(committed, 10)).topics[0].partitions[0].error_code == ErrorCode.NONE
+            assert (await asyncio.wait_for(left, 10)).error_code == ErrorCode.NONE
+            await client.close()
+            stored = await onlooker.send(everything_of(group_id), 8)
+            assert stored.groups[0].topics[0].partitions[0].committed_offset == offset
+
+
+async def test_an_offset_is_there_for_the_fetch_behind_its_commit(gateway: GatewayProcess) -> None:
+    topic, group_id = fresh("read"), fresh("read")
+    async with member(gateway.bootstrap, group_id) as one:
+        await create_topic(one.client, topic)
+        await join_all(one)
+        await settle(one)
+        for offset in range(1, ROUNDS):
+            one.client.send_nowait(commit_of(one, topic, offset), 9)
+            stored = await one.client.send(everything_of(group_id), 8)
+            assert stored.groups[0].topics[0].partitions[0].committed_offset == offset
+
+
+async def test_a_topic_is_there_for_the_metadata_behind_its_creation(gateway: GatewayProcess) -> None:
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        for _ in range(ROUNDS):
+            name = fresh("created")
+            topic = CreatableTopic(name=name, num_partitions=1, replication_factor=1)
+            client.send_nowait(CreateTopicsRequest(topics=(topic,), timeout_ms=10_000), 7)
+            asked = MetadataRequest(topics=(MetadataRequestTopic(name=name),), allow_auto_topic_creation=False)
+            metadata = await client.send(asked, 12)
+            assert metadata.topics[0].error_code == ErrorCode.NONE
