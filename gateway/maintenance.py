@@ -82,6 +82,7 @@ class Maintenance:
             ("retention", self._on_one_node(self.retain), broker.log_retention_check_interval_ms),
             ("purge", self._on_one_node(self.purge), PURGE_INTERVAL_MS),
             ("compaction", self._on_one_node(compaction.run), COMPACTION_INTERVAL_MS),
+            ("compacted tails", self.drop_compacted, COMPACTION_INTERVAL_MS),
             (
                 "producer expiry",
                 self._on_one_node(self.expire_producers),
@@ -115,6 +116,18 @@ class Maintenance:
                 )
             if done.complete:
                 return
+
+    async def drop_compacted(self) -> None:
+        """Serve no more from memory what compaction has replaced, on whichever node it ran."""
+        keys = [
+            partition.partition_key
+            for topic in self.catalog.topics()
+            for partition in topic.partitions
+            if self.tail.holds(partition.partition_key) and self.catalog.config(topic).cleanup_compact
+        ]
+        if keys:
+            for key, end_offset in (await CompactionStore(self.database).cleaned_to(keys)).items():
+                self.tail.compacted(key, end_offset)
 
     async def purge(self) -> None:
         """Remove the rows of deleted topics."""

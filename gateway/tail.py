@@ -230,6 +230,17 @@ class Tail:
         for watch in partition.watches:
             watch.wake()
 
+    def holds(self, key: PartitionKey) -> bool:
+        """Whether there are batches of the partition."""
+        partition = self._partitions.get(key)
+        return partition is not None and len(partition.entries) > partition.first
+
+    def compacted(self, key: PartitionKey, end_offset: int) -> None:
+        """Batches below `end_offset` may have been replaced in Postgres: they are not served from here any more."""
+        partition = self._partitions.get(key)
+        if partition is not None:
+            self._drop_entries(partition, end_offset)
+
     def known(self, key: PartitionKey, now_s: float, max_age_s: float = float("inf")) -> KnownOffsets | None:
         """Offsets known from an append or a read at most `max_age_s` ago; None where Postgres must be asked."""
         partition = self._partitions.get(key)
@@ -329,14 +340,18 @@ class Tail:
             leader_epoch = max(leader_epoch, known.leader_epoch)
         partition.known = KnownOffsets(log_start_offset, high_watermark, leader_epoch)
 
-    def _drop_entries(self, partition: _PartitionTail) -> None:
+    def _drop_entries(self, partition: _PartitionTail, end_offset: int | None = None) -> None:
         # Their places in the age queue stay (and stay counted) until eviction reaches them; the bytes go at once.
         for index in range(partition.first, len(partition.entries)):
             entry = partition.entries[index]
+            if end_offset is not None and entry.last_offset >= end_offset:
+                del partition.entries[:index]
+                break
             entry.dropped = True
             entry.records = b""
             self._size_bytes -= entry.size_bytes
-        partition.entries.clear()
+        else:
+            partition.entries.clear()
         partition.first = 0
 
     def _evict(self) -> None:

@@ -80,6 +80,11 @@ class CompactionStore:
         )
         return [_dirty_range(row) for row in rows]
 
+    async def cleaned_to(self, keys: Sequence[PartitionKey]) -> dict[PartitionKey, int]:
+        """The offset below which each partition's batches may have been replaced; those never cleaned are left out."""
+        rows = await self._pool.fetch(statement("cleaned_to"), list(keys))
+        return {PartitionKey(row["partition_key"]): row["first_dirty_offset"] for row in rows}
+
     async def begin(self, dirty: DirtyRange) -> CompactionRun:
         """Begins a run, ending any other of the partition. StorageConflict if the partition has been deleted."""
         revision = await self._pool.fetch_value(statement("begin_compaction"), dirty.partition_key)

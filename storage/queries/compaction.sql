@@ -54,6 +54,11 @@ where judged.end_offset > judged.first_dirty_offset
 order by judged.dirty_bytes::double precision / (judged.clean_bytes + judged.dirty_bytes) desc, judged.partition_key
 limit $5;
 
+-- name: cleaned_to
+-- How far each of the partitions given has been cleaned; no row where none has been.
+select s.partition_key, s.first_dirty_offset from compaction_state s
+where s.partition_key = any($1::bigint[]) and s.first_dirty_offset > 0;
+
 -- name: begin_compaction
 -- A new revision, which fences every run that began before.
 insert into compaction_state as s (partition_key, revision)

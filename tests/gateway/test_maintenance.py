@@ -148,6 +148,18 @@ async def test_compaction_keeps_the_newest_of_each_key(node: DataPlane) -> None:
     assert (state.log_start_offset, state.high_watermark) == (0, 6)
 
 
+async def test_compacted_records_are_not_served_from_memory(node: DataPlane) -> None:
+    compacted, other = [await node.create_topic(name, configs=EAGER) for name in ("compacted", "other")]
+    for topic in (compacted, other):
+        for value in (b"1", b"2", b"3"):
+            await send_pairs(node, topic, (b"a", value))
+    await compact(node)
+    await send_pairs(node, compacted, (b"b", b"1"))
+    await maintenance(node).drop_compacted()
+    assert offsets_in(await node.fetch_one(compacted, 0)) == [1, 2, 3]
+    assert node.tail.holds(compacted.partitions[0].partition_key), "what is not clean yet stays in memory"
+
+
 async def test_appending_goes_on_where_the_log_ended(node: DataPlane) -> None:
     topic = await node.create_topic("t", configs=EAGER)
     for value in (b"1", b"2", b"3"):

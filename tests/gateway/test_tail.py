@@ -45,6 +45,42 @@ def state(log_start_offset: int, high_watermark: int) -> PartitionState:
     return PartitionState(log_start_offset, high_watermark, 0, 0)
 
 
+def test_what_has_been_compacted_is_not_served_from_here() -> None:
+    tail = Tail(10**6)
+    for base_offset in (0, 3, 6):
+        append(tail, P0, base_offset, count=3)
+    append(tail, P1, 0)
+    tail.compacted(P0, 6)
+    assert read(tail, P0, 5) is None
+    assert offsets(read(tail, P0, 6)) == [6]
+    assert offsets(read(tail, P1, 0)) == [0]
+    assert tail.size_bytes == 20 + 4 * ENTRY_OVERHEAD_BYTES
+    append(tail, P0, 9)
+    assert offsets(read(tail, P0, 6)) == [6, 9]
+    tail.compacted(P0, 100)
+    assert not tail.holds(P0)
+    assert tail.holds(P1)
+    tail.compacted(P0, 100)
+    append(tail, P0, 10)
+    assert offsets(read(tail, P0, 10)) == [10]
+
+
+def test_a_batch_on_the_edge_of_what_has_been_compacted_stays() -> None:
+    tail = Tail(10**6)
+    append(tail, P0, 0, count=3)
+    tail.compacted(P0, 2)
+    assert offsets(read(tail, P0, 0)) == [0]
+
+
+def test_compaction_of_a_tail_that_has_lost_its_oldest_batches() -> None:
+    tail = Tail(3 * (10 + ENTRY_OVERHEAD_BYTES))
+    for base_offset in range(5):
+        append(tail, P0, base_offset)
+    tail.compacted(P0, 4)
+    assert read(tail, P0, 3) is None
+    assert offsets(read(tail, P0, 4)) == [4]
+
+
 def test_an_unknown_partition_must_be_read_from_postgres() -> None:
     assert read(Tail(1000), P0, 0) is None
 

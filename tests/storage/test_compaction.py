@@ -71,6 +71,21 @@ async def test_a_cleaned_log_is_dirty_again_by_ratio(
     assert await dirty_range(compaction, ten, min_cleanable_dirty_ratio=0.51) is None
 
 
+async def test_how_far_partitions_are_clean(
+    compaction: CompactionStore, log: LogStore, ten: PartitionKey, make_topic: MakeTopic
+) -> None:
+    other = (await make_topic("payments")).partitions[0].partition_key
+    await append(log, *(new_batch(other) for _ in range(2)))
+    assert await compaction.cleaned_to([ten, other]) == {}
+    dirty = await dirty_range(compaction, ten)
+    assert dirty is not None
+    run = await compaction.begin(dirty)
+    assert await compaction.cleaned_to([ten, other]) == {}, "only what is finished counts"
+    await compaction.finish(run)
+    assert await compaction.cleaned_to([ten, other]) == {ten: 18}
+    assert await compaction.cleaned_to([other]) == {}
+
+
 async def test_the_dirtiest_come_first_and_the_answer_is_bounded(
     compaction: CompactionStore, log: LogStore, make_topic: MakeTopic, sql: asyncpg.Connection
 ) -> None:

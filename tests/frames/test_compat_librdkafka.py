@@ -1,0 +1,39 @@
+"""Differences that librdkafka's own tests found, as frames against a running gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from protocol.records import Record, iter_records, split_batches
+from tests.frames.members import fresh
+from tests.frames.test_peer_defects import batch, create, fetch, produce
+from tests.gateway_process import GatewayProcess
+from tests.wire import WireClient
+
+CLEANED_SECONDS = 20.0
+POLL_SECONDS = 0.1
+
+
+async def test_a_reader_of_recent_records_sees_them_compacted(gateway: GatewayProcess) -> None:
+    """librdkafka's 0077: what was just produced is in memory, and has to go from there once the log is clean."""
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        configs = {"cleanup_policy": "compact", "segment_ms": "500", "min_cleanable_dirty_ratio": "0.01"}
+        topic = await create(client, fresh("compacted"), **configs)
+        now_ms = int(time.time() * 1000)
+        for value in (b"1", b"2", b"3"):
+            await produce(client, topic, batch(Record(0, now_ms, b"k", value)))
+        # The newest batch always stays as it is, so it takes another to have all of "k" judged.
+        await produce(client, topic, batch(Record(0, now_ms, b"end", b"1")))
+        deadline = time.monotonic() + CLEANED_SECONDS
+        while (found := await _content(client, topic)) != [(2, b"k", b"3"), (3, b"end", b"1")]:
+            assert time.monotonic() < deadline, found
+            await asyncio.sleep(POLL_SECONDS)
+
+
+async def _content(client: WireClient, topic: str) -> list[tuple[int, bytes | None, bytes | None]]:
+    records = (await fetch(client, topic, 0)).records
+    assert isinstance(records, memoryview)
+    return [
+        (record.offset, record.key, record.value) for part in split_batches(records) for record in iter_records(part)
+    ]
