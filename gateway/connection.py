@@ -3,7 +3,7 @@
 The one idea: to its client a connection is sequential, as upstream's is: a request sees what those before it did, for
 clients pipeline (librdkafka sends JoinGroup behind an OffsetCommit whose answer it has not seen). So a request starts
 when those before it are done, with two exceptions: Produce may follow Produce at once, since the appender keeps their
-order and commits them together; and what is held for others (a parked JoinGroup, a long poll) delays only the answers
+order and commits them together (and Heartbeat Heartbeat); and what is held for others (a parked JoinGroup, a long poll) delays only the answers
 behind it, not the work.
 
 A reply slot is taken for a request when it starts, and only the head of the queue of slots may be written.
@@ -39,6 +39,9 @@ Chunk = bytes | bytearray | memoryview
 SMALL_FRAME_BYTES = 16 * 1024
 """Frames up to this size pass the node's intake even when it is full, so heartbeats survive a storage outage."""
 MAX_BULKY_IN_FLIGHT = 4
+MAX_KEPT_FRAMES = 64
+MAX_KEPT_BYTES = 256 * 1024
+"""Reading stops once so much waits for its turn; below it a pipelining client costs no pause and no resume."""
 WRITE_HIGH_WATER_BYTES = 512 * 1024
 HALF_FRAME_MS = 60_000
 """How long a peer may fall silent in the middle of a frame."""
@@ -63,7 +66,8 @@ class Hold(Enum):
     """Answered as fast as storage allows, and nothing starts behind it until it is done. Finished even if the peer has
     gone, since its effect was asked for."""
     PIPELINED = "pipelined"
-    """As NO, but may start while others of its kind are in work (Produce)."""
+    """As NO, but may start beside others of its kind: Produce, whose order the appender keeps, and Heartbeat, which changes
+    nothing that a request behind it could see."""
     PARKED = "parked"
     """Waits for other clients (JoinGroup, SyncGroup); cancelled when the peer goes."""
     BULKY = "bulky"
@@ -184,6 +188,7 @@ class Connection(asyncio.BufferedProtocol):
         # Receiving
         self._splitter = FrameSplitter(limits.max_request_bytes, scratch)
         self._kept: deque[Frame] = deque()
+        self._kept_bytes = 0
         self._reading = True
         self._stopped_reading = False
         # Answering
@@ -316,8 +321,10 @@ class Connection(asyncio.BufferedProtocol):
         for frame in splitter.received(nbytes):
             if self._kept or not self._start(frame):
                 self._kept.append(frame)
+                self._kept_bytes += len(frame)
         if self._kept:
-            self._apply_reading(False)
+            if len(self._kept) >= MAX_KEPT_FRAMES or self._kept_bytes >= MAX_KEPT_BYTES or splitter.broken is not None:
+                self._apply_reading(False)
         elif splitter.broken is not None:
             self._fail("frame_size", splitter.broken)
         elif splitter.torn and nbytes > SMALL_FRAME_BYTES and not self._intake.has_room():
@@ -367,7 +374,7 @@ class Connection(asyncio.BufferedProtocol):
         while kept:
             if not self._start(kept[0]):
                 return
-            kept.popleft()
+            self._kept_bytes -= len(kept.popleft())
         if self._splitter.broken is not None:
             self._fail("frame_size", self._splitter.broken)
         else:

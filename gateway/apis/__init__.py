@@ -33,7 +33,7 @@ SERVED: tuple[Served, ...] = (
     Served(ApiKey.OFFSET_FETCH, 1, 10, offset_fetch, Hold.BULKY),
     Served(ApiKey.FIND_COORDINATOR, 0, 6, find_coordinator),
     Served(ApiKey.JOIN_GROUP, 0, 9, join_group, Hold.PARKED),
-    Served(ApiKey.HEARTBEAT, 0, 4, heartbeat),
+    Served(ApiKey.HEARTBEAT, 0, 4, heartbeat, Hold.PIPELINED),
     Served(ApiKey.LEAVE_GROUP, 0, 5, leave_group),
     Served(ApiKey.SYNC_GROUP, 0, 5, sync_group, Hold.PARKED),
     Served(ApiKey.DESCRIBE_GROUPS, 0, 6, describe_groups, Hold.BULKY),
