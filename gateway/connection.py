@@ -2,9 +2,9 @@
 
 The one idea: to its client a connection is sequential, as upstream's is: a request sees what those before it did, for
 clients pipeline (librdkafka sends JoinGroup behind an OffsetCommit whose answer it has not seen). So a request starts
-when those before it are done, with two exceptions: Produce may follow Produce at once, since the appender keeps their
-order and commits them together (and Heartbeat Heartbeat); and what is held for others (a parked JoinGroup, a long poll) delays only the answers
-behind it, not the work.
+when those before it are done, with two exceptions. Produce may follow Produce at once, since the appender keeps their
+order and commits them together (and Heartbeat Heartbeat). And what is held for others (a parked JoinGroup, a long
+poll) delays only the answers behind it, not the work.
 
 A reply slot is taken for a request when it starts, and only the head of the queue of slots may be written.
 
@@ -66,8 +66,8 @@ class Hold(Enum):
     """Answered as fast as storage allows, and nothing starts behind it until it is done. Finished even if the peer has
     gone, since its effect was asked for."""
     PIPELINED = "pipelined"
-    """As NO, but may start beside others of its kind: Produce, whose order the appender keeps, and Heartbeat, which changes
-    nothing that a request behind it could see."""
+    """As NO, but may start beside others of its kind: Produce, whose order the appender keeps, and Heartbeat, which
+    changes nothing that a request behind it could see."""
     PARKED = "parked"
     """Waits for other clients (JoinGroup, SyncGroup); cancelled when the peer goes."""
     BULKY = "bulky"
