@@ -11,6 +11,8 @@ const library = JSON.parse(readFileSync(new URL('node_modules/@platformatic/kafk
 
 const SESSION_MS = 6000
 const FETCH = { maxWaitTime: 100, minBytes: 1 }
+// A member that was expelled tries each of its commits to the last, one after the other, before it joins again.
+const MEMBER_RETRIES = 5
 const BASE = { clientId: 'compat', retries: 20, retryDelay: 200, timeout: 20_000, metadataMaxAge: 500 }
 
 /** A callback API as a promise. */
@@ -27,6 +29,7 @@ class Member {
     this.streams = new Set()
     this.consumer = new Consumer({
       ...BASE,
+      retries: MEMBER_RETRIES,
       bootstrapBrokers: [bootstrap],
       groupId: options.group,
       groupInstanceId: options.instanceId,
