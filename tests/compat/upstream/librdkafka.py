@@ -44,10 +44,11 @@ SETTINGS = {
     "auto.create.topics.enable": "false",
 }
 # Most of a test's time is waiting.
-PARALLEL = 3
+PARALLEL = 5
 DETAIL_LINES = 6
 DETAIL_CHARACTERS = 600
 
+_NO_WORD = re.compile(r"\W+")
 _COLOUR = re.compile(r"\033\[[\d;]*m")
 _SUMMARY = re.compile(r"^\|\s*(\w+)\s+\|\s*(PASSED|FAILED|SKIPPED|RUNNING)\s+\|\s*([\d.]+)s\s*\|?\s*(.*)$")
 _SUBTEST_PASSED = re.compile(r"\[ (.+): PASS \([\d.]+s\) \]$")
@@ -83,7 +84,7 @@ class Choice:
 
     @property
     def scenario(self) -> str:
-        return f"{self.test}.{self.part.replace(' ', '-')}" if self.part else self.test
+        return f"{self.test}.{_NO_WORD.sub('-', self.part)}" if self.part else self.test
 
 
 @dataclass(frozen=True, slots=True)
