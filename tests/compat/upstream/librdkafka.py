@@ -39,7 +39,7 @@ ALLOW_LIST = Path(__file__).parent / "librdkafka.allow.toml"
 KAFKA_VERSION = "4.1.0"
 NO_AUTO_CREATE = "noautocreate"
 SETTINGS = {
-    "group.initial.rebalance.delay.ms": "0",
+    "group.initial.rebalance.delay.ms": "300",
     "num.partitions": "4",
     "auto.create.topics.enable": "false",
 }
