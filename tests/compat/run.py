@@ -23,6 +23,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -39,6 +40,7 @@ SETTINGS = {"group.initial.rebalance.delay.ms": "0"}
 VERSION_SECONDS = 60.0
 SCRAPE_SECONDS = 10.0
 LOG_CHARACTERS = 500
+SECOND_TRY = "passed at the second try"
 
 _building = threading.Lock()
 """Maven, npm and their like share a store of packages that does not bear two of them."""
@@ -243,6 +245,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--report", type=Path, nargs="?", const=report.FOLDER, help="write the report card, to a folder"
     )
     parser.add_argument("--jobs", type=int, default=1, help="how many suites run at a time")
+    parser.add_argument(
+        "--again", action="store_true", help="ask a scenario that failed once more, and say so where that passes"
+    )
     parser.add_argument("--list", action="store_true", help="say which suites there are and which can run here")
     options = parser.parse_args(arguments)
     try:
@@ -266,7 +271,11 @@ def _main(options: argparse.Namespace) -> int:
     scenario_names = [name for name in options.scenarios.split(",") if name]
 
     def run(suite: Suite) -> SuiteResult:
-        return _run_and_say(suite, [known[name] for name in suite.uses if name in known], scenario_names)
+        uses = [known[name] for name in suite.uses if name in known]
+        directory = CACHE / "runs" / suite.name
+        result = _run_and_say(suite, uses, scenario_names, directory)
+        again = CACHE / "runs" / f"{suite.name}.again"
+        return ask_again(suite, uses, result, again) if options.again else result
 
     # SIGTERM unwinds as Ctrl-C does, so that nothing that was started stays.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -288,13 +297,15 @@ def _main(options: argparse.Namespace) -> int:
     for result in results:
         if result.left_out:
             print(f"Left out: {result.client}: {result.left_out}")
+    second_tries = sum(row.detail.startswith(SECOND_TRY) for row in rows)
+    if second_tries:
+        print(f"{second_tries} passed only at the second try (FLAKY above)")
     print(f"compat: {_counts(rows)}")
     return 1 if any(row.outcome == "failed" for row in rows) else 0
 
 
-def _run_and_say(suite: Suite, uses: Sequence[Suite], scenario_names: Sequence[str]) -> SuiteResult:
+def _run_and_say(suite: Suite, uses: Sequence[Suite], scenario_names: Sequence[str], directory: Path) -> SuiteResult:
     print(f"{suite.name}: {suite.client} ({suite.language})", flush=True)
-    directory = CACHE / "runs" / suite.name
 
     def say(row: Row) -> None:
         _say(suite.name, row)
@@ -307,6 +318,24 @@ def _run_and_say(suite: Suite, uses: Sequence[Suite], scenario_names: Sequence[s
         (directory / "result.json").write_text(report.suite_json(result))
     print(f"{suite.name}: {_counts(result.rows)}, in {result.seconds:.0f} s; {result.version}", flush=True)
     return result
+
+
+def ask_again(suite: Suite, uses: Sequence[Suite], first: SuiteResult, directory: Path) -> SuiteResult:
+    """The result with each failed scenario's second answer. One that passes keeps what went wrong the first time as its
+    detail; a program that hung or crashed is not asked again."""
+    failed = {row.scenario: row for row in first.rows if row.outcome == "failed"}
+    if not failed or WHOLE_SUITE in failed:
+        return first
+    print(f"{suite.name}: asking again: {', '.join(failed)}", flush=True)
+    second = {row.scenario: row for row in _run_and_say(suite, uses, list(failed), directory).rows}
+    rows: list[Row] = []
+    for row in first.rows:
+        answer = second.get(row.scenario) if row.scenario in failed else None
+        if answer is not None and answer.outcome == "passed":
+            print(f"FLAKY: {suite.name} {row.scenario} passed at the second try; the first: {row.detail}", flush=True)
+            answer = replace(answer, detail=f"{SECOND_TRY}; the first: {row.detail}")
+        rows.append(answer or row)
+    return replace(first, rows=rows)
 
 
 def _counts(rows: Sequence[Row]) -> str:

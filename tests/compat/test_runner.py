@@ -17,7 +17,7 @@ import pytest
 from tests.compat import scenarios
 from tests.compat.answers import WHOLE_SUITE, ask
 from tests.compat.report import Row, SuiteResult, write
-from tests.compat.run import main, run_suite
+from tests.compat.run import SECOND_TRY, ask_again, main, run_suite
 from tests.compat.suites import FOLDER, SuiteError, discover, load
 
 LOG_LINES = [
@@ -232,6 +232,29 @@ def test_two_runs_of_one_suite_do_not_share_their_logs(tmp_path: Path) -> None:
     outer = type(suite)("outer", suite.folder, "Fake", "Python", run, scenarios=("mine.refused",), limit_s=30)
     result = run_suite(outer, directory=tmp_path / "run", on_row=lambda row: None)
     assert [(row.scenario, row.detail) for row in result.rows] == [("mine.refused", "run is being run already")]
+
+
+def test_a_failed_scenario_is_asked_once_more_and_its_first_failure_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mark = tmp_path / "asked before"
+    program = f"""
+        mark = {str(mark)!r}
+        asked_before = os.path.exists(mark)
+        open(mark, "w").close()
+        names = os.environ["COMPAT_SCENARIOS"] if asked_before else "mine.flaky,mine.broken,mine.fine"
+        for name in names.split(","):
+            fails = name == "mine.broken" or (name == "mine.flaky" and not asked_before)
+            answer(name, "failed" if fails else "passed", "too slow" if fails else "")
+    """
+    suite = load(suite_of(tmp_path / "again", program, more="scenarios = []\n"))
+    directory = tmp_path / "run"
+    first = run_suite(suite, directory=directory, on_row=lambda _row: None)
+    assert outcomes(first.rows) == {"mine.flaky": "failed", "mine.broken": "failed", "mine.fine": "passed"}
+    second = ask_again(suite, [], first, directory)
+    assert outcomes(second.rows) == {"mine.flaky": "passed", "mine.broken": "failed", "mine.fine": "passed"}
+    assert second.rows[0].detail == f"{SECOND_TRY}; the first: too slow"
+    assert "FLAKY: again mine.flaky passed at the second try; the first: too slow" in capsys.readouterr().out
 
 
 def test_a_suite_restarts_and_kills_its_gateway(tmp_path: Path) -> None:
