@@ -40,6 +40,7 @@ SETTINGS = {"group.initial.rebalance.delay.ms": "0"}
 VERSION_SECONDS = 60.0
 SCRAPE_SECONDS = 10.0
 LOG_CHARACTERS = 500
+GATEWAY_FOLDERS = ("gateway", "protocol", "storage")
 SECOND_TRY = "passed at the second try"
 
 _building = threading.Lock()
@@ -185,18 +186,18 @@ def _version(suite: Suite, stderr: Path) -> str:
 
 
 def gateway_version() -> str:
-    """The commit; `+` if there are changes that are in no commit."""
-    git = ["git", "-C", str(ROOT)]
-    commit = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, check=False)
-    if commit.returncode:
+    """The commit that last changed the gateway; `+` if there are changes that are in no commit."""
+    try:
+        commit = _git("log", "-1", "--abbrev=12", "--format=%h", "--", *GATEWAY_FOLDERS)
+        changed = _git("status", "--porcelain", "--untracked-files=no", "--", *GATEWAY_FOLDERS)
+    except (OSError, subprocess.CalledProcessError):
         return "unknown"
-    changed = subprocess.run(
-        [*git, "status", "--porcelain", "--untracked-files=no", "--", "gateway", "protocol", "storage"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return commit.stdout.strip() + ("+" if changed.stdout.strip() else "")
+    return (commit or "unknown") + ("+" if changed else "")
+
+
+def _git(*arguments: str) -> str:
+    command = ["git", "-C", str(ROOT), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def _environment() -> Mapping[str, str]:
