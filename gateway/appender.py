@@ -47,24 +47,20 @@ class Appender:
         committers: int = 2,
         max_commit_bytes: int = 8 * 1024 * 1024,
         max_commit_batches: int = 512,
-        max_queued_bytes: int = 64 * 1024 * 1024,
         observe_commit: CommitObserver | None = None,
     ) -> None:
         self._store = store
         self._tail = tail
         self._max_commit_bytes = max_commit_bytes
         self._max_commit_batches = max_commit_batches
-        self._max_queued_bytes = max_queued_bytes
         self._observe_commit = observe_commit
         self._committers = [_Committer(self) for _ in range(committers)]
         self._queued_bytes = 0
-        self._room = asyncio.Event()
-        self._room.set()
         self._turns: dict[str, _Turns] = {}
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes submitted whose outcome is not known yet."""
+        """Bytes submitted whose outcome is not known yet; bounded by the intake of `gateway/connection.py`."""
         return self._queued_bytes
 
     def submit(self, batch: NewBatch) -> asyncio.Future[Appended | Refusal]:
@@ -72,17 +68,8 @@ class Appender:
         StorageUnavailable where Postgres was lost, and then the batch may or may not have been written."""
         pending = _Pending(batch, len(batch.records), asyncio.get_running_loop().create_future())
         self._queued_bytes += pending.size_bytes
-        if self._queued_bytes >= self._max_queued_bytes:
-            self._room.clear()
         self._committers[batch.partition_key % len(self._committers)].enqueue(pending)
         return pending.outcome
-
-    def has_room(self) -> bool:
-        """Whether connections may go on reading; the bound is soft by what they have read already."""
-        return self._room.is_set()
-
-    async def wait_for_room(self) -> None:
-        await self._room.wait()
 
     @asynccontextmanager
     async def turn(self, connection_id: str) -> AsyncGenerator[None]:
@@ -148,8 +135,6 @@ class Appender:
         finally:
             _fail(group, StorageUnavailable("the commit ended without an outcome"))
             self._queued_bytes -= sum(pending.size_bytes for pending in group)
-            if self._queued_bytes < self._max_queued_bytes:
-                self._room.set()
 
     def _record(self, batch: NewBatch, appended: Appended, now_s: float) -> None:
         self._tail.record_append(
