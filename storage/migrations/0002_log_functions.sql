@@ -221,6 +221,7 @@ create function read_batches(
     records               bytea
 )
 language plpgsql stable
+set enable_sort = off -- see first_batch_at
 as $$
 -- Per request in order: one row of state (no row: unknown partition), then one row per batch from the one that holds
 -- the offset, or the next after a gap. Stable, so all of it is one snapshot. Sizes are counted from size_bytes: the
@@ -275,5 +276,54 @@ begin
             exit when limit_bytes <= 0;
         end loop;
     end loop;
+end
+$$;
+
+create function first_batch_at(p_partition_key bigint, p_timestamp_ms bigint) returns table (
+    base_offset       bigint,
+    last_offset       bigint,
+    max_timestamp_ms  bigint,
+    records           bytea
+)
+language plpgsql stable
+-- The planner takes a partition that its statistics do not know yet for one of a single row, and may then sort a whole
+-- partition of millions. Without sorting, only the index that has the order is left to it.
+set enable_sort = off
+as $$
+-- The first batch in offset order whose greatest timestamp is at least p_timestamp_ms. running_max_timestamp_ms rises
+-- with the offset, so the index leads to where it first reaches that time; if the batch that did so is no longer in the
+-- log, the filter goes on to the next that has it.
+begin
+    return query
+        select b.base_offset, b.last_offset, b.max_timestamp_ms, b.records
+        from batch b
+        where b.partition_key = p_partition_key
+            and b.running_max_timestamp_ms >= p_timestamp_ms
+            and b.max_timestamp_ms >= p_timestamp_ms
+            and b.last_offset >= (
+                select p.log_start_offset from partition p where p.partition_key = p_partition_key and not p.deleted
+            )
+        order by b.running_max_timestamp_ms, b.base_offset
+        limit 1;
+end
+$$;
+
+create function first_offset_after(p_partition_key bigint, p_from_offset bigint, p_timestamp_ms bigint) returns bigint
+language plpgsql stable
+set enable_sort = off -- see first_batch_at
+as $$
+-- Base offset of the first batch from p_from_offset on that is younger than p_timestamp_ms, by its own time or else by
+-- that of its arrival; null if there is none.
+begin
+    return (
+        select b.base_offset
+        from batch b
+        where b.partition_key = p_partition_key
+            and b.running_max_timestamp_ms > p_timestamp_ms
+            and coalesce(b.append_timestamp_ms, b.max_timestamp_ms) > p_timestamp_ms
+            and b.base_offset >= p_from_offset
+        order by b.running_max_timestamp_ms, b.base_offset
+        limit 1
+    );
 end
 $$;

@@ -9,7 +9,13 @@ from (
     select
         policy.partition_key, policy.dirty_ratio, policy.max_lag_ms, p.log_start_offset,
         greatest(coalesce(s.first_dirty_offset, 0), p.log_start_offset) as first_dirty_offset,
-        least(newest.base_offset, lagging.base_offset) as end_offset,
+        least(
+            newest.base_offset,
+            case when policy.min_lag_ms > 0 then first_offset_after(
+                policy.partition_key, coalesce(s.first_dirty_offset, 0),
+                (extract(epoch from clock_timestamp()) * 1000)::bigint - policy.min_lag_ms
+            ) end
+        ) as end_offset,
         least(greatest(coalesce(s.clean_bytes, 0), 0), p.size_bytes) as clean_bytes,
         p.size_bytes - least(greatest(coalesce(s.clean_bytes, 0), 0), p.size_bytes) as dirty_bytes
     from (
@@ -25,18 +31,6 @@ from (
         order by b.base_offset desc
         limit 1
     ) newest on true
-    left join lateral (
-        select b.base_offset from batch b
-        where b.partition_key = policy.partition_key
-            and policy.min_lag_ms > 0
-            and b.running_max_timestamp_ms
-                > (extract(epoch from clock_timestamp()) * 1000)::bigint - policy.min_lag_ms
-            and coalesce(b.append_timestamp_ms, b.max_timestamp_ms)
-                > (extract(epoch from clock_timestamp()) * 1000)::bigint - policy.min_lag_ms
-            and b.base_offset >= coalesce(s.first_dirty_offset, 0)
-        order by b.partition_key, b.running_max_timestamp_ms, b.base_offset
-        limit 1
-    ) lagging on true
 ) judged
 left join lateral (
     select coalesce(b.append_timestamp_ms, b.max_timestamp_ms) as timestamp_ms from batch b

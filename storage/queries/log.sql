@@ -48,32 +48,15 @@ from partition
 where partition_key = any ($1::bigint[]) and not deleted;
 
 -- name: batch_at_timestamp
--- The first batch in offset order whose greatest timestamp is at least $2. running_max_timestamp_ms rises with the
--- offset, so the index leads to where it first reaches $2; if the batch that did so is no longer in the log, the filter
--- goes on to the next that has it.
-select b.base_offset, b.last_offset, b.max_timestamp_ms, b.records
-from batch b
-where b.partition_key = $1
-    and b.running_max_timestamp_ms >= $2
-    and b.max_timestamp_ms >= $2
-    and b.last_offset >= (select p.log_start_offset from partition p where p.partition_key = $1 and not p.deleted)
-order by b.partition_key, b.running_max_timestamp_ms, b.base_offset
-limit 1;
+-- The first batch in offset order whose greatest timestamp is at least $2.
+select base_offset, last_offset, max_timestamp_ms, records from first_batch_at($1, $2);
 
 -- name: batch_of_greatest_timestamp
 -- The first batch with the greatest timestamp ever appended to the partition, if it is still in the log.
--- Written without a join, which could be planned as a scan of the whole partition.
 select b.base_offset, b.last_offset, b.max_timestamp_ms, b.records
-from batch b
-where b.partition_key = $1
-    and b.running_max_timestamp_ms >= (
-        select p.max_timestamp_ms from partition p
-        where p.partition_key = $1 and not p.deleted and p.max_timestamp_ms >= 0
-    )
-    and b.max_timestamp_ms >= (select p.max_timestamp_ms from partition p where p.partition_key = $1)
-    and b.last_offset >= (select p.log_start_offset from partition p where p.partition_key = $1)
-order by b.partition_key, b.running_max_timestamp_ms, b.base_offset
-limit 1;
+from partition p
+cross join lateral first_batch_at(p.partition_key, p.max_timestamp_ms) b
+where p.partition_key = $1 and not p.deleted and p.max_timestamp_ms >= 0;
 
 -- name: batch_of_greatest_remaining_timestamp
 -- The same by looking at every batch of the partition (never at its bytes), for when that one is gone.
