@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.compat import scenarios
 from tests.compat.checker import Verdict, check, read_log
-from tests.compat.process import run_limited
+from tests.compat.process import Limit, run_limited
 from tests.compat.report import OUTCOMES, Row
 from tests.compat.suites import Suite
 
@@ -31,6 +31,7 @@ def ask(
     deliveries: Path,
     stderr: Path,
     on_row: Callable[[Row], None],
+    limit: Limit,
 ) -> list[Row]:
     """Run a suite's program to its end or its limit; all rows, also those for what it did not say."""
     answers = Answers()
@@ -53,7 +54,7 @@ def ask(
             suite.command(suite.run),
             cwd=suite.folder,
             environment=environment,
-            limit_s=suite.limit_s,
+            limit_s=limit.of(suite.limit_s),
             stderr=stderr,
             on_line=on_line,
         )
@@ -62,7 +63,7 @@ def ask(
         return rows
     faults = list(answers.faults)
     if ended.timed_out:
-        faults.append(f"hung: killed after its limit of {suite.limit_s:.0f} s")
+        faults.append(f"did not end: killed after {limit.reached(suite.limit_s)}")
     elif ended.returncode:
         faults.append(f"ended with {ending(ended.returncode)}{tail_of(stderr)}")
     for fault in faults:
@@ -120,7 +121,10 @@ def judged(row: Row, deliveries: Path) -> Row:
             return row
         return Row(row.scenario, "failed", row.seconds, "no delivery log")
     outage = scenario is not None and scenario.outage
-    verdicts = [check(read_log(path.read_text(errors="replace")), outage=outage) for path in logs]
+    try:
+        verdicts = [check(read_log(path.read_text(errors="replace")), outage=outage) for path in logs]
+    except (ValueError, TypeError) as error:
+        return Row(row.scenario, "failed", row.seconds, f"delivery log: cannot be read: {error}")
     problems = [problem for verdict in verdicts for problem in verdict.problems]
     return Row(
         row.scenario,

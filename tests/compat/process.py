@@ -7,12 +7,14 @@ the limit has passed, before the leader is reaped, so that the group's number st
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
@@ -31,6 +33,27 @@ class Ended:
 
     returncode: int
     timed_out: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """How long commands may take: each its own limit, and all that share this no longer than `seconds` from now on."""
+
+    seconds: float = math.inf
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float:
+        return max(0.0, self.started + self.seconds - time.monotonic())
+
+    def of(self, limit_s: float) -> float:
+        return min(limit_s, self.left_s)
+
+    def reached(self, limit_s: float) -> str:
+        """What a command was killed at: its own limit, or that of the whole run."""
+        if self.left_s > 0:
+            return f"its limit of {limit_s:.0f} s"
+        return f"the limit of the whole run, {self.seconds:.0f} s"
 
 
 def run_limited(

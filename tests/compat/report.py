@@ -146,15 +146,21 @@ def _own_scenarios(suites: Sequence[dict[str, Any]]) -> list[str]:
 
 def _explanations(suites: Sequence[dict[str, Any]]) -> list[str]:
     lines: list[str] = []
-    for outcome, title in (("failed", "Failed"), ("skipped", "Skipped, and why")):
+    for outcome, title, why in (
+        ("failed", "Failed", "Reason"),
+        ("skipped", "Skipped, and why", "Reason"),
+        ("passed", "Passed, with a remark", "Remark"),
+    ):
         rows = [
             (suite, row)
             for suite in suites
             for row in suite["rows"]
-            if row["outcome"] == outcome and (outcome == "failed" or scenarios.find(row["scenario"]) is not None)
+            if row["outcome"] == outcome
+            and row["detail"]
+            and (outcome == "failed" or scenarios.find(row["scenario"]) is not None)
         ]
         if rows:
-            lines += ["", f"## {title}", "", "| Client | Scenario | Reason |", "|---|---|---|"]
+            lines += ["", f"## {title}", "", f"| Client | Scenario | {why} |", "|---|---|---|"]
             lines += [f"| {suite['client']} | {row['scenario']} | {_cell(row['detail'])} |" for suite, row in rows]
     return lines
 

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,7 +31,7 @@ from pathlib import Path
 from tests.compat import report
 from tests.compat.answers import WHOLE_SUITE, ask, ending, tail_of
 from tests.compat.control import Control
-from tests.compat.process import end_all, run_limited
+from tests.compat.process import Limit, end_all, run_limited
 from tests.compat.report import OUTCOMES, Row, SuiteResult
 from tests.compat.suites import CACHE, ROOT, Suite, SuiteError, discover
 from tests.gateway_process import GatewayProcess
@@ -40,6 +41,8 @@ SETTINGS = {"group.initial.rebalance.delay.ms": "0"}
 VERSION_SECONDS = 60.0
 SCRAPE_SECONDS = 10.0
 LOG_CHARACTERS = 500
+LIMIT_SECONDS = 2700.0
+"""For all suites together. With checks and tests before it, continuous integration has an hour."""
 GATEWAY_FOLDERS = ("gateway", "protocol", "storage")
 SECOND_TRY = "passed at the second try"
 
@@ -77,11 +80,14 @@ def run_suite(
     build_first: Sequence[Suite] = (),
     directory: Path,
     on_row: Callable[[Row], None],
+    limit: Limit | None = None,
 ) -> SuiteResult:
     """Build a suite, run it (only the `named` scenarios, if any) against a gateway, and judge its delivery logs.
 
-    Logs go to `directory`, which is emptied first. `on_row` is given each row as it becomes known.
+    Logs go to `directory`, which is emptied first. `on_row` is given each row as it becomes known. `limit` is what the
+    whole run has left.
     """
+    limit = limit or Limit()
     started = time.monotonic()
     result = SuiteResult(suite.name, suite.client, suite.language, date=_now(), gateway=gateway_version())
     if suite.fault:
@@ -92,7 +98,7 @@ def run_suite(
         result.left_out = missing
         return result
     with _alone(directory):
-        result.rows = _run(suite, named, build_first, directory, result, on_row)
+        result.rows = _run(suite, named, build_first, directory, result, on_row, limit)
     result.seconds = time.monotonic() - started
     return result
 
@@ -104,17 +110,20 @@ def _run(
     directory: Path,
     result: SuiteResult,
     on_row: Callable[[Row], None],
+    limit: Limit,
 ) -> list[Row]:
     deliveries, stderr = directory / "deliveries", directory / "stderr.log"
     deliveries.mkdir()
     with _building:
         started = time.monotonic()
         for part in (*build_first, suite):
-            failure = _build(part, stderr)
+            failure = _build(part, stderr, limit)
             if failure is not None:
                 return [_reported(Row(WHOLE_SUITE, "failed", time.monotonic() - started, failure), on_row)]
         result.build_seconds = time.monotonic() - started
     result.version = _version(suite, stderr)
+    if not limit.left_s:
+        return [_reported(Row(WHOLE_SUITE, "failed", 0.0, f"not run: {limit.reached(0)} has passed"), on_row)]
 
     with short_directory() as data, contextlib.ExitStack() as stack:
         gateway = GatewayProcess(data, database_url=None, settings={**SETTINGS, **suite.settings}, environment={})
@@ -135,7 +144,9 @@ def _run(
             "COMPAT_SCENARIOS": ",".join(named),
             "COMPAT_SUITE": suite.name,
         }
-        rows = ask(suite, named, environment=environment, deliveries=deliveries, stderr=stderr, on_row=on_row)
+        rows = ask(
+            suite, named, environment=environment, deliveries=deliveries, stderr=stderr, on_row=on_row, limit=limit
+        )
         versions.scrape()
         result.api_versions = {api: sorted(seen) for api, seen in sorted(versions.seen.items())}
         if not gateway.running:
@@ -144,24 +155,26 @@ def _run(
     return rows
 
 
-def _build(suite: Suite, stderr: Path) -> str | None:
+def _build(suite: Suite, stderr: Path, limit: Limit) -> str | None:
     """Why it could not be built, or None."""
     if not suite.build:
         return None
+    if not limit.left_s:
+        return f"{suite.name}: not built: {limit.reached(0)} has passed"
     suite.build_dir.mkdir(parents=True, exist_ok=True)
     try:
         ended = run_limited(
             suite.command(suite.build),
             cwd=suite.folder,
             environment=_environment(),
-            limit_s=suite.build_limit_s,
+            limit_s=limit.of(suite.build_limit_s),
             stderr=stderr,
             on_line=lambda line: _append(stderr, line),
         )
     except OSError as error:
         return f"{suite.name} could not be built: {error}"
     if ended.timed_out:
-        return f"{suite.name}: the build was killed after its limit of {suite.build_limit_s:.0f} s"
+        return f"{suite.name}: the build was killed after {limit.reached(suite.build_limit_s)}"
     return (
         f"{suite.name}: the build ended with {ending(ended.returncode)}{tail_of(stderr)}" if ended.returncode else None
     )
@@ -249,6 +262,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--again", action="store_true", help="ask a scenario that failed once more, and say so where that passes"
     )
+    parser.add_argument(
+        "--limit",
+        type=float,
+        default=LIMIT_SECONDS,
+        help="seconds for all suites together; what is not done has failed",
+    )
     parser.add_argument("--list", action="store_true", help="say which suites there are and which can run here")
     options = parser.parse_args(arguments)
     try:
@@ -270,19 +289,24 @@ def _main(options: argparse.Namespace) -> int:
             print(f"{suite.name:14} {suite.client} ({suite.language}): {suite.missing() or 'can run'}")
         return 0
     scenario_names = [name for name in options.scenarios.split(",") if name]
+    limit = Limit(options.limit)
 
     def run(suite: Suite) -> SuiteResult:
         uses = [known[name] for name in suite.uses if name in known]
         directory = CACHE / "runs" / suite.name
-        result = _run_and_say(suite, uses, scenario_names, directory)
-        again = CACHE / "runs" / f"{suite.name}.again"
-        return ask_again(suite, uses, result, again) if options.again else result
+        try:
+            result = _run_and_say(suite, uses, scenario_names, directory, limit)
+            again = CACHE / "runs" / f"{suite.name}.again"
+            return ask_again(suite, uses, result, again, limit) if options.again else result
+        except Exception as error:  # whatever it is, the other suites and the card go on
+            return _unrunnable(suite, error)
 
     # SIGTERM unwinds as Ctrl-C does, so that nothing that was started stays.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     pool = ThreadPoolExecutor(options.jobs)
     try:
-        results = list(pool.map(run, chosen))
+        # Those that are not built first: a build that waits for its registry keeps no other suite waiting.
+        results = list(pool.map(run, sorted(chosen, key=lambda suite: bool(suite.build or suite.uses))))
     except BaseException:
         pool.shutdown(wait=False, cancel_futures=True)
         end_all()
@@ -305,13 +329,24 @@ def _main(options: argparse.Namespace) -> int:
     return 1 if any(row.outcome == "failed" for row in rows) else 0
 
 
-def _run_and_say(suite: Suite, uses: Sequence[Suite], scenario_names: Sequence[str], directory: Path) -> SuiteResult:
+def _unrunnable(suite: Suite, error: Exception) -> SuiteResult:
+    """What the runner itself could not do."""
+    if not isinstance(error, SuiteError):
+        traceback.print_exception(error)
+    row = Row(WHOLE_SUITE, "failed", 0.0, str(error) if isinstance(error, SuiteError) else f"the runner: {error!r}")
+    _say(suite.name, row)
+    return SuiteResult(suite.name, suite.client, suite.language, _now(), gateway_version(), rows=[row])
+
+
+def _run_and_say(
+    suite: Suite, uses: Sequence[Suite], scenario_names: Sequence[str], directory: Path, limit: Limit
+) -> SuiteResult:
     print(f"{suite.name}: {suite.client} ({suite.language})", flush=True)
 
     def say(row: Row) -> None:
         _say(suite.name, row)
 
-    result = run_suite(suite, named=scenario_names, build_first=uses, directory=directory, on_row=say)
+    result = run_suite(suite, named=scenario_names, build_first=uses, directory=directory, on_row=say, limit=limit)
     if result.left_out:
         print(f"{suite.name}: left out: {result.left_out}", flush=True)
         return result
@@ -321,14 +356,14 @@ def _run_and_say(suite: Suite, uses: Sequence[Suite], scenario_names: Sequence[s
     return result
 
 
-def ask_again(suite: Suite, uses: Sequence[Suite], first: SuiteResult, directory: Path) -> SuiteResult:
+def ask_again(suite: Suite, uses: Sequence[Suite], first: SuiteResult, directory: Path, limit: Limit) -> SuiteResult:
     """The result with each failed scenario's second answer. One that passes keeps what went wrong the first time as its
     detail; a program that hung or crashed is not asked again."""
     failed = {row.scenario: row for row in first.rows if row.outcome == "failed"}
     if not failed or WHOLE_SUITE in failed:
         return first
     print(f"{suite.name}: asking again: {', '.join(failed)}", flush=True)
-    second = {row.scenario: row for row in _run_and_say(suite, uses, list(failed), directory).rows}
+    second = {row.scenario: row for row in _run_and_say(suite, uses, list(failed), directory, limit).rows}
     rows: list[Row] = []
     for row in first.rows:
         answer = second.get(row.scenario) if row.scenario in failed else None

@@ -16,9 +16,10 @@ import pytest
 
 from tests.compat import scenarios
 from tests.compat.answers import WHOLE_SUITE, ask
+from tests.compat.process import Limit
 from tests.compat.report import Row, SuiteResult, write
 from tests.compat.run import SECOND_TRY, ask_again, main, run_suite
-from tests.compat.suites import FOLDER, SuiteError, discover, load
+from tests.compat.suites import FOLDER, Suite, SuiteError, discover, load
 
 LOG_LINES = [
     {"t": 1, "event": "scenario", "mode": "eager", "topic": "t", "partitions": 1, "produced": {"0": 1}},
@@ -53,7 +54,9 @@ def ask_suite(tmp_path: Path, program: str, *, more: str = "scenarios = []\n", l
     environment = {**os.environ, "COMPAT_DELIVERIES": str(deliveries)}
     seen: list[Row] = []
     stderr = tmp_path / "stderr.log"
-    rows = ask(suite, [], environment=environment, deliveries=deliveries, stderr=stderr, on_row=seen.append)
+    rows = ask(
+        suite, [], environment=environment, deliveries=deliveries, stderr=stderr, on_row=seen.append, limit=Limit()
+    )
     assert seen == rows
     return rows
 
@@ -87,7 +90,7 @@ def test_a_suite_that_hangs_is_killed_with_all_it_started_and_has_failed(tmp_pat
         "mine.three": "failed",
     }
     assert {row.detail for row in rows if row.outcome == "failed"} == {
-        "hung: killed after its limit of 3 s",
+        "did not end: killed after its limit of 3 s",
         "not answered",
     }
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
@@ -117,7 +120,7 @@ def test_a_suite_that_cannot_be_started_has_failed(tmp_path: Path) -> None:
     toml = (folder / "suite.toml").read_text().replace("{python}", "/no/such/program")
     (folder / "suite.toml").write_text(toml)
     arguments = {"environment": os.environ, "deliveries": tmp_path, "stderr": tmp_path / "stderr.log"}
-    rows = ask(load(folder), [], **arguments, on_row=lambda row: None)  # type: ignore[arg-type]
+    rows = ask(load(folder), [], **arguments, on_row=lambda row: None, limit=Limit())  # type: ignore[arg-type]
     assert outcomes(rows) == {WHOLE_SUITE: "failed"}
 
 
@@ -155,6 +158,11 @@ def test_an_assignor_answers_for_all_and_own_scenarios_owe_nothing(tmp_path: Pat
         (LOG_LINES, "passed", ""),
         ([*LOG_LINES, LOG_LINES[-1]], "failed", "delivery log: t-0 offset 0 was delivered again, to c1"),
         ([], "failed", "no delivery log"),
+        (
+            [{**LOG_LINES[0], "produced": {"0": "many"}}],
+            "failed",
+            "delivery log: cannot be read: invalid literal for int() with base 10: 'many'",
+        ),
     ],
 )
 def test_the_delivery_log_decides(tmp_path: Path, lines: list[object], outcome: str, detail: str) -> None:
@@ -197,6 +205,62 @@ def test_a_build_that_fails_or_hangs_fails_the_suite(tmp_path: Path, build: str,
         shutil.rmtree(suite.build_dir, ignore_errors=True)
     assert outcomes(result.rows) == {WHOLE_SUITE: "failed"}
     assert said in result.rows[0].detail
+
+
+def test_the_whole_run_has_a_limit_that_no_suite_outlives(tmp_path: Path) -> None:
+    """Whoever is building or running is killed at it; whoever comes later is not begun; each says so in one row."""
+
+    def run_one(name: str, limit: Limit, more: str = 'build = ["true"]\n') -> SuiteResult:
+        suite = load(suite_of(tmp_path / name, "time.sleep(600)", more=f"scenarios = []\n{more}", limit_s=500))
+        try:
+            return run_suite(suite, directory=tmp_path / "run", on_row=lambda row: None, limit=limit)
+        finally:
+            shutil.rmtree(suite.build_dir, ignore_errors=True)
+
+    built = run_one("building", Limit(1), 'build = ["sleep", "600"]\n')
+    assert [row.detail for row in built.rows] == [
+        "building: the build was killed after the limit of the whole run, 1 s"
+    ]
+    late = Limit(0)
+    assert [row.detail for row in run_one("unbuilt", late).rows] == [
+        "unbuilt: not built: the limit of the whole run, 0 s has passed"
+    ]
+    assert [row.detail for row in run_one("unrun", late, "").rows] == [
+        "not run: the limit of the whole run, 0 s has passed"
+    ]
+    suite = load(tmp_path / "unrun")
+    stderr = tmp_path / "stderr.log"
+    rows = ask(
+        suite, [], environment=os.environ, deliveries=tmp_path, stderr=stderr, on_row=lambda row: None, limit=Limit(1)
+    )
+    assert rows[0].detail == "did not end: killed after the limit of the whole run, 1 s"
+
+
+def test_what_the_runner_cannot_do_for_one_suite_fails_that_suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The others are run and the card is written, with a failure and the exit code that goes with it."""
+    names = ("one", "two", "three")
+    suites = [load(suite_of(tmp_path / name, f'answer("mine.{name}")', more="scenarios = []\n")) for name in names]
+
+    def run_fake(suite: Suite, **_: object) -> SuiteResult:
+        if suite.name == "one":
+            raise SuiteError("one is being run already")
+        if suite.name == "two":
+            raise RuntimeError("no room left")
+        row = Row(f"mine.{suite.name}", "passed", 0.1)
+        return SuiteResult(suite.name, suite.client, suite.language, "2026-01-02", "abc", rows=[row])
+
+    monkeypatch.setattr("tests.compat.run.discover", lambda: suites)
+    monkeypatch.setattr("tests.compat.run.run_suite", run_fake)
+    assert main(["--report", str(tmp_path / "card")]) == 1
+    card = json.loads((tmp_path / "card" / "compatibility.json").read_text())
+    assert {suite["name"]: [row["detail"] for row in suite["rows"]] for suite in card["suites"]} == {
+        "one": ["one is being run already"],
+        "two": ["the runner: RuntimeError('no room left')"],
+        "three": [""],
+    }
+    assert "compat: 1 passed, 2 failed, 0 skipped" in capsys.readouterr().out
 
 
 def test_a_suite_whose_description_is_wrong_fails_alone(tmp_path: Path) -> None:
@@ -251,7 +315,7 @@ def test_a_failed_scenario_is_asked_once_more_and_its_first_failure_is_told(
     directory = tmp_path / "run"
     first = run_suite(suite, directory=directory, on_row=lambda _row: None)
     assert outcomes(first.rows) == {"mine.flaky": "failed", "mine.broken": "failed", "mine.fine": "passed"}
-    second = ask_again(suite, [], first, directory)
+    second = ask_again(suite, [], first, directory, Limit())
     assert outcomes(second.rows) == {"mine.flaky": "passed", "mine.broken": "failed", "mine.fine": "passed"}
     assert second.rows[0].detail == f"{SECOND_TRY}; the first: too slow"
     assert "FLAKY: again mine.flaky passed at the second try; the first: too slow" in capsys.readouterr().out
@@ -286,7 +350,8 @@ def test_the_card_keeps_what_was_not_run_and_says_what_was_left_out(tmp_path: Pa
         return SuiteResult(name, name.title(), "C", "2026-01-02T03:04:05+00:00", "abc", "1.0", left_out, rows=rows)
 
     logged = {"deliveries": 8, "duplicates": 0, "rewinds": 0, "handovers": 2, "pause_moved_ms": 40}
-    one = result("one", [Row("groups.leave", "passed", 1.0, deliveries=logged), Row("mine", "failed", 2.0, "a | b")])
+    left = Row("groups.leave", "passed", 1.0, "at the second try", deliveries=logged)
+    one = result("one", [left, Row("mine", "failed", 2.0, "a | b")])
     write(tmp_path, [one, result("two", [], "needs go, not on PATH")], keep_others=False)
     write(tmp_path, [result("three", [Row("groups.leave", "skipped", 0.0, "has no groups")])], keep_others=True)
     card = (tmp_path / "compatibility.md").read_text()
@@ -294,6 +359,7 @@ def test_the_card_keeps_what_was_not_run_and_says_what_was_left_out(tmp_path: Pa
     assert "left out: needs go, not on PATH" in card
     assert "| groups.leave | ✓ | – |" in card
     assert "| One | mine | a \\| b |" in card
+    assert "| One | groups.leave | at the second try |" in card
     assert "| Three | groups.leave | has no groups |" in card
     assert "| One | groups.leave | 2 | 8 | 0 |  | 40 |" in card
     names = [suite["name"] for suite in json.loads((tmp_path / "compatibility.json").read_text())["suites"]]
