@@ -71,10 +71,6 @@ class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
             self.consumer.subscribe(pattern=options.pattern, listener=self.listener)
         else:
             self.consumer.subscribe(list(options.topics), listener=self.listener)
-        if self._leave_version is not None:
-            self.consumer.poll(0)
-            versions = self.consumer._client._manager.broker_version_data
-            versions.api_versions = {**versions.api_versions, LEAVE_GROUP: (0, self._leave_version)}
 
     def subscribe(self, topics: Sequence[str]) -> None:
         self.consumer.subscribe(list(topics), listener=self.listener)
@@ -100,6 +96,12 @@ class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
             raise FencedError(str(error)) from error
 
     def close(self) -> None:
+        if self._leave_version is not None:
+            # What the library has learnt of each connection decides; the one to the coordinator is there by now.
+            manager = self.consumer._client._manager
+            for known in (manager, *manager._conns.values()):
+                versions = known.broker_version_data
+                versions.api_versions = {**versions.api_versions, LEAVE_GROUP: (0, self._leave_version)}
         self.consumer.close()
 
 

@@ -54,12 +54,11 @@ for _assignor in ASSIGNORS:
     scenario(f"groups.{_assignor}.1-2-4")(_bound)
 
 
-@scenario("groups.range.ten-runs")
-def ten_runs(run: Run) -> None:
+def _ten_runs(run: Run, assignor: str) -> None:
     """Ten fresh groups one after the other, each from where the last one ended; all in one log."""
-    assignor = "range"
+    _need(run, assignor)
     topic = run.topic(PARTITIONS)
-    _, view = run.journal(topic, PARTITIONS)
+    _, view = run.journal(topic, PARTITIONS, cooperative=_cooperative(assignor))
     producer_rounds = 5
     for attempt in range(10):
         group = run.group()
@@ -77,6 +76,14 @@ def ten_runs(run: Run) -> None:
             member.request_stop()
         for member in members:
             member.stop()
+
+
+for _assignor in ("range", "cooperative-sticky"):
+
+    def _bound_ten_runs(run: Run, assignor: str = _assignor) -> None:
+        _ten_runs(run, assignor)
+
+    scenario(f"groups.{_assignor}.ten-runs")(_bound_ten_runs)
 
 
 @scenario("groups.one-partition-three-consumers")
@@ -419,7 +426,9 @@ def leave_versions(run: Run) -> None:
         view.wait_settled({leaver.name}, all_of(topic, 1))
         run.produce(topic, [0], 1)
         view.wait_caught_up()
+        sent = run.requests("leave_group", version)
         leaver.stop()
+        assert run.requests("leave_group", version) > sent, f"no LeaveGroup v{version} has come"
         started = time.monotonic()
         follower = run.start(MemberOptions(f"v{version} follows", group, assignor, (topic,), extra=extra))
         view.wait_settled({follower.name}, all_of(topic, 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import urllib.request
 import uuid
@@ -174,6 +175,14 @@ class Run:
             records = [(partition, Record(str(index).encode())) for index in range(count) for partition in partitions]
             for (partition, _), offset in zip(records, producer.send(topic, records), strict=True):
                 self._journal.produced(topic, partition, offset)
+
+    def requests(self, api: str, version: int) -> float:
+        """How many of this version the gateway has answered since it was started."""
+        with urllib.request.urlopen(os.environ["COMPAT_METRICS"], timeout=CONTROL_SECONDS) as answer:
+            lines = answer.read().decode().splitlines()
+        labels = (f'api="{api}"', f'version="{version}"')
+        counted = (line for line in lines if line.startswith("sluice_requests_total{"))
+        return sum(float(line.split()[-1]) for line in counted if all(label in line for label in labels))
 
     def restart_gateway(self) -> None:
         self._post("/restart")
