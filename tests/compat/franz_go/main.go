@@ -12,7 +12,7 @@ func main() {
 		Client:      open,
 		Eager:       []string{"range", "roundrobin", "sticky"},
 		Cooperative: "cooperative-sticky",
-		TenRuns:     "cooperative-sticky",
+		TenRuns:     []string{"range", "cooperative-sticky"},
 	}
 	compat.Main(compat.Suite{
 		Name:      "franz_go",

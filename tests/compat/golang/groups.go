@@ -13,7 +13,7 @@ type GroupCase struct {
 	Eager       []string // assignors
 	Cooperative string   // "" if the client has none
 	Regex       string   // why it has no pattern subscriptions; "" if it has them
-	TenRuns     string   // the assignor that is run ten times
+	TenRuns     []string // assignors that are run ten times
 }
 
 // Scenarios are the canonical ones of consumer groups.
@@ -28,9 +28,11 @@ func (c GroupCase) Scenarios() []Scenario {
 	for _, assignor := range c.assignors() {
 		add(assignor+".1-2-4", func(t *T) { c.oneTwoFour(t, assignor) })
 	}
-	scenarios = append(scenarios, Scenario{
-		Name: "groups." + c.TenRuns + ".ten-runs", Limit: 3 * time.Minute, Run: c.tenRuns,
-	})
+	for _, assignor := range c.TenRuns {
+		scenarios = append(scenarios, Scenario{
+			Name: "groups." + assignor + ".ten-runs", Limit: 3 * time.Minute, Run: func(t *T) { c.tenRuns(t, assignor) },
+		})
+	}
 	add("one-partition-three-consumers", c.onePartitionThreeConsumers)
 	add("leave", c.leave)
 	add("crash", c.crash)
@@ -211,13 +213,13 @@ func (c GroupCase) oneTwoFour(t *T, assignor string) {
 	scene.Close(first)
 }
 
-func (c GroupCase) tenRuns(t *T) {
+func (c GroupCase) tenRuns(t *T, assignor string) {
 	client := c.Client(t)
-	log := t.NewLog(Header{Mode: c.mode(c.TenRuns), Partitions: 4})
+	log := t.NewLog(Header{Mode: c.mode(assignor), Partitions: 4})
 	for run := range 10 {
 		scene := &Scene{
 			T: t, Client: client, Log: log, Topic: t.NewName("topic"), Group: t.NewName("group"),
-			Assignors: []string{c.TenRuns}, Commit: CommitAuto, Join: t.suite.Join, partitions: 4,
+			Assignors: []string{assignor}, Commit: CommitAuto, Join: t.suite.Join, partitions: 4,
 		}
 		t.Must(client.CreateTopic(t.Context, scene.Topic, 4), "create topic")
 		flow := StartFlow(t, client, log, false, scene.Partitions()...)

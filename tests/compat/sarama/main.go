@@ -24,7 +24,7 @@ func main() {
 		Eager:       []string{"range", "roundrobin", "sticky"},
 		Cooperative: "cooperative-sticky",
 		Regex:       "Sarama subscribes to topics by name only",
-		TenRuns:     "sticky",
+		TenRuns:     []string{"sticky", "cooperative-sticky"},
 	}
 	compat.Main(compat.Suite{
 		Name:      "sarama",
