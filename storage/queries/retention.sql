@@ -58,24 +58,27 @@ where partition_key = $1 and not deleted
 returning log_start_offset;
 
 -- name: delete_below_log_start
--- Removes whole rows below the log start, oldest first, at most $2 rows, and no more once $3 bytes are reached.
-with doomed as (
-    select
-        oldest.base_offset,
-        sum(oldest.size_bytes) over (order by oldest.base_offset rows unbounded preceding) - oldest.size_bytes
-            as bytes_before
+-- Removes whole rows below the log start, oldest first, at most $2 rows, and no more once $3 bytes are reached. Deletes
+-- up to an offset rather than by a join, which a planner that takes the partition for small would turn around: it would
+-- look for the doomed anew for each row of the partition.
+with oldest as (
+    select b.base_offset, b.size_bytes
+    from partition p
+    join batch b on b.partition_key = p.partition_key
+    where p.partition_key = $1 and b.base_offset < p.log_start_offset and b.last_offset < p.log_start_offset
+    order by b.base_offset
+    limit $2
+), doomed as (
+    select max(base_offset) as last_base_offset
     from (
-        select b.base_offset, b.size_bytes
-        from partition p
-        join batch b on b.partition_key = p.partition_key
-        where p.partition_key = $1 and b.base_offset < p.log_start_offset and b.last_offset < p.log_start_offset
-        order by b.base_offset
-        limit $2
-    ) oldest
+        select base_offset, sum(size_bytes) over (order by base_offset rows unbounded preceding) - size_bytes
+            as bytes_before
+        from oldest
+    ) counted
+    where bytes_before < $3::bigint
 ), removed as (
     delete from batch b
-    using doomed d
-    where b.partition_key = $1 and b.base_offset = d.base_offset and d.bytes_before < $3::bigint
+    where b.partition_key = $1 and b.base_offset <= (select last_base_offset from doomed)
     returning b.base_offset, b.size_bytes
 ), uncleaned as (
     update compaction_state s
@@ -99,23 +102,25 @@ order by t.deleted_at, p.partition_key
 limit $2;
 
 -- name: delete_batches
--- Removes rows of a deleted partition, oldest first, at most $2 rows, and no more once $3 bytes are reached.
-with doomed as (
-    select
-        oldest.base_offset,
-        sum(oldest.size_bytes) over (order by oldest.base_offset rows unbounded preceding) - oldest.size_bytes
-            as bytes_before
+-- Removes rows of a deleted partition, oldest first, at most $2 rows, and no more once $3 bytes are reached. See
+-- delete_below_log_start for why up to an offset.
+with oldest as (
+    select b.base_offset, b.size_bytes
+    from batch b
+    where b.partition_key = $1
+    order by b.base_offset
+    limit $2
+), doomed as (
+    select max(base_offset) as last_base_offset
     from (
-        select b.base_offset, b.size_bytes
-        from batch b
-        where b.partition_key = $1
-        order by b.base_offset
-        limit $2
-    ) oldest
+        select base_offset, sum(size_bytes) over (order by base_offset rows unbounded preceding) - size_bytes
+            as bytes_before
+        from oldest
+    ) counted
+    where bytes_before < $3::bigint
 ), removed as (
     delete from batch b
-    using doomed d
-    where b.partition_key = $1 and b.base_offset = d.base_offset and d.bytes_before < $3::bigint
+    where b.partition_key = $1 and b.base_offset <= (select last_base_offset from doomed)
     returning b.size_bytes
 )
 select count(*) as batch_count, coalesce(sum(size_bytes), 0)::bigint as size_bytes from removed;

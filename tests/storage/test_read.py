@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import asyncpg
 import pytest
 
@@ -14,6 +11,7 @@ from storage.topics import TopicStore
 from storage.types import PartitionKey, PartitionState, ReadRequest, ReadResult, Refusal
 from tests.storage.batches import append, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
+from tests.storage.pages import fill, fill_unknown, pages_touched
 
 
 @pytest.fixture
@@ -115,34 +113,6 @@ async def test_nothing_to_read(log: LogStore) -> None:
 
 # --- cost -----------------------------------------------------------------------------------------------------------
 
-FILL = """
-insert into batch (partition_key, base_offset, last_offset, max_timestamp_ms, running_max_timestamp_ms, size_bytes,
-    records)
-select $1, i * 2, i * 2 + 1, 1000 + i, 1000 + i, 100, decode(repeat('ab', 100), 'hex')
-from generate_series(0::bigint, $2::bigint - 1) i
-"""
-
-
-async def _fill(sql: asyncpg.Connection, key: PartitionKey, depth: int) -> None:
-    await sql.execute(FILL, key, depth)
-    await sql.execute(
-        "update partition set next_offset = $2 * 2, size_bytes = $2 * 100, max_timestamp_ms = 999 + $2 "
-        "where partition_key = $1",
-        key,
-        depth,
-    )
-
-
-async def _buffers(sql: asyncpg.Connection, query: str, *arguments: object) -> int:
-    """Pages touched at most by one execution, once catalogs are cached: with plans made for these values, which
-    Postgres uses for the first five, and with those it may keep after them."""
-    touched: list[int] = []
-    for _ in range(8):
-        (row,) = await sql.fetch(f"explain (analyze, buffers, timing off, format json) {query}", *arguments)
-        plan: dict[str, Any] = json.loads(row[0])[0]["Plan"]
-        touched.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
-    return max(touched[1:])
-
 
 @pytest.mark.parametrize("place", [0.0, 0.5, 0.999])
 async def test_a_fetch_touches_as_many_pages_in_a_deep_log_as_in_a_shallow_one(
@@ -152,11 +122,11 @@ async def test_a_fetch_touches_as_many_pages_in_a_deep_log_as_in_a_shallow_one(
     shallow, deep = (partition.partition_key for partition in topic.partitions)
     costs = []
     for key, depth in ((shallow, 1_000), (deep, 100_000)):
-        await _fill(sql, key, depth)
+        await fill(sql, key, depth)
         offset = int(depth * place) * 2
         # About ten batches' worth; the plans were made while the table was small and are not made anew.
         costs.append(
-            await _buffers(sql, statement("read_batches"), [key], [offset], [1000], 1000),
+            await pages_touched(sql, statement("read_batches"), [key], [offset], [1000], 1000),
         )
     assert costs[0] < 40
     assert costs[1] <= costs[0] + 8, "a level or two more of the index, nothing else"
@@ -166,7 +136,7 @@ async def test_bytes_of_batches_that_are_not_returned_are_not_fetched(
     sql: asyncpg.Connection, log: LogStore, key: PartitionKey
 ) -> None:
     await append(log, *(new_batch(key, size_bytes=1_000_000) for _ in range(8)))
-    one = await _buffers(sql, statement("read_batches"), [key], [0], [1_000_000], 1_000_000)
+    one = await pages_touched(sql, statement("read_batches"), [key], [0], [1_000_000], 1_000_000)
     assert one < 60, "a batch of 1 MB has more than 100 pages, and even the one returned is not read before it is sent"
 
 
@@ -177,15 +147,10 @@ async def test_reads_touch_few_pages_of_a_partition_the_statistics_do_not_know(
     """Of the two indexes of the table one is a level taller at some of these depths; that is when a planner that takes
     the partition for one of a single row would rather sort."""
     topic = await make_topic(partition_count=11)
-    *known, new = (partition.partition_key for partition in topic.partitions)
-    await sql.execute("truncate batch")
-    for key in known:
-        await _fill(sql, key, 100)
-    await sql.execute("vacuum analyze batch")
-    await _fill(sql, new, depth)
+    new = await fill_unknown(sql, [partition.partition_key for partition in topic.partitions], depth)
     last_ms = 999 + depth
     for timestamp_ms in (1_010, last_ms // 2, last_ms):
-        assert await _buffers(sql, statement("batch_at_timestamp"), new, timestamp_ms) < 20
-        assert await _buffers(sql, "select first_offset_after($1, 0, $2)", new, timestamp_ms - 1) < 20
-    assert await _buffers(sql, statement("batch_of_greatest_timestamp"), new) < 20
-    assert await _buffers(sql, statement("read_batches"), [new], [depth], [1000], 1000) < 40
+        assert await pages_touched(sql, statement("batch_at_timestamp"), new, timestamp_ms) < 20
+        assert await pages_touched(sql, "select first_offset_after($1, 0, $2)", new, timestamp_ms - 1) < 20
+    assert await pages_touched(sql, statement("batch_of_greatest_timestamp"), new) < 20
+    assert await pages_touched(sql, statement("read_batches"), [new], [depth], [1000], 1000) < 40

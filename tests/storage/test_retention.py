@@ -10,11 +10,13 @@ import pytest
 from storage import retention
 from storage.log import LogStore
 from storage.pool import Database
+from storage.queries import statement
 from storage.retention import RetentionPolicy
 from storage.topics import TopicStore
 from storage.types import PartitionKey, Refusal
 from tests.storage.batches import append, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
+from tests.storage.pages import fill_unknown, pages_touched
 
 MINUTE_MS = 60_000
 
@@ -219,3 +221,21 @@ async def test_purge_waits_for_a_commit_that_refers_to_the_topic(
 def test_policies_default_to_kafkas(key: PartitionKey) -> None:
     policy = RetentionPolicy(key)
     assert (policy.retention_ms, policy.retention_bytes) == (604_800_000, -1)
+
+
+# --- cost -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("depth", [5_000, 45_000])
+async def test_removing_the_oldest_rows_costs_the_same_in_a_deep_partition_the_statistics_do_not_know(
+    sql: asyncpg.Connection, make_topic: MakeTopic, depth: int
+) -> None:
+    """A planner that takes the partition for one of a single row would begin with all of its rows, and look for the
+    oldest anew for each."""
+    topic = await make_topic(partition_count=11)
+    new = await fill_unknown(sql, [partition.partition_key for partition in topic.partitions], depth)
+    await sql.execute("update partition set log_start_offset = 400 where partition_key = $1", new)
+    for name in ("delete_below_log_start", "delete_batches"):
+        assert await pages_touched(sql, statement(name), new, 100, 10**9) < 1_000, name
+    assert await pages_touched(sql, statement("retention_candidates"), [new], [1], [1]) < 20
+    assert await pages_touched(sql, statement("retention_boundary"), new, 1, 1, 100) < 300

@@ -1,0 +1,53 @@
+"""What a statement costs, counted in pages: partitions filled behind the store's back, and EXPLAIN as the judge."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import asyncpg
+
+from storage.types import PartitionKey
+
+FILL = """
+insert into batch (partition_key, base_offset, last_offset, max_timestamp_ms, running_max_timestamp_ms, size_bytes,
+    records)
+select $1, i * 2, i * 2 + 1, 1000 + i, 1000 + i, 100, decode(repeat('ab', 100), 'hex')
+from generate_series(0::bigint, $2::bigint - 1) i
+"""
+
+
+async def fill(sql: asyncpg.Connection, key: PartitionKey, depth: int) -> None:
+    """So many batches of two records and 100 bytes, a millisecond after each other from 1000 on."""
+    await sql.execute(FILL, key, depth)
+    await sql.execute(
+        "update partition set next_offset = $2 * 2, size_bytes = $2 * 100, max_timestamp_ms = 999 + $2 "
+        "where partition_key = $1",
+        key,
+        depth,
+    )
+
+
+async def fill_unknown(sql: asyncpg.Connection, keys: list[PartitionKey], depth: int) -> PartitionKey:
+    """Fills the last of `keys` so that the planner's statistics, which know all the others, do not know it."""
+    *known, new = keys
+    await sql.execute("truncate batch")
+    for key in known:
+        await fill(sql, key, 100)
+    await sql.execute("vacuum analyze batch")
+    await fill(sql, new, depth)
+    return new
+
+
+async def pages_touched(sql: asyncpg.Connection, query: str, *arguments: object) -> int:
+    """Pages touched at most by one execution, once catalogs are cached: with plans made for these values, which
+    Postgres uses for the first five, and with those it may keep after them. What the query writes is taken back."""
+    touched: list[int] = []
+    for _ in range(8):
+        transaction = sql.transaction()
+        await transaction.start()
+        (row,) = await sql.fetch(f"explain (analyze, buffers, timing off, format json) {query}", *arguments)
+        await transaction.rollback()
+        plan: dict[str, Any] = json.loads(row[0])[0]["Plan"]
+        touched.append(plan["Shared Hit Blocks"] + plan["Shared Read Blocks"])
+    return max(touched[1:])
