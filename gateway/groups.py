@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar, overload
 
@@ -99,6 +99,7 @@ class Groups:
         self._slots: dict[str, Slot] = {}
         self._connections: dict[ConnectionId, set[str]] = {}
         self._shards_loading: dict[int, CoordinatorLease] = {}
+        self._writes: dict[str, asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_request_id = 0
         self._draining = False
@@ -135,15 +136,17 @@ class Groups:
             if len(slot.mailbox) >= MAX_MAILBOX:
                 return refuse(request, ErrorCode.COORDINATOR_NOT_AVAILABLE)
             slot.mailbox.append(request)
-            return slot.park(request, self._loop)
+            return self._park(slot, request)
         taken = step(slot.group, request, self._now_ms(), self.settings)
         if taken.persist:
-            future = slot.park(request, self._loop)
+            future = self._park(slot, request)
             self._store_then_settle(slot, taken, request)
             return future
         reply = self._settle(slot, taken, request)
         if reply is None:
-            return slot.park(request, self._loop)
+            return self._park(slot, request)
+        if slot.group.members or slot.group.pending:
+            self._remember(slot, request)
         self._retire_if_idle(slot)
         return reply
 
@@ -312,20 +315,26 @@ class Groups:
         for request_id, reply in taken.replies:
             if not slot.answer(request_id, reply):
                 own = reply
-        if isinstance(event, JoinGroup | SyncGroup | Heartbeat | OffsetCommit) and (group.members or group.pending):
-            self._remember(event.connection_id, slot.group_id)
         # Heartbeats and commits only move a deadline away (or give a held member one, which means nothing): the
         # timer finds that out when it fires.
         if slot.timer is None or not isinstance(event, Heartbeat | OffsetCommit):
             self._arm(slot)
         return own
 
-    def _remember(self, connection_id: ConnectionId, group_id: str) -> None:
-        group_ids = self._connections.get(connection_id)
+    def _park(self, slot: Slot, request: Request) -> asyncio.Future[Any]:
+        self._remember(slot, request)
+        return slot.park(request, self._loop)
+
+    def _remember(self, slot: Slot, request: Request) -> None:
+        """The group is to hear when the request's connection closes. Done as the request arrives: once the connection
+        has closed, nobody would forget it again."""
+        if isinstance(request, DeleteGroup):
+            return
+        group_ids = self._connections.get(request.connection_id)
         if group_ids is None:
-            self._connections[connection_id] = {group_id}
+            self._connections[request.connection_id] = {slot.group_id}
         elif len(group_ids) < MAX_GROUPS_PER_CONNECTION:
-            group_ids.add(group_id)
+            group_ids.add(slot.group_id)
 
     def _resume(self, slot: Slot) -> None:
         """The slot is no longer busy: works off what came meanwhile."""
@@ -416,19 +425,37 @@ class Groups:
         unmoved = taken.group.state is slot.group.state
         state_timestamp_ms = slot.state_timestamp_ms if unmoved else _wall_ms()
         async with self._resuming(slot):
-            if taken.group.state is GroupState.DEAD:
-                await self._patiently(slot, lambda: self._store.delete(slot.group_id, slot.lease))
-            else:
-                record = to_record(taken.group, state_timestamp_ms)
-                await self._patiently(slot, lambda: self._store.save(record, slot.lease))
+            with self._writing(slot.group_id):
+                if taken.group.state is GroupState.DEAD:
+                    await self._patiently(slot, lambda: self._store.delete(slot.group_id, slot.lease))
+                else:
+                    record = to_record(taken.group, state_timestamp_ms)
+                    await self._patiently(slot, lambda: self._store.save(record, slot.lease))
             if not slot.dropped:
                 self._settle(slot, taken, event)
                 slot.state_timestamp_ms = state_timestamp_ms
                 if slot.group.state is GroupState.DEAD:
                     slot.group = Group(slot.group_id)
 
+    @contextmanager
+    def _writing(self, group_id: str) -> Generator[None, None, None]:
+        ended = self._writes[group_id] = self._loop.create_future()
+        try:
+            yield
+        finally:
+            del self._writes[group_id]
+            ended.set_result(None)
+
+    async def _written(self, group_ids: Iterable[str]) -> None:
+        """Returns once no write of these groups is under way. A slot that was dropped may have left one behind, and a
+        lease that lapsed and came back at its epoch does not fence it out."""
+        writes = [self._writes[group_id] for group_id in group_ids if group_id in self._writes]
+        if writes:
+            await asyncio.wait(writes)
+
     async def _load(self, slot: Slot) -> None:
         async with self._resuming(slot):
+            await self._written((slot.group_id,))
             record = await self._patiently(slot, lambda: self._store.load(slot.group_id))
             if record is not None and not slot.dropped:
                 self._take_over(slot, record)
@@ -457,6 +484,8 @@ class Groups:
             self._after_events(slot)
 
     async def _shard_records(self, lease: CoordinatorLease) -> Sequence[GroupRecord]:
+        shard_of = self._leases.shard_of
+        await self._written([group_id for group_id in self._writes if shard_of(group_id) == lease.shard])
         pause_ms = FIRST_RETRY_MS
         while self._shards_loading.get(lease.shard) is lease and not self._draining:
             try:
@@ -491,7 +520,9 @@ class Groups:
             error = ErrorCode.NOT_COORDINATOR if self._draining else ErrorCode.NONE
         except StorageConflict:
             log.info("shard is coordinated elsewhere", group_id=slot.group_id, shard=slot.lease.shard)
-            self.shard_lost(slot.lease.shard)
+            # A slot dropped before this knows nothing of the lease that the shard may be held under since.
+            if not slot.dropped:
+                self.shard_lost(slot.lease.shard)
         except StorageUnavailable as gone:
             log.error("group given up: Postgres stays away", group_id=slot.group_id, error=str(gone))
             error = ErrorCode.NOT_COORDINATOR if self._draining else ErrorCode.COORDINATOR_NOT_AVAILABLE

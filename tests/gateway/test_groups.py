@@ -12,6 +12,7 @@ import pytest_asyncio
 from gateway import groups as groups_module
 from gateway.coordinator.model import DeleteGroup, GroupState, HeartbeatReply
 from protocol.errors import ErrorCode, KafkaError
+from storage.types import CoordinatorLease, GroupRecord
 from tests.gateway.group_node import (
     QUICK,
     GroupNode,
@@ -24,6 +25,23 @@ from tests.gateway.group_node import (
 )
 
 G = "g"
+
+
+class Gate:
+    """Stands before `GroupStore.save`: writes wait here, on their way to Postgres, until it opens."""
+
+    def __init__(self, node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waiting = 0
+        self._save, self._open = node.store.save, asyncio.Event()
+        monkeypatch.setattr(node.store, "save", self._save_once_open)
+
+    async def _save_once_open(self, record: GroupRecord, lease: CoordinatorLease) -> None:
+        self.waiting += 1
+        await self._open.wait()
+        await self._save(record, lease)
+
+    def open(self) -> None:
+        self._open.set()
 
 
 @pytest_asyncio.fixture
@@ -219,6 +237,64 @@ async def test_memory_of_a_former_lease_is_not_used_under_a_new_one(node: GroupN
     assert (await held).error is ErrorCode.NOT_COORDINATOR
 
 
+async def test_a_write_of_a_lapsed_lease_is_seen_by_whoever_reads_the_group_next(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease comes back at the epoch it had, so that the write is not fenced out: it must not come as a surprise."""
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    gate = Gate(node, monkeypatch)
+    joins = [second.join(), first.join()]
+    await until(lambda: gate.waiting)
+    node.lease_clock.seconds += 3600
+    await node.leases.renew()
+    assert {(await join).error for join in joins} == {ErrorCode.NOT_COORDINATOR}
+    read_again = asyncio.create_task(node.groups.view(G))
+    await until(lambda: node.groups._shards_loading.keys() <= {node.leases.shard_of(G)})
+    gate.open()
+    group, stored = await read_again, await node.store.load(G)
+    assert stored is not None
+    assert (group.generation_id, len(group.members)) == (stored.generation_id, len(stored.members)) == (2, 2)
+
+
+async def test_a_write_of_a_lapsed_lease_is_seen_by_the_reading_of_its_shard(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    gate = Gate(node, monkeypatch)
+    joins = [second.join(), first.join()]
+    await until(lambda: gate.waiting)
+    node.lease_clock.seconds += 3600
+    await node.leases.renew()
+    assert {(await join).error for join in joins} == {ErrorCode.NOT_COORDINATOR}
+    await until(lambda: node.groups._shards_loading.keys() <= {node.leases.shard_of(G)})
+    gate.open()
+    await until(lambda: not node.groups._shards_loading)
+    assert node.groups._slots[G].group.generation_id == 2
+
+
+async def test_a_write_fenced_after_its_lease_was_lost_says_nothing_of_the_next_lease(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    gate = Gate(node, monkeypatch)
+    joins = [second.join(), first.join()]
+    await until(lambda: gate.waiting)
+    late_write = [task for task in node.groups._tasks if G in task.get_name()]
+    await node.database.hot.fetch("update coordinator_lease set lease_epoch = lease_epoch + 1")
+    await node.leases.renew()
+    assert {(await join).error for join in joins} == {ErrorCode.NOT_COORDINATOR}
+    beat = asyncio.create_task(first.beat())
+    await asyncio.sleep(0)
+    gate.open()
+    await asyncio.wait(late_write)
+    assert await beat is ErrorCode.NONE
+    await until(lambda: not node.groups._shards_loading)
+    assert node.groups._slots[G].group.generation_id == 1
+
+
 # --- Postgres away --------------------------------------------------------------------------------------------------
 
 
@@ -349,6 +425,30 @@ async def test_a_connection_that_closes_during_a_write_is_heard_after_it(node: G
     group = await node.groups.view(G)
     assert group.members[second.member_id].connection_id is None
     assert second.member_id in group.connection_deadlines
+
+
+async def test_a_connection_that_closes_before_its_first_join_is_looked_at_is_heard_after_it(node: GroupNode) -> None:
+    member = node.member(G, "c1")
+    join = member.join()
+    node.groups.connection_closed("c1")
+    await join
+    group = await node.groups.view(G)
+    assert list(group.connection_deadlines) == list(group.members) == ["member-c1"]
+    assert not node.groups._connections
+
+
+async def test_a_connection_that_closes_before_its_first_join_is_stored_is_heard_after_it(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(node, monkeypatch)
+    join = node.member(G, "c1").join()
+    await until(lambda: gate.waiting)
+    node.groups.connection_closed("c1")
+    gate.open()
+    await join
+    group = await node.groups.view(G)
+    assert list(group.connection_deadlines) == list(group.members) == ["member-c1"]
+    assert not node.groups._connections
 
 
 async def test_drain_answers_who_is_held_and_leaves_the_stored_group_alone(database_url: str) -> None:
