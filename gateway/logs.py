@@ -12,6 +12,8 @@ from contextvars import ContextVar
 from typing import Literal
 
 import structlog
+from structlog.processors import ExceptionRenderer
+from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, Processor, WrappedLogger
 
 LogFormat = Literal["auto", "console", "json"]
@@ -31,11 +33,14 @@ def configure(log_format: LogFormat, level: str) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    renderer: list[Processor] = (
-        [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer(default=str)]
-        if as_json
-        else [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
-    )
+    renderer: list[Processor]
+    # Tracebacks without the values of locals: they hold the database's password and clients' records.
+    if as_json:
+        traceback = ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
+        renderer = [traceback, structlog.processors.JSONRenderer(default=str)]
+    else:
+        plain = structlog.dev.plain_traceback
+        renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     structlog.configure(
         processors=[*shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(minimum),
@@ -54,6 +59,8 @@ def configure(log_format: LogFormat, level: str) -> None:
     root.setLevel(minimum)
     # Its access log is one line per scrape.
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    # A trace for each attempt of each pool while Postgres is away, of which our own passes and requests tell.
+    logging.getLogger("asyncpg").setLevel(logging.ERROR)
 
 
 def _add_request(logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:
