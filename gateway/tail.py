@@ -24,7 +24,8 @@ ENTRY_OVERHEAD_BYTES = 512
 """What one held batch costs besides its bytes; counted, so that a million tiny batches cannot pass the bound."""
 
 DOUBT_S = 30.0
-"""After a commit of unknown outcome: how long its backend may still make it durable behind this node's back."""
+"""After a commit of unknown outcome, or after the last other node has gone: how long a backend may still make something
+durable behind this node's back."""
 
 DOUBTFUL_AGE_S = 1.0
 """How old a known high watermark may be while somebody else may be appending."""
@@ -217,9 +218,12 @@ class Tail:
         """A commit ended without an outcome: for DOUBT_S Postgres may know more than was recorded here."""
         self._doubted_until_s = now_s + DOUBT_S
 
-    def max_age_s(self, now_s: float, *, alone: bool) -> float:
-        """How long a known high watermark may be believed: for ever only while no one but this node can append."""
-        return float("inf") if alone and now_s >= self._doubted_until_s else DOUBTFUL_AGE_S
+    def max_age_s(self, now_s: float, *, alone_since_s: float) -> float:
+        """How old a known high watermark may be that is believed. `alone_since_s` is when the last other node went
+        (infinite while there is one): what was verified after that, and after every doubt, holds for ever, since no
+        one but this node has appended; what is older may have been overtaken while nobody looked."""
+        settled_s = max(self._doubted_until_s, alone_since_s + DOUBT_S)
+        return max(now_s - settled_s, DOUBTFUL_AGE_S)
 
     def log_start_moved(self, key: PartitionKey, log_start_offset: int) -> None:
         """Records below `log_start_offset` are gone: they are not served from here either."""

@@ -126,7 +126,7 @@ def _plan(
     """Everything that can be said without Postgres, in the order of the request, without an await."""
     services = context.services
     now_s = asyncio.get_running_loop().time()
-    max_age_s = services.tail.max_age_s(now_s, alone=len(services.membership.alive()) <= 1)
+    max_age_s = services.tail.max_age_s(now_s, alone_since_s=services.membership.alone_since_s)
     collected_bytes = 0
     rows: list[list[_Part]] = []
     for asked_topic in request.topics:

@@ -9,6 +9,8 @@ once instead of waiting for its predecessor to expire.
 
 from __future__ import annotations
 
+import asyncio
+
 import structlog
 
 from storage.errors import StorageConflict
@@ -29,6 +31,7 @@ class Membership:
         self._ttl_ms = ttl_ms
         self._self_node: Node | None = None
         self._alive: list[Node] = []
+        self._alone_since_s = float("-inf")
 
     @property
     def self_node(self) -> Node:
@@ -48,6 +51,12 @@ class Membership:
     def alive(self) -> list[Node]:
         """Nodes that were alive at the last pass, by id; this one is always among them."""
         return self._alive
+
+    @property
+    def alone_since_s(self) -> float:
+        """When (loop time) a pass found that the last other node had gone: infinite while there is one, minus infinite
+        if there never was."""
+        return self._alone_since_s
 
     def leader_of(self, partition_key: PartitionKey) -> Node:
         """The node that clients are pointed to for a partition: any could serve it, so this spreads the load."""
@@ -82,5 +91,9 @@ class Membership:
         before = {node.node_id for node in self._alive}
         self._alive = sorted([*others, self.self_node], key=lambda node: node.node_id)
         after = {node.node_id for node in self._alive}
+        if others:
+            self._alone_since_s = float("inf")
+        elif len(before) > 1:
+            self._alone_since_s = asyncio.get_running_loop().time()
         if before != after:
             log.info("live nodes", nodes=[f"{node.node_id}={node.host}:{node.port}" for node in self._alive])

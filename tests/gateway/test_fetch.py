@@ -11,6 +11,7 @@ from uuid import uuid4
 
 import pytest
 
+from gateway import tail
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import FetchPartition, FetchResponse
 from protocol.records import read_head
@@ -360,6 +361,21 @@ async def test_another_nodes_append_ends_the_wait(warm: DataPlane, database_url:
         task = await parked(warm, warm.fetch([(topic, at(1))], max_wait_ms=LONG_MS))
         await other.fill(topic, [400])
         assert sizes(await answer_of(task)) == [[400]]
+
+
+async def test_what_another_node_appended_before_it_went_is_found(
+    warm: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "DOUBT_S", 0.0)
+    monkeypatch.setattr(tail, "DOUBTFUL_AGE_S", 0.0)
+    topic = await warm.create_topic("t")
+    await warm.fill(topic, [300])
+    async with data_plane(database_url, name="node-2") as other:
+        await warm.membership.renew()
+        await other.fill(topic, [400])
+        await other.membership.withdraw()
+    await warm.membership.renew()
+    assert sizes(await warm.fetch([(topic, at(1))])) == [[400]]
 
 
 # --- other nodes, lost storage ---------------------------------------------------------------------------------------

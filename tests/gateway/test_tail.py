@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from gateway.tail import DOUBT_S, DOUBTFUL_AGE_S, ENTRY_OVERHEAD_BYTES, Tail, TailRead, Watch
+from gateway.tail import DOUBT_S, ENTRY_OVERHEAD_BYTES, Tail, TailRead, Watch
 from storage.types import PartitionKey, PartitionState
 
 P0 = PartitionKey(10)
@@ -162,13 +162,36 @@ def test_an_old_high_watermark_is_not_believed_for_ever() -> None:
     assert tail.known(P0, 101.1, 1.0) is None
 
 
-def test_whom_to_believe() -> None:
+ALWAYS_ALONE = float("-inf")
+
+
+def test_an_end_is_believed_for_ever_while_only_this_node_appends() -> None:
+    assert Tail(10**6).max_age_s(50.0, alone_since_s=ALWAYS_ALONE) == float("inf")
+
+
+def is_believed(tail: Tail, now_s: float, alone_since_s: float) -> bool:
+    return tail.known(P0, now_s, tail.max_age_s(now_s, alone_since_s=alone_since_s)) is not None
+
+
+@pytest.mark.parametrize("cause", ["a commit of unknown outcome", "another node"])
+def test_an_end_from_before_others_may_have_appended_is_asked_for_again_however_late(cause: str) -> None:
     tail = Tail(10**6)
-    assert tail.max_age_s(50.0, alone=True) == float("inf")
-    assert tail.max_age_s(50.0, alone=False) == DOUBTFUL_AGE_S
-    tail.doubt(50.0)
-    assert tail.max_age_s(50.0 + DOUBT_S - 1, alone=True) == DOUBTFUL_AGE_S
-    assert tail.max_age_s(50.0 + DOUBT_S, alone=True) == float("inf")
+    tail.observe(P0, state(0, 7), 40.0)
+    alone_since_s = ALWAYS_ALONE
+    if cause == "another node":
+        assert is_believed(tail, 41.0, float("inf"))
+        assert not is_believed(tail, 41.1, float("inf"))
+        alone_since_s = 50.0
+    else:
+        tail.doubt(50.0)
+    settled_s = 50.0 + DOUBT_S
+    for now_s in (51.1, settled_s - 1, settled_s, settled_s + 1, settled_s + 10**6):
+        assert not is_believed(tail, now_s, alone_since_s), now_s
+    tail.observe(P0, state(0, 7), settled_s - 1)
+    assert is_believed(tail, settled_s, alone_since_s)
+    assert not is_believed(tail, settled_s + 0.1, alone_since_s), "what was read during the doubt ages as well"
+    tail.observe(P0, state(0, 7), settled_s)
+    assert is_believed(tail, settled_s + 10**6, alone_since_s)
 
 
 def test_the_oldest_batch_of_the_node_goes_first() -> None:
