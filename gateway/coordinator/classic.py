@@ -11,15 +11,13 @@ from gateway.coordinator.deadlines import next_deadline
 from gateway.coordinator.model import Event, Group, Settings, Step
 from gateway.coordinator.restore import StoredGroup, StoredMember, restore
 from gateway.coordinator.table import TABLE
-from gateway.coordinator.views import describe, evict, parked_requests
+from gateway.coordinator.views import describe
 
 __all__ = [
     "StoredGroup",
     "StoredMember",
     "describe",
-    "evict",
     "next_deadline",
-    "parked_requests",
     "restore",
     "step",
 ]

@@ -1,4 +1,4 @@
-"""What others may know of a group: descriptions for admin APIs, and who is still held.
+"""What others may know of a group: descriptions and refusals for admin APIs.
 
 The one idea: questions, not events. Nothing here changes a group or keeps a member alive.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gateway.coordinator.model import Group, GroupState, JoinReply, MemberId, Reply, RequestId, SyncReply
+from gateway.coordinator.model import Group, GroupState, MemberId
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
 from protocol.errors import ErrorCode
 
@@ -70,18 +70,3 @@ def subscribes_to(group: Group, topic: str) -> bool:
     if group.state is GroupState.EMPTY:
         return False
     return group.subscribed_topics is None or topic in group.subscribed_topics
-
-
-def parked_requests(group: Group) -> tuple[RequestId, ...]:
-    return tuple(request_id for request_id, _ in evict(group, ErrorCode.NOT_COORDINATOR))
-
-
-def evict(group: Group, error: ErrorCode) -> tuple[tuple[RequestId, Reply], ...]:
-    """The last replies to all who are held by a group that this node stops coordinating."""
-    replies: list[tuple[RequestId, Reply]] = []
-    for member in group.members.values():
-        if member.parked_join is not None:
-            replies.append((member.parked_join.request_id, JoinReply(error, member.member_id)))
-        if member.parked_sync is not None:
-            replies.append((member.parked_sync.request_id, SyncReply(error)))
-    return tuple(replies)

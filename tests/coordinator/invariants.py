@@ -7,11 +7,21 @@ from __future__ import annotations
 
 from collections import Counter
 
-from gateway.coordinator.model import Group, GroupState, Step
+from gateway.coordinator.model import Group, GroupState, RequestId, Step
 
 PREPARING = GroupState.PREPARING_REBALANCE
 COMPLETING = GroupState.COMPLETING_REBALANCE
 STABLE = GroupState.STABLE
+
+
+def held_requests(group: Group) -> set[RequestId]:
+    """The requests that the group still owes an answer."""
+    return {
+        parked.request_id
+        for member in group.members.values()
+        for parked in (member.parked_join, member.parked_sync)
+        if parked is not None
+    }
 
 
 def broken_invariants(group: Group) -> list[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gateway.coordinator.classic import next_deadline, parked_requests, step
+from gateway.coordinator.classic import next_deadline, step
 from gateway.coordinator.model import (
     ConnectionClosed,
     ConnectionId,
@@ -39,7 +39,7 @@ from gateway.coordinator.table import TABLE
 from protocol.consumer import Subscription, encode_subscription
 from protocol.errors import ErrorCode
 
-from .invariants import broken_by
+from .invariants import broken_by, held_requests
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -242,7 +242,7 @@ class Scene:
             assert asked.parked, f"two replies to {asked.event}"
             asked.reply = reply
         held = {request_id for request_id, asked in self._asked.items() if asked.parked}
-        assert held == set(parked_requests(taken.group))
+        assert held == held_requests(taken.group)
         self.last = taken
         self._before_last = before
         self.group = taken.group
@@ -255,7 +255,7 @@ class Scene:
         """
         assert self.last.persist
         self.group = self._before_last
-        held = set(parked_requests(self.group))
+        held = held_requests(self.group)
         for request_id, _ in self.last.replies:
             if request_id in held:
                 self._asked[request_id].reply = None

@@ -1,10 +1,8 @@
-"""Heartbeat, LeaveGroup, DescribeGroups, DeleteGroups and handing over a group (scenarios 46-57)."""
+"""Heartbeat, LeaveGroup, DescribeGroups and DeleteGroups (scenarios 46-55)."""
 
 from __future__ import annotations
 
-import pytest
-
-from gateway.coordinator.classic import describe, evict, parked_requests
+from gateway.coordinator.classic import describe
 from gateway.coordinator.model import Group, GroupState
 from gateway.coordinator.views import offset_delete_refusal, subscribes_to
 from protocol.errors import ErrorCode
@@ -187,19 +185,6 @@ def test_pending_ids_go_with_a_deleted_group() -> None:
     assert scene.delete().error is NONE
     scene.group = Group("g")
     assert scene.join("a", pending, version=4).error is UNKNOWN
-
-
-@pytest.mark.parametrize("error", [ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE])
-def test_whoever_is_held_when_the_group_moves_is_told(error: ErrorCode) -> None:
-    """56."""
-    scene = Scene()
-    a, b = scene.completing("a", "b")
-    scene.sync("b", b)
-    ((request_id, reply),) = evict(scene.group, error)
-    assert (parked_requests(scene.group), reply.error) == ((request_id,), error)
-    scene.join("a", a, offer=protocols("range", topics=("u",)))
-    ((request_id, reply),) = evict(scene.group, error)
-    assert (parked_requests(scene.group), reply.error) == ((request_id,), error)
 
 
 def test_offsets_of_subscribed_topics_are_kept() -> None:

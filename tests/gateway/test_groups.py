@@ -224,6 +224,15 @@ async def test_losing_a_shard_answers_who_is_held_there_and_nobody_else(node: Gr
     other_held.cancel()
 
 
+async def test_a_held_sync_is_answered_when_its_shard_is_lost(node: GroupNode) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first, second)
+    await asyncio.gather(first.join(), second.join())
+    held = second.sync()
+    node.groups.shard_lost(node.leases.shard_of(G))
+    assert (await reply_of(held)).error is ErrorCode.NOT_COORDINATOR
+
+
 async def test_memory_of_a_former_lease_is_not_used_under_a_new_one(node: GroupNode) -> None:
     first, second = node.member(G, "c1"), node.member(G, "c2")
     await settle(first)

@@ -30,7 +30,7 @@ from gateway.coordinator.model import (
 )
 from protocol.consumer import EMPTY_ASSIGNMENT
 from protocol.errors import ErrorCode
-from tests.coordinator.invariants import broken_by, broken_invariants
+from tests.coordinator.invariants import broken_by, broken_invariants, held_requests
 
 from .assignor import CONSUMER, PARTITIONS, read
 
@@ -90,7 +90,7 @@ class Referee:
 
     def check_held(self, group: Group, waiting: set[RequestId]) -> None:
         """Whoever waits is held by the group, and the other way round: so each request gets exactly one answer."""
-        held = set(self._coordinator.parked_requests(group))
+        held = held_requests(group)
         self.require(held == waiting, f"held: {sorted(held)}, waiting: {sorted(waiting)}")
 
     def restored(self, group: Group, waiting: set[RequestId], now_ms: int) -> None:

@@ -100,13 +100,12 @@ class Server:
         self._world.tell("timers stand still")
         self._asleep_until_ms = self._world.now_ms + self._world.random.randint(2_000, 20_000)
 
-    def evict(self, error: ErrorCode = ErrorCode.NOT_COORDINATOR) -> None:
+    def evict(self) -> None:
         """The group moves away, and comes back at once: who waits is sent away, who is connected stays so."""
         if not self.up:
             return
         self._world.tell("the group is evicted")
-        for request_id, reply in self._coordinator.evict(self.group, error):
-            self._reply(request_id, reply)
+        self._send_away(ErrorCode.NOT_COORDINATOR)
         self._restore()
 
     def _restore(self) -> None:
@@ -150,9 +149,12 @@ class Server:
         world.tell(f"  ... nobody knows whether it was stored; it was{'' if written else ' not'}")
         if written:
             self.referee.judge(before, event, taken, world.now_ms)
-        for request_id, (waiting, _) in list(self._open.items()):
-            self._reply(request_id, refuse(waiting, UNAVAILABLE))
+        self._send_away(UNAVAILABLE)
         self._restore()
+
+    def _send_away(self, error: ErrorCode) -> None:
+        for request_id, (waiting, _) in list(self._open.items()):
+            self._reply(request_id, refuse(waiting, error))
 
     def _reply(self, request_id: RequestId, reply: Reply) -> None:
         self.referee.require(request_id in self._open, f"{reply} answers a request that does not wait")
