@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from urllib.parse import parse_qsl, urlsplit
 
 from gateway.broker_configs import BROKER_CONFIGS, BrokerConfig, ConfigError, parse_broker_configs
 from gateway.logs import LOG_LEVELS, LogFormat
@@ -93,13 +94,32 @@ def _address_or_off(text: str) -> Address | None:
 
 
 def _database_url(text: str) -> str:
-    if not re.match(r"postgres(ql)?://", text):
-        raise ValueError("expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE")
+    if not _is_database_url(text):
+        raise ValueError(
+            "expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE, in it special characters as %XX (%40 for @)"
+        )
     return text
 
 
+def _is_database_url(text: str) -> bool:
+    """Whether asyncpg finds hosts and ports in it; what it says of others is a bare ValueError or IndexError."""
+    try:
+        url = urlsplit(text)
+    except ValueError:
+        return False
+    hosts = url.netloc.partition("@")[2] if "@" in url.netloc else url.netloc
+    found = [re.fullmatch(r"(?:\[[^@\[\]]+\]|[^:@\[\]]+)(?::(\d+))?", host) for host in hosts.split(",") if hosts]
+    ports = [match[1] or "5432" for match in found if match]
+    ports += [port for name, value in parse_qsl(url.query) if name == "port" for port in value.split(",")]
+    return (
+        url.scheme in ("postgres", "postgresql")
+        and all(found)
+        and all(re.fullmatch(r"\d{1,5}", port, re.ASCII) and 0 < int(port) < 65536 for port in ports)
+    )
+
+
 def _directory(text: str) -> Path:
-    path = Path(text).expanduser()
+    path = Path(_text(text)).expanduser()
     if path.exists() and not path.is_dir():
         raise ValueError("is not a directory")
     return path
@@ -211,6 +231,9 @@ _BROKER_VARIABLES = {f"{ENVIRONMENT_PREFIX}BROKER_{name.upper().replace('.', '_'
 _OTHER_VARIABLES = frozenset({"SLUICE_CONFIG", "SLUICE_SET"})
 TEST_PREFIX = "SLUICE_TEST_"
 """Variables of the test suite, which a gateway that it starts may inherit."""
+_SERVICE_VARIABLE = re.compile(r"SLUICE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)")
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
+"""What Kubernetes tells every container of a service called `sluice` or `sluice-...`; `SLUICE_PORT` is a URL there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,8 +262,10 @@ def load(
     `config` is the file's path (flag `--config`), else `SLUICE_CONFIG`. Raises ConfigurationError.
     """
     _refuse_unknown_variables(environment)
-    path = config or environment.get("SLUICE_CONFIG")
-    file_options, file_broker = ({}, {}) if path is None else _read_file(Path(path))
+    path, named_by = config, "flag --config"
+    if not path:
+        path, named_by = environment.get("SLUICE_CONFIG"), "environment SLUICE_CONFIG"
+    file_options, file_broker = _read_file(Path(path), named_by) if path else ({}, {})
     parsed: dict[str, Any] = {}
     values: list[Value] = []
     for option in OPTIONS:
@@ -262,7 +287,9 @@ def load(
         values.append(Value(option.name, _mask(text) if option.secret and text else text, origin))
     warnings: list[str] = []
     if parsed["advertise"] is None:
-        parsed["advertise"] = _default_advertise(parsed["listen"], warnings)
+        host, port = parsed["advertise"] = _default_advertise(parsed["listen"], warnings)
+        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        values = [Value(each.name, shown, each.origin) if each.name == "advertise" else each for each in values]
     elif parsed["advertise"][0] in WILDCARDS:
         wildcard = parsed["advertise"][0]
         warnings.append(f"clients are told to connect to {wildcard}, which is no address: set --advertise")
@@ -283,17 +310,20 @@ def _default_advertise(listen: Address, warnings: list[str]) -> Address:
 def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
     known = {option.variable for option in OPTIONS} | _BROKER_VARIABLES.keys() | _OTHER_VARIABLES
     for name, text in environment.items():
-        if name.startswith(ENVIRONMENT_PREFIX) and name not in known and not name.startswith(TEST_PREFIX):
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in known or name.startswith(TEST_PREFIX):
+            continue
+        if not _SERVICE_VARIABLE.fullmatch(name) and not (name.endswith("_PORT") and _SERVICE_URL.match(text)):
             raise ConfigurationError(name, text, "environment", "no option has this variable")
 
 
-def _read_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
-    """Options by field, and broker settings by name."""
+def _read_file(path: Path, named_by: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Options by field, and broker settings by name. `named_by` is where the path came from."""
     origin = f"file {path}"
     try:
         content = tomllib.loads(path.read_text("utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigurationError("config", str(path), "flag or environment", str(error)) from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigurationError("config", str(path), named_by, reason) from error
     broker: dict[str, str] = {}
     options: dict[str, str] = {}
     for key, value in content.items():
@@ -303,7 +333,7 @@ def _read_file(path: Path) -> tuple[dict[str, str], dict[str, str]]:
         elif field in _BY_FIELD:
             options[field] = _as_text(key, value, origin)
         else:
-            raise ConfigurationError(key, str(value), origin, "unknown key")
+            raise ConfigurationError(key, str(value), origin, "unknown key; broker settings belong in [broker]")
     return options, broker
 
 
@@ -359,4 +389,5 @@ def _assign(given: dict[str, Value], assignment: str, origin: str) -> None:
 
 
 def _mask(url: str) -> str:
-    return re.sub(r"(://[^:/@]*):[^@]*@", r"\1:…@", url)
+    url = re.sub(r"(://[^:/@]*):[^/?#]*@", r"\1:…@", url)
+    return re.sub(r"([?&](?:ssl)?password=)[^&#]*", r"\1…", url)

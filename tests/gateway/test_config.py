@@ -73,7 +73,15 @@ def test_every_option_has_flag_variable_and_file_key(tmp_path: Path) -> None:
         ("listen", "::1:9092", "brackets"),
         ("advertise", ":9092", "clients reach"),
         ("database-url", "mysql://x", "postgresql://"),
+        ("database-url", "postgresql://me:pass@host:port/db", "postgresql://"),
+        ("database-url", "postgresql://me:[pass@host:5432/db", "postgresql://"),
+        ("database-url", "postgresql://me:pass@host:5432,other:70000/db", "postgresql://"),
+        ("database-url", "postgresql://me:p@ss@host/db", "%40 for @"),
+        ("database-url", "postgresql://me:p#ss@host/db", "postgresql://"),
+        ("database-url", "postgresql://me:pass@host,,other/db", "postgresql://"),
+        ("database-url", "postgresql://me:pass@/db?port=many", "postgresql://"),
         ("data-dir", "/etc/hostname", "not a directory"),
+        ("data-dir", "", "empty"),
         ("rack", "", "empty"),
         ("log-format", "xml", "auto, console, json"),
         ("committers", "0", "from 1 to 16"),
@@ -94,9 +102,27 @@ def test_a_wrong_value_is_refused_with_its_origin(option: str, text: str, reason
 def test_a_password_is_shown_neither_in_a_value_nor_in_a_refusal() -> None:
     shown = origins(load({"database-url": "postgresql://me:secret@host/db"}, (), {}))["database-url"][0]
     assert shown == "postgresql://me:…@host/db"
-    with pytest.raises(ConfigurationError) as refused:
-        load({"database-url": "http://me:secret@host"}, (), {})
-    assert "secret" not in str(refused.value)
+    for url in ("http://me:secret@host", "postgresql://me:secret@host:port/db", "postgresql://me:[secret@host/db"):
+        with pytest.raises(ConfigurationError) as refused:
+            load({"database-url": url}, (), {})
+        assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me@host/db", "postgresql://me@host/db"),
+        ("postgresql://me:secret@host,[::1]:5433/db", "postgresql://me:…@host,[::1]:5433/db"),
+        (
+            "postgresql://host/db?user=me&password=secret&sslmode=require",
+            "postgresql://host/db?user=me&password=…&sslmode=require",
+        ),
+        ("postgresql://host/db?sslpassword=secret", "postgresql://host/db?sslpassword=…"),
+        ("postgresql://sluice@/postgres?host=/var/lib/a@b", "postgresql://sluice@/postgres?host=/var/lib/a@b"),
+    ],
+)
+def test_a_password_is_hidden_wherever_the_url_holds_it(url: str, shown: str) -> None:
+    assert origins(load({"database-url": url}, (), {}))["database-url"][0] == shown
 
 
 @pytest.mark.parametrize("name", ["SLUICE_LISTENER", "SLUICE_BROKER_NUM_PARTITION"])
@@ -109,6 +135,25 @@ def test_variables_of_the_test_suite_and_of_others_are_let_be() -> None:
     load({}, (), {"SLUICE_TEST_DATABASE_URL": "x", "PATH": "/bin"})
 
 
+def test_what_kubernetes_tells_of_a_service_named_sluice_is_let_be() -> None:
+    load(
+        {},
+        (),
+        {
+            "SLUICE_SERVICE_HOST": "10.0.0.7",
+            "SLUICE_SERVICE_PORT": "9092",
+            "SLUICE_SERVICE_PORT_KAFKA": "9092",
+            "SLUICE_PORT": "tcp://10.0.0.7:9092",
+            "SLUICE_PORT_9092_TCP": "tcp://10.0.0.7:9092",
+            "SLUICE_PORT_9092_TCP_ADDR": "10.0.0.7",
+            "SLUICE_METRICS_SERVICE_HOST": "10.0.0.8",
+            "SLUICE_METRICS_PORT_9308_TCP_PROTO": "tcp",
+        },
+    )
+    with pytest.raises(ConfigurationError, match="SLUICE_PORT"):
+        load({}, (), {"SLUICE_PORT": "9092"})
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -116,6 +161,8 @@ def test_variables_of_the_test_suite_and_of_others_are_let_be() -> None:
         ("listen = [", "config: "),
         ("committers = 3.5\n", "whole number"),
         ("[listen]\na = 1\n", "expected a string"),
+        ("num.partitions = 3\n", r"num: .* belong in \[broker\]"),
+        ("'num.partitions' = 3\n", r"belong in \[broker\]"),
         ("[broker]\nnum.partition = 3\n", "unknown broker setting"),
         ("[broker]\n'num.partitions' = 'many'\n", "whole number"),
     ],
@@ -126,8 +173,12 @@ def test_a_wrong_file_is_refused(tmp_path: Path, text: str, reason: str) -> None
 
 
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="No such file"):
-        load({}, (), {"SLUICE_CONFIG": str(tmp_path / "absent.toml")})
+    absent = str(tmp_path / "absent.toml")
+    with pytest.raises(ConfigurationError) as refused:
+        load({}, (), {"SLUICE_CONFIG": absent})
+    assert str(refused.value) == f"config: '{absent}' (from environment SLUICE_CONFIG): No such file or directory"
+    with pytest.raises(ConfigurationError, match="from flag --config"):
+        load({}, (), {}, absent)
 
 
 # --- broker settings --------------------------------------------------------------------------------------------------
@@ -192,6 +243,7 @@ def test_the_advertised_address_is_the_listen_address() -> None:
 def test_a_wildcard_is_advertised_as_this_host_with_a_warning(listen: str) -> None:
     configuration = load({"listen": listen}, (), {})
     assert configuration.settings.advertise == (socket.gethostname(), 7)
+    assert origins(configuration)["advertise"] == (f"{socket.gethostname()}:7", "default")
     assert "--advertise" in configuration.warnings[0]
 
 
