@@ -40,8 +40,11 @@ READ_SECONDS = 10
 ADMIN_TIMEOUT_MS = 15_000
 POLL_MS = 100
 # A poll that ends while JoinGroup is parked drops the answer if the rejoin came from changed topics or metadata: the
-# member then sends no heartbeat until its session has expired. Where that may be, polls must outlast a rebalance.
-PATIENT_POLL_MS = 3000
+# member then sends no heartbeat until its session has expired, and may not come back. Where that may be, polls must
+# outlast a rebalance, and with it the poll that another member is in: the leader, which alone looks at metadata, is
+# more patient than the rest, and who has changed its topics more than the leader.
+PATIENT_POLL_MS = 2000
+CHANGED_POLL_MS = 5000
 
 
 class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
@@ -49,6 +52,7 @@ class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
         super().__init__(options, journal, failures)
         self.bootstrap = bootstrap
         self._leave_version = options.extra.get("leave_version")
+        self._topics_changed = False
 
     def open(self) -> None:
         options = self.options
@@ -74,6 +78,7 @@ class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
 
     def subscribe(self, topics: Sequence[str]) -> None:
         self.consumer.subscribe(list(topics), listener=self.listener)
+        self._topics_changed = True
 
     def on_partitions_assigned(self, assigned: set[kafka.TopicPartition]) -> None:
         self.now_owns(_partitions(self.consumer.assignment()))
@@ -85,15 +90,21 @@ class KafkaPythonMember(Member, kafka.ConsumerRebalanceListener):
         self.gave_up(_partitions(lost), lost=True)
 
     def poll_once(self) -> None:
-        patient = self.options.topics_change or not self.owned
         try:
-            for records in self.consumer.poll(PATIENT_POLL_MS if patient else POLL_MS).values():
+            for records in self.consumer.poll(self._patience_ms()).values():
                 for record in records:
                     self.processed(record.topic, record.partition, record.offset)
                     if self.options.commit == "each":
                         self.consumer.commit(_offsets({(record.topic, record.partition): record.offset + 1}))
         except FencedInstanceIdError as error:
             raise FencedError(str(error)) from error
+
+    def _patience_ms(self) -> int:
+        changed, self._topics_changed = self._topics_changed, False
+        if changed:
+            return CHANGED_POLL_MS
+        leads = self.consumer._coordinator._is_leader
+        return PATIENT_POLL_MS if not self.owned or (leads and self.options.topics_change) else POLL_MS
 
     def close(self) -> None:
         if self._leave_version is not None:
