@@ -430,8 +430,11 @@ class EmbeddedPostgres:
         The directory's lock is ours, so no living gateway needs it. It is not adopted: it would not die with us.
         """
         pid = self._leftover_pid()
-        if pid is None:
-            return
+        if pid is not None:
+            await self._end(pid)
+        self._disown_lock_files()
+
+    async def _end(self, pid: int) -> None:
         log.warning("stopping a postgres that outlived its gateway", pid=pid)
         for stop_signal, seconds in (
             (signal.SIGINT, LEFTOVER_FAST_SECONDS),
@@ -454,13 +457,21 @@ class EmbeddedPostgres:
         if pid is None:
             return None
         command = _command_of(pid)
-        if command is None:
-            return None
-        if os.fsencode(self.cluster_dir) in command:
-            return pid
-        # The number has gone to another process, for which Postgres would mistake a server that still runs.
-        (self.cluster_dir / "postmaster.pid").unlink(missing_ok=True)
-        return None
+        return pid if command is not None and os.fsencode(self.cluster_dir) in command else None
+
+    def _disown_lock_files(self) -> None:
+        """Take the number of a dead server out of its lock files.
+
+        By now another process may have it, or a zombie that pid 1 has not reaped, and Postgres would mistake either for
+        a server that runs. The number of its own parent, ours, it does not. The rest of postmaster.pid stays: by it
+        Postgres finds the memory that a lost backend still holds.
+        """
+        path = self.cluster_dir / "postmaster.pid"
+        with contextlib.suppress(FileNotFoundError):
+            _, _, rest = path.read_text().partition("\n")
+            self._write_owned("postmaster.pid.new", f"{os.getpid()}\n{rest}")
+            path.with_name("postmaster.pid.new").rename(path)
+        (self._socket_dir / f"{SOCKET_NAME}.lock").unlink(missing_ok=True)
 
     # --- its log ----------------------------------------------------------------------------------------------
 

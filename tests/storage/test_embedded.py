@@ -19,7 +19,7 @@ import asyncpg
 import pytest
 
 from storage import embedded, embedded_child
-from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError, bin_directory
+from storage.embedded import SOCKET_NAME, EmbeddedPostgres, EmbeddedPostgresError, bin_directory
 from tests.postgres import short_directory
 
 ROOT = Path(__file__).parents[2]
@@ -305,6 +305,40 @@ async def test_a_pid_file_whose_number_went_to_another_process_does_not_stop_the
     try:
         pid_path = directory / "postgres" / "postmaster.pid"
         pid_path.write_text(f"{stranger.pid}\n{directory / 'postgres'}\n1700000000\n5432\n/tmp\n\n\n")
+        assert await run_and_stop(directory) == 1
+        assert stranger.poll() is None
+    finally:
+        stranger.kill()
+        stranger.wait()
+
+
+@on_linux
+async def test_the_files_of_a_server_whose_init_has_not_reaped_it_do_not_stop_the_start(directory: Path) -> None:
+    """The state after kill -9 of both, until pid 1 has looked: where it never does, for ever."""
+    await run_and_stop(directory)
+    server_user = (directory / "postgres").stat().st_uid
+    zombie = subprocess.Popen(["true"], user=server_user if os.geteuid() == 0 else None)
+    try:
+        await eventually(lambda: not alive(zombie.pid))
+        pid_path = directory / "postgres" / "postmaster.pid"
+        pid_path.write_text(f"{zombie.pid}\n{directory / 'postgres'}\n1700000000\n5432\n/tmp\n\n\n")
+        assert await run_and_stop(directory) == 1
+    finally:
+        zombie.wait()
+
+
+@on_linux
+async def test_a_socket_lock_whose_number_went_to_another_process_does_not_stop_the_start(directory: Path) -> None:
+    """As after the machine went down: small numbers of pids are given again."""
+    server = EmbeddedPostgres(directory)
+    await server.start()
+    socket_dir = server._socket_dir
+    await server.stop()
+    server_user = (directory / "postgres").stat().st_uid
+    stranger = subprocess.Popen(["sleep", "600"], user=server_user if os.geteuid() == 0 else None)
+    try:
+        lock_path = socket_dir / f"{SOCKET_NAME}.lock"
+        lock_path.write_text(f"{stranger.pid}\n{directory / 'postgres'}\n1700000000\n5432\n{socket_dir}\n\n")
         assert await run_and_stop(directory) == 1
         assert stranger.poll() is None
     finally:
