@@ -5,17 +5,18 @@ call, so a heartbeat costs neither a task nor a future; a step that must be stor
 has it, and everything that arrives meanwhile waits in the slot's mailbox. Memory is a cache under a lease: a slot whose
 lease has moved, or whose last write has an unknown outcome for too long, is dropped and read again.
 
-What a group does is decided in `gateway/coordinator`; who may coordinate it in `gateway/cluster/leases.py`; nothing
-here knows about sockets or messages. Offsets never pass through a slot: see `gateway/offset_committer.py`.
+What a group does is decided in `gateway/coordinator`; who may coordinate it in `gateway/cluster/leases.py`; how it is
+read and written in `gateway/group_records.py`; nothing here knows about sockets or messages. Offsets never pass through
+a slot: see `gateway/offset_committer.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, TypeVar, overload
+from typing import Any, overload
 
 import structlog
 
@@ -45,7 +46,7 @@ from gateway.coordinator.model import (
     SyncReply,
     Tick,
 )
-from gateway.group_records import restored, to_record
+from gateway.group_records import GroupRecords, restored
 from gateway.group_slot import Hold, Request, Slot, refuse
 from gateway.offset_committer import OffsetCommitter
 from protocol.errors import ErrorCode, KafkaError
@@ -56,8 +57,6 @@ from storage.types import CoordinatorLease, GroupRecord, Node
 
 log = structlog.stdlib.get_logger(__name__)
 
-T = TypeVar("T")
-
 MAX_GROUPS = 200_000
 """Groups in memory; beyond it unknown groups are refused, so that an id per request cannot fill the node."""
 MAX_GROUP_ID_BYTES = 1_024
@@ -67,8 +66,6 @@ MAX_GROUPS_PER_CONNECTION = 10_000
 """Groups told when a connection closes; members of any further ones count on their session timeout alone."""
 STORE_PATIENCE_MS = 15_000
 """How long one write or load is tried again before those who wait for it are sent away."""
-FIRST_RETRY_MS = 50
-LAST_RETRY_MS = 1_000
 SHORTEST_TIMER_MS = 5
 """A deadline that a Tick did not clear cannot spin the loop."""
 
@@ -92,14 +89,12 @@ class Groups:
     ) -> None:
         self.settings = settings
         self.offset_committer = OffsetCommitter(offsets)
-        self._store = store
+        self._records = GroupRecords(store, store_patience_ms)
         self._leases = leases
-        self._store_patience_ms = store_patience_ms
         self._count_rebalance = count_rebalance
         self._slots: dict[str, Slot] = {}
         self._connections: dict[ConnectionId, set[str]] = {}
         self._shards_loading: dict[int, CoordinatorLease] = {}
-        self._writes: dict[str, asyncio.Future[None]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_request_id = 0
         self._draining = False
@@ -194,7 +189,7 @@ class Groups:
         """
         listed = {
             group_id: (protocol_type or "", state)
-            for group_id, protocol_type, state in await self._store.list()
+            for group_id, protocol_type, state in await self._records.list()
             if self.lease_for(group_id) is not None
         }
         for group_id, slot in self._slots.items():
@@ -425,38 +420,16 @@ class Groups:
         unmoved = taken.group.state is slot.group.state
         state_timestamp_ms = slot.state_timestamp_ms if unmoved else _wall_ms()
         async with self._resuming(slot):
-            with self._writing(slot.group_id):
-                if taken.group.state is GroupState.DEAD:
-                    await self._patiently(slot, lambda: self._store.delete(slot.group_id, slot.lease))
-                else:
-                    record = to_record(taken.group, state_timestamp_ms)
-                    await self._patiently(slot, lambda: self._store.save(record, slot.lease))
+            await self._records.write(taken.group, state_timestamp_ms, slot.lease, self._wanted(slot))
             if not slot.dropped:
                 self._settle(slot, taken, event)
                 slot.state_timestamp_ms = state_timestamp_ms
                 if slot.group.state is GroupState.DEAD:
                     slot.group = Group(slot.group_id)
 
-    @contextmanager
-    def _writing(self, group_id: str) -> Generator[None, None, None]:
-        ended = self._writes[group_id] = self._loop.create_future()
-        try:
-            yield
-        finally:
-            del self._writes[group_id]
-            ended.set_result(None)
-
-    async def _written(self, group_ids: Iterable[str]) -> None:
-        """Returns once no write of these groups is under way. A slot that was dropped may have left one behind, and a
-        lease that lapsed and came back at its epoch does not fence it out."""
-        writes = [self._writes[group_id] for group_id in group_ids if group_id in self._writes]
-        if writes:
-            await asyncio.wait(writes)
-
     async def _load(self, slot: Slot) -> None:
         async with self._resuming(slot):
-            await self._written((slot.group_id,))
-            record = await self._patiently(slot, lambda: self._store.load(slot.group_id))
+            record = await self._records.read(slot.group_id, self._wanted(slot))
             if record is not None and not slot.dropped:
                 self._take_over(slot, record)
             slot.loaded = True
@@ -467,13 +440,18 @@ class Groups:
         slot.state_timestamp_ms = record.state_timestamp_ms
 
     async def _load_shard(self, lease: CoordinatorLease) -> None:
+        def wanted() -> bool:
+            return self._shards_loading.get(lease.shard) is lease and not self._draining
+
         try:
-            records = await self._shard_records(lease)
+            records = await self._records.read_shard(lease.shard, wanted)
+        except StorageUnavailable:
+            records = ()
         finally:
-            current = self._shards_loading.get(lease.shard) is lease
-            if current:
+            in_vain = not wanted()
+            if self._shards_loading.get(lease.shard) is lease:
                 del self._shards_loading[lease.shard]
-        if not current or self._draining:
+        if in_vain:
             return
         for record in records:
             # A group that somebody has spoken for meanwhile is in memory already, and newer than this.
@@ -483,33 +461,8 @@ class Groups:
         for slot in [slot for slot in self._slots.values() if slot.lease.shard == lease.shard]:
             self._after_events(slot)
 
-    async def _shard_records(self, lease: CoordinatorLease) -> Sequence[GroupRecord]:
-        shard_of = self._leases.shard_of
-        await self._written([group_id for group_id in self._writes if shard_of(group_id) == lease.shard])
-        pause_ms = FIRST_RETRY_MS
-        while self._shards_loading.get(lease.shard) is lease and not self._draining:
-            try:
-                return await self._store.load_shard(lease.shard)
-            except StorageUnavailable as error:
-                log.warning("groups of a shard could not be read", shard=lease.shard, error=str(error))
-            await asyncio.sleep(pause_ms / 1000)
-            pause_ms = min(pause_ms * 2, LAST_RETRY_MS)
-        return ()
-
-    async def _patiently(self, slot: Slot, work: Callable[[], Awaitable[T]]) -> T:
-        """Tries again while Postgres is away. A write whose outcome is unknown may be repeated: it is the whole group,
-        fenced by the lease, and nothing else writes this group meanwhile."""
-        give_up_ms = self._now_ms() + self._store_patience_ms
-        pause_ms = FIRST_RETRY_MS
-        while True:
-            try:
-                return await work()
-            except StorageUnavailable as error:
-                if slot.dropped or self._draining or self._now_ms() + pause_ms > give_up_ms:
-                    raise
-                log.warning("group waits for Postgres", group_id=slot.group_id, error=str(error), retry_ms=pause_ms)
-            await asyncio.sleep(pause_ms / 1000)
-            pause_ms = min(pause_ms * 2, LAST_RETRY_MS)
+    def _wanted(self, slot: Slot) -> Callable[[], bool]:
+        return lambda: not slot.dropped and not self._draining
 
     @asynccontextmanager
     async def _resuming(self, slot: Slot) -> AsyncGenerator[None, None]:
