@@ -151,6 +151,7 @@ class EmbeddedPostgres:
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
         self._launched_at = 0.0
+        self._log_start_bytes = 0
 
     @property
     def url(self) -> str:
@@ -340,6 +341,7 @@ class EmbeddedPostgres:
         await self._stop_leftover()
         self._write_configuration()
         self._limit_log()
+        self._log_start_bytes = self.log_path.stat().st_size if self.log_path.exists() else 0
         started = time.monotonic()
         log_fd = os.open(self.log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         try:
@@ -362,7 +364,7 @@ class EmbeddedPostgres:
             if pid == process.pid and status == "ready":
                 return
             if process.returncode is not None:
-                raise EmbeddedPostgresError(f"postgres ended with {process.returncode}: {self._last_log_line()}")
+                raise EmbeddedPostgresError(f"postgres ended with {process.returncode}: {self._fatal_log_line()}")
             now = time.monotonic()
             if now > started + START_SECONDS:
                 raise EmbeddedPostgresError(f"postgres was not ready in {START_SECONDS:.0f} s: {self._last_log_line()}")
@@ -485,6 +487,14 @@ class EmbeddedPostgres:
         with self.log_path.open("rb") as file:
             file.seek(max(0, self.log_path.stat().st_size - 4096))
             return _last_line(file.read())
+
+    def _fatal_log_line(self) -> str:
+        """Why this start failed: what follows the reason are hints and farewells."""
+        with self.log_path.open("rb") as file:
+            file.seek(self._log_start_bytes)
+            output = file.read(65536)
+        fatal = [line for line in output.splitlines() if b" FATAL: " in line or b" PANIC: " in line]
+        return _last_line(fatal[-1] if fatal else output)
 
 
 def _command_of(pid: int) -> list[bytes] | None:

@@ -401,6 +401,19 @@ async def test_a_server_that_cannot_run_says_why_and_gives_the_directory_free(di
     assert await run_and_stop(directory) == 1
 
 
+async def test_the_reason_is_the_line_that_was_fatal_and_of_this_start(directory: Path) -> None:
+    await run_and_stop(directory)
+    server = EmbeddedPostgres(directory)
+    with server.log_path.open("a") as file:
+        file.write("2026-01-01 00:00:00 UTC [7] FATAL:  of another day\n")
+    wal = directory / "postgres" / "pg_wal"
+    wal.rename(directory / "postgres" / "elsewhere")
+    with pytest.raises(EmbeddedPostgresError, match=r"postgres ended with 1: .*FATAL: .*pg_wal"):
+        await server.start()
+    (directory / "postgres" / "elsewhere").rename(wal)
+    assert await run_and_stop(directory) == 1
+
+
 # --- what lies on the disk ----------------------------------------------------------------------------------------
 
 
