@@ -9,6 +9,7 @@ Stopping keeps one promise: whatever was answered is durable, whatever was being
 from __future__ import annotations
 
 import asyncio
+import os
 import time
 from collections.abc import Awaitable, Callable
 
@@ -21,7 +22,7 @@ from gateway.broker_configs import ConfigError
 from gateway.catalog import Catalog
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
-from gateway.config import Settings
+from gateway.config import Settings, hide_password
 from gateway.connection import ConnectionLimits
 from gateway.context import Services
 from gateway.coordinator import model
@@ -51,6 +52,8 @@ log = structlog.get_logger(__name__)
 DATABASE_PATIENCE_S = 30.0
 """How long a database that is not there yet is waited for at start."""
 DATABASE_RETRY_S = 0.5
+DATABASE_REMINDER_S = 10.0
+"""How often it is told that one still waits for it."""
 CATALOG_INTERVAL_MS = 1_000
 LAG_PROBE_INTERVAL_S = 0.5
 RENEWALS_PER_TTL = 4
@@ -115,7 +118,7 @@ class App:
         try:
             port = await server.bind(host, port)
         except OSError as error:
-            raise StartError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+            raise StartError(f"cannot listen on {host}:{port} (see --listen): {_reason(error)}") from error
         self._undo.append(("listener", server.close))
 
         advertised_host, advertised_port = settings.advertise
@@ -167,21 +170,31 @@ class App:
             embedded = EmbeddedPostgres(settings.data_dir)
             self._undo.append(("embedded postgres", embedded.stop))
             url = await embedded.start()
+        try:
+            database = await self._connect(url)
+            self._undo.append(("database", lambda: database.close(STEP_TIMEOUT_S)))
+            await migrate(database)
+        except StorageError as error:
+            raise StartError(f"cannot use {hide_password(url)}: {error}") from error
+        return database
+
+    async def _connect(self, url: str) -> Database:
+        settings = self.settings
         deadline = time.monotonic() + DATABASE_PATIENCE_S
+        told, tell_again = "", 0.0
         while True:
             try:
-                database = await Database.open(
+                return await Database.open(
                     url, hot_connections=settings.hot_connections, cold_connections=settings.cold_connections
                 )
-                break
             except StorageUnavailable as error:
-                if time.monotonic() > deadline:
+                now, text = time.monotonic(), str(error)
+                if now > deadline:
                     raise
-                log.warning("waiting for the database", error=str(error))
+                if text != told or now >= tell_again:
+                    log.warning("waiting for the database", database=hide_password(url), error=text)
+                    told, tell_again = text, now + DATABASE_REMINDER_S
                 await asyncio.sleep(DATABASE_RETRY_S)
-        self._undo.append(("database", lambda: database.close(STEP_TIMEOUT_S)))
-        await migrate(database)
-        return database
 
     def _limits(self) -> ConnectionLimits:
         broker = self.settings.broker
@@ -242,7 +255,7 @@ class App:
             await http.start(host, port)
         except OSError as error:
             raise StartError(
-                f"cannot serve metrics on {host}:{port} (see --metrics-listen): {error.strerror or error}"
+                f"cannot serve metrics on {host}:{port} (see --metrics-listen): {_reason(error)}"
             ) from error
 
     # --- stopping -------------------------------------------------------------------------------------------------
@@ -257,6 +270,12 @@ class App:
         server.stop_reading()
         await asyncio.gather(groups.drain(timeout_s), appender.drain(timeout_s))
         await server.drain(STEP_TIMEOUT_S)
+
+
+def _reason(error: OSError) -> str:
+    """In the system's words: asyncio's repeat the address, and a name that does not resolve has no errno."""
+    code = error.errno or 0
+    return os.strerror(code) if code > 0 else error.strerror or str(error)
 
 
 def group_settings(settings: Settings) -> model.Settings:

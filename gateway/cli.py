@@ -246,13 +246,17 @@ def _decode(given: argparse.Namespace) -> int:
     text: str = sys.stdin.read() if given.hex == "-" else given.hex
     try:
         body = bytes.fromhex("".join(text.split()))
+    except ValueError:
+        print("sluice: the body is not hexadecimal", file=sys.stderr)
+        return EXIT_REFUSED
+    try:
         message_type = response_class(api_key) if given.response else request_class(api_key)
         message, end = parse(message_type, given.api_version, body)
     except KeyError:
         print(f"sluice: {api_key.name} is not declared", file=sys.stderr)
         return EXIT_REFUSED
     except (ValueError, ProtocolError) as error:
-        print(f"sluice: {error}", file=sys.stderr)
+        print(f"sluice: {' '.join(str(error).split())}", file=sys.stderr)
         return EXIT_FAILED
     print("\n".join(_describe(message)))
     if end != len(body):

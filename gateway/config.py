@@ -284,7 +284,7 @@ def load(
             except ValueError as error:
                 shown = "…" if option.secret else text
                 raise ConfigurationError(option.name, shown, origin, str(error)) from error
-        values.append(Value(option.name, _mask(text) if option.secret and text else text, origin))
+        values.append(Value(option.name, hide_password(text) if option.secret and text else text, origin))
     warnings: list[str] = []
     if parsed["advertise"] is None:
         host, port = parsed["advertise"] = _default_advertise(parsed["listen"], warnings)
@@ -388,6 +388,7 @@ def _assign(given: dict[str, Value], assignment: str, origin: str) -> None:
     given[name.strip()] = Value(name.strip(), text.strip(), origin)
 
 
-def _mask(url: str) -> str:
+def hide_password(url: str) -> str:
+    """A database URL as it may be shown."""
     url = re.sub(r"(://[^:/@]*):[^/?#]*@", r"\1:…@", url)
     return re.sub(r"([?&](?:ssl)?password=)[^&#]*", r"\1…", url)

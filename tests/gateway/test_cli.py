@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 
 import pytest
+import structlog
 
 from gateway.apis import SERVED
 from gateway.cli import main
@@ -59,12 +61,39 @@ def test_an_absent_database_is_one_line_and_exit_code_1(
     monkeypatch.setattr("gateway.app.DATABASE_PATIENCE_S", 0.0)
     # It would bind the suite's loggers to this test's captured stderr.
     monkeypatch.setattr("gateway.cli.logs.configure", lambda log_format, level: None)
-    url = "postgresql://nobody@127.0.0.1:1/none"
+    url = "postgresql://nobody:secret@127.0.0.1:1/none"
     code = main(["serve", "--database-url", url, "--listen", "127.0.0.1:0", "--metrics-listen", "off"])
     assert code == 1
     errors = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sluice: ")]
     assert len(errors) == 1
+    assert errors[0].startswith("sluice: cannot use postgresql://nobody:…@127.0.0.1:1/none: ")
     assert "unavailable" in errors[0]
+    assert "secret" not in errors[0]
+
+
+def test_waiting_for_the_database_is_not_told_at_every_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.app.DATABASE_PATIENCE_S", 0.3)
+    monkeypatch.setattr("gateway.app.DATABASE_RETRY_S", 0.01)
+    monkeypatch.setattr("gateway.cli.logs.configure", lambda log_format, level: None)
+    with structlog.testing.capture_logs() as lines:
+        assert main(["serve", "--database-url", "postgresql://me:secret@127.0.0.1:1/none"]) == 1
+    (line,) = lines
+    assert line["event"] == "waiting for the database"
+    assert line["database"] == "postgresql://me:…@127.0.0.1:1/none"
+
+
+@pytest.mark.parametrize("option", ["--listen", "--metrics-listen"])
+def test_a_port_in_use_is_one_line_that_names_the_option(
+    option: str, database_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.cli.logs.configure", lambda log_format, level: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        options = {"--listen": "127.0.0.1:0", "--metrics-listen": "off", option: address}
+        arguments = [part for pair in options.items() for part in pair]
+        assert main(["serve", "--database-url", database_url, *arguments]) == 1
+    (error,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("sluice: ")]
+    assert error.endswith(f"on {address} (see {option}): Address already in use")
 
 
 def test_healthcheck_of_nobody_is_exit_code_1(capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +125,7 @@ def test_decode_shows_a_response(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["Nonsense", "0", ""], 2, "no API"),
         (["Heartbeat", "99", ""], 1, "99"),
-        (["Heartbeat", "4", "zz"], 1, "hex"),
+        (["Heartbeat", "4", "zz"], 2, "not hexadecimal"),
         (["Heartbeat", "4", "00"], 1, "Heartbeat"),
         (["Heartbeat", "4", hexed(HeartbeatRequest(), 4) + "ff"], 1, "1 bytes are left over"),
     ],
@@ -105,7 +134,8 @@ def test_decode_says_what_is_wrong(
     arguments: list[str], code: int, complaint: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["decode", *arguments]) == code
-    assert complaint in capsys.readouterr().err
+    (line,) = capsys.readouterr().err.splitlines()
+    assert complaint in line
 
 
 def test_apis_lists_the_table(capsys: pytest.CaptureFixture[str]) -> None:
