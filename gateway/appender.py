@@ -5,14 +5,16 @@ flood shares its flushes. A partition belongs to one committer, so two commits n
 order of `submit` is the order of the log.
 
 It does not validate, does not assign offsets (Postgres does), and never repeats a commit whose outcome is unknown: the
-client decides, and an idempotent producer's repeat is recognised by its sequence.
+client decides, and an idempotent producer's repeat is recognised by its sequence. What such a producer has sent behind
+a batch that was not written is not written either, but answered as that one is: a partition that does not know the
+producer yet takes any first sequence, and would then refuse the earlier batch when it is repeated.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -34,6 +36,11 @@ class _Pending:
     batch: NewBatch
     size_bytes: int
     outcome: asyncio.Future[Appended | Refusal]
+
+    @property
+    def stream(self) -> tuple[int, int]:
+        """Whose sequence numbers the batch goes on with, if its producer is idempotent."""
+        return self.batch.partition_key, self.batch.producer_id
 
 
 class Appender:
@@ -60,12 +67,14 @@ class Appender:
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes submitted whose outcome is not known yet; bounded by the intake of `gateway/connection.py`."""
+        """Bytes submitted and neither settled nor dropped; bounded by the intake of `gateway/connection.py`, since what
+        a request gave up after its timeout is dropped with the next commit."""
         return self._queued_bytes
 
     def submit(self, batch: NewBatch) -> asyncio.Future[Appended | Refusal]:
         """Take a place in the log's order, now. The future resolves once the batch is durable or refused; it carries
-        StorageUnavailable where Postgres was lost, and then the batch may or may not have been written."""
+        StorageUnavailable where Postgres was lost, and then the batch may or may not have been written. Cancelling it
+        gives the batch up: it is not written unless its commit has begun."""
         pending = _Pending(batch, len(batch.records), asyncio.get_running_loop().create_future())
         self._queued_bytes += pending.size_bytes
         self._committers[batch.partition_key % len(self._committers)].enqueue(pending)
@@ -102,23 +111,34 @@ class Appender:
     # --- for the committers ---------------------------------------------------------------------------------------
 
     def take_group(self, queue: deque[_Pending]) -> list[_Pending]:
-        group = [queue.popleft()]
-        size_bytes = group[0].size_bytes
+        """The batches of the next commit; none where all that was queued has been given up."""
+        given_up: list[_Pending] = []
+        while queue and queue[0].outcome.cancelled():
+            given_up.append(queue.popleft())
+        if given_up:
+            self._forget_bytes(given_up)
+            self._fail_followers(given_up, queue)
+        group: list[_Pending] = []
+        size_bytes = 0
         while (
             queue
             and len(group) < self._max_commit_batches
-            and size_bytes + queue[0].size_bytes <= self._max_commit_bytes
+            and (not group or size_bytes + queue[0].size_bytes <= self._max_commit_bytes)
+            and not queue[0].outcome.cancelled()
         ):
             size_bytes += queue[0].size_bytes
             group.append(queue.popleft())
         return group
 
-    async def commit(self, group: list[_Pending]) -> None:
-        """One durable transaction. Every future of the group is resolved when this returns or raises."""
+    async def commit(self, group: list[_Pending], queue: deque[_Pending]) -> None:
+        """One durable transaction. Every future of the group is resolved when this returns or raises, and where it was
+        not durable, those that may not be written without it (`queue` is what waits behind it)."""
         loop = asyncio.get_running_loop()
         started_s = loop.time()
+        durable = False
         try:
             results = await self._store.append([pending.batch for pending in group])
+            durable = True
             ended_s = loop.time()
             for pending, result in zip(group, results, strict=True):
                 # Into the tail before the answer: the producer's next fetch, on any connection, finds its record.
@@ -130,11 +150,39 @@ class Appender:
                 self._observe_commit(len(group), sum(pending.size_bytes for pending in group), ended_s - started_s)
         except StorageError as error:
             log.warning("a group commit failed", batches=len(group), error=str(error))
-            self._tail.doubt(loop.time())
             _fail(group, error)
         finally:
             _fail(group, StorageUnavailable("the commit ended without an outcome"))
-            self._queued_bytes -= sum(pending.size_bytes for pending in group)
+            self._forget_bytes(group)
+            if not durable:
+                self._tail.doubt(loop.time())
+                self._fail_followers(group, queue)
+
+    def _fail_followers(self, unwritten: Sequence[_Pending], queue: deque[_Pending]) -> None:
+        """Answer what idempotent producers have queued behind batches that were not, or perhaps not, written; up to
+        where a producer has begun to repeat them, or to number anew."""
+        broken: dict[tuple[int, int], NewBatch] = {}
+        for pending in unwritten:
+            if pending.batch.producer_id >= 0:
+                broken.setdefault(pending.stream, pending.batch)
+        if not broken:
+            return
+        followers: list[_Pending] = []
+        for _ in range(len(queue)):
+            pending = queue.popleft()
+            lost = broken.get(pending.stream)
+            if lost is None:
+                queue.append(pending)
+            elif _resumes(pending.batch, lost):
+                del broken[pending.stream]
+                queue.append(pending)
+            else:
+                followers.append(pending)
+        self._forget_bytes(followers)
+        _fail(followers, StorageUnavailable("an earlier batch of this producer was not written"))
+
+    def _forget_bytes(self, settled: Sequence[_Pending]) -> None:
+        self._queued_bytes -= sum(pending.size_bytes for pending in settled)
 
     def _record(self, batch: NewBatch, appended: Appended, now_s: float) -> None:
         self._tail.record_append(
@@ -146,6 +194,10 @@ class Appender:
             leader_epoch=appended.leader_epoch,
             now_s=now_s,
         )
+
+
+def _resumes(batch: NewBatch, lost: NewBatch) -> bool:
+    return batch.base_sequence == lost.base_sequence or batch.producer_epoch != lost.producer_epoch
 
 
 class _Turns:
@@ -177,7 +229,9 @@ class _Committer:
 
     async def _run(self) -> None:
         while self._queue:
-            await self._appender.commit(self._appender.take_group(self._queue))
+            group = self._appender.take_group(self._queue)
+            if group:
+                await self._appender.commit(group, self._queue)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.task = None

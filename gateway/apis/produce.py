@@ -184,14 +184,17 @@ async def _settle(request: ProduceRequest, attempts: list[list[tuple[PartitionPr
     outcomes = [attempt.outcome for topic in attempts for _, attempt in topic if isinstance(attempt, _Submitted)]
     if outcomes:
         timeout_ms = min(max(request.timeout_ms, MIN_TIMEOUT_MS), MAX_TIMEOUT_MS)
-        await asyncio.wait(outcomes, timeout=timeout_ms / 1000)
+        _, late = await asyncio.wait(outcomes, timeout=timeout_ms / 1000)
+        for outcome in late:
+            # Its producer is told to repeat it, so it need not be written if its commit has not begun.
+            outcome.cancel()
 
 
 async def _answer(index: int, attempt: _Attempt, context: RequestContext) -> PartitionProduceResponse:
     """What became of one batch."""
     if isinstance(attempt, Refused):
         return _refusal(index, attempt)
-    if not attempt.outcome.done():
+    if attempt.outcome.cancelled():
         return _refusal(index, Refused(ErrorCode.REQUEST_TIMED_OUT, "the commit did not end in time"))
     try:
         result = attempt.outcome.result()

@@ -179,8 +179,9 @@ async def test_a_producer_that_gave_up_does_not_disturb_its_group(node: DataPlan
         last = node.appender.submit(new_batch(topic, batch_of(b"2")))
         gone.cancel()
         first.cancel()
-    assert appended(await last) == 2
-    assert offsets_in(await node.fetch_one(topic, 0)) == [0, 1, 2]
+    assert appended(await last) == 1, "what had not begun is not written: its producer repeats it"
+    assert [record.value for record in records_in(await node.fetch_one(topic, 0))] == [b"0", b"2"]
+    assert node.appender.queued_bytes == 0
 
 
 async def test_lost_storage_fails_the_commit_and_not_the_next(node: DataPlane, database_url: str) -> None:
@@ -197,6 +198,57 @@ async def test_lost_storage_fails_the_commit_and_not_the_next(node: DataPlane, d
     assert max_age_s < float("inf"), "it may have been committed all the same"
     assert appended(await queued) == 0
     assert node.appender.queued_bytes == 0
+
+
+async def test_an_idempotent_producers_batches_are_not_written_without_those_before_them(
+    node: DataPlane, database_url: str
+) -> None:
+    """A partition that does not know the producer takes any first sequence: written alone, the second batch would have
+    the first refused when it is repeated."""
+    topic = await node.create_topic("t")
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        sent = [batch_of(b"%d" % sequence, producer=(7, 0, sequence)) for sequence in range(4)]
+        during = node.appender.submit(new_batch(topic, sent[0]))
+        await wait_for_blocked_append(connection)
+        queued = [node.appender.submit(new_batch(topic, batch)) for batch in sent[1:]]
+        others = [
+            node.appender.submit(new_batch(topic, batch_of(b"other", producer=producer)))
+            for producer in ((8, 0, 0), (-1, -1, -1))
+        ]
+        await terminate_backends(connection)
+        assert all(isinstance(error, StorageUnavailable) for error in await gather_errors(during, *queued))
+    assert [appended(result) for result in await asyncio.gather(*others)] == [0, 1]
+    repeated = [node.appender.submit(new_batch(topic, batch)) for batch in sent]
+    assert [appended(result) for result in await asyncio.gather(*repeated)] == [2, 3, 4, 5]
+    assert node.appender.queued_bytes == 0
+
+
+async def test_a_batch_given_up_takes_its_producers_later_ones_with_it_up_to_the_repeat(
+    node: DataPlane, database_url: str
+) -> None:
+    topic = await node.create_topic("t")
+
+    def submit(producer_id: int, epoch: int, sequence: int) -> asyncio.Future[Appended | Refusal]:
+        return node.appender.submit(new_batch(topic, batch_of(b"v", producer=(producer_id, epoch, sequence))))
+
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        kept = [submit(7, 0, 0)]
+        await wait_for_blocked_append(connection)
+        kept.append(submit(8, 0, 0))
+        given_up = [submit(9, 0, 0), submit(9, 0, 1), submit(10, 0, 7)]
+        followers = [submit(9, 0, 2)]
+        kept.append(submit(8, 0, 1))
+        followers.append(submit(10, 0, 8))
+        kept += [submit(9, 0, 0), submit(9, 0, 1), submit(10, 1, 0)]
+        for outcome in given_up:
+            outcome.cancel()
+    assert [appended(result) for result in await asyncio.gather(*kept)] == list(range(6))
+    assert all(isinstance(error, StorageUnavailable) for error in await gather_errors(*followers))
+    assert node.appender.queued_bytes == 0
+
+
+async def gather_errors(*futures: asyncio.Future[Appended | Refusal]) -> list[object]:
+    return list(await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 10))
 
 
 async def test_a_commit_of_unknown_outcome_shows_without_another_append(node: DataPlane, database_url: str) -> None:

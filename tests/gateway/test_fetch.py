@@ -292,7 +292,7 @@ async def test_the_wait_ends_at_max_wait(node: DataPlane) -> None:
     loop = asyncio.get_running_loop()
     started = loop.time()
     part = await node.fetch_one(topic, 0, min_bytes=5000, max_wait_ms=150)
-    assert loop.time() - started >= 0.15
+    assert loop.time() - started > 0.149, "the loop counts in whole milliseconds"
     assert offsets_in(part) == [0], "what there is comes with the end of the wait"
 
 

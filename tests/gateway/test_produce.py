@@ -189,6 +189,25 @@ async def test_a_commit_that_does_not_end_is_answered_in_time(
     assert only(response.responses[0].partition_responses).error_code == ErrorCode.REQUEST_TIMED_OUT
 
 
+async def test_what_was_answered_with_a_timeout_while_it_waited_is_not_written_behind_its_repeat(
+    node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each of a producer's attempts during a stall of Postgres would be held, and written in the end."""
+    monkeypatch.setattr(importlib.import_module("gateway.apis.produce"), "MIN_TIMEOUT_MS", 50)
+    topic = await node.create_topic("t")
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        first = asyncio.create_task(node.send(topic, batch_of(b"first")))
+        await wait_for_blocked_append(connection)
+        request = produce_request([(topic, 0, batch_of(b"second"))], timeout_ms=50)
+        for _ in range(3):
+            response = await produce(request, node.context(ApiKey.PRODUCE, 9))
+            assert response is not None
+            assert only(response.responses[0].partition_responses).error_code == ErrorCode.REQUEST_TIMED_OUT
+        repeat = asyncio.create_task(node.send(topic, batch_of(b"second")))
+    assert [(await sent).base_offset for sent in (first, repeat)] == [0, 1]
+    assert node.appender.queued_bytes == 0
+
+
 # --- idempotence -----------------------------------------------------------------------------------------------------
 
 
