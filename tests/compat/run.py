@@ -93,7 +93,7 @@ def run_suite(
     if suite.fault:
         result.rows = [_reported(Row(WHOLE_SUITE, "failed", 0.0, suite.fault), on_row)]
         return result
-    missing = suite.missing() or next((f"{used.name} {why}" for used in build_first if (why := used.missing())), None)
+    missing = _missing(suite, build_first)
     if missing is not None:
         result.left_out = missing
         return result
@@ -101,6 +101,11 @@ def run_suite(
         result.rows = _run(suite, named, build_first, directory, result, on_row, limit)
     result.seconds = time.monotonic() - started
     return result
+
+
+def _missing(suite: Suite, uses: Sequence[Suite]) -> str | None:
+    """Why this machine cannot run a suite with those that it uses, or None."""
+    return suite.missing() or next((f"{used.name} {why}" for used in uses if (why := used.missing())), None)
 
 
 def _run(
@@ -284,15 +289,19 @@ def _main(options: argparse.Namespace) -> int:
     if unknown:
         raise SuiteError(f"no suite {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     chosen = [known[name] for name in names] or list(known.values())
+
+    def used_by(suite: Suite) -> list[Suite]:
+        return [known[name] for name in suite.uses if name in known]
+
     if options.list:
         for suite in chosen:
-            print(f"{suite.name:14} {suite.client} ({suite.language}): {suite.missing() or 'can run'}")
+            print(f"{suite.name:18} {suite.client} ({suite.language}): {_missing(suite, used_by(suite)) or 'can run'}")
         return 0
     scenario_names = [name for name in options.scenarios.split(",") if name]
     limit = Limit(options.limit)
 
     def run(suite: Suite) -> SuiteResult:
-        uses = [known[name] for name in suite.uses if name in known]
+        uses = used_by(suite)
         directory = CACHE / "runs" / suite.name
         try:
             result = _run_and_say(suite, uses, scenario_names, directory, limit)

@@ -7,7 +7,7 @@
     run = ["{build}/sarama"]
     version = ["{build}/sarama", "-version"]               # prints the version of the client library
     limit_s = 600                                          # for all scenarios together
-    build_limit_s = 900
+    build_limit_s = 600
     member = ["{build}/member"]                            # one consumer, for groups of mixed languages
     uses = ["java"]                                        # suites whose members it starts: built before it
     scenarios = ["spark.batch"]                            # where it does not answer the canonical ones
@@ -53,7 +53,7 @@ class Suite:
     uses: tuple[str, ...] = ()
     scenarios: tuple[str, ...] = ()
     limit_s: float = 600.0
-    build_limit_s: float = 900.0
+    build_limit_s: float = 600.0
     settings: dict[str, str] = field(default_factory=dict)
     fault: str = ""
 

@@ -166,7 +166,7 @@ def build(folder: Path) -> None:
 
 
 def _fetch(folder: Path) -> Path | None:
-    """The unpacked source package; None if apt cannot give it.
+    """The unpacked source package; None if there is none in apt's sources. SystemExit if they could not be asked.
 
     apt gets lists, cache and sources of its own: the sources are copies of the machine's, asked for source packages.
     """
@@ -188,8 +188,10 @@ def _fetch(folder: Path) -> Path | None:
             "#clear APT::Update::Post-Invoke-Success;\n"
         )
         # A source that fails may not be the one that has it.
-        _apt_get(["update"], configuration, private)
+        unanswered = _apt_get(["-o", "APT::Update::Error-Mode=any", "update"], configuration, private)
         if _apt_get(["source", PACKAGE], configuration, private):
+            if unanswered:
+                raise SystemExit("apt could not ask its sources for librdkafka's")
             return None
         unpacked = next((path for path in private.glob(f"{PACKAGE}-*") if path.is_dir()), None)
         return None if unpacked is None else unpacked.rename(folder / unpacked.name)
