@@ -201,9 +201,12 @@ class LogStore:
             for row in rows
         }
 
-    async def batch_at_timestamp(self, key: PartitionKey, timestamp_ms: int) -> StoredBatch | None:
-        """The first batch in offset order with a record at or after `timestamp_ms`; None if there is none."""
-        row = await self._cold.fetch_row(_BATCH_AT_TIMESTAMP, key, max(timestamp_ms, 0))
+    async def batch_at_timestamp(
+        self, key: PartitionKey, timestamp_ms: int, from_offset: int = 0
+    ) -> StoredBatch | None:
+        """The first batch that begins at `from_offset` or later and whose head says that it has a record at or after
+        `timestamp_ms`; None if there is none."""
+        row = await self._cold.fetch_row(_BATCH_AT_TIMESTAMP, key, max(timestamp_ms, 0), from_offset)
         return None if row is None else _stored_batch(row)
 
     async def batch_of_max_timestamp(self, key: PartitionKey) -> StoredBatch | None:

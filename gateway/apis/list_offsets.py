@@ -19,7 +19,7 @@ from protocol.messages.list_offsets import (
 )
 from protocol.records import iter_records
 from storage.errors import StorageError
-from storage.types import Partition, PartitionKey, PartitionState, ReadRequest, ReadResult, StoredBatch, Topic
+from storage.types import Partition, PartitionKey, PartitionState, StoredBatch, Topic
 
 log = structlog.get_logger(__name__)
 
@@ -116,8 +116,9 @@ async def _place_at(timestamp: int, key: PartitionKey, state: PartitionState, co
         for place in _places(batch, state.log_start_offset):
             if place[0] >= timestamp:
                 return place
-        # Only where the records that made this batch a match lie below a log start inside it.
-        batch = await _next_batch(key, batch.last_offset + 1, context)
+        # Only where the records that made this batch a match lie below a log start inside it, or its producer put a
+        # greater timestamp into its head than into any record.
+        batch = await log_store.batch_at_timestamp(key, timestamp, batch.last_offset + 1)
     return NOTHING
 
 
@@ -133,8 +134,3 @@ def _places(batch: StoredBatch, log_start_offset: int) -> list[Place]:
         # The CRC was right, so this is what its producer wrote: all that can be said is about the whole batch.
         log.warning("stored batch cannot be read", base_offset=batch.base_offset, error=str(error))
         return [(batch.max_timestamp_ms, max(batch.base_offset, log_start_offset))]
-
-
-async def _next_batch(key: PartitionKey, offset: int, context: RequestContext) -> StoredBatch | None:
-    (result,) = await context.services.log.read([ReadRequest(key, offset, 1)], max_bytes=1)
-    return result.batches[0] if isinstance(result, ReadResult) and result.batches else None

@@ -279,7 +279,7 @@ begin
 end
 $$;
 
-create function first_batch_at(p_partition_key bigint, p_timestamp_ms bigint) returns table (
+create function first_batch_at(p_partition_key bigint, p_timestamp_ms bigint, p_from_offset bigint) returns table (
     base_offset       bigint,
     last_offset       bigint,
     max_timestamp_ms  bigint,
@@ -290,7 +290,7 @@ language plpgsql stable
 -- partition of millions. Without sorting, only the index that has the order is left to it.
 set enable_sort = off
 as $$
--- The first batch in offset order whose greatest timestamp is at least p_timestamp_ms. running_max_timestamp_ms rises
+-- The first batch from p_from_offset on whose greatest timestamp is at least p_timestamp_ms. running_max_timestamp_ms rises
 -- with the offset, so the index leads to where it first reaches that time; if the batch that did so is no longer in the
 -- log, the filter goes on to the next that has it.
 begin
@@ -300,6 +300,7 @@ begin
         where b.partition_key = p_partition_key
             and b.running_max_timestamp_ms >= p_timestamp_ms
             and b.max_timestamp_ms >= p_timestamp_ms
+            and b.base_offset >= p_from_offset
             and b.last_offset >= (
                 select p.log_start_offset from partition p where p.partition_key = p_partition_key and not p.deleted
             )

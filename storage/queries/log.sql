@@ -48,14 +48,14 @@ from partition
 where partition_key = any ($1::bigint[]) and not deleted;
 
 -- name: batch_at_timestamp
--- The first batch in offset order whose greatest timestamp is at least $2.
-select base_offset, last_offset, max_timestamp_ms, records from first_batch_at($1, $2);
+-- The first batch from offset $3 on whose greatest timestamp is at least $2.
+select base_offset, last_offset, max_timestamp_ms, records from first_batch_at($1, $2, $3);
 
 -- name: batch_of_greatest_timestamp
 -- The first batch with the greatest timestamp ever appended to the partition, if it is still in the log.
 select b.base_offset, b.last_offset, b.max_timestamp_ms, b.records
 from partition p
-cross join lateral first_batch_at(p.partition_key, p.max_timestamp_ms) b
+cross join lateral first_batch_at(p.partition_key, p.max_timestamp_ms, 0) b
 where p.partition_key = $1 and not p.deleted and p.max_timestamp_ms >= 0;
 
 -- name: batch_of_greatest_remaining_timestamp

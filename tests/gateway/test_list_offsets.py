@@ -28,7 +28,7 @@ from protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from protocol.records import Compression
+from protocol.records import Compression, Record, build_batch
 from storage.types import Topic
 from tests.gateway.data_plane import DataPlane, batch_of, data_plane, offsets_in, only
 
@@ -119,6 +119,34 @@ async def test_what_lies_below_the_log_start_is_not_found(node: DataPlane) -> No
     assert await place(node, topic, 1500) == (2000, 3)
     assert await place(node, topic, 3000) == (6000, 4)
     assert await place(node, topic, 6001) == (-1, -1)
+
+
+async def test_a_head_that_claims_too_late_a_time_does_not_make_the_search_go_batch_by_batch(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await node.create_topic("t")
+    await node.send(topic, build_batch([Record(0, 1000, b"k", b"v")], max_timestamp=5000))
+    for _ in range(20):
+        await node.send(topic, batch_of(b"v", timestamps=[1000]))
+    asked = 0
+    fetch_row, fetch_rows = node.database.cold.fetch_row, node.database.cold.fetch
+
+    async def count_row(query: str, *arguments: object) -> object:
+        nonlocal asked
+        asked += 1
+        return await fetch_row(query, *arguments)
+
+    async def count_rows(query: str, *arguments: object) -> object:
+        nonlocal asked
+        asked += 1
+        return await fetch_rows(query, *arguments)
+
+    monkeypatch.setattr(node.database.cold, "fetch_row", count_row)
+    monkeypatch.setattr(node.database.cold, "fetch", count_rows)
+    assert await place(node, topic, 3000) == (-1, -1)
+    assert asked == 2
+    await node.send(topic, batch_of(b"v", timestamps=[4000]))
+    assert await place(node, topic, 3000) == (4000, 21)
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ async def test_reads_touch_few_pages_of_a_partition_the_statistics_do_not_know(
     new = await fill_unknown(sql, [partition.partition_key for partition in topic.partitions], depth)
     last_ms = 999 + depth
     for timestamp_ms in (1_010, last_ms // 2, last_ms):
-        assert await pages_touched(sql, statement("batch_at_timestamp"), new, timestamp_ms) < 20
+        assert await pages_touched(sql, statement("batch_at_timestamp"), new, timestamp_ms, 0) < 20
         assert await pages_touched(sql, "select first_offset_after($1, 0, $2)", new, timestamp_ms - 1) < 20
     assert await pages_touched(sql, statement("batch_of_greatest_timestamp"), new) < 20
     assert await pages_touched(sql, statement("read_batches"), [new], [depth], [1000], 1000) < 40

@@ -46,6 +46,11 @@ async def test_every_time_against_a_plain_scan(log: LogStore, timed: PartitionKe
             assert await base_offset(log, timed, timestamp_ms) == expected, (log_start, timestamp_ms)
 
 
+async def test_from_an_offset_on(log: LogStore, timed: PartitionKey) -> None:
+    found = [await log.batch_at_timestamp(timed, 5_000, from_offset) for from_offset in range(7)]
+    assert [None if batch is None else batch.base_offset for batch in found] == [0, 2, 2, 4, 4, 5, None]
+
+
 async def test_a_log_start_past_the_greatest_time(log: LogStore, timed: PartitionKey, database: Database) -> None:
     await log.delete_records(timed, 5)
     assert await base_offset(log, timed, 6_000) == 5
