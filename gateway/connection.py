@@ -208,7 +208,8 @@ class Connection(asyncio.BufferedProtocol):
         return len(self._slots)
 
     def is_idle(self, now: float) -> bool:
-        """Nothing in work and no byte received for `max_idle_ms`, or silent within a frame for `HALF_FRAME_MS`."""
+        """Nothing in work and no byte received nor answer given for `max_idle_ms`, or silent within a frame for
+        `HALF_FRAME_MS`."""
         silent_ms = (now - self.last_active) * 1000
         max_idle_ms = self._limits.max_idle_ms if self._limits.max_idle_ms >= 0 else float("inf")
         if self._splitter.torn:
@@ -438,6 +439,8 @@ class Connection(asyncio.BufferedProtocol):
                 self._held_bytes -= slot.answer_bytes
                 if slot.hold is Hold.BULKY:
                     self._bulky_in_flight -= 1
+            # As upstream counts: who was answered a moment ago is not idle, however long the answer took.
+            self.last_active = self._loop.time()
             if len(chunks) == 1:
                 self._transport.write(chunks[0])
             elif chunks:

@@ -368,6 +368,8 @@ async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
         assert await half.ended() == b""
         served.words.gate(b"pwait:1").set()
         assert await busy.answer() == b"pwait:1"
+        (connection,) = served.server._connections  # pyright: ignore[reportPrivateUsage]
+        assert not connection.is_idle(asyncio.get_running_loop().time()), "an answer is a sign of life as well"
 
 
 # --- ends -------------------------------------------------------------------------------------------------------------
