@@ -48,6 +48,7 @@ from gateway.coordinator.model import (
 )
 from gateway.group_records import GroupRecords, restored
 from gateway.group_slot import Hold, Request, Slot, refuse
+from gateway.logs import NO_REQUEST
 from gateway.offset_committer import OffsetCommitter
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageConflict, StorageError, StorageUnavailable
@@ -392,7 +393,7 @@ class Groups:
             if slot.timer.when() <= when:
                 return
             slot.disarm()
-        slot.timer = self._loop.call_at(when, self._on_timer, slot)
+        slot.timer = self._loop.call_at(when, self._on_timer, slot, context=NO_REQUEST)
 
     def _on_timer(self, slot: Slot) -> None:
         slot.timer = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextvars import ContextVar
+from contextvars import Context, ContextVar
 from typing import Literal
 
 import structlog
@@ -21,6 +21,8 @@ LOG_LEVELS = ("debug", "info", "warning", "error")
 
 REQUEST: ContextVar[tuple[str, str, int] | None] = ContextVar("request", default=None)
 """Connection id, API name and correlation id of the request that the current task works on."""
+NO_REQUEST = Context()
+"""For what a request's task sets off but does not wait for (a timer): its lines belong to no request."""
 
 
 def configure(log_format: LogFormat, level: str) -> None:

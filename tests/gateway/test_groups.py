@@ -11,6 +11,7 @@ import pytest_asyncio
 
 from gateway import groups as groups_module
 from gateway.coordinator.model import DeleteGroup, GroupState, HeartbeatReply
+from gateway.logs import REQUEST
 from protocol.errors import ErrorCode, KafkaError
 from storage.types import CoordinatorLease, GroupRecord
 from tests.gateway.group_node import (
@@ -410,6 +411,24 @@ async def test_a_closed_connection_costs_its_member_after_the_grace(database_url
         await until(rebalancing)
         reply = await first.join()
         assert [member.member_id for member in reply.members] == [first.member_id]
+
+
+async def test_what_a_timer_moves_is_logged_as_no_requests_doing(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[GroupState, object]] = []
+
+    def info(event: str, *, state: str, **fields: object) -> None:
+        told.append((GroupState(state), REQUEST.get()))
+
+    monkeypatch.setattr(groups_module.log, "info", info)
+    request = ("c1", "join_group", 7)
+    token = REQUEST.set(request)
+    await settle(node.member(G, "c1", session_timeout_ms=50))
+    REQUEST.reset(token)
+    await until(lambda: told[-1][0] is GroupState.EMPTY)
+    assert told[0][1] == request
+    assert told[-1][1] is None
 
 
 async def test_a_request_held_for_a_closed_connection_is_let_go(node: GroupNode) -> None:
