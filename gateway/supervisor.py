@@ -7,6 +7,7 @@ happens when it raises, is decided here. It knows nothing of what the loops do.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -14,11 +15,13 @@ from dataclasses import dataclass, field
 import structlog
 
 from gateway.metrics import Metrics
+from storage.errors import StorageError
 
 log = structlog.stdlib.get_logger(__name__)
 
 FIRST_BACKOFF_S = 0.1
 MAX_BACKOFF_S = 10.0
+"""And never longer than the pass's own interval: a node whose leases lapse meanwhile serves no group."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,27 +56,30 @@ class Supervisor:
         self._tasks.clear()
 
     async def _run(self, loop: _Loop) -> None:
-        backoff_s = FIRST_BACKOFF_S
+        backoff_s, told = FIRST_BACKOFF_S, ""
         while True:
             try:
                 await loop.run_once()
-            except Exception:
+            except Exception as error:
                 self._metrics.loop_failures.labels(loop.name).inc()
-                # Only the first failure of a row is worth a trace: while Postgres is gone each pass fails alike.
-                log.log(
-                    30 if loop.failing else 40,
-                    "background pass failed",
-                    loop=loop.name,
-                    retry_in_s=backoff_s,
-                    exc_info=not loop.failing,
-                )
+                text = f"{type(error).__name__}: {error}"
+                if text != told:
+                    # While Postgres is gone each pass fails alike, and a trace would say where, not why.
+                    told, foreseen = text, isinstance(error, StorageError | TimeoutError)
+                    log.log(
+                        logging.WARNING if foreseen else logging.ERROR,
+                        "background pass failed",
+                        loop=loop.name,
+                        error=text,
+                        exc_info=not foreseen,
+                    )
                 loop.failing = True
                 await asyncio.sleep(backoff_s)
-                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S)
+                backoff_s = min(2 * backoff_s, MAX_BACKOFF_S, max(loop.interval_s, FIRST_BACKOFF_S))
                 continue
             if loop.failing:
                 log.info("background pass works again", loop=loop.name)
-            loop.failing = False
+            loop.failing, told = False, ""
             loop.last_success = time.monotonic()
             backoff_s = FIRST_BACKOFF_S
             await asyncio.sleep(loop.interval_s)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from types import SimpleNamespace
 
 import pytest
+import structlog
 
 from gateway import supervisor
 from gateway.metrics import Metrics
 from gateway.supervisor import Supervisor
+from storage.errors import StorageUnavailable
 
 
 @pytest.fixture(autouse=True)
@@ -40,6 +43,54 @@ async def test_a_pass_that_fails_is_counted_and_run_again() -> None:
     age_s = metrics.registry.get_sample_value("sluice_background_last_success_age_seconds", {"loop": "flaky"})
     assert age_s is not None
     assert age_s < 10
+
+
+async def test_a_reason_is_told_once_and_with_a_trace_only_if_nobody_foresaw_it() -> None:
+    supervised = Supervisor(Metrics())
+    away = StorageUnavailable("Postgres is away")
+    outcomes = [away, away, RuntimeError("a bug"), None, away]
+    worked = asyncio.Event()
+
+    async def run_once() -> None:
+        if not outcomes:
+            worked.set()
+            return
+        outcome = outcomes.pop(0)
+        if outcome is not None:
+            raise outcome
+
+    with structlog.testing.capture_logs() as lines:
+        supervised.start("flaky", run_once, interval_ms=0)
+        await until(worked)
+        await supervised.stop()
+    failures = [line for line in lines if line["event"] == "background pass failed"]
+    assert [(line["log_level"], line["error"], line["exc_info"]) for line in failures] == [
+        ("warning", "StorageUnavailable: Postgres is away", False),
+        ("error", "RuntimeError: a bug", True),
+        ("warning", "StorageUnavailable: Postgres is away", False),
+    ]
+
+
+async def test_a_pass_that_fails_is_not_put_off_longer_than_its_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervisor, "FIRST_BACKOFF_S", 0.1)
+    slept: list[float] = []
+    enough = asyncio.Event()
+
+    async def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 6:
+            enough.set()
+            await asyncio.Event().wait()
+
+    async def run_once() -> None:
+        raise StorageUnavailable("Postgres is away")
+
+    monkeypatch.setattr(supervisor, "asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": sleep}))
+    supervised = Supervisor(Metrics())
+    supervised.start("leases", run_once, interval_ms=1000)
+    await until(enough)
+    await supervised.stop()
+    assert slept == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.0, 1.0])
 
 
 async def test_stop_ends_a_pass_that_waits_and_one_that_runs() -> None:
