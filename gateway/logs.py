@@ -1,13 +1,16 @@
 """Log lines as JSON or for a console, each with the request it belongs to.
 
 The one idea: one context variable holds the request in work; a processor unfolds it into connection, API and
-correlation id only when a line is really written, so that a request that logs nothing pays nothing.
+correlation id only when a line is really written, so that a request that logs nothing pays nothing. Who repeats
+himself is cut short and counted.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
+import time
+from collections.abc import Callable
 from contextvars import Context, ContextVar
 from typing import Literal
 
@@ -15,6 +18,9 @@ import structlog
 from structlog.processors import ExceptionRenderer
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, Processor, WrappedLogger
+
+LINES_PER_EVENT, WINDOW_S = 200, 10.0
+"""A client that repeats one mistake, or a thousand clients of an absent Postgres, must not fill the disk."""
 
 LogFormat = Literal["auto", "console", "json"]
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -44,7 +50,7 @@ def configure(log_format: LogFormat, level: str) -> None:
         plain = structlog.dev.plain_traceback
         renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     structlog.configure(
-        processors=[*shared, *renderer],
+        processors=[Limit(), *shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(minimum),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=False,
@@ -63,6 +69,31 @@ def configure(log_format: LogFormat, level: str) -> None:
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
     # A trace for each attempt of each pool while Postgres is away, of which our own passes and requests tell.
     logging.getLogger("asyncpg").setLevel(logging.ERROR)
+
+
+class Limit:
+    """Lets `LINES_PER_EVENT` lines of one event through per window; the next window's first says how many it left out.
+
+    An event is a constant in the code, so there are few of them to remember.
+    """
+
+    def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
+        self._windows: dict[str, tuple[float, int]] = {}
+        """Per event: when its window began, and its lines since."""
+
+    def __call__(self, logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:
+        """A structlog processor. Raises DropEvent for a line that is left out."""
+        now_s, event = self._now_s(), str(event_dict["event"])
+        began_s, lines = self._windows.get(event, (now_s, 0))
+        if now_s - began_s >= WINDOW_S:
+            if lines > LINES_PER_EVENT:
+                event_dict["left_out"] = lines - LINES_PER_EVENT
+            began_s, lines = now_s, 0
+        self._windows[event] = began_s, lines + 1
+        if lines >= LINES_PER_EVENT:
+            raise structlog.DropEvent
+        return event_dict
 
 
 def _add_request(logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:

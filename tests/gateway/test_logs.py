@@ -1,4 +1,4 @@
-"""Log lines as they reach standard error, in a process of their own."""
+"""Log lines as they reach standard error."""
 
 from __future__ import annotations
 
@@ -7,6 +7,10 @@ import subprocess
 import sys
 
 import pytest
+import structlog
+from structlog.typing import EventDict
+
+from gateway.logs import LINES_PER_EVENT, WINDOW_S, Limit
 
 PROGRAM = """
 import logging
@@ -60,3 +64,23 @@ def test_console_lines_carry_it_too() -> None:
     (line,) = [line for line in logged("console").splitlines() if "in a request" in line]
     for part in ("connection=c1", "api=heartbeat", "correlation_id=7", "group_id=g"):
         assert part in line
+
+
+def test_an_event_that_repeats_is_cut_short_and_what_was_left_out_is_counted() -> None:
+    now_s = 100.0
+    limit = Limit(lambda: now_s)
+
+    def say(event: str) -> EventDict | None:
+        try:
+            return limit(None, "warning", {"event": event})
+        except structlog.DropEvent:
+            return None
+
+    said = [say("a batch is refused") for _ in range(LINES_PER_EVENT + 7)]
+    assert said == [{"event": "a batch is refused"}] * LINES_PER_EVENT + [None] * 7
+    assert say("another event") is not None
+    now_s += WINDOW_S
+    assert say("a batch is refused") == {"event": "a batch is refused", "left_out": 7}
+    assert say("a batch is refused") == {"event": "a batch is refused"}
+    now_s += WINDOW_S
+    assert say("a batch is refused") == {"event": "a batch is refused"}
