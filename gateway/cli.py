@@ -145,12 +145,17 @@ async def _run(configuration: Configuration) -> int:
         gc.freeze()
         await asked_to_stop
     except StartError as error:
-        print(f"sluice: {error}", file=sys.stderr)
+        print(f"sluice: {_one_line(error)}", file=sys.stderr)
         return EXIT_FAILED
     finally:
         asked_to_stop.cancel()
         await app.stop()
     return 0
+
+
+def _one_line(error: Exception) -> str:
+    """Postgres adds details and construct its path in lines of their own."""
+    return " ".join(str(error).split())
 
 
 def _welcome(bootstrap: str) -> str:
@@ -256,7 +261,7 @@ def _decode(given: argparse.Namespace) -> int:
         print(f"sluice: {api_key.name} is not declared", file=sys.stderr)
         return EXIT_REFUSED
     except (ValueError, ProtocolError) as error:
-        print(f"sluice: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"sluice: {_one_line(error)}", file=sys.stderr)
         return EXIT_FAILED
     print("\n".join(_describe(message)))
     if end != len(body):

@@ -294,7 +294,7 @@ class EmbeddedPostgres:
             process.kill()
             raise EmbeddedPostgresError(f"initdb did not finish in {INITDB_SECONDS:.0f} s") from None
         if process.returncode != 0:
-            raise EmbeddedPostgresError(f"initdb failed: {_last_line(output)}")
+            raise EmbeddedPostgresError(f"initdb failed: {_reason(output)}")
         fresh.rename(self.cluster_dir)
         _sync_directory(self.data_dir)
         log.info("postgres cluster created", directory=str(self.cluster_dir))
@@ -489,12 +489,10 @@ class EmbeddedPostgres:
             return _last_line(file.read())
 
     def _fatal_log_line(self) -> str:
-        """Why this start failed: what follows the reason are hints and farewells."""
+        """Why this start failed."""
         with self.log_path.open("rb") as file:
             file.seek(self._log_start_bytes)
-            output = file.read(65536)
-        fatal = [line for line in output.splitlines() if b" FATAL: " in line or b" PANIC: " in line]
-        return _last_line(fatal[-1] if fatal else output)
+            return _reason(file.read(65536))
 
 
 def _command_of(pid: int) -> list[bytes] | None:
@@ -512,6 +510,14 @@ def _sync_directory(directory: Path) -> None:
         os.fsync(directory_fd)
     finally:
         os.close(directory_fd)
+
+
+def _reason(output: bytes) -> str:
+    """The last line that says why; hints and farewells follow it."""
+    reasons = [
+        line for line in output.splitlines() if any(word in line for word in (b"FATAL: ", b"PANIC: ", b"error: "))
+    ]
+    return _last_line(reasons[-1] if reasons else output)
 
 
 def _last_line(output: bytes) -> str:

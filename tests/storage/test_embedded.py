@@ -417,6 +417,20 @@ async def test_the_reason_is_the_line_that_was_fatal_and_of_this_start(directory
 # --- what lies on the disk ----------------------------------------------------------------------------------------
 
 
+async def test_a_disk_too_full_for_a_cluster_is_the_reason_given(
+    empty_directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def full(self: EmbeddedPostgres, directory: Path, command: list[str], output: int) -> object:
+        says = (
+            "initdb: error: could not write file: No space left on device\\ninitdb: removing contents of data directory"
+        )
+        return await asyncio.create_subprocess_shell(f"printf '{says}'; exit 1", stdout=output)
+
+    monkeypatch.setattr(EmbeddedPostgres, "_spawn", full)
+    with pytest.raises(EmbeddedPostgresError, match=r"initdb failed: .*No space left on device$"):
+        await EmbeddedPostgres(empty_directory).start()
+
+
 async def test_a_torn_initdb_is_made_anew(empty_directory: Path) -> None:
     (empty_directory / "postgres.new").mkdir()
     (empty_directory / "postgres.new" / "PG_VERSION").write_text("18\n")
