@@ -55,10 +55,7 @@ async def join_group(request: JoinGroupRequest, context: RequestContext) -> Join
             protocol_type=request.protocol_type,
             protocols=tuple((protocol.name, protocol.metadata) for protocol in request.protocols),
             session_timeout_ms=request.session_timeout_ms,
-            # Version 0 has no rebalance timeout: upstream takes the session timeout for it.
-            rebalance_timeout_ms=(
-                request.rebalance_timeout_ms if request.rebalance_timeout_ms >= 0 else request.session_timeout_ms
-            ),
+            rebalance_timeout_ms=request.rebalance_timeout_ms,
             new_member_id=_new_member_id(request.group_instance_id or client_id),
             reason=request.reason,
         ),
