@@ -126,10 +126,13 @@ with oldest as (
 select count(*) as batch_count, coalesce(sum(size_bytes), 0)::bigint as size_bytes from removed;
 
 -- name: delete_producer_states
--- Of a deleted partition, at most $2.
+-- Of a deleted partition, at most $2. See delete_below_log_start for why up to an id.
 delete from producer_state
 where partition_key = $1
-    and producer_id in (select producer_id from producer_state where partition_key = $1 limit $2);
+    and producer_id <= (
+        select max(producer_id)
+        from (select producer_id from producer_state where partition_key = $1 order by producer_id limit $2) lowest
+    );
 
 -- name: delete_partition
 -- The partition itself, once nothing hangs off it.

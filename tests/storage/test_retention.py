@@ -239,3 +239,17 @@ async def test_removing_the_oldest_rows_costs_the_same_in_a_deep_partition_the_s
         assert await pages_touched(sql, statement(name), new, 100, 10**9) < 1_000, name
     assert await pages_touched(sql, statement("retention_candidates"), [new], [1], [1]) < 20
     assert await pages_touched(sql, statement("retention_boundary"), new, 1, 1, 100) < 300
+
+
+async def test_removing_the_producers_of_a_partition_the_statistics_do_not_know_costs_what_they_are(
+    sql: asyncpg.Connection,
+) -> None:
+    add = """
+        insert into producer_state
+        select key, id, 0, 0, 1, '{1,1,1,1,1}', '{1,1,1,1,1}', '{1,1,1,1,1}', now()
+        from generate_series($1::bigint, $2) key, generate_series(1, $3) id
+    """
+    await sql.execute(add, 1, 10, 100)
+    await sql.execute("vacuum analyze producer_state")
+    await sql.execute(add, 11, 11, 5_000)
+    assert await pages_touched(sql, statement("delete_producer_states"), 11, 100) < 1_000
