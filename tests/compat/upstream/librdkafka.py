@@ -3,7 +3,8 @@
 The one idea: nothing of theirs is kept here but names. Debian's source package comes through apt from the machine's own
 sources, is compiled in the build folder, and of its tests those run that `librdkafka.allow.toml` lists; of every other
 one that file says why not. In the version that the list was made for, a test that it does not know is a failure, and so
-is a name that is no test; in any other version such a test is answered as skipped.
+is a name that is no test; in any other version such a test is answered as skipped. Those that a fault of the library
+stops run against a newer one, which confluent-kafka brings.
 
 STEP is build, run or version. Each test becomes the scenario `upstream.<test>`, in a process of its own that ends at
 its own limit. Tests of their scenario `noautocreate` get a gateway that creates no topic unasked.
@@ -29,12 +30,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
+
 from tests.compat.process import run_limited
 from tests.compat.upstream import kafka_topics
 from tests.gateway_process import GatewayProcess
 from tests.postgres import short_directory
 
 PACKAGE = "librdkafka"
+# With it tests read what the library says of itself; without it they skip themselves.
+JSON_PACKAGE = "rapidjson"
 ALLOW_LIST = Path(__file__).parent / "librdkafka.allow.toml"
 KAFKA_VERSION = "4.1.0"
 NO_AUTO_CREATE = "noautocreate"
@@ -89,13 +94,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """`version` is the one that it was made for; `left_out` gives the reason of each choice that does not run."""
+    """`version` is the one that it was made for; `newer` of `run` need a newer library; `left_out` gives the reason of
+    each choice that does not run."""
 
     version: str
     limit_s: float
     limits_s: dict[Choice, float]
     kafka_versions: dict[str, str]
     run: tuple[Choice, ...]
+    newer: frozenset[Choice]
     left_out: dict[Choice, str]
 
     @classmethod
@@ -106,7 +113,8 @@ class AllowList:
             float(entries["limit_s"]),
             {Choice.parse(name): float(limit) for name, limit in entries["limits_s"].items()},
             entries["kafka_versions"],
-            tuple(Choice.parse(name) for name in entries["run"]),
+            tuple(Choice.parse(name) for name in (*entries["run"], *entries["run_with_newer_library"])),
+            frozenset(Choice.parse(name) for name in entries["run_with_newer_library"]),
             {Choice.parse(name): str(group["reason"]) for group in entries["left_out"] for name in group["tests"]},
         )
 
@@ -146,20 +154,24 @@ def tests_of(source: Path) -> dict[str, Test]:
 
 def build(folder: Path) -> None:
     """Fetch, unpack and compile, once. Where apt has no source package, that is written down for `run` to say."""
-    if (folder / "version").exists():
+    if (folder / "version").exists() and (folder / JSON_PACKAGE).exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
     unavailable = folder / "unavailable"
-    unavailable.unlink(missing_ok=True)
-    shutil.rmtree(folder / "source", ignore_errors=True)
+    for path in (unavailable, folder / "version"):
+        path.unlink(missing_ok=True)
+    for directory in ("source", JSON_PACKAGE):
+        shutil.rmtree(folder / directory, ignore_errors=True)
     source = _fetch(folder)
     if source is None:
         unavailable.write_text("the apt sources of this machine gave no source package of librdkafka")
         return
     jobs = f"-j{os.cpu_count() or 1}"
+    # As the system's own headers: the check for them treats any warning as an error.
+    environment = {**os.environ, "CPPFLAGS": f"-isystem {folder / JSON_PACKAGE / 'include'}"}
     for command in (["./configure"], ["make", jobs, "libs"], ["make", "-C", "tests", jobs, "build"]):
         # Whatever they print may not be taken for an answer.
-        subprocess.run(command, cwd=source, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+        subprocess.run(command, cwd=source, env=environment, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
     version = source.name.removeprefix(f"{PACKAGE}-")
     source.rename(folder / "source")
     (folder / "version").write_text(version)
@@ -193,6 +205,10 @@ def _fetch(folder: Path) -> Path | None:
             if unanswered:
                 raise SystemExit("apt could not ask its sources for librdkafka's")
             return None
+        (folder / JSON_PACKAGE).mkdir()
+        if not _apt_get(["source", JSON_PACKAGE], configuration, private):
+            for headers in private.glob(f"{JSON_PACKAGE}-*/include"):
+                headers.rename(folder / JSON_PACKAGE / "include")
         unpacked = next((path for path in private.glob(f"{PACKAGE}-*") if path.is_dir()), None)
         return None if unpacked is None else unpacked.rename(folder / unpacked.name)
 
@@ -246,22 +262,25 @@ def run(folder: Path) -> None:
     for choice, reason in {**allowed.left_out, **reasons}.items():
         if choice.test in there and (not wanted or choice.scenario in wanted):
             answer(choice.scenario, "skipped", 0.0, reason)
+    newer = _newer_library()
     # Tests of one number and scenario run together.
-    runs: dict[tuple[str, str, str], list[Choice]] = defaultdict(list)
+    runs: dict[tuple[str, str, str, bool], list[Choice]] = defaultdict(list)
     for choice in running:
-        if not wanted or choice.scenario in wanted:
-            test = there[choice.test]
-            runs[test.number, test.scenario, choice.part].append(choice)
+        if wanted and choice.scenario not in wanted:
+            continue
+        if choice in allowed.newer and newer is None:
+            answer(choice.scenario, "skipped", 0.0, "confluent-kafka brings no librdkafka of its own here")
+            continue
+        test = there[choice.test]
+        runs[test.number, test.scenario, choice.part, choice in allowed.newer].append(choice)
     with contextlib.ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        environment = {
-            **os.environ,
-            "LD_LIBRARY_PATH": f"{source / 'src'}:{source / 'src-cpp'}",
-        }
+        # As seen from a test's own folder; they read a schema from there.
+        (work / "src").symlink_to(source / "src")
         bootstraps = {"default": os.environ["COMPAT_BOOTSTRAP"]}
-        runner = Runner(source / "tests", work, environment, bootstraps, allowed.kafka_versions)
+        runner = Runner(source, work, newer, bootstraps, allowed.kafka_versions)
         kafka_topics.install(runner.kafka)
-        if any(scenario == NO_AUTO_CREATE for _, scenario, _ in runs):
+        if any(scenario == NO_AUTO_CREATE for _, scenario, _, _ in runs):
             data = stack.enter_context(short_directory())
             gateway = GatewayProcess(data, database_url=None, settings=SETTINGS, environment={})
             gateway.start()
@@ -277,24 +296,40 @@ def run(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runs their test program. `bootstraps`: the gateway of each of their scenarios."""
+    """Runs their test program. `newer`: a library in place of theirs; `bootstraps`: the gateway of each scenario."""
 
-    tests: Path
+    source: Path
     work: Path
-    environment: Mapping[str, str]
+    newer: Path | None
     bootstraps: dict[str, str]
     kafka_versions: Mapping[str, str]
+
+    @property
+    def tests(self) -> Path:
+        return self.source / "tests"
 
     @property
     def kafka(self) -> Path:
         return self.work / "kafka"
 
-    def run(self, number: str, scenario: str, part: str, choices: Sequence[Choice], limit_s: float) -> None:
+    def libraries(self, *, newer: bool) -> str:
+        """For LD_LIBRARY_PATH, by whose names the test program looks for its library."""
+        folders = [self.source / "src", self.source / "src-cpp"]
+        if newer and self.newer is not None:
+            folder = Path(tempfile.mkdtemp(dir=self.work))
+            (folder / "librdkafka.so.1").symlink_to(self.newer)
+            folders.insert(0, folder)
+        return ":".join(map(str, folders))
+
+    def run(
+        self, number: str, scenario: str, part: str, newer: bool, choices: Sequence[Choice], limit_s: float
+    ) -> None:
         """Run what is chosen of one number, in a process of its own, and answer it."""
         directory = Path(tempfile.mkdtemp(dir=self.work))
         configuration = directory / "test.conf"
         configuration.write_text(f"bootstrap.servers={self.bootstraps[scenario]}\ntest.topic.random=true\n")
-        environment = {**self.environment, "RDKAFKA_TEST_CONF": str(configuration), "TESTS": number}
+        environment = {**os.environ, "RDKAFKA_TEST_CONF": str(configuration), "TESTS": number}
+        environment["LD_LIBRARY_PATH"] = self.libraries(newer=newer)
         environment["TEST_KAFKA_VERSION"] = self.kafka_versions.get(choices[0].test, KAFKA_VERSION)
         if part:
             environment["SUBTESTS"] = part
@@ -330,7 +365,14 @@ class Runner:
             else:
                 skipped = _matches(_SUBTEST_SKIPPED, lines)
                 detail = f"skips of its own: {', '.join(skipped)}" if skipped else ""
+                detail = detail or (f"with librdkafka {confluent_kafka.libversion()[0]}" if newer else "")
             answer(choice.scenario, outcome, float(state[3]) if state else seconds, detail)
+
+
+def _newer_library() -> Path | None:
+    """The librdkafka that is part of confluent-kafka; None if that was built with another's."""
+    folder = Path(confluent_kafka.__file__).parents[1] / "confluent_kafka.libs"
+    return next(folder.glob("librdkafka-*.so*"), None)
 
 
 def _matches(pattern: re.Pattern[str], lines: Sequence[str]) -> list[str]:
