@@ -297,7 +297,9 @@ async def _alter_topic(topic: Topic, change: Change, services: Services, *, vali
     wanted = validate_topic_configs(change(current, effective), broker)
     if validate_only:
         return
-    altered = await services.topics.set_configs(topic.topic_id, wanted, current.keys() - wanted.keys())
+    altered = await services.topics.set_configs(
+        topic.topic_id, _differing(wanted, current), current.keys() - wanted.keys()
+    )
     if isinstance(altered, Refusal):
         raise KafkaError(REFUSAL_CODES[altered], f"There is no topic '{topic.name}'.")
     services.catalog.apply(altered)
@@ -324,9 +326,14 @@ async def _alter_brokers(resource_name: str, change: Change, services: Services,
     altered = parse_broker_configs(broker.static, wanted)
     if validate_only:
         return
-    await services.topics.set_broker_configs(wanted, current.keys() - wanted.keys())
+    await services.topics.set_broker_configs(_differing(wanted, current), current.keys() - wanted.keys())
     services.catalog.set_broker(altered)
     log.info("broker_configs_altered", configs=wanted)
+
+
+def _differing(wanted: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
+    """What is to be written; what stays as it is may have been changed by somebody else meanwhile."""
+    return {name: value for name, value in wanted.items() if current.get(name) != value}
 
 
 def _replace(

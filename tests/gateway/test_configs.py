@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+
+import asyncpg
 import pytest
 
 from gateway.apis.configs import Operation, ResourceType
@@ -16,6 +20,7 @@ from protocol.messages import incremental_alter_configs as incremental
 from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from protocol.messages.list_config_resources import ListConfigResourcesRequest
 from tests.gateway.admin import AdminNode, admin_node
+from tests.storage.batches import until_blocked
 
 TOPIC, BROKER, GROUP = ResourceType.TOPIC, ResourceType.BROKER, ResourceType.GROUP
 SET, DELETE, APPEND, SUBTRACT = Operation
@@ -55,6 +60,18 @@ async def alter(node: AdminNode, kind: int, name: str, *changes, version: int = 
     (response,) = (await node.ask(ApiKey.INCREMENTAL_ALTER_CONFIGS, request, version)).responses
     assert (response.resource_type, response.resource_name) == (kind, name)
     return response
+
+
+@contextlib.asynccontextmanager
+async def locked_catalog(url: str):
+    """Changes of the catalog wait until the block ends."""
+    connection = await asyncpg.connect(url)
+    try:
+        async with connection.transaction():
+            await connection.execute("select from sluice.cluster for update")
+            yield connection
+    finally:
+        await connection.close()
 
 
 # --- describing a topic ---------------------------------------------------------------------------------------------
@@ -197,6 +214,26 @@ async def test_incremental_operations(database_url: str) -> None:
         assert await value_of(node, TOPIC, "orders", "cleanup.policy") == ("compact", ConfigSource.TOPIC_CONFIG)
         await alter(node, TOPIC, "orders", (DELETE, "cleanup.policy", None), (DELETE, "never.was", None))
         assert await value_of(node, TOPIC, "orders", "cleanup.policy") == ("delete", ConfigSource.DEFAULT_CONFIG)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(TOPIC, "orders"), (BROKER, "")])
+async def test_changes_at_the_same_moment_do_not_undo_each_other(database_url: str, kind: int, name: str) -> None:
+    kept, dropped = {TOPIC: ("segment.ms", "retention.ms"), BROKER: ("log.roll.ms", "log.retention.ms")}[kind]
+    async with admin_node(database_url) as node:
+        await node.create("orders")
+        await alter(node, kind, name, (SET, dropped, "7"))
+        async with locked_catalog(database_url) as connection:
+            deleting = asyncio.create_task(alter(node, kind, name, (DELETE, dropped, None)))
+            await until_blocked(connection, 1)
+            setting = asyncio.create_task(alter(node, kind, name, (SET, kept, "500")))
+            await until_blocked(connection, 2)
+        await asyncio.gather(deleting, setting)
+        stored = await node.topics.load_broker_configs()
+        if kind == TOPIC:
+            topic = await node.topics.find("orders")
+            assert topic is not None
+            stored = dict(topic.configs)
+        assert stored == {kept: "500"}
 
 
 async def test_replacing_drops_what_is_not_named(database_url: str) -> None:
