@@ -159,15 +159,11 @@ def _one_line(error: Exception) -> str:
 
 
 def _welcome(bootstrap: str) -> str:
-    consume = (
-        f"import kafka; [print(r.value) for r in kafka.KafkaConsumer('greetings', bootstrap_servers='{bootstrap}', "
-    )
-    consume += "auto_offset_reset='earliest', consumer_timeout_ms=3000)]"
     return (
         f"Sluice serves Kafka clients at {bootstrap}. To try it:\n"
         f"  echo hello | kcat -b {bootstrap} -t greetings -P\n"
-        f'  python -c "{consume}"\n'
-        f"  python -m kafka.admin -b {bootstrap} topics list"
+        f"  kcat -b {bootstrap} -t greetings -C -e\n"
+        f"  python3 -m kafka.admin -b {bootstrap} topics list   (pip install kafka-python)"
     )
 
 
