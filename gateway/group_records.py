@@ -48,20 +48,22 @@ class GroupRecords:
         """Stores the group; a Dead one is removed, with its offsets. Nothing else may write it meanwhile."""
         with self._writing(group.group_id):
             if group.state is GroupState.DEAD:
-                await self._patiently(lambda: self._store.delete(group.group_id, lease), group.group_id, wanted)
+                await self._patiently(
+                    lambda: self._store.delete(group.group_id, lease), wanted, group_id=group.group_id
+                )
             else:
                 record = to_record(group, state_timestamp_ms)
-                await self._patiently(lambda: self._store.save(record, lease), group.group_id, wanted)
+                await self._patiently(lambda: self._store.save(record, lease), wanted, group_id=group.group_id)
 
     async def read(self, group_id: str, wanted: Wanted) -> GroupRecord | None:
         await self._written((group_id,))
-        return await self._patiently(lambda: self._store.load(group_id), group_id, wanted)
+        return await self._patiently(lambda: self._store.load(group_id), wanted, group_id=group_id)
 
     async def read_shard(self, shard: int, wanted: Wanted) -> Sequence[GroupRecord]:
         """Does not give up before nobody wants it."""
         await self._written([group_id for group_id in self._writes if shard_of(group_id) == shard])
         return await self._patiently(
-            lambda: self._store.load_shard(shard), f"all of shard {shard}", wanted, patience_ms=math.inf
+            lambda: self._store.load_shard(shard), wanted, patience_ms=math.inf, all_of_shard=shard
         )
 
     async def list(self) -> list[tuple[str, str | None, str]]:
@@ -85,7 +87,7 @@ class GroupRecords:
             await asyncio.wait(writes)
 
     async def _patiently(
-        self, work: Callable[[], Awaitable[T]], what: str, wanted: Wanted, *, patience_ms: float | None = None
+        self, work: Callable[[], Awaitable[T]], wanted: Wanted, *, patience_ms: float | None = None, **logged: object
     ) -> T:
         give_up = self._loop.time() + (self._patience_ms if patience_ms is None else patience_ms) / 1000
         pause_ms = FIRST_RETRY_MS
@@ -95,7 +97,7 @@ class GroupRecords:
             except StorageUnavailable as error:
                 if not wanted() or self._loop.time() + pause_ms / 1000 > give_up:
                     raise
-                log.warning("group waits for Postgres", group_id=what, error=str(error), retry_ms=pause_ms)
+                log.warning("group waits for Postgres", error=str(error), retry_ms=pause_ms, **logged)
             await asyncio.sleep(pause_ms / 1000)
             pause_ms = min(pause_ms * 2, LAST_RETRY_MS)
 
