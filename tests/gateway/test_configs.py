@@ -64,14 +64,16 @@ async def alter(node: AdminNode, kind: int, name: str, *changes, version: int = 
 
 @contextlib.asynccontextmanager
 async def locked_catalog(url: str):
-    """Changes of the catalog wait until the block ends."""
-    connection = await asyncpg.connect(url)
+    """Changes of the catalog wait until the block ends. Gives a connection that sees who waits, outside of any
+    transaction: inside one, later backends are not seen."""
+    watcher, connection = await asyncpg.connect(url), await asyncpg.connect(url)
     try:
         async with connection.transaction():
             await connection.execute("select from sluice.cluster for update")
-            yield connection
+            yield watcher
     finally:
         await connection.close()
+        await watcher.close()
 
 
 # --- describing a topic ---------------------------------------------------------------------------------------------
@@ -222,11 +224,11 @@ async def test_changes_at_the_same_moment_do_not_undo_each_other(database_url: s
     async with admin_node(database_url) as node:
         await node.create("orders")
         await alter(node, kind, name, (SET, dropped, "7"))
-        async with locked_catalog(database_url) as connection:
+        async with locked_catalog(database_url) as watcher:
             deleting = asyncio.create_task(alter(node, kind, name, (DELETE, dropped, None)))
-            await until_blocked(connection, 1)
+            await until_blocked(watcher, 1)
             setting = asyncio.create_task(alter(node, kind, name, (SET, kept, "500")))
-            await until_blocked(connection, 2)
+            await until_blocked(watcher, 2)
         await asyncio.gather(deleting, setting)
         stored = await node.topics.load_broker_configs()
         if kind == TOPIC:
