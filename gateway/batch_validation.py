@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.topic_configs import TopicConfig
+from protocol.compression import Compression
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.records import (
     HEAD_BYTES,
@@ -19,7 +20,6 @@ from protocol.records import (
     MAGIC,
     BatchHead,
     Buffer,
-    Compression,
     TimestampType,
     iter_records,
     magic_of,

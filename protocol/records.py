@@ -4,7 +4,8 @@ The one idea: bytes stay bytes. Appending needs only the head; `iter_records` an
 that must look inside (compaction, null keys on a compacted topic, offsets by timestamp, tests). Base offset and leader
 epoch lie outside the CRC, so an append never touches a covered byte; only `set_log_append_time` does, and recomputes.
 
-It does not read magic 0 or 1, does not convert between codecs, and verifies a CRC only when asked.
+It does not read magic 0 or 1, does not convert between codecs (`protocol/compression.py` has them), and verifies a CRC
+only when asked.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, cast
 
-import cramjam
 import crc32c
 
+from protocol.compression import MAX_DECOMPRESSED_BYTES, Compression, compress, decompress
 from protocol.errors import ProtocolError
 
 Buffer = bytes | bytearray | memoryview
@@ -27,9 +28,6 @@ LENGTH_END = 12
 """batch_length counts the bytes after itself: a batch takes LENGTH_END + batch_length bytes."""
 
 MAGIC = 2
-MAX_DECOMPRESSED_BYTES = 128 * 1024 * 1024
-"""Default bound on what one batch may decompress to, against bombs."""
-
 MIN_RECORD_BYTES = 7
 """length, attributes, timestamp delta, offset delta, key length, value length, header count: one byte each."""
 
@@ -47,21 +45,6 @@ _LOG_APPEND_TIME_BIT = 0x08
 _TRANSACTIONAL_BIT = 0x10
 _CONTROL_BIT = 0x20
 _DELETE_HORIZON_BIT = 0x40
-
-_XERIAL_MAGIC = b"\x82SNAPPY\x00"
-_XERIAL_HEAD_BYTES = 16
-_XERIAL_BLOCK_BYTES = 32 * 1024
-_FIRST_OUTPUT_BYTES = 64 * 1024
-
-
-class Compression(IntEnum):
-    """Attribute bits 0-2."""
-
-    NONE = 0
-    GZIP = 1
-    SNAPPY = 2
-    LZ4 = 3
-    ZSTD = 4
 
 
 class TimestampType(IntEnum):
@@ -413,98 +396,3 @@ def _append_varint(out: bytearray, value: int) -> None:
         out.append(raw & 0x7F | 0x80)
         raw >>= 7
     out.append(raw)
-
-
-# --- codecs -------------------------------------------------------------------------------------------------------
-
-_DECOMPRESS_INTO = {
-    Compression.GZIP: cramjam.gzip.decompress_into,
-    Compression.LZ4: cramjam.lz4.decompress_into,
-    Compression.ZSTD: cramjam.zstd.decompress_into,
-}
-
-
-def decompress(codec: Compression, payload: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
-    """The records section of a compressed batch. ProtocolError if it is damaged or holds more than `max_bytes`.
-
-    Output goes to a buffer of known size that grows up to the bound, so memory follows what is there, never what a
-    header claims. Snappy is read in xerial's framing (Java, most clients) and raw (librdkafka's habit).
-    """
-    if codec is Compression.NONE:
-        return bytes(payload)
-    if codec is Compression.SNAPPY:
-        return _decompress_snappy(memoryview(payload), max_bytes)
-    into = _DECOMPRESS_INTO[codec]
-    size = min(max(_FIRST_OUTPUT_BYTES, 4 * len(payload)), max_bytes)
-    while True:
-        output = bytearray(size)
-        try:
-            written = into(payload, output)
-        except cramjam.DecompressionError as error:
-            # The one message that means "output full" rather than "input damaged".
-            if "failed to write whole buffer" not in str(error):
-                raise ProtocolError(f"damaged {codec.name.lower()} records: {error}") from error
-            if size >= max_bytes:
-                raise ProtocolError(f"records decompress to more than {max_bytes} bytes") from error
-            size = min(size * 8, max_bytes)
-        else:
-            return bytes(memoryview(output)[:written])
-
-
-def _decompress_snappy(payload: memoryview, max_bytes: int) -> bytes:
-    if bytes(payload[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        return _decompress_raw_snappy(payload, max_bytes)
-    if len(payload) < _XERIAL_HEAD_BYTES:
-        raise ProtocolError("snappy stream ends inside its head")
-    position = _XERIAL_HEAD_BYTES
-    output = bytearray()
-    while position < len(payload):
-        if len(payload) - position < 4:
-            raise ProtocolError("snappy stream ends inside a block length")
-        (length,) = cast("tuple[int]", _LENGTH.unpack_from(payload, position))
-        position += 4
-        if not 0 < length <= len(payload) - position:
-            raise ProtocolError(f"snappy block of {length} bytes leaves its stream")
-        output += _decompress_raw_snappy(payload[position : position + length], max_bytes - len(output))
-        position += length
-    return bytes(output)
-
-
-def _decompress_raw_snappy(block: memoryview, max_bytes: int) -> bytes:
-    try:
-        claimed = cramjam.snappy.decompress_raw_len(block)
-        # Snappy's densest element makes 64 bytes from 3, so a larger claim is a lie, caught before memory is taken.
-        if claimed > max_bytes or claimed > 22 * len(block):
-            raise ProtocolError(f"snappy block of {len(block)} bytes claims {claimed}")
-        output = bytearray(claimed)
-        written = cramjam.snappy.decompress_raw_into(block, output)
-    except cramjam.DecompressionError as error:
-        raise ProtocolError(f"damaged snappy records: {error}") from error
-    if written != claimed:
-        raise ProtocolError(f"snappy block claims {claimed} bytes and holds {written}")
-    return bytes(output)
-
-
-def compress(codec: Compression, body: Buffer) -> bytes:
-    """The records section in `codec`, in the framing that every Kafka client reads (xerial for snappy)."""
-    match codec:
-        case Compression.NONE:
-            return bytes(body)
-        case Compression.GZIP:
-            return bytes(cramjam.gzip.compress(body))
-        case Compression.LZ4:
-            return bytes(cramjam.lz4.compress(body))
-        case Compression.ZSTD:
-            return bytes(cramjam.zstd.compress(body))
-        case Compression.SNAPPY:
-            return _compress_snappy(body)
-
-
-def _compress_snappy(body: Buffer) -> bytes:
-    view = memoryview(body)
-    stream = bytearray(_XERIAL_MAGIC + struct.pack(">ii", 1, 1))
-    for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
-        block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
-        stream += _LENGTH.pack(len(block))
-        stream += block
-    return bytes(stream)

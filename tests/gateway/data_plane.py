@@ -21,6 +21,7 @@ from gateway.context import ConnectionInfo, RequestContext, Services
 from gateway.metrics import Metrics
 from gateway.tail import Tail
 from protocol.api_keys import ApiKey
+from protocol.compression import Compression
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic, PartitionData
 from protocol.messages.list_offsets import (
@@ -36,7 +37,7 @@ from protocol.messages.produce import (
     ProduceResponse,
     TopicProduceData,
 )
-from protocol.records import Compression, Record, build_batch, iter_records, split_batches
+from protocol.records import Record, build_batch, iter_records, split_batches
 from storage.log import LogStore
 from storage.nodes import NodeStore
 from storage.pool import Database

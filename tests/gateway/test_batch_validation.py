@@ -11,8 +11,9 @@ import pytest
 
 from gateway.batch_validation import MAX_RECORD_ERRORS, Refused, validate
 from gateway.topic_configs import TopicConfig
+from protocol.compression import Compression
 from protocol.errors import ErrorCode
-from protocol.records import BatchHead, Compression, Record, TimestampType, build_batch
+from protocol.records import BatchHead, Record, TimestampType, build_batch
 
 NOW_MS = 1_800_000_000_000
 CONFIG = TopicConfig()

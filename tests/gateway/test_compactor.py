@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import pytest
 
 from gateway.compactor import Cleaned, KeyIndex, clean, index_keys
-from protocol.records import Compression, Record, TimestampType, build_batch, iter_records, read_head, verify_crc
+from protocol.compression import Compression
+from protocol.records import Record, TimestampType, build_batch, iter_records, read_head, verify_crc
 from storage.types import StoredBatch
 
 NOW_MS = 1_800_000_000_000

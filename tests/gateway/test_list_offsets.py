@@ -13,6 +13,7 @@ from gateway.apis.init_producer_id import init_producer_id
 from gateway.apis.list_offsets import list_offsets
 from gateway.apis.offset_for_leader_epoch import offset_for_leader_epoch
 from protocol.api_keys import ApiKey
+from protocol.compression import Compression
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_records import (
     DeleteRecordsPartition,
@@ -28,7 +29,7 @@ from protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from protocol.records import Compression, Record, build_batch
+from protocol.records import Record, build_batch
 from storage.types import Topic
 from tests.gateway.data_plane import DataPlane, batch_of, data_plane, offsets_in, only
 

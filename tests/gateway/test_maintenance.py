@@ -13,8 +13,8 @@ import gateway.maintenance as maintenance_module
 from gateway.broker_configs import parse_broker_configs
 from gateway.coordinator.model import Group, GroupState, Member, MemberId
 from gateway.maintenance import Compaction, Maintenance, subscriptions, unsettled
+from protocol.compression import Compression
 from protocol.errors import ErrorCode
-from protocol.records import Compression
 from storage.types import Topic
 from tests.gateway.data_plane import DataPlane, batch_of, data_plane, offsets_in, records_in
 

@@ -15,15 +15,13 @@ from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as PythonBatch
 from kafka.record.default_records import DefaultRecordBatchBuilder as PythonBuilder
 
+from protocol.compression import Compression, compress, decompress
 from protocol.errors import ProtocolError
 from protocol.records import (
     HEAD_BYTES,
-    Compression,
     Record,
     TimestampType,
     build_batch,
-    compress,
-    decompress,
     iter_records,
     magic_of,
     read_head,
