@@ -59,6 +59,7 @@ LAG_PROBE_INTERVAL_S = 0.5
 RENEWALS_PER_TTL = 4
 STEP_TIMEOUT_S = 0.3
 """Each step of stopping after the drain; together with it and Postgres's own stop less than 5 s."""
+POSTGRES_STOP_TIMEOUT_S = 3.0
 
 
 class StartError(Exception):
@@ -74,8 +75,8 @@ class App:
         self.bootstrap = ""
         """Where clients are told to connect, once started."""
         self._supervisor = Supervisor(self.metrics)
-        self._undo: list[tuple[str, Callable[[], Awaitable[object]]]] = []
-        """What to undo, newest last."""
+        self._undo: list[tuple[str, float, Callable[[], Awaitable[object]]]] = []
+        """What to undo, and how long that may take, newest last."""
 
     async def start(self) -> None:
         """Returns once clients are served. Raises StartError; `stop` must be called either way."""
@@ -89,11 +90,15 @@ class App:
     async def stop(self) -> None:
         """Drains and gives everything back, however far `start` came; no step can keep the others from running."""
         while self._undo:
-            name, undo = self._undo.pop()
-            try:
-                await undo()
-            except (StorageError, TimeoutError, OSError) as error:
+            name, limit_s, undo = self._undo.pop()
+            # Waited for, not cancelled: asyncpg waits for a Postgres that does not answer even to cancel a query.
+            step = asyncio.ensure_future(undo())
+            finished, _ = await asyncio.wait({step}, timeout=limit_s)
+            error = step.exception() if finished else TimeoutError(f"not done in {limit_s} s")
+            if isinstance(error, StorageError | OSError):
                 log.warning("stopping left something undone", step=name, error=str(error))
+            elif error is not None:
+                raise error
 
     # --- starting -------------------------------------------------------------------------------------------------
 
@@ -119,14 +124,14 @@ class App:
             port = await server.bind(host, port)
         except OSError as error:
             raise StartError(f"cannot listen on {host}:{port} (see --listen): {_reason(error)}") from error
-        self._undo.append(("listener", server.close))
+        self._undo.append(("listener", 2 * STEP_TIMEOUT_S, server.close))
 
         advertised_host, advertised_port = settings.advertise
         membership = Membership(
             node_store, advertised_host, advertised_port or port, settings.rack, settings.node_ttl_ms
         )
         await membership.join()
-        self._undo.append(("membership", lambda: asyncio.wait_for(membership.withdraw(), STEP_TIMEOUT_S)))
+        self._undo.append(("membership", STEP_TIMEOUT_S, membership.withdraw))
         leases = Leases(node_store, membership, settings.node_ttl_ms)
         metrics.leases_held.set_function(lambda: leases.held)
         groups = Groups(
@@ -138,7 +143,7 @@ class App:
         )
         leases.acquired, leases.lost = groups.shard_acquired, groups.shard_lost
         await leases.renew()
-        self._undo.append(("leases", lambda: asyncio.wait_for(leases.release(), STEP_TIMEOUT_S)))
+        self._undo.append(("leases", STEP_TIMEOUT_S, leases.release))
 
         services = Services(
             settings=settings,
@@ -161,18 +166,19 @@ class App:
 
         await server.serve(Dispatch(SERVED, services, metrics), groups.connection_closed)
         self.bootstrap = membership.address
-        self._undo.append(("requests", lambda: self._drain(server, groups, tail, appender)))
+        drain_s = settings.drain_ms / 1000 + 2 * STEP_TIMEOUT_S
+        self._undo.append(("requests", drain_s, lambda: self._drain(server, groups, tail, appender)))
 
     async def _open_database(self) -> Database:
         settings = self.settings
         url = settings.database_url
         if url is None:
             embedded = EmbeddedPostgres(settings.data_dir)
-            self._undo.append(("embedded postgres", embedded.stop))
+            self._undo.append(("embedded postgres", POSTGRES_STOP_TIMEOUT_S, embedded.stop))
             url = await embedded.start()
         try:
             database = await self._connect(url)
-            self._undo.append(("database", lambda: database.close(STEP_TIMEOUT_S)))
+            self._undo.append(("database", 2 * STEP_TIMEOUT_S, lambda: database.close(STEP_TIMEOUT_S)))
             await migrate(database)
         except StorageError as error:
             raise StartError(f"cannot use {hide_password(url)}: {error}") from error
@@ -219,7 +225,7 @@ class App:
         for name, run_once, interval_ms in maintenance.passes():
             start(name, run_once, interval_ms=interval_ms)
         start("catalog", catalog.refresh_if_changed, interval_ms=CATALOG_INTERVAL_MS)
-        self._undo.append(("background loops", self._supervisor.stop))
+        self._undo.append(("background loops", STEP_TIMEOUT_S, self._supervisor.stop))
 
     async def _probe_lag(self) -> None:
         loop = asyncio.get_running_loop()
@@ -250,7 +256,7 @@ class App:
             {"database": database, "listener": listener, "coordinator": coordinator},
         )
         host, port = self.settings.metrics_listen
-        self._undo.append(("http", http.stop))
+        self._undo.append(("http", 2 * STEP_TIMEOUT_S, http.stop))
         try:
             await http.start(host, port)
         except OSError as error:

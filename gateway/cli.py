@@ -37,6 +37,7 @@ from protocol.headers import RequestHeader, decode_response_header, encode_reque
 from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 
 HEALTHCHECK_TIMEOUT_S = 3.0
+END_TIMEOUT_S = 0.1
 EXIT_FAILED, EXIT_REFUSED = 1, 2
 
 
@@ -123,6 +124,19 @@ def _serve(given: argparse.Namespace) -> int:
 
 
 async def _run(configuration: Configuration) -> int:
+    code = await _serve_until_told(configuration)
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left and (await asyncio.wait(left, timeout=END_TIMEOUT_S))[1]:
+        # Queries to a Postgres that does not answer, which asyncpg cannot give up either; the loop would wait for them.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
+
+
+async def _serve_until_told(configuration: Configuration) -> int:
     for warning in configuration.warnings:
         print(f"sluice: warning: {warning}", file=sys.stderr)
     stopping = asyncio.Event()

@@ -229,6 +229,12 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
+    def close_idle(self) -> None:
+        """Ends a connection that `is_idle`. One that fell silent within a frame has a peer that failed."""
+        self._closed_by_us = not self._splitter.torn
+        if self._transport is not None:
+            self._transport.abort()
+
     # --- asyncio: opening and closing -----------------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

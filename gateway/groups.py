@@ -211,10 +211,12 @@ class Groups:
         """This node's leave to coordinate the group; None also while draining."""
         return None if self._draining else self._leases.lease_for(group_id)
 
-    def connection_closed(self, connection_id: str) -> None:
-        """The peer closed a connection: every group it spoke for is told. Not to be called for closes of our own."""
+    def connection_closed(self, connection_id: str, by_peer: bool = True) -> None:
+        """A connection has ended. If its peer closed it or failed, every group it spoke for is told; for a close of our
+        own no member is to blame."""
         event = ConnectionClosed(ConnectionId(connection_id))
-        for group_id in self._connections.pop(event.connection_id, ()):
+        group_ids = self._connections.pop(event.connection_id, set[str]())
+        for group_id in group_ids if by_peer else ():
             slot = self._slots.get(group_id)
             if slot is None:
                 continue

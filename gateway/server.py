@@ -24,7 +24,7 @@ BACKLOG = 1024
 MAX_SWEEP_S = 30.0
 CLOSE_TIMEOUT_S = 0.5
 
-PeerClosed = Callable[[str], None]
+ConnectionClosed = Callable[[str, bool], None]
 """Told the id of a connection that its peer closed or lost."""
 
 
@@ -39,7 +39,7 @@ class Server:
         self._connections: set[Connection] = set()
         self._listener: asyncio.Server | None = None
         self._requests: RequestHandler | None = None
-        self._peer_closed: PeerClosed | None = None
+        self._connection_closed: ConnectionClosed | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
         self._draining = False
@@ -56,10 +56,11 @@ class Server:
         )
         return int(self._listener.sockets[0].getsockname()[1])
 
-    async def serve(self, requests: RequestHandler, peer_closed: PeerClosed) -> None:
-        """Accepts connections from here on."""
+    async def serve(self, requests: RequestHandler, connection_closed: ConnectionClosed) -> None:
+        """Accepts connections from here on; of each that ends before the drain, `connection_closed` is told its id, and
+        whether its peer is to blame."""
         assert self._listener is not None, "bind comes first"
-        self._requests, self._peer_closed = requests, peer_closed
+        self._requests, self._connection_closed = requests, connection_closed
         await self._listener.start_serving()
         self._sweep()
 
@@ -122,7 +123,7 @@ class Server:
             if connection.is_idle(now):
                 log.info("idle connection closed", connection=connection.info.connection_id)
                 self._metrics.idle_closed.inc()
-                connection.close()
+                connection.close_idle()
         if self._refused_since_log:
             log.warning("connections refused: max.connections reached", count=self._refused_since_log)
             self._refused_since_log = 0
@@ -145,9 +146,9 @@ class Server:
     def connection_ended(self, connection: Connection, *, by_peer: bool) -> None:
         self._connections.discard(connection)
         self._ended.set()
-        if by_peer and not self._draining:
-            assert self._peer_closed is not None
-            self._peer_closed(connection.info.connection_id)
+        if not self._draining:
+            assert self._connection_closed is not None
+            self._connection_closed(connection.info.connection_id, by_peer)
 
     def protocol_error(self, reason: str) -> None:
         self._metrics.protocol_errors.labels(reason).inc()

@@ -84,7 +84,11 @@ class Node:
         self.metrics = Metrics()
         self.server = Server(self.metrics, limits)
         self.gone: asyncio.Queue[str] = asyncio.Queue()
+        self.forgotten: asyncio.Queue[str] = asyncio.Queue()
         self.port = 0
+
+    def connection_closed(self, connection_id: str, by_peer: bool) -> None:
+        (self.gone if by_peer else self.forgotten).put_nowait(connection_id)
 
     async def connect(self) -> Peer:
         return Peer(*await asyncio.open_connection("127.0.0.1", self.port))
@@ -131,7 +135,7 @@ class Peer:
 async def node(**limits: Any) -> AsyncIterator[Node]:
     served = Node(ConnectionLimits(**limits))
     served.port = await served.server.bind("127.0.0.1", 0)
-    await served.server.serve(served.words, served.gone.put_nowait)
+    await served.server.serve(served.words, served.connection_closed)
     try:
         yield served
     finally:
@@ -366,6 +370,8 @@ async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
         half.writer.write(framed(b"-echo:never whole")[:-3])
         assert await idle.ended() == b""
         assert await half.ended() == b""
+        assert await asyncio.wait_for(served.gone.get(), 10), "half a frame, and then silence: a client that failed"
+        assert await asyncio.wait_for(served.forgotten.get(), 10), "a client that is idle has done nothing wrong"
         served.words.gate(b"pwait:1").set()
         assert await busy.answer() == b"pwait:1"
         (connection,) = served.server._connections  # pyright: ignore[reportPrivateUsage]

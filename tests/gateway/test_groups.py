@@ -397,6 +397,14 @@ async def test_a_bug_in_the_coordinator_hangs_nobody(
 # --- connections and shutdown ---------------------------------------------------------------------------------------
 
 
+async def test_a_connection_that_this_node_closed_is_forgotten_and_costs_its_member_nothing(node: GroupNode) -> None:
+    first = node.member(G, "c1")
+    await settle(first)
+    node.groups.connection_closed("c1", by_peer=False)
+    assert not node.groups._connections
+    assert not (await node.groups.view(G)).connection_deadlines
+
+
 async def test_a_closed_connection_costs_its_member_after_the_grace(database_url: str) -> None:
     settings = dataclasses.replace(QUICK, group_connection_grace_ms=50)
     async with group_node(database_url, settings=settings) as node:
