@@ -98,7 +98,7 @@ class App:
             if isinstance(error, StorageError | OSError):
                 log.warning("stopping left something undone", step=name, error=str(error))
             elif error is not None:
-                raise error
+                log.error("stopping left something undone", step=name, exc_info=error)
 
     # --- starting -------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ what one scrape may show is bounded; a truncated one says so.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from prometheus_client.core import GaugeMetricFamily
@@ -18,6 +18,11 @@ from gateway.cluster.membership import Membership
 from storage.errors import StorageError
 from storage.monitor import GroupLag, GroupSize, Monitor, PartitionEnds
 from storage.types import Node
+
+READ_TIMEOUT_S = 3.0
+"""Below a scraper's own patience (Prometheus: 10 s), which would cost the node's own metrics too."""
+
+_Read = tuple[Sequence[PartitionEnds], Sequence[GroupLag], Sequence[GroupSize]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +140,24 @@ class Exporter:
         self._monitor = monitor
         self._membership = membership
         self._max_series = max_series
+        self._reading: asyncio.Future[_Read] | None = None
 
     async def snapshot(self) -> Snapshot:
         """One look at the cluster; never raises for storage, so that the node's own metrics are always shown."""
         brokers = tuple(self._membership.alive())
         limit = self._max_series
+        # One that is late is neither cancelled, for asyncpg waits for a Postgres that does not answer even then, nor
+        # asked a second time.
+        if self._reading is None:
+            self._reading = asyncio.ensure_future(self._read(limit + 1))
+        reading = self._reading
+        finished, _ = await asyncio.wait({reading}, timeout=READ_TIMEOUT_S)
+        if not finished:
+            return Snapshot(brokers, read=False)
+        if self._reading is reading:
+            self._reading = None
         try:
-            partitions, lag, groups = await asyncio.gather(
-                self._monitor.partitions(limit + 1), self._monitor.lag(limit + 1), self._monitor.groups(limit + 1)
-            )
+            partitions, lag, groups = reading.result()
         except StorageError:
             return Snapshot(brokers, read=False)
         return Snapshot(
@@ -153,3 +167,7 @@ class Exporter:
             tuple(groups[:limit]),
             truncated=max(len(partitions), len(lag), len(groups)) > limit,
         )
+
+    async def _read(self, limit: int) -> _Read:
+        monitor = self._monitor
+        return await asyncio.gather(monitor.partitions(limit), monitor.lag(limit), monitor.groups(limit))

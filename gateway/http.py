@@ -40,6 +40,7 @@ class HttpServer:
         self._metrics = metrics
         self._snapshot = snapshot
         self._checks = checks
+        self._checking: dict[str, asyncio.Future[str | None]] = {}
         app = web.Application()
         app.add_routes(
             [
@@ -82,12 +83,18 @@ class HttpServer:
 
     async def failing_checks(self) -> dict[str, str]:
         """Name and reason of every check that fails or does not end in time."""
-        checks = {name: asyncio.ensure_future(check()) for name, check in self._checks.items()}
-        # Not cancelled when late: asyncpg would wait for the Postgres that does not answer.
-        await asyncio.wait(checks.values(), timeout=CHECK_TIMEOUT_S)
+        # One that is late is neither cancelled, for asyncpg waits for a Postgres that does not answer even then, nor
+        # asked a second time.
+        for name, check in self._checks.items():
+            if name not in self._checking:
+                self._checking[name] = asyncio.ensure_future(check())
+        checking = dict(self._checking)
+        finished, _ = await asyncio.wait(checking.values(), timeout=CHECK_TIMEOUT_S)
         failures: dict[str, str] = {}
-        for name, check in checks.items():
-            reason = check.result() if check.done() else f"no answer in {CHECK_TIMEOUT_S} s"
+        for name, task in checking.items():
+            if task in finished and self._checking.get(name) is task:
+                del self._checking[name]
+            reason = task.result() if task in finished else f"no answer in {CHECK_TIMEOUT_S} s"
             if reason is not None:
                 failures[name] = reason
         return failures

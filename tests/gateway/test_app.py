@@ -125,6 +125,26 @@ async def test_sigterm_answers_what_is_parked_and_ends_within_five_seconds(gatew
         await client.close()
 
 
+async def test_a_postgres_that_does_not_answer_delays_neither_probe_nor_scrape_nor_the_end(
+    gateway_factory: GatewayFactory,
+) -> None:
+    gateway = gateway_factory(embedded=True)
+    client = await WireClient.connect(gateway.bootstrap)
+    gateway.pause_postgres()
+    parked = client.send_nowait(CreateTopicsRequest(topics=(CreatableTopic(name="late"),), timeout_ms=60_000), 7)
+    began = time.monotonic()
+    code, text = await asyncio.to_thread(get, gateway, "/readyz")
+    assert code == 503
+    assert "database: no answer" in text
+    assert sample((await asyncio.to_thread(get, gateway, "/metrics"))[1], "sluice_exporter_up") == 0
+    assert time.monotonic() - began < 8
+    began = time.monotonic()
+    assert await asyncio.to_thread(gateway.stop) == 0
+    assert time.monotonic() - began < 8
+    parked.cancel()
+    await client.close()
+
+
 async def test_a_restart_after_a_kill_takes_its_groups_back_at_once(gateway_factory: GatewayFactory) -> None:
     gateway = gateway_factory(environment={"SLUICE_NODE_TTL_MS": "60000"})
     gateway.kill()
