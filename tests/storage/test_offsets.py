@@ -15,10 +15,12 @@ from storage.groups import GroupStore
 from storage.nodes import NodeStore
 from storage.offsets import ExpiredOffsets, OffsetStore
 from storage.pool import Database
+from storage.queries import statement
 from storage.topics import TopicStore
 from storage.types import CommittedOffset, CoordinatorLease, OffsetCommit, Refusal, Topic
 from tests.storage.batches import until_blocked
 from tests.storage.conftest import MakeTopic
+from tests.storage.pages import pages_touched
 from tests.storage.test_groups import group, member
 
 DAY_MS = 24 * 60 * 60 * 1000
@@ -189,6 +191,27 @@ async def test_fetching_partitions_gives_those_committed(
     assert [offset.partition_index for offset in await offsets.fetch("g", wanted)] == [2]
     assert await offsets.fetch("g", []) == []
     assert await offsets.fetch("nobody") == []
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["no statistics", "statistics from before"])
+async def test_fetching_costs_what_is_fetched_however_many_topics_groups_and_offsets_there_are(
+    sql: asyncpg.Connection, known: bool
+) -> None:
+    await sql.execute("insert into topic (name) select 't' || i from generate_series(1, 5000) i")
+    await sql.execute(
+        "insert into consumer_group select 'g' || i, 0, 'Empty', 0, null, null, 0 from generate_series(1, 20) i"
+    )
+    if known:
+        await sql.execute("vacuum analyze topic, consumer_group, committed_offset")
+    await sql.execute(
+        "insert into committed_offset select group_id, topic_id, 0, 1, -1, '', 0 from consumer_group, topic "
+        "where group_id <> 'g7' or name in ('t1', 't2500', 't5000')"
+    )
+    if known:
+        await sql.execute("analyze topic")
+    topic_ids = [row["topic_id"] for row in await sql.fetch("select topic_id from topic order by name limit 3")]
+    assert await pages_touched(sql, statement("fetch_all_offsets"), "g7") < 30
+    assert await pages_touched(sql, statement("fetch_offsets"), "g8", topic_ids, [0, 0, 0]) < 30
 
 
 async def test_offsets_go_with_their_topic_and_do_not_come_back_with_its_name(
