@@ -94,6 +94,7 @@ class App:
             # Waited for, not cancelled: asyncpg waits for a Postgres that does not answer even to cancel a query.
             step = asyncio.ensure_future(undo())
             finished, _ = await asyncio.wait({step}, timeout=limit_s)
+            step.add_done_callback(_look_at)
             error = step.exception() if finished else TimeoutError(f"not done in {limit_s} s")
             if isinstance(error, StorageError | OSError):
                 log.warning("stopping left something undone", step=name, error=str(error))
@@ -276,6 +277,12 @@ class App:
         server.stop_reading()
         await asyncio.gather(groups.drain(timeout_s), appender.drain(timeout_s))
         await server.drain(STEP_TIMEOUT_S)
+
+
+def _look_at(step: asyncio.Future[object]) -> None:
+    """A step that ends after its time has been told of; asyncio would log its error with a trace."""
+    if not step.cancelled():
+        step.exception()
 
 
 def _reason(error: OSError) -> str:
