@@ -24,9 +24,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import confluent_kafka
 import psutil
 
 from bench import codec, depth, frames, librdkafka, memory
+from storage.embedded import MAJOR_VERSION
 from tests.gateway_process import GatewayProcess
 
 MEGABYTE = 1_000_000
@@ -226,7 +228,8 @@ def report(rows: list[Row]) -> str:
         "",
         f"Measured by `make bench` on {datetime.date.today().isoformat()} at commit {commit or 'unknown'}: "
         f"{os.cpu_count()} cores ({processor}), {psutil.virtual_memory().total / 1e9:.0f} GB, Python "
-        f"{platform.python_version()}, embedded Postgres, client on the same machine.",
+        f"{platform.python_version()}, embedded Postgres {MAJOR_VERSION}, "
+        f"librdkafka {confluent_kafka.libversion()[0]} on the same machine.",
         "",
         "| what | target | measured | met |",
         "|---|---|---|---|",

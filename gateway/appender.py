@@ -20,6 +20,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from gateway.logs import NO_REQUEST
 from gateway.tail import Tail
 from storage.errors import StorageError, StorageUnavailable
 from storage.log import LogStore
@@ -224,7 +225,7 @@ class _Committer:
             self._start()
 
     def _start(self) -> None:
-        self.task = asyncio.get_running_loop().create_task(self._run(), name="committer")
+        self.task = asyncio.get_running_loop().create_task(self._run(), name="committer", context=NO_REQUEST.copy())
         self.task.add_done_callback(self._ended)
 
     async def _run(self) -> None:

@@ -13,6 +13,7 @@ a slot: see `gateway/offset_committer.py`.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
 from contextlib import asynccontextmanager, contextmanager
@@ -301,8 +302,10 @@ class Groups:
             if group.state is GroupState.PREPARING_REBALANCE:
                 self._count_rebalance()
         if taken.reasons:
-            log.info(
-                "group moved",
+            moved = before.state is not group.state or before.generation_id != group.generation_id
+            log.log(
+                logging.INFO if moved else logging.DEBUG,
+                "group moved" if moved else "group changed",
                 group_id=slot.group_id,
                 state=group.state.value,
                 generation_id=group.generation_id,

@@ -14,6 +14,7 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
+from gateway.logs import NO_REQUEST
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError, StorageUnavailable
 from storage.offsets import OffsetStore
@@ -60,7 +61,7 @@ class OffsetCommitter:
         self._queue.append((commits, future))
         self._rows_queued += len(commits)
         if self._running is None:
-            self._running = asyncio.create_task(self._run(), name="offset-committer")
+            self._running = asyncio.create_task(self._run(), name="offset-committer", context=NO_REQUEST.copy())
         return future
 
     async def drain(self) -> None:

@@ -102,7 +102,10 @@ class FrameSplitter:
         while end - position >= SIZE_BYTES:
             (frame_bytes,) = _size.unpack_from(scratch, position)
             if not 0 < frame_bytes <= self.max_frame_bytes:
-                self.broken = FrameError(f"frame of {frame_bytes} bytes, the limit is {self.max_frame_bytes}")
+                self.broken = FrameError(
+                    f"frame of {frame_bytes} bytes, the limit is {self.max_frame_bytes}"
+                    + _other_protocol(bytes(scratch[position : position + SIZE_BYTES]))
+                )
                 return frames
             start = position + SIZE_BYTES
             position = start + frame_bytes
@@ -115,3 +118,12 @@ class FrameSplitter:
             frames.append(bytes(scratch[start:position]))
         self._head = bytes(scratch[position:end])
         return frames
+
+
+def _other_protocol(head: bytes) -> str:
+    """What else a size that cannot be one may be the beginning of; for the log, as both are common mistakes."""
+    if head.startswith(b"\x16\x03"):
+        return ": the client speaks TLS"
+    if head in (b"GET ", b"HEAD", b"POST", b"PUT "):
+        return ": the client speaks HTTP"
+    return ""

@@ -303,7 +303,7 @@ async def _alter_topic(topic: Topic, change: Change, services: Services, *, vali
     if isinstance(altered, Refusal):
         raise KafkaError(REFUSAL_CODES[altered], f"There is no topic '{topic.name}'.")
     services.catalog.apply(altered)
-    log.info("topic_configs_altered", topic=topic.name, configs=wanted)
+    log.info("topic configs altered", topic=topic.name, configs=wanted)
 
 
 async def _alter_brokers(resource_name: str, change: Change, services: Services, *, validate_only: bool) -> None:
@@ -328,7 +328,7 @@ async def _alter_brokers(resource_name: str, change: Change, services: Services,
         return
     await services.topics.set_broker_configs(_differing(wanted, current), current.keys() - wanted.keys())
     services.catalog.set_broker(altered)
-    log.info("broker_configs_altered", configs=wanted)
+    log.info("broker configs altered", configs=wanted)
 
 
 def _differing(wanted: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:

@@ -137,7 +137,7 @@ async def _follow_other_nodes(services: Services) -> None:
     try:
         await services.catalog.refresh_if_changed()
     except StorageError as error:
-        log.warning("topics_listed_from_memory", reason=str(error))
+        log.warning("topics listed from memory", reason=str(error))
 
 
 async def _find_by_id(ids: Sequence[UUID], context: RequestContext) -> list[Topic | MetadataResponseTopic]:

@@ -122,7 +122,7 @@ async def make_topics(wanted: Sequence[NewTopic], services: Services) -> dict[st
         else:
             services.catalog.apply(outcome)
             made[plan.name] = outcome
-            log.info("topic_created", topic=plan.name, partitions=plan.partition_count)
+            log.info("topic created", topic=plan.name, partitions=plan.partition_count)
     return made
 
 
@@ -253,7 +253,7 @@ async def delete_topics(request: DeleteTopicsRequest, context: RequestContext) -
             )
         else:
             services.catalog.remove(topic.topic_id)
-            log.info("topic_deleted", topic=topic.name)
+            log.info("topic deleted", topic=topic.name)
             responses[state] = DeletableTopicResult(name=topic.name, topic_id=topic.topic_id)
     return DeleteTopicsResponse(responses=tuple(responses.values()))
 
@@ -306,7 +306,7 @@ async def create_partitions(request: CreatePartitionsRequest, context: RequestCo
                 if isinstance(grown, Refusal):
                     raise _refused(grown, topic.name)
                 services.catalog.apply(grown)
-                log.info("partitions_created", topic=topic.name, partitions=topic.count)
+                log.info("partitions created", topic=topic.name, partitions=topic.count)
         except KafkaError as error:
             results[topic.name] = CreatePartitionsTopicResult(
                 name=topic.name, error_code=error.code, error_message=error.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import logging
 from collections.abc import AsyncGenerator
 
 import pytest
@@ -426,10 +427,11 @@ async def test_what_a_timer_moves_is_logged_as_no_requests_doing(
 ) -> None:
     told: list[tuple[GroupState, object]] = []
 
-    def info(event: str, *, state: str, **fields: object) -> None:
-        told.append((GroupState(state), REQUEST.get()))
+    def log(level: int, event: str, *, state: str, **fields: object) -> None:
+        if level >= logging.INFO:
+            told.append((GroupState(state), REQUEST.get()))
 
-    monkeypatch.setattr(groups_module.log, "info", info)
+    monkeypatch.setattr(groups_module.log, "log", log)
     request = ("c1", "join_group", 7)
     token = REQUEST.set(request)
     await settle(node.member(G, "c1", session_timeout_ms=50))

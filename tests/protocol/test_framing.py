@@ -65,6 +65,22 @@ def test_a_bad_size_breaks_the_stream_after_the_frames_before_it(size_bytes: int
     assert received.feed(b"more") == []
 
 
+@pytest.mark.parametrize(
+    ("stream", "what"),
+    [
+        (b"\x16\x03\x01\x02\x00\x01\x00", "TLS"),
+        (b"GET / HTTP/1.1\r\n", "HTTP"),
+        (b"POST /topics HTTP/1.1\r\n", "HTTP"),
+        (b"\x7f\xff\xff\xff", r"is \d+$"),
+    ],
+)
+def test_a_client_of_another_protocol_is_named(stream: bytes, what: str):
+    received = splitter()
+    received.feed(stream)
+    with pytest.raises(FrameError, match=what):
+        received.writable()
+
+
 def test_a_frame_of_the_limit_passes():
     body = bytes(LIMIT)
     received = splitter()
