@@ -3,6 +3,7 @@
 The one idea: nothing of theirs is kept here but names. The module comes from the registry at the version that the
 client's own suite pins, is compiled in the build folder, and of its tests those run that `<NAME>.allow.toml` lists; of
 every other one that file says why not. A test that it does not know is a failure, and so is a name that is no test.
+Tests that run Kafka's Java tools run where there is a Java.
 
 STEP is build, run or version. Each top-level test becomes the scenario `upstream.<test>`.
 """
@@ -10,6 +11,7 @@ STEP is build, run or version. Each top-level test becomes the scenario `upstrea
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import re
@@ -26,11 +28,14 @@ from typing import Any
 
 import structlog
 
+from tests.compat.upstream import compose
 from tests.compat.upstream.toxiproxy import FIRST_PORT, toxiproxy
 from tests.gateway_process import GatewayProcess
 from tests.postgres import databases, short_directory
 
 FOLDER = Path(__file__).parent
+TOOLS = "kafka-tools"
+TOOLS_POM = FOLDER / "kafka_tools" / "pom.xml"
 LIMIT_SECONDS = 840
 DETAIL_LINES = 8
 DETAIL_CHARACTERS = 600
@@ -59,16 +64,18 @@ MODULES = {
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """`left_out` gives the reason of each test that does not run."""
+    """`with_java` of `run` need Kafka's Java tools; `left_out` gives the reason of each test that does not run."""
 
     run: tuple[str, ...]
+    with_java: frozenset[str]
     left_out: dict[str, str]
 
     @classmethod
     def load(cls, name: str) -> AllowList:
         entries: dict[str, Any] = tomllib.loads((FOLDER / f"{name}.allow.toml").read_text())
         left_out = {test: str(part["reason"]) for part in entries["left_out"] for test in part["tests"]}
-        return cls(tuple(entries["run"]), left_out)
+        with_java: list[str] = entries.get("run_with_java", [])
+        return cls((*entries["run"], *with_java), frozenset(with_java), left_out)
 
 
 def version(module: Module) -> str:
@@ -82,6 +89,8 @@ def version(module: Module) -> str:
 def build(name: str, folder: Path) -> None:
     """Copy the module out of the module cache, which is read-only, and compile its tests; once per version."""
     module = MODULES[name]
+    if AllowList.load(name).with_java:
+        _fetch_tools(folder / TOOLS)
     stamp = folder / "version"
     if stamp.exists() and stamp.read_text() == version(module) and (folder / "tests").exists():
         return
@@ -97,6 +106,19 @@ def build(name: str, folder: Path) -> None:
     command = ["go", "test", "-c", "-tags", module.tags, "-o", str(folder / "tests"), f"./{module.package}"]
     subprocess.run(command, cwd=source, check=True)
     stamp.write_text(version(module))
+
+
+def _fetch_tools(target: Path) -> None:
+    """Kafka's Java tools into `target`, once per description; none of them where there is no Java."""
+    stamp = target.with_suffix(".stamp")
+    wanted = hashlib.sha256(TOOLS_POM.read_bytes()).hexdigest()
+    if shutil.which("java") is None or shutil.which("mvn") is None:
+        shutil.rmtree(target, ignore_errors=True)
+    elif not (target.exists() and stamp.exists() and stamp.read_text() == wanted):
+        shutil.rmtree(target, ignore_errors=True)
+        command = ["mvn", "--quiet", "--batch-mode", "--file", str(TOOLS_POM), "dependency:copy-dependencies"]
+        subprocess.run([*command, f"-DoutputDirectory={target}"], check=True)
+        stamp.write_text(wanted)
 
 
 def answer(scenario: str, outcome: str, seconds: float, detail: str) -> None:
@@ -122,10 +144,15 @@ def run(name: str, folder: Path) -> None:
         if not wanted or test in wanted:
             answer(test, "skipped", 0.0, reason)
     chosen = [test for test in allowed.run if test in there and (not wanted or test in wanted)]
+    tools = folder / TOOLS
+    if not tools.exists():
+        for test in allowed.with_java.intersection(chosen):
+            chosen.remove(test)
+            answer(test, "skipped", 0.0, "needs java and mvn, for Kafka's tools")
     if not chosen:
         return
     with contextlib.ExitStack() as stack:
-        environment = stack.enter_context(_sarama() if name == "sarama" else _franz_go())
+        environment = stack.enter_context(_sarama(tools) if name == "sarama" else _franz_go())
         command = ["go", "tool", "test2json", "-t", str(folder / "tests"), "-test.v=test2json"]
         command += ["-test.run", f"^({'|'.join(chosen)})$", "-test.timeout", f"{LIMIT_SECONDS}s"]
         process = stack.enter_context(
@@ -176,8 +203,8 @@ def _franz_go() -> Iterator[Mapping[str, str]]:
 
 
 @contextlib.contextmanager
-def _sarama() -> Iterator[Mapping[str, str]]:
-    """Five nodes on one Postgres, each behind a proxy: Sarama's tests count their brokers and cut them off."""
+def _sarama(tools: Path) -> Iterator[Mapping[str, str]]:
+    """Five nodes on one Postgres, each behind a proxy: Sarama's tests count their brokers, cut them off, stop them."""
     with contextlib.ExitStack() as stack:
         url = stack.enter_context(databases()).create(empty=True)
         nodes: list[GatewayProcess] = []
@@ -193,8 +220,16 @@ def _sarama() -> Iterator[Mapping[str, str]]:
             stack.callback(node.close)
             nodes.append(node)
         targets = [(host, int(port)) for host, _, port in (node.bootstrap.rpartition(":") for node in nodes)]
-        control = stack.enter_context(toxiproxy(targets))
-        yield {"TOXIPROXY_ADDR": control, "KAFKA_VERSION": KAFKA_VERSION}
+        proxies = stack.enter_context(toxiproxy(targets))
+        programs = compose.install(stack.enter_context(short_directory()), tools, KAFKA_VERSION)
+        environment = {
+            "KAFKA_VERSION": KAFKA_VERSION,
+            "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
+            "COMPOSE_CONTROL": stack.enter_context(compose.control(nodes)),
+            "COMPOSE_BOOTSTRAP": nodes[0].bootstrap,
+        }
+        # Tests that run Kafka's tools skip themselves in an environment that was there before, as this names one.
+        yield environment if tools.exists() else {**environment, "TOXIPROXY_ADDR": proxies}
 
 
 def main(arguments: list[str]) -> None:

@@ -18,6 +18,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 FIRST_PORT = 29091
+CONTROL_PORT = 8474
 CONNECT_SECONDS = 10.0
 CHUNK_BYTES = 1 << 16
 RESET_ON_CLOSE = struct.pack("ii", 1, 0)
@@ -87,7 +88,7 @@ class Proxy:
                 try:
                     far = socket.create_connection(self._target, timeout=CONNECT_SECONDS)
                 except OSError:
-                    near.close()
+                    threading.Thread(target=_turn_away, args=(near,), daemon=True).start()
                     continue
                 far.settimeout(None)
                 with self._lock:
@@ -109,6 +110,12 @@ class Proxy:
                 if answers and self._latency_s:
                     time.sleep(self._latency_s)
                 sink.sendall(data)
+        if answers:
+            # The broker has ended it. A client that sends once more finds the end of the answers, as over a network,
+            # and not a reset, which on one machine is there before it reads.
+            with contextlib.suppress(OSError):
+                sink.shutdown(socket.SHUT_WR)
+            return
         _shut(source)
         _shut(sink)
         with self._lock:
@@ -122,6 +129,14 @@ def _reset(client: socket.socket) -> None:
         client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
         client.shutdown(socket.SHUT_RD)
         client.close()
+
+
+def _turn_away(client: socket.socket) -> None:
+    """To what it sends it finds the end of the answers; closed with that unread, the connection would be reset."""
+    with client, contextlib.suppress(OSError):
+        client.shutdown(socket.SHUT_WR)
+        while client.recv(CHUNK_BYTES):
+            pass
 
 
 def _shut(end: socket.socket) -> None:
@@ -170,7 +185,7 @@ def toxiproxy(targets: Sequence[Address]) -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:
             """The tests say what they do."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Control)
+    server = ThreadingHTTPServer(("127.0.0.1", CONTROL_PORT), Control)
     server.daemon_threads = True
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:

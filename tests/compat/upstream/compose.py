@@ -1,0 +1,110 @@
+"""As much of `docker compose` as Sarama's functional tests use, for a cluster that is there already.
+
+The one idea: those tests bring up a cluster, stop and start its brokers, and run Kafka's Java tools in a container of
+it. On their PATH `docker` is this: `stop` and `start` reach the process that holds the nodes, `exec` runs the command
+on this machine, with Kafka's tools as a registry has them, and there is nothing to do for `up`, `down` and `rm`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from tests.gateway_process import GatewayProcess
+
+SECONDS = 120.0
+# Where the containers have Kafka, and how a broker is reached from inside of them.
+CONTAINER_TOOLS = "/opt/kafka-"
+CONTAINER_BROKER = "kafka-1:9091"
+TOOLS = {
+    "kafka-console-producer.sh": "org.apache.kafka.tools.ConsoleProducer",
+    "kafka-console-consumer.sh": "org.apache.kafka.tools.consumer.ConsoleConsumer",
+    "kafka-verifiable-consumer.sh": "org.apache.kafka.tools.VerifiableConsumer",
+}
+JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC -Xmx128m"
+
+
+def install(folder: Path, jars: Path, kafka_version: str) -> Path:
+    """Kafka's tools of `jars` under `folder`, where containers have them under /; the folder of `docker`, for PATH."""
+    tools = folder / f"{CONTAINER_TOOLS}{kafka_version}".lstrip("/") / "bin"
+    tools.mkdir(parents=True)
+    for name, main_class in TOOLS.items():
+        _script(tools / name, f'exec java {JVM} -cp "{jars}/*" {main_class} "$@"')
+    programs = folder / "bin"
+    programs.mkdir()
+    _script(programs / "docker", f'exec "{sys.executable}" -m {__spec__.name} "{folder}" "$@"')
+    return programs
+
+
+def _script(path: Path, command: str) -> None:
+    path.write_text(f"#!/bin/sh\n{command}\n")
+    path.chmod(0o755)
+
+
+@contextlib.contextmanager
+def control(nodes: Sequence[GatewayProcess]) -> Iterator[str]:
+    """The door through which kafka-1, the first of the nodes, and so on are stopped and started."""
+    actions = {f"/{name}/kafka-{i + 1}": action for i, node in enumerate(nodes) for name, action in _actions(node)}
+
+    class Door(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            action = actions.get(self.path)
+            status = 404
+            if action is not None:
+                try:
+                    action()
+                    status = 204
+                except AssertionError as error:
+                    sys.stderr.write(f"{self.path}: {error}\n")
+                    status = 500
+            self.send_response(status)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:
+            """The tests say what they do."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Door)
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def _actions(node: GatewayProcess) -> list[tuple[str, Callable[[], None]]]:
+    def start() -> None:
+        if not node.running:
+            node.start()
+
+    return [("stop", node.close), ("start", start)]
+
+
+def main(arguments: Sequence[str]) -> None:
+    folder, *words = arguments
+    match words:
+        case ["compose", ("up" | "down" | "rm"), *_] | ["compose", "--profile", _, ("up" | "down" | "rm"), *_]:
+            return
+        case ["compose", ("stop" | "start") as action, service]:
+            address = f"{os.environ['COMPOSE_CONTROL']}/{action}/{service}"
+            with urllib.request.urlopen(urllib.request.Request(address, method="POST"), timeout=SECONDS):
+                return
+        case ["compose", "exec", "-T", _, *command]:
+            places = {CONTAINER_TOOLS: f"{folder}{CONTAINER_TOOLS}", CONTAINER_BROKER: os.environ["COMPOSE_BOOTSTRAP"]}
+            for place, here in places.items():
+                command = [word.replace(place, here) for word in command]
+            os.execvp(command[0], command)
+        case _:
+            raise SystemExit(f"docker {' '.join(words)}: not among what Sarama's tests were known to use")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
