@@ -122,10 +122,17 @@ def judged(row: Row, deliveries: Path) -> Row:
         return Row(row.scenario, "failed", row.seconds, "no delivery log")
     outage = scenario is not None and scenario.outage
     try:
-        verdicts = [check(read_log(path.read_text(errors="replace")), outage=outage) for path in logs]
+        read = [read_log(path.read_text(errors="replace")) for path in logs]
+        verdicts = [check(log, outage=outage) for log in read]
     except (ValueError, TypeError) as error:
         return Row(row.scenario, "failed", row.seconds, f"delivery log: cannot be read: {error}")
     problems = [problem for verdict in verdicts for problem in verdict.problems]
+    if (
+        scenario is not None
+        and scenario.logged
+        and not any(ev.event == "assigned" for log in read for ev in log.events)
+    ):
+        problems.append("nothing was ever assigned")
     return Row(
         row.scenario,
         "failed" if problems else "passed",

@@ -126,7 +126,7 @@ def check(log: Log, *, outage: bool = False, pause_limit_ms: float = PAUSE_LIMIT
     if log.torn > (1 if redelivery_allowed else 0):
         verdict.add(f"{log.torn} lines of the log are no events")
     cooperative = log.header.get("mode") == "cooperative"
-    _check_ownership(log.events, verdict, cooperative=cooperative)
+    _check_ownership(log.events, verdict, cooperative=cooperative, may_lose=redelivery_allowed or outage)
     _check_deliveries(log.events, verdict, redelivery_allowed=redelivery_allowed)
     _check_gaps(log, verdict)
     _measure_pauses(log.events, verdict)
@@ -137,7 +137,13 @@ def check(log: Log, *, outage: bool = False, pause_limit_ms: float = PAUSE_LIMIT
     return verdict
 
 
-def _check_ownership(events: Sequence[Event], verdict: Verdict, *, cooperative: bool) -> None:
+def _check_ownership(events: Sequence[Event], verdict: Verdict, *, cooperative: bool, may_lose: bool) -> None:
+    """No two owners at a time, nothing taken from a cooperative member that keeps it, nobody who reads uninvited."""
+    members = {event.member for event in events if event.event == "assigned"}
+    readers = {event.member for event in events if event.event == "delivered"}
+    # Without any assignment the log is of no group.
+    for stranger in sorted(readers - members) if members else ():
+        verdict.add(f"{stranger} processed records and was never assigned a partition")
     owners: dict[Partition, str] = {}
     revoked_by: dict[Partition, Event] = {}
     for event in events:
@@ -147,12 +153,12 @@ def _check_ownership(events: Sequence[Event], verdict: Verdict, *, cooperative: 
                 verdict.add(f"{_name(event.key)} was assigned to {event.member} while {owner} owned it")
             revoked = revoked_by.pop(event.key, None)
             if cooperative and revoked is not None and revoked.member == event.member:
-                verdict.add(f"{_name(event.key)} was revoked from {event.member}, which retained it")
+                verdict.add(f"{_name(event.key)} was {revoked.event} from {event.member}, which retained it")
             owners[event.key] = event.member
         elif event.event in ("revoked", "lost"):
             if owners.get(event.key) == event.member:
                 del owners[event.key]
-                if event.event == "revoked":
+                if event.event == "revoked" or not may_lose:
                     revoked_by[event.key] = event
         elif event.event in ("closed", "killed"):
             for key in [key for key, owner in owners.items() if owner == event.member]:

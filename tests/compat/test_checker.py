@@ -210,6 +210,27 @@ def test_a_retained_partition_that_is_revoked() -> None:
     assert judge(header("eager"), cooperative(retained_revoked=True)).problems == []
 
 
+def test_a_retained_partition_that_is_lost() -> None:
+    """Expelled in the middle of it, a member is not one that retained anything, whatever it gets back."""
+    lines = [
+        *owns(100, "assigned", "c1", 0),
+        *reads(110, "c1", 0, 0),
+        *owns(200, "lost", "c1", 0),
+        *owns(300, "assigned", "c1", 0),
+        *reads(310, "c1", 0, 1),
+    ]
+    assert judge(header("cooperative"), lines).problems == ["t-0 was lost from c1, which retained it"]
+    assert judge(header("cooperative"), lines, outage=True).problems == []
+    assert judge(header("cooperative", redelivery_allowed=True), lines).problems == []
+    assert judge(header("eager"), lines).problems == []
+
+
+def test_reading_without_an_assignment() -> None:
+    verdict = judge(header(produced={"0": 3, "1": 4}), handover(), reads(190, "c9", 1, 3))
+    assert "c9 processed records and was never assigned a partition" in verdict.problems
+    assert judge(header(produced={"0": 2}), reads(100, "reader", 0, 0, 1)).problems == []
+
+
 @pytest.mark.parametrize(("mode", "outage", "in_order"), [("cooperative", False, False), ("cooperative", True, True)])
 def test_a_retained_partition_that_pauses(mode: str, outage: bool, in_order: bool) -> None:
     lines = [

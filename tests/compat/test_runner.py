@@ -158,6 +158,7 @@ def test_an_assignor_answers_for_all_and_own_scenarios_owe_nothing(tmp_path: Pat
         (LOG_LINES, "passed", ""),
         ([*LOG_LINES, LOG_LINES[-1]], "failed", "delivery log: t-0 offset 0 was delivered again, to c1"),
         ([], "failed", "no delivery log"),
+        ([LOG_LINES[0], LOG_LINES[2]], "failed", "delivery log: nothing was ever assigned"),
         (
             [{**LOG_LINES[0], "produced": {"0": "many"}}],
             "failed",
