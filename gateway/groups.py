@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, overload
 
@@ -204,9 +204,16 @@ class Groups:
         beyond what is stored (which topics a Stable group reads, that a rebalance is under way)."""
         return [slot.group for slot in self._slots.values() if slot.group.members or slot.group.pending]
 
-    def coordinator_of(self, group_id: str) -> Node:
-        """The node to ask. Raises KafkaError(COORDINATOR_NOT_AVAILABLE) while no node holds the group's shard."""
-        return self._leases.coordinator_of(group_id)
+    async def coordinators_of(self, group_ids: Sequence[str]) -> list[Node | KafkaError]:
+        """The nodes to ask, as Postgres has it now; COORDINATOR_NOT_AVAILABLE where none holds the group's shard."""
+        await self._leases.look_up(group_ids)
+        found: list[Node | KafkaError] = []
+        for group_id in group_ids:
+            try:
+                found.append(self._leases.coordinator_of(group_id))
+            except KafkaError as refused:
+                found.append(refused)
+        return found
 
     def lease_for(self, group_id: str) -> CoordinatorLease | None:
         """This node's leave to coordinate the group; None also while draining."""

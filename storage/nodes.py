@@ -56,7 +56,7 @@ class NodeStore:
     async def alive(self) -> list[Node]:
         """Nodes whose registration has not run out, ordered by id."""
         rows = await self._pool.fetch(statement("alive_nodes"))
-        return [Node(NodeId(row["node_id"]), row["host"], row["port"], row["rack"]) for row in rows]
+        return [_node(row) for row in rows]
 
     async def withdraw(self, node_id: NodeId) -> None:
         """Ends the registration; no effect if another process has it."""
@@ -88,6 +88,11 @@ class NodeStore:
         """Lets other nodes take this process's leases at once."""
         await self._pool.fetch(statement("release_leases"), node_id, self._incarnation(node_id))
 
-    async def lease_owners(self) -> list[CoordinatorLease]:
-        """Every lease that has not run out, ordered by shard."""
-        return [_lease(row) for row in await self._pool.fetch(statement("lease_owners"))]
+    async def lease_owners(self) -> dict[int, Node]:
+        """The node that holds each shard, of leases that have not run out."""
+        rows = await self._pool.fetch(statement("lease_owners"))
+        return {row["shard"]: _node(row) for row in rows}
+
+
+def _node(row: Row) -> Node:
+    return Node(NodeId(row["node_id"]), row["host"], row["port"], row["rack"])

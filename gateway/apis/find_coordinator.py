@@ -1,14 +1,18 @@
 """FindCoordinator: which node holds the lease of a group's shard.
 
-The one idea: the answer is a hint read from the leases; the node it names decides again whether it coordinates.
+The one idea: the answer is a hint read from the leases, in Postgres where this node holds none for the group; the
+node it names decides again whether it coordinates.
 Transactions and share groups are not served: see `find_coordinator`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gateway.context import RequestContext, Services
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
+from storage.types import Node
 
 GROUP, TRANSACTION = 0, 1
 FIRST_VERSION_WITH_KEYS = 4
@@ -21,31 +25,34 @@ async def find_coordinator(request: FindCoordinatorRequest, context: RequestCont
     that Java, librdkafka and franz-go all raise at once instead of looking for a coordinator until they time out.
     Share keys (type 2) and unknown types answer INVALID_REQUEST.
     """
+    keys = request.coordinator_keys if context.version >= FIRST_VERSION_WITH_KEYS else (request.key,)
+    coordinators = [
+        _coordinator(key, found)
+        for key, found in zip(keys, await _find(keys, request.key_type, context.services), strict=True)
+    ]
     if context.version >= FIRST_VERSION_WITH_KEYS:
-        return FindCoordinatorResponse(
-            coordinators=tuple(
-                _coordinator(key, request.key_type, context.services) for key in request.coordinator_keys
-            )
-        )
-    found = _coordinator(request.key, request.key_type, context.services)
+        return FindCoordinatorResponse(coordinators=tuple(coordinators))
+    (only,) = coordinators
     return FindCoordinatorResponse(
-        error_code=found.error_code,
-        error_message=found.error_message,
-        node_id=found.node_id,
-        host=found.host,
-        port=found.port,
+        error_code=only.error_code,
+        error_message=only.error_message,
+        node_id=only.node_id,
+        host=only.host,
+        port=only.port,
     )
 
 
-def _coordinator(key: str, key_type: int, services: Services) -> Coordinator:
-    try:
-        if key_type == TRANSACTION:
-            raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served")
-        if key_type != GROUP:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, f"coordinator key type {key_type} is not served")
-        node = services.groups.coordinator_of(key)
-    except KafkaError as refused:
-        return Coordinator(
-            key=key, node_id=-1, host="", port=-1, error_code=refused.code, error_message=refused.message
-        )
-    return Coordinator(key=key, node_id=node.node_id, host=node.host, port=node.port)
+async def _find(keys: Sequence[str], key_type: int, services: Services) -> Sequence[Node | KafkaError]:
+    if key_type == GROUP:
+        return await services.groups.coordinators_of(keys)
+    if key_type == TRANSACTION:
+        refused = KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served")
+    else:
+        refused = KafkaError(ErrorCode.INVALID_REQUEST, f"coordinator key type {key_type} is not served")
+    return [refused] * len(keys)
+
+
+def _coordinator(key: str, found: Node | KafkaError) -> Coordinator:
+    if isinstance(found, KafkaError):
+        return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=found.code, error_message=found.message)
+    return Coordinator(key=key, node_id=found.node_id, host=found.host, port=found.port)

@@ -10,6 +10,7 @@ nodes are alive is not decided here: a node takes what is free.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ import structlog
 
 from gateway.cluster.membership import Membership
 from protocol.errors import ErrorCode, KafkaError
+from storage.errors import StorageError
 from storage.nodes import NodeStore
 from storage.types import CoordinatorLease, Node
 
@@ -64,6 +66,9 @@ class Leases:
         self._monotonic = monotonic
         self._held: dict[int, _Held] = {}
         self._owners: dict[int, Node] = {}
+        self._looks_begun = 0
+        self._pass = asyncio.Lock()
+        self._look = asyncio.Lock()
         self.acquired: Callable[[CoordinatorLease], None] = lambda lease: None
         self.lost: Callable[[int], None] = lambda shard: None
 
@@ -91,41 +96,64 @@ class Leases:
     def coordinator_of(self, group_id: str) -> Node:
         """The node that coordinates the group, as far as this one knows. KafkaError COORDINATOR_NOT_AVAILABLE while
         nobody is known to."""
-        shard = shard_of(group_id)
-        held = self._held.get(shard)
-        if held is not None and held.deadline > self._monotonic():
+        if self.lease_for(group_id) is not None:
             return self._membership.self_node
-        owner = self._owners.get(shard)
+        shard = shard_of(group_id)
+        owner = self._other_owner(shard)
         if owner is None:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"nobody holds the lease of shard {shard}")
         return owner
 
+    async def look_up(self, group_ids: Iterable[str]) -> None:
+        """Brings what is known of these groups' coordinators up to date, for those whose lease is not held here: a
+        node that stops gives its leases back long before the next pass. One that is free is taken at once. While
+        Postgres is away, what was last seen stays."""
+        shards = {shard_of(group_id) for group_id in group_ids if self.lease_for(group_id) is None}
+        if not shards:
+            return
+        try:
+            await self._look_up_owners()
+            if any(self._other_owner(shard) is None for shard in shards):
+                await self.renew()
+        except StorageError as error:
+            log.warning("coordinators are those last seen", error=str(error))
+
+    def _other_owner(self, shard: int) -> Node | None:
+        owner = self._owners.get(shard)
+        return None if owner is None or owner.node_id == self._membership.node_id else owner
+
+    async def _look_up_owners(self) -> None:
+        """Learns who holds which lease, as of now or later. Those who ask meanwhile share the next look."""
+        begun_before = self._looks_begun
+        async with self._look:
+            if self._looks_begun == begun_before:
+                self._looks_begun += 1
+                self._owners = await self._store.lease_owners()
+
     async def renew(self) -> None:
         """One pass: prolong what is held, drop what is lost, take what is free. Raises StorageError; the clock then
         ends the leases in time."""
-        self._drop_lapsed()
-        sent = self._monotonic()
-        node_id = self._membership.node_id
-        if self._held:
-            leases = [held.lease for held in self._held.values()]
-            self._keep(await self._store.renew_leases(node_id, leases, self._ttl_ms), sent)
-        missing = [shard for shard in range(SHARDS) if shard not in self._held]
-        if missing:
+        async with self._pass:
+            self._drop_lapsed()
             sent = self._monotonic()
-            for lease in await self._store.acquire_leases(node_id, missing, self._ttl_ms):
-                self._held[lease.shard] = _Held(lease, sent + self._safe_s)
-                self.acquired(lease)
-        self._owners = {} if len(self._held) == SHARDS else await self._other_owners()
-
-    async def _other_owners(self) -> dict[int, Node]:
-        nodes = {node.node_id: node for node in self._membership.alive()}
-        owners = await self._store.lease_owners()
-        return {lease.shard: nodes[lease.node_id] for lease in owners if lease.node_id in nodes}
+            node_id = self._membership.node_id
+            if self._held:
+                leases = [held.lease for held in self._held.values()]
+                self._keep(await self._store.renew_leases(node_id, leases, self._ttl_ms), sent)
+            missing = [shard for shard in range(SHARDS) if shard not in self._held]
+            if missing:
+                sent = self._monotonic()
+                for lease in await self._store.acquire_leases(node_id, missing, self._ttl_ms):
+                    self._held[lease.shard] = _Held(lease, sent + self._safe_s)
+                    self.acquired(lease)
+        if len(self._held) < SHARDS:
+            await self._look_up_owners()
 
     async def release(self) -> None:
         """Gives every lease up at once, so that another node (or our next process) need not wait for it to expire."""
-        self._lose(list(self._held))
-        await self._store.release_leases(self._membership.node_id)
+        async with self._pass:
+            self._lose(list(self._held))
+            await self._store.release_leases(self._membership.node_id)
 
     def _keep(self, renewed: Iterable[CoordinatorLease], sent: float) -> None:
         kept: set[int] = set()

@@ -35,4 +35,8 @@ where l.shard = own.shard;
 
 -- name: lease_owners
 -- Who holds each shard, of leases that have not run out.
-select shard, node_id, lease_epoch from coordinator_lease where expires_at > clock_timestamp() order by shard;
+select l.shard, n.node_id, n.host, n.port, n.rack
+from coordinator_lease l
+join node n on n.node_id = l.node_id and n.incarnation = l.incarnation
+where l.expires_at > clock_timestamp()
+order by l.shard;

@@ -18,6 +18,9 @@ from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProto
 from protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from protocol.messages.list_groups import ListGroupsRequest
 from protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
+from storage.errors import StorageUnavailable
+from storage.nodes import NodeStore
+from storage.types import Node
 from tests.gateway.group_node import GroupNode, forget_everything, group_node, settle, until
 from tests.postgres import Databases
 
@@ -293,7 +296,13 @@ async def test_other_coordinators_are_refused(node: GroupNode, key_type: int, co
         assert found.error_message
 
 
-async def test_a_shard_that_nobody_holds_has_no_coordinator_yet(node: GroupNode) -> None:
+async def test_a_shard_that_nobody_is_known_to_hold_has_no_coordinator_yet(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def away(store: NodeStore) -> dict[int, Node]:
+        raise StorageUnavailable("away")
+
+    monkeypatch.setattr(NodeStore, "lease_owners", away)
     node.lease_clock.seconds += 3600
     answer = await node.ask(FindCoordinatorRequest(coordinator_keys=(G,)), 4)
     assert answer.coordinators[0].error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE

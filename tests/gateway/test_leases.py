@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -9,10 +10,11 @@ import pytest
 from gateway.cluster.leases import SHARDS, Leases, shard_of
 from gateway.cluster.membership import Membership
 from protocol.errors import ErrorCode, KafkaError
-from storage.errors import StorageError
+from storage.errors import StorageError, StorageUnavailable
 from storage.nodes import NodeStore
 from storage.pool import Database
 from storage.types import CoordinatorLease, NodeId, PartitionKey
+from storage.types import Node as StoredNode
 
 TTL_MS = 60_000
 
@@ -116,6 +118,59 @@ async def test_a_second_node_takes_what_is_free_and_points_to_the_first(database
     assert second.leases.coordinator_of("group") == second.membership.self_node
     assert [node.port for node in second.membership.alive()] == [9093]
     assert {lease.lease_epoch for lease in second.acquired} == {first.acquired[0].lease_epoch + 1}
+
+
+async def test_whoever_is_asked_looks_up_who_coordinates_and_takes_what_was_given_back(database: Database) -> None:
+    first, second, third = [await Node(database, port).start() for port in (9092, 9093, 9094)]
+    await first.leases.release()
+    await first.membership.withdraw()
+    await second.leases.look_up(["group"])
+    assert second.leases.coordinator_of("group") == second.membership.self_node
+    assert second.leases.held == SHARDS
+    assert third.leases.coordinator_of("group") == first.membership.self_node, "as of its last pass"
+    await third.leases.look_up(["group"])
+    assert third.leases.coordinator_of("group") == second.membership.self_node
+    assert third.leases.held == 0
+
+
+async def test_those_who_ask_at_the_same_time_share_one_look_that_began_after_they_asked(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = [await Node(database, port).start() for port in (9092, 9093)]
+    looks = 0
+    lease_owners = second.store.lease_owners
+
+    async def counted() -> dict[int, StoredNode]:
+        nonlocal looks
+        looks += 1
+        return await lease_owners()
+
+    monkeypatch.setattr(second.store, "lease_owners", counted)
+    await asyncio.gather(*(second.leases.look_up([f"group-{index}", "group"]) for index in range(100)))
+    assert looks == 2, "the first one's own, and one for all who asked while that was under way"
+    assert second.leases.coordinator_of("group") == first.membership.self_node
+    await second.leases.look_up(["group"])
+    assert looks == 3
+
+
+async def test_owners_last_seen_are_named_while_postgres_is_away(
+    database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = [await Node(database, port).start() for port in (9092, 9093)]
+
+    async def away() -> dict[int, StoredNode]:
+        raise StorageUnavailable("away")
+
+    monkeypatch.setattr(second.store, "lease_owners", away)
+    await second.leases.look_up(["group"])
+    assert second.leases.coordinator_of("group") == first.membership.self_node
+
+
+async def test_a_lease_that_lapsed_by_the_clock_is_prolonged_by_whoever_asks(database: Database) -> None:
+    node = await Node(database).start()
+    node.now += TTL_MS / 1000 * 0.9
+    await node.leases.look_up(["group"])
+    assert node.leases.coordinator_of("group") == node.membership.self_node
 
 
 async def test_a_node_whose_registration_was_taken_joins_again(database: Database) -> None:

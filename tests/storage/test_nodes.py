@@ -93,11 +93,11 @@ async def test_leases_are_taken_when_free_and_refused_while_held(nodes: NodeStor
     one, two = await nodes.register("host", 1, None, TTL_MS), await others.register("host", 2, None, TTL_MS)
     assert epochs(await nodes.acquire_leases(one, [3, 1, 1], TTL_MS)) == {1: 1, 3: 1}
     assert epochs(await others.acquire_leases(two, [1, 2, 3], TTL_MS)) == {2: 1}
-    assert await others.lease_owners() == [
-        CoordinatorLease(1, one, 1),
-        CoordinatorLease(2, two, 1),
-        CoordinatorLease(3, one, 1),
-    ]
+    assert await others.lease_owners() == {
+        1: Node(one, "host", 1, None),
+        2: Node(two, "host", 2, None),
+        3: Node(one, "host", 1, None),
+    }
 
 
 async def test_acquiring_what_one_holds_keeps_the_epoch(nodes: NodeStore, sql: asyncpg.Connection) -> None:
@@ -136,7 +136,7 @@ async def test_released_leases_are_free_at_once(nodes: NodeStore, others: NodeSt
     one, two = await nodes.register("host", 1, None, TTL_MS), await others.register("host", 2, None, TTL_MS)
     await nodes.acquire_leases(one, [1, 2], TTL_MS)
     await nodes.release_leases(one)
-    assert await nodes.lease_owners() == []
+    assert await nodes.lease_owners() == {}
     assert epochs(await others.acquire_leases(two, [1, 2], TTL_MS)) == {1: 2, 2: 2}
 
 
