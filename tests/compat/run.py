@@ -44,6 +44,7 @@ LOG_CHARACTERS = 500
 LIMIT_SECONDS = 2700.0
 """For all suites together. With checks and tests before it, continuous integration has an hour."""
 GATEWAY_FOLDERS = ("gateway", "protocol", "storage")
+BUILD_TRIES = 2
 SECOND_TRY = "passed at the second try"
 
 _building = threading.Lock()
@@ -161,28 +162,32 @@ def _run(
 
 
 def _build(suite: Suite, stderr: Path, limit: Limit) -> str | None:
-    """Why it could not be built, or None."""
+    """Why it could not be built, or None. Tried twice, since builds fetch from registries and connections break."""
     if not suite.build:
         return None
-    if not limit.left_s:
-        return f"{suite.name}: not built: {limit.reached(0)} has passed"
     suite.build_dir.mkdir(parents=True, exist_ok=True)
-    try:
-        ended = run_limited(
-            suite.command(suite.build),
-            cwd=suite.folder,
-            environment=_environment(),
-            limit_s=limit.of(suite.build_limit_s),
-            stderr=stderr,
-            on_line=lambda line: _append(stderr, line),
-        )
-    except OSError as error:
-        return f"{suite.name} could not be built: {error}"
-    if ended.timed_out:
-        return f"{suite.name}: the build was killed after {limit.reached(suite.build_limit_s)}"
-    return (
-        f"{suite.name}: the build ended with {ending(ended.returncode)}{tail_of(stderr)}" if ended.returncode else None
-    )
+    failure = None
+    for _ in range(BUILD_TRIES):
+        if not limit.left_s:
+            return failure or f"{suite.name}: not built: {limit.reached(0)} has passed"
+        try:
+            ended = run_limited(
+                suite.command(suite.build),
+                cwd=suite.folder,
+                environment=_environment(),
+                limit_s=limit.of(suite.build_limit_s),
+                stderr=stderr,
+                on_line=lambda line: _append(stderr, line),
+            )
+        except OSError as error:
+            return f"{suite.name} could not be built: {error}"
+        if ended.timed_out:
+            return f"{suite.name}: the build was killed after {limit.reached(suite.build_limit_s)}"
+        if not ended.returncode:
+            return None
+        failure = f"{suite.name}: the build ended with {ending(ended.returncode)}{tail_of(stderr)}"
+        print(failure, flush=True)
+    return failure
 
 
 def _version(suite: Suite, stderr: Path) -> str:

@@ -208,6 +208,17 @@ def test_a_build_that_fails_or_hangs_fails_the_suite(tmp_path: Path, build: str,
     assert said in result.rows[0].detail
 
 
+def test_a_build_that_fails_once_is_tried_again(tmp_path: Path) -> None:
+    tried = tmp_path / "tried"
+    build = f'build = ["sh", "-c", "test -e {tried} || {{ touch {tried}; exit 1; }}"]\n'
+    suite = load(suite_of(tmp_path / "fake", 'answer("mine.one")', more=build))
+    try:
+        result = run_suite(suite, directory=tmp_path / "run", on_row=lambda row: None)
+    finally:
+        shutil.rmtree(suite.build_dir, ignore_errors=True)
+    assert outcomes(result.rows) == {"mine.one": "passed"}
+
+
 def test_the_whole_run_has_a_limit_that_no_suite_outlives(tmp_path: Path) -> None:
     """Whoever is building or running is killed at it; whoever comes later is not begun; each says so in one row."""
 
