@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 from uuid import UUID
 
@@ -33,6 +33,9 @@ UNKNOWN_FOR_S = 1.0
 MAX_UNKNOWN = 10_000
 """Bound on remembered unknown names: clients choose them."""
 
+MAX_LOOKUPS = 16
+"""Unknown topics of one request that are looked up one by one; more cost one look at the whole catalog."""
+
 MAX_LOADS = 3
 
 TopicsListener = Callable[[], None]
@@ -40,7 +43,7 @@ Key = TypeVar("Key", str, UUID)
 
 
 class Catalog:
-    """Lookups are synchronous and O(1); `resolve` and `resolve_id` ask Postgres about what is missing, once for all."""
+    """Lookups are synchronous and O(1); `resolve` and its kin ask Postgres about what is missing, once for all."""
 
     def __init__(self, store: TopicStore, tail: Tail, broker: BrokerConfig) -> None:
         self._store = store
@@ -106,6 +109,29 @@ class Catalog:
         if topic is not None or self._is_unknown(topic_id):
             return topic
         return await self._ask_once(topic_id, self._store.find_by_id)
+
+    async def resolve_all(self, names: Iterable[str]) -> None:
+        """Ask Postgres about all of these that are not known here, at a cost that does not follow their number;
+        `get` then has those that exist. StorageUnavailable if Postgres is away."""
+        missing = {
+            name
+            for name in names
+            if name not in self._by_name and not self._is_unknown(name) and why_illegal(name) is None
+        }
+        if len(missing) > MAX_LOOKUPS:
+            await self.refresh_if_changed()
+        else:
+            for name in missing:
+                await self.resolve(name)
+
+    async def resolve_all_ids(self, topic_ids: Iterable[UUID]) -> None:
+        """The topics of ids, for `get_by_id`; as `resolve_all`."""
+        missing = {topic_id for topic_id in topic_ids if topic_id not in self._by_id and not self._is_unknown(topic_id)}
+        if len(missing) > MAX_LOOKUPS:
+            await self.refresh_if_changed()
+        else:
+            for topic_id in missing:
+                await self.resolve_id(topic_id)
 
     async def refresh(self) -> None:
         """Replace the copy by what Postgres holds; callers at once share one load."""

@@ -5,6 +5,8 @@ The one idea: every API that asks about partitions refuses alike, so the reasons
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from gateway.context import RequestContext
 from gateway.errors import storage_code
 from protocol.errors import ErrorCode
@@ -19,13 +21,16 @@ def check_leader_epoch(claimed: int, leader_epoch: int) -> ErrorCode:
     return ErrorCode.FENCED_LEADER_EPOCH if claimed < leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
-async def look_up_topic(name: str, context: RequestContext) -> Topic | ErrorCode:
-    """The topic, or why there is none."""
+async def look_up_topics(names: Iterable[str], context: RequestContext) -> dict[str, Topic | ErrorCode]:
+    """Each topic, or why there is none."""
+    catalog = context.services.catalog
+    asked = dict.fromkeys(names)
+    missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
     try:
-        topic = await context.services.catalog.resolve(name)
+        await catalog.resolve_all(asked)
     except StorageError as error:
-        return storage_code(context.api_key, error)
-    return topic if topic is not None else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        missing = storage_code(context.api_key, error)
+    return {name: catalog.get(name) or missing for name in asked}
 
 
 def find_partition(topic: Topic | ErrorCode, partition_index: int, current_leader_epoch: int) -> Partition | ErrorCode:

@@ -6,7 +6,7 @@ import structlog
 
 from gateway.context import RequestContext
 from gateway.errors import REFUSAL_CODES, storage_code
-from gateway.partition_lookup import find_partition, look_up_topic
+from gateway.partition_lookup import find_partition, look_up_topics
 from protocol.errors import ErrorCode
 from protocol.messages.delete_records import (
     DeleteRecordsPartition,
@@ -26,11 +26,11 @@ NO_LEADER_EPOCH = -1
 
 async def delete_records(request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
     """−1 means up to the high watermark. A topic that is only compacted refuses, as upstream's ReplicaManager does."""
+    known = await look_up_topics((topic.name for topic in request.topics), context)
     topics: list[DeleteRecordsTopicResult] = []
     for topic in request.topics:
-        known = await look_up_topic(topic.name, context)
-        known = _deletable(known, context)
-        partitions = [await _delete(known, part, context) for part in topic.partitions]
+        deletable = _deletable(known[topic.name], context)
+        partitions = [await _delete(deletable, part, context) for part in topic.partitions]
         topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=tuple(partitions)))
     return DeleteRecordsResponse(topics=tuple(topics))
 

@@ -67,11 +67,11 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
     deadline_s = loop.time() + max(request.max_wait_ms, 0) / 1000
     max_bytes = max(min(request.max_bytes, services.catalog.broker.fetch_max_bytes), 0)
     min_bytes = min(request.min_bytes, max_bytes)
-    lookup_errors = await _look_up_topics(request, context)
+    missing_topic = await _look_up_topics(request, context)
     watch: Watch | None = None
     try:
         while True:
-            parts = _plan(request, context, lookup_errors, max_bytes)
+            parts = _plan(request, context, missing_topic, max_bytes)
             cold = [part for row in parts for part in row if not part.decided]
             if cold:
                 # Registered before the read: what is appended during it must count.
@@ -103,27 +103,24 @@ def _known_topic(asked: FetchTopic, context: RequestContext) -> Topic | None:
     return catalog.get(asked.topic)
 
 
-async def _look_up_topics(request: FetchRequest, context: RequestContext) -> dict[FetchTopic, ErrorCode]:
-    """Ask Postgres for the topics that are missing here; the codes of those it could not be asked for."""
+async def _look_up_topics(request: FetchRequest, context: RequestContext) -> ErrorCode:
+    """Ask Postgres for the topics that are missing here; the code of those that are missing still."""
     catalog = context.services.catalog
-    errors: dict[FetchTopic, ErrorCode] = {}
-    for asked in request.topics:
-        if _known_topic(asked, context) is not None:
-            continue
-        try:
-            if context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
-                await catalog.resolve_id(asked.topic_id)
-            else:
-                await catalog.resolve(asked.topic)
-        except StorageError as error:
-            errors[asked] = storage_code(context.api_key, error)
-    return errors
+    try:
+        if context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
+            await catalog.resolve_all_ids(asked.topic_id for asked in request.topics)
+        else:
+            await catalog.resolve_all(asked.topic for asked in request.topics)
+    except StorageError as error:
+        return storage_code(context.api_key, error)
+    return _unknown_topic(context)
 
 
 def _plan(
-    request: FetchRequest, context: RequestContext, lookup_errors: dict[FetchTopic, ErrorCode], max_bytes: int
+    request: FetchRequest, context: RequestContext, missing_topic: ErrorCode, max_bytes: int
 ) -> list[list[_Part]]:
-    """Everything that can be said without Postgres, in the order of the request, without an await."""
+    """Everything that can be said without Postgres, in the order of the request, without an await. `missing_topic` is
+    said of topics that are not known."""
     services = context.services
     now_s = asyncio.get_running_loop().time()
     max_age_s = services.tail.max_age_s(now_s, alone_since_s=services.membership.alone_since_s)
@@ -135,7 +132,7 @@ def _plan(
         rows.append(row)
         for part in row:
             if topic is None:
-                part.error = lookup_errors.get(asked_topic, _unknown_topic(context))
+                part.error = missing_topic
                 continue
             if not 0 <= part.asked.partition < len(topic.partitions):
                 part.error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -8,7 +8,7 @@ import structlog
 
 from gateway.context import RequestContext
 from gateway.errors import storage_code
-from gateway.partition_lookup import find_partition, look_up_topic, read_states, state_of
+from gateway.partition_lookup import find_partition, look_up_topics, read_states, state_of
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -54,11 +54,12 @@ async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> 
     """
     named = Counter((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
     found: dict[tuple[str, int], Partition | ErrorCode] = {}
+    known = await look_up_topics((topic.name for topic in request.topics), context)
     for topic in request.topics:
-        known = await look_up_topic(topic.name, context)
         for part in topic.partitions:
             asked = (topic.name, part.partition_index)
-            found[asked] = ErrorCode.INVALID_REQUEST if named[asked] > 1 else _find(known, part, context.version)
+            twice = named[asked] > 1
+            found[asked] = ErrorCode.INVALID_REQUEST if twice else _find(known[topic.name], part, context.version)
     states = await read_states([part for part in found.values() if isinstance(part, Partition)], context)
     topics: list[ListOffsetsTopicResponse] = []
     for topic in request.topics:

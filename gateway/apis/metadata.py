@@ -54,9 +54,6 @@ TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11
 CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
 """CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE."""
 
-MAX_LOOKUPS = 16
-"""Unknown names of one request that are looked up one by one; more cost one look at the whole catalog."""
-
 MAX_CREATED = 100
 """Topics that one Metadata request creates; a client that wants more is told to ask again (LEADER_NOT_AVAILABLE)."""
 
@@ -142,14 +139,9 @@ async def _follow_other_nodes(services: Services) -> None:
 
 async def _find_by_id(ids: Sequence[UUID], context: RequestContext) -> list[Topic | MetadataResponseTopic]:
     catalog = context.services.catalog
-    missing = [topic_id for topic_id in ids if catalog.get_by_id(topic_id) is None]
     code = ErrorCode.UNKNOWN_TOPIC_ID
     try:
-        if len(missing) > MAX_LOOKUPS:
-            await catalog.refresh_if_changed()
-        else:
-            for topic_id in missing:
-                await catalog.resolve_id(topic_id)
+        await catalog.resolve_all_ids(ids)
     except StorageError as error:
         code = storage_code(context.api_key, error)
     return [
@@ -166,11 +158,7 @@ async def _find_by_name(
     codes = {name: ErrorCode.INVALID_TOPIC_EXCEPTION for name in missing if why_illegal(name) is not None}
     missing = [name for name in missing if name not in codes]
     try:
-        if len(missing) > MAX_LOOKUPS:
-            await catalog.refresh_if_changed()
-        else:
-            for name in missing:
-                await catalog.resolve(name)
+        await catalog.resolve_all(missing)
         missing = [name for name in missing if catalog.get(name) is None]
         if missing and may_create and catalog.broker.auto_create_topics_enable:
             codes.update(await _create_missing(missing, context.services))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gateway.context import RequestContext
-from gateway.partition_lookup import find_partition, look_up_topic, read_states, state_of
+from gateway.partition_lookup import find_partition, look_up_topics, read_states, state_of
 from protocol.errors import ErrorCode
 from protocol.messages.offset_for_leader_epoch import (
     EpochEndOffset,
@@ -22,10 +22,11 @@ async def offset_for_leader_epoch(
     request: OffsetForLeaderEpochRequest, context: RequestContext
 ) -> OffsetForLeaderEpochResponse:
     """The log is never cut behind a reader, so every epoch up to the present one ends at the log's end (KIP-320)."""
-    found: list[list[Partition | ErrorCode]] = []
-    for topic in request.topics:
-        known = await look_up_topic(topic.topic, context)
-        found.append([find_partition(known, part.partition, part.current_leader_epoch) for part in topic.partitions])
+    known = await look_up_topics((topic.topic for topic in request.topics), context)
+    found = [
+        [find_partition(known[topic.topic], part.partition, part.current_leader_epoch) for part in topic.partitions]
+        for topic in request.topics
+    ]
     states = await read_states([part for row in found for part in row if isinstance(part, Partition)], context)
     return OffsetForLeaderEpochResponse(
         topics=tuple(

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from gateway.catalog import Catalog
 from gateway.context import RequestContext, Services
 from gateway.coordinator.model import ConnectionId, MemberId
 from gateway.coordinator.model import OffsetCommit as OffsetCommitEvent
@@ -24,6 +25,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
     OffsetCommitResponse,
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
@@ -53,12 +55,12 @@ FETCH_WITH_TOP_LEVEL_ERROR = 2
 MAX_INT64 = 2**63 - 1
 
 
-async def _topic(services: Services, name: str) -> Topic | None:
-    return services.catalog.get(name) or await services.catalog.resolve(name)
-
-
-async def _topic_by_id(services: Services, topic_id: UUID) -> Topic | None:
-    return services.catalog.get_by_id(topic_id) or await services.catalog.resolve_id(topic_id)
+async def _resolve(asked: Sequence[OffsetCommitRequestTopic | _AskedTopic], by_id: bool, catalog: Catalog) -> None:
+    """Makes known to the catalog which of these topics there are."""
+    if by_id:
+        await catalog.resolve_all_ids(topic.topic_id for topic in asked)
+    else:
+        await catalog.resolve_all(topic.name for topic in asked)
 
 
 def _has_partition(topic: Topic, partition_index: int) -> bool:
@@ -85,12 +87,11 @@ async def offset_commit(request: OffsetCommitRequest, context: RequestContext) -
     """
     by_id = context.version >= COMMIT_BY_TOPIC_ID
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    catalog = context.services.catalog
+    await _resolve(request.topics, by_id, catalog)
     topics: list[tuple[str, UUID, list[_Commit]]] = []
     for asked in request.topics:
-        if by_id:
-            topic = await _topic_by_id(context.services, asked.topic_id)
-        else:
-            topic = await _topic(context.services, asked.name)
+        topic = catalog.get_by_id(asked.topic_id) if by_id else catalog.get(asked.name)
         if topic is None:
             commits = [_Commit(partition, None, unknown) for partition in asked.partitions]
         else:
@@ -325,19 +326,19 @@ async def _fetch_all(group_id: str, services: Services) -> list[_FetchedTopic]:
     by_topic: dict[UUID, list[_Fetched]] = {}
     for committed in await services.offsets.fetch(group_id, None):
         by_topic.setdefault(committed.topic_id, []).append(_fetched(committed))
+    await services.catalog.resolve_all_ids(by_topic)
     fetched: list[_FetchedTopic] = []
     for topic_id, partitions in by_topic.items():
-        topic = await _topic_by_id(services, topic_id)
+        topic = services.catalog.get_by_id(topic_id)
         if topic is not None:
             fetched.append(_FetchedTopic(topic.name, topic_id, tuple(partitions)))
     return fetched
 
 
 async def _fetch_asked(group_id: str, asked: list[_AskedTopic], by_id: bool, services: Services) -> list[_FetchedTopic]:
-    topics: list[tuple[_AskedTopic, Topic | None]] = []
-    for one in asked:
-        topic = await _topic_by_id(services, one.topic_id) if by_id else await _topic(services, one.name)
-        topics.append((one, topic))
+    catalog = services.catalog
+    await _resolve(asked, by_id, catalog)
+    topics = [(one, catalog.get_by_id(one.topic_id) if by_id else catalog.get(one.name)) for one in asked]
     wanted = [
         (topic.topic_id, index)
         for one, topic in topics
@@ -377,7 +378,8 @@ async def offset_delete(request: OffsetDeleteRequest, context: RequestContext) -
     services = context.services
     if not request.group_id:
         return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
-    topics = [(asked, await _topic(services, asked.name)) for asked in request.topics]
+    await services.catalog.resolve_all(asked.name for asked in request.topics)
+    topics = [(asked, services.catalog.get(asked.name)) for asked in request.topics]
     async with services.groups.holding(request.group_id) as (group, lease):
         refusal = offset_delete_refusal(group)
         if refusal is not None:

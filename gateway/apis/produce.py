@@ -6,7 +6,6 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass
-from uuid import UUID
 
 import structlog
 
@@ -65,10 +64,10 @@ async def produce(request: ProduceRequest, context: RequestContext) -> ProduceRe
     connection_id = context.connection.connection_id
     if appender.must_wait(connection_id) or any(_known(topic, context) is None for topic in request.topic_data):
         async with appender.turn(connection_id):
-            lookup_errors = await _look_up_topics(request, context)
-            attempts = _submit(request, context, lookup_errors)
+            missing_topic = await _look_up_topics(request, context)
+            attempts = _submit(request, context, missing_topic)
     else:
-        attempts = _submit(request, context, {})
+        attempts = _submit(request, context, _unknown_topic(context))
     await _settle(request, attempts)
     answers = [[await _answer(data.index, attempt, context) for data, attempt in row] for row in attempts]
     if request.acks == 0:
@@ -86,24 +85,26 @@ def _known(topic: TopicProduceData, context: RequestContext) -> Topic | None:
     return catalog.get(topic.name)
 
 
-async def _look_up_topics(request: ProduceRequest, context: RequestContext) -> dict[str | UUID, ErrorCode]:
-    """Ask Postgres for the topics that are missing here; the codes of those it could not be asked for."""
+async def _look_up_topics(request: ProduceRequest, context: RequestContext) -> ErrorCode:
+    """Ask Postgres for the topics that are missing here; the code of those that are missing still."""
     catalog = context.services.catalog
-    errors: dict[str | UUID, ErrorCode] = {}
-    for topic in request.topic_data:
-        by_id = context.version >= FIRST_VERSION_WITH_TOPIC_IDS
-        try:
-            if by_id:
-                await catalog.resolve_id(topic.topic_id)
-            else:
-                await catalog.resolve(topic.name)
-        except StorageError as error:
-            errors[topic.topic_id if by_id else topic.name] = storage_code(context.api_key, error)
-    return errors
+    try:
+        if context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
+            await catalog.resolve_all_ids(topic.topic_id for topic in request.topic_data)
+        else:
+            await catalog.resolve_all(topic.name for topic in request.topic_data)
+    except StorageError as error:
+        return storage_code(context.api_key, error)
+    return _unknown_topic(context)
+
+
+def _unknown_topic(context: RequestContext) -> ErrorCode:
+    by_id = context.version >= FIRST_VERSION_WITH_TOPIC_IDS
+    return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _submit(
-    request: ProduceRequest, context: RequestContext, lookup_errors: dict[str | UUID, ErrorCode]
+    request: ProduceRequest, context: RequestContext, missing_topic: ErrorCode
 ) -> list[list[tuple[PartitionProduceData, _Attempt]]]:
     """Validate and enqueue everything, without an await: this is where the order of the log is made."""
     named = Counter(
@@ -112,7 +113,7 @@ def _submit(
     now_ms = time.time_ns() // 1_000_000
     attempts: list[list[tuple[PartitionProduceData, _Attempt]]] = []
     for requested in request.topic_data:
-        topic = _writable(requested, context, lookup_errors)
+        topic = _writable(requested, context, missing_topic)
         row: list[tuple[PartitionProduceData, _Attempt]] = []
         for data in requested.partition_data:
             attempt: _Attempt
@@ -129,18 +130,14 @@ def _submit(
     return attempts
 
 
-def _writable(
-    requested: TopicProduceData, context: RequestContext, lookup_errors: dict[str | UUID, ErrorCode]
-) -> Topic | Refused:
+def _writable(requested: TopicProduceData, context: RequestContext, missing_topic: ErrorCode) -> Topic | Refused:
     topic = _known(requested, context)
     if topic is None:
         if context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
-            code = lookup_errors.get(requested.topic_id, ErrorCode.UNKNOWN_TOPIC_ID)
-            return Refused(code, f"no topic has the id {requested.topic_id}")
+            return Refused(missing_topic, f"no topic has the id {requested.topic_id}")
         if reason := why_illegal(requested.name):
             return Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
-        code = lookup_errors.get(requested.name, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-        return Refused(code, f"topic {requested.name} does not exist")
+        return Refused(missing_topic, f"topic {requested.name} does not exist")
     if topic.internal:
         return Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is internal: clients may not write to it")
     return topic

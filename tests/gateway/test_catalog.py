@@ -106,6 +106,20 @@ async def test_remembered_unknown_names_are_bounded(node: DataPlane, monkeypatch
     assert counting.finds == ["a", "b", "c", "d", "a"]
 
 
+@pytest.mark.parametrize("count", [1, catalog_module.MAX_LOOKUPS, catalog_module.MAX_LOOKUPS + 1, 500])
+async def test_many_missing_topics_cost_no_query_each(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    there = await create_elsewhere(node, "there")
+    counting = CountingTopics(node, monkeypatch)
+    await node.catalog.resolve_all(["there", "no/name", *(f"ghost{number}" for number in range(count - 1))])
+    assert node.catalog.get("there") == there
+    asked_by_name = len(counting.finds)
+    await node.catalog.resolve_all_ids([there.topic_id, *(uuid4() for _ in range(count))])
+    assert asked_by_name <= catalog_module.MAX_LOOKUPS
+    assert len(counting.finds) - asked_by_name <= catalog_module.MAX_LOOKUPS
+
+
 async def test_a_lookup_outlives_the_one_who_asked_first(node: DataPlane) -> None:
     topic = await create_elsewhere(node, "t")
     first = asyncio.create_task(node.catalog.resolve("t"))

@@ -12,11 +12,14 @@ from uuid import uuid4
 import pytest
 
 from gateway import tail
+from gateway.apis.fetch import fetch
+from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
-from protocol.messages.fetch import FetchPartition, FetchResponse
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from protocol.records import read_head
 from storage.types import Topic
 from tests.gateway.data_plane import (
+    FETCH_VERSION,
     DataPlane,
     at,
     batch_of,
@@ -444,3 +447,12 @@ async def test_records_are_given_without_a_copy(warm: DataPlane) -> None:
     assert isinstance(part.records, tuple)
     assert isinstance(part.records[0], memoryview)
     assert read_head(part.records[0]).base_offset == 0
+
+
+async def test_what_a_crowded_request_costs_grows_with_it_only(warm: DataPlane) -> None:
+    """Many partitions of one unknown topic; none of them may cost what the whole topic does."""
+    crowd = FetchTopic(topic="ghost", partitions=tuple(at(0, index) for index in range(5_000)))
+    started = time.process_time()
+    response = await fetch(FetchRequest(topics=(crowd,)), warm.context(ApiKey.FETCH, FETCH_VERSION))
+    assert time.process_time() - started < 1, "a fiftieth is enough, five times as much is quadratic"
+    assert {part.error_code for part in only(response.responses).partitions} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}

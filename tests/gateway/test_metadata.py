@@ -6,8 +6,9 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from gateway.apis.metadata import MAX_CREATED, MAX_LOOKUPS
+from gateway.apis.metadata import MAX_CREATED
 from gateway.apis.topics import create_internal_topics
+from gateway.catalog import MAX_LOOKUPS
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import DescribeClusterRequest
