@@ -36,8 +36,8 @@ STORAGE_LOG_INTERVAL_S = 1.0
 """While Postgres is away every request of an API fails alike: the counter has them all, the log one a second."""
 
 MAX_STRUCTURED_BYTES = 8 * 1024 * 1024
-"""Largest request of any API but Produce: it is all structure, and decoded it may take forty times its size in memory.
-Produce is bounded by socket.request.max.bytes alone, for its bytes stay bytes."""
+"""Largest request of any API but Produce: decoded it takes several times its size in memory. Produce is bounded by
+socket.request.max.bytes alone, for its records stay bytes."""
 
 Handler = Callable[[Any, RequestContext], Coroutine[Any, Any, Any]]
 

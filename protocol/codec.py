@@ -2,7 +2,8 @@
 
 The one idea: callers see `decode` and `encode`; behind them stands one function per message and version, written from
 the grammar the first time it is needed. Bytes that are not the message end in ProtocolError whatever they are; what a
-message may cost is bounded by the bytes it came in. Headers and frames are other modules' business.
+message may cost is bounded by the bytes it came in, and a request's elements by a number. Headers and frames are other
+modules' business.
 """
 
 from __future__ import annotations
@@ -13,11 +14,15 @@ from typing import Any, TypeVar
 from protocol.errors import ProtocolError
 from protocol.grammar import grammar
 from protocol.messages import declared_messages, find_message
-from protocol.schema import Direction
+from protocol.schema import Direction, message_schema
 from protocol.specialise import Chunk, Decoder, Encoder, has_records, specialise_decoder, specialise_encoder
 from protocol.varints import Buffer
 
 M = TypeVar("M")
+
+MAX_REQUEST_ELEMENTS = 200_000
+"""Array elements and tagged fields in one request. A handler's work follows them, and an element may be two bytes: by
+its bytes alone a frame could hold the event loop for many seconds. As many as all partitions of a large cluster."""
 
 _request_types: dict[tuple[int, int], type[Any]] = {
     (int(schema.api_key), version): schema.struct_type
@@ -55,7 +60,9 @@ def decode(message_type: type[M], version: int, buffer: Buffer, position: int = 
     found = _decoders.get((message_type, version))
     if found is None:
         record = grammar(message_type, version)
-        found = _decoders[message_type, version] = (specialise_decoder(record, version), has_records(record))
+        is_request = message_schema(message_type).direction is Direction.REQUEST
+        decoder = specialise_decoder(record, version, MAX_REQUEST_ELEMENTS if is_request else None)
+        found = _decoders[message_type, version] = (decoder, has_records(record))
     decoder, sliced = found
     if not sliced and buffer.__class__ is not bytes:
         buffer = bytes(buffer)

@@ -3,7 +3,8 @@
 The one idea: the grammar is derived from the declaration, one tree per message and version, and everything else about
 bytes is derived from the grammar: `sluice decode` and the tests parse and build with it, and `specialise` walks the
 same tree to write the functions that the server runs. Its constructs therefore keep what a walker asks for as plain
-attributes. It is bounded like those functions and accepts the same bytes, but it is slow: never on the hot path.
+attributes. It is bounded like those functions (but for a request's elements altogether) and accepts the same bytes,
+but it is slow: never on the hot path.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from construct import (
 from protocol import schema
 from protocol.errors import ProtocolError
 from protocol.schema import Field, StructSchema, message_schema, struct_schema
-from protocol.varints import MAX_UVARINT, Buffer, write_uvarint
+from protocol.varints import MAX_TAGGED_FIELDS, MAX_UVARINT, Buffer, write_uvarint
 
 M = TypeVar("M")
 
@@ -239,7 +240,7 @@ class TaggedSection(Construct):
     def _parse(self, stream: BinaryIO, context: Any, path: str) -> dict[str, Any]:
         values = {field.subcon.name: field.default for field in self.fields.values()}
         count = _take(_uvarint, stream, path)
-        if 2 * count > _remaining(stream):
+        if count > MAX_TAGGED_FIELDS or 2 * count > _remaining(stream):
             raise RangeError(f"{count} tagged fields in {_remaining(stream)} bytes", path)
         for _ in range(count):
             tag = _take(_uvarint, stream, path)

@@ -36,7 +36,7 @@ from protocol.grammar import (
     min_bytes,
 )
 from protocol.schema import struct_schema
-from protocol.varints import Buffer, read_uvarint, skip_tagged_fields, write_uvarint
+from protocol.varints import MAX_TAGGED_FIELDS, Buffer, read_uvarint, skip_tagged_fields, write_uvarint
 
 Chunk: TypeAlias = bytes | bytearray | memoryview
 Decoder: TypeAlias = Callable[[Buffer, int, int], tuple[Any, int]]
@@ -48,9 +48,12 @@ UVARINTS = tuple(write_uvarint(value) for value in range(1 << 12))
 """The lengths, counts and tags that occur, ready made."""
 
 
-def specialise_decoder(record: Record, version: int) -> Decoder:
-    """A function equal to the grammar's parse. Needs a `bytes` buffer unless `has_records(record)`."""
-    return _DecoderSource(record, version).compile()
+def specialise_decoder(record: Record, version: int, max_elements: int | None = None) -> Decoder:
+    """A function equal to the grammar's parse. Needs a `bytes` buffer unless `has_records(record)`.
+
+    `max_elements` bounds array elements and tagged fields of the whole message; None leaves that to its bytes.
+    """
+    return _DecoderSource(record, version, max_elements).compile()
 
 
 def specialise_encoder(record: Record, version: int) -> Encoder:
@@ -156,8 +159,9 @@ class _Source:
 class _DecoderSource(_Source):
     """Reads from buffer `b` at `p`, up to `end`. A target is what a value is assigned to: `o3.member_id`."""
 
-    def __init__(self, record: Record, version: int) -> None:
+    def __init__(self, record: Record, version: int, max_elements: int | None) -> None:
         super().__init__(record, version, "decode")
+        self.max_elements = max_elements
         self.pending: list[tuple[str, str]] = []
         self.sliced = has_records(record)
         self.names |= {
@@ -173,6 +177,8 @@ class _DecoderSource(_Source):
     def compile(self) -> Decoder:
         if self.sliced:
             self.line("view = memoryview(b)")
+        if self.max_elements is not None:
+            self.line(f"room = {self.max_elements}")
         root = self.fresh("o")
         self.read_record(self.record, root)
         with self.block("if p > end:"):
@@ -260,12 +266,19 @@ class _DecoderSource(_Source):
             self.line(f"{target} = {read}")
             self.line(f"p = {name}")
 
+    def take_room(self, count: str) -> None:
+        if self.max_elements is not None:
+            self.line(f"room -= {count}")
+            with self.block("if room < 0:"):
+                self.line(f"refuse('more than {self.max_elements} elements')")
+
     def read_array(self, piece: Array, target: str) -> None:
         name = self.read_length(piece.count, target.partition(".")[2])
         element = piece.element
         with self.unless_null(piece.count, name, target):
             with self.block(f"if {name} * {min_bytes(element)} > end - p:"):
                 self.line("refuse('more elements than bytes')")
+            self.take_room(name)
             if isinstance(element, FormatField):
                 self.line(f"{target} = unpack_from(f'>{{{name}}}{element.fmtstr[1:]}', b, p)")
                 self.line(f"p += {name} * {element.length}")
@@ -310,13 +323,14 @@ class _DecoderSource(_Source):
         for field in section.fields.values():
             self.line(f"{made}.{field.subcon.name} = {self.bind('default', field.default)}")
         with self.block(f"if {tags}:"):
+            self.take_room(tags)
             if not section.fields:
                 self.line("p = skip_tagged_fields(b, p - 1, end)")
                 return
             tag, stop = self.fresh("tag"), self.fresh("stop")
             self.line(f"{tags}, p = uvarint_tail(b, p, end)")
-            with self.block(f"if {tags} * 2 > end - p:"):
-                self.line("refuse('more tagged fields than bytes')")
+            with self.block(f"if {tags} > {MAX_TAGGED_FIELDS} or {tags} * 2 > end - p:"):
+                self.line("refuse('too many tagged fields')")
             with self.block(f"for _ in range({tags}):"):
                 self.line(f"{tag}, p = read_uvarint(b, p, end)")
                 self.line(f"{stop}, p = read_uvarint(b, p, end)")

@@ -14,6 +14,9 @@ Buffer: TypeAlias = bytes | bytearray | memoryview
 
 MAX_UVARINT = 0xFFFFFFFF
 
+MAX_TAGGED_FIELDS = 127
+"""In one section. Upstream defines four at most; each that is not known costs a step of its own."""
+
 
 def read_uvarint(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
     """Value and the position behind it; raises ProtocolError if torn, longer than five bytes or above 32 bits."""
@@ -46,7 +49,7 @@ def write_uvarint(value: int) -> bytes:
 def skip_tagged_fields(buffer: Buffer, position: int, end: int) -> int:
     """The position behind a tagged section of which no tag is known; raises ProtocolError if torn."""
     count, position = read_uvarint(buffer, position, end)
-    if 2 * count > end - position:
+    if count > MAX_TAGGED_FIELDS or 2 * count > end - position:
         raise ProtocolError(f"{count} tagged fields in {end - position} bytes")
     for _ in range(count):
         _, position = read_uvarint(buffer, position, end)

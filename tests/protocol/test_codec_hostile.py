@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 
 from protocol import codec, grammar
+from protocol.api_keys import ApiKey
 from protocol.errors import ProtocolError
 from protocol.headers import (
     RequestHeader,
@@ -20,9 +22,14 @@ from protocol.headers import (
     encode_response_header,
 )
 from protocol.messages.describe_groups import DescribeGroupsRequest
+from protocol.messages.fetch import FetchRequest
+from protocol.messages.heartbeat import HeartbeatRequest
 from protocol.messages.join_group import JoinGroupResponse, JoinGroupResponseMember
+from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic
+from protocol.messages.produce import ProduceRequest, TopicProduceData
 from protocol.schema import Direction, MessageSchema
 from protocol.specialise import uuid_of
+from protocol.varints import MAX_TAGGED_FIELDS, write_uvarint
 from tests.protocol.values import IDS, MESSAGE_VERSIONS, message_value
 
 SEEDS = range(10)
@@ -158,6 +165,54 @@ def test_the_smallest_elements_take_memory_in_proportion_to_their_size(schema: M
             assert tracemalloc.get_traced_memory()[1] < MEMORY_FACTOR * len(encoded) + MEMORY_BYTES, field.name
         finally:
             tracemalloc.stop()
+
+
+def crowded_produce(count: int) -> bytes:
+    request = ProduceRequest(topic_data=(TopicProduceData(name=""),) * count)
+    return b"".join(codec.encode(request, 9))
+
+
+def crowded_offset_fetch(count: int) -> bytes:
+    """Numbers count as much as structs: each becomes an element of the answer."""
+    half = OffsetFetchRequestTopic(name="t", partition_indexes=(0,) * (count // 2 - 1))
+    return b"".join(codec.encode(OffsetFetchRequest(topics=(half, half)), 7))
+
+
+def crowded_tags(count: int) -> bytes:
+    """Tagged fields that nobody knows are stepped over one by one."""
+    topic = b"\x02t" + tagged_section(MAX_TAGGED_FIELDS)
+    topics = count // (1 + MAX_TAGGED_FIELDS)
+    return write_uvarint(topics + 1) + topic * topics + b"\1\1\1" + tagged_section(0)
+
+
+def tagged_section(count: int) -> bytes:
+    return write_uvarint(count) + b"\x7f\x00" * count
+
+
+@pytest.mark.parametrize(
+    ("api_key", "version", "crowded"),
+    [
+        (ApiKey.PRODUCE, 9, crowded_produce),
+        (ApiKey.OFFSET_FETCH, 7, crowded_offset_fetch),
+        (ApiKey.METADATA, 9, crowded_tags),
+    ],
+)
+def test_the_elements_of_one_request_are_bounded(api_key: ApiKey, version: int, crowded: Callable[[int], bytes]):
+    codec.decode_request(api_key, version, crowded(codec.MAX_REQUEST_ELEMENTS))
+    with pytest.raises(ProtocolError, match="elements"):
+        codec.decode_request(api_key, version, crowded(codec.MAX_REQUEST_ELEMENTS + 1 + MAX_TAGGED_FIELDS))
+
+
+@pytest.mark.parametrize(
+    ("message", "version"), [(HeartbeatRequest(), 4), (FetchRequest(), 12)], ids=["no tag is known", "some are"]
+)
+def test_the_tagged_fields_of_one_section_are_bounded(message: Any, version: int):
+    encoded = b"".join(codec.encode(message, version))
+    assert encoded.endswith(tagged_section(0))
+    for decode in (codec.decode, grammar.parse):
+        assert decode(type(message), version, encoded[:-1] + tagged_section(MAX_TAGGED_FIELDS))[0] == message
+        with pytest.raises(ProtocolError, match="tagged fields"):
+            decode(type(message), version, encoded[:-1] + tagged_section(MAX_TAGGED_FIELDS + 1))
 
 
 MEMBERS = 1000
