@@ -78,11 +78,12 @@ ALL_BROKERS = ""
 
 
 async def describe_configs(request: DescribeConfigsRequest, context: RequestContext) -> DescribeConfigsResponse:
-    """Each resource alone succeeds or fails. A node describes itself and what holds for all brokers, as upstream."""
+    """Each resource alone succeeds or fails; one named twice alike is described once. A node describes itself and what
+    holds for all brokers, as upstream."""
     services = context.services
     await services.catalog.refresh_if_changed()
     results: list[DescribeConfigsResult] = []
-    for resource in request.resources:
+    for resource in dict.fromkeys(request.resources):
         try:
             configs = _describe(resource, request, services)
             code, message = ErrorCode.NONE, None

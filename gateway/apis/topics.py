@@ -81,6 +81,7 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
     services = context.services
     await services.catalog.refresh_if_changed()
     broker = services.catalog.broker
+    _check_total(_partitions_asked(topic, broker) for topic in request.topics)
     plans: dict[str, NewTopic | KafkaError] = {}
     named = Counter(topic.name for topic in request.topics)
     rendered = RenderedNames(topic.name for topic in services.catalog.topics())
@@ -94,7 +95,6 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
         except KafkaError as error:
             plans[topic.name] = error
     wanted = {name: plan for name, plan in plans.items() if isinstance(plan, NewTopic)}
-    _check_total(plan.partition_count for plan in wanted.values())
     results: dict[str, CreatableTopicResult] = {}
     if request.validate_only:
         for name, plan in wanted.items():
@@ -193,6 +193,12 @@ def _read_configs(topic: CreatableTopic, broker: BrokerConfig) -> dict[str, str]
         return validate_topic_configs({config.name: config.value for config in topic.configs}, broker)
     except ConfigError as error:
         raise KafkaError(ErrorCode.INVALID_CONFIG, str(error)) from error
+
+
+def _partitions_asked(topic: CreatableTopic, broker: BrokerConfig) -> int:
+    if topic.assignments:
+        return len(topic.assignments)
+    return broker.num_partitions if topic.num_partitions == DEFAULT else max(topic.num_partitions, 1)
 
 
 def _check_total(counts: Iterable[int]) -> None:

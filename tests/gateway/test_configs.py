@@ -126,6 +126,17 @@ async def test_only_the_keys_asked_for(database_url: str) -> None:
         assert len(everything.configs) == len(TOPIC_CONFIGS)
 
 
+async def test_a_resource_named_again_is_described_once(database_url: str) -> None:
+    """Eight bytes that name one are answered with kilobytes."""
+    async with admin_node(database_url) as node:
+        await node.create("orders")
+        whole = DescribeConfigsResource(resource_type=TOPIC, resource_name="orders", configuration_keys=None)
+        part = DescribeConfigsResource(resource_type=TOPIC, resource_name="orders", configuration_keys=("retention.ms",))
+        request = DescribeConfigsRequest(resources=(whole, part, whole, whole))
+        results = (await node.ask(ApiKey.DESCRIBE_CONFIGS, request, 4)).results
+        assert [len(result.configs) for result in results] == [len(TOPIC_CONFIGS), 1]
+
+
 async def test_describe_refusals(database_url: str) -> None:
     async with admin_node(database_url) as node:
         for kind, name, code in (

@@ -183,6 +183,9 @@ async def test_too_many_partitions_at_once(database_url: str) -> None:
             await create(node, new("a", half), new("b", half + 1))
         assert refused.value.code is ErrorCode.POLICY_VIOLATION
         assert node.catalog.topics() == []
+        with pytest.raises(KafkaError) as refused:
+            await create(node, new("no/name", MAX_PARTITIONS_PER_REQUEST + 1))
+        assert refused.value.code is ErrorCode.POLICY_VIOLATION, "counted as asked, before any topic is looked at"
 
 
 # --- the internal topic ---------------------------------------------------------------------------------------------
