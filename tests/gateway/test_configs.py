@@ -131,7 +131,8 @@ async def test_a_resource_named_again_is_described_once(database_url: str) -> No
     async with admin_node(database_url) as node:
         await node.create("orders")
         whole = DescribeConfigsResource(resource_type=TOPIC, resource_name="orders", configuration_keys=None)
-        part = DescribeConfigsResource(resource_type=TOPIC, resource_name="orders", configuration_keys=("retention.ms",))
+        keys = ("retention.ms",)
+        part = DescribeConfigsResource(resource_type=TOPIC, resource_name="orders", configuration_keys=keys)
         request = DescribeConfigsRequest(resources=(whole, part, whole, whole))
         results = (await node.ask(ApiKey.DESCRIBE_CONFIGS, request, 4)).results
         assert [len(result.configs) for result in results] == [len(TOPIC_CONFIGS), 1]
