@@ -34,6 +34,8 @@ FIRST_VERSION_WITH_TOPIC_IDS = 13
 MIN_TIMEOUT_MS = 5_000
 """Upstream's leader appends however long that takes; a client's tiny timeout must not turn a commit into a repeat."""
 MAX_TIMEOUT_MS = 120_000
+MAX_LOGGED_REFUSALS = 10
+"""Batches refused on sight that one request has in the log; all of them are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +113,7 @@ def _submit(
         (topic.name, topic.topic_id, data.index) for topic in request.topic_data for data in topic.partition_data
     )
     now_ms = time.time_ns() // 1_000_000
+    refusals: Counter[ErrorCode] = Counter()
     attempts: list[list[tuple[PartitionProduceData, _Attempt]]] = []
     for requested in request.topic_data:
         topic = _writable(requested, context, missing_topic)
@@ -124,9 +127,13 @@ def _submit(
             else:
                 attempt = _submit_partition(topic, data, context, now_ms)
             if isinstance(attempt, Refused):
-                _note_refusal(requested.name or str(requested.topic_id), data.index, attempt, context)
+                refusals[attempt.code] += 1
+                if refusals.total() <= MAX_LOGGED_REFUSALS:
+                    _log_refusal(requested.name or str(requested.topic_id), data.index, attempt)
             row.append((data, attempt))
         attempts.append(row)
+    for code, count in refusals.items():
+        context.services.metrics.refused_batches.labels(code.name).inc(count)
     return attempts
 
 
@@ -172,8 +179,7 @@ def _submit_partition(topic: Topic, data: PartitionProduceData, context: Request
     return _Submitted(topic.name, partition, outcome, log_append_time_ms)
 
 
-def _note_refusal(topic: str, partition: int, refused: Refused, context: RequestContext) -> None:
-    context.services.metrics.refused_batches.labels(refused.code.name).inc()
+def _log_refusal(topic: str, partition: int, refused: Refused) -> None:
     log.info("record batch refused", topic=topic, partition=partition, error=refused.code.name, reason=refused.message)
 
 
@@ -203,7 +209,8 @@ async def _answer(index: int, attempt: _Attempt, context: RequestContext) -> Par
         if result is Refusal.UNKNOWN_PARTITION and context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
             code = ErrorCode.UNKNOWN_TOPIC_ID
         refused = Refused(code, f"refused by the log: {result.value}")
-        _note_refusal(attempt.topic, index, refused, context)
+        context.services.metrics.refused_batches.labels(code.name).inc()
+        _log_refusal(attempt.topic, index, refused)
         return _refusal(index, refused)
     log_append_time_ms = attempt.log_append_time_ms
     if result.duplicate and log_append_time_ms >= 0:

@@ -9,8 +9,9 @@ from dataclasses import replace
 from uuid import uuid4
 
 import pytest
+import structlog
 
-from gateway.apis.produce import produce
+from gateway.apis.produce import MAX_LOGGED_REFUSALS, produce
 from gateway.connection import UnanswerableError
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
@@ -371,3 +372,13 @@ async def test_topics_are_matched_by_the_field_of_the_version(node: DataPlane) -
     )
     assert by_name is not None
     assert by_name.responses[0].name == "t"
+
+
+async def test_one_request_logs_few_of_its_refusals_and_counts_all(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    with structlog.testing.capture_logs() as logged:
+        answers = await node.send_all([(topic, partition, b"rubbish") for partition in range(1, 101)])
+    assert {answer.error_code for answer in answers} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    assert sum(entry["event"] == "record batch refused" for entry in logged) == MAX_LOGGED_REFUSALS
+    counted = node.services.metrics.registry.get_sample_value
+    assert counted("sluice_refused_batches_total", {"error": "UNKNOWN_TOPIC_OR_PARTITION"}) == 100
