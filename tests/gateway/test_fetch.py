@@ -454,5 +454,7 @@ async def test_what_a_crowded_request_costs_grows_with_it_only(warm: DataPlane) 
     crowd = FetchTopic(topic="ghost", partitions=tuple(at(0, index) for index in range(5_000)))
     started = time.process_time()
     response = await fetch(FetchRequest(topics=(crowd,)), warm.context(ApiKey.FETCH, FETCH_VERSION))
-    assert time.process_time() - started < 1, "a fiftieth is enough, five times as much is quadratic"
+    assert time.process_time() - started < 1, (
+        "seconds: a fraction of one is enough, and looking at the whole topic for each partition takes five"
+    )
     assert {part.error_code for part in only(response.responses).partitions} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
