@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 
 import pytest
 
@@ -304,3 +304,27 @@ async def test_only_whole_turns(node: DataPlane) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
     assert order == ["a", "b", "d"]
     assert not node.appender.must_wait("c")
+
+
+async def test_a_bug_in_a_commit_hangs_nobody_and_what_waits_is_committed(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await node.create_topic("t")
+    append, begun, broken = node.log.append, asyncio.Event(), asyncio.Event()
+
+    async def break_once(batches: Sequence[NewBatch]) -> list[Appended | Refusal]:
+        if begun.is_set():
+            return await append(batches)
+        begun.set()
+        await broken.wait()
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(node.log, "append", break_once)
+    first = node.appender.submit(new_batch(topic, batch_of(b"a")))
+    await begun.wait()
+    second = node.appender.submit(new_batch(topic, batch_of(b"b")))
+    broken.set()
+    with pytest.raises(StorageUnavailable):
+        await asyncio.wait_for(first, 30)
+    assert appended(await asyncio.wait_for(second, 30)) == 0
+    assert node.appender.queued_bytes == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import socket
 import struct
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
@@ -86,6 +87,7 @@ class Node:
         self.gone: asyncio.Queue[str] = asyncio.Queue()
         self.forgotten: asyncio.Queue[str] = asyncio.Queue()
         self.port = 0
+        self._settling: Peer | None = None
 
     def connection_closed(self, connection_id: str, by_peer: bool) -> None:
         (self.gone if by_peer else self.forgotten).put_nowait(connection_id)
@@ -94,12 +96,13 @@ class Node:
         return Peer(*await asyncio.open_connection("127.0.0.1", self.port))
 
     async def settle(self) -> None:
-        """Many turns of the loop with traffic of another connection, in which anything that may happen does."""
-        other = await self.connect()
+        """Many turns of the loop with traffic of another connection, in which anything that may happen does. It stays
+        open, so that `gone` tells of the test's own connections alone."""
+        if self._settling is None:
+            self._settling = await self.connect()
         for index in range(50):
-            other.send(b"-echo:settle %d" % index)
-            await other.answer()
-        other.writer.close()
+            self._settling.send(b"-echo:settle %d" % index)
+            await self._settling.answer()
 
     def finished_of(self, prefix: bytes) -> list[bytes]:
         return [name for name in self.words.finished if name.startswith(prefix)]
@@ -122,6 +125,13 @@ class Peer:
 
     async def answers(self, count: int) -> list[bytes]:
         return [await self.answer() for _ in range(count)]
+
+    def reset(self) -> None:
+        """Ends the connection at once, as the kernel does for what a killed process has left unread: no half-open end
+        comes before it."""
+        raw_socket: socket.socket = self.writer.get_extra_info("socket")
+        raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
 
     async def ended(self) -> bytes:
         """What came before the server closed the connection."""
@@ -345,10 +355,44 @@ async def test_a_waiting_connection_that_ends_gives_up_its_turn() -> None:
         first.send(b"-wait:first" + large)
         await served.words.until_started(1)
         second.send(b"-echo:second" + large)
+        await served.settle()
         third.send(b"-echo:third" + large)
-        second.writer.transport.abort()
+        second.reset()
+        await served.settle()
         served.words.gate((b"-wait:first" + large)[:40]).set()
         assert await third.answer() == (b"-echo:third" + large)[:40]
+        assert await asyncio.wait_for(served.gone.get(), 10)
+        assert len(served.finished_of(b"-echo:second")) == 1, "what was read of it is done all the same"
+
+
+async def test_a_full_intake_stops_the_reading_of_a_large_frame_until_there_is_room() -> None:
+    large = bytes(2 * SMALL_FRAME_BYTES)
+    async with node(max_intake_bytes=SMALL_FRAME_BYTES) as served:
+        first, second = await served.connect(), await served.connect()
+        first.send(b"-wait:first" + large)
+        await served.words.until_started(1)
+        whole = framed(b"-echo:second" + bytes(16 * SMALL_FRAME_BYTES))
+        second.writer.write(whole[: len(whole) // 2])
+        await served.settle()
+        reading = [connection._reading for connection in served.server._connections]  # pyright: ignore[reportPrivateUsage]
+        assert reading.count(False) == 1
+        second.writer.write(whole[len(whole) // 2 :])
+        served.words.gate((b"-wait:first" + large)[:40]).set()
+        assert await second.answer() == whole[4:44]
+
+
+async def test_what_came_before_a_frame_of_an_impossible_size_is_answered() -> None:
+    async with node(max_request_bytes=1000) as served:
+        peer = await served.connect()
+        peer.writer.write(framed(b"-wait:1", b"-echo:2") + struct.pack(">i", -1))
+        await served.words.until_started(1)
+        await served.settle()
+        assert served.closed_for("frame_size") == 0
+        served.words.gate(b"-wait:1").set()
+        assert await peer.answer() == b"-wait:1"
+        await peer.ended()
+        assert served.closed_for("frame_size") == 1
+        assert served.finished_of(b"-echo:2") == [b"-echo:2"]
 
 
 async def test_more_connections_than_allowed_are_refused() -> None:
@@ -409,15 +453,31 @@ async def test_what_was_read_is_carried_out_in_order_though_the_peer_has_gone() 
     """A LeaveGroup behind an OffsetCommit counts; a JoinGroup of nobody is not waited for."""
     async with node() as served:
         peer = await served.connect()
-        peer.send(b"-wait:commit", b"pwait:join", b"-echo:leave")
+        peer.send(b"-wait:commit", b"pwait:join", b"-echo:leave", b"-echo:last")
         await served.words.until_started(1)
         await served.settle()
-        peer.writer.transport.abort()
+        peer.reset()
         await served.settle()
         served.words.gate(b"-wait:commit").set()
         assert await asyncio.wait_for(served.gone.get(), 10)
-        finished = [name for name in served.words.finished if b"settle" not in name]
-        assert finished == [b"-wait:commit", b"-echo:leave"]
+        started = [name for name in served.words.started if b"settle" not in name]
+        assert started == [b"-wait:commit", b"-echo:leave", b"-echo:last"]
+        assert [name for name in served.words.finished if b"settle" not in name] == started
+
+
+async def test_closing_what_has_lost_its_peer_lets_its_work_finish() -> None:
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"-wait:commit")
+        await served.words.until_started(1)
+        await served.settle()
+        peer.reset()
+        await served.settle()
+        (connection,) = [each for each in served.server._connections if each.in_flight]  # pyright: ignore[reportPrivateUsage]
+        connection.close()
+        served.words.gate(b"-wait:commit").set()
+        assert await asyncio.wait_for(served.forgotten.get(), 10)
+        assert served.finished_of(b"-wait") == [b"-wait:commit"]
 
 
 async def test_what_a_peer_sent_just_before_it_closed_is_done() -> None:

@@ -184,6 +184,10 @@ async def test_sync_gives_the_leaders_assignment(node: GroupNode, version: int) 
     )
     assert (answer.error_code, answer.assignment) == (ErrorCode.NONE, b"bytes")
     assert (answer.protocol_type, answer.protocol_name) == (("consumer", "range") if version >= 5 else (None, None))
+    again = SyncGroupRequest(
+        group_id=G, generation_id=1, member_id=member.member_id, protocol_type="consumer", protocol_name="range"
+    )
+    assert await node.ask(again, version) == answer, "a repeat is answered from what is stored"
 
 
 @pytest.mark.parametrize("version", range(6))

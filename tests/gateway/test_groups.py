@@ -248,6 +248,27 @@ async def test_memory_of_a_former_lease_is_not_used_under_a_new_one(node: GroupN
     assert (await held).error is ErrorCode.NOT_COORDINATOR
 
 
+async def test_nobodys_session_runs_out_under_a_lapsed_lease(node: GroupNode) -> None:
+    member = node.member(G, "c1", session_timeout_ms=20)
+    await settle(member)
+    node.lease_clock.seconds += 3600
+    await until(lambda: G not in node.groups._slots)
+    stored = await node.store.load(G)
+    assert stored is not None
+    assert (stored.state, len(stored.members)) == ("Stable", 1)
+
+
+async def test_whoever_waits_for_a_held_group_is_sent_away_with_its_shard(node: GroupNode) -> None:
+    await settle(node.member(G, "c1"))
+    async with node.groups.holding(G):
+        behind = asyncio.create_task(node.groups.view(G))
+        await asyncio.sleep(0)
+        node.groups.shard_lost(node.leases.shard_of(G))
+        with pytest.raises(KafkaError) as refused:
+            await asyncio.wait_for(behind, 10)
+    assert refused.value.code is ErrorCode.NOT_COORDINATOR
+
+
 async def test_a_write_of_a_lapsed_lease_is_seen_by_whoever_reads_the_group_next(
     node: GroupNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -516,12 +537,23 @@ async def test_drain_lets_a_write_in_flight_finish_and_answers_it(node: GroupNod
         draining = asyncio.create_task(node.groups.drain())
         await asyncio.sleep(0)
         assert not draining.done()
+        assert await first.beat() is ErrorCode.NOT_COORDINATOR
     await draining
     assert [(await join).generation_id for join in joins] == [2, 2]
     assert (await behind).error is ErrorCode.NOT_COORDINATOR
     stored = await node.store.load(G)
     assert stored is not None
     assert stored.generation_id == 2
+
+
+async def test_drain_gives_up_a_write_that_does_not_end(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    gate = Gate(node, monkeypatch)
+    joins = [second.join(), first.join()]
+    await until(lambda: gate.waiting)
+    await asyncio.wait_for(node.groups.drain(0.01), 10)
+    assert {(await join).error for join in joins} == {ErrorCode.NOT_COORDINATOR}
 
 
 # --- memory ---------------------------------------------------------------------------------------------------------

@@ -184,7 +184,8 @@ async def test_a_node_whose_registration_was_taken_joins_again(database: Databas
 
 async def test_leaders_are_spread_over_the_live_nodes(database: Database) -> None:
     first = await Node(database, 9092).start()
-    await Node(database, 9093).start()
+    second = await Node(database, 9093).start()
+    assert {second.membership.leader_of(PartitionKey(key)).node_id for key in range(10)} == {NodeId(1), NodeId(2)}
     await first.membership.renew()
     leaders = {first.membership.leader_of(PartitionKey(key)).node_id for key in range(10)}
     assert leaders == {NodeId(1), NodeId(2)}

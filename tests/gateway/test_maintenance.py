@@ -11,11 +11,16 @@ import pytest
 
 import gateway.maintenance as maintenance_module
 from gateway.broker_configs import parse_broker_configs
+from gateway.cluster.leases import SHARDS, shard_of
 from gateway.coordinator.model import Group, GroupState, Member, MemberId
 from gateway.maintenance import Compaction, Maintenance, subscriptions, unsettled
 from protocol.compression import Compression
 from protocol.errors import ErrorCode
-from storage.types import Topic
+from storage.compaction import CompactionRun, CompactionStore, DirtyRange
+from storage.groups import GroupStore
+from storage.nodes import NodeStore
+from storage.offsets import OffsetStore
+from storage.types import OffsetCommit, Topic
 from tests.gateway.data_plane import DataPlane, batch_of, data_plane, offsets_in, records_in
 
 HOUR_MS = 3_600_000
@@ -209,6 +214,25 @@ async def test_max_compaction_lag_outranks_segment_ms(node: DataPlane) -> None:
     assert len(await content(node, topic)) == 2
 
 
+async def test_compaction_goes_on_behind_a_log_start_that_moves_meanwhile(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await node.create_topic("t", configs=EAGER)
+    for value in (b"1", b"2", b"3", b"4"):
+        await send_pairs(node, topic, (b"a", value))
+    await send_pairs(node, topic, (b"end", b"1"))
+    begin = CompactionStore.begin
+
+    async def begin_and_delete(store: CompactionStore, dirty: DirtyRange) -> CompactionRun:
+        await node.log.delete_records(topic.partitions[0].partition_key, 1)
+        await maintenance(node).retain()
+        return await begin(store, dirty)
+
+    monkeypatch.setattr(CompactionStore, "begin", begin_and_delete)
+    await compact(node)
+    assert await content(node, topic) == [(3, b"a", b"4"), (4, b"end", b"1")]
+
+
 async def test_a_log_with_more_keys_than_memory_is_cleaned_in_runs(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +303,37 @@ async def test_idle_producers_are_forgotten(node: DataPlane, database_url: str) 
     await connection.close()
     await maintenance(node).expire_producers()
     assert await count_rows(database_url, "producer_state") == 1
+
+
+async def test_old_offsets_go_round_by_round_and_those_of_a_reading_group_stay(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance_module, "OFFSETS_PER_STATEMENT", 2)
+    topic = await node.create_topic("t", 5)
+    nodes, offsets = NodeStore(node.database), OffsetStore(node.database)
+    node_id = await nodes.register("127.0.0.1", 9093, None, 60_000)
+    leases = await nodes.acquire_leases(node_id, range(SHARDS), 60_000)
+    stale = replace(leases[shard_of("fenced")], lease_epoch=0)
+    old_ms = now_ms() - 8 * 24 * HOUR_MS
+    for group_id, at_ms in (
+        ("old", old_ms),
+        ("young", old_ms + 2 * 24 * HOUR_MS),
+        ("reads", old_ms),
+        ("fenced", old_ms),
+    ):
+        commits = [
+            OffsetCommit(leases[shard_of(group_id)], group_id, -1, topic.topic_id, index, 1, -1, "", at_ms)
+            for index in range(5)
+        ]
+        assert await offsets.commit(commits) == [None] * 5
+    reads = Group("reads", state=GroupState.STABLE, protocol_type="consumer", subscribed_topics=frozenset({"t"}))
+    held = [stale, *(lease for lease in leases if lease.shard != stale.shard)]
+    await Maintenance(
+        node.database, node.catalog, node.tail, node.membership, lambda: held, lambda: [reads]
+    ).expire_offsets()
+    left = {group_id: len(await offsets.fetch(group_id)) for group_id in ("old", "young", "reads", "fenced")}
+    assert left == {"old": 0, "young": 5, "reads": 5, "fenced": 5}
+    assert "old" not in {group_id for group_id, _, _ in await GroupStore(node.database).list()}
 
 
 def test_which_groups_offsets_may_expire() -> None:

@@ -322,9 +322,10 @@ async def test_an_outside_commit_to_a_group_that_gained_members_meanwhile_lacks_
 
 @pytest.mark.parametrize("version", COMMIT_VERSIONS)
 async def test_a_retention_of_the_clients_own_is_kept_where_the_version_has_it(node: GroupNode, version: int) -> None:
-    topic = await node.create_topic("t", 2)
+    topic = await node.create_topic("t", 3)
     await node.ask(commit_request(topic, partition(0, 1), retention_time_ms=1_000), version)
     await node.ask(commit_request(topic, partition(1, 1), retention_time_ms=2**63 - 1), version)
+    await node.ask(commit_request(topic, partition(2, 1), retention_time_ms=0), version)
     rows = await node.database.hot.fetch(
         "select expire_timestamp_ms - commit_timestamp_ms as ms, expire_timestamp_ms from committed_offset"
         " order by partition_index"
@@ -332,8 +333,9 @@ async def test_a_retention_of_the_clients_own_is_kept_where_the_version_has_it(n
     if version <= 4:
         assert rows[0]["ms"] == 1_000
         assert rows[1]["expire_timestamp_ms"] == 2**63 - 1
+        assert rows[2]["ms"] == 0
     else:
-        assert [row["expire_timestamp_ms"] for row in rows] == [None, None]
+        assert [row["expire_timestamp_ms"] for row in rows] == [None] * 3
 
 
 async def test_the_offsets_of_a_topic_do_not_pass_to_its_successor(node: GroupNode) -> None:
@@ -466,6 +468,27 @@ async def test_a_transaction_takes_whole_requests_up_to_its_limit(node: GroupNod
         assert refused.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
     await asyncio.gather(*waiting)
     assert calls == [1, 2, 3, 7]
+
+
+async def test_drain_waits_for_what_is_under_way_and_what_waits(node: GroupNode, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    committer = OffsetCommitter(node.offsets)
+    await committer.submit([row(node, topic, 0)])
+    async with locked_group(database_url, G) as lock:
+        first = committer.submit([row(node, topic, 1)])
+        await write_is_waiting(lock)
+        second = committer.submit([row(node, topic, 2)])
+        draining = asyncio.create_task(committer.drain())
+        await asyncio.sleep(0)
+        assert not draining.done()
+    await draining
+    assert (first.result(), second.result()) == ([None], [None])
+
+
+async def test_a_request_beyond_every_limit_is_taken_when_nothing_waits(node: GroupNode) -> None:
+    topic = await node.create_topic("t")
+    committer = OffsetCommitter(node.offsets, max_rows=1, max_rows_queued=2)
+    assert await committer.submit([row(node, topic, offset) for offset in range(3)]) == [None] * 3
 
 
 async def test_a_row_that_postgres_cannot_take_fails_alone(node: GroupNode, database_url: str) -> None:

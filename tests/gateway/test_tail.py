@@ -214,6 +214,17 @@ def test_an_evicted_partition_still_knows_its_end() -> None:
     assert read(tail, P0, 0) is None
 
 
+def test_what_was_evicted_is_forgotten_and_the_rest_is_found() -> None:
+    held = 100
+    tail = Tail(held * (10 + ENTRY_OVERHEAD_BYTES))
+    for base_offset in range(2_000):
+        append(tail, P0, base_offset)
+        first = max(base_offset - held + 1, 0)
+        assert offsets(read(tail, P0, first)) == list(range(first, base_offset + 1))
+        assert read(tail, P0, first - 1) is None or first == 0
+    assert len(tail._partitions[P0].entries) <= 2 * held + 64  # pyright: ignore[reportPrivateUsage]
+
+
 def test_the_bound_holds_whatever_comes() -> None:
     chance = random.Random(7)
     bound = 40_000

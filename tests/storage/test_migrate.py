@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from urllib.parse import urlsplit, urlunsplit
 
 import asyncpg
 import pytest
@@ -66,6 +67,27 @@ async def test_a_newer_schema_is_refused(empty: Database) -> None:
     await empty.hot.fetch("insert into schema_migration values ($1, 'from_the_future.sql')", version + 1)
     with pytest.raises(StorageError, match="version"):
         await migrate(empty)
+
+
+async def test_an_older_postgres_is_refused(empty: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage.migrate.OLDEST_POSTGRES", 1_000)
+    with pytest.raises(StorageError, match="Postgres 1000 or later is needed"):
+        await migrate(empty)
+
+
+async def test_a_database_that_is_not_utf8_is_refused(empty: Database, empty_database_url: str) -> None:
+    parts = urlsplit(empty_database_url)
+    name = f"{parts.path.removeprefix('/')}_ascii"
+    await empty.hot.fetch(f"create database {name} template template0 encoding 'SQL_ASCII' locale 'C'")
+    try:
+        database = await Database.open(urlunsplit(parts._replace(path=f"/{name}")))
+        try:
+            with pytest.raises(StorageError, match="UTF8, it is SQL_ASCII"):
+                await migrate(database)
+        finally:
+            await database.close()
+    finally:
+        await empty.hot.fetch(f"drop database {name} with (force)")
 
 
 async def test_the_bytes_are_not_compressed_again(empty: Database) -> None:

@@ -126,6 +126,7 @@ async def test_each_commit_is_judged_by_its_own_fence(
         commit(lease, topic, partition_index=1, topic_id=UUID(int=9)): Refusal.UNKNOWN_TOPIC,
         commit(lease, topic, partition_index=4): Refusal.UNKNOWN_PARTITION,
         commit(leases[1], topic, group_id="missing"): Refusal.ILLEGAL_GENERATION,
+        commit(leases[1], topic, group_id="missing", generation_id=0): Refusal.ILLEGAL_GENERATION,
         commit(leases[1], topic, group_id="simple", generation_id=-1): None,
         commit(stale, topic, group_id="fenced", generation_id=-1): Refusal.NOT_COORDINATOR,
     }
