@@ -54,9 +54,6 @@ class Served:
     advertised_min: int | None = None
     """Where ApiVersions must claim a lower version than is served (Produce); None: `min_version`."""
 
-    def __contains__(self, version: int) -> bool:
-        return self.min_version <= version <= self.max_version
-
 
 def versions_response(served: Sequence[Served], code: ErrorCode = ErrorCode.NONE) -> ApiVersionsResponse:
     """What ApiVersions answers for a table: each API once, by key; no features."""
