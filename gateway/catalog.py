@@ -38,7 +38,6 @@ MAX_LOOKUPS = 16
 
 MAX_LOADS = 3
 
-TopicsListener = Callable[[], None]
 Key = TypeVar("Key", str, UUID)
 
 
@@ -57,7 +56,6 @@ class Catalog:
         self._loading: asyncio.Task[None] | None = None
         self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
-        self._listeners: list[TopicsListener] = []
 
     # --- what is known --------------------------------------------------------------------------------------------
 
@@ -88,10 +86,6 @@ class Catalog:
         config = topic_configs.effective(topic.configs, self._broker)
         self._configs[topic.topic_id] = (topic, config)
         return config
-
-    def on_change(self, listener: TopicsListener) -> None:
-        """Call `listener` after every change of the set of topics or of their partitions and configs."""
-        self._listeners.append(listener)
 
     # --- asking Postgres ------------------------------------------------------------------------------------------
 
@@ -158,14 +152,12 @@ class Catalog:
         if self._changed_while_loading is not None:
             self._changed_while_loading[topic.topic_id] = topic
         self._put(topic)
-        self._announce()
 
     def remove(self, topic_id: UUID) -> None:
         """This node deleted the topic: its parked fetches end."""
         if self._changed_while_loading is not None:
             self._changed_while_loading[topic_id] = None
         self._drop(topic_id)
-        self._announce()
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -217,7 +209,6 @@ class Catalog:
         self._follow_broker(dynamic)
         # What changed here during the load may be older or newer than the snapshot: the next pass settles it.
         self._version = None if changed else version
-        self._announce()
 
     def _follow_broker(self, dynamic: Mapping[str, str]) -> None:
         if dynamic == self._broker.dynamic:
@@ -251,10 +242,6 @@ class Catalog:
             del self._by_name[topic.name]
         for partition in topic.partitions:
             self._tail.forget(partition.partition_key)
-
-    def _announce(self) -> None:
-        for listener in self._listeners:
-            listener()
 
     def _is_unknown(self, key: str | UUID) -> bool:
         until_s = self._unknown.get(key)

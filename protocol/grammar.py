@@ -28,7 +28,6 @@ from construct import (
     RangeError,
     Renamed,
     StreamError,
-    StringError,
     ValidationError,
 )
 
@@ -156,14 +155,11 @@ class Octets(Construct):
 
 
 class Text(Octets):
-    """UTF-8 behind its length in bytes."""
+    """UTF-8 behind its length in bytes; what is not becomes U+FFFD."""
 
     def _parse(self, stream: BinaryIO, context: Any, path: str) -> str | None:
         octets = super()._parse(stream, context, path)
-        try:
-            return None if octets is None else octets.decode()
-        except UnicodeDecodeError as error:
-            raise StringError(str(error), path) from error
+        return None if octets is None else octets.decode(errors="replace")
 
     def _build(self, obj: str | None, stream: BinaryIO, context: Any, path: str) -> None:
         super()._build(None if obj is None else obj.encode(), stream, context, path)

@@ -84,8 +84,8 @@ def _read_client_id(buffer: Buffer) -> tuple[str | None, int]:
             return None, start
         if start + length > len(buffer):
             raise ProtocolError("torn client id")
-        return str(buffer[start : start + length], "utf-8"), start + length
-    except (struct.error, UnicodeDecodeError) as error:
+        return str(buffer[start : start + length], "utf-8", "replace"), start + length
+    except struct.error as error:
         raise ProtocolError(f"client id: {error}") from error
 
 

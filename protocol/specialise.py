@@ -95,7 +95,8 @@ def uuid_of(octets: bytes) -> UUID:
 
 
 def _text_of(octets: Buffer) -> str:
-    return str(octets, "utf-8")
+    """What is not UTF-8 becomes U+FFFD, as in any broker: a client may name itself in Latin-1."""
+    return str(octets, "utf-8", "replace")
 
 
 def _uvarint_tail(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
@@ -258,7 +259,7 @@ class _DecoderSource(_Source):
             self.line(f"{name} += p")
             match piece:
                 case Text():
-                    read = f"text_of(b[p:{name}])" if self.sliced else f"b[p:{name}].decode()"
+                    read = f"text_of(b[p:{name}])" if self.sliced else f"b[p:{name}].decode('utf-8', 'replace')"
                 case Records():
                     read = f"view[p:{name}]"
                 case _:

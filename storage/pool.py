@@ -75,7 +75,6 @@ class _AsyncpgPool(Protocol):
     def terminate(self) -> None: ...
     async def expire_connections(self) -> None: ...
     def get_size(self) -> int: ...
-    def get_idle_size(self) -> int: ...
 
 
 def _translated(error: Exception) -> StorageError:
@@ -167,11 +166,6 @@ class Pool:
     def size(self) -> int:
         """Open connections."""
         return self._pool.get_size()
-
-    @property
-    def idle_size(self) -> int:
-        """Open connections that nobody uses at this moment."""
-        return self._pool.get_idle_size()
 
     async def close(self, timeout_s: float) -> None:
         try:

@@ -82,6 +82,14 @@ def test_the_three_bytes_that_librdkafka_leaves_behind_metadata_v13():
     assert request == MetadataRequest(topics=None, allow_auto_topic_creation=False)
 
 
+@pytest.mark.parametrize("version", [3, 4], ids=["plain", "compact"])
+def test_text_that_is_not_utf_8_is_replaced_as_upstream_does(version):
+    member = b"caf\xe9"
+    encoded = b"".join(codec.encode(HeartbeatRequest(group_id="g", member_id="cafe"), version)).replace(b"cafe", member)
+    for buffer in (encoded, bytearray(encoded), memoryview(encoded)):
+        assert codec.decode(HeartbeatRequest, version, buffer)[0].member_id == "caf\ufffd"
+
+
 @pytest.mark.parametrize(("api_key", "version"), [(ApiKey.HEARTBEAT, 5), (ApiKey.HEARTBEAT, -1), (ApiKey.END_TXN, 0)])
 def test_undeclared_apis_and_versions_are_refused(api_key, version):
     with pytest.raises(ProtocolError, match="no request"):
