@@ -6,12 +6,15 @@ The one idea: every API that asks about partitions refuses alike, so the reasons
 from __future__ import annotations
 
 from collections.abc import Iterable
+from uuid import UUID
 
 from gateway.context import RequestContext
 from gateway.errors import storage_code
 from protocol.errors import ErrorCode
 from storage.errors import StorageError
 from storage.types import Partition, PartitionKey, PartitionState, Topic
+
+NO_ID = UUID(int=0)
 
 
 def check_leader_epoch(claimed: int, leader_epoch: int) -> ErrorCode:
@@ -21,16 +24,30 @@ def check_leader_epoch(claimed: int, leader_epoch: int) -> ErrorCode:
     return ErrorCode.FENCED_LEADER_EPOCH if claimed < leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
+def unknown_topic(*, by_id: bool) -> ErrorCode:
+    """What is said of a topic that does not exist."""
+    return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def resolve_topics(topics: Iterable[tuple[str, UUID]], context: RequestContext, *, by_id: bool) -> ErrorCode:
+    """Asks Postgres for those of the topics, of which a request gives either name or id, that are missing here; the
+    code of those that are missing still."""
+    catalog = context.services.catalog
+    try:
+        if by_id:
+            await catalog.resolve_all_ids(topic_id for _, topic_id in topics)
+        else:
+            await catalog.resolve_all(name for name, _ in topics)
+    except StorageError as error:
+        return storage_code(context.api_key, error)
+    return unknown_topic(by_id=by_id)
+
+
 async def look_up_topics(names: Iterable[str], context: RequestContext) -> dict[str, Topic | ErrorCode]:
     """Each topic, or why there is none."""
-    catalog = context.services.catalog
     asked = dict.fromkeys(names)
-    missing = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    try:
-        await catalog.resolve_all(asked)
-    except StorageError as error:
-        missing = storage_code(context.api_key, error)
-    return {name: catalog.get(name) or missing for name in asked}
+    missing = await resolve_topics(((name, NO_ID) for name in asked), context, by_id=False)
+    return {name: context.services.catalog.get(name) or missing for name in asked}
 
 
 def find_partition(topic: Topic | ErrorCode, partition_index: int, current_leader_epoch: int) -> Partition | ErrorCode:

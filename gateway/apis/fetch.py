@@ -11,7 +11,7 @@ import structlog
 
 from gateway.context import RequestContext
 from gateway.errors import REFUSAL_CODES, storage_code
-from gateway.partition_lookup import check_leader_epoch
+from gateway.partition_lookup import check_leader_epoch, resolve_topics, unknown_topic
 from gateway.tail import Buffer, KnownOffsets, Watch
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import (
@@ -67,7 +67,8 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
     deadline_s = loop.time() + max(request.max_wait_ms, 0) / 1000
     max_bytes = max(min(request.max_bytes, services.catalog.broker.fetch_max_bytes), 0)
     min_bytes = min(request.min_bytes, max_bytes)
-    missing_topic = await _look_up_topics(request, context)
+    named = ((topic.topic, topic.topic_id) for topic in request.topics)
+    missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
     watch: Watch | None = None
     try:
         while True:
@@ -96,24 +97,13 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
             watch.close()
 
 
+def _by_id(context: RequestContext) -> bool:
+    return context.version >= FIRST_VERSION_WITH_TOPIC_IDS
+
+
 def _known_topic(asked: FetchTopic, context: RequestContext) -> Topic | None:
     catalog = context.services.catalog
-    if context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
-        return catalog.get_by_id(asked.topic_id)
-    return catalog.get(asked.topic)
-
-
-async def _look_up_topics(request: FetchRequest, context: RequestContext) -> ErrorCode:
-    """Ask Postgres for the topics that are missing here; the code of those that are missing still."""
-    catalog = context.services.catalog
-    try:
-        if context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
-            await catalog.resolve_all_ids(asked.topic_id for asked in request.topics)
-        else:
-            await catalog.resolve_all(asked.topic for asked in request.topics)
-    except StorageError as error:
-        return storage_code(context.api_key, error)
-    return _unknown_topic(context)
+    return catalog.get_by_id(asked.topic_id) if _by_id(context) else catalog.get(asked.topic)
 
 
 def _plan(
@@ -154,11 +144,6 @@ def _plan(
                 _judge(part, read.known)
                 collected_bytes += part.size_bytes
     return rows
-
-
-def _unknown_topic(context: RequestContext) -> ErrorCode:
-    by_id = context.version >= FIRST_VERSION_WITH_TOPIC_IDS
-    return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def _judge(part: _Part, known: KnownOffsets) -> None:
@@ -212,7 +197,7 @@ async def _read_cold(cold: list[_Part], parts: list[list[_Part]], context: Reque
         else:
             part.error = REFUSAL_CODES[result]
             if result is Refusal.UNKNOWN_PARTITION:
-                part.error = _unknown_topic(context)
+                part.error = unknown_topic(by_id=_by_id(context))
 
 
 @asynccontextmanager

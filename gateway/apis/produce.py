@@ -13,6 +13,7 @@ from gateway.batch_validation import Refused, validate
 from gateway.connection import UnanswerableError
 from gateway.context import RequestContext
 from gateway.errors import REFUSAL_CODES, storage_code
+from gateway.partition_lookup import resolve_topics, unknown_topic
 from gateway.topic_names import why_illegal
 from protocol.errors import ErrorCode
 from protocol.messages.produce import (
@@ -66,10 +67,11 @@ async def produce(request: ProduceRequest, context: RequestContext) -> ProduceRe
     connection_id = context.connection.connection_id
     if appender.must_wait(connection_id) or any(_known(topic, context) is None for topic in request.topic_data):
         async with appender.turn(connection_id):
-            missing_topic = await _look_up_topics(request, context)
+            named = ((topic.name, topic.topic_id) for topic in request.topic_data)
+            missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
             attempts = _submit(request, context, missing_topic)
     else:
-        attempts = _submit(request, context, _unknown_topic(context))
+        attempts = _submit(request, context, unknown_topic(by_id=_by_id(context)))
     await _settle(request, attempts)
     answers = [[await _answer(data.index, attempt, context) for data, attempt in row] for row in attempts]
     if request.acks == 0:
@@ -80,29 +82,13 @@ async def produce(request: ProduceRequest, context: RequestContext) -> ProduceRe
     return _respond(request, answers)
 
 
+def _by_id(context: RequestContext) -> bool:
+    return context.version >= FIRST_VERSION_WITH_TOPIC_IDS
+
+
 def _known(topic: TopicProduceData, context: RequestContext) -> Topic | None:
     catalog = context.services.catalog
-    if context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
-        return catalog.get_by_id(topic.topic_id)
-    return catalog.get(topic.name)
-
-
-async def _look_up_topics(request: ProduceRequest, context: RequestContext) -> ErrorCode:
-    """Ask Postgres for the topics that are missing here; the code of those that are missing still."""
-    catalog = context.services.catalog
-    try:
-        if context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
-            await catalog.resolve_all_ids(topic.topic_id for topic in request.topic_data)
-        else:
-            await catalog.resolve_all(topic.name for topic in request.topic_data)
-    except StorageError as error:
-        return storage_code(context.api_key, error)
-    return _unknown_topic(context)
-
-
-def _unknown_topic(context: RequestContext) -> ErrorCode:
-    by_id = context.version >= FIRST_VERSION_WITH_TOPIC_IDS
-    return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    return catalog.get_by_id(topic.topic_id) if _by_id(context) else catalog.get(topic.name)
 
 
 def _submit(
@@ -140,7 +126,7 @@ def _submit(
 def _writable(requested: TopicProduceData, context: RequestContext, missing_topic: ErrorCode) -> Topic | Refused:
     topic = _known(requested, context)
     if topic is None:
-        if context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
+        if _by_id(context):
             return Refused(missing_topic, f"no topic has the id {requested.topic_id}")
         if reason := why_illegal(requested.name):
             return Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
@@ -206,7 +192,7 @@ async def _answer(index: int, attempt: _Attempt, context: RequestContext) -> Par
         return _refusal(index, Refused(code, "storage was lost; the outcome of the append is unknown"))
     if isinstance(result, Refusal):
         code = REFUSAL_CODES[result]
-        if result is Refusal.UNKNOWN_PARTITION and context.version >= FIRST_VERSION_WITH_TOPIC_IDS:
+        if result is Refusal.UNKNOWN_PARTITION and _by_id(context):
             code = ErrorCode.UNKNOWN_TOPIC_ID
         refused = Refused(code, f"refused by the log: {result.value}")
         context.services.metrics.refused_batches.labels(code.name).inc()
