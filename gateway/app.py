@@ -17,24 +17,24 @@ import structlog
 
 from gateway.apis import SERVED
 from gateway.apis.topics import create_internal_topics
-from gateway.appender import Appender
-from gateway.broker_configs import ConfigError
-from gateway.catalog import Catalog
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
-from gateway.config import Settings, hide_password
-from gateway.connection import ConnectionLimits
-from gateway.context import Services
+from gateway.config.broker import ConfigError
+from gateway.config.settings import Settings, hide_password
 from gateway.coordinator import model
-from gateway.dispatch import Dispatch
-from gateway.exporter import Exporter
-from gateway.groups import Groups
-from gateway.http import HttpServer
-from gateway.maintenance import Maintenance
-from gateway.metrics import Metrics
-from gateway.server import Server
-from gateway.supervisor import Supervisor
-from gateway.tail import Tail
+from gateway.groups.runtime import Groups
+from gateway.log.appender import Appender
+from gateway.log.catalog import Catalog
+from gateway.log.tail import Tail
+from gateway.net.connection import ConnectionLimits
+from gateway.net.context import Services
+from gateway.net.dispatch import Dispatch
+from gateway.net.server import Server
+from gateway.operate.exporter import Exporter
+from gateway.operate.http import HttpServer
+from gateway.operate.maintenance import Maintenance
+from gateway.operate.metrics import Metrics
+from gateway.operate.supervisor import Supervisor
 from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from storage.errors import StorageError, StorageUnavailable
 from storage.groups import GroupStore

@@ -22,13 +22,13 @@ from typing import Any, cast
 
 import uvloop
 
-from gateway import logs
 from gateway.apis import SERVED
 from gateway.app import App, StartError
-from gateway.broker_configs import BROKER_CONFIGS
-from gateway.config import OPTIONS, Configuration, ConfigurationError, load
-from gateway.config_def import render
-from gateway.http import program_version
+from gateway.config.broker import BROKER_CONFIGS
+from gateway.config.definition import render
+from gateway.config.settings import OPTIONS, Configuration, ConfigurationError, load
+from gateway.operate import logs
+from gateway.operate.http import program_version
 from protocol.api_keys import ApiKey
 from protocol.codec import decode, encode, request_class, response_class
 from protocol.errors import ProtocolError

@@ -2,7 +2,7 @@
 
 The one idea: what storage takes and gives are frozen values in Kafka's words, so that neither a connection, a row
 object nor a protocol message leaks through. Refusals that Postgres decides (fences, dedupe, bounds) are enum members
-here; `gateway/errors.py` maps them to Kafka's codes in one table.
+here; `gateway/net/errors.py` maps them to Kafka's codes in one table.
 """
 
 from __future__ import annotations

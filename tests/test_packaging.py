@@ -21,7 +21,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from gateway.config import load
+from gateway.config.settings import load
 from tests.gateway_process import answers, free_ports
 from tests.postgres import short_directory
 

@@ -19,8 +19,8 @@ from gateway.apis.offset_for_leader_epoch import offset_for_leader_epoch
 from gateway.apis.offsets import offset_commit, offset_delete, offset_fetch
 from gateway.apis.produce import produce
 from gateway.apis.topics import create_partitions, create_topics, delete_topics
-from gateway.connection import Hold
-from gateway.dispatch import Served
+from gateway.net.connection import Hold
+from gateway.net.dispatch import Served
 from protocol.api_keys import ApiKey
 
 SERVED: tuple[Served, ...] = (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import gateway.apis as apis
-from gateway.context import RequestContext
-from gateway.dispatch import versions_response
+from gateway.net.context import RequestContext
+from gateway.net.dispatch import versions_response
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 

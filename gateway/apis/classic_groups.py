@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import uuid
 
-from gateway.context import RequestContext
 from gateway.coordinator.model import (
     ConnectionId,
     Heartbeat,
@@ -19,6 +18,7 @@ from gateway.coordinator.model import (
     MemberId,
     SyncGroup,
 )
+from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode
 from protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse, JoinGroupResponseMember

@@ -17,11 +17,9 @@ from functools import partial
 
 import structlog
 
-from gateway.broker_configs import BROKER_CONFIGS, NODE_CONFIGS, BrokerConfig, parse_broker_configs
-from gateway.config_def import ConfigKey, ConfigSource, ConfigType, Update, render
-from gateway.context import RequestContext, Services
-from gateway.errors import REFUSAL_CODES
-from gateway.topic_configs import (
+from gateway.config.broker import BROKER_CONFIGS, NODE_CONFIGS, BrokerConfig, parse_broker_configs
+from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
+from gateway.config.topic import (
     REPLICATION_FACTOR,
     TOPIC_CONFIGS,
     ConfigError,
@@ -29,7 +27,9 @@ from gateway.topic_configs import (
     topic_layers,
     validate_topic_configs,
 )
-from gateway.topic_names import why_illegal
+from gateway.log.topic_names import why_illegal
+from gateway.net.context import RequestContext, Services
+from gateway.net.errors import REFUSAL_CODES
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import alter_configs as legacy
 from protocol.messages import incremental_alter_configs as incremental

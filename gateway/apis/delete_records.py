@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import structlog
 
-from gateway.context import RequestContext
-from gateway.errors import REFUSAL_CODES, storage_code
-from gateway.partition_lookup import find_partition, look_up_topics
+from gateway.log.partition_lookup import find_partition, look_up_topics
+from gateway.net.context import RequestContext
+from gateway.net.errors import REFUSAL_CODES, storage_code
 from protocol.errors import ErrorCode
 from protocol.messages.delete_records import (
     DeleteRecordsPartition,

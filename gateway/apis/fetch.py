@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from gateway.context import RequestContext
-from gateway.errors import REFUSAL_CODES, storage_code
-from gateway.partition_lookup import check_leader_epoch, resolve_topics, unknown_topic
-from gateway.tail import Buffer, KnownOffsets, Watch
+from gateway.log.partition_lookup import check_leader_epoch, resolve_topics, unknown_topic
+from gateway.log.tail import Buffer, KnownOffsets, Watch
+from gateway.net.context import RequestContext
+from gateway.net.errors import REFUSAL_CODES, storage_code
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import (
     FetchableTopicResponse,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 
-from gateway.context import RequestContext
 from gateway.coordinator.model import DeleteGroup
 from gateway.coordinator.views import describe
+from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 from protocol.messages.describe_groups import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from gateway.context import RequestContext
+from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 

@@ -6,9 +6,9 @@ from collections import Counter
 
 import structlog
 
-from gateway.context import RequestContext
-from gateway.errors import storage_code
-from gateway.partition_lookup import find_partition, look_up_topics, read_states, state_of
+from gateway.log.partition_lookup import find_partition, look_up_topics, read_states, state_of
+from gateway.net.context import RequestContext
+from gateway.net.errors import storage_code
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.messages.list_offsets import (
     ListOffsetsPartition,

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gateway.broker_configs import BROKER_CONFIGS
-from gateway.config_def import render
-from gateway.context import RequestContext, Services
+from gateway.config.broker import BROKER_CONFIGS
+from gateway.config.definition import render
+from gateway.net.context import RequestContext, Services
 from protocol.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,

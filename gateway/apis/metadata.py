@@ -15,10 +15,10 @@ from uuid import UUID
 import structlog
 
 from gateway.apis.topics import make_topics, plan_automatic
-from gateway.context import RequestContext, Services
-from gateway.errors import storage_code
-from gateway.topic_configs import requested_replication_factor
-from gateway.topic_names import RenderedNames, why_illegal
+from gateway.config.topic import requested_replication_factor
+from gateway.log.topic_names import RenderedNames, why_illegal
+from gateway.net.context import RequestContext, Services
+from gateway.net.errors import storage_code
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import (
     DescribeClusterBroker,

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from gateway.context import RequestContext
-from gateway.partition_lookup import find_partition, look_up_topics, read_states, state_of
+from gateway.log.partition_lookup import find_partition, look_up_topics, read_states, state_of
+from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode
 from protocol.messages.offset_for_leader_epoch import (
     EpochEndOffset,

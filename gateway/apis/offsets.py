@@ -15,12 +15,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from gateway.catalog import Catalog
-from gateway.context import RequestContext, Services
 from gateway.coordinator.model import ConnectionId, MemberId
 from gateway.coordinator.model import OffsetCommit as OffsetCommitEvent
 from gateway.coordinator.views import offset_delete_refusal, subscribes_to
-from gateway.errors import REFUSAL_CODES, storage_code
+from gateway.log.catalog import Catalog
+from gateway.net.context import RequestContext, Services
+from gateway.net.errors import REFUSAL_CODES, storage_code
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.offset_commit import (
     OffsetCommitRequest,

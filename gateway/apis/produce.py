@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from gateway.batch_validation import Refused, validate
-from gateway.connection import UnanswerableError
-from gateway.context import RequestContext
-from gateway.errors import REFUSAL_CODES, storage_code
-from gateway.partition_lookup import resolve_topics, unknown_topic
-from gateway.topic_names import why_illegal
+from gateway.log.batch_validation import Refused, validate
+from gateway.log.partition_lookup import resolve_topics, unknown_topic
+from gateway.log.topic_names import why_illegal
+from gateway.net.connection import UnanswerableError
+from gateway.net.context import RequestContext
+from gateway.net.errors import REFUSAL_CODES, storage_code
 from protocol.errors import ErrorCode
 from protocol.messages.produce import (
     BatchIndexAndErrorMessage,

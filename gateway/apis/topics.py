@@ -14,11 +14,9 @@ from uuid import UUID
 
 import structlog
 
-from gateway.broker_configs import BrokerConfig
-from gateway.config_def import ConfigSource
-from gateway.context import RequestContext, Services
-from gateway.errors import REFUSAL_CODES
-from gateway.topic_configs import (
+from gateway.config.broker import BrokerConfig
+from gateway.config.definition import ConfigSource
+from gateway.config.topic import (
     REPLICATION_FACTOR,
     TOPIC_CONFIGS,
     ConfigError,
@@ -27,7 +25,9 @@ from gateway.topic_configs import (
     topic_layers,
     validate_topic_configs,
 )
-from gateway.topic_names import CONSUMER_OFFSETS, RenderedNames, why_illegal
+from gateway.log.topic_names import CONSUMER_OFFSETS, RenderedNames, why_illegal
+from gateway.net.context import RequestContext, Services
+from gateway.net.errors import REFUSAL_CODES
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_partitions import (
     CreatePartitionsRequest,

@@ -1,7 +1,7 @@
 """The vocabulary of the classic group coordinator: the group as a value, the events it takes, the replies it gives.
 
 The one idea: nothing here does anything. `classic.step(group, event, now_ms, settings)` reads a `Group` and an event
-and returns a `Step`; the runner (`gateway/groups.py`) stores what changed, then sends the replies. There are no
+and returns a `Step`; the runner (`gateway/groups/runtime.py`) stores what changed, then sends the replies. There are no
 futures, sockets or clocks: a parked request is its `request_id`, a timer is a deadline in ms on the runner's monotonic
 clock.
 """

@@ -14,12 +14,12 @@ from gateway.apis.configs import alter_configs, describe_configs, incremental_al
 from gateway.apis.log_dirs import describe_log_dirs
 from gateway.apis.metadata import describe_cluster, describe_topic_partitions, metadata
 from gateway.apis.topics import create_partitions, create_topics, delete_topics
-from gateway.broker_configs import parse_broker_configs
-from gateway.catalog import Catalog
 from gateway.cluster.membership import Membership
-from gateway.config import load
-from gateway.context import ConnectionInfo, RequestContext, Services
-from gateway.tail import Tail
+from gateway.config.broker import parse_broker_configs
+from gateway.config.settings import load
+from gateway.log.catalog import Catalog
+from gateway.log.tail import Tail
+from gateway.net.context import ConnectionInfo, RequestContext, Services
 from protocol.api_keys import ApiKey
 from protocol.codec import decode, decode_request, encode, encode_response, response_class
 from protocol.errors import ErrorCode

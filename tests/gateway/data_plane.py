@@ -13,13 +13,13 @@ import asyncpg
 from gateway.apis.fetch import fetch
 from gateway.apis.list_offsets import list_offsets
 from gateway.apis.produce import produce
-from gateway.appender import Appender
-from gateway.broker_configs import BrokerConfig
-from gateway.catalog import Catalog
 from gateway.cluster.membership import Membership
-from gateway.context import ConnectionInfo, RequestContext, Services
-from gateway.metrics import Metrics
-from gateway.tail import Tail
+from gateway.config.broker import BrokerConfig
+from gateway.log.appender import Appender
+from gateway.log.catalog import Catalog
+from gateway.log.tail import Tail
+from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.operate.metrics import Metrics
 from protocol.api_keys import ApiKey
 from protocol.compression import Compression
 from protocol.errors import ErrorCode

@@ -15,11 +15,9 @@ from gateway.apis.classic_groups import heartbeat, join_group, leave_group, sync
 from gateway.apis.find_coordinator import find_coordinator
 from gateway.apis.group_admin import delete_groups, describe_groups, list_groups
 from gateway.apis.offsets import offset_commit, offset_delete, offset_fetch
-from gateway.broker_configs import BrokerConfig
-from gateway.catalog import Catalog
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
-from gateway.context import ConnectionInfo, RequestContext, Services
+from gateway.config.broker import BrokerConfig
 from gateway.coordinator.model import (
     ConnectionId,
     Heartbeat,
@@ -33,9 +31,11 @@ from gateway.coordinator.model import (
     SyncGroup,
     SyncReply,
 )
-from gateway.error_responses import error_response
-from gateway.groups import Groups
-from gateway.tail import Tail
+from gateway.groups.runtime import Groups
+from gateway.log.catalog import Catalog
+from gateway.log.tail import Tail
+from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.net.error_responses import error_response
 from protocol import codec
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError

@@ -1,0 +1,307 @@
+"""The broker settings that clients and tools read, under Kafka's names and with Kafka's defaults.
+
+The one idea: what the gateway obeys is a typed field of `BrokerConfig`; what it only shows (because Postgres, not a
+broker's disk, decides) is listed beside it as fixed or without effect, so that DescribeConfigs never claims what is
+not so. Three layers make a value: the default, what was given at start, and what AlterConfigs stored for all nodes.
+
+It does not know where values come from (`gateway/config/settings.py`) nor who stores the dynamic ones
+(`storage/topics.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from gateway.config.definition import (
+    MAX_INT,
+    MAX_LONG,
+    ConfigError,
+    ConfigKey,
+    ConfigSource,
+    ConfigType,
+    Update,
+    at_least,
+    between,
+    declared_settings,
+    each_one_of,
+    one_of,
+    render,
+    setting,
+)
+
+__all__ = ["BROKER_CONFIGS", "BrokerConfig", "ConfigError", "parse_broker_configs", "validate_dynamic"]
+
+_INT, _LONG, _BOOLEAN = ConfigType.INT, ConfigType.LONG, ConfigType.BOOLEAN
+_AT_START = Update.AT_START
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """Every broker setting that changes what the gateway does, typed. Build with `parse_broker_configs`."""
+
+    # groups
+    group_initial_rebalance_delay_ms: int = setting(
+        _INT,
+        3000,
+        "How long the first members of an empty group are waited for before its first generation.",
+        at_least(0),
+        update=_AT_START,
+    )
+    group_min_session_timeout_ms: int = setting(
+        _INT, 6000, "Shortest session timeout that a classic member may ask for.", at_least(0), update=_AT_START
+    )
+    group_max_session_timeout_ms: int = setting(
+        _INT, 1_800_000, "Longest session timeout that a classic member may ask for.", at_least(0), update=_AT_START
+    )
+    group_max_size: int = setting(_INT, MAX_INT, "Most members that one group may have.", at_least(1), update=_AT_START)
+    group_connection_grace_ms: int = setting(
+        _INT,
+        10_000,
+        "How long a dynamic member outlives a connection its peer closed without leaving; -1 leaves it to the session "
+        "timeout. Not a Kafka setting.",
+        at_least(-1),
+        update=_AT_START,
+    )
+
+    # topics
+    num_partitions: int = setting(
+        _INT, 1, "Partitions of a topic created without a number of them.", between(1, 10_000), update=_AT_START
+    )
+    default_replication_factor: int = setting(
+        _INT,
+        1,
+        "Replication factor of a topic created without one: how many live nodes are named as its replicas. Durability "
+        "is Postgres' and does not depend on it.",
+        between(1, 2**15 - 1),
+        update=_AT_START,
+    )
+    auto_create_topics_enable: bool = setting(
+        _BOOLEAN, True, "Whether asking for the metadata of a missing topic creates it.", update=_AT_START
+    )
+    delete_topic_enable: bool = setting(_BOOLEAN, True, "Whether DeleteTopics is allowed.", update=_AT_START)
+
+    # log, defaults of topic settings
+    message_max_bytes: int = setting(_INT, 1_048_588, "Largest record batch that is accepted.", at_least(0))
+    log_retention_ms: int | None = setting(
+        _LONG, None, "How long records are kept; -1 is for ever. Unset: log.retention.minutes decides.", at_least(-1)
+    )
+    log_retention_minutes: int | None = setting(
+        _INT, None, "How long records are kept. Unset: log.retention.hours decides.", at_least(-1), update=_AT_START
+    )
+    log_retention_hours: int = setting(_INT, 168, "How long records are kept.", at_least(-1), update=_AT_START)
+    log_retention_bytes: int = setting(_LONG, -1, "How much of a partition is kept; -1 sets no limit.", at_least(-1))
+    log_retention_check_interval_ms: int = setting(
+        _LONG, 300_000, "How often retention looks for records to remove.", at_least(1), update=_AT_START
+    )
+    log_cleanup_policy: tuple[str, ...] = setting(
+        ConfigType.LIST,
+        ("delete",),
+        "What happens to old records: delete, compact, or both.",
+        each_one_of("compact", "delete"),
+    )
+    log_message_timestamp_type: str = setting(
+        ConfigType.STRING,
+        "CreateTime",
+        "Whether a record keeps its producer's timestamp or gets the broker's.",
+        one_of("CreateTime", "LogAppendTime"),
+    )
+    log_message_timestamp_before_max_ms: int = setting(
+        _LONG, MAX_LONG, "How far a producer's timestamp may lie in the past.", at_least(0)
+    )
+    log_message_timestamp_after_max_ms: int = setting(
+        _LONG, 3_600_000, "How far a producer's timestamp may lie in the future.", at_least(0)
+    )
+    log_roll_ms: int | None = setting(
+        _LONG,
+        None,
+        "Age from which records may be compacted though newer ones follow. Unset: log.roll.hours decides.",
+        at_least(1),
+    )
+    log_roll_hours: int = setting(
+        _INT, 168, "Age from which records may be compacted though newer ones follow.", at_least(1), update=_AT_START
+    )
+    log_cleaner_backoff_ms: int = setting(
+        _LONG, 15_000, "How often compaction looks for partitions to clean.", at_least(0)
+    )
+    log_cleaner_delete_retention_ms: int = setting(
+        _LONG, 86_400_000, "How long a tombstone outlives the compaction that could drop it.", at_least(0)
+    )
+    log_cleaner_min_cleanable_ratio: float = setting(
+        ConfigType.DOUBLE, 0.5, "Share of uncompacted bytes from which a partition is compacted.", between(0, 1)
+    )
+    log_cleaner_min_compaction_lag_ms: int = setting(
+        _LONG, 0, "How long a record is safe from compaction.", at_least(0)
+    )
+    log_cleaner_max_compaction_lag_ms: int = setting(
+        _LONG, MAX_LONG, "How long a record may stay uncompacted at most.", at_least(1)
+    )
+
+    # offsets and producers
+    offsets_retention_minutes: int = setting(
+        _INT, 10_080, "How long the offsets of a group without members are kept.", at_least(1), update=_AT_START
+    )
+    offsets_retention_check_interval_ms: int = setting(
+        _LONG, 600_000, "How often expired offsets are looked for.", at_least(1), update=_AT_START
+    )
+    offset_metadata_max_bytes: int = setting(
+        _INT, 4096, "Longest metadata text of an offset commit.", at_least(0), update=_AT_START
+    )
+    producer_id_expiration_ms: int = setting(
+        _INT,
+        86_400_000,
+        "How long the sequence state of an idle idempotent producer is kept.",
+        at_least(1),
+        update=_AT_START,
+    )
+    producer_id_expiration_check_interval_ms: int = setting(
+        _INT, 600_000, "How often idle idempotent producers are looked for.", at_least(1), update=_AT_START
+    )
+
+    # connections
+    fetch_max_bytes: int = setting(
+        _INT, 57_671_680, "Most record bytes in one Fetch response.", at_least(1024), update=_AT_START
+    )
+    socket_request_max_bytes: int = setting(
+        _INT, 104_857_600, "Largest request; a larger one closes its connection.", at_least(1), update=_AT_START
+    )
+    connections_max_idle_ms: int = setting(
+        _LONG, 600_000, "How long an idle connection stays open; -1 is for ever.", at_least(-1), update=_AT_START
+    )
+    max_connections: int = setting(
+        _INT, MAX_INT, "Most client connections at once on one node.", at_least(0), update=_AT_START
+    )
+
+    static: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What was given at start, by Kafka's names, as text. Never mutated."""
+    dynamic: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What AlterConfigs stored for all nodes, by Kafka's names, as text. Never mutated."""
+
+    @property
+    def retention_ms(self) -> int:
+        """Default retention of topics, from the finest of its three settings; -1 is for ever."""
+        if self.log_retention_ms is not None:
+            return self.log_retention_ms
+        if self.log_retention_minutes is not None:
+            return self.log_retention_minutes * 60_000 if self.log_retention_minutes >= 0 else -1
+        return self.log_retention_hours * 3_600_000 if self.log_retention_hours >= 0 else -1
+
+    def with_dynamic(self, dynamic: Mapping[str, str]) -> BrokerConfig:
+        """This configuration with another dynamic layer. ConfigError as `validate_dynamic`."""
+        return parse_broker_configs(self.static, dynamic)
+
+    def layers(self, name: str) -> list[tuple[ConfigSource, str | None]]:
+        """The values that setting `name` has, in the text given, the strongest (effective) first."""
+        found: list[tuple[ConfigSource, str | None]] = []
+        if name in self.dynamic:
+            found.append((ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, self.dynamic[name]))
+        if name in self.static:
+            found.append((ConfigSource.STATIC_BROKER_CONFIG, self.static[name]))
+        default = BROKER_CONFIGS[name].default
+        if default is not None:
+            found.append((ConfigSource.DEFAULT_CONFIG, render(default)))
+        return found
+
+
+def _no_effect(name: str, kind: ConfigType, default: Any, what: str, check: Any = None) -> ConfigKey:
+    return ConfigKey(name, kind, default, f"{what} No effect: Postgres keeps the records.", check)
+
+
+def _fixed(name: str, kind: ConfigType, value: Any, documentation: str) -> ConfigKey:
+    return ConfigKey(name, kind, value, documentation, update=Update.FIXED)
+
+
+_SHOWN = (
+    _no_effect("log.segment.bytes", _INT, 1_073_741_824, "Size of a log segment.", at_least(14)),
+    _no_effect("log.index.size.max.bytes", _INT, 10_485_760, "Size of a segment's index.", at_least(4)),
+    _no_effect("log.index.interval.bytes", _INT, 4096, "Bytes between index entries.", at_least(0)),
+    _no_effect("log.segment.delete.delay.ms", _LONG, 60_000, "Wait before a removed segment's file goes.", at_least(0)),
+    _no_effect("log.roll.jitter.ms", _LONG, None, "Spread of segment rolls.", at_least(0)),
+    _no_effect("log.flush.interval.messages", _LONG, MAX_LONG, "Records between syncs of a segment.", at_least(1)),
+    _no_effect("log.flush.interval.ms", _LONG, None, "Time between syncs of a segment.", at_least(0)),
+    _no_effect("log.preallocate", _BOOLEAN, False, "Whether segment files are allocated in advance."),
+    _no_effect("min.insync.replicas", _INT, 1, "In-sync replicas that acks=all waits for.", at_least(1)),
+    _no_effect("unclean.leader.election.enable", _BOOLEAN, False, "Whether a replica that lags may become leader."),
+    _fixed(
+        "compression.type",
+        ConfigType.STRING,
+        "producer",
+        "Record batches keep the codec that their producer chose; nothing is recompressed.",
+    ),
+    _fixed("log.cleaner.enable", _BOOLEAN, True, "Topics that ask for compaction are compacted."),
+    _fixed("offsets.topic.num.partitions", _INT, 50, "Partitions of __consumer_offsets, over which groups are spread."),
+    _fixed("offsets.topic.replication.factor", ConfigType.SHORT, 1, "Committed offsets live in Postgres."),
+    _fixed("offsets.commit.required.acks", ConfigType.SHORT, -1, "A commit is answered once it is durable."),
+    _fixed("group.coordinator.rebalance.protocols", ConfigType.LIST, ("classic",), "Group protocols that are served."),
+    _fixed("remote.log.storage.system.enable", _BOOLEAN, False, "There is no tiered storage."),
+    _fixed("log.dirs", ConfigType.STRING, "postgres", "Where records are kept, as DescribeLogDirs names it."),
+    _fixed("process.roles", ConfigType.LIST, ("broker", "controller"), "Every node serves every request."),
+    _fixed("authorizer.class.name", ConfigType.STRING, "", "There is no authorizer."),
+    _fixed("security.inter.broker.protocol", ConfigType.STRING, "PLAINTEXT", "Nodes meet in Postgres only."),
+)
+
+_NODE = (
+    _fixed("broker.id", _INT, None, "The node's id, taken when it registers in Postgres."),
+    _fixed("node.id", _INT, None, "The node's id, taken when it registers in Postgres."),
+    _fixed("broker.rack", ConfigType.STRING, None, "The node's rack."),
+    _fixed("listeners", ConfigType.LIST, None, "Where the node listens; given as --listen."),
+    _fixed("advertised.listeners", ConfigType.LIST, None, "Where clients find the node; given as --advertise."),
+)
+"""Facts of one node, whose values DescribeConfigs takes from the node itself."""
+
+NODE_CONFIGS: frozenset[str] = frozenset(key.name for key in _NODE)
+
+_FIELDS: Mapping[str, ConfigKey] = MappingProxyType(declared_settings(BrokerConfig))
+
+BROKER_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
+    {key.name: key for key in (*_FIELDS.values(), *_SHOWN, *_NODE)}
+)
+"""Every broker setting by name: typed fields, shown ones, and facts of the node."""
+
+
+def parse_broker_configs(given: Mapping[str, str], dynamic: Mapping[str, str] | None = None) -> BrokerConfig:
+    """The configuration that these settings make; `dynamic` ones outrank those given at start.
+
+    ConfigError names the first setting that is unknown, malformed, out of bounds or not to be set, or that
+    contradicts another.
+    """
+    dynamic = dynamic or {}
+    for name in given:
+        _known(name, given[name]).parse(given[name])
+    validate_dynamic(dynamic)
+    merged = {**given, **dynamic}
+    fields: dict[str, Any] = {
+        field_name: key.parse(merged[key.name]) for field_name, key in _FIELDS.items() if key.name in merged
+    }
+    config = BrokerConfig(**fields, static=dict(given), dynamic=dict(dynamic))
+    if config.group_min_session_timeout_ms > config.group_max_session_timeout_ms:
+        raise ConfigError(
+            "group.min.session.timeout.ms",
+            str(config.group_min_session_timeout_ms),
+            f"above group.max.session.timeout.ms ({config.group_max_session_timeout_ms})",
+        )
+    if config.log_cleaner_min_compaction_lag_ms > config.log_cleaner_max_compaction_lag_ms:
+        raise ConfigError(
+            "log.cleaner.min.compaction.lag.ms",
+            str(config.log_cleaner_min_compaction_lag_ms),
+            f"above log.cleaner.max.compaction.lag.ms ({config.log_cleaner_max_compaction_lag_ms})",
+        )
+    return config
+
+
+def validate_dynamic(dynamic: Mapping[str, str]) -> None:
+    """ConfigError if one of these cannot be set while the gateway runs, or not to this value."""
+    for name, value in dynamic.items():
+        key = _known(name, value)
+        if key.update is not Update.DYNAMIC:
+            raise ConfigError(name, value, "cannot be changed while the gateway runs")
+        key.parse(value)
+
+
+def _known(name: str, value: str) -> ConfigKey:
+    key = BROKER_CONFIGS.get(name)
+    if key is None:
+        raise ConfigError(name, value, "unknown broker setting")
+    return key

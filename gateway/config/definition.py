@@ -1,0 +1,198 @@
+"""What a Kafka-named setting is: type, default, bounds, documentation, and who may change it when.
+
+The one idea: a setting is declared once, as a field of a frozen dataclass whose metadata is its `ConfigKey`
+(`gateway/config/broker.py`, `gateway/config/topic.py`). The typed value that the gateway runs by, the text that
+DescribeConfigs shows and the refusal of a wrong value all follow from that declaration. Named after upstream's
+ConfigDef. It holds no table of its own and reads no file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum, IntEnum
+from typing import Any
+
+ConfigValue = bool | int | float | str | tuple[str, ...] | None
+
+MAX_INT = 2**31 - 1
+MAX_LONG = 2**63 - 1
+
+
+class ConfigType(IntEnum):
+    """Wire values of DescribeConfigs v3+ (upstream's ConfigEntry.ConfigType)."""
+
+    BOOLEAN = 1
+    STRING = 2
+    INT = 3
+    SHORT = 4
+    LONG = 5
+    DOUBLE = 6
+    LIST = 7
+    CLASS = 8
+    PASSWORD = 9
+
+
+class ConfigSource(IntEnum):
+    """Wire values of DescribeConfigs (upstream's DescribeConfigsResponse.ConfigSource)."""
+
+    UNKNOWN = 0
+    TOPIC_CONFIG = 1
+    DYNAMIC_BROKER_CONFIG = 2
+    DYNAMIC_DEFAULT_BROKER_CONFIG = 3
+    STATIC_BROKER_CONFIG = 4
+    DEFAULT_CONFIG = 5
+    GROUP_CONFIG = 8
+
+
+class Update(Enum):
+    """When a setting may get another value."""
+
+    DYNAMIC = "dynamic"
+    """At any time through AlterConfigs, for every node at once."""
+    AT_START = "at_start"
+    """By flag, environment or file; read-only while the gateway runs."""
+    FIXED = "fixed"
+    """Never: its one value describes what the gateway does, and any other is refused."""
+
+
+class ConfigError(ValueError):
+    """A setting was given a value it cannot have. Shown to clients (INVALID_CONFIG) and at start alike."""
+
+    def __init__(self, name: str, value: str | None, reason: str) -> None:
+        super().__init__(f"Invalid value {value} for configuration {name}: {reason}")
+        self.name = name
+        self.value = value
+        self.reason = reason
+
+
+Check = Callable[[Any], str | None]
+"""Given a parsed value, says what is wrong with it; None if nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Synonym:
+    """A broker setting that gives a topic setting its default; `factor` converts the unit (hours to ms)."""
+
+    name: str
+    factor: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigKey:
+    """One setting. `default` is typed; None renders as null."""
+
+    name: str
+    type: ConfigType
+    default: ConfigValue
+    documentation: str
+    check: Check | None = None
+    update: Update = Update.DYNAMIC
+    synonyms: tuple[Synonym, ...] = ()
+    """Of a topic setting: its broker counterparts, the strongest first."""
+
+    def parse(self, text: str) -> ConfigValue:
+        """The typed value; ConfigError if the text is not of the type or outside what the setting allows."""
+        value = _parse(self.name, self.type, text.strip())
+        reason = self.check(value) if self.check is not None else None
+        if reason is not None:
+            raise ConfigError(self.name, text, reason)
+        if self.update is Update.FIXED and value != self.default:
+            only = "is not set here" if self.default is None else f"only {render(self.default)} is served"
+            raise ConfigError(self.name, text, f"{only}. {self.documentation}")
+        return value
+
+
+def _parse(name: str, kind: ConfigType, text: str) -> ConfigValue:
+    match kind:
+        case ConfigType.BOOLEAN:
+            if text.lower() not in ("true", "false"):
+                raise ConfigError(name, text, "expected true or false")
+            return text.lower() == "true"
+        case ConfigType.INT | ConfigType.SHORT | ConfigType.LONG:
+            bits = {ConfigType.SHORT: 15, ConfigType.INT: 31, ConfigType.LONG: 63}[kind]
+            digits = text[1:] if text[:1] in ("-", "+") else text
+            # Bounded before int(): its own limit on digits would raise something that is no ConfigError.
+            if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
+                raise ConfigError(name, text, f"not a whole number of type {kind.name}")
+            number = int(text)
+            if not -(2**bits) <= number < 2**bits:
+                raise ConfigError(name, text, f"outside the range of type {kind.name}")
+            return number
+        case ConfigType.DOUBLE:
+            try:
+                return float(text)
+            except ValueError as error:
+                raise ConfigError(name, text, "not a number of type DOUBLE") from error
+        case ConfigType.LIST:
+            return tuple(part.strip() for part in text.split(",")) if text else ()
+        case ConfigType.STRING | ConfigType.CLASS | ConfigType.PASSWORD:
+            return text
+
+
+def render(value: ConfigValue) -> str | None:
+    """A typed value in the text that Kafka shows; None is null."""
+    match value:
+        case None:
+            return None
+        case bool():
+            return "true" if value else "false"
+        case tuple():
+            return ",".join(value)
+        case _:
+            return str(value)
+
+
+# --- checks -------------------------------------------------------------------------------------------------------
+
+
+def at_least(minimum: float) -> Check:
+    return lambda value: None if value >= minimum else f"must be at least {minimum}"
+
+
+def between(minimum: float, maximum: float) -> Check:
+    # Written so that a NaN is refused as well.
+    return lambda value: None if minimum <= value <= maximum else f"must be between {minimum} and {maximum}"
+
+
+def one_of(*allowed: str) -> Check:
+    return lambda value: None if value in allowed else f"must be one of {', '.join(allowed)}"
+
+
+def each_one_of(*allowed: str) -> Check:
+    def check(values: tuple[str, ...]) -> str | None:
+        if len(set(values)) != len(values):
+            return "names a value twice"
+        wrong = [value for value in values if value not in allowed]
+        return f"must be a list of {', '.join(allowed)}" if wrong else None
+
+    return check
+
+
+# --- declarations as dataclass fields -----------------------------------------------------------------------------
+
+
+def setting(
+    kind: ConfigType,
+    default: ConfigValue,
+    documentation: str,
+    check: Check | None = None,
+    *,
+    name: str = "",
+    update: Update = Update.DYNAMIC,
+    synonyms: Iterable[Synonym] = (),
+) -> Any:
+    """A dataclass field that declares a setting. Its name is the field's with dots, unless `name` says otherwise."""
+    declared = ConfigKey(name, kind, default, documentation, check, update, tuple(synonyms))
+    return dataclasses.field(default=default, metadata={"setting": declared})
+
+
+def declared_settings(config_class: type[Any]) -> dict[str, ConfigKey]:
+    """Field name → setting, of the fields that `setting` declares, in order of declaration."""
+    keys: dict[str, ConfigKey] = {}
+    for field in dataclasses.fields(config_class):
+        declared: ConfigKey | None = field.metadata.get("setting")
+        if declared is not None:
+            keys[field.name] = dataclasses.replace(declared, name=declared.name or field.name.replace("_", "."))
+    return keys

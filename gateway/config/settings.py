@@ -1,0 +1,394 @@
+"""What a node is told at start: every option once, from flag, environment, file or default.
+
+The one idea: one table, `OPTIONS`. Flags, `SLUICE_*` variables, TOML keys, `--help` and `sluice config` derive from it,
+and the order flag > environment > file > default is applied to all alike. Kafka-named broker settings have a table of
+their own (`gateway/config/broker.py`) and come in by `--set`, environment or the file's `[broker]` table.
+
+Nothing is guessed: an unknown key or variable, or a value that does not parse, is refused with its origin. This module
+reads no clock and opens no socket.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import tomllib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+from urllib.parse import parse_qsl, urlsplit
+
+from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, ConfigError, parse_broker_configs
+from gateway.operate.logs import LOG_LEVELS, LogFormat
+
+ENVIRONMENT_PREFIX = "SLUICE_"
+WILDCARDS = frozenset({"0.0.0.0", "::", ""})
+
+Address = tuple[str, int]
+
+
+class ConfigurationError(Exception):
+    """A value that is refused at start; the message is one line that names option, value and origin."""
+
+    def __init__(self, option: str, value: str, origin: str, reason: str) -> None:
+        super().__init__(f"{option}: {value!r} (from {origin}): {reason}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The options, typed. Field names are the options' with underscores."""
+
+    listen: Address
+    advertise: Address
+    """Where clients are told to connect. Port 0 stands for the port that `listen` got."""
+    database_url: str | None
+    """None: the node runs an embedded Postgres below `data_dir`."""
+    data_dir: Path
+    rack: str | None
+    metrics_listen: Address | None
+    metrics_max_series: int
+    log_format: LogFormat
+    log_level: str
+    hot_connections: int
+    cold_connections: int
+    committers: int
+    tail_bytes: int
+    node_ttl_ms: int
+    drain_ms: int
+    broker: BrokerConfig
+
+    @property
+    def max_request_bytes(self) -> int:
+        """socket.request.max.bytes"""
+        return self.broker.socket_request_max_bytes
+
+    @property
+    def max_connections(self) -> int:
+        return self.broker.max_connections
+
+
+# --- kinds of values --------------------------------------------------------------------------------------------------
+
+
+def _address(text: str) -> Address:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ValueError("expected HOST:PORT, e.g. 127.0.0.1:9092")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("write an IPv6 address in brackets, e.g. [::1]:9092")
+    return host, int(port)
+
+
+def _advertised(text: str) -> Address:
+    host, port = _address(text)
+    if not host:
+        raise ValueError("expected the HOST:PORT at which clients reach this node")
+    return host, port
+
+
+def _address_or_off(text: str) -> Address | None:
+    return None if text == "off" else _address(text)
+
+
+def _database_url(text: str) -> str:
+    if not _is_database_url(text):
+        raise ValueError(
+            "expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE, in it special characters as %XX (%40 for @)"
+        )
+    return text
+
+
+def _is_database_url(text: str) -> bool:
+    """Whether asyncpg finds hosts and ports in it; what it says of others is a bare ValueError or IndexError."""
+    try:
+        url = urlsplit(text)
+    except ValueError:
+        return False
+    hosts = url.netloc.partition("@")[2] if "@" in url.netloc else url.netloc
+    found = [re.fullmatch(r"(?:\[[^@\[\]]+\]|[^:@\[\]]+)(?::(\d+))?", host) for host in hosts.split(",") if hosts]
+    ports = [match[1] or "5432" for match in found if match]
+    ports += [port for name, value in parse_qsl(url.query) if name == "port" for port in value.split(",")]
+    return (
+        url.scheme in ("postgres", "postgresql")
+        and all(found)
+        and all(re.fullmatch(r"\d{1,5}", port, re.ASCII) and 0 < int(port) < 65536 for port in ports)
+    )
+
+
+def _directory(text: str) -> Path:
+    path = Path(_text(text)).expanduser()
+    if path.exists() and not path.is_dir():
+        raise ValueError("is not a directory")
+    return path
+
+
+def _whole(minimum: int, maximum: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"-?\d{1,18}", text, re.ASCII) or not minimum <= int(text) <= maximum:
+            raise ValueError(f"expected a whole number from {minimum} to {maximum}")
+        return int(text)
+
+    return parse
+
+
+def _one_of(*allowed: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in allowed:
+            raise ValueError(f"expected one of {', '.join(allowed)}")
+        return text
+
+    return parse
+
+
+def _text(text: str) -> str:
+    if not text:
+        raise ValueError("is empty")
+    return text
+
+
+# --- the table --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a node. `default` is text like any other value; None: unset, and so is the setting."""
+
+    name: str
+    parse: Callable[[str], Any]
+    default: str | None
+    metavar: str
+    help: str
+    secret: bool = False
+    """Holds a password, which `sluice config` hides."""
+
+    @property
+    def flag(self) -> str:
+        return f"--{self.name}"
+
+    @property
+    def variable(self) -> str:
+        return ENVIRONMENT_PREFIX + self.field.upper()
+
+    @property
+    def field(self) -> str:
+        return self.name.replace("-", "_")
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("listen", _address, "127.0.0.1:9092", "HOST:PORT", "where Kafka clients connect"),
+    Option(
+        "advertise",
+        _advertised,
+        None,
+        "HOST:PORT",
+        "where clients are told to connect; default: the listen address, or this host's name if that is a wildcard",
+    ),
+    Option(
+        "database-url",
+        _database_url,
+        None,
+        "URL",
+        "Postgres to keep everything in; default: an embedded one below the data directory",
+        secret=True,
+    ),
+    Option("data-dir", _directory, ".sluice", "DIR", "where the embedded Postgres lives"),
+    Option("rack", _text, None, "NAME", "rack of this node, as clients see it (broker.rack)"),
+    Option(
+        "metrics-listen",
+        _address_or_off,
+        "127.0.0.1:9308",
+        "HOST:PORT|off",
+        "where /metrics, /livez, /readyz and /version are served",
+    ),
+    Option(
+        "metrics-max-series",
+        _whole(0, 1_000_000),
+        "5000",
+        "COUNT",
+        "most partitions, and as many group offsets, that one scrape shows",
+    ),
+    Option("log-format", _one_of("auto", "console", "json"), "auto", "FORMAT", "auto, console or json"),
+    Option("log-level", _one_of(*LOG_LEVELS), "info", "LEVEL", f"{', '.join(LOG_LEVELS)}"),
+    Option("hot-connections", _whole(2, 100), "6", "COUNT", "database connections for writes and groups"),
+    Option("cold-connections", _whole(1, 100), "4", "COUNT", "database connections for reads of the log"),
+    Option("committers", _whole(1, 16), "2", "COUNT", "group commits of record batches that may run at once"),
+    Option("tail-bytes", _whole(0, 2**40), "134217728", "BYTES", "recent record batches kept in memory"),
+    Option(
+        "node-ttl-ms",
+        _whole(1000, 600_000),
+        "15000",
+        "MS",
+        "how long this node's registration and leases outlive its last sign of life",
+    ),
+    Option("drain-ms", _whole(0, 60_000), "1500", "MS", "how long requests in work may take at shutdown"),
+)
+
+_BY_FIELD = {option.field: option for option in OPTIONS}
+_BROKER_VARIABLES = {f"{ENVIRONMENT_PREFIX}BROKER_{name.upper().replace('.', '_')}": name for name in BROKER_CONFIGS}
+_OTHER_VARIABLES = frozenset({"SLUICE_CONFIG", "SLUICE_SET"})
+TEST_PREFIX = "SLUICE_TEST_"
+"""Variables of the test suite, which a gateway that it starts may inherit."""
+_SERVICE_VARIABLE = re.compile(r"SLUICE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_[A-Z]+)?)")
+_SERVICE_URL = re.compile(r"(tcp|udp|sctp)://")
+"""What Kubernetes tells every container of a service called `sluice` or `sluice-...`; `SLUICE_PORT` is a URL there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """One effective value and where it came from."""
+
+    name: str
+    text: str | None
+    origin: str
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """The settings, how each came to be (options first, then broker settings that were given), and what to warn of."""
+
+    settings: Settings
+    values: tuple[Value, ...]
+    warnings: tuple[str, ...]
+
+
+def load(
+    flags: Mapping[str, str], assignments: Iterable[str], environment: Mapping[str, str], config: str | None = None
+) -> Configuration:
+    """Settings from flags (option name → text), `--set` assignments (`key=value`), environment and TOML file.
+
+    `config` is the file's path (flag `--config`), else `SLUICE_CONFIG`. Raises ConfigurationError.
+    """
+    _refuse_unknown_variables(environment)
+    path, named_by = config, "flag --config"
+    if not path:
+        path, named_by = environment.get("SLUICE_CONFIG"), "environment SLUICE_CONFIG"
+    file_options, file_broker = _read_file(Path(path), named_by) if path else ({}, {})
+    parsed: dict[str, Any] = {}
+    values: list[Value] = []
+    for option in OPTIONS:
+        text, origin = option.default, "default"
+        if option.name in flags:
+            text, origin = flags[option.name], f"flag {option.flag}"
+        elif option.variable in environment:
+            text, origin = environment[option.variable], f"environment {option.variable}"
+        elif option.field in file_options:
+            text, origin = file_options[option.field], f"file {path}"
+        if text is None:
+            parsed[option.field] = None
+        else:
+            try:
+                parsed[option.field] = option.parse(text)
+            except ValueError as error:
+                shown = "…" if option.secret else text
+                raise ConfigurationError(option.name, shown, origin, str(error)) from error
+        values.append(Value(option.name, hide_password(text) if option.secret and text else text, origin))
+    warnings: list[str] = []
+    if parsed["advertise"] is None:
+        host, port = parsed["advertise"] = _default_advertise(parsed["listen"], warnings)
+        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        values = [Value(each.name, shown, each.origin) if each.name == "advertise" else each for each in values]
+    elif parsed["advertise"][0] in WILDCARDS:
+        wildcard = parsed["advertise"][0]
+        warnings.append(f"clients are told to connect to {wildcard}, which is no address: set --advertise")
+    broker, broker_values = _load_broker(assignments, environment, file_broker, path)
+    values.extend(broker_values)
+    return Configuration(Settings(**parsed, broker=broker), tuple(values), tuple(warnings))
+
+
+def _default_advertise(listen: Address, warnings: list[str]) -> Address:
+    host, port = listen
+    if host not in WILDCARDS:
+        return host, port
+    name = socket.gethostname()
+    warnings.append(f"clients are told to connect to {name}:{port}, this host's name: set --advertise if they cannot")
+    return name, port
+
+
+def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
+    known = {option.variable for option in OPTIONS} | _BROKER_VARIABLES.keys() | _OTHER_VARIABLES
+    for name, text in environment.items():
+        if not name.startswith(ENVIRONMENT_PREFIX) or name in known or name.startswith(TEST_PREFIX):
+            continue
+        if not _SERVICE_VARIABLE.fullmatch(name) and not (name.endswith("_PORT") and _SERVICE_URL.match(text)):
+            raise ConfigurationError(name, text, "environment", "no option has this variable")
+
+
+def _read_file(path: Path, named_by: str) -> tuple[dict[str, str], dict[str, str]]:
+    """Options by field, and broker settings by name. `named_by` is where the path came from."""
+    origin = f"file {path}"
+    try:
+        content = tomllib.loads(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise ConfigurationError("config", str(path), named_by, reason) from error
+    broker: dict[str, str] = {}
+    options: dict[str, str] = {}
+    for key, value in content.items():
+        field = key.replace("-", "_")
+        if key == "broker" and isinstance(value, dict):
+            broker = _flatten("", cast("dict[str, Any]", value), origin)
+        elif field in _BY_FIELD:
+            options[field] = _as_text(key, value, origin)
+        else:
+            raise ConfigurationError(key, str(value), origin, "unknown key; broker settings belong in [broker]")
+    return options, broker
+
+
+def _flatten(prefix: str, table: Mapping[str, Any], origin: str) -> dict[str, str]:
+    """`num.partitions = 3` reaches us as nested tables; Kafka's name is their path."""
+    flat: dict[str, str] = {}
+    for key, value in table.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            flat.update(_flatten(f"{name}.", cast("dict[str, Any]", value), origin))
+        else:
+            flat[name] = _as_text(name, value, origin)
+    return flat
+
+
+def _as_text(name: str, value: object, origin: str) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str | int | float):
+        return str(value)
+    if isinstance(value, list):
+        return ",".join(str(part) for part in cast("list[object]", value))
+    raise ConfigurationError(name, str(value), origin, "expected a string, number, boolean or list")
+
+
+def _load_broker(
+    assignments: Iterable[str], environment: Mapping[str, str], file_broker: Mapping[str, str], path: str | None
+) -> tuple[BrokerConfig, list[Value]]:
+    given: dict[str, Value] = {name: Value(name, text, f"file {path}") for name, text in file_broker.items()}
+    # A comma may belong to a value (cleanup.policy lists), so only one that starts another assignment separates.
+    for assignment in re.split(r"\n|,(?=\s*[a-z][a-z0-9.]*=)", environment.get("SLUICE_SET", "")):
+        if assignment.strip():
+            _assign(given, assignment, "environment SLUICE_SET")
+    for variable, name in _BROKER_VARIABLES.items():
+        if variable in environment:
+            given[name] = Value(name, environment[variable], f"environment {variable}")
+    for assignment in assignments:
+        _assign(given, assignment, "flag --set")
+    try:
+        broker = parse_broker_configs({name: value.text or "" for name, value in given.items()})
+    except ConfigError as error:
+        value = given.get(error.name)
+        origin = "default" if value is None else value.origin
+        raise ConfigurationError(error.name, error.value or "", origin, error.reason) from error
+    return broker, [given[name] for name in sorted(given)]
+
+
+def _assign(given: dict[str, Value], assignment: str, origin: str) -> None:
+    name, equals, text = assignment.strip().partition("=")
+    if not equals or not name:
+        raise ConfigurationError("set", assignment, origin, "expected KEY=VALUE, e.g. num.partitions=3")
+    given[name.strip()] = Value(name.strip(), text.strip(), origin)
+
+
+def hide_password(url: str) -> str:
+    """A database URL as it may be shown."""
+    url = re.sub(r"(://[^:/@]*):[^/?#]*@", r"\1:…@", url)
+    return re.sub(r"([?&](?:ssl)?password=)[^&#]*", r"\1…", url)

@@ -1,0 +1,314 @@
+"""The settings of a topic, under Kafka's names: what a client may set, what it means here, what its default follows.
+
+The one idea: a setting that a client gives works or is refused. What decides about records is a typed field of
+`TopicConfig`; what only shapes a broker's files is accepted, shown, and documented as without effect; what would need
+records to be rewritten (`compression.type`, tiered storage) is refused. Defaults follow from broker settings.
+
+It does not store configs (`storage/topics.py`) nor cache them (`gateway/log/catalog.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+from gateway.config.broker import BROKER_CONFIGS, BrokerConfig
+from gateway.config.definition import (
+    MAX_LONG,
+    ConfigError,
+    ConfigKey,
+    ConfigSource,
+    ConfigType,
+    ConfigValue,
+    Synonym,
+    Update,
+    at_least,
+    between,
+    declared_settings,
+    each_one_of,
+    one_of,
+    render,
+    setting,
+)
+
+__all__ = ["REPLICATION_FACTOR", "TOPIC_CONFIGS", "ConfigError", "TopicConfig", "effective", "validate_topic_configs"]
+
+REPLICATION_FACTOR = "sluice.replication.factor"
+"""Under this key a topic's configs hold the factor asked for at its creation. It is no setting: clients neither see nor
+set it (a tool that clones a topic would send it back), and it stays when all settings are replaced."""
+
+_INT, _LONG, _BOOLEAN = ConfigType.INT, ConfigType.LONG, ConfigType.BOOLEAN
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicConfig:
+    """The effective settings of one topic that decide what happens to its records."""
+
+    max_message_bytes: int = setting(
+        _INT, 1_048_588, "Largest record batch that is accepted.", at_least(0), synonyms=[Synonym("message.max.bytes")]
+    )
+    cleanup_policy: tuple[str, ...] = setting(
+        ConfigType.LIST,
+        ("delete",),
+        "What happens to old records: delete removes them by time and size, compact keeps the last of each key. Both "
+        "may be given; none keeps everything.",
+        each_one_of("compact", "delete"),
+        synonyms=[Synonym("log.cleanup.policy")],
+    )
+    retention_ms: int = setting(
+        _LONG,
+        604_800_000,
+        "How long records are kept under the policy delete; -1 is for ever.",
+        at_least(-1),
+        synonyms=[
+            Synonym("log.retention.ms"),
+            Synonym("log.retention.minutes", 60_000),
+            Synonym("log.retention.hours", 3_600_000),
+        ],
+    )
+    retention_bytes: int = setting(
+        _LONG,
+        -1,
+        "How much of each partition is kept under the policy delete; -1 sets no limit.",
+        at_least(-1),
+        synonyms=[Synonym("log.retention.bytes")],
+    )
+    message_timestamp_type: str = setting(
+        ConfigType.STRING,
+        "CreateTime",
+        "Whether a record keeps its producer's timestamp or gets the broker's.",
+        one_of("CreateTime", "LogAppendTime"),
+        synonyms=[Synonym("log.message.timestamp.type")],
+    )
+    timestamp_before_max_ms: int = setting(
+        _LONG,
+        MAX_LONG,
+        "How far a producer's timestamp may lie in the past (CreateTime only).",
+        at_least(0),
+        name="message.timestamp.before.max.ms",
+        synonyms=[Synonym("log.message.timestamp.before.max.ms")],
+    )
+    timestamp_after_max_ms: int = setting(
+        _LONG,
+        3_600_000,
+        "How far a producer's timestamp may lie in the future (CreateTime only).",
+        at_least(0),
+        name="message.timestamp.after.max.ms",
+        synonyms=[Synonym("log.message.timestamp.after.max.ms")],
+    )
+    delete_retention_ms: int = setting(
+        _LONG,
+        86_400_000,
+        "How long a tombstone outlives the compaction that could drop it.",
+        at_least(0),
+        synonyms=[Synonym("log.cleaner.delete.retention.ms")],
+    )
+    min_cleanable_dirty_ratio: float = setting(
+        ConfigType.DOUBLE,
+        0.5,
+        "Share of uncompacted bytes from which a partition is compacted.",
+        between(0, 1),
+        synonyms=[Synonym("log.cleaner.min.cleanable.ratio")],
+    )
+    min_compaction_lag_ms: int = setting(
+        _LONG,
+        0,
+        "How long a record is safe from compaction.",
+        at_least(0),
+        synonyms=[Synonym("log.cleaner.min.compaction.lag.ms")],
+    )
+    max_compaction_lag_ms: int = setting(
+        _LONG,
+        MAX_LONG,
+        "How long a record may stay uncompacted at most.",
+        at_least(1),
+        synonyms=[Synonym("log.cleaner.max.compaction.lag.ms")],
+    )
+    segment_ms: int = setting(
+        _LONG,
+        604_800_000,
+        "Age from which records may be compacted though newer ones follow: what a broker's closed segment is.",
+        at_least(1),
+        synonyms=[Synonym("log.roll.ms"), Synonym("log.roll.hours", 3_600_000)],
+    )
+    compression_type: str = setting(
+        ConfigType.STRING,
+        "producer",
+        "Record batches keep the codec that their producer chose; nothing is recompressed.",
+        update=Update.FIXED,
+        synonyms=[Synonym("compression.type")],
+    )
+
+    @property
+    def log_append_time(self) -> bool:
+        return self.message_timestamp_type == "LogAppendTime"
+
+    @property
+    def cleanup_compact(self) -> bool:
+        return "compact" in self.cleanup_policy
+
+    @property
+    def cleanup_delete(self) -> bool:
+        return "delete" in self.cleanup_policy
+
+
+def _no_effect(
+    name: str, kind: ConfigType, default: Any, what: str, check: Any = None, synonym: str | None = None
+) -> ConfigKey:
+    synonyms = (Synonym(synonym),) if synonym is not None else ()
+    documentation = f"{what} No effect: Postgres keeps the records."
+    return ConfigKey(name, kind, default, documentation, check, synonyms=synonyms)
+
+
+def _fixed(name: str, value: bool | int, documentation: str, kind: ConfigType = _BOOLEAN) -> ConfigKey:
+    return ConfigKey(name, kind, value, documentation, update=Update.FIXED)
+
+
+def _gzip_level(level: int) -> str | None:
+    return None if level == -1 else between(1, 9)(level)
+
+
+_NO_TIERS = "There is no tiered storage."
+_THROTTLED = "Replicas whose replication is throttled."
+_LEVEL = "Level of recompression."
+
+_SHOWN = (
+    _no_effect("segment.bytes", _INT, 1_073_741_824, "Size of a log segment.", at_least(14), "log.segment.bytes"),
+    _no_effect("segment.jitter.ms", _LONG, 0, "Spread of segment rolls.", at_least(0), "log.roll.jitter.ms"),
+    _no_effect(
+        "segment.index.bytes", _INT, 10_485_760, "Size of a segment's index.", at_least(4), "log.index.size.max.bytes"
+    ),
+    _no_effect(
+        "index.interval.bytes", _INT, 4096, "Bytes between index entries.", at_least(0), "log.index.interval.bytes"
+    ),
+    _no_effect(
+        "file.delete.delay.ms",
+        _LONG,
+        60_000,
+        "Wait before a removed segment's file goes.",
+        at_least(0),
+        "log.segment.delete.delay.ms",
+    ),
+    _no_effect(
+        "flush.messages",
+        _LONG,
+        MAX_LONG,
+        "Records between syncs of a segment.",
+        at_least(1),
+        "log.flush.interval.messages",
+    ),
+    _no_effect("flush.ms", _LONG, MAX_LONG, "Time between syncs of a segment.", at_least(0), "log.flush.interval.ms"),
+    _no_effect(
+        "preallocate", _BOOLEAN, False, "Whether segment files are allocated in advance.", None, "log.preallocate"
+    ),
+    _no_effect(
+        "min.insync.replicas", _INT, 1, "In-sync replicas that acks=all waits for.", at_least(1), "min.insync.replicas"
+    ),
+    _no_effect(
+        "unclean.leader.election.enable",
+        _BOOLEAN,
+        False,
+        "Whether a replica that lags may become leader.",
+        None,
+        "unclean.leader.election.enable",
+    ),
+    _no_effect("leader.replication.throttled.replicas", ConfigType.LIST, (), _THROTTLED),
+    _no_effect("follower.replication.throttled.replicas", ConfigType.LIST, (), _THROTTLED),
+    _no_effect("compression.gzip.level", _INT, -1, _LEVEL, _gzip_level),
+    _no_effect("compression.lz4.level", _INT, 9, _LEVEL, between(1, 17)),
+    _no_effect("compression.zstd.level", _INT, 3, _LEVEL, between(-131_072, 22)),
+    _fixed("remote.storage.enable", False, _NO_TIERS),
+    _fixed("remote.log.copy.disable", False, _NO_TIERS),
+    _fixed("remote.log.delete.on.disable", False, _NO_TIERS),
+    _no_effect("local.retention.ms", _LONG, -2, _NO_TIERS, at_least(-2)),
+    _no_effect("local.retention.bytes", _LONG, -2, _NO_TIERS, at_least(-2)),
+)
+
+_FIELDS: Mapping[str, ConfigKey] = MappingProxyType(declared_settings(TopicConfig))
+
+TOPIC_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType({key.name: key for key in (*_FIELDS.values(), *_SHOWN)})
+"""Every topic setting by name."""
+
+
+def effective(configs: Mapping[str, str], broker: BrokerConfig) -> TopicConfig:
+    """What a topic with these configs runs by. ConfigError only if `configs` were never validated."""
+    fields: dict[str, Any] = {field_name: effective_value(key, configs, broker) for field_name, key in _FIELDS.items()}
+    return TopicConfig(**fields)
+
+
+def effective_value(key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig) -> ConfigValue:
+    """The typed value of one topic setting: the topic's own, else its broker counterpart's, else the default."""
+    layers = topic_layers(key, configs, broker)
+    return _typed(key, layers[0]) if layers else key.default
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """One value that a topic setting has: DescribeConfigs calls it a synonym. `value` is in `name`'s own unit."""
+
+    source: ConfigSource
+    name: str
+    value: str | None
+    factor: int = 1
+
+
+def topic_layers(key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig) -> list[Layer]:
+    """The values of a topic setting, the effective one first: the topic's, then its broker counterparts' dynamic ones,
+    those given at start, and defaults."""
+    counterparts = [
+        Layer(source, synonym.name, value, synonym.factor)
+        for synonym in key.synonyms
+        for source, value in broker.layers(synonym.name)
+    ]
+    # Stable: within one source the finer unit stays ahead (log.retention.ms before log.retention.hours).
+    counterparts.sort(key=lambda layer: layer.source)
+    if key.name in configs:
+        return [Layer(ConfigSource.TOPIC_CONFIG, key.name, configs[key.name]), *counterparts]
+    return counterparts
+
+
+def _typed(key: ConfigKey, layer: Layer) -> ConfigValue:
+    if layer.value is None:
+        return key.default
+    if layer.source is ConfigSource.TOPIC_CONFIG:
+        return key.parse(layer.value)
+    value = BROKER_CONFIGS[layer.name].parse(layer.value)
+    if layer.factor != 1 and isinstance(value, int):
+        # -1 hours is for ever, as -1 ms is.
+        return value * layer.factor if value >= 0 else value
+    return value
+
+
+def effective_text(key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig) -> str | None:
+    """`effective_value` as Kafka shows it."""
+    return render(effective_value(key, configs, broker))
+
+
+def validate_topic_configs(configs: Mapping[str, str | None], broker: BrokerConfig | None = None) -> dict[str, str]:
+    """The configs, none of them null. ConfigError (INVALID_CONFIG, naming the setting) for the first that is unknown,
+    null, malformed, out of bounds or not honoured, or that contradicts another."""
+    given: dict[str, str] = {}
+    for name, value in configs.items():
+        key = TOPIC_CONFIGS.get(name)
+        if key is None:
+            raise ConfigError(name, value, "unknown topic config name")
+        if value is None:
+            raise ConfigError(name, value, "null is not a value")
+        key.parse(value)
+        given[name] = value
+    together = effective(given, broker or BrokerConfig())
+    if together.min_compaction_lag_ms > together.max_compaction_lag_ms:
+        raise ConfigError(
+            "min.compaction.lag.ms",
+            str(together.min_compaction_lag_ms),
+            f"above max.compaction.lag.ms ({together.max_compaction_lag_ms})",
+        )
+    return given
+
+
+def requested_replication_factor(configs: Mapping[str, str], broker: BrokerConfig) -> int:
+    """How many live nodes are named as a topic's replicas."""
+    requested = configs.get(REPLICATION_FACTOR)
+    return int(requested) if requested is not None else broker.default_replication_factor

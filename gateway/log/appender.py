@@ -1,0 +1,250 @@
+"""Group commit: batches queue here in order of arrival and become durable together.
+
+The one idea: commit when idle, and while a commit runs gather whatever arrives; so a lone record waits for nobody and a
+flood shares its flushes. A partition belongs to one committer, so two commits never touch the same partition and the
+order of `submit` is the order of the log.
+
+It does not validate, does not assign offsets (Postgres does), and never repeats a commit whose outcome is unknown: the
+client decides, and an idempotent producer's repeat is recognised by its sequence. What such a producer has sent behind
+a batch that was not written is not written either, but answered as that one is: a partition that does not know the
+producer yet takes any first sequence, and would then refuse the earlier batch when it is repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import structlog
+
+from gateway.log.tail import Tail
+from gateway.operate.logs import NO_REQUEST
+from storage.errors import StorageError, StorageUnavailable
+from storage.log import LogStore
+from storage.types import Appended, NewBatch, Refusal
+
+log = structlog.get_logger(__name__)
+
+CommitObserver = Callable[[int, int, float], None]
+"""Told of every durable commit: batches, bytes, seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    batch: NewBatch
+    size_bytes: int
+    outcome: asyncio.Future[Appended | Refusal]
+
+    @property
+    def stream(self) -> tuple[int, int]:
+        """Whose sequence numbers the batch goes on with, if its producer is idempotent."""
+        return self.batch.partition_key, self.batch.producer_id
+
+
+class Appender:
+    """`committers` groups at a time, each at most `max_commit_bytes` and `max_commit_batches` (or one larger)."""
+
+    def __init__(
+        self,
+        store: LogStore,
+        tail: Tail,
+        *,
+        committers: int = 2,
+        max_commit_bytes: int = 8 * 1024 * 1024,
+        max_commit_batches: int = 512,
+        observe_commit: CommitObserver | None = None,
+    ) -> None:
+        self._store = store
+        self._tail = tail
+        self._max_commit_bytes = max_commit_bytes
+        self._max_commit_batches = max_commit_batches
+        self._observe_commit = observe_commit
+        self._committers = [_Committer(self) for _ in range(committers)]
+        self._queued_bytes = 0
+        self._turns: dict[str, _Turns] = {}
+
+    @property
+    def queued_bytes(self) -> int:
+        """Bytes submitted and neither settled nor dropped; bounded by the intake of `gateway/net/connection.py`, since
+        what a request gave up after its timeout is dropped with the next commit."""
+        return self._queued_bytes
+
+    def submit(self, batch: NewBatch) -> asyncio.Future[Appended | Refusal]:
+        """Take a place in the log's order, now. The future resolves once the batch is durable or refused; it carries
+        StorageUnavailable where Postgres was lost, and then the batch may or may not have been written. Cancelling it
+        gives the batch up: it is not written unless its commit has begun."""
+        pending = _Pending(batch, len(batch.records), asyncio.get_running_loop().create_future())
+        self._queued_bytes += pending.size_bytes
+        self._committers[batch.partition_key % len(self._committers)].enqueue(pending)
+        return pending.outcome
+
+    @asynccontextmanager
+    async def turn(self, connection_id: str) -> AsyncGenerator[None]:
+        """Hold this connection's later produce requests back until the block ends; first come, first served.
+
+        Needed only while a request must await something before it can submit; see `must_wait`.
+        """
+        turns = self._turns.setdefault(connection_id, _Turns())
+        turns.waiting += 1
+        try:
+            async with turns.lock:
+                yield
+        finally:
+            turns.waiting -= 1
+            if not turns.waiting:
+                del self._turns[connection_id]
+
+    def must_wait(self, connection_id: str) -> bool:
+        """Whether an earlier request of this connection has still to submit."""
+        return connection_id in self._turns
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Finish what is queued; False if the time was not enough (the rest is left to its clients' retries)."""
+        tasks = [committer.task for committer in self._committers if committer.task is not None]
+        if not tasks:
+            return True
+        _, unfinished = await asyncio.wait(tasks, timeout=timeout_s)
+        return not unfinished
+
+    # --- for the committers ---------------------------------------------------------------------------------------
+
+    def take_group(self, queue: deque[_Pending]) -> list[_Pending]:
+        """The batches of the next commit; none where all that was queued has been given up."""
+        given_up: list[_Pending] = []
+        while queue and queue[0].outcome.cancelled():
+            given_up.append(queue.popleft())
+        if given_up:
+            self._forget_bytes(given_up)
+            self._fail_followers(given_up, queue)
+        group: list[_Pending] = []
+        size_bytes = 0
+        while (
+            queue
+            and len(group) < self._max_commit_batches
+            and (not group or size_bytes + queue[0].size_bytes <= self._max_commit_bytes)
+            and not queue[0].outcome.cancelled()
+        ):
+            size_bytes += queue[0].size_bytes
+            group.append(queue.popleft())
+        return group
+
+    async def commit(self, group: list[_Pending], queue: deque[_Pending]) -> None:
+        """One durable transaction. Every future of the group is resolved when this returns or raises, and where it was
+        not durable, those that may not be written without it (`queue` is what waits behind it)."""
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        durable = False
+        try:
+            results = await self._store.append([pending.batch for pending in group])
+            durable = True
+            ended_s = loop.time()
+            for pending, result in zip(group, results, strict=True):
+                # Into the tail before the answer: the producer's next fetch, on any connection, finds its record.
+                if isinstance(result, Appended) and not result.duplicate:
+                    self._record(pending.batch, result, ended_s)
+                if not pending.outcome.done():
+                    pending.outcome.set_result(result)
+            if self._observe_commit is not None:
+                self._observe_commit(len(group), sum(pending.size_bytes for pending in group), ended_s - started_s)
+        except StorageError as error:
+            log.warning("a group commit failed", batches=len(group), error=str(error))
+            _fail(group, error)
+        finally:
+            _fail(group, StorageUnavailable("the commit ended without an outcome"))
+            self._forget_bytes(group)
+            if not durable:
+                self._tail.doubt(loop.time())
+                self._fail_followers(group, queue)
+
+    def _fail_followers(self, unwritten: Sequence[_Pending], queue: deque[_Pending]) -> None:
+        """Answer what idempotent producers have queued behind batches that were not, or perhaps not, written; up to
+        where a producer has begun to repeat them, or to number anew."""
+        broken: dict[tuple[int, int], NewBatch] = {}
+        for pending in unwritten:
+            if pending.batch.producer_id >= 0:
+                broken.setdefault(pending.stream, pending.batch)
+        if not broken:
+            return
+        followers: list[_Pending] = []
+        for _ in range(len(queue)):
+            pending = queue.popleft()
+            lost = broken.get(pending.stream)
+            if lost is None:
+                queue.append(pending)
+            elif _resumes(pending.batch, lost):
+                del broken[pending.stream]
+                queue.append(pending)
+            else:
+                followers.append(pending)
+        self._forget_bytes(followers)
+        _fail(followers, StorageUnavailable("an earlier batch of this producer was not written"))
+
+    def _forget_bytes(self, settled: Sequence[_Pending]) -> None:
+        self._queued_bytes -= sum(pending.size_bytes for pending in settled)
+
+    def _record(self, batch: NewBatch, appended: Appended, now_s: float) -> None:
+        self._tail.record_append(
+            batch.partition_key,
+            base_offset=appended.base_offset,
+            last_offset=appended.base_offset + batch.record_count - 1,
+            records=batch.records,
+            log_start_offset=appended.log_start_offset,
+            leader_epoch=appended.leader_epoch,
+            now_s=now_s,
+        )
+
+
+def _resumes(batch: NewBatch, lost: NewBatch) -> bool:
+    return batch.base_sequence == lost.base_sequence or batch.producer_epoch != lost.producer_epoch
+
+
+class _Turns:
+    __slots__ = ("lock", "waiting")
+
+    def __init__(self) -> None:
+        self.lock = asyncio.Lock()
+        self.waiting = 0
+
+
+class _Committer:
+    """One queue and at most one running commit."""
+
+    __slots__ = ("_appender", "_queue", "task")
+
+    def __init__(self, appender: Appender) -> None:
+        self._appender = appender
+        self._queue: deque[_Pending] = deque()
+        self.task: asyncio.Task[None] | None = None
+
+    def enqueue(self, pending: _Pending) -> None:
+        self._queue.append(pending)
+        if self.task is None:
+            self._start()
+
+    def _start(self) -> None:
+        self.task = asyncio.get_running_loop().create_task(self._run(), name="committer", context=NO_REQUEST.copy())
+        self.task.add_done_callback(self._ended)
+
+    async def _run(self) -> None:
+        while self._queue:
+            group = self._appender.take_group(self._queue)
+            if group:
+                await self._appender.commit(group, self._queue)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self.task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a committer failed", exc_info=error)
+        if self._queue:
+            self._start()
+
+
+def _fail(group: list[_Pending], error: StorageError) -> None:
+    for pending in group:
+        if not pending.outcome.done():
+            pending.outcome.set_exception(error)
+            # The producer may be gone, and then nobody asks; asking here keeps the loop from reporting it as lost.
+            pending.outcome.exception()

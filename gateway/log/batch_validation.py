@@ -1,0 +1,153 @@
+"""What a broker checks in a record batch before it may enter the log: one table of checks, in upstream's order.
+
+The one idea: a verdict is a value. `validate` takes bytes and the topic's config and gives the batch's head or a
+`Refused`, so every row of the table is a test without sockets. Records are decoded only where a rule speaks of single
+records (null keys on a compacted topic, timestamp bounds); otherwise only the 61-byte head and the CRC are looked at.
+
+It does not look at sequences and epochs (Postgres decides those under the partition's lock), and changes no byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gateway.config.topic import TopicConfig
+from protocol.compression import Compression
+from protocol.errors import ErrorCode, ProtocolError
+from protocol.records import (
+    HEAD_BYTES,
+    LENGTH_END,
+    MAGIC,
+    BatchHead,
+    Buffer,
+    TimestampType,
+    iter_records,
+    magic_of,
+    read_head,
+    verify_crc,
+)
+
+NO_TIMESTAMP = -1
+UNBOUNDED_MS = 2**63 - 1
+FIRST_VERSION_WITH_ZSTD = 7
+MAX_RECORD_ERRORS = 100
+"""Offending records listed in one answer; the batch is refused whole either way."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a batch is not appended. `record_errors` are (index in the batch, reason) of offending records (KIP-467)."""
+
+    code: ErrorCode
+    message: str
+    record_errors: tuple[tuple[int, str], ...] = ()
+
+
+def validate(records: Buffer | None, *, version: int, config: TopicConfig, now_ms: int) -> BatchHead | Refused:
+    """The head of the one valid batch in `records`, or the first check it fails.
+
+    Mirrors ProduceRequest.validateRecords, UnifiedLog.analyzeAndValidateRecords and LogValidator, in that order.
+    `version` is the Produce request's.
+    """
+    if not records:
+        return Refused(ErrorCode.INVALID_RECORD, "a partition must carry exactly one record batch, and has none")
+    head = _read_only_batch(records)
+    if isinstance(head, Refused):
+        return head
+    codec = head.attributes & 0x07
+    if codec > Compression.ZSTD:
+        return Refused(ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"compression codec {codec} does not exist")
+    if codec == Compression.ZSTD and version < FIRST_VERSION_WITH_ZSTD:
+        return Refused(
+            ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, f"zstd needs Produce version {FIRST_VERSION_WITH_ZSTD} or later"
+        )
+    if head.base_offset != 0:
+        return Refused(ErrorCode.INVALID_RECORD, f"base offset of a produced batch must be 0, not {head.base_offset}")
+    if head.size_bytes > config.max_message_bytes:
+        return Refused(
+            ErrorCode.MESSAGE_TOO_LARGE,
+            f"batch of {head.size_bytes} bytes is over max.message.bytes = {config.max_message_bytes}",
+        )
+    if not verify_crc(records):
+        return Refused(ErrorCode.CORRUPT_MESSAGE, "batch does not match its CRC")
+    return _check_head(head) or _check_records(records, head, config, now_ms) or head
+
+
+def _read_only_batch(records: Buffer) -> BatchHead | Refused:
+    try:
+        magic = magic_of(records)
+        if magic < MAGIC:
+            return Refused(ErrorCode.INVALID_RECORD, f"message format {magic} is not served, only {MAGIC}")
+        if magic > MAGIC:
+            return Refused(ErrorCode.INVALID_RECORD, f"message format {magic} does not exist")
+        head = read_head(records)
+    except ProtocolError as error:
+        return Refused(ErrorCode.CORRUPT_MESSAGE, str(error))
+    rest_bytes = len(records) - head.size_bytes
+    if rest_bytes >= HEAD_BYTES and records[head.size_bytes + 16] <= MAGIC:
+        return Refused(ErrorCode.INVALID_RECORD, "a partition must carry exactly one record batch, and has more")
+    if rest_bytes:
+        return Refused(
+            ErrorCode.CORRUPT_MESSAGE,
+            f"batch length {head.batch_length} does not fit {len(records) - LENGTH_END} bytes",
+        )
+    return head
+
+
+def _check_head(head: BatchHead) -> Refused | None:
+    if head.records_count <= 0:
+        return Refused(ErrorCode.INVALID_RECORD, f"batch counts {head.records_count} records")
+    if head.last_offset_delta + 1 != head.records_count:
+        return Refused(
+            ErrorCode.INVALID_RECORD,
+            f"last offset delta {head.last_offset_delta} does not fit {head.records_count} records",
+        )
+    if head.is_control:
+        return Refused(ErrorCode.INVALID_RECORD, "clients may not write control batches")
+    if head.is_transactional:
+        return Refused(ErrorCode.INVALID_TXN_STATE, "transactions are not served")
+    if head.producer_id >= 0 and (head.base_sequence < 0 or head.producer_epoch < 0):
+        return Refused(
+            ErrorCode.INVALID_RECORD,
+            f"producer {head.producer_id} sent sequence {head.base_sequence} at epoch {head.producer_epoch}",
+        )
+    if head.timestamp_type is TimestampType.LOG_APPEND_TIME:
+        return Refused(ErrorCode.INVALID_TIMESTAMP, "only the broker may set the timestamp type LogAppendTime")
+    return None
+
+
+def _check_records(records: Buffer, head: BatchHead, config: TopicConfig, now_ms: int) -> Refused | None:
+    earliest_ms = NO_TIMESTAMP
+    latest_ms = UNBOUNDED_MS
+    if not config.log_append_time:
+        latest_ms = now_ms + config.timestamp_after_max_ms
+        if config.timestamp_before_max_ms < UNBOUNDED_MS:
+            earliest_ms = now_ms - config.timestamp_before_max_ms
+    bounded = earliest_ms > NO_TIMESTAMP or head.max_timestamp > latest_ms or head.base_timestamp > latest_ms
+    if not bounded and not config.cleanup_compact:
+        return None
+    null_keys: list[tuple[int, str]] = []
+    bad_timestamps: list[tuple[int, str]] = []
+    try:
+        for index, record in enumerate(iter_records(records)):
+            if config.cleanup_compact and record.key is None and len(null_keys) < MAX_RECORD_ERRORS:
+                null_keys.append((index, "a compacted topic takes no record without a key"))
+            if (
+                record.timestamp != NO_TIMESTAMP
+                and not earliest_ms <= record.timestamp <= latest_ms
+                and len(bad_timestamps) < MAX_RECORD_ERRORS
+            ):
+                bad_timestamps.append(
+                    (index, f"timestamp {record.timestamp} is not within [{earliest_ms}, {latest_ms}]")
+                )
+    except ProtocolError as error:
+        return Refused(ErrorCode.INVALID_RECORD, str(error))
+    if null_keys:
+        return Refused(ErrorCode.INVALID_RECORD, "one or more records have been rejected", tuple(null_keys))
+    if bad_timestamps or head.max_timestamp > latest_ms:
+        return Refused(
+            ErrorCode.INVALID_TIMESTAMP,
+            "one or more records have been rejected due to invalid timestamps",
+            tuple(bad_timestamps),
+        )
+    return None

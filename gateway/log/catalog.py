@@ -1,0 +1,254 @@
+"""The node's copy of the topics, so that no produce or fetch asks Postgres what it knows already.
+
+The one idea: a cache that a reconcile pass rebuilds. Postgres holds the topics and a version that rises with every
+change; this copy is replaced when the version differs, filled by a read-through when a name is missing, and told at
+once of what this node's own admin requests did.
+
+It does not create topics, and does not decide which configs are legal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from typing import TypeVar
+from uuid import UUID
+
+import structlog
+
+from gateway.config import topic as topic_configs
+from gateway.config.broker import BrokerConfig, ConfigError
+from gateway.config.topic import TopicConfig
+from gateway.log.tail import Tail
+from gateway.log.topic_names import why_illegal
+from storage.topics import TopicStore
+from storage.types import Topic
+
+log = structlog.get_logger(__name__)
+
+UNKNOWN_FOR_S = 1.0
+"""How long a name that Postgres did not know is answered from memory."""
+
+MAX_UNKNOWN = 10_000
+"""Bound on remembered unknown names: clients choose them."""
+
+MAX_LOOKUPS = 16
+"""Unknown topics of one request that are looked up one by one; more cost one look at the whole catalog."""
+
+MAX_LOADS = 3
+
+Key = TypeVar("Key", str, UUID)
+
+
+class Catalog:
+    """Lookups are synchronous and O(1); `resolve` and its kin ask Postgres about what is missing, once for all."""
+
+    def __init__(self, store: TopicStore, tail: Tail, broker: BrokerConfig) -> None:
+        self._store = store
+        self._tail = tail
+        self._broker = broker
+        self._by_name: dict[str, Topic] = {}
+        self._by_id: dict[UUID, Topic] = {}
+        self._configs: dict[UUID, tuple[Topic, TopicConfig]] = {}
+        self._version: int | None = None
+        self._changed_while_loading: dict[UUID, Topic | None] | None = None
+        self._loading: asyncio.Task[None] | None = None
+        self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
+        self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
+
+    # --- what is known --------------------------------------------------------------------------------------------
+
+    def get(self, name: str) -> Topic | None:
+        return self._by_name.get(name)
+
+    def get_by_id(self, topic_id: UUID) -> Topic | None:
+        return self._by_id.get(topic_id)
+
+    def topics(self) -> list[Topic]:
+        return list(self._by_name.values())
+
+    @property
+    def broker(self) -> BrokerConfig:
+        """The broker's settings, which a topic's own override."""
+        return self._broker
+
+    def set_broker(self, broker: BrokerConfig) -> None:
+        """Dynamic broker settings have changed; every topic's effective config follows."""
+        self._broker = broker
+        self._configs.clear()
+
+    def config(self, topic: Topic) -> TopicConfig:
+        """The topic's effective config: what was set on it, else the broker's default."""
+        cached = self._configs.get(topic.topic_id)
+        if cached is not None and cached[0] is topic:
+            return cached[1]
+        config = topic_configs.effective(topic.configs, self._broker)
+        self._configs[topic.topic_id] = (topic, config)
+        return config
+
+    # --- asking Postgres ------------------------------------------------------------------------------------------
+
+    async def resolve(self, name: str) -> Topic | None:
+        """The topic, from Postgres if it is not known here. All who miss one name at once share one query, and a name
+        that does not exist is asked for at most once in UNKNOWN_FOR_S. StorageUnavailable if Postgres is away."""
+        topic = self._by_name.get(name)
+        if topic is not None or self._is_unknown(name) or why_illegal(name) is not None:
+            return topic
+        return await self._ask_once(name, self._store.find)
+
+    async def resolve_id(self, topic_id: UUID) -> Topic | None:
+        """The topic of an id; as `resolve`."""
+        topic = self._by_id.get(topic_id)
+        if topic is not None or self._is_unknown(topic_id):
+            return topic
+        return await self._ask_once(topic_id, self._store.find_by_id)
+
+    async def resolve_all(self, names: Iterable[str]) -> None:
+        """Ask Postgres about all of these that are not known here, at a cost that does not follow their number;
+        `get` then has those that exist. StorageUnavailable if Postgres is away."""
+        missing = {
+            name
+            for name in names
+            if name not in self._by_name and not self._is_unknown(name) and why_illegal(name) is None
+        }
+        if len(missing) > MAX_LOOKUPS:
+            await self.refresh_if_changed()
+        else:
+            for name in missing:
+                await self.resolve(name)
+
+    async def resolve_all_ids(self, topic_ids: Iterable[UUID]) -> None:
+        """The topics of ids, for `get_by_id`; as `resolve_all`."""
+        missing = {topic_id for topic_id in topic_ids if topic_id not in self._by_id and not self._is_unknown(topic_id)}
+        if len(missing) > MAX_LOOKUPS:
+            await self.refresh_if_changed()
+        else:
+            for topic_id in missing:
+                await self.resolve_id(topic_id)
+
+    async def refresh(self) -> None:
+        """Replace the copy by what Postgres holds; callers at once share one load."""
+        if self._loading is None:
+            self._loading = asyncio.get_running_loop().create_task(self._load())
+            self._loading.add_done_callback(self._loaded)
+        await asyncio.shield(self._loading)
+
+    async def refresh_if_changed(self) -> None:
+        """Be at least as new as the moment of the call: a query, and a load if the version has moved.
+
+        A load under way, or one that this node's own changes crossed, may be older than the call and is followed by
+        another; more than a few would only mean that somebody else changes topics all the time.
+        """
+        for _ in range(MAX_LOADS):
+            if await self._store.version() == self._version:
+                return
+            await self.refresh()
+
+    # --- told by this node's own admin requests -------------------------------------------------------------------
+
+    def apply(self, topic: Topic) -> None:
+        """This node created or altered the topic."""
+        if self._changed_while_loading is not None:
+            self._changed_while_loading[topic.topic_id] = topic
+        self._put(topic)
+
+    def remove(self, topic_id: UUID) -> None:
+        """This node deleted the topic: its parked fetches end."""
+        if self._changed_while_loading is not None:
+            self._changed_while_loading[topic_id] = None
+        self._drop(topic_id)
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    async def _ask_once(self, key: Key, find: Callable[[Key], Awaitable[Topic | None]]) -> Topic | None:
+        """One query for all who miss `key` at this moment."""
+        lookup = self._lookups.get(key)
+        if lookup is None:
+            lookup = self._lookups[key] = asyncio.get_running_loop().create_task(self._look_up(key, find))
+            lookup.add_done_callback(lambda task: self._looked_up(key, task))
+        return await asyncio.shield(lookup)
+
+    async def _look_up(self, key: Key, find: Callable[[Key], Awaitable[Topic | None]]) -> Topic | None:
+        found = await find(key)
+        # This node may have created or deleted it during the query, and then knows better.
+        known = self._by_name.get(key) if isinstance(key, str) else self._by_id.get(key)
+        if known is not None or found is None:
+            if known is None:
+                self._remember_unknown(key)
+            return known
+        self.apply(found)
+        return found
+
+    def _looked_up(self, key: str | UUID, task: asyncio.Task[Topic | None]) -> None:
+        del self._lookups[key]
+        if not task.cancelled():
+            # Whoever waited may be gone; asking keeps the loop from reporting the error as lost.
+            task.exception()
+
+    async def _load(self) -> None:
+        changed: dict[UUID, Topic | None] = {}
+        self._changed_while_loading = changed
+        try:
+            version, topics = await self._store.load()
+            dynamic = await self._store.load_broker_configs()
+        finally:
+            self._changed_while_loading = None
+        loaded = {topic.topic_id: topic for topic in topics}
+        for topic_id, topic in changed.items():
+            if topic is None:
+                loaded.pop(topic_id, None)
+            else:
+                loaded[topic_id] = topic
+        for topic_id in self._by_id.keys() - loaded.keys():
+            self._drop(topic_id)
+        for topic in loaded.values():
+            known = self._by_id.get(topic.topic_id)
+            if known != topic:
+                self._put(topic)
+        self._follow_broker(dynamic)
+        # What changed here during the load may be older or newer than the snapshot: the next pass settles it.
+        self._version = None if changed else version
+
+    def _follow_broker(self, dynamic: Mapping[str, str]) -> None:
+        if dynamic == self._broker.dynamic:
+            return
+        try:
+            self.set_broker(self._broker.with_dynamic(dynamic))
+        except ConfigError as error:
+            # Stored by a node of another release: the settings in force stay.
+            log.error("stored broker settings refused", error=str(error))
+
+    def _loaded(self, task: asyncio.Task[None]) -> None:
+        self._loading = None
+        if not task.cancelled():
+            task.exception()
+
+    def _put(self, topic: Topic) -> None:
+        former = self._by_name.get(topic.name)
+        if former is not None and former.topic_id != topic.topic_id:
+            self._drop(former.topic_id)
+        self._by_name[topic.name] = topic
+        self._by_id[topic.topic_id] = topic
+        self._unknown.pop(topic.name, None)
+        self._unknown.pop(topic.topic_id, None)
+
+    def _drop(self, topic_id: UUID) -> None:
+        topic = self._by_id.pop(topic_id, None)
+        if topic is None:
+            return
+        self._configs.pop(topic_id, None)
+        if self._by_name.get(topic.name) is topic:
+            del self._by_name[topic.name]
+        for partition in topic.partitions:
+            self._tail.forget(partition.partition_key)
+
+    def _is_unknown(self, key: str | UUID) -> bool:
+        until_s = self._unknown.get(key)
+        return until_s is not None and asyncio.get_running_loop().time() < until_s
+
+    def _remember_unknown(self, key: str | UUID) -> None:
+        self._unknown[key] = asyncio.get_running_loop().time() + UNKNOWN_FOR_S
+        self._unknown.move_to_end(key)
+        while len(self._unknown) > MAX_UNKNOWN:
+            self._unknown.popitem(last=False)

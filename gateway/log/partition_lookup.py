@@ -1,0 +1,83 @@
+"""From the topic and partition that a request names to what is stored, or the code that says why not.
+
+The one idea: every API that asks about partitions refuses alike, so the reasons are found in one place and are values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from gateway.net.context import RequestContext
+from gateway.net.errors import storage_code
+from protocol.errors import ErrorCode
+from storage.errors import StorageError
+from storage.types import Partition, PartitionKey, PartitionState, Topic
+
+NO_ID = UUID(int=0)
+
+
+def check_leader_epoch(claimed: int, leader_epoch: int) -> ErrorCode:
+    """KIP-320: what a client that knows another epoch of the partition is told; −1 knows none."""
+    if claimed < 0 or claimed == leader_epoch:
+        return ErrorCode.NONE
+    return ErrorCode.FENCED_LEADER_EPOCH if claimed < leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+def unknown_topic(*, by_id: bool) -> ErrorCode:
+    """What is said of a topic that does not exist."""
+    return ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+
+async def resolve_topics(topics: Iterable[tuple[str, UUID]], context: RequestContext, *, by_id: bool) -> ErrorCode:
+    """Asks Postgres for those of the topics, of which a request gives either name or id, that are missing here; the
+    code of those that are missing still."""
+    catalog = context.services.catalog
+    try:
+        if by_id:
+            await catalog.resolve_all_ids(topic_id for _, topic_id in topics)
+        else:
+            await catalog.resolve_all(name for name, _ in topics)
+    except StorageError as error:
+        return storage_code(context.api_key, error)
+    return unknown_topic(by_id=by_id)
+
+
+async def look_up_topics(names: Iterable[str], context: RequestContext) -> dict[str, Topic | ErrorCode]:
+    """Each topic, or why there is none."""
+    asked = dict.fromkeys(names)
+    missing = await resolve_topics(((name, NO_ID) for name in asked), context, by_id=False)
+    return {name: context.services.catalog.get(name) or missing for name in asked}
+
+
+def find_partition(topic: Topic | ErrorCode, partition_index: int, current_leader_epoch: int) -> Partition | ErrorCode:
+    """The partition, or why the client may not ask about it (KIP-320)."""
+    if isinstance(topic, ErrorCode):
+        return topic
+    if not 0 <= partition_index < len(topic.partitions):
+        return ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    partition = topic.partitions[partition_index]
+    return check_leader_epoch(current_leader_epoch, partition.leader_epoch) or partition
+
+
+async def read_states(
+    partitions: list[Partition], context: RequestContext
+) -> dict[PartitionKey, PartitionState] | ErrorCode:
+    """The stored truth of these partitions; a deleted one is missing."""
+    if not partitions:
+        return {}
+    try:
+        return await context.services.log.states([partition.partition_key for partition in partitions])
+    except StorageError as error:
+        return storage_code(context.api_key, error)
+
+
+def state_of(
+    found: Partition | ErrorCode, states: dict[PartitionKey, PartitionState] | ErrorCode
+) -> PartitionState | ErrorCode:
+    """One partition's state, or the first reason why it has none."""
+    if isinstance(found, ErrorCode):
+        return found
+    if isinstance(states, ErrorCode):
+        return states
+    return states.get(found.partition_key, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)

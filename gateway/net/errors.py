@@ -1,0 +1,63 @@
+"""Which of Kafka's codes says what storage said: one table for refusals, one for a database that is away.
+
+The one idea: handlers pass on what storage decided, and the translation is in one place. How a code is laid out in an
+answer is `gateway/net/error_responses.py`'s; which element of a partly successful request fails is the handler's
+business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode
+from storage.errors import StorageConflict, StorageError, StorageUnavailable
+from storage.types import Refusal
+
+REFUSAL_CODES: Mapping[Refusal, ErrorCode] = {
+    Refusal.UNKNOWN_PARTITION: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    Refusal.OUT_OF_ORDER_SEQUENCE: ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+    Refusal.INVALID_PRODUCER_EPOCH: ErrorCode.INVALID_PRODUCER_EPOCH,
+    Refusal.OFFSET_OUT_OF_RANGE: ErrorCode.OFFSET_OUT_OF_RANGE,
+    Refusal.NOT_COORDINATOR: ErrorCode.NOT_COORDINATOR,
+    Refusal.ILLEGAL_GENERATION: ErrorCode.ILLEGAL_GENERATION,
+    Refusal.UNKNOWN_TOPIC: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    Refusal.TOPIC_EXISTS: ErrorCode.TOPIC_ALREADY_EXISTS,
+    Refusal.INVALID_PARTITIONS: ErrorCode.INVALID_PARTITIONS,
+}
+"""What Postgres refused, as Kafka says it."""
+
+UNAVAILABLE_CODES: Mapping[ApiKey, ErrorCode] = {
+    # The outcome of the append is unknown: the code with which every producer repeats the batch, and librdkafka
+    # counts it as possibly persisted.
+    ApiKey.PRODUCE: ErrorCode.REQUEST_TIMED_OUT,
+    # aiokafka and kafka-python raise to the application on most other codes here.
+    ApiKey.FETCH: ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ApiKey.LIST_OFFSETS: ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ApiKey.METADATA: ErrorCode.LEADER_NOT_AVAILABLE,
+    # Java's idempotent producer looks for a coordinator of a null transactional id on COORDINATOR_NOT_AVAILABLE.
+    ApiKey.INIT_PRODUCER_ID: ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    # Upstream's conversion for this API: aiokafka and kafka-python raise on COORDINATOR_NOT_AVAILABLE.
+    ApiKey.OFFSET_FETCH: ErrorCode.NOT_COORDINATOR,
+    ApiKey.FIND_COORDINATOR: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ApiKey.JOIN_GROUP: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ApiKey.SYNC_GROUP: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ApiKey.HEARTBEAT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ApiKey.LEAVE_GROUP: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ApiKey.OFFSET_COMMIT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ApiKey.OFFSET_DELETE: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ApiKey.DESCRIBE_GROUPS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ApiKey.LIST_GROUPS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    ApiKey.DELETE_GROUPS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+}
+"""The retriable code with which each API says that Postgres cannot be reached; all others: REQUEST_TIMED_OUT."""
+
+
+def storage_code(api_key: ApiKey, error: StorageError) -> ErrorCode:
+    """The code with which `api_key` answers a storage error."""
+    if isinstance(error, StorageConflict):
+        return ErrorCode.NOT_COORDINATOR
+    if isinstance(error, StorageUnavailable):
+        return UNAVAILABLE_CODES.get(api_key, ErrorCode.REQUEST_TIMED_OUT)
+    return ErrorCode.UNKNOWN_SERVER_ERROR

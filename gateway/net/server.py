@@ -1,0 +1,154 @@
+"""The listening socket and every connection it accepted.
+
+The one idea: the server owns what connections share (the scratch buffer, the node's intake, the limits) and their end:
+who was closed by its peer is reported, so that the group coordinator can count a vanished client as a failed member;
+what we closed ourselves is not.
+
+It reads no bytes (`gateway/net/connection.py`) and knows no API.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+
+from gateway.net.connection import Connection, ConnectionLimits, Intake, RequestHandler
+from gateway.operate.metrics import Metrics
+from protocol.framing import SCRATCH_BYTES
+
+log = structlog.stdlib.get_logger(__name__)
+
+BACKLOG = 1024
+MAX_SWEEP_S = 30.0
+CLOSE_TIMEOUT_S = 0.5
+
+ConnectionClosed = Callable[[str, bool], None]
+"""Told the id of a connection that its peer closed or lost."""
+
+
+class Server:
+    """`bind`, `serve`, and in the end `stop_reading`, `drain` and `close`; each is safe without the ones before."""
+
+    def __init__(self, metrics: Metrics, limits: ConnectionLimits) -> None:
+        self._metrics = metrics
+        self._limits = limits
+        self._intake = Intake(limits.max_intake_bytes)
+        self._scratch = bytearray(SCRATCH_BYTES)
+        self._connections: set[Connection] = set()
+        self._listener: asyncio.Server | None = None
+        self._requests: RequestHandler | None = None
+        self._connection_closed: ConnectionClosed | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._ended = asyncio.Event()
+        self._draining = False
+        self._refused_since_log = 0
+        metrics.connections.set_function(lambda: len(self._connections))
+        metrics.intake_bytes.set_function(lambda: self._intake.held_bytes)
+
+    async def bind(self, host: str, port: int) -> int:
+        """Takes the address without listening on it yet, and returns the port (the one given, or the one chosen for
+        0). An empty host is every interface. Raises OSError."""
+        loop = asyncio.get_running_loop()
+        self._listener = await loop.create_server(
+            self._new_connection, host or None, port, backlog=BACKLOG, reuse_address=True, start_serving=False
+        )
+        return int(self._listener.sockets[0].getsockname()[1])
+
+    async def serve(self, requests: RequestHandler, connection_closed: ConnectionClosed) -> None:
+        """Accepts connections from here on; of each that ends before the drain, `connection_closed` is told its id, and
+        whether its peer is to blame."""
+        assert self._listener is not None, "bind comes first"
+        self._requests, self._connection_closed = requests, connection_closed
+        await self._listener.start_serving()
+        self._sweep()
+
+    def _new_connection(self) -> Connection:
+        assert self._requests is not None
+        loop = asyncio.get_running_loop()
+        return Connection(self._requests, self, self._limits, self._intake, self._scratch, loop)
+
+    @property
+    def is_listening(self) -> bool:
+        return self._listener is not None and self._listener.is_serving() and not self._draining
+
+    def stop_accepting(self) -> None:
+        self._draining = True
+        if self._listener is not None:
+            self._listener.close()
+
+    def stop_reading(self) -> None:
+        """Takes no further connection and no further request; each connection closes once it has its answers."""
+        self.stop_accepting()
+        for connection in list(self._connections):
+            connection.stop_reading()
+
+    async def drain(self, timeout_s: float) -> bool:
+        """Waits until every request read before `stop_reading` is answered.
+
+        False if the time was not enough; whatever is left is then cut off.
+        """
+        self.stop_reading()
+        drained = await self._wait_until_empty(timeout_s)
+        if not drained:
+            log.warning("requests cut off at shutdown", connections=len(self._connections))
+            await self.close()
+        return drained
+
+    async def close(self) -> None:
+        """Cuts everything off at once."""
+        self.stop_accepting()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        for connection in list(self._connections):
+            connection.close()
+        await self._wait_until_empty(CLOSE_TIMEOUT_S)
+
+    async def _wait_until_empty(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                while self._connections:
+                    self._ended.clear()
+                    await self._ended.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    def _sweep(self) -> None:
+        """Closes connections that are idle; the interval keeps a close at most a quarter late."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        for connection in list(self._connections):
+            if connection.is_idle(now):
+                log.info("idle connection closed", connection=connection.info.connection_id)
+                self._metrics.idle_closed.inc()
+                connection.close_idle()
+        if self._refused_since_log:
+            log.warning("connections refused: max.connections reached", count=self._refused_since_log)
+            self._refused_since_log = 0
+        idle_s = self._limits.max_idle_ms / 1000
+        self._sweeper = loop.call_later(min(MAX_SWEEP_S, idle_s / 4) if idle_s > 0 else MAX_SWEEP_S, self._sweep)
+
+    # --- what connections tell ------------------------------------------------------------------------------------
+
+    def connection_opened(self, connection: Connection) -> bool:
+        if self._draining:
+            return False
+        if len(self._connections) >= self._limits.max_connections:
+            self._refused_since_log += 1
+            self._metrics.protocol_errors.labels("max_connections").inc()
+            return False
+        self._connections.add(connection)
+        self._metrics.connections_opened.inc()
+        return True
+
+    def connection_ended(self, connection: Connection, *, by_peer: bool) -> None:
+        self._connections.discard(connection)
+        self._ended.set()
+        if not self._draining:
+            assert self._connection_closed is not None
+            self._connection_closed(connection.info.connection_id, by_peer)
+
+    def protocol_error(self, reason: str) -> None:
+        self._metrics.protocol_errors.labels(reason).inc()

@@ -1,0 +1,104 @@
+"""The operator's door: /metrics, /livez, /readyz, /version.
+
+The one idea: liveness says only that the event loop turns; readiness names every check that fails, so that a probe's
+log line is the diagnosis. Nothing here changes anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+from aiohttp import web
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
+
+from gateway.operate.metrics import Metrics
+
+CHECK_TIMEOUT_S = 2.0
+STOP_TIMEOUT_S = 0.5
+
+Check = Callable[[], Awaitable[str | None]]
+"""Says what is wrong, None if nothing is."""
+
+
+def program_version() -> str:
+    """The installed version, or `unknown` in a tree that was never installed."""
+    try:
+        return version("sluice")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+class HttpServer:
+    """Serves the operator's routes; `checks` by name make up readiness, `snapshot` adds the cluster's metrics."""
+
+    def __init__(
+        self, metrics: Metrics, snapshot: Callable[[], Awaitable[Collector]], checks: Mapping[str, Check]
+    ) -> None:
+        self._metrics = metrics
+        self._snapshot = snapshot
+        self._checks = checks
+        self._checking: dict[str, asyncio.Future[str | None]] = {}
+        app = web.Application()
+        app.add_routes(
+            [
+                web.get("/metrics", self._get_metrics),
+                web.get("/livez", self._get_livez),
+                web.get("/readyz", self._get_readyz),
+                web.get("/version", self._get_version),
+            ]
+        )
+        self._runner = web.AppRunner(app, access_log=None, shutdown_timeout=STOP_TIMEOUT_S)
+        self._scraping = asyncio.Lock()
+
+    async def start(self, host: str, port: int) -> None:
+        """Raises OSError if the address cannot be had."""
+        await self._runner.setup()
+        await web.TCPSite(self._runner, host, port, reuse_address=True).start()
+
+    async def stop(self) -> None:
+        await self._runner.cleanup()
+
+    async def _get_metrics(self, request: web.Request) -> web.Response:
+        # One at a time: a scraper that does not wait must not multiply the work.
+        async with self._scraping:
+            snapshot = await self._snapshot()
+            # Rendering thousands of lines would hold up the event loop, and with it every heartbeat.
+            body = await asyncio.to_thread(_render, self._metrics.registry, snapshot)
+        return web.Response(body=body, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+    async def _get_livez(self, request: web.Request) -> web.Response:
+        return web.Response(text="ok\n")
+
+    async def _get_readyz(self, request: web.Request) -> web.Response:
+        failures = await self.failing_checks()
+        if failures:
+            return web.Response(status=503, text="".join(f"{name}: {reason}\n" for name, reason in failures.items()))
+        return web.Response(text="ok\n")
+
+    async def _get_version(self, request: web.Request) -> web.Response:
+        return web.json_response({"name": "sluice", "version": program_version()})
+
+    async def failing_checks(self) -> dict[str, str]:
+        """Name and reason of every check that fails or does not end in time."""
+        # One that is late is neither cancelled, for asyncpg waits for a Postgres that does not answer even then, nor
+        # asked a second time.
+        for name, check in self._checks.items():
+            if name not in self._checking:
+                self._checking[name] = asyncio.ensure_future(check())
+        checking = dict(self._checking)
+        finished, _ = await asyncio.wait(checking.values(), timeout=CHECK_TIMEOUT_S)
+        failures: dict[str, str] = {}
+        for name, task in checking.items():
+            if task in finished and self._checking.get(name) is task:
+                del self._checking[name]
+            reason = task.result() if task in finished else f"no answer in {CHECK_TIMEOUT_S} s"
+            if reason is not None:
+                failures[name] = reason
+        return failures
+
+
+def _render(*collectors: Collector) -> bytes:
+    return b"".join(generate_latest(collector) for collector in collectors)

@@ -1,0 +1,319 @@
+"""What the node does to its stores in the background: retention, purge, compaction, and forgetting.
+
+The one idea: each job is a pass that looks at what is there and brings it nearer to what the configs say; a pass that
+was cut short is made up for by the next. Jobs on the whole log run on one node, the first that is alive; that is only
+to spare work, for each is safe beside another (log starts only rise, compaction runs are fenced). Offsets expire
+wherever their group's lease is held.
+
+When a pass runs, and what happens when it fails, is `gateway/operate/supervisor.py`'s; SQL is storage's, and what
+compaction keeps is decided in `gateway/log/compactor.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+import structlog
+
+from gateway.cluster.leases import shard_of
+from gateway.cluster.membership import Membership
+from gateway.config.topic import TopicConfig
+from gateway.coordinator.model import Group, GroupState
+from gateway.log.catalog import Catalog
+from gateway.log.compactor import KeyIndex, clean, index_keys
+from gateway.log.tail import Tail
+from storage import retention
+from storage.compaction import CompactionPolicy, CompactionRun, CompactionStore, DirtyRange
+from storage.errors import StorageConflict
+from storage.log import LogStore
+from storage.offsets import OffsetStore
+from storage.pool import Database
+from storage.producers import ProducerStore
+from storage.retention import UNLIMITED, RetentionPolicy
+from storage.types import CoordinatorLease, PartitionKey, ReadRequest, ReadResult, StoredBatch, Topic
+
+log = structlog.get_logger(__name__)
+
+PURGE_INTERVAL_MS = 60_000
+COMPACTION_INTERVAL_MS = 1_000
+"""How often a topic can be looked at whose segment.ms asks for haste; others wait for log.cleaner.backoff.ms."""
+
+ROUNDS_PER_PASS = 20
+"""How often one pass goes back for more where a bound cut it short."""
+
+RANGES_PER_PASS = 10
+CHUNK_BYTES = 4 * 1024 * 1024
+"""Batches that are read, decoded and replaced at a time."""
+
+MAX_KEYS = 200_000
+"""Distinct keys of one compaction run, about 200 bytes each; a log with more is cleaned in several runs."""
+
+SEGMENT_BYTES = 1024 * 1024 * 1024
+"""Uncompacted bytes from which segment.ms no longer holds compaction back, as a broker's segment is closed by size."""
+
+PRODUCERS_PER_STATEMENT = 10_000
+OFFSETS_PER_STATEMENT = 10_000
+GROUPS_PER_STATEMENT = 500
+
+Pass = tuple[str, Callable[[], Awaitable[None]], int]
+"""Name, one pass, interval in ms."""
+
+
+@dataclass(slots=True)
+class Maintenance:
+    """The passes of one node. `leases` gives those held at this moment, `groups` what is in memory under them."""
+
+    database: Database
+    catalog: Catalog
+    tail: Tail
+    membership: Membership
+    leases: Callable[[], Sequence[CoordinatorLease]]
+    groups: Callable[[], Sequence[Group]]
+
+    def passes(self) -> list[Pass]:
+        """What to give to the supervisor."""
+        broker = self.catalog.broker
+        compaction = Compaction(self.database, self.catalog)
+        return [
+            ("retention", self._on_one_node(self.retain), broker.log_retention_check_interval_ms),
+            ("purge", self._on_one_node(self.purge), PURGE_INTERVAL_MS),
+            ("compaction", self._on_one_node(compaction.run), COMPACTION_INTERVAL_MS),
+            ("compacted tails", self.drop_compacted, COMPACTION_INTERVAL_MS),
+            (
+                "producer expiry",
+                self._on_one_node(self.expire_producers),
+                broker.producer_id_expiration_check_interval_ms,
+            ),
+            ("offset expiry", self.expire_offsets, broker.offsets_retention_check_interval_ms),
+        ]
+
+    def _on_one_node(self, run: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+        async def run_if_first() -> None:
+            alive = self.membership.alive()
+            if not alive or alive[0].node_id == self.membership.node_id:
+                await run()
+
+        return run_if_first
+
+    async def retain(self) -> None:
+        """Remove what retention.ms, retention.bytes and DeleteRecords have given up."""
+        policies = [
+            _retention_policy(partition.partition_key, self.catalog.config(topic))
+            for topic in self.catalog.topics()
+            for partition in topic.partitions
+        ]
+        for _ in range(ROUNDS_PER_PASS):
+            done = await retention.apply(self.database, policies)
+            for key, log_start_offset in done.log_starts.items():
+                self.tail.log_start_moved(key, log_start_offset)
+            if done.deleted_batches:
+                log.info(
+                    "retention removed batches", deleted_batches=done.deleted_batches, deleted_bytes=done.deleted_bytes
+                )
+            if done.complete:
+                return
+
+    async def drop_compacted(self) -> None:
+        """Serve no more from memory what compaction has replaced, on whichever node it ran."""
+        keys = [
+            partition.partition_key
+            for topic in self.catalog.topics()
+            for partition in topic.partitions
+            if self.tail.holds(partition.partition_key) and self.catalog.config(topic).cleanup_compact
+        ]
+        if keys:
+            for key, end_offset in (await CompactionStore(self.database).cleaned_to(keys)).items():
+                self.tail.compacted(key, end_offset)
+
+    async def purge(self) -> None:
+        """Remove the rows of deleted topics."""
+        for _ in range(ROUNDS_PER_PASS):
+            done = await retention.purge(self.database)
+            if done.deleted_batches:
+                log.info(
+                    "purge removed batches of deleted topics",
+                    deleted_batches=done.deleted_batches,
+                    deleted_bytes=done.deleted_bytes,
+                )
+            if done.complete:
+                return
+
+    async def expire_producers(self) -> None:
+        """Forget the sequences of producers that have been idle for producer.id.expiration.ms."""
+        before_ms = _wall_ms() - self.catalog.broker.producer_id_expiration_ms
+        store = ProducerStore(self.database)
+        for _ in range(ROUNDS_PER_PASS):
+            if await store.expire(before_ms, PRODUCERS_PER_STATEMENT) < PRODUCERS_PER_STATEMENT:
+                return
+
+    async def expire_offsets(self) -> None:
+        """Remove offsets past offsets.retention.minutes, and the empty groups that have none left."""
+        retention_ms = self.catalog.broker.offsets_retention_minutes * 60_000
+        store = OffsetStore(self.database)
+        for lease in self.leases():
+            for _ in range(ROUNDS_PER_PASS):
+                # Asked anew each time: groups move on while a statement runs.
+                groups = [group for group in self.groups() if shard_of(group.group_id) == lease.shard]
+                try:
+                    expired = await store.expire(
+                        lease,
+                        retention_ms,
+                        subscriptions=subscriptions(groups),
+                        unsettled=unsettled(groups),
+                        group_limit=GROUPS_PER_STATEMENT,
+                        offset_limit=OFFSETS_PER_STATEMENT,
+                    )
+                except StorageConflict:
+                    log.info("offset expiry fenced", shard=lease.shard)
+                    break
+                if expired.offset_count or expired.deleted_groups:
+                    log.info("offsets expired", offsets=expired.offset_count, groups=expired.deleted_groups)
+                if expired.offset_count < OFFSETS_PER_STATEMENT and len(expired.deleted_groups) < GROUPS_PER_STATEMENT:
+                    break
+
+
+def subscriptions(groups: Sequence[Group]) -> dict[str, frozenset[str]]:
+    """Topics of each Stable consumer group whose subscriptions are known: the others' offsets may expire."""
+    return {
+        group.group_id: group.subscribed_topics
+        for group in groups
+        if group.subscribed_topics is not None and _settled(group)
+    }
+
+
+def unsettled(groups: Sequence[Group]) -> list[str]:
+    """Groups of which nothing may expire: with members, and rebalancing or of a protocol that is opaque here."""
+    return [
+        group.group_id
+        for group in groups
+        if group.state is not GroupState.EMPTY and not (_settled(group) and group.subscribed_topics is not None)
+    ]
+
+
+def _settled(group: Group) -> bool:
+    return group.state is GroupState.STABLE and group.protocol_type == "consumer"
+
+
+def _retention_policy(key: PartitionKey, config: TopicConfig) -> RetentionPolicy:
+    # Without limits it is passed all the same: DeleteRecords leaves rows to remove there.
+    if not config.cleanup_delete:
+        return RetentionPolicy(key, UNLIMITED, UNLIMITED)
+    return RetentionPolicy(key, config.retention_ms, config.retention_bytes)
+
+
+class Compaction:
+    """Looks for dirty partitions of compacted topics and cleans them, chunk by chunk, off the event loop's thread."""
+
+    def __init__(
+        self, database: Database, catalog: Catalog, *, monotonic: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._monotonic = monotonic
+        self._log = LogStore(database)
+        self._store = CompactionStore(database)
+        self._catalog = catalog
+        self._due_s: dict[UUID, float] = {}
+        """When each compacted topic is to be looked at next."""
+
+    async def run(self) -> None:
+        """One pass: the dirtiest partitions of the topics that are due."""
+        topics = self.due_topics()
+        if not topics:
+            return
+        configs = {part.partition_key: config for topic, config in topics for part in topic.partitions}
+        waiting = [_compaction_policy(key, config, wait_for_segment=True) for key, config in configs.items()]
+        ranges = await self._store.dirty_ranges(waiting, limit=RANGES_PER_PASS)
+        found = {dirty.partition_key for dirty in ranges}
+        # A second look without segment.ms, for logs that have grown too much to wait for it.
+        pressing = [_compaction_policy(key, config, wait_for_segment=False) for key, config in configs.items()]
+        ranges += [
+            dirty
+            for dirty in await self._store.dirty_ranges(pressing, limit=RANGES_PER_PASS)
+            if dirty.partition_key not in found and dirty.dirty_bytes >= SEGMENT_BYTES
+        ]
+        for dirty in ranges:
+            try:
+                await self._clean(dirty, configs[dirty.partition_key])
+            except StorageConflict as error:
+                log.info("compaction overtaken", partition_key=dirty.partition_key, reason=str(error))
+
+    def due_topics(self) -> list[tuple[Topic, TopicConfig]]:
+        """Compacted topics to look at in this pass: each after log.cleaner.backoff.ms or its segment.ms if shorter."""
+        now_s = self._monotonic()
+        backoff_ms = self._catalog.broker.log_cleaner_backoff_ms
+        compacted = [
+            (topic, config)
+            for topic in self._catalog.topics()
+            if (config := self._catalog.config(topic)).cleanup_compact
+        ]
+        due = [(topic, config) for topic, config in compacted if self._due_s.get(topic.topic_id, 0.0) <= now_s]
+        due_s = {topic.topic_id: self._due_s.get(topic.topic_id, 0.0) for topic, _ in compacted}
+        for topic, config in due:
+            due_s[topic.topic_id] = now_s + min(backoff_ms, config.segment_ms) / 1000
+        self._due_s = due_s
+        return due
+
+    async def _clean(self, dirty: DirtyRange, config: TopicConfig) -> None:
+        index, end_offset = await self._index(dirty)
+        run = await self._store.begin(replace(dirty, end_offset=end_offset))
+        dropped_records = 0
+        offset = dirty.log_start_offset
+        while chunk := await self._read(run.partition_key, offset, end_offset):
+            cleaned = await asyncio.to_thread(
+                clean, chunk, index, now_ms=_wall_ms(), delete_retention_ms=config.delete_retention_ms
+            )
+            if cleaned.removed:
+                await self._store.replace(run, cleaned.removed, cleaned.added)
+                dropped_records += cleaned.dropped_records
+            offset = chunk[-1].last_offset + 1
+        await self._finish(run, dropped_records)
+
+    async def _finish(self, run: CompactionRun, dropped_records: int) -> None:
+        await self._store.finish(run)
+        log.info(
+            "partition compacted",
+            partition_key=run.partition_key,
+            clean_to=run.end_offset,
+            dropped_records=dropped_records,
+        )
+
+    async def _index(self, dirty: DirtyRange) -> tuple[KeyIndex, int]:
+        """The keys of the dirty range, and where the index ends: at the range's end unless it fills up before."""
+        index = KeyIndex(MAX_KEYS)
+        offset = dirty.first_dirty_offset
+        while chunk := await self._read(dirty.partition_key, offset, dirty.end_offset):
+            full_at = await asyncio.to_thread(index_keys, chunk, index)
+            if full_at is not None:
+                return index, full_at
+            offset = chunk[-1].last_offset + 1
+        return index, dirty.end_offset
+
+    async def _read(self, key: PartitionKey, offset: int, end_offset: int) -> list[StoredBatch]:
+        """The next chunk of whole batches below `end_offset`, which is a batch boundary."""
+        if offset >= end_offset:
+            return []
+        (result,) = await self._log.read([ReadRequest(key, offset, CHUNK_BYTES)], max_bytes=CHUNK_BYTES)
+        if not isinstance(result, ReadResult):
+            raise StorageConflict(f"partition {key} has been deleted")
+        if offset < result.state.log_start_offset:
+            return await self._read(key, result.state.log_start_offset, end_offset)
+        return [batch for batch in result.batches if batch.last_offset < end_offset]
+
+
+def _compaction_policy(key: PartitionKey, config: TopicConfig, *, wait_for_segment: bool) -> CompactionPolicy:
+    lag_ms = config.min_compaction_lag_ms
+    if wait_for_segment:
+        lag_ms = max(lag_ms, min(config.segment_ms, config.max_compaction_lag_ms))
+    return CompactionPolicy(
+        key,
+        min_cleanable_dirty_ratio=config.min_cleanable_dirty_ratio,
+        min_compaction_lag_ms=lag_ms,
+        max_compaction_lag_ms=config.max_compaction_lag_ms,
+    )
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

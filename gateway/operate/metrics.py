@@ -1,0 +1,149 @@
+"""What the node counts about itself.
+
+The one idea: counting must cost less than what is counted. Requests, of which there are tens of thousands a second,
+are added to plain lists that only a scrape turns into samples; everything rarer uses prometheus_client as it is.
+
+Topics, groups and lag are not counted here: they are read from storage at scrape time (`gateway/operate/exporter.py`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
+
+from protocol.errors import ErrorCode
+
+disable_created_metrics()
+"""A second series per counter, which nobody asked for."""
+
+REQUEST_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
+
+
+class RequestSeries:
+    """Durations and outcomes of one API at one version."""
+
+    __slots__ = ("_buckets", "_outcomes", "_sum_s")
+
+    def __init__(self) -> None:
+        self._buckets = [0] * (len(REQUEST_BUCKETS_S) + 1)
+        self._sum_s = 0.0
+        self._outcomes: dict[int, int] = {}
+
+    def observe(self, duration_s: float, error_code: int) -> None:
+        """Counts one answered request; `error_code` is the answer's top-level code, 0 where it has none."""
+        self._buckets[bisect_left(REQUEST_BUCKETS_S, duration_s)] += 1
+        self._sum_s += duration_s
+        outcomes = self._outcomes
+        outcomes[error_code] = outcomes.get(error_code, 0) + 1
+
+    def snapshot(self) -> tuple[list[tuple[str, float]], float, dict[int, int]]:
+        """Cumulative buckets as Prometheus wants them, sum of seconds, count by code."""
+        cumulative = 0
+        buckets: list[tuple[str, float]] = []
+        for bound, count in zip((*REQUEST_BUCKETS_S, None), self._buckets, strict=True):
+            cumulative += count
+            buckets.append(("+Inf" if bound is None else str(bound), cumulative))
+        return buckets, self._sum_s, dict(self._outcomes)
+
+
+class _Requests(Collector):
+    def __init__(self) -> None:
+        self.series: dict[tuple[str, int], RequestSeries] = {}
+
+    def collect(self) -> Iterator[Metric]:
+        durations = HistogramMetricFamily(
+            "sluice_request_duration_seconds",
+            "From the complete request to its encoded answer, time spent parked included.",
+            labels=["api", "version"],
+        )
+        requests = CounterMetricFamily(
+            "sluice_requests", "Answered requests by the answer's top-level error.", labels=["api", "version", "error"]
+        )
+        for (api, version), series in self.series.items():
+            buckets, sum_s, outcomes = series.snapshot()
+            if not outcomes:
+                continue
+            durations.add_metric([api, str(version)], buckets, sum_s)
+            for code, count in outcomes.items():
+                requests.add_metric([api, str(version), ErrorCode(code).name], count)
+        yield durations
+        yield requests
+
+
+class Metrics:
+    """The node's registry and the counters that its parts are given."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry(auto_describe=False)
+        ProcessCollector(registry=self.registry)
+        self._requests = _Requests()
+        self.registry.register(self._requests)
+
+        self.connections = self._gauge("connections", "Open client connections.")
+        self.connections_opened = self._counter("connections_opened", "Client connections accepted.")
+        self.idle_closed = self._counter("connections_idle_closed", "Connections closed for being idle.")
+        self.intake_bytes = self._gauge("intake_bytes", "Bytes of large requests in work.")
+        self.protocol_errors = self._counter("protocol_errors", "Connections closed or refused by reason.", "reason")
+        self.unsupported_versions = self._counter(
+            "unsupported_versions", "Requests answered with UNSUPPORTED_VERSION.", "api"
+        )
+        self.internal_errors = self._counter("internal_errors", "Requests that ended in a bug of ours.", "api")
+        self.storage_errors = self._counter("storage_errors", "Requests that storage could not serve.", "api")
+
+        self.commits = self._histogram(
+            "commit_seconds",
+            "Durable group commits of record batches.",
+            (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0),
+        )
+        self.committed_batches = self._counter("committed_batches", "Record batches made durable.")
+        self.refused_batches = self._counter("refused_batches", "Record batches refused, by error.", "error")
+        self.committed_bytes = self._counter("committed_bytes", "Bytes of record batches made durable.")
+        self.group_rebalances = self._counter("group_rebalances", "Groups that entered PreparingRebalance.")
+        self.leases_held = self._gauge("coordinator_leases", "Group coordinator shards this node holds.")
+
+        self.event_loop_lag = self._histogram(
+            "event_loop_lag_seconds",
+            "How late a timer of the event loop fires.",
+            (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0),
+        )
+        self.loop_failures = self._counter("background_failures", "Background passes that raised.", "loop")
+        self._loop_age = Gauge(
+            "sluice_background_last_success_age_seconds",
+            "Seconds since a background pass last succeeded.",
+            ["loop"],
+            registry=self.registry,
+        )
+
+    def request_series(self, api: str, version: int) -> RequestSeries:
+        """The series of one API and version, created once and kept by its route."""
+        return self._requests.series.setdefault((api, version), RequestSeries())
+
+    def observe_commit(self, batches: int, size_bytes: int, duration_s: float) -> None:
+        self.commits.observe(duration_s)
+        self.committed_batches.inc(batches)
+        self.committed_bytes.inc(size_bytes)
+
+    def watch_loop(self, name: str, age_s: Callable[[], float]) -> None:
+        """Exports, as a gauge, how long ago a background pass last succeeded."""
+        self._loop_age.labels(name).set_function(age_s)
+
+    def _counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        return Counter(f"sluice_{name}", documentation, labels, registry=self.registry)
+
+    def _gauge(self, name: str, documentation: str) -> Gauge:
+        return Gauge(f"sluice_{name}", documentation, registry=self.registry)
+
+    def _histogram(self, name: str, documentation: str, buckets_s: tuple[float, ...]) -> Histogram:
+        return Histogram(f"sluice_{name}", documentation, buckets=buckets_s, registry=self.registry)

@@ -1,0 +1,91 @@
+"""What is served: the table against Kafka 4.2, and ApiVersions as clients read it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from gateway.apis import SERVED
+from gateway.apis.api_versions import api_versions
+from gateway.net.connection import Hold
+from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.net.dispatch import versions_response
+from protocol import codec
+from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.api_versions import ApiVersionsRequest
+from protocol.schema import message_schema
+
+REFERENCE = Path(__file__).parents[2] / "protocol" / "reference" / "messages-4.2.json"
+
+
+def context(version: int, connection: ConnectionInfo) -> RequestContext:
+    return RequestContext(ApiKey.API_VERSIONS, version, 1, "client", connection, cast(Services, None))
+
+
+def test_29_apis_each_once() -> None:
+    assert len(SERVED) == 29
+    assert len({line.api_key for line in SERVED}) == 29
+
+
+@pytest.mark.parametrize("line", SERVED, ids=lambda line: line.api_key.name)
+def test_a_handler_is_named_as_its_api(line: Any) -> None:
+    assert line.handler.__name__ == line.api_key.name.lower()
+    assert inspect.iscoroutinefunction(line.handler)
+
+
+@pytest.mark.parametrize("line", SERVED, ids=lambda line: line.api_key.name)
+def test_every_promised_version_can_be_read_and_answered(line: Any) -> None:
+    for message_type in (codec.request_class(line.api_key), codec.response_class(line.api_key)):
+        declared = message_schema(message_type).versions
+        assert {line.min_version, line.max_version} <= set(declared)
+
+
+@pytest.mark.parametrize("line", SERVED, ids=lambda line: line.api_key.name)
+def test_the_versions_are_kafkas(line: Any) -> None:
+    messages: dict[str, Any] = json.loads(REFERENCE.read_text())
+    (upstream,) = [m for m in messages.values() if m.get("apiKey") == line.api_key and m["type"] == "request"]
+    low, _, high = upstream["validVersions"].partition("-")
+    stable = int(high or low) - bool(upstream.get("latestVersionUnstable"))
+    assert (line.min_version, line.max_version) == (int(low), stable)
+
+
+def test_only_requests_that_wait_for_others_are_parked() -> None:
+    assert {line.api_key for line in SERVED if line.hold is Hold.PARKED} == {ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP}
+    assert next(line for line in SERVED if line.api_key == ApiKey.FETCH).hold is Hold.BULKY
+
+
+def test_produce_is_advertised_from_0_and_nothing_else_is_promised_beyond_what_is_served() -> None:
+    ranges = {entry.api_key: (entry.min_version, entry.max_version) for entry in versions_response(SERVED).api_keys}
+    assert ranges.pop(ApiKey.PRODUCE) == (0, 13)
+    assert ranges == {
+        int(line.api_key): (line.min_version, line.max_version) for line in SERVED if line.api_key != ApiKey.PRODUCE
+    }
+
+
+@pytest.mark.parametrize("version", range(5))
+async def test_api_versions_lists_the_table_and_no_features(version: int) -> None:
+    connection = ConnectionInfo("c", "/127.0.0.1")
+    request = ApiVersionsRequest(client_software_name="librdkafka", client_software_version="2.16.0-rc.1")
+    response = await api_versions(request, context(version, connection))
+    assert response == versions_response(SERVED)
+    assert response.supported_features == response.finalized_features == ()
+    assert response.finalized_features_epoch == -1
+    assert connection.client_software_name == ("librdkafka" if version >= 3 else "")
+
+
+@pytest.mark.parametrize(
+    ("name", "software_version"), [("", "1"), ("a", ""), ("-a", "1"), ("a", "1."), ("a b", "1"), ("ä", "1")]
+)
+async def test_software_must_be_named_in_plain_words_from_v3(name: str, software_version: str) -> None:
+    connection = ConnectionInfo("c", "/127.0.0.1")
+    request = ApiVersionsRequest(client_software_name=name, client_software_version=software_version)
+    with pytest.raises(KafkaError) as refused:
+        await api_versions(request, context(3, connection))
+    assert refused.value.code == ErrorCode.INVALID_REQUEST
+    assert connection.client_software_name == ""
+    await api_versions(request, context(2, connection))

@@ -1,0 +1,427 @@
+"""DescribeConfigs, AlterConfigs, IncrementalAlterConfigs and ListConfigResources, on a real Postgres."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+import asyncpg
+import pytest
+
+from gateway.apis.configs import Operation, ResourceType
+from gateway.apis.topics import create_internal_topics
+from gateway.config.broker import BROKER_CONFIGS
+from gateway.config.definition import ConfigSource, ConfigType
+from gateway.config.topic import REPLICATION_FACTOR, TOPIC_CONFIGS
+from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages import alter_configs as legacy
+from protocol.messages import incremental_alter_configs as incremental
+from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from protocol.messages.list_config_resources import ListConfigResourcesRequest
+from tests.gateway.admin import AdminNode, admin_node
+from tests.storage.batches import until_blocked
+
+TOPIC, BROKER, GROUP = ResourceType.TOPIC, ResourceType.BROKER, ResourceType.GROUP
+SET, DELETE, APPEND, SUBTRACT = Operation
+
+
+async def describe(node: AdminNode, kind: int, name: str, *keys: str, version: int = 4, **flags):
+    request = DescribeConfigsRequest(
+        resources=(DescribeConfigsResource(resource_type=kind, resource_name=name, configuration_keys=keys or None),),
+        **flags,
+    )
+    (result,) = (await node.ask(ApiKey.DESCRIBE_CONFIGS, request, version)).results
+    assert (result.resource_type, result.resource_name) == (kind, name)
+    return result
+
+
+async def value_of(node: AdminNode, kind: int, name: str, key: str) -> tuple[str | None, int]:
+    (entry,) = (await describe(node, kind, name, key)).configs
+    return entry.value, entry.config_source
+
+
+async def replace(node: AdminNode, kind: int, name: str, configs, *, version: int = 2, validate_only: bool = False):
+    entries = tuple(legacy.AlterableConfig(name=key, value=value) for key, value in configs)
+    resource = legacy.AlterConfigsResource(resource_type=kind, resource_name=name, configs=entries)
+    request = legacy.AlterConfigsRequest(resources=(resource,), validate_only=validate_only)
+    (response,) = (await node.ask(ApiKey.ALTER_CONFIGS, request, version)).responses
+    assert (response.resource_type, response.resource_name) == (kind, name)
+    return response
+
+
+async def alter(node: AdminNode, kind: int, name: str, *changes, version: int = 1, validate_only: bool = False):
+    entries = tuple(
+        incremental.AlterableConfig(name=key, config_operation=operation, value=value)
+        for operation, key, value in changes
+    )
+    resource = incremental.AlterConfigsResource(resource_type=kind, resource_name=name, configs=entries)
+    request = incremental.IncrementalAlterConfigsRequest(resources=(resource,), validate_only=validate_only)
+    (response,) = (await node.ask(ApiKey.INCREMENTAL_ALTER_CONFIGS, request, version)).responses
+    assert (response.resource_type, response.resource_name) == (kind, name)
+    return response
+
+
+@contextlib.asynccontextmanager
+async def locked_catalog(url: str):
+    """Changes of the catalog wait until the block ends. Gives a connection that sees who waits, outside of any
+    transaction: inside one, later backends are not seen."""
+    watcher, connection = await asyncpg.connect(url), await asyncpg.connect(url)
+    try:
+        async with connection.transaction():
+            await connection.execute("select from sluice.cluster for update")
+            yield watcher
+    finally:
+        await connection.close()
+        await watcher.close()
+
+
+# --- describing a topic ---------------------------------------------------------------------------------------------
+
+
+async def test_describe_topic_at_every_version(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        await node.create("orders", configs={"segment.ms": "500"}, factor=2)
+        for version in range(1, 5):
+            result = await describe(node, TOPIC, "orders", version=version)
+            assert (result.error_code, result.error_message) == (ErrorCode.NONE, None)
+            entries = {entry.name: entry for entry in result.configs}
+            assert entries.keys() == set(TOPIC_CONFIGS)
+            assert entries["segment.ms"].value == "500"
+            assert entries["segment.ms"].config_source == ConfigSource.TOPIC_CONFIG
+            assert entries["retention.ms"].value == "604800000"
+            assert entries["retention.ms"].config_source == ConfigSource.DEFAULT_CONFIG
+            assert not any(entry.read_only or entry.is_sensitive or entry.synonyms for entry in result.configs)
+            if version >= 3:
+                assert entries["segment.ms"].config_type == ConfigType.LONG
+                assert entries["cleanup.policy"].config_type == ConfigType.LIST
+                assert entries["segment.ms"].documentation is None
+
+
+async def test_documentation_and_synonyms_where_asked_for(database_url: str) -> None:
+    async with admin_node(database_url, broker={"log.retention.hours": "1", "log.retention.minutes": "30"}) as node:
+        await node.create("orders", configs={"retention.ms": "5"})
+        await alter(node, BROKER, "", (SET, "log.retention.ms", "7000"))
+        result = await describe(node, TOPIC, "orders", include_synonyms=True, include_documentation=True)
+        assert all(entry.documentation for entry in result.configs)
+        (retention,) = [entry for entry in result.configs if entry.name == "retention.ms"]
+        assert [(each.name, each.value, each.source) for each in retention.synonyms] == [
+            ("retention.ms", "5", ConfigSource.TOPIC_CONFIG),
+            ("log.retention.ms", "7000", ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG),
+            ("log.retention.minutes", "30", ConfigSource.STATIC_BROKER_CONFIG),
+            ("log.retention.hours", "1", ConfigSource.STATIC_BROKER_CONFIG),
+            ("log.retention.hours", "168", ConfigSource.DEFAULT_CONFIG),
+        ]
+
+
+async def test_only_the_keys_asked_for(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        await node.create("orders")
+        result = await describe(node, TOPIC, "orders", "retention.ms", "no.such.key")
+        assert [entry.name for entry in result.configs] == ["retention.ms"]
+        request = DescribeConfigsRequest(
+            resources=(DescribeConfigsResource(resource_type=TOPIC, resource_name="orders", configuration_keys=()),)
+        )
+        (everything,) = (await node.ask(ApiKey.DESCRIBE_CONFIGS, request, 4)).results
+        assert len(everything.configs) == len(TOPIC_CONFIGS)
+
+
+async def test_a_resource_named_again_is_described_once(database_url: str) -> None:
+    """Eight bytes that name one are answered with kilobytes."""
+    async with admin_node(database_url) as node:
+        await node.create("orders")
+        whole = DescribeConfigsResource(resource_type=TOPIC, resource_name="orders", configuration_keys=None)
+        keys = ("retention.ms",)
+        part = DescribeConfigsResource(resource_type=TOPIC, resource_name="orders", configuration_keys=keys)
+        request = DescribeConfigsRequest(resources=(whole, part, whole, whole))
+        results = (await node.ask(ApiKey.DESCRIBE_CONFIGS, request, 4)).results
+        assert [len(result.configs) for result in results] == [len(TOPIC_CONFIGS), 1]
+
+
+async def test_describe_refusals(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        for kind, name, code in (
+            (TOPIC, "missing", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+            (TOPIC, "a b", ErrorCode.INVALID_TOPIC_EXCEPTION),
+            (BROKER, "2", ErrorCode.INVALID_REQUEST),
+            (BROKER, "one", ErrorCode.INVALID_REQUEST),
+            (ResourceType.BROKER_LOGGER, "1", ErrorCode.INVALID_REQUEST),
+            (ResourceType.CLIENT_METRICS, "m", ErrorCode.INVALID_REQUEST),
+            (GROUP, "", ErrorCode.INVALID_REQUEST),
+            (0, "x", ErrorCode.INVALID_REQUEST),
+            (99, "x", ErrorCode.INVALID_REQUEST),
+        ):
+            result = await describe(node, kind, name)
+            assert (result.error_code, result.configs) == (code, ()), (kind, name)
+            assert result.error_message
+        assert (await describe(node, GROUP, "g")).error_code == ErrorCode.NONE
+
+
+# --- describing a broker --------------------------------------------------------------------------------------------
+
+
+async def test_describe_broker(database_url: str) -> None:
+    async with admin_node(database_url, name="broker.example", rack="r1", broker={"num.partitions": "4"}) as node:
+        result = await describe(node, BROKER, "1", include_synonyms=True, include_documentation=True)
+        entries = {entry.name: entry for entry in result.configs}
+        assert entries.keys() == set(BROKER_CONFIGS)
+        shown = {name: (entry.value, entry.config_source, entry.read_only) for name, entry in entries.items()}
+        default, static = ConfigSource.DEFAULT_CONFIG, ConfigSource.STATIC_BROKER_CONFIG
+        assert shown["num.partitions"] == ("4", static, True)
+        assert shown["default.replication.factor"] == ("1", default, True)
+        assert shown["message.max.bytes"] == ("1048588", default, False)
+        assert shown["log.retention.ms"] == (None, default, False)
+        assert shown["log.retention.hours"] == ("168", default, True)
+        assert shown["group.initial.rebalance.delay.ms"] == ("3000", default, True)
+        assert shown["compression.type"] == ("producer", default, True)
+        assert shown["node.id"] == shown["broker.id"] == ("1", static, True)
+        assert shown["broker.rack"] == ("r1", static, True)
+        assert shown["listeners"] == ("PLAINTEXT://0.0.0.0:9092", static, True)
+        assert shown["advertised.listeners"] == ("PLAINTEXT://broker.example:9092", static, True)
+        assert all(entry.documentation for entry in result.configs)
+        synonyms = entries["num.partitions"].synonyms
+        assert [(each.name, each.value, each.source) for each in synonyms] == [
+            ("num.partitions", "4", static),
+            ("num.partitions", "1", default),
+        ]
+
+
+async def test_describe_all_brokers_shows_what_was_set_for_them(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        assert (await describe(node, BROKER, "")).configs == ()
+        await alter(node, BROKER, "", (SET, "message.max.bytes", "2000000"))
+        (entry,) = (await describe(node, BROKER, "")).configs
+        assert (entry.name, entry.value) == ("message.max.bytes", "2000000")
+        assert entry.config_source == ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
+
+
+# --- altering a topic -----------------------------------------------------------------------------------------------
+
+
+async def test_incremental_operations(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        before = await node.create("orders", configs={"segment.ms": "500"}, factor=3)
+        for version in (0, 1):
+            response = await alter(
+                node,
+                TOPIC,
+                "orders",
+                (SET, "retention.ms", f"100{version}"),
+                (DELETE, "segment.ms", None),
+                (APPEND, "cleanup.policy", "compact"),
+                version=version,
+            )
+            assert (response.error_code, response.error_message) == (ErrorCode.NONE, None)
+            topic = node.catalog.get("orders")
+            assert topic is not None
+            assert topic.configs == {
+                "retention.ms": f"100{version}",
+                "cleanup.policy": "delete,compact",
+                REPLICATION_FACTOR: "3",
+            }
+            assert topic.partitions == before.partitions
+            config = node.catalog.config(topic)
+            assert config.retention_ms == 1000 + version, "must be in effect at once"
+            assert config.cleanup_compact
+            assert await node.topics.find("orders") == topic
+        await alter(node, TOPIC, "orders", (SUBTRACT, "cleanup.policy", "delete,nothing"))
+        assert await value_of(node, TOPIC, "orders", "cleanup.policy") == ("compact", ConfigSource.TOPIC_CONFIG)
+        await alter(node, TOPIC, "orders", (DELETE, "cleanup.policy", None), (DELETE, "never.was", None))
+        assert await value_of(node, TOPIC, "orders", "cleanup.policy") == ("delete", ConfigSource.DEFAULT_CONFIG)
+
+
+@pytest.mark.parametrize(("kind", "name"), [(TOPIC, "orders"), (BROKER, "")])
+async def test_changes_at_the_same_moment_do_not_undo_each_other(database_url: str, kind: int, name: str) -> None:
+    kept, dropped = {TOPIC: ("segment.ms", "retention.ms"), BROKER: ("log.roll.ms", "log.retention.ms")}[kind]
+    async with admin_node(database_url) as node:
+        await node.create("orders")
+        await alter(node, kind, name, (SET, dropped, "7"))
+        async with locked_catalog(database_url) as watcher:
+            deleting = asyncio.create_task(alter(node, kind, name, (DELETE, dropped, None)))
+            await until_blocked(watcher, 1)
+            setting = asyncio.create_task(alter(node, kind, name, (SET, kept, "500")))
+            await until_blocked(watcher, 2)
+        await asyncio.gather(deleting, setting)
+        stored = await node.topics.load_broker_configs()
+        if kind == TOPIC:
+            topic = await node.topics.find("orders")
+            assert topic is not None
+            stored = dict(topic.configs)
+        assert stored == {kept: "500"}
+
+
+async def test_replacing_drops_what_is_not_named(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        await node.create("orders", configs={"segment.ms": "500", "retention.ms": "1"}, factor=3)
+        for version in (0, 1, 2):
+            response = await replace(node, TOPIC, "orders", [("retention.ms", f"{version}")], version=version)
+            assert (response.error_code, response.error_message) == (ErrorCode.NONE, None)
+            topic = node.catalog.get("orders")
+            assert topic is not None
+            assert topic.configs == {"retention.ms": f"{version}", REPLICATION_FACTOR: "3"}
+            assert await node.topics.find("orders") == topic
+
+
+async def test_validate_only_changes_nothing(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        topic = await node.create("orders", configs={"segment.ms": "500"})
+        for response in (
+            await replace(node, TOPIC, "orders", [("retention.ms", "1")], validate_only=True),
+            await alter(node, TOPIC, "orders", (SET, "retention.ms", "1"), validate_only=True),
+            await alter(node, BROKER, "", (SET, "message.max.bytes", "1"), validate_only=True),
+        ):
+            assert response.error_code == ErrorCode.NONE
+        bad = await alter(node, TOPIC, "orders", (SET, "retention.ms", "x"), validate_only=True)
+        assert bad.error_code == ErrorCode.INVALID_CONFIG
+        assert await node.topics.find("orders") == topic
+        assert await node.topics.load_broker_configs() == {}
+        assert node.catalog.broker.message_max_bytes == 1048588
+
+
+async def test_topic_refusals_change_nothing(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        topic = await node.create("orders", configs={"max.compaction.lag.ms": "10"})
+        config, request = ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST
+        for changes, code in (
+            ([(SET, "no.such", "1")], config),
+            ([(SET, "retention.ms", "x")], config),
+            ([(SET, "retention.ms", "-2")], config),
+            ([(SET, "cleanup.policy", "shred")], config),
+            ([(SET, "compression.type", "zstd")], config),
+            ([(SET, "remote.storage.enable", "true")], config),
+            ([(SET, REPLICATION_FACTOR, "1")], config),
+            ([(SET, "min.compaction.lag.ms", "11")], config),
+            ([(APPEND, "retention.ms", "1")], config),
+            ([(APPEND, "no.such", "1")], config),
+            ([(SET, "retention.ms", None)], request),
+            ([(APPEND, "cleanup.policy", None)], request),
+            ([(7, "retention.ms", "1")], request),
+            ([(SET, "retention.ms", "1"), (SET, "retention.ms", "2")], request),
+            ([(SET, "retention.ms", "1"), (SET, "segment.ms", "x")], config),
+        ):
+            response = await alter(node, TOPIC, "orders", *changes)
+            assert response.error_code == code, changes
+            assert response.error_message
+        for configs, code in (
+            ([("retention.ms", "x")], config),
+            ([("retention.ms", None)], request),
+            ([("retention.ms", "1"), ("retention.ms", "1")], request),
+        ):
+            assert (await replace(node, TOPIC, "orders", configs)).error_code == code
+        assert await node.topics.find("orders") == topic == node.catalog.get("orders")
+
+
+async def test_each_resource_alone(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        await node.create("good")
+        await node.create("twice")
+
+        def setting(kind: int, name: str, value: str = "1") -> incremental.AlterConfigsResource:
+            entry = incremental.AlterableConfig(name="retention.ms", config_operation=SET, value=value)
+            return incremental.AlterConfigsResource(resource_type=kind, resource_name=name, configs=(entry,))
+
+        request = incremental.IncrementalAlterConfigsRequest(
+            resources=(
+                setting(TOPIC, "missing"),
+                setting(TOPIC, "twice"),
+                setting(TOPIC, "good"),
+                setting(TOPIC, "twice"),
+                setting(GROUP, "g"),
+                setting(ResourceType.CLIENT_METRICS, "m"),
+                setting(0, "x"),
+            )
+        )
+        answer = await node.ask(ApiKey.INCREMENTAL_ALTER_CONFIGS, request, 1)
+        assert {response.resource_name: response.error_code for response in answer.responses} == {
+            "missing": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+            "twice": ErrorCode.INVALID_REQUEST,
+            "good": ErrorCode.NONE,
+            "g": ErrorCode.INVALID_REQUEST,
+            "m": ErrorCode.INVALID_REQUEST,
+            "x": ErrorCode.INVALID_REQUEST,
+        }
+        assert node.catalog.get("twice").configs == {}
+
+
+# --- altering brokers -----------------------------------------------------------------------------------------------
+
+
+async def test_broker_settings_are_in_effect_at_once_and_on_other_nodes(database_url: str) -> None:
+    async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
+        topic = await node.create("orders")
+        own = await node.create("own", configs={"max.message.bytes": "77"})
+        response = await alter(
+            node, BROKER, "", (SET, "message.max.bytes", "2000"), (SET, "log.cleanup.policy", "compact")
+        )
+        assert (response.error_code, response.error_message) == (ErrorCode.NONE, None)
+        assert node.catalog.config(topic).max_message_bytes == 2000
+        assert node.catalog.config(topic).cleanup_compact
+        assert node.catalog.config(own).max_message_bytes == 77
+        source = ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
+        assert await value_of(node, TOPIC, "orders", "max.message.bytes") == ("2000", source)
+        assert await value_of(node, BROKER, "1", "message.max.bytes") == ("2000", source)
+        assert await value_of(other, BROKER, "2", "message.max.bytes") == ("2000", source)
+        # The second node adds to what the first has set, and takes from it.
+        await alter(other, BROKER, "", (SET, "log.retention.ms", "5"), (DELETE, "message.max.bytes", None))
+        assert await node.topics.load_broker_configs() == {"log.cleanup.policy": "compact", "log.retention.ms": "5"}
+        response = await replace(node, BROKER, "", [("log.retention.bytes", "9")])
+        assert response.error_code == ErrorCode.NONE
+        assert await node.topics.load_broker_configs() == {"log.retention.bytes": "9"}
+        assert node.catalog.config(topic).retention_bytes == 9
+        assert not node.catalog.config(topic).cleanup_compact
+
+
+async def test_altering_one_broker_alters_all(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        response = await alter(node, BROKER, "1", (SET, "message.max.bytes", "2000"))
+        assert (response.error_code, response.error_message) == (ErrorCode.NONE, None)
+        source = ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
+        assert await value_of(node, BROKER, "", "message.max.bytes") == ("2000", source)
+        assert await value_of(node, BROKER, "1", "message.max.bytes") == ("2000", source)
+
+
+async def test_broker_refusals_change_nothing(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        config, request = ErrorCode.INVALID_CONFIG, ErrorCode.INVALID_REQUEST
+        for name, changes, code in (
+            ("", [(SET, "num.partitions", "3")], config),
+            ("", [(SET, "advertised.listeners", "PLAINTEXT://x:1")], config),
+            ("", [(SET, "compression.type", "gzip")], config),
+            ("", [(SET, "no.such", "3")], config),
+            ("", [(SET, "message.max.bytes", "many")], config),
+            ("", [(SET, "message.max.bytes", "1"), (SET, "num.partitions", "3")], config),
+            ("one", [(SET, "message.max.bytes", "1")], request),
+            ("2", [(SET, "message.max.bytes", "1")], request),
+        ):
+            response = await alter(node, BROKER, name, *changes)
+            assert response.error_code == code, changes
+            assert response.error_message
+        assert await node.topics.load_broker_configs() == {}
+        assert node.catalog.broker.dynamic == {}
+
+
+# --- ListConfigResources --------------------------------------------------------------------------------------------
+
+
+async def test_list_config_resources(database_url: str) -> None:
+    async with admin_node(database_url) as node, admin_node(database_url, name="node-2"):
+        await node.membership.renew()
+        await create_internal_topics(node.topics)
+        await node.create("orders")
+
+        async def listed(*kinds: int, version: int = 1) -> set[tuple[str, int]]:
+            request = ListConfigResourcesRequest(resource_types=kinds)
+            answer = await node.ask(ApiKey.LIST_CONFIG_RESOURCES, request, version)
+            assert answer.error_code == ErrorCode.NONE
+            return {(each.resource_name, each.resource_type) for each in answer.config_resources}
+
+        topics = {("orders", TOPIC), ("__consumer_offsets", TOPIC)}
+        brokers = {("1", BROKER), ("2", BROKER)}
+        assert await listed() == topics | brokers
+        assert await listed(TOPIC) == topics
+        assert await listed(BROKER) == brokers
+        assert await listed(GROUP, ResourceType.CLIENT_METRICS, ResourceType.BROKER_LOGGER) == set()
+        assert await listed(version=0) == set()
+        with pytest.raises(KafkaError) as refused:
+            await listed(TOPIC, 3)
+        assert refused.value.code is ErrorCode.UNSUPPORTED_VERSION

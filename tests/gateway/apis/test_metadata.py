@@ -1,0 +1,388 @@
+"""Metadata, DescribeTopicPartitions and DescribeCluster, on a real Postgres."""
+
+from __future__ import annotations
+
+from uuid import UUID, uuid4
+
+import pytest
+
+from gateway.apis.metadata import MAX_CREATED
+from gateway.apis.topics import create_internal_topics
+from gateway.log.catalog import MAX_LOOKUPS
+from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.describe_cluster import DescribeClusterRequest
+from protocol.messages.describe_topic_partitions import Cursor, DescribeTopicPartitionsRequest, TopicRequest
+from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from storage.errors import StorageUnavailable
+from storage.types import Topic
+from tests.gateway.admin import CLUSTER_ID, AdminNode, admin_node
+
+NO_ID = UUID(int=0)
+NOT_ASKED = -(2**31)
+VERSIONS = range(14)
+
+
+def named(*names: str | None) -> tuple[MetadataRequestTopic, ...]:
+    return tuple(MetadataRequestTopic(name=name) for name in names)
+
+
+def by_id(*ids: UUID) -> tuple[MetadataRequestTopic, ...]:
+    return tuple(MetadataRequestTopic(topic_id=topic_id, name=None) for topic_id in ids)
+
+
+async def ask(node: AdminNode, version: int, topics, *, create: bool = True, **flags):
+    request = MetadataRequest(topics=topics, allow_auto_topic_creation=create, **flags)
+    return await node.ask(ApiKey.METADATA, request, version)
+
+
+def codes(answer) -> dict[str | None, int]:
+    return {topic.name: topic.error_code for topic in answer.topics}
+
+
+# --- what is there --------------------------------------------------------------------------------------------------
+
+
+async def test_one_topic_at_every_version(database_url: str) -> None:
+    async with admin_node(database_url, name="broker.example", rack="r1") as node:
+        topic = await node.create("orders", 3)
+        for version in VERSIONS:
+            await check_one_topic(node, topic, version)
+
+
+async def check_one_topic(node: AdminNode, topic: Topic, version: int) -> None:
+    answer = await ask(node, version, named("orders"))
+    (broker,) = answer.brokers
+    assert (broker.node_id, broker.host, broker.port) == (1, "broker.example", 9092)
+    (found,) = answer.topics
+    assert (found.error_code, found.name, found.is_internal) == (ErrorCode.NONE, "orders", False)
+    assert [part.partition_index for part in found.partitions] == [0, 1, 2]
+    for part in found.partitions:
+        assert (part.error_code, part.leader_id, part.replica_nodes, part.isr_nodes) == (0, 1, (1,), (1,))
+        assert part.offline_replicas == ()
+        assert part.leader_epoch == (topic.partitions[0].leader_epoch if version >= 7 else -1)
+    if version >= 1:
+        assert (answer.controller_id, broker.rack) == (1, "r1")
+    if version >= 2:
+        assert answer.cluster_id == CLUSTER_ID
+    if version >= 8:
+        assert found.topic_authorized_operations == NOT_ASKED
+    if version >= 10:
+        assert found.topic_id == topic.topic_id
+
+
+async def test_null_is_all_and_empty_is_none_but_for_version_0(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        await node.create("a")
+        await node.create("b")
+        for version in VERSIONS:
+            assert set(codes(await ask(node, version, ()))) == ({"a", "b"} if version == 0 else set())
+            if version >= 1:
+                assert set(codes(await ask(node, version, None))) == {"a", "b"}
+
+
+async def test_a_name_asked_for_twice_is_answered_once(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        await node.create("a")
+        assert [topic.name for topic in (await ask(node, 9, named("a", "a"))).topics] == ["a"]
+
+
+async def test_internal_topic_is_listed_as_such(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        await create_internal_topics(node.topics)
+        await node.create("orders")
+        answer = await ask(node, 12, None)
+        assert {topic.name: (topic.is_internal, len(topic.partitions)) for topic in answer.topics} == {
+            "__consumer_offsets": (True, 50),
+            "orders": (False, 1),
+        }
+
+
+async def test_authorized_operations_where_asked_for(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        await node.create("a")
+        for version in (8, 9, 10):
+            await check_operations(node, version)
+
+
+async def check_operations(node: AdminNode, version: int) -> None:
+    answer = await ask(
+        node,
+        version,
+        named("a"),
+        include_topic_authorized_operations=True,
+        include_cluster_authorized_operations=True,
+    )
+    assert answer.topics[0].topic_authorized_operations == 3576
+    assert answer.cluster_authorized_operations == 8096
+    plain = await ask(node, version, named("a"))
+    assert plain.cluster_authorized_operations == NOT_ASKED
+
+
+async def test_another_nodes_topics_are_seen_at_once(database_url: str) -> None:
+    async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
+        await node.create("listed")
+        assert set(codes(await ask(other, 9, None))) == {"listed"}
+        await node.create("named")
+        assert codes(await ask(other, 9, named("named"), create=False)) == {"named": ErrorCode.NONE}
+
+
+# --- leaders and replicas -------------------------------------------------------------------------------------------
+
+
+async def test_replicas_are_live_nodes_up_to_the_factor(database_url: str) -> None:
+    async with (
+        admin_node(database_url) as node,
+        admin_node(database_url, name="node-2"),
+        admin_node(database_url, name="node-3"),
+    ):
+        await node.membership.renew()
+        for factor in (1, 2, 3, 5):
+            await node.create(f"factor-{factor}", 6, factor=factor)
+        answer = await ask(node, 12, None)
+        assert [broker.node_id for broker in answer.brokers] == [1, 2, 3]
+        assert answer.controller_id in {1, 2, 3}
+        for topic in answer.topics:
+            factor = int(topic.name.removeprefix("factor-"))
+            assert {part.leader_id for part in topic.partitions} == {1, 2, 3}, "leaders are spread"
+            for part in topic.partitions:
+                assert part.replica_nodes[0] == part.leader_id
+                assert len(set(part.replica_nodes)) == len(part.replica_nodes) == min(factor, 3)
+                assert part.isr_nodes == part.replica_nodes
+
+
+# --- by id ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [12, 13])
+async def test_by_id(database_url: str, version: int) -> None:
+    async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
+        topic = await node.create("orders")
+        await node.create("ignored")
+        unknown = uuid4()
+        asked = (*by_id(topic.topic_id, unknown), *named("ignored", "also-ignored"))
+        for each in (node, other):
+            answer = await ask(each, version, asked)
+            assert [(found.name, found.topic_id, found.error_code) for found in answer.topics] == [
+                ("orders", topic.topic_id, ErrorCode.NONE),
+                (None, unknown, ErrorCode.UNKNOWN_TOPIC_ID),
+            ]
+        assert await node.topics.find("also-ignored") is None
+
+
+async def test_many_unknown_ids(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        answer = await ask(node, 12, by_id(*(uuid4() for _ in range(MAX_LOOKUPS + 1))))
+        assert {topic.error_code for topic in answer.topics} == {ErrorCode.UNKNOWN_TOPIC_ID}
+        assert len(answer.topics) == MAX_LOOKUPS + 1
+
+
+async def test_by_id_before_it_was_allowed(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        for version, asked in ((10, by_id(uuid4())), (11, by_id(uuid4())), (10, by_id(NO_ID)), (11, by_id(NO_ID))):
+            with pytest.raises(KafkaError) as refused:
+                await ask(node, version, asked)
+            assert refused.value.code is ErrorCode.INVALID_REQUEST
+
+
+async def test_neither_name_nor_id(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        with pytest.raises(KafkaError) as refused:
+            await ask(node, 12, by_id(NO_ID))
+        assert refused.value.code is ErrorCode.INVALID_REQUEST
+
+
+# --- missing topics -------------------------------------------------------------------------------------------------
+
+
+async def test_missing_topic_is_created_where_client_and_broker_allow(database_url: str) -> None:
+    async with admin_node(database_url, broker={"num.partitions": "2"}) as node:
+        for version in VERSIONS:
+            name = f"fresh{version}"
+            if version >= 4:
+                # Before version 4 there is no such flag: asking is allowing.
+                answer = await ask(node, version, named(name), create=False)
+                assert codes(answer) == {name: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+            answer = await ask(node, version, named(name))
+            assert codes(answer) == {name: ErrorCode.NONE}
+            assert len(answer.topics[0].partitions) == 2
+            assert (await node.topics.find(name)) == node.catalog.get(name) is not None
+
+
+async def test_broker_forbids_automatic_creation(database_url: str) -> None:
+    async with admin_node(database_url, broker={"auto.create.topics.enable": "false"}) as node:
+        for version in (0, 3, 4, 13):
+            assert codes(await ask(node, version, named("x"))) == {"x": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        assert await node.topics.load() == (await node.topics.version(), [])
+
+
+async def test_illegal_names(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        names = ["", ".", "..", "a b", "ö", "x" * 250]
+        answer = await ask(node, 9, named(*names, "fine"))
+        assert codes(answer) == {**dict.fromkeys(names, ErrorCode.INVALID_TOPIC_EXCEPTION), "fine": ErrorCode.NONE}
+
+
+async def test_a_name_that_reads_like_another_is_not_created(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        await node.create("a.b")
+        assert codes(await ask(node, 9, named("a_b"))) == {"a_b": ErrorCode.INVALID_TOPIC_EXCEPTION}
+
+
+async def test_creations_of_one_request_are_bounded(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        names = [f"t{index:03}" for index in range(MAX_CREATED + 2)]
+        answer = await ask(node, 9, named(*names))
+        assert codes(answer) == {
+            name: ErrorCode.NONE if index < MAX_CREATED else ErrorCode.LEADER_NOT_AVAILABLE
+            for index, name in enumerate(names)
+        }
+        assert set(codes(await ask(node, 9, named(*names))).values()) == {ErrorCode.NONE}
+
+
+async def test_two_nodes_create_the_same_topic(database_url: str) -> None:
+    async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
+        original = other.topics.create
+
+        async def lose_the_race(topics):
+            await node.create("fresh")
+            return await original(topics)
+
+        other.topics.create = lose_the_race  # type: ignore[method-assign]
+        answer = await ask(other, 10, named("fresh"))
+        assert codes(answer) == {"fresh": ErrorCode.NONE}
+        assert answer.topics[0].topic_id == node.catalog.get("fresh").topic_id
+
+
+# --- without Postgres -----------------------------------------------------------------------------------------------
+
+
+async def test_known_topics_are_answered_without_postgres(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        topic = await node.create("known")
+
+        async def unavailable(*_arguments):
+            raise StorageUnavailable("away")
+
+        node.topics.version = node.topics.find = node.topics.find_by_id = unavailable  # type: ignore[method-assign]
+        assert codes(await ask(node, 9, None)) == {"known": ErrorCode.NONE}
+        assert codes(await ask(node, 9, named("known", "other"))) == {
+            "known": ErrorCode.NONE,
+            "other": ErrorCode.LEADER_NOT_AVAILABLE,
+        }
+        answer = await ask(node, 12, by_id(topic.topic_id, uuid4()))
+        assert [found.error_code for found in answer.topics] == [ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE]
+
+
+# --- DescribeTopicPartitions ----------------------------------------------------------------------------------------
+
+
+async def pages(node: AdminNode, limit: int, *names: str):
+    cursor = None
+    found = []
+    for _ in range(50):
+        answer = await node.ask(
+            ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+            DescribeTopicPartitionsRequest(
+                topics=tuple(TopicRequest(name=name) for name in names), response_partition_limit=limit, cursor=cursor
+            ),
+            0,
+        )
+        found.append([(topic.name, [part.partition_index for part in topic.partitions]) for topic in answer.topics])
+        cursor = answer.next_cursor
+        if cursor is None:
+            return found
+    raise AssertionError("the cursor does not end")
+
+
+async def test_describe_topic_partitions(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        topic = await node.create("orders", 2)
+        answer = await node.ask(
+            ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+            DescribeTopicPartitionsRequest(topics=tuple(TopicRequest(name=name) for name in ("orders", "x", "a b"))),
+            0,
+        )
+        by_name = {found.name: found for found in answer.topics}
+        assert [found.name for found in answer.topics] == ["a b", "orders", "x"]
+        assert by_name["a b"].error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+        assert by_name["x"].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        found = by_name["orders"]
+        assert (found.topic_id, found.topic_authorized_operations) == (topic.topic_id, 3576)
+        for part in found.partitions:
+            assert (part.leader_id, part.replica_nodes, part.isr_nodes) == (1, (1,), (1,))
+            assert part.eligible_leader_replicas == part.last_known_elr == part.offline_replicas == ()
+        assert answer.next_cursor is None
+        assert await node.topics.find("x") is None, "describing never creates"
+
+
+async def test_pages_follow_the_cursor(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        for name, count in (("b", 3), ("a", 2), ("c", 1)):
+            await node.create(name, count)
+        assert await pages(node, 2000) == [[("a", [0, 1]), ("b", [0, 1, 2]), ("c", [0])]]
+        assert await pages(node, 3) == [[("a", [0, 1]), ("b", [0])], [("b", [1, 2]), ("c", [0])]]
+        assert await pages(node, 2) == [[("a", [0, 1])], [("b", [0, 1])], [("b", [2]), ("c", [0])]]
+        assert await pages(node, 0) == [
+            [("a", [0])],
+            [("a", [1])],
+            [("b", [0])],
+            [("b", [1])],
+            [("b", [2])],
+            [("c", [0])],
+        ]
+        assert await pages(node, 4, "c", "b") == [[("b", [0, 1, 2]), ("c", [0])]]
+
+
+async def test_cursor_of_a_topic_that_is_gone(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        await node.create("a", 2)
+        await node.create("c", 2)
+        answer = await node.ask(
+            ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+            DescribeTopicPartitionsRequest(cursor=Cursor(topic_name="b", partition_index=1)),
+            0,
+        )
+        assert [(topic.name, len(topic.partitions)) for topic in answer.topics] == [("c", 2)]
+
+
+async def test_negative_cursor(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        with pytest.raises(KafkaError) as refused:
+            await node.ask(
+                ApiKey.DESCRIBE_TOPIC_PARTITIONS,
+                DescribeTopicPartitionsRequest(cursor=Cursor(topic_name="b", partition_index=-1)),
+                0,
+            )
+        assert refused.value.code is ErrorCode.INVALID_REQUEST
+
+
+# --- DescribeCluster ------------------------------------------------------------------------------------------------
+
+
+async def test_describe_cluster(database_url: str) -> None:
+    async with admin_node(database_url, rack="r1") as node, admin_node(database_url, name="node-2"):
+        await node.membership.renew()
+        for version in range(3):
+            await check_cluster(node, version)
+
+
+async def check_cluster(node: AdminNode, version: int) -> None:
+    answer = await node.ask(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), version)
+    assert (answer.error_code, answer.cluster_id) == (ErrorCode.NONE, CLUSTER_ID)
+    assert [(each.broker_id, each.host, each.rack, each.is_fenced) for each in answer.brokers] == [
+        (1, "node-1", "r1", False),
+        (2, "node-2", None, False),
+    ]
+    assert answer.controller_id in {1, 2}
+    assert answer.cluster_authorized_operations == NOT_ASKED
+    asked = DescribeClusterRequest(include_cluster_authorized_operations=True)
+    assert (await node.ask(ApiKey.DESCRIBE_CLUSTER, asked, version)).cluster_authorized_operations == 8096
+
+
+async def test_other_endpoints(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        for endpoint, code in ((2, ErrorCode.MISMATCHED_ENDPOINT_TYPE), (0, ErrorCode.UNSUPPORTED_ENDPOINT_TYPE)):
+            with pytest.raises(KafkaError) as refused:
+                await node.ask(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(endpoint_type=endpoint), 1)
+            assert refused.value.code == code

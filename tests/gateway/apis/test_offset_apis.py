@@ -1,0 +1,521 @@
+"""The offset handlers at every version, on a real Postgres: what is stored, and what a reader gets back."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import uuid
+from collections.abc import AsyncGenerator, Iterator
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+from gateway.groups.offset_committer import OffsetCommitter
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+)
+from protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopic,
+    OffsetFetchRequestTopics,
+)
+from storage.errors import StorageError, StorageUnavailable
+from storage.types import OffsetCommit, Refusal, Topic
+from tests.gateway.group_node import (
+    GroupNode,
+    forget_everything,
+    group_node,
+    locked_group,
+    settle,
+    until,
+    write_is_waiting,
+)
+from tests.postgres import Databases
+
+G = "g"
+COMMIT_VERSIONS = range(2, 11)
+FETCH_VERSIONS = range(1, 11)
+NONE = ErrorCode.NONE
+
+
+@pytest.fixture(scope="module")
+def database_url(postgres: Databases) -> Iterator[str]:
+    url = postgres.create()
+    yield url
+    postgres.drop(url)
+
+
+@pytest_asyncio.fixture
+async def node(database_url: str) -> AsyncGenerator[GroupNode, None]:
+    await forget_everything(database_url)
+    async with group_node(database_url) as started:
+        yield started
+
+
+def partition(index: int, offset: int, *, epoch: int = 3, metadata: str | None = "m") -> OffsetCommitRequestPartition:
+    return OffsetCommitRequestPartition(
+        partition_index=index,
+        committed_offset=offset,
+        committed_leader_epoch=epoch,
+        committed_metadata=metadata,
+    )
+
+
+def commit_request(
+    topic: Topic, *partitions: OffsetCommitRequestPartition, group_id: str = G, **given: Any
+) -> OffsetCommitRequest:
+    return OffsetCommitRequest(
+        group_id=group_id,
+        topics=(OffsetCommitRequestTopic(name=topic.name, topic_id=topic.topic_id, partitions=partitions),),
+        **given,
+    )
+
+
+def codes(answer: Any) -> list[tuple[int, int]]:
+    return [(part.partition_index, part.error_code) for topic in answer.topics for part in topic.partitions]
+
+
+async def fetched(
+    node: GroupNode, version: int, topics: list[tuple[Topic, tuple[int, ...]]] | None, group_id: str = G
+) -> dict[tuple[str | uuid.UUID, int], tuple[int, int, str | None, int]]:
+    """Offset, leader epoch, metadata and code by topic (name, or id where the version has ids) and partition."""
+    if version >= 8:
+        asked = None
+        if topics is not None:
+            asked = tuple(
+                OffsetFetchRequestTopics(name=t.name, topic_id=t.topic_id, partition_indexes=indexes)
+                for t, indexes in topics
+            )
+        groups = (OffsetFetchRequestGroup(group_id=group_id, topics=asked),)
+        answer = await node.ask(OffsetFetchRequest(groups=groups, require_stable=True), version)
+        (group,) = answer.groups
+        assert (group.group_id, group.error_code) == (group_id, NONE)
+        answered = group.topics
+    else:
+        only = (
+            None
+            if topics is None
+            else tuple(OffsetFetchRequestTopic(name=t.name, partition_indexes=indexes) for t, indexes in topics)
+        )
+        answer = await node.ask(OffsetFetchRequest(group_id=group_id, topics=only), version)
+        assert answer.error_code == NONE
+        answered = answer.topics
+    return {
+        (topic.topic_id if version >= 10 else topic.name, part.partition_index): (
+            part.committed_offset,
+            part.committed_leader_epoch,
+            part.metadata,
+            part.error_code,
+        )
+        for topic in answered
+        for part in topic.partitions
+    }
+
+
+# --- OffsetCommit and OffsetFetch -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", COMMIT_VERSIONS)
+async def test_a_commit_comes_back_as_it_was_made(node: GroupNode, version: int) -> None:
+    topic = await node.create_topic("t", 3)
+    request = commit_request(
+        topic, partition(0, 42), partition(1, -1, metadata=None), partition(2, 2**63 - 1, metadata="\0 ü")
+    )
+    answer = await node.ask(request, version)
+    assert codes(answer) == [(0, NONE), (1, NONE), (2, NONE)]
+    (echoed,) = answer.topics
+    assert (echoed.name, echoed.topic_id) == (("", topic.topic_id) if version >= 10 else ("t", uuid.UUID(int=0)))
+    epoch = 3 if version >= 6 else -1
+    assert await fetched(node, 9, [(topic, (0, 1, 2))]) == {
+        ("t", 0): (42, epoch, "m", NONE),
+        ("t", 1): (-1, epoch, "", NONE),
+        ("t", 2): (2**63 - 1, epoch, "\0 ü", NONE),
+    }
+
+
+@pytest.mark.parametrize("version", FETCH_VERSIONS)
+async def test_what_was_never_committed_is_minus_one_without_error(node: GroupNode, version: int) -> None:
+    topic, missing = await node.create_topic("t", 2), Topic(uuid.uuid4(), "missing", False, {}, ())
+    await node.ask(commit_request(topic, partition(0, 42)), 9)
+    epoch = 3 if version >= 5 else -1
+    key: Any = topic.topic_id if version >= 10 else "t"
+    absent: Any = missing.topic_id if version >= 10 else "missing"
+    assert await fetched(node, version, [(topic, (0, 1, 7, -1)), (missing, (0,))]) == {
+        (key, 0): (42, epoch, "m", NONE),
+        (key, 1): (-1, -1, "", NONE),
+        (key, 7): (-1, -1, "", NONE),
+        (key, -1): (-1, -1, "", NONE),
+        (absent, 0): (-1, -1, "", ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else NONE),
+    }
+    assert await fetched(node, version, [(topic, (0,))], group_id="") == {(key, 0): (-1, -1, "", NONE)}
+
+
+@pytest.mark.parametrize("version", range(2, 11))
+async def test_null_topics_ask_for_everything(node: GroupNode, version: int) -> None:
+    first, second = await node.create_topic("a", 2), await node.create_topic("b")
+    await node.ask(commit_request(first, partition(0, 1), partition(1, 2)), 9)
+    await node.ask(commit_request(second, partition(0, 3)), 9)
+    got = await fetched(node, version, None)
+    keys: list[Any] = [first.topic_id, second.topic_id] if version >= 10 else ["a", "b"]
+    assert {key: offset for key, (offset, *_) in got.items()} == {(keys[0], 0): 1, (keys[0], 1): 2, (keys[1], 0): 3}
+    assert await fetched(node, version, None, group_id="unknown") == {}
+    assert await fetched(node, version, []) == {}
+
+
+async def test_many_groups_are_fetched_at_once_and_fail_alone(node: GroupNode) -> None:
+    topic = await node.create_topic("t")
+    other = next(name for name in "abcdef" if node.leases.shard_of(name) != node.leases.shard_of(G))
+    await node.ask(commit_request(topic, partition(0, 5)), 9)
+    del node.leases._held[node.leases.shard_of(other)]
+    groups = tuple(
+        OffsetFetchRequestGroup(group_id=group_id, topics=(OffsetFetchRequestTopics(name="t", partition_indexes=(0,)),))
+        for group_id in (other, G)
+    )
+    answer = await node.ask(OffsetFetchRequest(groups=groups), 8)
+    assert [(group.group_id, group.error_code) for group in answer.groups] == [
+        (other, ErrorCode.NOT_COORDINATOR),
+        (G, NONE),
+    ]
+    assert answer.groups[1].topics[0].partitions[0].committed_offset == 5
+
+
+@pytest.mark.parametrize("version", range(1, 8))
+async def test_a_refused_fetch_says_so_where_the_version_has_room(node: GroupNode, version: int) -> None:
+    node.lease_clock.seconds += 3600
+    request = OffsetFetchRequest(group_id=G, topics=(OffsetFetchRequestTopic(name="t", partition_indexes=(0, 1)),))
+    answer = await node.ask(request, version)
+    if version >= 2:
+        assert answer.error_code == ErrorCode.NOT_COORDINATOR
+    else:
+        assert codes(answer) == [(0, ErrorCode.NOT_COORDINATOR), (1, ErrorCode.NOT_COORDINATOR)]
+
+
+@pytest.mark.parametrize("version", COMMIT_VERSIONS)
+async def test_unknown_topics_and_partitions_are_refused_one_by_one(node: GroupNode, version: int) -> None:
+    topic = await node.create_topic("t")
+    request = OffsetCommitRequest(
+        group_id=G,
+        topics=(
+            OffsetCommitRequestTopic(name="missing", topic_id=uuid.uuid4(), partitions=(partition(0, 1),)),
+            OffsetCommitRequestTopic(
+                name="t", topic_id=topic.topic_id, partitions=(partition(0, 7), partition(1, 8), partition(-1, 9))
+            ),
+        ),
+    )
+    missing = ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert codes(await node.ask(request, version)) == [(0, missing), (0, NONE), (1, unknown), (-1, unknown)]
+    assert {key: offset for key, (offset, *_) in (await fetched(node, 9, None)).items()} == {("t", 0): 7}
+
+
+async def test_the_group_is_not_asked_about_a_commit_of_nothing(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+    monkeypatch.setattr(node.groups, "submit", lambda *request: asked.append(request))
+    missing = Topic(uuid.uuid4(), "missing", False, {}, ())
+    request = commit_request(missing, partition(0, 1), generation_id_or_member_epoch=5, member_id="nobody")
+    assert codes(await node.ask(request, 9)) == [(0, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
+    assert (await node.ask(OffsetCommitRequest(group_id=G), 9)).topics == ()
+    assert asked == []
+
+
+async def test_metadata_that_is_too_long_costs_its_own_partition(node: GroupNode) -> None:
+    topic = await node.create_topic("t", 3)
+    request = commit_request(
+        topic, partition(0, 1, metadata="x" * 4097), partition(1, 2, metadata="y" * 4096), partition(2, 3)
+    )
+    assert codes(await node.ask(request, 9)) == [(0, ErrorCode.OFFSET_METADATA_TOO_LARGE), (1, NONE), (2, NONE)]
+    got = await fetched(node, 9, None)
+    assert set(got) == {("t", 1), ("t", 2)}
+    assert got["t", 1][2] == "y" * 4096
+
+
+@pytest.mark.parametrize(
+    ("given", "version", "code"),
+    [
+        ({"generation_id_or_member_epoch": 3, "member_id": "m"}, 8, ErrorCode.ILLEGAL_GENERATION),
+        ({"generation_id_or_member_epoch": 3, "member_id": "m"}, 9, ErrorCode.GROUP_ID_NOT_FOUND),
+        ({}, 8, NONE),
+        ({"generation_id_or_member_epoch": -1, "member_id": "m"}, 8, NONE),
+        ({"generation_id_or_member_epoch": -7}, 8, NONE),
+    ],
+)
+async def test_commits_to_a_missing_group(
+    node: GroupNode, given: dict[str, Any], version: int, code: ErrorCode
+) -> None:
+    topic = await node.create_topic("t", 2)
+    answer = await node.ask(commit_request(topic, partition(0, 1), partition(1, 2), **given), version)
+    assert codes(answer) == [(0, code), (1, code)]
+    stored = await node.store.load(G)
+    assert (stored is not None and stored.state == "Empty" and stored.protocol_type is None) is (code is NONE)
+
+
+async def test_commits_of_members_and_strangers(node: GroupNode) -> None:
+    topic = await node.create_topic("t")
+    member = node.member(G, "c1")
+    await settle(member)
+
+    async def commit(offset: int, **given: Any) -> int:
+        return codes(await node.ask(commit_request(topic, partition(0, offset), **given), 9))[0][1]
+
+    mine: dict[str, Any] = {"member_id": member.member_id, "generation_id_or_member_epoch": 1}
+    assert await commit(1, **mine) == NONE
+    assert await commit(2, **{**mine, "generation_id_or_member_epoch": 0}) == ErrorCode.ILLEGAL_GENERATION
+    assert await commit(3, **{**mine, "member_id": "nobody"}) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert await commit(4) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert await commit(5, **{**mine, "group_instance_id": "i"}) == ErrorCode.UNKNOWN_MEMBER_ID
+    assert (await fetched(node, 9, None))["t", 0][0] == 1
+
+    assert (await member.join()).generation_id == 2
+    mine["generation_id_or_member_epoch"] = 2
+    assert await commit(6, **mine) == ErrorCode.REBALANCE_IN_PROGRESS
+    member.sync({})
+    await until(lambda: node.groups._slots[G].group.state.value == "Stable")
+    held = node.member(G, "c2").join()
+    assert await commit(7, **mine) == NONE
+    held.cancel()
+    assert (await fetched(node, 9, None))["t", 0][0] == 7
+
+
+async def test_a_commit_that_the_next_generation_overtook_is_fenced_by_postgres(
+    node: GroupNode, database_url: str
+) -> None:
+    topic = await node.create_topic("t")
+    first = node.member(G, "c1")
+    await settle(first)
+    request = commit_request(topic, partition(0, 9), member_id=first.member_id, generation_id_or_member_epoch=1)
+    async with locked_group(database_url, G) as lock:
+        committing = asyncio.create_task(node.ask(request, 9))
+        await write_is_waiting(lock)
+        await lock.execute("update consumer_group set generation_id = 2 where group_id = $1", G)
+    assert codes(await committing) == [(0, ErrorCode.ILLEGAL_GENERATION)]
+    assert await fetched(node, 9, None) == {}
+
+
+async def test_an_outside_commit_to_a_group_that_gained_members_meanwhile_lacks_an_identity(
+    node: GroupNode, database_url: str
+) -> None:
+    topic = await node.create_topic("t")
+    await node.ask(commit_request(topic, partition(0, 1)), 9)
+    async with locked_group(database_url, G) as lock:
+        committing = asyncio.create_task(node.ask(commit_request(topic, partition(0, 9)), 9))
+        await write_is_waiting(lock)
+        await lock.execute(
+            "insert into group_member (group_id, member_id, position, client_id, client_host, session_timeout_ms,"
+            " rebalance_timeout_ms, protocol_names, protocol_metadata, assignment)"
+            " values ($1, 'm', 0, '', '', 1, 1, '{}', '{}', '')",
+            G,
+        )
+    assert codes(await committing) == [(0, ErrorCode.UNKNOWN_MEMBER_ID)]
+
+
+@pytest.mark.parametrize("version", COMMIT_VERSIONS)
+async def test_a_retention_of_the_clients_own_is_kept_where_the_version_has_it(node: GroupNode, version: int) -> None:
+    topic = await node.create_topic("t", 3)
+    await node.ask(commit_request(topic, partition(0, 1), retention_time_ms=1_000), version)
+    await node.ask(commit_request(topic, partition(1, 1), retention_time_ms=2**63 - 1), version)
+    await node.ask(commit_request(topic, partition(2, 1), retention_time_ms=0), version)
+    rows = await node.database.hot.fetch(
+        "select expire_timestamp_ms - commit_timestamp_ms as ms, expire_timestamp_ms from committed_offset"
+        " order by partition_index"
+    )
+    if version <= 4:
+        assert rows[0]["ms"] == 1_000
+        assert rows[1]["expire_timestamp_ms"] == 2**63 - 1
+        assert rows[2]["ms"] == 0
+    else:
+        assert [row["expire_timestamp_ms"] for row in rows] == [None] * 3
+
+
+async def test_the_offsets_of_a_topic_do_not_pass_to_its_successor(node: GroupNode) -> None:
+    topic = await node.create_topic("t")
+    await node.ask(commit_request(topic, partition(0, 5)), 9)
+    await node.topics.delete(topic.topic_id)
+    node.services.catalog.remove(topic.topic_id)
+    successor = await node.create_topic("t")
+    node.services.catalog.apply(successor)
+    assert await fetched(node, 9, [(successor, (0,))]) == {("t", 0): (-1, -1, "", NONE)}
+    assert await fetched(node, 10, [(topic, (0,))]) == {(topic.topic_id, 0): (-1, -1, "", ErrorCode.UNKNOWN_TOPIC_ID)}
+    assert await fetched(node, 9, None) == {}
+
+
+async def test_postgres_away_is_a_code_that_clients_retry(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = await node.create_topic("t")
+    await node.ask(commit_request(topic, partition(0, 5)), 9)
+
+    async def gone(_: object) -> object:
+        raise StorageUnavailable("gone")
+
+    monkeypatch.setattr(node.offsets, "commit", gone)
+    answer = await node.ask(commit_request(topic, partition(0, 6), partition(7, 1)), 9)
+    assert codes(answer) == [(0, ErrorCode.COORDINATOR_NOT_AVAILABLE), (7, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
+
+
+# --- OffsetDelete ---------------------------------------------------------------------------------------------------
+
+
+def delete_request(*topics: tuple[str, tuple[int, ...]], group_id: str = G) -> OffsetDeleteRequest:
+    return OffsetDeleteRequest(
+        group_id=group_id,
+        topics=tuple(
+            OffsetDeleteRequestTopic(
+                name=name, partitions=tuple(OffsetDeleteRequestPartition(partition_index=index) for index in indexes)
+            )
+            for name, indexes in topics
+        ),
+    )
+
+
+async def test_offsets_of_an_empty_group_are_deleted(node: GroupNode) -> None:
+    topic = await node.create_topic("t", 3)
+    await node.ask(commit_request(topic, partition(0, 1), partition(1, 2)), 9)
+    answer = await node.ask(delete_request(("t", (0, 2, 9)), ("missing", (0,))), 0)
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert (answer.error_code, codes(answer)) == (NONE, [(0, NONE), (2, NONE), (9, unknown), (0, unknown)])
+    assert set(await fetched(node, 9, None)) == {("t", 1)}
+
+
+async def test_offsets_of_subscribed_topics_stay(node: GroupNode) -> None:
+    topic = await node.create_topic("t")
+    member = node.member(G, "c1")
+    await settle(member)
+    mine = {"member_id": member.member_id, "generation_id_or_member_epoch": 1}
+    await node.ask(commit_request(topic, partition(0, 1), **mine), 9)
+    answer = await node.ask(delete_request(("t", (0,))), 0)
+    assert (answer.error_code, codes(answer)) == (NONE, [(0, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC)])
+    assert set(await fetched(node, 9, None)) == {("t", 0)}
+
+    slot = node.groups._slots[G]
+    slot.group = dataclasses.replace(slot.group, subscribed_topics=frozenset({"another"}))
+    assert codes(await node.ask(delete_request(("t", (0,))), 0)) == [(0, NONE)]
+    assert await fetched(node, 9, None) == {}
+
+    slot.group = dataclasses.replace(slot.group, protocol_type="connect")
+    answer = await node.ask(delete_request(("t", (0,))), 0)
+    assert (answer.error_code, answer.topics) == (ErrorCode.NON_EMPTY_GROUP, ())
+
+
+@pytest.mark.parametrize(
+    ("group_id", "code"), [("", ErrorCode.INVALID_GROUP_ID), ("missing", ErrorCode.GROUP_ID_NOT_FOUND)]
+)
+async def test_there_must_be_a_group_to_delete_from(node: GroupNode, group_id: str, code: ErrorCode) -> None:
+    await node.create_topic("t")
+    answer = await node.ask(delete_request(("t", (0,)), group_id=group_id), 0)
+    assert (answer.error_code, answer.topics) == (code, ())
+
+
+# --- group commit ---------------------------------------------------------------------------------------------------
+
+
+def row(node: GroupNode, topic: Topic, offset: int, *, group_id: str = G, index: int = 0) -> OffsetCommit:
+    lease = node.leases.lease_for(group_id)
+    assert lease is not None
+    return OffsetCommit(lease, group_id, -1, topic.topic_id, index, offset, -1, "", 1)
+
+
+async def test_commits_that_arrive_during_a_transaction_share_the_next(node: GroupNode, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    committer = OffsetCommitter(node.offsets)
+    await committer.submit([row(node, topic, 0)])
+    calls: list[int] = []
+    commit = node.offsets.commit
+
+    async def counted(commits: Any) -> Any:
+        calls.append(len(commits))
+        return await commit(commits)
+
+    node.offsets.commit = counted  # type: ignore[method-assign]
+    async with locked_group(database_url, G) as lock:
+        first = committer.submit([row(node, topic, 1)])
+        await write_is_waiting(lock)
+        others = [committer.submit([row(node, topic, offset), row(node, topic, 7, index=9)]) for offset in range(2, 50)]
+        assert not first.done()
+    assert await first == [None]
+    assert await asyncio.gather(*others) == [[None, Refusal.UNKNOWN_PARTITION]] * 48
+    assert calls == [1, 96]
+    assert [committed.committed_offset for committed in await node.offsets.fetch(G)] == [49]
+
+
+async def test_a_transaction_takes_whole_requests_up_to_its_limit(node: GroupNode, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    committer = OffsetCommitter(node.offsets, max_rows=3, max_rows_queued=12)
+    await committer.submit([row(node, topic, 0)])
+    calls: list[int] = []
+    commit = node.offsets.commit
+
+    async def counted(commits: Any) -> Any:
+        calls.append(len(commits))
+        return await commit(commits)
+
+    node.offsets.commit = counted  # type: ignore[method-assign]
+    async with locked_group(database_url, G) as lock:
+        waiting = [committer.submit([row(node, topic, 1)])]
+        await write_is_waiting(lock)
+        waiting += [committer.submit([row(node, topic, 2)] * count) for count in (2, 2, 1, 7)]
+        with pytest.raises(KafkaError) as refused:
+            committer.submit([row(node, topic, 3)])
+        assert refused.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    await asyncio.gather(*waiting)
+    assert calls == [1, 2, 3, 7]
+
+
+async def test_drain_waits_for_what_is_under_way_and_what_waits(node: GroupNode, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    committer = OffsetCommitter(node.offsets)
+    await committer.submit([row(node, topic, 0)])
+    async with locked_group(database_url, G) as lock:
+        first = committer.submit([row(node, topic, 1)])
+        await write_is_waiting(lock)
+        second = committer.submit([row(node, topic, 2)])
+        draining = asyncio.create_task(committer.drain())
+        await asyncio.sleep(0)
+        assert not draining.done()
+    await draining
+    assert (first.result(), second.result()) == ([None], [None])
+
+
+async def test_a_request_beyond_every_limit_is_taken_when_nothing_waits(node: GroupNode) -> None:
+    topic = await node.create_topic("t")
+    committer = OffsetCommitter(node.offsets, max_rows=1, max_rows_queued=2)
+    assert await committer.submit([row(node, topic, offset) for offset in range(3)]) == [None] * 3
+
+
+async def test_a_row_that_postgres_cannot_take_fails_alone(node: GroupNode, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    committer = OffsetCommitter(node.offsets)
+    await committer.submit([row(node, topic, 0)])
+    async with locked_group(database_url, G) as lock:
+        first = committer.submit([row(node, topic, 1)])
+        await write_is_waiting(lock)
+        bad = committer.submit([row(node, topic, 2**70)])
+        good = committer.submit([row(node, topic, 3)])
+    assert await first == [None]
+    with pytest.raises(StorageError):
+        await bad
+    assert await good == [None]
+
+
+async def test_an_outage_is_told_to_all_who_wait_and_the_next_commit_is_tried(
+    node: GroupNode, database_url: str
+) -> None:
+    topic = await node.create_topic("t")
+    async with group_node(database_url, port=9093, statement_timeout_ms=100) as impatient:
+        committer = OffsetCommitter(impatient.offsets)
+        await committer.submit([row(node, topic, 0)])
+        async with locked_group(database_url, G):
+            waiting = [committer.submit([row(node, topic, offset)]) for offset in (1, 2)]
+            for outcome in await asyncio.gather(*waiting, return_exceptions=True):
+                assert isinstance(outcome, StorageUnavailable)
+        assert await committer.submit([row(node, topic, 3)]) == [None]
+        await committer.drain()

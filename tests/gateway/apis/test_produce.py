@@ -1,0 +1,384 @@
+"""Produce at handler level on a real Postgres: order, idempotence, refusals, acks, LogAppendTime, lost storage."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from uuid import uuid4
+
+import pytest
+import structlog
+
+from gateway.apis.produce import MAX_LOGGED_REFUSALS, produce
+from gateway.net.connection import UnanswerableError
+from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode
+from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from protocol.records import TimestampType, read_head, verify_crc
+from storage.types import NewTopic, Topic
+from tests.gateway.data_plane import (
+    DataPlane,
+    batch_of,
+    batches_in,
+    data_plane,
+    locked_partition,
+    offsets_in,
+    only,
+    produce_request,
+    records_in,
+    terminate_backends,
+    wait_for_blocked_append,
+)
+
+
+@pytest.fixture
+async def node(database_url: str) -> AsyncIterator[DataPlane]:
+    async with data_plane(database_url) as node:
+        yield node
+
+
+async def values_of(node: DataPlane, topic: Topic, partition: int = 0) -> list[bytes | None]:
+    return [record.value for record in records_in(await node.fetch_one(topic, 0, partition=partition))]
+
+
+async def test_batches_are_appended_and_answered_with_their_offsets(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    first = await node.send(topic, batch_of(b"a", b"b", b"c"))
+    second = await node.send(topic, batch_of(b"d"))
+    assert (first.error_code, first.base_offset, first.log_start_offset, first.log_append_time_ms) == (0, 0, 0, -1)
+    assert second.base_offset == 3
+    assert await values_of(node, topic) == [b"a", b"b", b"c", b"d"]
+
+
+async def test_what_is_stored_is_what_was_sent_but_for_offset_and_epoch(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    await node.send(topic, batch_of(b"first"))
+    sent = batch_of(b"a", b"b")
+    await node.send(topic, sent)
+    for tail_forgotten in (False, True):
+        if tail_forgotten:
+            node.tail.forget(topic.partitions[0].partition_key)
+        stored = batches_in(await node.fetch_one(topic, 1))[0]
+        head = read_head(stored)
+        assert (head.base_offset, head.partition_leader_epoch) == (1, 0)
+        assert verify_crc(stored)
+        assert bytes(stored[16:]) == sent[16:]
+        assert bytes(stored[8:12]) == sent[8:12]
+
+
+# --- refusals --------------------------------------------------------------------------------------------------------
+
+
+async def test_unknown_targets(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    internal = await node.create_topic("__internal", internal=True)
+    unknown = Topic(uuid4(), "unknown", False, {}, ())
+    batch = batch_of(b"v")
+    assert (await node.send("missing", batch)).error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert (await node.send("no/such name", batch)).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+    assert (await node.send(unknown, batch, version=13)).error_code == ErrorCode.UNKNOWN_TOPIC_ID
+    assert (await node.send("t", batch, version=13)).error_code == ErrorCode.UNKNOWN_TOPIC_ID, "the zero id names none"
+    assert (await node.send(internal, batch)).error_code == ErrorCode.INVALID_TOPIC_EXCEPTION
+    for partition in (1, -1):
+        answer = await node.send(topic, batch, partition=partition)
+        assert (answer.error_code, answer.base_offset) == (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1)
+    assert (await node.send(topic, batch, version=13)).error_code == ErrorCode.NONE
+
+
+async def test_one_bad_partition_leaves_the_others_alone(node: DataPlane) -> None:
+    topic = await node.create_topic("t", 3)
+    damaged = bytearray(batch_of(b"damaged"))
+    damaged[-1] ^= 1
+    answers = await node.send_all([(topic, 0, batch_of(b"a")), (topic, 1, damaged), (topic, 2, batch_of(b"c"))])
+    assert [answer.error_code for answer in answers] == [ErrorCode.NONE, ErrorCode.CORRUPT_MESSAGE, ErrorCode.NONE]
+    assert [await values_of(node, topic, partition) for partition in range(3)] == [[b"a"], [], [b"c"]]
+
+
+async def test_a_partition_named_twice_is_refused_and_nothing_written(node: DataPlane) -> None:
+    topic = await node.create_topic("t", 2)
+    answers = await node.send_all([(topic, 0, batch_of(b"a")), (topic, 0, batch_of(b"b")), (topic, 1, batch_of(b"c"))])
+    assert [answer.error_code for answer in answers] == [
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.INVALID_REQUEST,
+        ErrorCode.NONE,
+    ]
+    assert await values_of(node, topic) == []
+
+
+async def test_every_refusal_is_counted(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    await node.send_all([(topic, 0, b""), ("missing", 0, b""), (topic, 7, b"")])
+    await node.send(topic, batch_of(b"a", producer=(7, 0, 0)))
+    await node.send(topic, batch_of(b"a", producer=(7, 0, 9)))
+    counted = node.services.metrics.registry.get_sample_value
+    for error, count in [
+        ("INVALID_RECORD", 1),
+        ("UNKNOWN_TOPIC_OR_PARTITION", 2),
+        ("OUT_OF_ORDER_SEQUENCE_NUMBER", 1),
+    ]:
+        assert counted("sluice_refused_batches_total", {"error": error}) == count
+
+
+async def test_acks_must_be_known(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    response = await produce(produce_request([(topic, 0, batch_of(b"a"))], acks=2), node.context(ApiKey.PRODUCE, 9))
+    assert response is not None
+    assert only(response.responses[0].partition_responses).error_code == ErrorCode.INVALID_REQUIRED_ACKS
+    assert await values_of(node, topic) == []
+
+
+async def test_offending_records_are_named(node: DataPlane) -> None:
+    topic = await node.create_topic("t", configs={"cleanup.policy": "compact"})
+    answer = await node.send(topic, batch_of(b"a", b"b", b"c", keys=[b"k", None, None]))
+    assert answer.error_code == ErrorCode.INVALID_RECORD
+    assert [error.batch_index for error in answer.record_errors] == [1, 2]
+    assert answer.error_message
+    assert all(error.batch_index_error_message for error in answer.record_errors)
+
+
+async def test_two_headers_with_one_key(node: DataPlane) -> None:
+    """Peer defect 5: a unique constraint on header keys."""
+    from protocol.records import Record, build_batch
+
+    topic = await node.create_topic("t")
+    headers = (("h", b"1"), ("h", b"2"), ("", None))
+    await node.send(topic, build_batch([Record(0, 1, b"k", b"v", headers)]))
+    assert records_in(await node.fetch_one(topic, 0))[0].headers == headers
+
+
+# --- acks ------------------------------------------------------------------------------------------------------------
+
+
+async def test_acks_0_is_answered_by_silence(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    request = produce_request([(topic, 0, batch_of(b"a"))], acks=0)
+    assert await produce(request, node.context(ApiKey.PRODUCE, 9)) is None
+    assert await values_of(node, topic) == [b"a"]
+
+
+async def test_a_refused_acks_0_closes_the_connection(node: DataPlane) -> None:
+    request = produce_request([("missing", 0, batch_of(b"a"))], acks=0)
+    with pytest.raises(UnanswerableError):
+        await produce(request, node.context(ApiKey.PRODUCE, 9))
+
+
+@pytest.mark.parametrize("acks", [1, -1])
+async def test_an_ack_waits_for_the_durable_commit(node: DataPlane, database_url: str, acks: int) -> None:
+    topic = await node.create_topic("t")
+    key = topic.partitions[0].partition_key
+    request = produce_request([(topic, 0, batch_of(b"a"))], acks=acks)
+    async with locked_partition(database_url, key) as connection:
+        sending = asyncio.create_task(produce(request, node.context(ApiKey.PRODUCE, 9)))
+        await wait_for_blocked_append(connection)
+        assert not sending.done()
+        assert node.tail.known(key, 0.0) is None, "the tail knows nothing that is not durable"
+    assert await sending is not None
+    assert await values_of(node, topic) == [b"a"]
+
+
+async def test_a_commit_that_does_not_end_is_answered_in_time(
+    node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(importlib.import_module("gateway.apis.produce"), "MIN_TIMEOUT_MS", 50)
+    topic = await node.create_topic("t")
+    request = produce_request([(topic, 0, batch_of(b"a"))], timeout_ms=50)
+    async with locked_partition(database_url, topic.partitions[0].partition_key):
+        response = await produce(request, node.context(ApiKey.PRODUCE, 9))
+    assert response is not None
+    assert only(response.responses[0].partition_responses).error_code == ErrorCode.REQUEST_TIMED_OUT
+
+
+async def test_what_was_answered_with_a_timeout_while_it_waited_is_not_written_behind_its_repeat(
+    node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each of a producer's attempts during a stall of Postgres would be held, and written in the end."""
+    monkeypatch.setattr(importlib.import_module("gateway.apis.produce"), "MIN_TIMEOUT_MS", 50)
+    topic = await node.create_topic("t")
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        first = asyncio.create_task(node.send(topic, batch_of(b"first")))
+        await wait_for_blocked_append(connection)
+        request = produce_request([(topic, 0, batch_of(b"second"))], timeout_ms=50)
+        for _ in range(3):
+            response = await produce(request, node.context(ApiKey.PRODUCE, 9))
+            assert response is not None
+            assert only(response.responses[0].partition_responses).error_code == ErrorCode.REQUEST_TIMED_OUT
+        repeat = asyncio.create_task(node.send(topic, batch_of(b"second")))
+    assert [(await sent).base_offset for sent in (first, repeat)] == [0, 1]
+    assert node.appender.queued_bytes == 0
+
+
+# --- idempotence -----------------------------------------------------------------------------------------------------
+
+
+async def test_a_repeated_batch_is_answered_with_its_first_offset(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    await node.send(topic, batch_of(b"other"))
+    batch = batch_of(b"a", b"b", producer=(7, 0, 0))
+    assert (await node.send(topic, batch)).base_offset == 1
+    await node.send(topic, batch_of(b"c", producer=(7, 0, 2)))
+    for forgotten in (False, True):
+        if forgotten:
+            node.tail.forget(topic.partitions[0].partition_key)
+        again = await node.send(topic, batch)
+        assert (again.error_code, again.base_offset) == (ErrorCode.NONE, 1)
+        assert offsets_in(await node.fetch_one(topic, 1)) == [1, 2, 3]
+    assert await values_of(node, topic) == [b"other", b"a", b"b", b"c"]
+
+
+async def test_two_copies_in_flight_become_one(node: DataPlane) -> None:
+    """Peer defect 7: both copies passed the duplicate check."""
+    topic = await node.create_topic("t")
+    batch = batch_of(b"a", producer=(7, 0, 0))
+    answers = await asyncio.gather(*(node.send(topic, batch, connection_id=str(copy)) for copy in range(8)))
+    assert {(answer.error_code, answer.base_offset) for answer in answers} == {(0, 0)}
+    assert await values_of(node, topic) == [b"a"]
+
+
+async def test_sequences_and_epochs(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    last = 2**31 - 1
+    assert (await node.send(topic, batch_of(b"a", b"b", producer=(7, 0, last - 1)))).error_code == ErrorCode.NONE
+    gap = await node.send(topic, batch_of(b"x", producer=(7, 0, 5)))
+    assert gap.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert (await node.send(topic, batch_of(b"c", producer=(7, 0, 0)))).error_code == ErrorCode.NONE, "wraps at 2^31"
+    not_zero = await node.send(topic, batch_of(b"x", producer=(7, 1, 1)))
+    assert not_zero.error_code == ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER
+    assert (await node.send(topic, batch_of(b"d", producer=(7, 1, 0)))).error_code == ErrorCode.NONE
+    fenced = await node.send(topic, batch_of(b"x", producer=(7, 0, 1)))
+    assert fenced.error_code == ErrorCode.INVALID_PRODUCER_EPOCH
+    assert await values_of(node, topic) == [b"a", b"b", b"c", b"d"]
+
+
+async def test_a_batch_across_the_wrap_is_recognised(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    batch = batch_of(b"a", b"b", b"c", producer=(7, 0, 2**31 - 2))
+    assert (await node.send(topic, batch)).base_offset == 0
+    assert (await node.send(topic, batch)).base_offset == 0
+    assert (await node.send(topic, batch_of(b"d", producer=(7, 0, 1)))).base_offset == 3
+
+
+# --- LogAppendTime ---------------------------------------------------------------------------------------------------
+
+
+async def test_log_append_time_agrees_everywhere(node: DataPlane) -> None:
+    topic = await node.create_topic("t", configs={"message.timestamp.type": "LogAppendTime"})
+    batch = batch_of(b"a", b"b", timestamps=[5, 6], producer=(7, 0, 0))
+    answer = await node.send(topic, batch)
+    stamp = answer.log_append_time_ms
+    assert stamp > 10**12
+    fetched = await node.fetch_one(topic, 0)
+    head = read_head(batches_in(fetched)[0])
+    assert (head.timestamp_type, head.max_timestamp) == (TimestampType.LOG_APPEND_TIME, stamp)
+    assert verify_crc(batches_in(fetched)[0])
+    assert [record.timestamp for record in records_in(fetched)] == [stamp, stamp]
+    found = await node.list_offset(topic, stamp)
+    assert (found.offset, found.timestamp) == (0, stamp)
+    assert (await node.list_offset(topic, stamp + 1)).offset == -1
+    await asyncio.sleep(0.002)
+    again = await node.send(topic, batch)
+    assert (again.base_offset, again.log_append_time_ms) == (0, stamp), "a repeat tells when the first was stamped"
+
+
+# --- order -----------------------------------------------------------------------------------------------------------
+
+
+async def test_requests_of_one_connection_enter_the_log_as_they_came(node: DataPlane) -> None:
+    """The first must ask Postgres for its topic; none of those behind it may overtake."""
+    known = await node.create_topic("known")
+    (hidden,) = await node.topics.create([NewTopic("hidden", 1, {})])
+    assert isinstance(hidden, Topic)
+    targets = [("hidden",), ("hidden", "known"), ("known",), ("hidden",), ("known", "hidden")]
+    sends = [
+        asyncio.create_task(
+            produce(
+                produce_request([(name, 0, batch_of(b"%d" % number)) for name in names]),
+                node.context(ApiKey.PRODUCE, 9),
+            )
+        )
+        for number, names in enumerate(targets)
+    ]
+    for response in await asyncio.gather(*sends):
+        assert response is not None
+        assert {p.error_code for topic in response.responses for p in topic.partition_responses} == {0}
+    assert await values_of(node, hidden) == [b"0", b"1", b"3", b"4"]
+    assert await values_of(node, known) == [b"1", b"2", b"4"]
+    assert not node.appender.must_wait("connection"), "nothing is kept of the wait"
+
+
+async def test_another_connection_does_not_wait_for_a_lookup(node: DataPlane) -> None:
+    await node.create_topic("known")
+    async with node.appender.turn("slow"):
+        assert node.appender.must_wait("slow")
+        behind = asyncio.create_task(node.send("known", batch_of(b"behind"), connection_id="slow"))
+        answer = await node.send("known", batch_of(b"other"), connection_id="other")
+        assert answer.base_offset == 0
+        assert not behind.done()
+    assert (await behind).base_offset == 1
+
+
+# --- others change the world -----------------------------------------------------------------------------------------
+
+
+async def test_a_topic_deleted_behind_this_nodes_back(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    await node.topics.delete(topic.topic_id)
+    by_name = await node.send(topic, batch_of(b"a"))
+    assert by_name.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert (await node.send(topic, batch_of(b"a"), version=13)).error_code == ErrorCode.UNKNOWN_TOPIC_ID
+    await node.catalog.refresh_if_changed()
+    assert node.catalog.get("t") is None
+
+
+async def test_a_recreated_topic_is_another_one(node: DataPlane) -> None:
+    old = await node.create_topic("t")
+    await node.send(old, batch_of(b"old"))
+    await node.delete_topic(old)
+    new = await node.create_topic("t")
+    assert new.topic_id != old.topic_id
+    assert (await node.send(old, batch_of(b"x"), version=13)).error_code == ErrorCode.UNKNOWN_TOPIC_ID
+    assert (await node.send(new, batch_of(b"new"))).base_offset == 0
+    assert await values_of(node, new) == [b"new"]
+
+
+async def test_storage_lost_during_a_commit(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        sending = asyncio.create_task(node.send(topic, batch_of(b"a")))
+        await wait_for_blocked_append(connection)
+        await terminate_backends(connection)
+        answer = await sending
+        assert answer.error_code == ErrorCode.REQUEST_TIMED_OUT, "retriable, and possibly persisted"
+    assert (await node.send(topic, batch_of(b"b"))).error_code == ErrorCode.NONE
+    assert offsets_in(await node.fetch_one(topic, 0)) == [0]
+    assert await values_of(node, topic) == [b"b"]
+
+
+async def test_topics_are_matched_by_the_field_of_the_version(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    request = ProduceRequest(
+        acks=-1,
+        topic_data=(
+            TopicProduceData(topic_id=topic.topic_id, partition_data=(PartitionProduceData(index=0, records=b""),)),
+        ),
+    )
+    by_id = await produce(request, node.context(ApiKey.PRODUCE, 13))
+    assert by_id is not None
+    assert by_id.responses[0].topic_id == topic.topic_id
+    assert by_id.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_RECORD
+    by_name = await produce(
+        replace(request, topic_data=(replace(request.topic_data[0], name="t"),)), node.context(ApiKey.PRODUCE, 12)
+    )
+    assert by_name is not None
+    assert by_name.responses[0].name == "t"
+
+
+async def test_one_request_logs_few_of_its_refusals_and_counts_all(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    with structlog.testing.capture_logs() as logged:
+        answers = await node.send_all([(topic, partition, b"rubbish") for partition in range(1, 101)])
+    assert {answer.error_code for answer in answers} == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    assert sum(entry["event"] == "record batch refused" for entry in logged) == MAX_LOGGED_REFUSALS
+    counted = node.services.metrics.registry.get_sample_value
+    assert counted("sluice_refused_batches_total", {"error": "UNKNOWN_TOPIC_OR_PARTITION"}) == 100

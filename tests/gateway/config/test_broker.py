@@ -1,0 +1,156 @@
+"""The broker settings table: Kafka's names and defaults, layers, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, ConfigError, parse_broker_configs
+from gateway.config.definition import ConfigSource, Update, render
+
+KAFKA_DEFAULTS = {
+    "group.initial.rebalance.delay.ms": "3000",
+    "group.min.session.timeout.ms": "6000",
+    "group.max.session.timeout.ms": "1800000",
+    "group.max.size": "2147483647",
+    "num.partitions": "1",
+    "default.replication.factor": "1",
+    "auto.create.topics.enable": "true",
+    "delete.topic.enable": "true",
+    "message.max.bytes": "1048588",
+    "log.retention.ms": None,
+    "log.retention.minutes": None,
+    "log.retention.hours": "168",
+    "log.retention.bytes": "-1",
+    "log.retention.check.interval.ms": "300000",
+    "log.cleanup.policy": "delete",
+    "log.message.timestamp.type": "CreateTime",
+    "log.message.timestamp.before.max.ms": "9223372036854775807",
+    "log.message.timestamp.after.max.ms": "3600000",
+    "log.segment.bytes": "1073741824",
+    "log.cleaner.min.cleanable.ratio": "0.5",
+    "log.cleaner.delete.retention.ms": "86400000",
+    "offsets.retention.minutes": "10080",
+    "offsets.retention.check.interval.ms": "600000",
+    "offset.metadata.max.bytes": "4096",
+    "offsets.topic.num.partitions": "50",
+    "producer.id.expiration.ms": "86400000",
+    "fetch.max.bytes": "57671680",
+    "socket.request.max.bytes": "104857600",
+    "connections.max.idle.ms": "600000",
+    "max.connections": "2147483647",
+    "compression.type": "producer",
+    "min.insync.replicas": "1",
+    "unclean.leader.election.enable": "false",
+}
+
+
+def test_kafkas_names_and_defaults() -> None:
+    assert {name: render(BROKER_CONFIGS[name].default) for name in KAFKA_DEFAULTS} == KAFKA_DEFAULTS
+
+
+def test_every_default_is_a_value_that_may_be_given() -> None:
+    for key in BROKER_CONFIGS.values():
+        text = render(key.default)
+        if text is not None:
+            assert key.parse(text) == key.default, key.name
+
+
+def test_every_setting_is_documented() -> None:
+    assert [key.name for key in BROKER_CONFIGS.values() if not key.documentation.endswith(".")] == []
+
+
+def test_nothing_given_is_the_defaults() -> None:
+    assert parse_broker_configs({}) == BrokerConfig()
+    assert BrokerConfig().group_initial_rebalance_delay_ms == 3000
+
+
+def test_given_values_are_typed() -> None:
+    config = parse_broker_configs(
+        {
+            "group.connection.grace.ms": "-1",
+            "auto.create.topics.enable": "FALSE",
+            "log.cleaner.min.cleanable.ratio": "0.01",
+            "log.cleanup.policy": "compact, delete",
+            "log.retention.ms": "-1",
+        }
+    )
+    assert config.group_connection_grace_ms == -1
+    assert config.auto_create_topics_enable is False
+    assert config.log_cleaner_min_cleanable_ratio == 0.01
+    assert config.log_cleanup_policy == ("compact", "delete")
+    assert config.retention_ms == -1
+
+
+@pytest.mark.parametrize(
+    ("given", "retention_ms"),
+    [
+        ({}, 168 * 3_600_000),
+        ({"log.retention.hours": "2"}, 7_200_000),
+        ({"log.retention.hours": "-1"}, -1),
+        ({"log.retention.hours": "2", "log.retention.minutes": "3"}, 180_000),
+        ({"log.retention.hours": "2", "log.retention.minutes": "-1"}, -1),
+        ({"log.retention.minutes": "3", "log.retention.ms": "4"}, 4),
+    ],
+)
+def test_the_finest_retention_wins(given: dict[str, str], retention_ms: int) -> None:
+    assert parse_broker_configs(given).retention_ms == retention_ms
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("no.such.setting", "1"),
+        ("num.partitions", "0"),
+        ("num.partitions", ""),
+        ("num.partitions", "1.5"),
+        ("num.partitions", "1_0"),
+        ("num.partitions", "²"),
+        ("num.partitions", "9" * 5000),
+        ("group.max.size", str(2**31)),
+        ("log.retention.bytes", str(2**63)),
+        ("group.connection.grace.ms", "-2"),
+        ("auto.create.topics.enable", "yes"),
+        ("log.cleaner.min.cleanable.ratio", "1.1"),
+        ("log.cleaner.min.cleanable.ratio", "nan"),
+        ("log.cleanup.policy", "delete,delete"),
+        ("log.cleanup.policy", "delete,"),
+        ("log.message.timestamp.type", "createtime"),
+        ("compression.type", "gzip"),
+        ("log.cleaner.enable", "false"),
+        ("offsets.topic.num.partitions", "10"),
+        ("advertised.listeners", "PLAINTEXT://x:1"),
+        ("node.id", "4"),
+        ("group.min.session.timeout.ms", "1800001"),
+        ("log.cleaner.max.compaction.lag.ms", "0"),
+    ],
+)
+def test_refused_with_name_value_and_reason(name: str, value: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parse_broker_configs({name: value})
+    assert refused.value.name == name
+    assert refused.value.value == value
+    assert refused.value.reason
+    assert name in str(refused.value)
+
+
+def test_a_fixed_setting_may_be_given_its_value() -> None:
+    assert parse_broker_configs({"compression.type": "producer", "offsets.topic.num.partitions": "50"}).static
+
+
+def test_layers() -> None:
+    config = parse_broker_configs({"message.max.bytes": "10"}, {"message.max.bytes": "20"})
+    assert config.message_max_bytes == 20
+    assert config.layers("message.max.bytes") == [
+        (ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, "20"),
+        (ConfigSource.STATIC_BROKER_CONFIG, "10"),
+        (ConfigSource.DEFAULT_CONFIG, "1048588"),
+    ]
+    assert config.layers("log.retention.ms") == []
+    assert config.with_dynamic({}).message_max_bytes == 10
+
+
+def test_what_may_change_while_the_gateway_runs() -> None:
+    for key in BROKER_CONFIGS.values():
+        if key.update is not Update.DYNAMIC:
+            with pytest.raises(ConfigError):
+                parse_broker_configs({}, {key.name: render(key.default) or "1"})

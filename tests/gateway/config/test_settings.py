@@ -1,0 +1,252 @@
+"""Where a value comes from, which one wins, and what is refused."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from gateway.config.settings import OPTIONS, Configuration, ConfigurationError, load
+
+
+def origins(configuration: Configuration) -> dict[str, tuple[str | None, str]]:
+    return {value.name: (value.text, value.origin) for value in configuration.values}
+
+
+def write(directory: Path, text: str) -> str:
+    path = directory / "sluice.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_defaults() -> None:
+    settings = load({}, (), {}).settings
+    assert settings.listen == settings.advertise == ("127.0.0.1", 9092)
+    assert settings.database_url is None
+    assert settings.data_dir == Path(".sluice")
+    assert settings.max_request_bytes == 104_857_600
+    assert settings.broker.group_initial_rebalance_delay_ms == 3000
+
+
+def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None:
+    path = write(tmp_path, 'listen = "127.0.0.1:1"\nlog-level = "debug"\ncommitters = 3\n')
+    environment = {"SLUICE_LISTEN": "127.0.0.1:2", "SLUICE_LOG_LEVEL": "error"}
+    configuration = load({"listen": "127.0.0.1:3"}, (), environment, path)
+    assert configuration.settings.listen == ("127.0.0.1", 3)
+    found = origins(configuration)
+    assert found["listen"] == ("127.0.0.1:3", "flag --listen")
+    assert found["log-level"] == ("error", "environment SLUICE_LOG_LEVEL")
+    assert found["committers"] == ("3", f"file {path}")
+    assert found["tail-bytes"] == ("134217728", "default")
+
+
+def test_every_option_has_flag_variable_and_file_key(tmp_path: Path) -> None:
+    texts = {
+        "listen": "127.0.0.1:7",
+        "advertise": "example.org:7",
+        "database-url": "postgresql://u@h/d",
+        "data-dir": str(tmp_path / "data"),
+        "rack": "r1",
+        "metrics-listen": "off",
+        "log-format": "json",
+        "log-level": "debug",
+    }
+    for option in OPTIONS:
+        text = texts.get(option.name, "1500")
+        if option.default is not None and option.name not in texts:
+            text = str(int(option.default) // 2)
+        by_flag = load({option.name: text}, (), {})
+        by_variable = load({}, (), {option.variable: text})
+        by_file = load({}, (), {}, write(tmp_path, f'{option.name} = "{text}"\n'))
+        values = [getattr(each.settings, option.field) for each in (by_flag, by_variable, by_file)]
+        assert values[0] == values[1] == values[2], option.name
+        assert values[0] != getattr(load({}, (), {}).settings, option.field), option.name
+
+
+@pytest.mark.parametrize(
+    ("option", "text", "reason"),
+    [
+        ("listen", "nonsense", "expected HOST:PORT"),
+        ("listen", "127.0.0.1:70000", "expected HOST:PORT"),
+        ("listen", "127.0.0.1:-1", "expected HOST:PORT"),
+        ("listen", "::1:9092", "brackets"),
+        ("advertise", ":9092", "clients reach"),
+        ("database-url", "mysql://x", "postgresql://"),
+        ("database-url", "postgresql://me:pass@host:port/db", "postgresql://"),
+        ("database-url", "postgresql://me:[pass@host:5432/db", "postgresql://"),
+        ("database-url", "postgresql://me:pass@host:5432,other:70000/db", "postgresql://"),
+        ("database-url", "postgresql://me:p@ss@host/db", "%40 for @"),
+        ("database-url", "postgresql://me:p#ss@host/db", "postgresql://"),
+        ("database-url", "postgresql://me:pass@host,,other/db", "postgresql://"),
+        ("database-url", "postgresql://me:pass@/db?port=many", "postgresql://"),
+        ("data-dir", "/etc/hostname", "not a directory"),
+        ("data-dir", "", "empty"),
+        ("rack", "", "empty"),
+        ("log-format", "xml", "auto, console, json"),
+        ("committers", "0", "from 1 to 16"),
+        ("committers", "two", "whole number"),
+        ("node-ttl-ms", "9" * 30, "whole number"),
+    ],
+)
+def test_a_wrong_value_is_refused_with_its_origin(option: str, text: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load({}, (), {f"SLUICE_{option.upper().replace('-', '_')}": text})
+    message = str(refused.value)
+    assert message.startswith(f"{option}: ")
+    assert reason in message
+    assert f"environment SLUICE_{option.upper().replace('-', '_')}" in message
+    assert "\n" not in message
+
+
+def test_a_password_is_shown_neither_in_a_value_nor_in_a_refusal() -> None:
+    shown = origins(load({"database-url": "postgresql://me:secret@host/db"}, (), {}))["database-url"][0]
+    assert shown == "postgresql://me:…@host/db"
+    for url in ("http://me:secret@host", "postgresql://me:secret@host:port/db", "postgresql://me:[secret@host/db"):
+        with pytest.raises(ConfigurationError) as refused:
+            load({"database-url": url}, (), {})
+        assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("postgresql://me@host/db", "postgresql://me@host/db"),
+        ("postgresql://me:secret@host,[::1]:5433/db", "postgresql://me:…@host,[::1]:5433/db"),
+        (
+            "postgresql://host/db?user=me&password=secret&sslmode=require",
+            "postgresql://host/db?user=me&password=…&sslmode=require",
+        ),
+        ("postgresql://host/db?sslpassword=secret", "postgresql://host/db?sslpassword=…"),
+        ("postgresql://sluice@/postgres?host=/var/lib/a@b", "postgresql://sluice@/postgres?host=/var/lib/a@b"),
+    ],
+)
+def test_a_password_is_hidden_wherever_the_url_holds_it(url: str, shown: str) -> None:
+    assert origins(load({"database-url": url}, (), {}))["database-url"][0] == shown
+
+
+@pytest.mark.parametrize("name", ["SLUICE_LISTENER", "SLUICE_BROKER_NUM_PARTITION"])
+def test_an_unknown_variable_is_refused(name: str) -> None:
+    with pytest.raises(ConfigurationError, match=name):
+        load({}, (), {name: "1"})
+
+
+def test_variables_of_the_test_suite_and_of_others_are_let_be() -> None:
+    load({}, (), {"SLUICE_TEST_DATABASE_URL": "x", "PATH": "/bin"})
+
+
+def test_what_kubernetes_tells_of_a_service_named_sluice_is_let_be() -> None:
+    load(
+        {},
+        (),
+        {
+            "SLUICE_SERVICE_HOST": "10.0.0.7",
+            "SLUICE_SERVICE_PORT": "9092",
+            "SLUICE_SERVICE_PORT_KAFKA": "9092",
+            "SLUICE_PORT": "tcp://10.0.0.7:9092",
+            "SLUICE_PORT_9092_TCP": "tcp://10.0.0.7:9092",
+            "SLUICE_PORT_9092_TCP_ADDR": "10.0.0.7",
+            "SLUICE_METRICS_SERVICE_HOST": "10.0.0.8",
+            "SLUICE_METRICS_PORT_9308_TCP_PROTO": "tcp",
+        },
+    )
+    with pytest.raises(ConfigurationError, match="SLUICE_PORT"):
+        load({}, (), {"SLUICE_PORT": "9092"})
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("lissten = '127.0.0.1:1'\n", "unknown key"),
+        ("listen = [", "config: "),
+        ("committers = 3.5\n", "whole number"),
+        ("[listen]\na = 1\n", "expected a string"),
+        ("num.partitions = 3\n", r"num: .* belong in \[broker\]"),
+        ("'num.partitions' = 3\n", r"belong in \[broker\]"),
+        ("[broker]\nnum.partition = 3\n", "unknown broker setting"),
+        ("[broker]\n'num.partitions' = 'many'\n", "whole number"),
+    ],
+)
+def test_a_wrong_file_is_refused(tmp_path: Path, text: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        load({}, (), {}, write(tmp_path, text))
+
+
+def test_a_missing_file_is_refused(tmp_path: Path) -> None:
+    absent = str(tmp_path / "absent.toml")
+    with pytest.raises(ConfigurationError) as refused:
+        load({}, (), {"SLUICE_CONFIG": absent})
+    assert str(refused.value) == f"config: '{absent}' (from environment SLUICE_CONFIG): No such file or directory"
+    with pytest.raises(ConfigurationError, match="from flag --config"):
+        load({}, (), {}, absent)
+
+
+# --- broker settings --------------------------------------------------------------------------------------------------
+
+
+def test_broker_settings_from_all_sides(tmp_path: Path) -> None:
+    path = write(
+        tmp_path,
+        "[broker]\nnum.partitions = 2\n'message.max.bytes' = 2000\nlog.retention.ms = -1\n"
+        "auto.create.topics.enable = false\nlog.cleanup.policy = ['compact', 'delete']\n",
+    )
+    environment = {
+        "SLUICE_SET": "num.partitions=3,message.max.bytes=3000\ngroup.max.size=7",
+        "SLUICE_BROKER_MESSAGE_MAX_BYTES": "4000",
+    }
+    configuration = load({}, ["group.max.size = 8", "num.partitions=5"], environment, path)
+    broker = configuration.settings.broker
+    assert broker.num_partitions == 5
+    assert broker.message_max_bytes == 4000
+    assert broker.log_retention_ms == -1
+    assert broker.auto_create_topics_enable is False
+    assert broker.group_max_size == 8
+    assert broker.log_cleanup_policy == ("compact", "delete")
+    found = origins(configuration)
+    assert found["num.partitions"] == ("5", "flag --set")
+    assert found["message.max.bytes"] == ("4000", "environment SLUICE_BROKER_MESSAGE_MAX_BYTES")
+    assert found["log.retention.ms"] == ("-1", f"file {path}")
+
+
+def test_a_comma_inside_a_value_does_not_separate() -> None:
+    broker = load({}, (), {"SLUICE_SET": "log.cleanup.policy=compact,delete,num.partitions=4"}).settings.broker
+    assert broker.log_cleanup_policy == ("compact", "delete")
+    assert broker.num_partitions == 4
+
+
+@pytest.mark.parametrize(
+    ("assignment", "reason"),
+    [
+        ("num.partitions", "KEY=VALUE"),
+        ("=3", "KEY=VALUE"),
+        ("num.partitionz=3", "unknown broker setting"),
+        ("num.partitions=0", "must be between"),
+        ("group.min.session.timeout.ms=99999999", "above group.max.session.timeout.ms"),
+        ("group.max.session.timeout.ms=1", "above group.max.session.timeout.ms"),
+    ],
+)
+def test_a_wrong_assignment_is_refused(assignment: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason):
+        load({}, [assignment], {})
+
+
+# --- the advertised address -------------------------------------------------------------------------------------------
+
+
+def test_the_advertised_address_is_the_listen_address() -> None:
+    configuration = load({"listen": "localhost:7"}, (), {})
+    assert configuration.settings.advertise == ("localhost", 7)
+    assert configuration.warnings == ()
+
+
+@pytest.mark.parametrize("listen", ["0.0.0.0:7", "[::]:7", ":7"])
+def test_a_wildcard_is_advertised_as_this_host_with_a_warning(listen: str) -> None:
+    configuration = load({"listen": listen}, (), {})
+    assert configuration.settings.advertise == (socket.gethostname(), 7)
+    assert origins(configuration)["advertise"] == (f"{socket.gethostname()}:7", "default")
+    assert "--advertise" in configuration.warnings[0]
+
+
+def test_advertising_a_wildcard_is_warned_of() -> None:
+    (warning,) = load({"advertise": "0.0.0.0:7"}, (), {}).warnings
+    assert "0.0.0.0" in warning

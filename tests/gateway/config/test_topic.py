@@ -1,0 +1,207 @@
+"""The topic settings table: Kafka's names and defaults, what follows from the broker, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, parse_broker_configs
+from gateway.config.definition import ConfigSource, render
+from gateway.config.topic import (
+    REPLICATION_FACTOR,
+    TOPIC_CONFIGS,
+    ConfigError,
+    TopicConfig,
+    effective,
+    effective_text,
+    requested_replication_factor,
+    topic_layers,
+    validate_topic_configs,
+)
+
+KAFKA_DEFAULTS = {
+    "cleanup.policy": "delete",
+    "compression.gzip.level": "-1",
+    "compression.lz4.level": "9",
+    "compression.type": "producer",
+    "compression.zstd.level": "3",
+    "delete.retention.ms": "86400000",
+    "file.delete.delay.ms": "60000",
+    "flush.messages": "9223372036854775807",
+    "flush.ms": "9223372036854775807",
+    "follower.replication.throttled.replicas": "",
+    "index.interval.bytes": "4096",
+    "leader.replication.throttled.replicas": "",
+    "local.retention.bytes": "-2",
+    "local.retention.ms": "-2",
+    "max.compaction.lag.ms": "9223372036854775807",
+    "max.message.bytes": "1048588",
+    "message.timestamp.after.max.ms": "3600000",
+    "message.timestamp.before.max.ms": "9223372036854775807",
+    "message.timestamp.type": "CreateTime",
+    "min.cleanable.dirty.ratio": "0.5",
+    "min.compaction.lag.ms": "0",
+    "min.insync.replicas": "1",
+    "preallocate": "false",
+    "remote.log.copy.disable": "false",
+    "remote.log.delete.on.disable": "false",
+    "remote.storage.enable": "false",
+    "retention.bytes": "-1",
+    "retention.ms": "604800000",
+    "segment.bytes": "1073741824",
+    "segment.index.bytes": "10485760",
+    "segment.jitter.ms": "0",
+    "segment.ms": "604800000",
+    "unclean.leader.election.enable": "false",
+}
+
+
+def test_kafkas_names_and_defaults() -> None:
+    assert {key.name: render(key.default) for key in TOPIC_CONFIGS.values()} == KAFKA_DEFAULTS
+    shown = {name: effective_text(key, {}, BrokerConfig()) for name, key in TOPIC_CONFIGS.items()}
+    assert shown == KAFKA_DEFAULTS
+
+
+def test_counterparts_exist_and_have_the_same_defaults() -> None:
+    for key in TOPIC_CONFIGS.values():
+        for synonym in key.synonyms:
+            default = BROKER_CONFIGS[synonym.name].default
+            if isinstance(default, int) and synonym.factor != 1:
+                default *= synonym.factor
+            assert default in (None, key.default), (key.name, synonym.name)
+
+
+def test_every_default_may_be_given() -> None:
+    validate_topic_configs(KAFKA_DEFAULTS)
+
+
+def test_every_setting_is_documented() -> None:
+    assert [key.name for key in TOPIC_CONFIGS.values() if not key.documentation.endswith(".")] == []
+
+
+def test_effective_values() -> None:
+    assert effective({}, BrokerConfig()) == TopicConfig()
+    config = effective(
+        {
+            "cleanup.policy": "compact,delete",
+            "message.timestamp.type": "LogAppendTime",
+            "retention.ms": "-1",
+            "segment.ms": "500",
+            "min.cleanable.dirty.ratio": "0.01",
+            "segment.bytes": "1048576",
+        },
+        BrokerConfig(),
+    )
+    assert (config.cleanup_compact, config.cleanup_delete, config.log_append_time) == (True, True, True)
+    assert (config.retention_ms, config.segment_ms, config.min_cleanable_dirty_ratio) == (-1, 500, 0.01)
+
+
+@pytest.mark.parametrize(
+    ("policy", "compact", "delete"), [("delete", False, True), ("compact", True, False), ("", False, False)]
+)
+def test_cleanup_policies(policy: str, compact: bool, delete: bool) -> None:
+    validate_topic_configs({"cleanup.policy": policy})
+    config = effective({"cleanup.policy": policy}, BrokerConfig())
+    assert (config.cleanup_compact, config.cleanup_delete) == (compact, delete)
+
+
+@pytest.mark.parametrize(
+    ("static", "dynamic", "retention_ms"),
+    [
+        ({}, {}, 604_800_000),
+        ({"log.retention.hours": "1"}, {}, 3_600_000),
+        ({"log.retention.hours": "-1"}, {}, -1),
+        ({"log.retention.hours": "1", "log.retention.minutes": "2"}, {}, 120_000),
+        ({"log.retention.ms": "5"}, {"log.retention.ms": "6"}, 6),
+        ({"log.retention.minutes": "2"}, {"log.retention.ms": "-1"}, -1),
+    ],
+)
+def test_retention_follows_the_broker(static: dict[str, str], dynamic: dict[str, str], retention_ms: int) -> None:
+    broker = parse_broker_configs(static, dynamic)
+    assert effective({}, broker).retention_ms == retention_ms == broker.retention_ms
+    assert effective({"retention.ms": "9"}, broker).retention_ms == 9
+
+
+def test_every_counterpart_is_followed() -> None:
+    broker = parse_broker_configs(
+        {
+            "message.max.bytes": "11",
+            "log.cleanup.policy": "compact",
+            "log.retention.bytes": "12",
+            "log.message.timestamp.type": "LogAppendTime",
+            "log.message.timestamp.before.max.ms": "13",
+            "log.message.timestamp.after.max.ms": "14",
+            "log.cleaner.delete.retention.ms": "15",
+            "log.cleaner.min.cleanable.ratio": "0.25",
+            "log.cleaner.min.compaction.lag.ms": "16",
+            "log.cleaner.max.compaction.lag.ms": "17",
+            "log.roll.hours": "1",
+        }
+    )
+    assert effective({}, broker) == TopicConfig(
+        max_message_bytes=11,
+        cleanup_policy=("compact",),
+        retention_bytes=12,
+        message_timestamp_type="LogAppendTime",
+        timestamp_before_max_ms=13,
+        timestamp_after_max_ms=14,
+        delete_retention_ms=15,
+        min_cleanable_dirty_ratio=0.25,
+        min_compaction_lag_ms=16,
+        max_compaction_lag_ms=17,
+        segment_ms=3_600_000,
+    )
+
+
+def test_layers_name_the_source() -> None:
+    key = TOPIC_CONFIGS["segment.ms"]
+    assert topic_layers(key, {"segment.ms": "1"}, BrokerConfig())[0].source is ConfigSource.TOPIC_CONFIG
+    (layer,) = topic_layers(key, {}, BrokerConfig())
+    assert (layer.source, layer.name, layer.value) == (ConfigSource.DEFAULT_CONFIG, "log.roll.hours", "168")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("no.such", "1"),
+        (REPLICATION_FACTOR, "2"),
+        ("retention.ms", None),
+        ("retention.ms", "-2"),
+        ("retention.ms", "1e3"),
+        ("retention.bytes", str(2**63)),
+        ("max.message.bytes", str(2**31)),
+        ("max.message.bytes", "-1"),
+        ("cleanup.policy", "delete,shred"),
+        ("message.timestamp.type", "LogAppend"),
+        ("min.cleanable.dirty.ratio", "1.5"),
+        ("min.cleanable.dirty.ratio", "nan"),
+        ("segment.ms", "0"),
+        ("segment.bytes", "13"),
+        ("min.insync.replicas", "0"),
+        ("preallocate", "1"),
+        ("compression.type", "zstd"),
+        ("compression.type", "uncompressed"),
+        ("compression.gzip.level", "0"),
+        ("compression.gzip.level", "10"),
+        ("remote.storage.enable", "true"),
+        ("local.retention.ms", "-3"),
+    ],
+)
+def test_refused_by_name(name: str, value: str | None) -> None:
+    with pytest.raises(ConfigError) as refused:
+        validate_topic_configs({"segment.ms": "5", name: value})
+    assert refused.value.name == name
+    assert name in str(refused.value)
+
+
+def test_lags_that_contradict_each_other() -> None:
+    with pytest.raises(ConfigError, match=r"min\.compaction\.lag\.ms"):
+        validate_topic_configs({"min.compaction.lag.ms": "2", "max.compaction.lag.ms": "1"})
+    broker = parse_broker_configs({"log.cleaner.max.compaction.lag.ms": "1"})
+    with pytest.raises(ConfigError, match=r"max\.compaction\.lag\.ms"):
+        validate_topic_configs({"min.compaction.lag.ms": "2"}, broker)
+
+
+def test_replication_factor() -> None:
+    broker = parse_broker_configs({"default.replication.factor": "2"})
+    assert requested_replication_factor({}, broker) == 2
+    assert requested_replication_factor({REPLICATION_FACTOR: "3"}, broker) == 3

@@ -1,0 +1,685 @@
+"""The group runner on a real Postgres: what is stored before it is said, and what survives what."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import AsyncGenerator
+
+import pytest
+import pytest_asyncio
+
+from gateway.coordinator.model import DeleteGroup, GroupState, HeartbeatReply
+from gateway.groups import runtime as groups_module
+from gateway.operate.logs import REQUEST
+from protocol.errors import ErrorCode, KafkaError
+from storage.types import CoordinatorLease, GroupRecord
+from tests.gateway.group_node import (
+    QUICK,
+    GroupNode,
+    group_node,
+    locked_group,
+    reply_of,
+    settle,
+    until,
+    write_is_waiting,
+)
+
+G = "g"
+
+
+class Gate:
+    """Stands before `GroupStore.save`: writes wait here, on their way to Postgres, until it opens."""
+
+    def __init__(self, node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.waiting = 0
+        self._save, self._open = node.store.save, asyncio.Event()
+        monkeypatch.setattr(node.store, "save", self._save_once_open)
+
+    async def _save_once_open(self, record: GroupRecord, lease: CoordinatorLease) -> None:
+        self.waiting += 1
+        await self._open.wait()
+        await self._save(record, lease)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest_asyncio.fixture
+async def node(database_url: str) -> AsyncGenerator[GroupNode, None]:
+    async with group_node(database_url) as started:
+        yield started
+
+
+async def test_answers_of_a_new_generation_wait_until_it_is_stored(node: GroupNode, database_url: str) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    async with locked_group(database_url, G) as lock:
+        joins = [second.join(), first.join()]
+        await write_is_waiting(lock)
+        assert not any(join.done() for join in joins)
+        stored = await node.store.load(G)
+        assert stored is not None
+        assert stored.generation_id == 1
+    replies = await asyncio.gather(*joins)
+    assert [(reply.error, reply.generation_id) for reply in replies] == [(ErrorCode.NONE, 2)] * 2
+    stored = await node.store.load(G)
+    assert stored is not None
+    assert (stored.generation_id, stored.state, len(stored.members)) == (2, "CompletingRebalance", 2)
+
+
+async def test_assignments_wait_until_they_are_stored(node: GroupNode, database_url: str) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first, second)
+    await asyncio.gather(first.join(), second.join())
+    follower = second.sync()
+    async with locked_group(database_url, G) as lock:
+        leader = first.sync({first.member_id: b"new 1", second.member_id: b"new 2"})
+        await write_is_waiting(lock)
+        assert isinstance(leader, asyncio.Future)
+        assert isinstance(follower, asyncio.Future)
+        assert not leader.done()
+        assert not follower.done()
+    assert [(await reply_of(sync)).assignment for sync in (leader, follower)] == [b"new 1", b"new 2"]
+    stored = await node.store.load(G)
+    assert stored is not None
+    assert {member.assignment for member in stored.members} == {b"new 1", b"new 2"}
+
+
+async def test_a_heartbeat_to_an_idle_group_is_answered_in_the_call_and_without_postgres(node: GroupNode) -> None:
+    member = node.member(G, "c1")
+    await settle(member)
+    await node.database.close()
+    reply = member.heartbeat()
+    assert reply == HeartbeatReply(ErrorCode.NONE)
+    assert member.may_commit().error is ErrorCode.NONE
+
+
+async def test_what_arrives_during_a_write_is_answered_after_it_in_order(node: GroupNode, database_url: str) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first, second)
+    order: list[str] = []
+    async with locked_group(database_url, G) as lock:
+        joins = [first.join(), second.join()]
+        await write_is_waiting(lock)
+        old_generation = first.heartbeat()
+        leaving = second.leave()
+        late = first.heartbeat()
+        for name, answer in (("old", old_generation), ("leave", leaving), ("late", late)):
+            assert isinstance(answer, asyncio.Future)
+            answer.add_done_callback(lambda _, name=name: order.append(name))
+        assert not old_generation.done()
+    await asyncio.gather(*joins)
+    assert (await old_generation).error is ErrorCode.ILLEGAL_GENERATION
+    assert (await leaving).error is ErrorCode.NONE
+    assert (await late).error is ErrorCode.ILLEGAL_GENERATION
+    await asyncio.sleep(0)
+    assert order == ["old", "leave", "late"]
+
+
+async def test_one_load_serves_all_who_come_first(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    await settle(node.member(G, "c1"))
+    node.groups.shard_lost(node.leases.shard_of(G))
+    loads: list[str] = []
+    load = node.store.load
+
+    async def counted(group_id: str) -> object:
+        loads.append(group_id)
+        return await load(group_id)
+
+    monkeypatch.setattr(node.store, "load", counted)
+    member = node.member(G, "c1")
+    member.member_id, member.generation_id = "member-c1", 1  # type: ignore[assignment]
+    beats = [member.heartbeat() for _ in range(20)]
+    assert {(await beat).error for beat in beats} == {ErrorCode.NONE}
+    assert loads == [G]
+
+
+async def test_a_stable_group_survives_a_kill_without_a_rebalance(database_url: str) -> None:
+    async with group_node(database_url) as before:
+        old = [before.member(G, f"c{index}") for index in range(3)]
+        await settle(*old)
+    async with group_node(database_url) as after:
+        members = [after.member(G, f"d{index}") for index in range(3)]
+        for member, was in zip(members, old, strict=True):
+            member.member_id, member.generation_id = was.member_id, was.generation_id
+            assert await member.beat() is ErrorCode.NONE
+            sync = await reply_of(member.sync())
+            assert (sync.error, sync.assignment) == (ErrorCode.NONE, was.member_id.encode())
+        group = await after.groups.view(G)
+        assert (group.state, group.generation_id) == (GroupState.STABLE, 2)
+
+
+async def test_a_group_nobody_speaks_for_after_a_kill_still_expires(database_url: str) -> None:
+    async with group_node(database_url) as before:
+        await settle(before.member(G, "c1", session_timeout_ms=200))
+    async with group_node(database_url) as after:
+
+        async def emptied() -> bool:
+            stored = await after.store.load(G)
+            return stored is not None and stored.state == "Empty" and not stored.members
+
+        await until(emptied)
+
+
+async def test_the_state_timestamp_moves_with_the_state_only(node: GroupNode) -> None:
+    member = node.member(G, "c1", group_instance_id="i")
+    await settle(member)
+    stable = await node.store.load(G)
+    assert stable is not None
+    member.member_id = ""  # type: ignore[assignment]
+    replaced = await member.join()
+    assert replaced.error is ErrorCode.NONE
+    again = await node.store.load(G)
+    assert again is not None
+    assert again.state == stable.state == "Stable"
+    assert again.state_timestamp_ms == stable.state_timestamp_ms
+
+
+# --- leases ---------------------------------------------------------------------------------------------------------
+
+
+async def test_without_a_lease_nothing_is_coordinated(node: GroupNode) -> None:
+    member = node.member(G, "c1")
+    await settle(member)
+    node.lease_clock.seconds += 3600
+    assert member.heartbeat().error is ErrorCode.NOT_COORDINATOR
+    assert (await member.join()).error is ErrorCode.NOT_COORDINATOR
+    with pytest.raises(KafkaError) as refused:
+        await node.groups.view(G)
+    assert refused.value.code is ErrorCode.NOT_COORDINATOR
+
+
+async def test_a_write_fenced_by_another_owner_sends_everyone_of_the_shard_away(
+    node: GroupNode, database_url: str
+) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    await node.database.hot.fetch("update coordinator_lease set expires_at = now() - interval '1 second'")
+    async with group_node(database_url, port=9093) as successor:
+        taken_over = successor.member(G, "d1")
+        taken_over.member_id, taken_over.generation_id = first.member_id, first.generation_id
+        assert await taken_over.beat() is ErrorCode.NONE
+
+        waits = second.join()
+        assert first.heartbeat().error is ErrorCode.REBALANCE_IN_PROGRESS
+        rejoin = first.join()
+        assert [(await join).error for join in (waits, rejoin)] == [ErrorCode.NOT_COORDINATOR] * 2
+        assert await taken_over.beat() is ErrorCode.NONE
+        stored = await node.store.load(G)
+        assert stored is not None
+        assert (stored.generation_id, len(stored.members)) == (1, 1)
+
+
+async def test_losing_a_shard_answers_who_is_held_there_and_nobody_else(node: GroupNode) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    held = second.join()
+    elsewhere = next(name for name in "abcdef" if node.leases.shard_of(name) != node.leases.shard_of(G))
+    other = node.member(elsewhere, "c3")
+    await settle(other)
+    other_held = node.member(elsewhere, "c4").join()
+    node.groups.shard_lost(node.leases.shard_of(G))
+    assert (await held).error is ErrorCode.NOT_COORDINATOR
+    assert not other_held.done()
+    other_held.cancel()
+
+
+async def test_a_held_sync_is_answered_when_its_shard_is_lost(node: GroupNode) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first, second)
+    await asyncio.gather(first.join(), second.join())
+    held = second.sync()
+    node.groups.shard_lost(node.leases.shard_of(G))
+    assert (await reply_of(held)).error is ErrorCode.NOT_COORDINATOR
+
+
+async def test_memory_of_a_former_lease_is_not_used_under_a_new_one(node: GroupNode) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    held = second.join()
+    shard = node.leases.shard_of(G)
+    lost = node.leases._held[shard]
+    node.leases._held[shard] = dataclasses.replace(
+        lost, lease=dataclasses.replace(lost.lease, lease_epoch=lost.lease.lease_epoch + 1)
+    )
+    assert await first.beat() is ErrorCode.NONE
+    assert (await held).error is ErrorCode.NOT_COORDINATOR
+
+
+async def test_nobodys_session_runs_out_under_a_lapsed_lease(node: GroupNode) -> None:
+    member = node.member(G, "c1", session_timeout_ms=20)
+    await settle(member)
+    node.lease_clock.seconds += 3600
+    await until(lambda: G not in node.groups._slots)
+    stored = await node.store.load(G)
+    assert stored is not None
+    assert (stored.state, len(stored.members)) == ("Stable", 1)
+
+
+async def test_whoever_waits_for_a_held_group_is_sent_away_with_its_shard(node: GroupNode) -> None:
+    await settle(node.member(G, "c1"))
+    async with node.groups.holding(G):
+        behind = asyncio.create_task(node.groups.view(G))
+        await asyncio.sleep(0)
+        node.groups.shard_lost(node.leases.shard_of(G))
+        with pytest.raises(KafkaError) as refused:
+            await asyncio.wait_for(behind, 10)
+    assert refused.value.code is ErrorCode.NOT_COORDINATOR
+
+
+async def test_a_write_of_a_lapsed_lease_is_seen_by_whoever_reads_the_group_next(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lease comes back at the epoch it had, so that the write is not fenced out: it must not come as a surprise."""
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    gate = Gate(node, monkeypatch)
+    joins = [second.join(), first.join()]
+    await until(lambda: gate.waiting)
+    node.lease_clock.seconds += 3600
+    await node.leases.renew()
+    assert {(await join).error for join in joins} == {ErrorCode.NOT_COORDINATOR}
+    read_again = asyncio.create_task(node.groups.view(G))
+    await until(lambda: node.groups._shards_loading.keys() <= {node.leases.shard_of(G)})
+    gate.open()
+    group, stored = await read_again, await node.store.load(G)
+    assert stored is not None
+    assert (group.generation_id, len(group.members)) == (stored.generation_id, len(stored.members)) == (2, 2)
+
+
+async def test_a_write_of_a_lapsed_lease_is_seen_by_the_reading_of_its_shard(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    gate = Gate(node, monkeypatch)
+    joins = [second.join(), first.join()]
+    await until(lambda: gate.waiting)
+    node.lease_clock.seconds += 3600
+    await node.leases.renew()
+    assert {(await join).error for join in joins} == {ErrorCode.NOT_COORDINATOR}
+    await until(lambda: node.groups._shards_loading.keys() <= {node.leases.shard_of(G)})
+    gate.open()
+    await until(lambda: not node.groups._shards_loading)
+    assert node.groups._slots[G].group.generation_id == 2
+
+
+async def test_a_write_fenced_after_its_lease_was_lost_says_nothing_of_the_next_lease(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    gate = Gate(node, monkeypatch)
+    joins = [second.join(), first.join()]
+    await until(lambda: gate.waiting)
+    late_write = [task for task in node.groups._tasks if G in task.get_name()]
+    await node.database.hot.fetch("update coordinator_lease set lease_epoch = lease_epoch + 1")
+    await node.leases.renew()
+    assert {(await join).error for join in joins} == {ErrorCode.NOT_COORDINATOR}
+    beat = asyncio.create_task(first.beat())
+    await asyncio.sleep(0)
+    gate.open()
+    await asyncio.wait(late_write)
+    assert await beat is ErrorCode.NONE
+    await until(lambda: not node.groups._shards_loading)
+    assert node.groups._slots[G].group.generation_id == 1
+
+
+# --- Postgres away --------------------------------------------------------------------------------------------------
+
+
+async def test_a_write_is_repeated_until_postgres_takes_it(database_url: str) -> None:
+    async with group_node(database_url, statement_timeout_ms=100) as node:
+        first, second = node.member(G, "c1"), node.member(G, "c2")
+        await settle(first)
+        attempts: list[object] = []
+        save = node.store.save
+
+        async def counted(*given: object) -> None:
+            attempts.append(given)
+            await save(*given)  # type: ignore[arg-type]
+
+        node.store.save = counted  # type: ignore[method-assign]
+        async with locked_group(database_url, G):
+            joins = [second.join(), first.join()]
+            await until(lambda: len(attempts) >= 3)
+            assert not any(join.done() for join in joins)
+        assert {(await join).error for join in joins} == {ErrorCode.NONE}
+        assert len(set(map(id, [given[0] for given in attempts]))) == 1  # type: ignore[index]
+
+
+async def test_a_group_that_cannot_be_stored_for_long_is_given_up_and_read_again(database_url: str) -> None:
+    async with group_node(database_url, statement_timeout_ms=100, store_patience_ms=300) as node:
+        first, second = node.member(G, "c1"), node.member(G, "c2")
+        await settle(first)
+        async with locked_group(database_url, G):
+            joins = [second.join(), first.join()]
+            behind = first.heartbeat()
+            assert {(await join).error for join in joins} == {ErrorCode.COORDINATOR_NOT_AVAILABLE}
+            assert (await behind).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert await first.beat() is ErrorCode.NONE
+        group = await node.groups.view(G)
+        assert (group.state, group.generation_id, list(group.members)) == (GroupState.STABLE, 1, [first.member_id])
+
+
+async def test_a_group_that_cannot_be_read_keeps_its_members_alive(database_url: str) -> None:
+    async with group_node(database_url, store_patience_ms=0) as node:
+        await node.database.close(timeout_s=0.1)
+        member = node.member(G, "c1")
+        beat, join, commit = member.heartbeat(), member.join(), member.may_commit()
+        assert (await beat).error is ErrorCode.NONE
+        assert (await join).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert (await commit).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+
+
+async def test_heartbeats_that_waited_for_a_slow_write_count_before_the_sessions_that_ran_out(
+    node: GroupNode, database_url: str
+) -> None:
+    first, second = node.member(G, "c1", session_timeout_ms=300), node.member(G, "c2", session_timeout_ms=300)
+    await settle(first, second)
+    third = node.member(G, "c3", group_instance_id="i", session_timeout_ms=300)
+    joins = [third.join(), second.join(), first.join()]
+    await asyncio.gather(*joins)
+    waiting = [each.sync() for each in (second, third)]
+    async with locked_group(database_url, G) as lock:
+        sync = first.sync({})
+        await write_is_waiting(lock)
+        loop = asyncio.get_running_loop()
+        sessions_end = loop.time() + 0.35
+        beats = [each.heartbeat() for each in (first, second, third)]
+        await until(lambda: loop.time() > sessions_end)
+        node.groups._on_timer(node.groups._slots[G])
+    assert {(await reply_of(answer)).error for answer in (sync, *waiting, *beats)} == {ErrorCode.NONE}
+    assert len((await node.groups.view(G)).members) == 3
+
+
+async def test_a_bug_in_the_coordinator_hangs_nobody(
+    node: GroupNode, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+
+    def broken(*_: object) -> object:
+        raise ZeroDivisionError
+
+    async with locked_group(database_url, G) as lock:
+        joins = [second.join(), first.join()]
+        await write_is_waiting(lock)
+        behind = first.heartbeat()
+        monkeypatch.setattr(groups_module, "step", broken)
+    assert {(await join).error for join in joins} == {ErrorCode.NONE}
+    assert (await behind).error is ErrorCode.UNKNOWN_SERVER_ERROR
+    monkeypatch.undo()
+    first.generation_id = 2
+    assert await first.beat() is ErrorCode.NONE
+
+
+# --- connections and shutdown ---------------------------------------------------------------------------------------
+
+
+async def test_a_connection_that_this_node_closed_is_forgotten_and_costs_its_member_nothing(node: GroupNode) -> None:
+    first = node.member(G, "c1")
+    await settle(first)
+    node.groups.connection_closed("c1", by_peer=False)
+    assert not node.groups._connections
+    assert not (await node.groups.view(G)).connection_deadlines
+
+
+async def test_a_closed_connection_costs_its_member_after_the_grace(database_url: str) -> None:
+    settings = dataclasses.replace(QUICK, group_connection_grace_ms=50)
+    async with group_node(database_url, settings=settings) as node:
+        first, second = node.member(G, "c1"), node.member(G, "c2")
+        await settle(first, second)
+        node.groups.connection_closed("c2")
+        assert len((await node.groups.view(G)).members) == 2
+
+        async def rebalancing() -> bool:
+            return await first.beat() is ErrorCode.REBALANCE_IN_PROGRESS
+
+        await until(rebalancing)
+        reply = await first.join()
+        assert [member.member_id for member in reply.members] == [first.member_id]
+
+
+async def test_what_a_timer_moves_is_logged_as_no_requests_doing(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[GroupState, object]] = []
+
+    def log(level: int, event: str, *, state: str, **fields: object) -> None:
+        if level >= logging.INFO:
+            told.append((GroupState(state), REQUEST.get()))
+
+    monkeypatch.setattr(groups_module.log, "log", log)
+    request = ("c1", "join_group", 7)
+    token = REQUEST.set(request)
+    await settle(node.member(G, "c1", session_timeout_ms=50))
+    REQUEST.reset(token)
+    await until(lambda: told[-1][0] is GroupState.EMPTY)
+    assert told[0][1] == request
+    assert told[-1][1] is None
+
+
+async def test_a_request_held_for_a_closed_connection_is_let_go(node: GroupNode) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    held = second.join()
+    assert not held.done()
+    node.groups.connection_closed("c2")
+    await asyncio.wait_for(held, 5)
+    assert not node.groups._slots[G].parked
+    assert ("c2" in node.groups._connections) is False
+
+
+async def test_a_connection_that_closes_during_a_write_is_heard_after_it(node: GroupNode, database_url: str) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first, second)
+    async with locked_group(database_url, G) as lock:
+        joins = [first.join(), second.join()]
+        await write_is_waiting(lock)
+        node.groups.connection_closed("c2")
+    await asyncio.gather(*joins)
+    group = await node.groups.view(G)
+    assert group.members[second.member_id].connection_id is None
+    assert second.member_id in group.connection_deadlines
+
+
+async def test_a_connection_that_closes_before_its_first_join_is_looked_at_is_heard_after_it(node: GroupNode) -> None:
+    member = node.member(G, "c1")
+    join = member.join()
+    node.groups.connection_closed("c1")
+    await join
+    group = await node.groups.view(G)
+    assert list(group.connection_deadlines) == list(group.members) == ["member-c1"]
+    assert not node.groups._connections
+
+
+async def test_a_connection_that_closes_before_its_first_join_is_stored_is_heard_after_it(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate(node, monkeypatch)
+    join = node.member(G, "c1").join()
+    await until(lambda: gate.waiting)
+    node.groups.connection_closed("c1")
+    gate.open()
+    await join
+    group = await node.groups.view(G)
+    assert list(group.connection_deadlines) == list(group.members) == ["member-c1"]
+    assert not node.groups._connections
+
+
+async def test_drain_answers_who_is_held_and_leaves_the_stored_group_alone(database_url: str) -> None:
+    async with group_node(database_url) as node:
+        first, second = node.member(G, "c1"), node.member(G, "c2")
+        await settle(first)
+        before = await node.store.load(G)
+        held = second.join()
+        await node.groups.drain()
+        assert (await held).error is ErrorCode.NOT_COORDINATOR
+        node.groups.connection_closed("c1")
+        assert first.heartbeat().error is ErrorCode.NOT_COORDINATOR
+        assert await node.store.load(G) == before
+    async with group_node(database_url) as after:
+        member = after.member(G, "d1")
+        member.member_id, member.generation_id = first.member_id, first.generation_id
+        assert await member.beat() is ErrorCode.NONE
+
+
+async def test_drain_lets_a_write_in_flight_finish_and_answers_it(node: GroupNode, database_url: str) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    async with locked_group(database_url, G) as lock:
+        joins = [second.join(), first.join()]
+        await write_is_waiting(lock)
+        behind = first.heartbeat()
+        draining = asyncio.create_task(node.groups.drain())
+        await asyncio.sleep(0)
+        assert not draining.done()
+        assert await first.beat() is ErrorCode.NOT_COORDINATOR
+    await draining
+    assert [(await join).generation_id for join in joins] == [2, 2]
+    assert (await behind).error is ErrorCode.NOT_COORDINATOR
+    stored = await node.store.load(G)
+    assert stored is not None
+    assert stored.generation_id == 2
+
+
+async def test_drain_gives_up_a_write_that_does_not_end(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    gate = Gate(node, monkeypatch)
+    joins = [second.join(), first.join()]
+    await until(lambda: gate.waiting)
+    await asyncio.wait_for(node.groups.drain(0.01), 10)
+    assert {(await join).error for join in joins} == {ErrorCode.NOT_COORDINATOR}
+
+
+# --- memory ---------------------------------------------------------------------------------------------------------
+
+
+async def test_groups_without_members_are_not_kept_in_memory(node: GroupNode) -> None:
+    member = node.member(G, "c1")
+    assert await member.beat() is ErrorCode.UNKNOWN_MEMBER_ID
+    await until(lambda: not node.groups._slots)
+    await settle(member)
+    assert list(node.groups._slots) == [G]
+    assert (await reply_of(member.leave())).error is ErrorCode.NONE
+    await until(lambda: not node.groups._slots)
+    stored = await node.store.load(G)
+    assert stored is not None
+    assert (stored.state, stored.generation_id, stored.members) == ("Empty", 2, ())
+
+
+async def test_a_group_emptied_while_its_shard_is_read_does_not_come_back(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = node.member(G, "c1")
+    await settle(member)
+    shard = node.leases.shard_of(G)
+    node.groups.shard_lost(shard)
+    records = await node.store.load_shard(shard)
+    asked, answer = asyncio.Event(), asyncio.Event()
+
+    async def slow(_: int) -> object:
+        asked.set()
+        await answer.wait()
+        return records
+
+    monkeypatch.setattr(node.store, "load_shard", slow)
+    lease = node.leases.lease_for(G)
+    assert lease is not None
+    node.groups.shard_acquired(lease)
+    await asked.wait()
+    assert (await reply_of(member.leave())).error is ErrorCode.NONE
+    answer.set()
+    await until(lambda: not node.groups._shards_loading)
+    assert (await node.groups.view(G)).state is GroupState.EMPTY
+    await until(lambda: not node.groups._slots)
+
+
+async def test_too_much_waiting_for_one_group_is_refused(
+    node: GroupNode, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups_module, "MAX_MAILBOX", 3)
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    async with locked_group(database_url, G) as lock:
+        joins = [second.join(), first.join()]
+        await write_is_waiting(lock)
+        waiting = [first.heartbeat() for _ in range(3)]
+        assert first.heartbeat().error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    await asyncio.gather(*joins, *waiting)
+
+
+async def test_too_many_groups_are_refused(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups_module, "MAX_GROUPS", 1)
+    await settle(node.member(G, "c1"))
+    assert (await node.member("another", "c2").join()).error is ErrorCode.COORDINATOR_NOT_AVAILABLE
+    assert (await node.member("g" * 2000, "c2").join()).error is ErrorCode.INVALID_GROUP_ID
+
+
+async def test_a_group_that_is_held_keeps_still(node: GroupNode) -> None:
+    member = node.member(G, "c1")
+    await settle(member)
+    async with node.groups.holding(G) as (group, lease):
+        assert group.state is GroupState.STABLE
+        assert lease == node.leases.lease_for(G)
+        leaving = member.leave()
+        behind = asyncio.create_task(node.groups.view(G))
+        await asyncio.sleep(0)
+        assert not leaving.done()
+        assert not behind.done()
+    assert (await leaving).error is ErrorCode.NONE
+    assert (await behind).state is GroupState.EMPTY
+
+
+async def test_whoever_gives_up_waiting_for_a_held_group_does_not_block_it(node: GroupNode) -> None:
+    member = node.member(G, "c1")
+    await settle(member)
+    async with node.groups.holding(G):
+        early, late = asyncio.create_task(node.groups.view(G)), asyncio.create_task(node.groups.view(G))
+        await asyncio.sleep(0)
+        early.cancel()
+    late.cancel()  # its turn has come, and it has not heard of it yet
+    await asyncio.wait([early, late])
+    assert await member.beat() is ErrorCode.NONE
+
+
+async def test_deleting_a_group_takes_its_record_away(node: GroupNode) -> None:
+    member = node.member(G, "c1")
+    await settle(member)
+    refused = node.groups.submit(G, DeleteGroup(node.groups.next_request_id()))
+    assert (await reply_of(refused)).error is ErrorCode.NON_EMPTY_GROUP
+    await reply_of(member.leave())
+    deleted = node.groups.submit(G, DeleteGroup(node.groups.next_request_id()))
+    assert (await reply_of(deleted)).error is ErrorCode.NONE
+    assert await node.store.load(G) is None
+    again = node.groups.submit(G, DeleteGroup(node.groups.next_request_id()))
+    assert (await reply_of(again)).error is ErrorCode.GROUP_ID_NOT_FOUND
+
+
+async def test_five_hundred_members_settle_in_one_generation(node: GroupNode) -> None:
+    members = [node.member(G, f"c{index}") for index in range(500)]
+    await settle(*members)
+    assert {member.generation_id for member in members} == {2}
+    stored = await node.store.load(G)
+    assert stored is not None
+    assert (stored.state, len(stored.members)) == ("Stable", 500)
+    assert {await member.beat() for member in members} == {ErrorCode.NONE}
+
+
+async def test_rebalances_are_counted(database_url: str) -> None:
+    count = 0
+
+    def increment() -> None:
+        nonlocal count
+        count += 1
+
+    async with group_node(database_url, count_rebalance=increment) as node:
+        first, second = node.member(G, "c1"), node.member(G, "c2")
+        await settle(first)
+        counted_alone = count
+        await asyncio.gather(second.join(), first.join())
+        assert count == counted_alone + 1

@@ -1,0 +1,330 @@
+"""Group commit on a real Postgres: grouping, caps, order, back-pressure, durability before visibility, lost storage."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+
+from gateway.log.appender import Appender
+from protocol.records import read_head
+from storage.errors import StorageUnavailable
+from storage.types import Appended, NewBatch, PartitionKey, Refusal, Topic
+from tests.gateway.data_plane import (
+    DataPlane,
+    batch_of,
+    batch_of_size,
+    data_plane,
+    locked_partition,
+    offsets_in,
+    records_in,
+    terminate_backends,
+    wait_for_blocked_append,
+)
+
+
+@pytest.fixture
+async def node(database_url: str) -> AsyncIterator[DataPlane]:
+    async with data_plane(database_url) as node:
+        yield node
+
+
+def new_batch(topic: Topic, records: bytes, partition: int = 0) -> NewBatch:
+    head = read_head(records)
+    return NewBatch(
+        partition_key=topic.partitions[partition].partition_key,
+        records=bytearray(records),
+        record_count=head.records_count,
+        max_timestamp_ms=head.max_timestamp,
+        producer_id=head.producer_id,
+        producer_epoch=head.producer_epoch,
+        base_sequence=head.base_sequence,
+    )
+
+
+def appended(result: Appended | Refusal) -> int:
+    assert isinstance(result, Appended), result
+    return result.base_offset
+
+
+async def test_a_lone_batch_is_committed_at_once(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    assert appended(await node.appender.submit(new_batch(topic, batch_of(b"a")))) == 0
+    assert [batches for batches, _ in node.commits] == [1]
+
+
+async def test_what_arrives_during_a_commit_shares_the_next(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        first = node.appender.submit(new_batch(topic, batch_of(b"0")))
+        await wait_for_blocked_append(connection)
+        rest = [node.appender.submit(new_batch(topic, batch_of(b"%d" % number))) for number in range(1, 51)]
+    results = await asyncio.gather(first, *rest)
+    assert [appended(result) for result in results] == list(range(51))
+    assert [batches for batches, _ in node.commits] == [1, 50]
+
+
+async def test_a_group_is_capped_in_batches_and_bytes(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    appender = Appender(
+        node.log,
+        node.tail,
+        max_commit_batches=3,
+        max_commit_bytes=10_000,
+        observe_commit=lambda batches, size_bytes, _: node.commits.append((batches, size_bytes)),
+    )
+    sizes = [1000, *[200] * 7, 6000, 4000, 4001, 50_000, 200]
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        futures = [appender.submit(new_batch(topic, batch_of_size(sizes[0])))]
+        await wait_for_blocked_append(connection)
+        futures += [appender.submit(new_batch(topic, batch_of_size(size))) for size in sizes[1:]]
+    assert [appended(result) for result in await asyncio.gather(*futures)] == list(range(len(sizes)))
+    assert node.commits == [
+        (1, 1000),
+        (3, 600),
+        (3, 600),
+        (2, 6200),
+        (2, 8001),
+        (1, 50_000),
+        (1, 200),
+    ]
+
+
+async def test_the_order_of_submit_is_the_order_of_the_log(node: DataPlane) -> None:
+    """Across committers and groups, small batches and those that go by COPY."""
+    topic = await node.create_topic("t", 5)
+    chance = random.Random(3)
+    submitted: dict[int, list[bytes]] = {index: [] for index in range(5)}
+    futures: list[asyncio.Future[Appended | Refusal]] = []
+    for number in range(400):
+        index = chance.randrange(5)
+        value = b"%d" % number + b"." * chance.choice([0, 0, 0, 100, 90_000])
+        submitted[index].append(value)
+        futures.append(node.appender.submit(new_batch(topic, batch_of(value), index)))
+        if chance.random() < 0.1:
+            await asyncio.sleep(0)
+    await asyncio.gather(*futures)
+    for index, values in submitted.items():
+        for forgotten in (False, True):
+            if forgotten:
+                node.tail.forget(topic.partitions[index].partition_key)
+            found = await node.fetch_one(topic, 0, partition=index, partition_max_bytes=2**30)
+            assert [record.value for record in records_in(found)] == values
+            assert offsets_in(found) == list(range(len(values)))
+
+
+async def test_a_refusal_leaves_the_rest_of_its_group(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        first = node.appender.submit(new_batch(topic, batch_of(b"0", producer=(7, 0, 0))))
+        await wait_for_blocked_append(connection)
+        gap = node.appender.submit(new_batch(topic, batch_of(b"x", producer=(7, 0, 9))))
+        ghost = node.appender.submit(
+            NewBatch(PartitionKey(topic.partitions[0].partition_key + 2), bytearray(batch_of(b"x")), 1, 0)
+        )
+        last = node.appender.submit(new_batch(topic, batch_of(b"1", producer=(7, 0, 1))))
+    assert await asyncio.gather(first, gap, ghost, last) == [
+        Appended(0, 0, 0),
+        Refusal.OUT_OF_ORDER_SEQUENCE,
+        Refusal.UNKNOWN_PARTITION,
+        Appended(1, 0, 0),
+    ]
+
+
+async def test_nothing_shows_before_it_is_durable(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    key = topic.partitions[0].partition_key
+    assert offsets_in(await node.fetch_one(topic, 0)) == []
+    async with locked_partition(database_url, key) as connection:
+        future = node.appender.submit(new_batch(topic, batch_of(b"a")))
+        await wait_for_blocked_append(connection)
+        during = await node.fetch_one(topic, 0)
+        assert (offsets_in(during), during.high_watermark) == ([], 0)
+    await future
+    found = node.tail.read(key, 0, 10**6, at_least_one=True, now_s=0)
+    assert found is not None
+    assert len(found.batches) == 1, "in the tail as soon as it is acknowledged"
+
+
+async def test_queued_bytes_are_given_back(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    async with locked_partition(database_url, topic.partitions[0].partition_key):
+        futures = [node.appender.submit(new_batch(topic, batch_of_size(600))) for _ in range(2)]
+        assert node.appender.queued_bytes == 1200
+    await asyncio.gather(*futures)
+    assert node.appender.queued_bytes == 0
+
+
+async def test_drain_finishes_what_is_queued(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        futures = [node.appender.submit(new_batch(topic, batch_of(b"a"))) for _ in range(3)]
+        await wait_for_blocked_append(connection)
+        assert not await node.appender.drain(0.01)
+        draining = asyncio.create_task(node.appender.drain(10))
+        await asyncio.sleep(0)
+        assert not draining.done()
+    assert await draining
+    assert all(future.done() for future in futures)
+
+
+async def test_a_producer_that_gave_up_does_not_disturb_its_group(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        first = node.appender.submit(new_batch(topic, batch_of(b"0")))
+        await wait_for_blocked_append(connection)
+        gone = node.appender.submit(new_batch(topic, batch_of(b"1")))
+        last = node.appender.submit(new_batch(topic, batch_of(b"2")))
+        gone.cancel()
+        first.cancel()
+    assert appended(await last) == 1, "what had not begun is not written: its producer repeats it"
+    assert [record.value for record in records_in(await node.fetch_one(topic, 0))] == [b"0", b"2"]
+    assert node.appender.queued_bytes == 0
+
+
+async def test_lost_storage_fails_the_commit_and_not_the_next(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        during = node.appender.submit(new_batch(topic, batch_of(b"0")))
+        await wait_for_blocked_append(connection)
+        queued = node.appender.submit(new_batch(topic, batch_of(b"1")))
+        await terminate_backends(connection)
+        with pytest.raises(StorageUnavailable):
+            await during
+    loop = asyncio.get_running_loop()
+    max_age_s = node.tail.max_age_s(loop.time(), alone_since_s=float("-inf"))
+    assert max_age_s < float("inf"), "it may have been committed all the same"
+    assert appended(await queued) == 0
+    assert node.appender.queued_bytes == 0
+
+
+async def test_an_idempotent_producers_batches_are_not_written_without_those_before_them(
+    node: DataPlane, database_url: str
+) -> None:
+    """A partition that does not know the producer takes any first sequence: written alone, the second batch would have
+    the first refused when it is repeated."""
+    topic = await node.create_topic("t")
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        sent = [batch_of(b"%d" % sequence, producer=(7, 0, sequence)) for sequence in range(4)]
+        during = node.appender.submit(new_batch(topic, sent[0]))
+        await wait_for_blocked_append(connection)
+        queued = [node.appender.submit(new_batch(topic, batch)) for batch in sent[1:]]
+        others = [
+            node.appender.submit(new_batch(topic, batch_of(b"other", producer=producer)))
+            for producer in ((8, 0, 0), (-1, -1, -1))
+        ]
+        await terminate_backends(connection)
+        assert all(isinstance(error, StorageUnavailable) for error in await gather_errors(during, *queued))
+    assert [appended(result) for result in await asyncio.gather(*others)] == [0, 1]
+    repeated = [node.appender.submit(new_batch(topic, batch)) for batch in sent]
+    assert [appended(result) for result in await asyncio.gather(*repeated)] == [2, 3, 4, 5]
+    assert node.appender.queued_bytes == 0
+
+
+async def test_a_batch_given_up_takes_its_producers_later_ones_with_it_up_to_the_repeat(
+    node: DataPlane, database_url: str
+) -> None:
+    topic = await node.create_topic("t")
+
+    def submit(producer_id: int, epoch: int, sequence: int) -> asyncio.Future[Appended | Refusal]:
+        return node.appender.submit(new_batch(topic, batch_of(b"v", producer=(producer_id, epoch, sequence))))
+
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        kept = [submit(7, 0, 0)]
+        await wait_for_blocked_append(connection)
+        kept.append(submit(8, 0, 0))
+        given_up = [submit(9, 0, 0), submit(9, 0, 1), submit(10, 0, 7)]
+        followers = [submit(9, 0, 2)]
+        kept.append(submit(8, 0, 1))
+        followers.append(submit(10, 0, 8))
+        kept += [submit(9, 0, 0), submit(9, 0, 1), submit(10, 1, 0)]
+        for outcome in given_up:
+            outcome.cancel()
+    assert [appended(result) for result in await asyncio.gather(*kept)] == list(range(6))
+    assert all(isinstance(error, StorageUnavailable) for error in await gather_errors(*followers))
+    assert node.appender.queued_bytes == 0
+
+
+async def gather_errors(*futures: asyncio.Future[Appended | Refusal]) -> list[object]:
+    return list(await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 10))
+
+
+async def test_a_commit_of_unknown_outcome_shows_without_another_append(node: DataPlane, database_url: str) -> None:
+    """The records became durable but this node never learnt it: readers must not wait for the next append."""
+    topic = await node.create_topic("t")
+    key = topic.partitions[0].partition_key
+    await node.appender.submit(new_batch(topic, batch_of(b"0")))
+    await node.log.append([new_batch(topic, batch_of(b"1"))])
+    node.tail.doubt(asyncio.get_running_loop().time())
+    parked = asyncio.create_task(node.fetch_one(topic, 1, max_wait_ms=20_000))
+    assert offsets_in(await asyncio.wait_for(parked, 10)) == [1]
+    assert node.tail.known(key, 0.0) is not None
+
+
+async def test_two_nodes_append_to_the_same_partitions(node: DataPlane, database_url: str) -> None:
+    """Overlapping commits deadlocked in trials; and each node's tail must notice the other's appends."""
+    topic = await node.create_topic("t", 6)
+    async with data_plane(database_url, name="node-2") as other:
+        chance = random.Random(5)
+
+        async def produce_some(at: DataPlane) -> list[tuple[int, int]]:
+            seen: list[tuple[int, int]] = []
+            for _ in range(30):
+                targets = chance.sample(range(6), 4)
+                results = await asyncio.gather(
+                    *(at.appender.submit(new_batch(topic, batch_of(b"v"), index)) for index in targets)
+                )
+                seen += [(index, appended(result)) for index, result in zip(targets, results, strict=True)]
+            return seen
+
+        done = await asyncio.gather(*(produce_some(at) for at in (node, other, node, other)))
+        places = [place for seen in done for place in seen]
+        assert len(places) == len(set(places)) == 4 * 30 * 4
+        for index in range(6):
+            expected = sorted(offset for partition, offset in places if partition == index)
+            assert expected == list(range(len(expected)))
+            for at in (node, other):
+                assert offsets_in(await at.fetch_one(topic, 0, partition=index, max_wait_ms=0)) == expected
+
+
+async def test_only_whole_turns(node: DataPlane) -> None:
+    order: list[str] = []
+
+    async def take(name: str, pauses: int) -> None:
+        async with node.appender.turn("c"):
+            for _ in range(pauses):
+                await asyncio.sleep(0)
+            order.append(name)
+
+    tasks = [asyncio.create_task(take(name, pauses)) for name, pauses in [("a", 5), ("b", 0), ("c", 3), ("d", 0)]]
+    await asyncio.sleep(0)
+    tasks[2].cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    assert order == ["a", "b", "d"]
+    assert not node.appender.must_wait("c")
+
+
+async def test_a_bug_in_a_commit_hangs_nobody_and_what_waits_is_committed(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await node.create_topic("t")
+    append, begun, broken = node.log.append, asyncio.Event(), asyncio.Event()
+
+    async def break_once(batches: Sequence[NewBatch]) -> list[Appended | Refusal]:
+        if begun.is_set():
+            return await append(batches)
+        begun.set()
+        await broken.wait()
+        raise RuntimeError("bug")
+
+    monkeypatch.setattr(node.log, "append", break_once)
+    first = node.appender.submit(new_batch(topic, batch_of(b"a")))
+    await begun.wait()
+    second = node.appender.submit(new_batch(topic, batch_of(b"b")))
+    broken.set()
+    with pytest.raises(StorageUnavailable):
+        await asyncio.wait_for(first, 30)
+    assert appended(await asyncio.wait_for(second, 30)) == 0
+    assert node.appender.queued_bytes == 0

@@ -1,0 +1,183 @@
+"""Every row of the table of checks on a produced batch (upstream's LogValidatorTest and ProduceRequestTest)."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import replace
+
+import crc32c
+import pytest
+
+from gateway.config.topic import TopicConfig
+from gateway.log.batch_validation import MAX_RECORD_ERRORS, Refused, validate
+from protocol.compression import Compression
+from protocol.errors import ErrorCode
+from protocol.records import BatchHead, Record, TimestampType, build_batch
+
+NOW_MS = 1_800_000_000_000
+CONFIG = TopicConfig()
+
+
+def record(offset: int, *, timestamp: int = NOW_MS, key: bytes | None = b"k", value: bytes | None = b"v") -> Record:
+    return Record(offset, timestamp, key, value)
+
+
+def batch(count: int = 3, **fields: object) -> bytearray:
+    return bytearray(build_batch([record(offset) for offset in range(count)], **fields))  # type: ignore[arg-type]
+
+
+def patched(position: int, layout: str, value: int, *, keep_crc: bool = False) -> Callable[[], bytearray]:
+    """A valid batch with one field of its head changed, and the CRC made to fit unless told otherwise."""
+
+    def make() -> bytearray:
+        records = batch()
+        struct.pack_into(layout, records, position, value)
+        if not keep_crc:
+            struct.pack_into(">I", records, 17, crc32c.crc32c(memoryview(records)[21:]))
+        return records
+
+    return make
+
+
+def judge(records: bytes | bytearray | None, *, version: int = 9, config: TopicConfig = CONFIG) -> BatchHead | Refused:
+    return validate(records, version=version, config=config, now_ms=NOW_MS)
+
+
+def code_of(verdict: BatchHead | Refused) -> ErrorCode:
+    assert isinstance(verdict, Refused), verdict
+    return verdict.code
+
+
+@pytest.mark.parametrize("codec", list(Compression))
+def test_a_valid_batch_gives_its_head(codec: Compression) -> None:
+    head = judge(batch(compression=codec))
+    assert isinstance(head, BatchHead)
+    assert (head.records_count, head.max_timestamp, head.producer_id) == (3, NOW_MS, -1)
+
+
+def test_an_idempotent_batch_is_valid() -> None:
+    head = judge(batch(producer_id=7, producer_epoch=0, base_sequence=0))
+    assert isinstance(head, BatchHead)
+
+
+@pytest.mark.parametrize(
+    ("make", "code"),
+    [
+        pytest.param(lambda: None, ErrorCode.INVALID_RECORD, id="null"),
+        pytest.param(bytearray, ErrorCode.INVALID_RECORD, id="empty"),
+        pytest.param(lambda: batch() + batch(), ErrorCode.INVALID_RECORD, id="two batches"),
+        pytest.param(patched(16, ">b", 0), ErrorCode.INVALID_RECORD, id="magic 0"),
+        pytest.param(patched(16, ">b", 1), ErrorCode.INVALID_RECORD, id="magic 1"),
+        pytest.param(patched(16, ">b", 3), ErrorCode.INVALID_RECORD, id="magic 3"),
+        pytest.param(lambda: bytearray(b"\0" * 16 + b"\1" + b"\0" * 17), ErrorCode.INVALID_RECORD, id="short magic 1"),
+        pytest.param(lambda: batch()[:10], ErrorCode.CORRUPT_MESSAGE, id="ends before the magic"),
+        pytest.param(lambda: batch()[:60], ErrorCode.CORRUPT_MESSAGE, id="ends in the head"),
+        pytest.param(lambda: batch()[:-1], ErrorCode.CORRUPT_MESSAGE, id="ends in the records"),
+        pytest.param(lambda: batch() + b"\0", ErrorCode.CORRUPT_MESSAGE, id="trailing byte"),
+        pytest.param(patched(8, ">i", 48), ErrorCode.CORRUPT_MESSAGE, id="length below a head"),
+        pytest.param(patched(8, ">i", -1), ErrorCode.CORRUPT_MESSAGE, id="negative length"),
+        pytest.param(patched(8, ">i", 2**31 - 1), ErrorCode.CORRUPT_MESSAGE, id="length of 2 GiB"),
+        pytest.param(patched(17, ">I", 1, keep_crc=True), ErrorCode.CORRUPT_MESSAGE, id="crc"),
+        pytest.param(patched(35, ">q", 5, keep_crc=True), ErrorCode.CORRUPT_MESSAGE, id="covered byte changed"),
+        pytest.param(patched(0, ">q", 1), ErrorCode.INVALID_RECORD, id="base offset"),
+        pytest.param(patched(57, ">i", 0), ErrorCode.INVALID_RECORD, id="no records"),
+        pytest.param(patched(57, ">i", -1), ErrorCode.INVALID_RECORD, id="negative count"),
+        pytest.param(patched(57, ">i", 4), ErrorCode.INVALID_RECORD, id="count over delta"),
+        pytest.param(patched(23, ">i", 7), ErrorCode.INVALID_RECORD, id="delta over count"),
+        pytest.param(lambda: batch(is_control=True), ErrorCode.INVALID_RECORD, id="control batch"),
+        pytest.param(
+            lambda: batch(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True),
+            ErrorCode.INVALID_TXN_STATE,
+            id="transactional",
+        ),
+        pytest.param(lambda: batch(producer_id=7, producer_epoch=0), ErrorCode.INVALID_RECORD, id="no sequence"),
+        pytest.param(lambda: batch(producer_id=7, base_sequence=0), ErrorCode.INVALID_RECORD, id="no epoch"),
+        pytest.param(
+            lambda: batch(timestamp_type=TimestampType.LOG_APPEND_TIME), ErrorCode.INVALID_TIMESTAMP, id="append time"
+        ),
+        pytest.param(patched(21, ">h", 5), ErrorCode.UNSUPPORTED_COMPRESSION_TYPE, id="unknown codec"),
+    ],
+)
+def test_refused(make: Callable[[], bytearray | None], code: ErrorCode) -> None:
+    assert code_of(judge(make())) is code
+
+
+def test_zstd_needs_version_7() -> None:
+    records = batch(compression=Compression.ZSTD)
+    assert code_of(judge(records, version=6)) is ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    assert isinstance(judge(records, version=7), BatchHead)
+
+
+def test_max_message_bytes_is_the_last_size_that_fits() -> None:
+    records = batch()
+    assert isinstance(judge(records, config=replace(CONFIG, max_message_bytes=len(records))), BatchHead)
+    verdict = judge(records, config=replace(CONFIG, max_message_bytes=len(records) - 1))
+    assert code_of(verdict) is ErrorCode.MESSAGE_TOO_LARGE
+
+
+def test_an_oversized_batch_is_refused_before_its_crc_is_computed() -> None:
+    records = batch()
+    records[-1] ^= 0xFF
+    assert code_of(judge(records, config=replace(CONFIG, max_message_bytes=70))) is ErrorCode.MESSAGE_TOO_LARGE
+
+
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.GZIP])
+def test_null_keys_on_a_compacted_topic_are_listed(codec: Compression) -> None:
+    records = build_batch([record(0), record(1, key=None), record(2, key=b""), record(3, key=None)], compression=codec)
+    assert isinstance(judge(records), BatchHead)
+    verdict = judge(records, config=replace(CONFIG, cleanup_policy=("compact", "delete")))
+    assert isinstance(verdict, Refused)
+    assert verdict.code is ErrorCode.INVALID_RECORD
+    assert [index for index, _ in verdict.record_errors] == [1, 3]
+
+
+def test_listed_offenders_are_bounded() -> None:
+    records = build_batch([record(offset, key=None) for offset in range(MAX_RECORD_ERRORS + 50)])
+    verdict = judge(records, config=replace(CONFIG, cleanup_policy=("compact",)))
+    assert isinstance(verdict, Refused)
+    assert len(verdict.record_errors) == MAX_RECORD_ERRORS
+
+
+def test_records_that_cannot_be_read_do_not_enter_a_compacted_topic() -> None:
+    records = batch()
+    records[61] = 0x7F
+    struct.pack_into(">I", records, 17, crc32c.crc32c(memoryview(records)[21:]))
+    verdict = judge(records, config=replace(CONFIG, cleanup_policy=("compact",)))
+    assert code_of(verdict) is ErrorCode.INVALID_RECORD
+
+
+def test_timestamps_too_far_ahead_are_listed() -> None:
+    config = replace(CONFIG, timestamp_after_max_ms=1000)
+    inside = build_batch([record(0, timestamp=NOW_MS), record(1, timestamp=NOW_MS + 1000)])
+    assert isinstance(judge(inside, config=config), BatchHead)
+    outside = build_batch([record(0, timestamp=NOW_MS), record(1, timestamp=NOW_MS + 1001)])
+    verdict = judge(outside, config=config)
+    assert isinstance(verdict, Refused)
+    assert verdict.code is ErrorCode.INVALID_TIMESTAMP
+    assert [index for index, _ in verdict.record_errors] == [1]
+
+
+def test_timestamps_too_far_back_are_listed() -> None:
+    records = build_batch([record(0, timestamp=NOW_MS - 1001), record(1, timestamp=NOW_MS - 1000)])
+    assert isinstance(judge(records), BatchHead)
+    verdict = judge(records, config=replace(CONFIG, timestamp_before_max_ms=1000))
+    assert isinstance(verdict, Refused)
+    assert verdict.code is ErrorCode.INVALID_TIMESTAMP
+    assert [index for index, _ in verdict.record_errors] == [0]
+
+
+def test_no_timestamp_is_no_timestamp_too_far_back() -> None:
+    records = build_batch([record(0, timestamp=-1)])
+    assert isinstance(judge(records, config=replace(CONFIG, timestamp_before_max_ms=1000)), BatchHead)
+
+
+def test_log_append_time_ignores_the_producers_timestamps() -> None:
+    records = build_batch([record(0, timestamp=5), record(1, timestamp=NOW_MS * 2)])
+    config = replace(CONFIG, message_timestamp_type="LogAppendTime", timestamp_before_max_ms=1000)
+    assert isinstance(judge(records, config=config), BatchHead)
+
+
+def test_headers_with_one_key_twice_are_valid() -> None:
+    twice = Record(0, NOW_MS, b"k", b"v", (("h", b"1"), ("h", b"2"), ("h", None)))
+    assert isinstance(judge(build_batch([twice]), config=replace(CONFIG, cleanup_policy=("compact",))), BatchHead)

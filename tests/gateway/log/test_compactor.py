@@ -1,0 +1,185 @@
+"""Compaction's decisions by values alone (upstream's LogCleanerTest)."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from gateway.log.compactor import Cleaned, KeyIndex, clean, index_keys
+from protocol.compression import Compression
+from protocol.records import Record, TimestampType, build_batch, iter_records, read_head, verify_crc
+from storage.types import StoredBatch
+
+NOW_MS = 1_800_000_000_000
+RETENTION_MS = 1000
+MANY = 10**6
+
+Pair = tuple[str | None, str | None]
+
+
+def encoded(text: str | None) -> bytes | None:
+    return None if text is None else text.encode()
+
+
+def stored(base_offset: int, *pairs: Pair, **fields: object) -> StoredBatch:
+    """A batch of (key, value), one offset each."""
+    records = build_batch(
+        [
+            Record(base_offset + delta, NOW_MS + delta, encoded(key), encoded(value))
+            for delta, (key, value) in enumerate(pairs)
+        ],
+        base_offset=base_offset,
+        **fields,  # type: ignore[arg-type]
+    )
+    head = read_head(records)
+    return StoredBatch(base_offset, head.last_offset, head.max_timestamp, records)
+
+
+def compacted(
+    batches: Sequence[StoredBatch], *, now_ms: int = NOW_MS, dirty_from: int = 0
+) -> tuple[list[StoredBatch], Cleaned]:
+    index = KeyIndex(MANY)
+    assert index_keys([batch for batch in batches if batch.base_offset >= dirty_from], index) is None
+    cleaned = clean(batches, index, now_ms=now_ms, delete_retention_ms=RETENTION_MS)
+    kept = [batch for batch in batches if batch.base_offset not in cleaned.removed]
+    return sorted([*kept, *cleaned.added], key=lambda batch: batch.base_offset), cleaned
+
+
+def content(batches: Sequence[StoredBatch]) -> list[tuple[int, bytes | None, bytes | None]]:
+    return [(record.offset, record.key, record.value) for batch in batches for record in iter_records(batch.records)]
+
+
+def test_the_newest_record_of_each_key_stays_at_its_offset() -> None:
+    batches = [stored(0, ("a", "1"), ("b", "1")), stored(2, ("a", "2")), stored(3, ("c", "1"), ("b", "2"))]
+    log, cleaned = compacted(batches)
+    assert content(log) == [(2, b"a", b"2"), (3, b"c", b"1"), (4, b"b", b"2")]
+    assert cleaned.removed == [0]
+    assert cleaned.dropped_records == 2
+    assert log[-1] is batches[-1], "what loses nothing is not rewritten"
+
+
+@pytest.mark.parametrize("codec", list(Compression))
+def test_a_rebuilt_batch_keeps_its_place_and_its_producer(codec: Compression) -> None:
+    batch = stored(
+        10,
+        *[("a", "1"), ("b", "1"), ("c", "1")],
+        compression=codec,
+        partition_leader_epoch=4,
+        producer_id=7,
+        producer_epoch=2,
+        base_sequence=30,
+    )
+    (rebuilt, _), _ = compacted([batch, stored(13, ("a", "2"), ("c", "2"))])
+    head = read_head(rebuilt.records)
+    assert verify_crc(rebuilt.records)
+    assert (head.base_offset, head.last_offset, head.records_count) == (10, 12, 1)
+    assert (rebuilt.base_offset, rebuilt.last_offset) == (10, 12)
+    assert (head.producer_id, head.producer_epoch, head.base_sequence) == (7, 2, 30)
+    assert (head.compression, head.partition_leader_epoch) == (codec, 4)
+    (record,) = iter_records(rebuilt.records)
+    assert (record.offset, record.timestamp, record.key, record.value) == (11, NOW_MS + 1, b"b", b"1")
+    assert rebuilt.max_timestamp_ms == head.max_timestamp == NOW_MS + 1
+
+
+def test_headers_survive() -> None:
+    headers = (("h", b"1"), ("h", None))
+    records = build_batch([Record(0, 1, b"a", b"1", headers), Record(1, 1, b"b", b"1")])
+    log, _ = compacted([StoredBatch(0, 1, 1, records), stored(2, ("b", "2"))])
+    assert next(iter_records(log[0].records)).headers == headers
+
+
+def test_append_time_is_kept() -> None:
+    batch = stored(0, ("a", "1"), ("b", "1"), timestamp_type=TimestampType.LOG_APPEND_TIME, max_timestamp=NOW_MS + 99)
+    log, _ = compacted([batch, stored(2, ("a", "2"))])
+    assert [record.timestamp for record in iter_records(log[0].records)] == [NOW_MS + 99]
+    assert log[0].max_timestamp_ms == NOW_MS + 99
+
+
+def test_a_tombstone_stays_for_its_retention_and_then_goes() -> None:
+    first, cleaned = compacted([stored(0, ("a", "1")), stored(1, ("a", None), ("b", "1"))])
+    assert content(first) == [(1, b"a", None), (2, b"b", b"1")]
+    assert cleaned.removed == [0, 1], "rewritten to note when the tombstone may go"
+    assert read_head(first[0].records).delete_horizon_ms == NOW_MS + RETENTION_MS
+    assert [record.timestamp for record in iter_records(first[0].records)] == [NOW_MS, NOW_MS + 1]
+
+    before, cleaned = compacted(first, now_ms=NOW_MS + RETENTION_MS - 1)
+    assert (content(before), cleaned.removed) == (content(first), []), "no rewrite only to say so again"
+    after, _ = compacted(first, now_ms=NOW_MS + RETENTION_MS)
+    assert content(after) == [(2, b"b", b"1")]
+
+
+def test_a_key_that_comes_back_outlives_its_tombstone() -> None:
+    log, _ = compacted([stored(0, ("a", None)), stored(1, ("a", "2"))])
+    assert content(log) == [(1, b"a", b"2")]
+
+
+def test_records_without_a_key_go() -> None:
+    log, _ = compacted([stored(0, (None, "1"), ("a", "1"))])
+    assert content(log) == [(1, b"a", b"1")]
+
+
+def test_an_empty_key_is_a_key() -> None:
+    log, _ = compacted([stored(0, ("", "1"), ("a", "1")), stored(2, ("", "2"))])
+    assert content(log) == [(1, b"a", b"1"), (2, b"", b"2")]
+
+
+def test_only_what_is_dirty_is_indexed_but_all_is_cleaned() -> None:
+    batches = [stored(0, ("a", "1"), ("b", "1")), stored(2, ("a", "2"))]
+    log, _ = compacted(batches, dirty_from=2)
+    assert content(log) == [(1, b"b", b"1"), (2, b"a", b"2")]
+
+
+@pytest.mark.parametrize("flag", ["is_control", "is_transactional"])
+def test_control_and_transactional_batches_are_left_alone(flag: str) -> None:
+    """Peer defect 4: an uncommitted record deleted a committed one, and markers each other."""
+    batches = [stored(0, ("a", "1")), stored(1, ("a", "2"), **{flag: True}), stored(2, ("a", "3"), **{flag: True})]
+    log, cleaned = compacted(batches)
+    assert cleaned.removed == []
+    assert log == batches
+
+
+def test_a_batch_that_cannot_be_read_is_left_alone() -> None:
+    damaged = bytearray(stored(0, ("a", "1")).records)
+    damaged[61] = 0x7F
+    batches = [StoredBatch(0, 0, NOW_MS, bytes(damaged)), stored(1, ("a", "2"))]
+    log, cleaned = compacted(batches)
+    assert cleaned.removed == []
+    assert log == batches
+
+
+def test_a_full_index_says_where_it_ends() -> None:
+    batches = [stored(0, ("a", "1"), ("b", "1")), stored(2, ("c", "1"), ("d", "1")), stored(4, ("e", "1"))]
+    index = KeyIndex(max_keys=3)
+    assert index_keys(batches, index) == 4
+    assert len(index.newest) == 4
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_reader_of_the_compacted_log_ends_with_the_same_table(seed: int) -> None:
+    """Whatever is compacted when and however often: replaying gives the last value of each key, in offset order."""
+    chance = random.Random(seed)
+    log: list[StoredBatch] = []
+    expected: dict[str, str | None] = {}
+    offset, cleaned_to, now_ms = 0, 0, NOW_MS
+    for step in range(60):
+        pairs: list[Pair] = []
+        for _ in range(chance.randrange(1, 6)):
+            key = chance.choice("abcdefg")
+            value = None if chance.random() < 0.3 else f"{step}"
+            expected[key] = value
+            pairs.append((key, value))
+        log.append(stored(offset, *pairs, compression=chance.choice(list(Compression))))
+        offset += len(pairs)
+        now_ms += chance.randrange(RETENTION_MS)
+        if chance.random() < 0.3:
+            head, newest = log[:-1], log[-1:]
+            head, _ = compacted(head, now_ms=now_ms, dirty_from=cleaned_to)
+            cleaned_to = newest[0].base_offset
+            log = head + newest
+    offsets = [record[0] for record in content(log)]
+    assert offsets == sorted(set(offsets))
+    table = {key: value for _, key, value in content(log)}
+    for key, value in expected.items():
+        assert table.get(key.encode()) == encoded(value)

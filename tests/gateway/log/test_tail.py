@@ -1,0 +1,357 @@
+"""The tail: contiguity, bounds, what is known, and who is woken by what."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterable
+
+import pytest
+
+from gateway.log.tail import DOUBT_S, ENTRY_OVERHEAD_BYTES, Tail, TailRead, Watch
+from storage.types import PartitionKey, PartitionState
+
+P0 = PartitionKey(10)
+P1 = PartitionKey(11)
+FOREVER_S = 60.0
+
+
+def append(
+    tail: Tail, key: PartitionKey, base_offset: int, *, count: int = 1, size: int = 10, now_s: float = 0.0
+) -> None:
+    tail.record_append(
+        key,
+        base_offset=base_offset,
+        last_offset=base_offset + count - 1,
+        records=base_offset.to_bytes(8, "big").ljust(size, b"."),
+        log_start_offset=0,
+        leader_epoch=0,
+        now_s=now_s,
+    )
+
+
+def read(
+    tail: Tail, key: PartitionKey, offset: int, max_bytes: int = 10**6, *, at_least_one: bool = True
+) -> TailRead | None:
+    return tail.read(key, offset, max_bytes, at_least_one=at_least_one, now_s=0.0)
+
+
+def offsets(found: TailRead | None) -> list[int]:
+    assert found is not None
+    return [int.from_bytes(bytes(batch[:8]), "big") for batch in found.batches]
+
+
+def state(log_start_offset: int, high_watermark: int) -> PartitionState:
+    return PartitionState(log_start_offset, high_watermark, 0, 0)
+
+
+def test_what_has_been_compacted_is_not_served_from_here() -> None:
+    tail = Tail(10**6)
+    for base_offset in (0, 3, 6):
+        append(tail, P0, base_offset, count=3)
+    append(tail, P1, 0)
+    tail.compacted(P0, 6)
+    assert read(tail, P0, 5) is None
+    assert offsets(read(tail, P0, 6)) == [6]
+    assert offsets(read(tail, P1, 0)) == [0]
+    assert tail.size_bytes == 20 + 4 * ENTRY_OVERHEAD_BYTES
+    append(tail, P0, 9)
+    assert offsets(read(tail, P0, 6)) == [6, 9]
+    tail.compacted(P0, 100)
+    assert not tail.holds(P0)
+    assert tail.holds(P1)
+    tail.compacted(P0, 100)
+    append(tail, P0, 10)
+    assert offsets(read(tail, P0, 10)) == [10]
+
+
+def test_a_batch_on_the_edge_of_what_has_been_compacted_stays() -> None:
+    tail = Tail(10**6)
+    append(tail, P0, 0, count=3)
+    tail.compacted(P0, 2)
+    assert offsets(read(tail, P0, 0)) == [0]
+
+
+def test_compaction_of_a_tail_that_has_lost_its_oldest_batches() -> None:
+    tail = Tail(3 * (10 + ENTRY_OVERHEAD_BYTES))
+    for base_offset in range(5):
+        append(tail, P0, base_offset)
+    tail.compacted(P0, 4)
+    assert read(tail, P0, 3) is None
+    assert offsets(read(tail, P0, 4)) == [4]
+
+
+def test_an_unknown_partition_must_be_read_from_postgres() -> None:
+    assert read(Tail(1000), P0, 0) is None
+
+
+def test_reads_from_the_batch_that_holds_the_offset() -> None:
+    tail = Tail(10**6)
+    for base_offset in (5, 8, 11):
+        append(tail, P0, base_offset, count=3)
+    assert offsets(read(tail, P0, 5)) == [5, 8, 11]
+    assert offsets(read(tail, P0, 10)) == [8, 11]
+    assert offsets(read(tail, P0, 13)) == [11]
+    assert offsets(read(tail, P0, 14)) == []
+    assert read(tail, P0, 4) is None, "what came before is not here"
+    assert read(tail, P0, 15) is None, "beyond the known end only Postgres knows"
+
+
+def test_size_limits() -> None:
+    tail = Tail(10**6)
+    for base_offset in range(4):
+        append(tail, P0, base_offset, size=100)
+    assert offsets(read(tail, P0, 0, 250)) == [0, 1]
+    assert offsets(read(tail, P0, 0, 99)) == [0], "the first batch always"
+    assert offsets(read(tail, P0, 0, 99, at_least_one=False)) == []
+    assert offsets(read(tail, P0, 0, 200, at_least_one=False)) == [0, 1]
+
+
+def test_a_gap_starts_the_partition_anew() -> None:
+    tail = Tail(10**6)
+    append(tail, P0, 0)
+    append(tail, P0, 5)
+    assert read(tail, P0, 0) is None
+    assert read(tail, P0, 4) is None
+    assert offsets(read(tail, P0, 5)) == [5]
+
+
+def test_an_append_that_lies_behind_changes_nothing() -> None:
+    tail = Tail(10**6)
+    append(tail, P0, 4)
+    append(tail, P0, 5)
+    append(tail, P0, 4)
+    assert offsets(read(tail, P0, 4)) == [4, 5]
+
+
+def test_observing_ahead_of_an_append_keeps_the_tail() -> None:
+    """A read of the state may see a commit before the committer has recorded it."""
+    tail = Tail(10**6)
+    append(tail, P0, 0)
+    tail.observe(P0, state(0, 2), 0.0)
+    assert read(tail, P0, 1) is None
+    append(tail, P0, 1)
+    assert offsets(read(tail, P0, 0)) == [0, 1]
+
+
+def test_a_late_observation_lowers_nothing() -> None:
+    tail = Tail(10**6)
+    append(tail, P0, 0, count=10)
+    tail.observe(P0, state(0, 3), 0.0)
+    found = read(tail, P0, 10)
+    assert found is not None
+    assert found.known.high_watermark == 10
+
+
+def test_below_the_log_start_nothing_is_served() -> None:
+    tail = Tail(10**6)
+    append(tail, P0, 0)
+    append(tail, P0, 1)
+    tail.log_start_moved(P0, 1)
+    found = read(tail, P0, 0)
+    assert found is not None
+    assert (list(found.batches), found.known.log_start_offset) == ([], 1)
+    assert offsets(read(tail, P0, 1)) == [1]
+
+
+def test_an_old_high_watermark_is_not_believed_for_ever() -> None:
+    tail = Tail(10**6)
+    tail.observe(P0, state(0, 7), 100.0)
+    assert tail.read(P0, 7, 100, at_least_one=True, now_s=100.9, max_age_s=1.0) is not None
+    assert tail.read(P0, 7, 100, at_least_one=True, now_s=101.1, max_age_s=1.0) is None
+    assert tail.known(P0, 101.1, 1.0) is None
+
+
+ALWAYS_ALONE = float("-inf")
+
+
+def test_an_end_is_believed_for_ever_while_only_this_node_appends() -> None:
+    assert Tail(10**6).max_age_s(50.0, alone_since_s=ALWAYS_ALONE) == float("inf")
+
+
+def is_believed(tail: Tail, now_s: float, alone_since_s: float) -> bool:
+    return tail.known(P0, now_s, tail.max_age_s(now_s, alone_since_s=alone_since_s)) is not None
+
+
+@pytest.mark.parametrize("cause", ["a commit of unknown outcome", "another node"])
+def test_an_end_from_before_others_may_have_appended_is_asked_for_again_however_late(cause: str) -> None:
+    tail = Tail(10**6)
+    tail.observe(P0, state(0, 7), 40.0)
+    alone_since_s = ALWAYS_ALONE
+    if cause == "another node":
+        assert is_believed(tail, 41.0, float("inf"))
+        assert not is_believed(tail, 41.1, float("inf"))
+        alone_since_s = 50.0
+    else:
+        tail.doubt(50.0)
+    settled_s = 50.0 + DOUBT_S
+    for now_s in (51.1, settled_s - 1, settled_s, settled_s + 1, settled_s + 10**6):
+        assert not is_believed(tail, now_s, alone_since_s), now_s
+    tail.observe(P0, state(0, 7), settled_s - 1)
+    assert is_believed(tail, settled_s, alone_since_s)
+    assert not is_believed(tail, settled_s + 0.1, alone_since_s), "what was read during the doubt ages as well"
+    tail.observe(P0, state(0, 7), settled_s)
+    assert is_believed(tail, settled_s + 10**6, alone_since_s)
+
+
+def test_the_oldest_batch_of_the_node_goes_first() -> None:
+    per_batch = 100 + ENTRY_OVERHEAD_BYTES
+    tail = Tail(3 * per_batch)
+    append(tail, P0, 0, size=100)
+    append(tail, P1, 0, size=100)
+    append(tail, P0, 1, size=100)
+    append(tail, P1, 1, size=100)
+    assert tail.size_bytes == 3 * per_batch
+    assert read(tail, P0, 0) is None
+    assert offsets(read(tail, P0, 1)) == [1]
+    assert offsets(read(tail, P1, 0)) == [0, 1]
+
+
+def test_an_evicted_partition_still_knows_its_end() -> None:
+    tail = Tail(1)
+    append(tail, P0, 0)
+    assert offsets(read(tail, P0, 1)) == []
+    assert read(tail, P0, 0) is None
+
+
+def test_what_was_evicted_is_forgotten_and_the_rest_is_found() -> None:
+    held = 100
+    tail = Tail(held * (10 + ENTRY_OVERHEAD_BYTES))
+    for base_offset in range(2_000):
+        append(tail, P0, base_offset)
+        first = max(base_offset - held + 1, 0)
+        assert offsets(read(tail, P0, first)) == list(range(first, base_offset + 1))
+        assert read(tail, P0, first - 1) is None or first == 0
+    assert len(tail._partitions[P0].entries) <= 2 * held + 64  # pyright: ignore[reportPrivateUsage]
+
+
+def test_the_bound_holds_whatever_comes() -> None:
+    chance = random.Random(7)
+    bound = 40_000
+    tail = Tail(bound)
+    ends = dict.fromkeys((PartitionKey(key) for key in range(5)), 0)
+    for _ in range(5000):
+        key = chance.choice(list(ends))
+        match chance.randrange(20):
+            case 0:
+                tail.forget(key)
+            case 1:
+                ends[key] += 3
+            case _:
+                append(tail, key, ends[key], size=chance.randrange(8, 900))
+                ends[key] += 1
+        assert 0 <= tail.size_bytes <= bound
+        for known_key, end in ends.items():
+            for offset in range(max(end - 60, 0), end):
+                found = read(tail, known_key, offset)
+                if found is not None and found.batches:
+                    assert offsets(found) == list(range(offset, found.known.high_watermark))
+    for key in ends:
+        tail.forget(key)
+    tail = Tail(0)
+    append(tail, P0, 0)
+    assert tail.size_bytes == 0
+
+
+def test_a_small_batch_does_not_pin_a_large_frame() -> None:
+    tail = Tail(10**6)
+    frame = bytearray(100_000)
+    tail.record_append(
+        P0, base_offset=0, last_offset=0, records=memoryview(frame)[:100], log_start_offset=0, leader_epoch=0, now_s=0
+    )
+    frame.extend(b"a frame that nobody holds can grow")
+    large = bytearray(100_000)
+    tail.record_append(
+        P1, base_offset=0, last_offset=0, records=memoryview(large)[100:], log_start_offset=0, leader_epoch=0, now_s=0
+    )
+    with pytest.raises(BufferError):
+        large.extend(b"a batch that fills its frame is not copied")
+
+
+# --- watches ---------------------------------------------------------------------------------------------------------
+
+
+async def parked(tail: Tail, keys: Iterable[PartitionKey], missing_bytes: int = 1) -> tuple[Watch, asyncio.Task[None]]:
+    watch = tail.watch(keys)
+    task = asyncio.create_task(watch.wait(missing_bytes, FOREVER_S))
+    await settle()
+    assert not task.done()
+    return watch, task
+
+
+async def settle() -> None:
+    for _ in range(5):
+        await asyncio.sleep(0)
+
+
+async def test_an_append_wakes_those_who_watch_its_partition_only() -> None:
+    tail = Tail(10**6)
+    _, there = await parked(tail, [P0])
+    _, elsewhere = await parked(tail, [P1])
+    append(tail, P0, 0)
+    await settle()
+    assert there.done()
+    assert not elsewhere.done()
+    elsewhere.cancel()
+
+
+async def test_min_bytes_are_counted_over_partitions() -> None:
+    tail = Tail(10**6)
+    _, task = await parked(tail, [P0, P1], missing_bytes=25)
+    append(tail, P0, 0, size=10)
+    append(tail, P1, 0, size=10)
+    await settle()
+    assert not task.done()
+    append(tail, P0, 1, size=10)
+    await settle()
+    assert task.done()
+
+
+async def test_an_append_between_looking_and_waiting_counts() -> None:
+    tail = Tail(10**6)
+    watch = tail.watch([P0])
+    append(tail, P0, 0, size=10)
+    await asyncio.wait_for(watch.wait(10, FOREVER_S), 1)
+    watch.rearm()
+    waiting = asyncio.create_task(watch.wait(10, FOREVER_S))
+    await settle()
+    assert not waiting.done(), "rearmed: what was seen does not count again"
+    waiting.cancel()
+
+
+async def test_the_wait_ends_at_its_timeout() -> None:
+    watch = Tail(10**6).watch([P0])
+    await asyncio.wait_for(watch.wait(1, 0.01), 5)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        pytest.param(lambda tail: tail.forget(P0), id="deleted"),
+        pytest.param(lambda tail: tail.observe(P0, state(0, 1), 0.0), id="another node appended"),
+        pytest.param(lambda tail: tail.log_start_moved(P0, 1), id="log start moved"),
+        pytest.param(lambda tail: tail.drain(), id="draining"),
+    ],
+)
+async def test_what_ends_a_wait_at_once(event: object) -> None:
+    tail = Tail(10**6)
+    tail.observe(P0, state(0, 0), 0.0)
+    _, task = await parked(tail, [P0], missing_bytes=10**9)
+    assert callable(event)
+    event(tail)
+    await settle()
+    assert task.done()
+
+
+async def test_a_closed_watch_leaves_nothing_behind() -> None:
+    tail = Tail(10**6)
+    watch, task = await parked(tail, [P0, P1])
+    task.cancel()
+    watch.close()
+    append(tail, P0, 0)
+    assert not vars_of(tail)[P0].watches
+    assert P1 not in vars_of(tail), "a partition of which nothing is known is not kept"
+
+
+def vars_of(tail: Tail) -> dict[PartitionKey, object]:
+    return tail._partitions  # pyright: ignore[reportPrivateUsage]

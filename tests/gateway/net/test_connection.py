@@ -1,0 +1,550 @@
+"""The connection over real sockets: order, back-pressure, bounds and ends. Its requests are words, not Kafka."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+import pytest
+
+from gateway.net.connection import MAX_BULKY_IN_FLIGHT, SMALL_FRAME_BYTES, Chunk, ConnectionLimits, Hold
+from gateway.net.context import ConnectionInfo
+from gateway.net.server import Server
+from gateway.operate.metrics import Metrics
+from protocol.errors import ProtocolError
+from protocol.framing import Frame
+
+HOLDS = {b"p": Hold.PARKED, b"b": Hold.BULKY, b"l": Hold.PIPELINED}
+
+
+def framed(*bodies: bytes) -> bytes:
+    return b"".join(struct.pack(">i", len(body)) + body for body in bodies)
+
+
+class Words:
+    """A frame is `<hold letter><verb>:<rest>`. It is answered by itself, when and how the test says."""
+
+    def __init__(self) -> None:
+        self.started: list[bytes] = []
+        self.cancelled: list[bytes] = []
+        self.finished: list[bytes] = []
+        self.gates: dict[bytes, asyncio.Event] = {}
+        self.arrival = asyncio.Event()
+        self.cancellation = asyncio.Event()
+
+    def hold(self, frame: Frame) -> Hold:
+        return HOLDS.get(bytes(frame[:1]), Hold.NO)
+
+    def gate(self, body: bytes) -> asyncio.Event:
+        return self.gates.setdefault(body, asyncio.Event())
+
+    async def handle(self, frame: Frame, connection: ConnectionInfo) -> Sequence[Chunk]:
+        body = bytes(frame)
+        name = body[:40]
+        self.started.append(name)
+        self.arrival.set()
+        verb = body[1:].partition(b":")[0]
+        if verb == b"wait":
+            try:
+                await self.gate(name).wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(name)
+                self.cancellation.set()
+                raise
+        self.finished.append(name)
+        self.arrival.set()
+        if verb == b"silent":
+            return ()
+        if verb == b"refuse":
+            raise ProtocolError("refused")
+        if verb == b"bug":
+            raise RuntimeError("bug")
+        if verb == b"big":
+            return (struct.pack(">i", 300_000), bytes(300_000))
+        return (framed(name),)
+
+    async def until_cancelled(self) -> None:
+        await asyncio.wait_for(self.cancellation.wait(), 10)
+
+    async def until_started(self, count: int) -> None:
+        async with asyncio.timeout(10):
+            while len(self.started) < count:
+                self.arrival.clear()
+                await self.arrival.wait()
+
+
+class Node:
+    """A server of words, and what it reported."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.words = Words()
+        self.metrics = Metrics()
+        self.server = Server(self.metrics, limits)
+        self.gone: asyncio.Queue[str] = asyncio.Queue()
+        self.forgotten: asyncio.Queue[str] = asyncio.Queue()
+        self.port = 0
+        self._settling: Peer | None = None
+
+    def connection_closed(self, connection_id: str, by_peer: bool) -> None:
+        (self.gone if by_peer else self.forgotten).put_nowait(connection_id)
+
+    async def connect(self) -> Peer:
+        return Peer(*await asyncio.open_connection("127.0.0.1", self.port))
+
+    async def settle(self) -> None:
+        """Many turns of the loop with traffic of another connection, in which anything that may happen does. It stays
+        open, so that `gone` tells of the test's own connections alone."""
+        if self._settling is None:
+            self._settling = await self.connect()
+        for index in range(50):
+            self._settling.send(b"-echo:settle %d" % index)
+            await self._settling.answer()
+
+    def finished_of(self, prefix: bytes) -> list[bytes]:
+        return [name for name in self.words.finished if name.startswith(prefix)]
+
+    def closed_for(self, reason: str) -> float:
+        return self.metrics.registry.get_sample_value("sluice_protocol_errors_total", {"reason": reason}) or 0.0
+
+
+class Peer:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    def send(self, *bodies: bytes) -> None:
+        self.writer.write(framed(*bodies))
+
+    async def answer(self) -> bytes:
+        async with asyncio.timeout(10):
+            (size,) = struct.unpack(">i", await self.reader.readexactly(4))
+            return await self.reader.readexactly(size)
+
+    async def answers(self, count: int) -> list[bytes]:
+        return [await self.answer() for _ in range(count)]
+
+    def reset(self) -> None:
+        """Ends the connection at once, as the kernel does for what a killed process has left unread: no half-open end
+        comes before it."""
+        raw_socket: socket.socket = self.writer.get_extra_info("socket")
+        raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        self.writer.transport.abort()
+
+    async def ended(self) -> bytes:
+        """What came before the server closed the connection."""
+        async with asyncio.timeout(10):
+            with contextlib.suppress(ConnectionResetError):
+                return await self.reader.read()
+        return b""
+
+
+@contextlib.asynccontextmanager
+async def node(**limits: Any) -> AsyncIterator[Node]:
+    served = Node(ConnectionLimits(**limits))
+    served.port = await served.server.bind("127.0.0.1", 0)
+    await served.server.serve(served.words, served.connection_closed)
+    try:
+        yield served
+    finally:
+        await served.server.close()
+
+
+# --- order ------------------------------------------------------------------------------------------------------------
+
+
+async def test_answers_come_in_order_of_arrival_though_later_requests_finish_first() -> None:
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"pwait:1", b"-echo:2", b"-echo:3")
+        await served.words.until_started(3)
+        assert served.words.started == [b"pwait:1", b"-echo:2", b"-echo:3"]
+        assert served.words.finished == [b"-echo:2", b"-echo:3"], "a parked request holds up only answers"
+        served.words.gate(b"pwait:1").set()
+        assert await peer.answers(3) == [b"pwait:1", b"-echo:2", b"-echo:3"]
+
+
+async def test_handlers_start_in_order_of_arrival_however_the_bytes_come() -> None:
+    bodies = [b"-echo:%d" % index for index in range(2000)]
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(*bodies)
+        assert await peer.answers(len(bodies)) == bodies
+        assert served.words.started == bodies
+
+
+async def test_a_frame_may_come_byte_by_byte() -> None:
+    async with node() as served:
+        peer = await served.connect()
+        for byte in framed(b"-echo:a", b"-echo:b"):
+            peer.writer.write(bytes([byte]))
+            await peer.writer.drain()
+            await asyncio.sleep(0)
+        assert await peer.answers(2) == [b"-echo:a", b"-echo:b"]
+
+
+async def test_a_large_frame_between_small_ones() -> None:
+    large = b"-echo:" + bytes(3_000_000)
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"-echo:1", large, b"-echo:2")
+        assert await peer.answers(3) == [b"-echo:1", large[:40], b"-echo:2"]
+
+
+async def test_a_request_without_answer_keeps_its_place() -> None:
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"lwait:1", b"lsilent:2", b"lecho:3")
+        await served.words.until_started(3)
+        served.words.gate(b"lwait:1").set()
+        assert await peer.answers(2) == [b"lwait:1", b"lecho:3"]
+
+
+async def test_a_request_sees_what_those_before_it_did() -> None:
+    """A pipelined JoinGroup starts when the OffsetCommit before it is done; other connections do not wait."""
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"-wait:commit", b"pwait:join", b"-echo:heartbeat")
+        await served.words.until_started(1)
+        await served.settle()
+        assert [name for name in served.words.started if b"settle" not in name] == [b"-wait:commit"]
+        served.words.gate(b"-wait:commit").set()
+        assert await peer.answers(1) == [b"-wait:commit"]
+        await asyncio.wait_for(served.words.until_started(4), 10)
+        served.words.gate(b"pwait:join").set()
+        assert await peer.answers(2) == [b"pwait:join", b"-echo:heartbeat"]
+
+
+async def test_pipelined_requests_start_beside_each_other_and_nothing_else_does() -> None:
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"lwait:1", b"lecho:2", b"-echo:3")
+        await served.words.until_started(2)
+        await served.settle()
+        assert [name for name in served.words.started if b"settle" not in name] == [b"lwait:1", b"lecho:2"]
+        served.words.gate(b"lwait:1").set()
+        assert await peer.answers(3) == [b"lwait:1", b"lecho:2", b"-echo:3"]
+
+
+async def test_connections_do_not_hold_up_each_other() -> None:
+    async with node() as served:
+        first, second = await served.connect(), await served.connect()
+        first.send(b"pwait:1", b"-echo:behind")
+        await served.words.until_started(2)
+        second.send(b"-echo:2")
+        assert await second.answer() == b"-echo:2"
+
+
+# --- bounds -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [0, -1, 1001, 2**31 - 1])
+async def test_a_frame_of_an_impossible_size_closes_the_connection(size: int) -> None:
+    async with node(max_request_bytes=1000) as served:
+        peer = await served.connect()
+        peer.writer.write(struct.pack(">i", size))
+        assert await peer.ended() == b""
+        assert served.closed_for("frame_size") == 1
+        assert await asyncio.wait_for(served.gone.get(), 10), "for the coordinator this is a client that failed"
+
+
+async def test_only_so_many_requests_of_a_connection_are_in_work() -> None:
+    async with node(max_in_flight=3) as served:
+        peer = await served.connect()
+        peer.send(*[b"pwait:%d" % index for index in range(5)])
+        await served.words.until_started(3)
+        other = await served.connect()
+        other.send(b"-echo:other")
+        await other.answer()
+        assert served.words.started == [b"pwait:0", b"pwait:1", b"pwait:2", b"-echo:other"]
+        for index in range(5):
+            served.words.gate(b"pwait:%d" % index).set()
+        assert await peer.answers(5) == [b"pwait:%d" % index for index in range(5)]
+
+
+async def test_a_peer_that_does_not_read_its_answers_is_not_read_from() -> None:
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(*[b"lbig:%04d" % index for index in range(60)])
+        await served.words.until_started(60)
+        await served.settle()
+        peer.send(*[b"lbig:later %04d" % index for index in range(60)])
+        await served.settle()
+        assert len(served.finished_of(b"lbig")) == 60, "18 MB of answers wait already"
+        for _ in range(120):
+            assert len(await peer.answer()) == 300_000
+
+
+async def test_unwritten_answers_count_against_what_a_connection_may_hold() -> None:
+    async with node(max_held_bytes=1_000_000) as served:
+        peer = await served.connect()
+        peer.send(b"pwait:first", *[b"-big:%d" % index for index in range(4)])
+        await served.words.until_started(5)
+        await served.settle()
+        peer.send(b"-echo:more")
+        await served.settle()
+        assert b"-echo:more" not in served.words.started, "1.2 MB of answers wait behind the parked one"
+        served.words.gate(b"pwait:first").set()
+        assert [len(answer) for answer in await peer.answers(6)] == [11, *[300_000] * 4, 10]
+
+
+async def test_bulky_answers_are_made_as_fast_as_they_are_read() -> None:
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(*[b"bbig:%04d" % index for index in range(400)])
+        await served.words.until_started(1)
+        await served.settle()
+        assert len(served.finished_of(b"bbig")) < 200, "120 MB of answers for a peer that reads none"
+        for _ in range(400):
+            assert len(await peer.answer()) == 300_000
+
+
+async def test_only_few_bulky_requests_of_a_connection_run_at_once() -> None:
+    asked = MAX_BULKY_IN_FLIGHT + 2
+    names = [b"bwait:%d" % index for index in range(asked)]
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(*names)
+        await served.words.until_started(MAX_BULKY_IN_FLIGHT)
+        other = await served.connect()
+        other.send(b"-echo:other")
+        await other.answer()
+        assert len(served.words.started) == MAX_BULKY_IN_FLIGHT + 1
+        for name in names:
+            served.words.gate(name).set()
+        assert await peer.answers(asked) == names
+
+
+async def test_nothing_overtakes_a_request_that_is_held_back() -> None:
+    bulky = [b"bwait:%d" % index for index in range(MAX_BULKY_IN_FLIGHT + 1)]
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(*bulky, b"-echo:last")
+        await served.words.until_started(MAX_BULKY_IN_FLIGHT)
+        await served.settle()
+        assert b"-echo:last" not in served.words.started
+        for name in bulky:
+            served.words.gate(name).set()
+        assert await peer.answers(len(bulky) + 1) == [*bulky, b"-echo:last"]
+        assert [name for name in served.words.started if b"settle" not in name] == [*bulky, b"-echo:last"]
+
+
+async def test_a_full_intake_holds_back_large_requests_and_lets_small_ones_pass() -> None:
+    first_large = b"-wait:first" + bytes(2 * SMALL_FRAME_BYTES)
+    second_large = b"-echo:second" + bytes(2 * SMALL_FRAME_BYTES)
+    async with node(max_intake_bytes=SMALL_FRAME_BYTES) as served:
+        first, second, third = [await served.connect() for _ in range(3)]
+        first.send(first_large)
+        await served.words.until_started(1)
+        second.send(second_large)
+        for index in range(20):
+            third.send(b"-echo:%d" % index)
+            await third.answer()
+        assert second_large[:40] not in served.words.started
+        served.words.gate(first_large[:40]).set()
+        assert await first.answer() == first_large[:40]
+        assert await second.answer() == second_large[:40]
+
+
+async def test_a_waiting_connection_that_ends_gives_up_its_turn() -> None:
+    large = bytes(2 * SMALL_FRAME_BYTES)
+    async with node(max_intake_bytes=SMALL_FRAME_BYTES) as served:
+        first, second, third = [await served.connect() for _ in range(3)]
+        first.send(b"-wait:first" + large)
+        await served.words.until_started(1)
+        second.send(b"-echo:second" + large)
+        await served.settle()
+        third.send(b"-echo:third" + large)
+        second.reset()
+        await served.settle()
+        served.words.gate((b"-wait:first" + large)[:40]).set()
+        assert await third.answer() == (b"-echo:third" + large)[:40]
+        assert await asyncio.wait_for(served.gone.get(), 10)
+        assert len(served.finished_of(b"-echo:second")) == 1, "what was read of it is done all the same"
+
+
+async def test_a_full_intake_stops_the_reading_of_a_large_frame_until_there_is_room() -> None:
+    large = bytes(2 * SMALL_FRAME_BYTES)
+    async with node(max_intake_bytes=SMALL_FRAME_BYTES) as served:
+        first, second = await served.connect(), await served.connect()
+        first.send(b"-wait:first" + large)
+        await served.words.until_started(1)
+        whole = framed(b"-echo:second" + bytes(16 * SMALL_FRAME_BYTES))
+        second.writer.write(whole[: len(whole) // 2])
+        await served.settle()
+        reading = [connection._reading for connection in served.server._connections]  # pyright: ignore[reportPrivateUsage]
+        assert reading.count(False) == 1
+        second.writer.write(whole[len(whole) // 2 :])
+        served.words.gate((b"-wait:first" + large)[:40]).set()
+        assert await second.answer() == whole[4:44]
+
+
+async def test_what_came_before_a_frame_of_an_impossible_size_is_answered() -> None:
+    async with node(max_request_bytes=1000) as served:
+        peer = await served.connect()
+        peer.writer.write(framed(b"-wait:1", b"-echo:2") + struct.pack(">i", -1))
+        await served.words.until_started(1)
+        await served.settle()
+        assert served.closed_for("frame_size") == 0
+        served.words.gate(b"-wait:1").set()
+        assert await peer.answer() == b"-wait:1"
+        await peer.ended()
+        assert served.closed_for("frame_size") == 1
+        assert served.finished_of(b"-echo:2") == [b"-echo:2"]
+
+
+async def test_more_connections_than_allowed_are_refused() -> None:
+    async with node(max_connections=1) as served:
+        first = await served.connect()
+        first.send(b"-echo:1")
+        await first.answer()
+        refused = await served.connect()
+        assert await refused.ended() == b""
+        assert served.closed_for("max_connections") == 1
+        first.send(b"-echo:2")
+        assert await first.answer() == b"-echo:2"
+
+
+async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
+    async with node(max_idle_ms=200) as served:
+        idle, half, busy = [await served.connect() for _ in range(3)]
+        busy.send(b"pwait:1")
+        half.writer.write(framed(b"-echo:never whole")[:-3])
+        assert await idle.ended() == b""
+        assert await half.ended() == b""
+        assert await asyncio.wait_for(served.gone.get(), 10), "half a frame, and then silence: a client that failed"
+        assert await asyncio.wait_for(served.forgotten.get(), 10), "a client that is idle has done nothing wrong"
+        served.words.gate(b"pwait:1").set()
+        assert await busy.answer() == b"pwait:1"
+        (connection,) = served.server._connections  # pyright: ignore[reportPrivateUsage]
+        assert not connection.is_idle(asyncio.get_running_loop().time()), "an answer is a sign of life as well"
+
+
+# --- ends -------------------------------------------------------------------------------------------------------------
+
+
+async def test_half_a_frame_starts_nothing() -> None:
+    async with node() as served:
+        peer = await served.connect()
+        peer.writer.write(framed(b"-echo:1") + framed(b"-echo:2")[:-1])
+        assert await peer.answer() == b"-echo:1"
+        peer.writer.close()
+        await asyncio.wait_for(served.gone.get(), 10)
+        assert served.words.started == [b"-echo:1"]
+
+
+async def test_a_peer_that_goes_ends_what_is_parked_and_lets_the_rest_finish() -> None:
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"pwait:join", b"-wait:leave")
+        await served.words.until_started(2)
+        peer.writer.transport.abort()
+        await served.words.until_cancelled()
+        assert served.gone.empty(), "reported only once nothing of the connection is in work any more"
+        served.words.gate(b"-wait:leave").set()
+        assert await asyncio.wait_for(served.gone.get(), 10)
+        assert served.words.cancelled == [b"pwait:join"]
+        assert served.words.finished == [b"-wait:leave"]
+
+
+async def test_what_was_read_is_carried_out_in_order_though_the_peer_has_gone() -> None:
+    """A LeaveGroup behind an OffsetCommit counts; a JoinGroup of nobody is not waited for."""
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"-wait:commit", b"pwait:join", b"-echo:leave", b"-echo:last")
+        await served.words.until_started(1)
+        await served.settle()
+        peer.reset()
+        await served.settle()
+        served.words.gate(b"-wait:commit").set()
+        assert await asyncio.wait_for(served.gone.get(), 10)
+        started = [name for name in served.words.started if b"settle" not in name]
+        assert started == [b"-wait:commit", b"-echo:leave", b"-echo:last"]
+        assert [name for name in served.words.finished if b"settle" not in name] == started
+
+
+async def test_closing_what_has_lost_its_peer_lets_its_work_finish() -> None:
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"-wait:commit")
+        await served.words.until_started(1)
+        await served.settle()
+        peer.reset()
+        await served.settle()
+        (connection,) = [each for each in served.server._connections if each.in_flight]  # pyright: ignore[reportPrivateUsage]
+        connection.close()
+        served.words.gate(b"-wait:commit").set()
+        assert await asyncio.wait_for(served.forgotten.get(), 10)
+        assert served.finished_of(b"-wait") == [b"-wait:commit"]
+
+
+async def test_what_a_peer_sent_just_before_it_closed_is_done() -> None:
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"-silent:acks 0")
+        peer.writer.close()
+        await asyncio.wait_for(served.gone.get(), 10)
+        assert served.words.finished == [b"-silent:acks 0"]
+
+
+async def test_a_peer_that_only_stops_sending_gets_its_answers() -> None:
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"-wait:1", b"-echo:2")
+        peer.writer.write_eof()
+        await served.words.until_started(1)
+        served.words.gate(b"-wait:1").set()
+        assert await peer.answers(2) == [b"-wait:1", b"-echo:2"]
+        assert await peer.ended() == b""
+
+
+async def test_end_of_stream_with_a_parked_request_is_a_peer_that_has_gone() -> None:
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"pwait:join")
+        await served.words.until_started(1)
+        peer.writer.write_eof()
+        assert await asyncio.wait_for(served.gone.get(), 10)
+        assert served.words.cancelled == [b"pwait:join"]
+
+
+@pytest.mark.parametrize(("verb", "reason"), [(b"refuse", "malformed"), (b"bug", None)])
+async def test_a_request_without_any_answer_closes_the_connection(verb: bytes, reason: str | None) -> None:
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"-" + verb + b":1")
+        assert await peer.ended() == b""
+        if reason is not None:
+            assert served.closed_for(reason) == 1
+
+
+async def test_drain_answers_what_was_read_and_closes() -> None:
+    async with node() as served:
+        busy, idle = await served.connect(), await served.connect()
+        idle.send(b"-echo:0")
+        await idle.answer()
+        busy.send(b"-wait:1", b"-echo:2")
+        await served.words.until_started(2)
+        draining = asyncio.create_task(served.server.drain(10))
+        assert await idle.ended() == b""
+        busy.send(b"-echo:too late")
+        served.words.gate(b"-wait:1").set()
+        assert await busy.answers(2) == [b"-wait:1", b"-echo:2"]
+        assert await busy.ended() == b""
+        assert await draining
+        assert b"-echo:too late" not in served.words.started
+        with pytest.raises(ConnectionRefusedError):
+            await served.connect()
+
+
+async def test_drain_cuts_off_what_does_not_end_and_blames_no_client() -> None:
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"pwait:1")
+        await served.words.until_started(1)
+        assert not await served.server.drain(0.05)
+        assert await peer.ended() == b""
+        assert served.words.cancelled == [b"pwait:1"]
+        assert served.gone.empty()

@@ -1,0 +1,239 @@
+"""From frame to answer, with a table of the test's own: who answers what when something is wrong."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any, cast
+
+import pytest
+
+from gateway.net.connection import Chunk, Hold, UnanswerableError
+from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.net.dispatch import Dispatch, Handler, Served
+from gateway.operate.logs import REQUEST
+from gateway.operate.metrics import Metrics
+from protocol import codec
+from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode, KafkaError, ProtocolError
+from protocol.headers import RequestHeader, decode_response_header, encode_request_header
+from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
+from protocol.messages.metadata import MetadataRequest, MetadataResponse
+from protocol.messages.offset_fetch import OffsetFetchRequest
+from protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from protocol.schema import message_schema
+from storage.errors import StorageConflict, StorageError, StorageUnavailable
+
+CONNECTION = ConnectionInfo("connection-1", "/127.0.0.1")
+
+
+async def accept(request: object, context: RequestContext) -> object:
+    return codec.response_class(context.api_key)()
+
+
+def raising(error: Exception) -> Handler:
+    async def handler(request: object, context: RequestContext) -> object:
+        raise error
+
+    return handler
+
+
+class Table:
+    def __init__(self, *served: Served) -> None:
+        self.metrics = Metrics()
+        self.dispatch = Dispatch(served, cast(Services, None), self.metrics)
+
+    async def ask(self, request: Any, version: int, *, answered_in: int | None = None) -> Any:
+        """The response to `request` sent as `version`, read as `answered_in` (default: the same)."""
+        schema = message_schema(type(request))
+        key = int(schema.api_key)
+        known = version in schema.versions
+        body = b"".join(bytes(chunk) for chunk in codec.encode(request, version)) if known else b"\x07rubbish"
+        chunks = await self.ask_bytes(encode_request_header(RequestHeader(key, version, 77, "client")) + body)
+        answer = b"".join(bytes(chunk) for chunk in chunks)
+        assert struct.unpack_from(">i", answer)[0] == len(answer) - 4, "the length covers all that follows"
+        read_as = version if answered_in is None else answered_in
+        correlation_id, position = decode_response_header(key, read_as, answer[4:])
+        assert correlation_id == 77
+        response, end = codec.decode(codec.response_class(key), read_as, answer[4:], position)
+        assert end == len(answer) - 4
+        return response
+
+    async def ask_bytes(self, frame: bytes) -> list[Chunk]:
+        return list(await self.dispatch.handle(frame, CONNECTION))
+
+    def count(self, name: str, **labels: str) -> float:
+        return self.metrics.registry.get_sample_value(f"sluice_{name}_total", labels) or 0.0
+
+
+HEARTBEAT = Served(ApiKey.HEARTBEAT, 0, 4, accept)
+
+
+async def test_a_handler_gets_the_request_and_who_asks() -> None:
+    seen: list[tuple[object, RequestContext, object]] = []
+
+    async def heartbeat(request: HeartbeatRequest, context: RequestContext) -> HeartbeatResponse:
+        seen.append((request, context, REQUEST.get()))
+        return HeartbeatResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
+
+    table = Table(Served(ApiKey.HEARTBEAT, 0, 4, heartbeat))
+    request = HeartbeatRequest(group_id="g", generation_id=3, member_id="m")
+    response = await table.ask(request, 4)
+    assert response.error_code == ErrorCode.REBALANCE_IN_PROGRESS
+    ((received, context, logged),) = seen
+    assert received == request
+    assert (context.api_key, context.version, context.correlation_id, context.client_id) == (12, 4, 77, "client")
+    assert context.connection is CONNECTION
+    assert logged == ("connection-1", "heartbeat", 77)
+    assert table.count("requests", api="heartbeat", version="4", error="REBALANCE_IN_PROGRESS") == 1
+
+
+@pytest.mark.parametrize(
+    ("frame", "reason"),
+    [
+        (b"", None),
+        (b"\x00", None),
+        (struct.pack(">hhih", 9999, 0, 1, -1), "unknown_api"),
+        (struct.pack(">hhih", 12, 4, 1, 300), None),
+        (struct.pack(">hhih", 12, 0, 1, -1) + b"\x00", None),
+    ],
+)
+async def test_what_is_no_request_closes_the_connection(frame: bytes, reason: str | None) -> None:
+    with pytest.raises(ProtocolError) as raised:
+        await Table(HEARTBEAT).ask_bytes(frame)
+    if reason is not None:
+        assert isinstance(raised.value, UnanswerableError)
+        assert raised.value.reason == reason
+
+
+async def test_only_produce_may_be_larger_than_eight_mebibytes() -> None:
+    """Decoded, a request that is all structure takes many times its size."""
+    table = Table(HEARTBEAT, Served(ApiKey.PRODUCE, 3, 13, accept))
+    with pytest.raises(UnanswerableError) as raised:
+        await table.ask_bytes(struct.pack(">hhih", 12, 0, 1, -1) + bytes(8 * 1024 * 1024))
+    assert raised.value.reason == "request_size"
+    records = PartitionProduceData(index=0, records=bytes(9 * 1024 * 1024))
+    request = ProduceRequest(acks=-1, topic_data=(TopicProduceData(name="t", partition_data=(records,)),))
+    assert isinstance(await table.ask(request, 9), ProduceResponse)
+
+
+# --- versions ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", [5, 99, 32767, -1])
+async def test_api_versions_of_an_unknown_version_is_answered_in_v0_with_the_list(version: int) -> None:
+    table = Table(Served(ApiKey.API_VERSIONS, 0, 4, accept), Served(ApiKey.PRODUCE, 3, 13, accept, advertised_min=0))
+    response: ApiVersionsResponse = await table.ask(ApiVersionsRequest(), version, answered_in=0)
+    assert response.error_code == ErrorCode.UNSUPPORTED_VERSION
+    ranges = {entry.api_key: (entry.min_version, entry.max_version) for entry in response.api_keys}
+    assert ranges == {18: (0, 4), 0: (0, 13)}
+    assert table.count("unsupported_versions", api="api_versions") == 1
+
+
+@pytest.mark.parametrize(("version", "answered_in"), [(5, 4), (1, 2)])
+async def test_an_unserved_version_is_answered_in_the_nearest_that_is(version: int, answered_in: int) -> None:
+    table = Table(Served(ApiKey.HEARTBEAT, 2, 4, accept))
+    response = await table.ask(HeartbeatRequest(), version, answered_in=answered_in)
+    assert response.error_code == ErrorCode.UNSUPPORTED_VERSION
+    assert table.count("unsupported_versions", api="heartbeat") == 1
+
+
+@pytest.mark.parametrize(
+    ("served", "request_type", "version"),
+    [
+        (Served(ApiKey.PRODUCE, 3, 13, accept, advertised_min=0), ProduceRequest, 2),
+        (Served(ApiKey.OFFSET_FETCH, 1, 10, accept), OffsetFetchRequest, 11),
+        (Served(ApiKey.METADATA, 0, 12, accept), MetadataRequest, 13),
+    ],
+)
+async def test_an_unserved_version_without_a_place_for_the_code_closes(
+    served: Served, request_type: type[Any], version: int
+) -> None:
+    with pytest.raises(UnanswerableError) as raised:
+        await Table(served).ask(request_type(), version)
+    assert raised.value.reason == "unsupported_version"
+
+
+# --- refusals, storage, bugs ------------------------------------------------------------------------------------------
+
+
+async def test_a_refusal_is_answered_in_the_shape_of_the_api() -> None:
+    table = Table(Served(ApiKey.HEARTBEAT, 0, 4, raising(KafkaError(ErrorCode.UNKNOWN_MEMBER_ID))))
+    assert (await table.ask(HeartbeatRequest(), 3)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
+    assert table.count("requests", api="heartbeat", version="3", error="UNKNOWN_MEMBER_ID") == 1
+
+
+@pytest.mark.parametrize(
+    ("api_key", "request_type", "error", "code"),
+    [
+        (ApiKey.HEARTBEAT, HeartbeatRequest, StorageUnavailable("gone"), ErrorCode.COORDINATOR_NOT_AVAILABLE),
+        (ApiKey.HEARTBEAT, HeartbeatRequest, StorageConflict("fenced"), ErrorCode.NOT_COORDINATOR),
+        (ApiKey.HEARTBEAT, HeartbeatRequest, StorageError("bug"), ErrorCode.UNKNOWN_SERVER_ERROR),
+    ],
+)
+async def test_storage_errors_become_codes(
+    api_key: ApiKey, request_type: type[Any], error: StorageError, code: ErrorCode
+) -> None:
+    table = Table(Served(api_key, 0, 4, raising(error)))
+    assert (await table.ask(request_type(), 4)).error_code == code
+    assert table.count("storage_errors", api=api_key.name.lower()) == 1
+
+
+async def test_a_bug_is_answered_and_counted() -> None:
+    table = Table(Served(ApiKey.HEARTBEAT, 0, 4, raising(ZeroDivisionError())))
+    assert (await table.ask(HeartbeatRequest(), 4)).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert table.count("internal_errors", api="heartbeat") == 1
+    assert table.count("requests", api="heartbeat", version="4", error="UNKNOWN_SERVER_ERROR") == 1
+
+
+async def test_a_response_that_cannot_be_encoded_is_a_bug_that_is_answered() -> None:
+    async def metadata(request: MetadataRequest, context: RequestContext) -> MetadataResponse:
+        return MetadataResponse(controller_id=2**40)
+
+    table = Table(Served(ApiKey.METADATA, 0, 13, metadata))
+    assert (await table.ask(MetadataRequest(), 13)).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
+    assert table.count("internal_errors", api="metadata") == 1
+
+
+# --- produce without answer -------------------------------------------------------------------------------------------
+
+RECORDS = (TopicProduceData(name="t", partition_data=(PartitionProduceData(index=3, records=b"batch"),)),)
+
+
+async def test_produce_with_acks_0_has_no_answer() -> None:
+    async def produce(request: ProduceRequest, context: RequestContext) -> ProduceResponse | None:
+        return None
+
+    table = Table(Served(ApiKey.PRODUCE, 3, 13, produce))
+    header = encode_request_header(RequestHeader(0, 9, 1, None))
+    body = b"".join(bytes(chunk) for chunk in codec.encode(ProduceRequest(acks=0, topic_data=RECORDS), 9))
+    assert await table.ask_bytes(header + body) == []
+    assert table.count("requests", api="produce", version="9", error="NONE") == 1
+
+
+@pytest.mark.parametrize("error", [KafkaError(ErrorCode.INVALID_RECORD), StorageUnavailable("gone"), ValueError()])
+async def test_a_refused_produce_with_acks_0_closes_the_connection(error: Exception) -> None:
+    table = Table(Served(ApiKey.PRODUCE, 3, 13, raising(error)))
+    with pytest.raises(UnanswerableError) as raised:
+        await table.ask(ProduceRequest(acks=0, topic_data=RECORDS), 9)
+    assert raised.value.reason == "acks_0_refused"
+    answered: ProduceResponse = await table.ask(ProduceRequest(acks=1, topic_data=RECORDS), 9)
+    assert answered.responses[0].partition_responses[0].error_code != 0
+
+
+async def test_a_handler_may_close_the_connection() -> None:
+    table = Table(Served(ApiKey.PRODUCE, 3, 13, raising(ProtocolError("refused"))))
+    with pytest.raises(ProtocolError, match="refused"):
+        await table.ask(ProduceRequest(acks=0, topic_data=RECORDS), 9)
+    assert table.count("internal_errors", api="produce") == 0
+
+
+# --- hold -------------------------------------------------------------------------------------------------------------
+
+
+def test_how_a_request_may_be_held_follows_from_its_line() -> None:
+    table = Table(HEARTBEAT, Served(ApiKey.JOIN_GROUP, 0, 9, accept, Hold.PARKED))
+    assert table.dispatch.hold(struct.pack(">hh", 11, 9)) is Hold.PARKED
+    assert table.dispatch.hold(struct.pack(">hh", 12, 4)) is Hold.NO
+    assert table.dispatch.hold(struct.pack(">hh", 9999, 4)) is Hold.NO
+    assert table.dispatch.hold(b"\x00") is Hold.NO

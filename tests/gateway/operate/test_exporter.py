@@ -1,0 +1,89 @@
+"""What a scrape shows of the cluster, and what it leaves out."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, cast
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from gateway.cluster.leases import Leases
+from gateway.cluster.membership import Membership
+from gateway.operate.exporter import Exporter, Snapshot
+from storage.errors import StorageUnavailable
+from storage.groups import GroupStore
+from storage.monitor import Monitor
+from storage.nodes import NodeStore
+from storage.offsets import OffsetStore
+from storage.pool import Database
+from storage.topics import TopicStore
+from storage.types import GroupRecord, MemberRecord, NewTopic, OffsetCommit, Topic
+
+GROUP_ID = "a\0b"
+"""Kafka allows what Postgres text does not."""
+
+
+@pytest.fixture
+async def database(database_url: str) -> AsyncIterator[Database]:
+    opened = await Database.open(database_url, hot_connections=2, cold_connections=3)
+    yield opened
+    await opened.close()
+
+
+def value(snapshot: Snapshot, name: str, **labels: str) -> float | None:
+    registry = CollectorRegistry()
+    registry.register(snapshot)
+    return registry.get_sample_value(name, labels)
+
+
+async def populated(database: Database) -> tuple[Membership, Topic]:
+    nodes = NodeStore(database)
+    membership = Membership(nodes, "127.0.0.1", 9092, None, 60_000)
+    await membership.join()
+    leases = Leases(nodes, membership, 60_000)
+    await leases.renew()
+    (topic,) = await TopicStore(database).create([NewTopic("t", 3, {})])
+    assert isinstance(topic, Topic)
+    lease = leases.lease_for(GROUP_ID)
+    assert lease is not None
+    member = MemberRecord("m", None, "client", "/127.0.0.1", 1000, 1000, (("range", b""),), b"")
+    record = GroupRecord(GROUP_ID, "Stable", 0, "consumer", "range", 1, "m", (member,))
+    await GroupStore(database).save(record, lease)
+    commits = [OffsetCommit(lease, GROUP_ID, 1, topic.topic_id, partition, 0, -1, "", 0) for partition in range(3)]
+    assert await OffsetStore(database).commit(commits) == [None] * 3
+    return membership, topic
+
+
+async def test_a_snapshot_shows_topics_groups_and_lag(database: Database) -> None:
+    membership, _ = await populated(database)
+    snapshot = await Exporter(Monitor(database), membership, 100).snapshot()
+    assert value(snapshot, "kafka_brokers") == 1
+    assert value(snapshot, "kafka_topic_partitions", topic="t") == 3
+    assert value(snapshot, "kafka_consumergroup_members", consumergroup=GROUP_ID) == 1
+    assert value(snapshot, "kafka_consumergroup_lag", consumergroup=GROUP_ID, topic="t", partition="2") == 0
+    assert value(snapshot, "kafka_consumergroup_lag_sum", consumergroup=GROUP_ID, topic="t") == 0
+    assert value(snapshot, "sluice_exporter_up") == 1
+    assert value(snapshot, "sluice_exporter_truncated") == 0
+
+
+async def test_a_snapshot_is_bounded_and_says_so(database: Database) -> None:
+    membership, _ = await populated(database)
+    snapshot = await Exporter(Monitor(database), membership, 2).snapshot()
+    assert len(snapshot.partitions) == len(snapshot.lag) == 2
+    assert value(snapshot, "sluice_exporter_truncated") == 1
+
+
+async def test_without_storage_there_are_still_the_nodes(database: Database) -> None:
+    membership, _ = await populated(database)
+
+    class Gone:
+        def __getattr__(self, name: str) -> Any:
+            async def refuse(limit: int) -> Any:
+                raise StorageUnavailable("gone")
+
+            return refuse
+
+    snapshot = await Exporter(cast(Monitor, Gone()), membership, 100).snapshot()
+    assert value(snapshot, "kafka_brokers") == 1
+    assert value(snapshot, "sluice_exporter_up") == 0

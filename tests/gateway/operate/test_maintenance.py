@@ -1,0 +1,356 @@
+"""Maintenance passes on a real Postgres: retention, purge, compaction, expiry."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+
+import asyncpg
+import pytest
+
+import gateway.operate.maintenance as maintenance_module
+from gateway.cluster.leases import SHARDS, shard_of
+from gateway.config.broker import parse_broker_configs
+from gateway.coordinator.model import Group, GroupState, Member, MemberId
+from gateway.operate.maintenance import Compaction, Maintenance, subscriptions, unsettled
+from protocol.compression import Compression
+from protocol.errors import ErrorCode
+from storage.compaction import CompactionRun, CompactionStore, DirtyRange
+from storage.groups import GroupStore
+from storage.nodes import NodeStore
+from storage.offsets import OffsetStore
+from storage.types import OffsetCommit, Topic
+from tests.gateway.data_plane import DataPlane, batch_of, data_plane, offsets_in, records_in
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+async def node(database_url: str) -> AsyncIterator[DataPlane]:
+    async with data_plane(database_url) as node:
+        yield node
+
+
+def maintenance(node: DataPlane) -> Maintenance:
+    return Maintenance(node.database, node.catalog, node.tail, node.membership, list, list)
+
+
+def now_ms() -> int:
+    return time.time_ns() // 1_000_000
+
+
+async def content(node: DataPlane, topic: Topic) -> list[tuple[int, bytes | None, bytes | None]]:
+    """The whole log as a reader gets it from Postgres."""
+    node.tail.forget(topic.partitions[0].partition_key)
+    found: list[tuple[int, bytes | None, bytes | None]] = []
+    part = await node.fetch_one(topic, -1)
+    offset, end = part.log_start_offset, part.high_watermark
+    while offset < end:
+        records = records_in(await node.fetch_one(topic, offset))
+        if not records:
+            break
+        found += [(record.offset, record.key, record.value) for record in records]
+        offset = records[-1].offset + 1
+    return found
+
+
+# --- retention -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("configs", "kept"),
+    [
+        # Peer defects 1-3: -1 deleted everything, 30 days overflowed, no policy deleted nothing.
+        pytest.param({"retention.ms": "-1"}, [0, 1, 2], id="for ever"),
+        pytest.param({"retention.ms": "2592000000"}, [1, 2], id="30 days"),
+        pytest.param({}, [1, 2], id="default policy"),
+        pytest.param({"retention.ms": str(HOUR_MS)}, [2], id="an hour"),
+        pytest.param({"retention.ms": str(2**63 - 1)}, [0, 1, 2], id="64 bits"),
+        pytest.param({"retention.ms": "-1", "retention.bytes": "0"}, [], id="no bytes"),
+        pytest.param({"retention.ms": str(HOUR_MS), "cleanup.policy": "compact"}, [0, 1, 2], id="only compacted"),
+        pytest.param({"retention.ms": str(HOUR_MS), "cleanup.policy": "compact,delete"}, [2], id="compacted too"),
+    ],
+)
+async def test_retention(node: DataPlane, configs: Mapping[str, str], kept: list[int]) -> None:
+    topic = await node.create_topic("t", configs=dict(configs))
+    for age_ms in (40 * 24 * HOUR_MS, 2 * HOUR_MS, 0):
+        await node.send(topic, batch_of(b"v", timestamps=[now_ms() - age_ms], keys=[b"%d" % age_ms]))
+    await maintenance(node).retain()
+    assert [offset for offset, _, _ in await content(node, topic)] == kept
+    assert (await node.list_offset(topic, -1)).offset == 3
+    assert (await node.list_offset(topic, -2)).offset == (kept[0] if kept else 3)
+
+
+async def test_retention_moves_the_tail_as_well(node: DataPlane) -> None:
+    topic = await node.create_topic("t", configs={"retention.ms": str(HOUR_MS)})
+    for age_ms in (2 * HOUR_MS, 0):
+        await node.send(topic, batch_of(b"v", timestamps=[now_ms() - age_ms]))
+    assert offsets_in(await node.fetch_one(topic, 0)) == [0, 1]
+    await maintenance(node).retain()
+    assert (await node.fetch_one(topic, 0)).error_code == ErrorCode.OFFSET_OUT_OF_RANGE
+    assert offsets_in(await node.fetch_one(topic, 1)) == [1]
+
+
+async def test_rows_of_deleted_records_go(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t", configs={"retention.ms": "-1"})
+    await node.fill(topic, [300] * 5)
+    await node.log.delete_records(topic.partitions[0].partition_key, 3)
+    await maintenance(node).retain()
+    assert await count_rows(database_url, "batch") == 2
+
+
+async def test_a_deleted_topic_leaves_nothing(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    await node.fill(topic, [300] * 5)
+    await node.delete_topic(topic)
+    connection = await asyncpg.connect(database_url)
+    await connection.execute("update sluice.topic set deleted_at = now() - interval '1 hour'")
+    await connection.close()
+    await maintenance(node).purge()
+    for table in ("batch", "partition", "topic"):
+        assert await count_rows(database_url, table) == 0
+
+
+async def count_rows(url: str, table: str) -> int:
+    connection = await asyncpg.connect(url)
+    try:
+        return int(await connection.fetchval(f"select count(*) from sluice.{table}"))
+    finally:
+        await connection.close()
+
+
+# --- compaction ------------------------------------------------------------------------------------------------------
+
+EAGER = {"cleanup.policy": "compact", "segment.ms": "1", "min.cleanable.dirty.ratio": "0"}
+
+
+async def compact(node: DataPlane) -> None:
+    await Compaction(node.database, node.catalog).run()
+
+
+async def send_pairs(node: DataPlane, topic: Topic, *pairs: tuple[bytes, bytes | None], age_ms: int = 1000) -> None:
+    keys, values = [key for key, _ in pairs], [value for _, value in pairs]
+    answer = await node.send(
+        topic,
+        batch_of(*values, keys=keys, timestamps=[now_ms() - age_ms] * len(pairs), compression=Compression.LZ4),
+    )
+    assert answer.error_code == ErrorCode.NONE, answer
+
+
+async def test_compaction_keeps_the_newest_of_each_key(node: DataPlane) -> None:
+    topic = await node.create_topic("t", configs=EAGER)
+    await send_pairs(node, topic, (b"a", b"1"), (b"b", b"1"))
+    await send_pairs(node, topic, (b"a", b"2"))
+    await send_pairs(node, topic, (b"c", b"1"), (b"b", b"2"))
+    await send_pairs(node, topic, (b"end", b"1"))
+    await compact(node)
+    expected = [(2, b"a", b"2"), (3, b"c", b"1"), (4, b"b", b"2"), (5, b"end", b"1")]
+    assert await content(node, topic) == expected
+    await compact(node)
+    assert await content(node, topic) == expected
+    state = (await node.log.states([topic.partitions[0].partition_key]))[topic.partitions[0].partition_key]
+    assert (state.log_start_offset, state.high_watermark) == (0, 6)
+
+
+async def test_compacted_records_are_not_served_from_memory(node: DataPlane) -> None:
+    compacted, other = [await node.create_topic(name, configs=EAGER) for name in ("compacted", "other")]
+    for topic in (compacted, other):
+        for value in (b"1", b"2", b"3"):
+            await send_pairs(node, topic, (b"a", value))
+    await compact(node)
+    await send_pairs(node, compacted, (b"b", b"1"))
+    await maintenance(node).drop_compacted()
+    assert offsets_in(await node.fetch_one(compacted, 0)) == [1, 2, 3]
+    assert node.tail.holds(compacted.partitions[0].partition_key), "what is not clean yet stays in memory"
+
+
+async def test_appending_goes_on_where_the_log_ended(node: DataPlane) -> None:
+    topic = await node.create_topic("t", configs=EAGER)
+    for value in (b"1", b"2", b"3"):
+        await send_pairs(node, topic, (b"a", value))
+    await compact(node)
+    await send_pairs(node, topic, (b"a", b"4"))
+    assert await content(node, topic) == [(1, b"a", b"2"), (2, b"a", b"3"), (3, b"a", b"4")]
+    await compact(node)
+    assert await content(node, topic) == [(2, b"a", b"3"), (3, b"a", b"4")]
+    found = await node.fetch_one(topic, 0)
+    assert offsets_in(found) == [2, 3], "a reader in the gap goes on to the next record"
+
+
+async def test_tombstones_go_in_the_end(node: DataPlane) -> None:
+    topic = await node.create_topic("t", configs={**EAGER, "delete.retention.ms": "0"})
+    await send_pairs(node, topic, (b"a", b"1"))
+    await send_pairs(node, topic, (b"a", None), (b"b", b"1"))
+    await send_pairs(node, topic, (b"end", b"1"))
+    await compact(node)
+    assert await content(node, topic) == [(1, b"a", None), (2, b"b", b"1"), (3, b"end", b"1")]
+    await send_pairs(node, topic, (b"end", b"2"))
+    await compact(node)
+    assert await content(node, topic) == [(2, b"b", b"1"), (3, b"end", b"1"), (4, b"end", b"2")]
+
+
+@pytest.mark.parametrize(
+    "configs",
+    [
+        pytest.param({"segment.ms": str(HOUR_MS)}, id="segment.ms"),
+        pytest.param({"min.compaction.lag.ms": str(HOUR_MS)}, id="min.compaction.lag.ms"),
+        pytest.param({"cleanup.policy": "delete"}, id="not compacted"),
+    ],
+)
+async def test_what_is_too_young_stays(node: DataPlane, configs: Mapping[str, str]) -> None:
+    topic = await node.create_topic("t", configs={**EAGER, **configs})
+    for value in (b"1", b"2", b"3"):
+        await send_pairs(node, topic, (b"a", value))
+    await compact(node)
+    assert len(await content(node, topic)) == 3
+
+
+async def test_max_compaction_lag_outranks_segment_ms(node: DataPlane) -> None:
+    topic = await node.create_topic("t", configs={**EAGER, "segment.ms": str(HOUR_MS), "max.compaction.lag.ms": "500"})
+    for value in (b"1", b"2", b"3"):
+        await send_pairs(node, topic, (b"a", value))
+    await compact(node)
+    assert len(await content(node, topic)) == 2
+
+
+async def test_compaction_goes_on_behind_a_log_start_that_moves_meanwhile(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await node.create_topic("t", configs=EAGER)
+    for value in (b"1", b"2", b"3", b"4"):
+        await send_pairs(node, topic, (b"a", value))
+    await send_pairs(node, topic, (b"end", b"1"))
+    begin = CompactionStore.begin
+
+    async def begin_and_delete(store: CompactionStore, dirty: DirtyRange) -> CompactionRun:
+        await node.log.delete_records(topic.partitions[0].partition_key, 1)
+        await maintenance(node).retain()
+        return await begin(store, dirty)
+
+    monkeypatch.setattr(CompactionStore, "begin", begin_and_delete)
+    await compact(node)
+    assert await content(node, topic) == [(3, b"a", b"4"), (4, b"end", b"1")]
+
+
+async def test_a_log_with_more_keys_than_memory_is_cleaned_in_runs(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance_module, "MAX_KEYS", 10)
+    monkeypatch.setattr(maintenance_module, "CHUNK_BYTES", 1000)
+    topic = await node.create_topic("t", configs=EAGER)
+    for version in (b"1", b"2"):
+        for key in range(50):
+            await send_pairs(node, topic, (b"%d" % key, version), (b"all", version))
+    await send_pairs(node, topic, (b"end", b"1"))
+    for _ in range(30):
+        await compact(node)
+    log = await content(node, topic)
+    assert {key: value for _, key, value in log} == {
+        **{b"%d" % key: b"2" for key in range(50)},
+        b"all": b"2",
+        b"end": b"1",
+    }
+    assert len(log) == 52
+    assert [offset for offset, _, _ in log] == sorted(offset for offset, _, _ in log)
+
+
+async def test_idle_topics_wait_for_the_cleaners_backoff(node: DataPlane) -> None:
+    node.catalog.set_broker(parse_broker_configs({"log.cleaner.backoff.ms": "3600000"}))
+    await node.create_topic("slow", configs={**EAGER, "segment.ms": str(2 * HOUR_MS)})
+    await node.create_topic("fast", configs={**EAGER, "segment.ms": "500"})
+    await node.create_topic("deleted", configs={"cleanup.policy": "delete"})
+    clock = [100.0]
+    compaction = Compaction(node.database, node.catalog, monotonic=lambda: clock[0])
+    due: list[set[str]] = []
+    for now_s in (100.0, 100.4, 100.5, 3699.0, 3700.0):
+        clock[0] = now_s
+        due.append({topic.name for topic, _ in compaction.due_topics()})
+    assert due == [{"slow", "fast"}, set(), {"fast"}, {"fast"}, {"slow", "fast"}]
+
+
+# --- who runs what ---------------------------------------------------------------------------------------------------
+
+
+async def test_the_whole_logs_passes_run_on_the_first_node_only(node: DataPlane, database_url: str) -> None:
+    async with data_plane(database_url, name="node-2") as other:
+        await node.membership.renew()
+        topic = await node.create_topic("t", configs={"retention.ms": str(HOUR_MS)})
+        await other.catalog.refresh_if_changed()
+        await node.send(topic, batch_of(b"v", timestamps=[now_ms() - 2 * HOUR_MS]))
+        passes = {name: run for name, run, _ in maintenance(other).passes()}
+        await passes["retention"]()
+        assert len(await content(node, topic)) == 1
+        passes = {name: run for name, run, _ in maintenance(node).passes()}
+        await passes["retention"]()
+        assert await content(node, topic) == []
+
+
+async def test_every_pass_runs_on_an_empty_node(node: DataPlane) -> None:
+    for _, run, interval_ms in maintenance(node).passes():
+        await run()
+        assert interval_ms > 0
+
+
+async def test_idle_producers_are_forgotten(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    await node.send(topic, batch_of(b"a", producer=(7, 0, 0)))
+    await node.send(topic, batch_of(b"a", producer=(8, 0, 0)))
+    connection = await asyncpg.connect(database_url)
+    await connection.execute(
+        "update sluice.producer_state set appended_at = now() - interval '25 hours' where producer_id = 7"
+    )
+    await connection.close()
+    await maintenance(node).expire_producers()
+    assert await count_rows(database_url, "producer_state") == 1
+
+
+async def test_old_offsets_go_round_by_round_and_those_of_a_reading_group_stay(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(maintenance_module, "OFFSETS_PER_STATEMENT", 2)
+    topic = await node.create_topic("t", 5)
+    nodes, offsets = NodeStore(node.database), OffsetStore(node.database)
+    node_id = await nodes.register("127.0.0.1", 9093, None, 60_000)
+    leases = await nodes.acquire_leases(node_id, range(SHARDS), 60_000)
+    stale = replace(leases[shard_of("fenced")], lease_epoch=0)
+    old_ms = now_ms() - 8 * 24 * HOUR_MS
+    for group_id, at_ms in (
+        ("old", old_ms),
+        ("young", old_ms + 2 * 24 * HOUR_MS),
+        ("reads", old_ms),
+        ("fenced", old_ms),
+    ):
+        commits = [
+            OffsetCommit(leases[shard_of(group_id)], group_id, -1, topic.topic_id, index, 1, -1, "", at_ms)
+            for index in range(5)
+        ]
+        assert await offsets.commit(commits) == [None] * 5
+    reads = Group("reads", state=GroupState.STABLE, protocol_type="consumer", subscribed_topics=frozenset({"t"}))
+    held = [stale, *(lease for lease in leases if lease.shard != stale.shard)]
+    await Maintenance(
+        node.database, node.catalog, node.tail, node.membership, lambda: held, lambda: [reads]
+    ).expire_offsets()
+    left = {group_id: len(await offsets.fetch(group_id)) for group_id in ("old", "young", "reads", "fenced")}
+    assert left == {"old": 0, "young": 5, "reads": 5, "fenced": 5}
+    assert "old" not in {group_id for group_id, _, _ in await GroupStore(node.database).list()}
+
+
+def test_which_groups_offsets_may_expire() -> None:
+    member = Member(MemberId("m"), None, "c", "h", 1, 1, ())
+    stable = Group(
+        "stable",
+        state=GroupState.STABLE,
+        protocol_type="consumer",
+        members={member.member_id: member},
+        subscribed_topics=frozenset({"t"}),
+    )
+    groups = [
+        stable,
+        replace(stable, group_id="opaque", subscribed_topics=None),
+        replace(stable, group_id="connect", protocol_type="connect"),
+        replace(stable, group_id="rebalancing", state=GroupState.PREPARING_REBALANCE),
+        replace(stable, group_id="empty", state=GroupState.EMPTY, members={}, subscribed_topics=None),
+    ]
+    assert subscriptions(groups) == {"stable": frozenset({"t"})}
+    assert unsettled(groups) == ["opaque", "connect", "rebalancing"]
