@@ -20,12 +20,11 @@ from typing import Any, Protocol, TypeVar, cast
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from storage.errors import StorageError, StorageUnavailable
-
-SCHEMA = "sluice"
+from storage.schema import SEARCH_PATH
 
 SESSION_SETTINGS: Mapping[str, str] = {
     "application_name": "sluice",
-    "search_path": SCHEMA,
+    "search_path": SEARCH_PATH,
     "timezone": "UTC",
     "jit": "off",
     # Plans are cached per session, perhaps while the tables are still tiny. Every lookup here has its index; with these
