@@ -97,6 +97,24 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
             watch.close()
 
 
+def refuse_fetch(request: FetchRequest, version: int, code: ErrorCode, message: str | None) -> FetchResponse:
+    """Top level from v7, and on each partition: librdkafka and Java read the first, older clients only the second."""
+    return FetchResponse(
+        error_code=code,
+        responses=tuple(
+            FetchableTopicResponse(
+                topic=topic.topic,
+                topic_id=topic.topic_id,
+                partitions=tuple(
+                    PartitionData(partition_index=partition.partition, error_code=code, high_watermark=-1, records=b"")
+                    for partition in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        ),
+    )
+
+
 def _by_id(context: RequestContext) -> bool:
     return context.version >= FIRST_VERSION_WITH_TOPIC_IDS
 

@@ -12,10 +12,9 @@ import structlog
 from gateway.log.batch_validation import Refused, validate
 from gateway.log.partition_lookup import resolve_topics, unknown_topic
 from gateway.log.topic_names import why_illegal
-from gateway.net.connection import UnanswerableError
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.produce import (
     BatchIndexAndErrorMessage,
     PartitionProduceData,
@@ -50,36 +49,54 @@ class _Submitted:
 _Attempt = Refused | _Submitted
 
 
-async def produce(request: ProduceRequest, context: RequestContext) -> ProduceResponse | None:
-    """acks 1 and −1 both wait for the durable commit; acks 0 is answered by silence, or by closing on a refusal.
+async def produce(request: ProduceRequest, context: RequestContext) -> ProduceResponse:
+    """acks 1 and −1 both wait for the durable commit; acks 0 too, but nobody waits for its answer, so what it may not
+    write is refused as a whole.
 
-    Every batch is submitted before the first await, so that requests of one connection enter the log as they came.
-    Only a topic that this node does not know yet makes a request wait first, and then its connection's later ones
-    wait behind it. Idempotence is decided in Postgres: a duplicate is answered with its first offset.
-    Transactional batches are refused.
+    Batches are submitted when the request's place in line is reached, so that requests of one connection enter the
+    log as they came, whatever was awaited before. Idempotence is decided in Postgres: a duplicate is answered with
+    its first offset. Transactional batches are refused.
     """
     if request.acks not in (-1, 0, 1):
         refused = Refused(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
         return _respond(
             request, [[_refusal(data.index, refused) for data in topic.partition_data] for topic in request.topic_data]
         )
-    appender = context.services.appender
-    connection_id = context.connection.connection_id
-    if appender.must_wait(connection_id) or any(_known(topic, context) is None for topic in request.topic_data):
-        async with appender.turn(connection_id):
+    async with context.place:
+        missing_topic = unknown_topic(by_id=_by_id(context))
+        if any(_known(topic, context) is None for topic in request.topic_data):
             named = ((topic.name, topic.topic_id) for topic in request.topic_data)
             missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
-            attempts = _submit(request, context, missing_topic)
-    else:
-        attempts = _submit(request, context, unknown_topic(by_id=_by_id(context)))
+        attempts = _submit(request, context, missing_topic)
     await _settle(request, attempts)
     answers = [[await _answer(data.index, attempt, context) for data, attempt in row] for row in attempts]
-    if request.acks == 0:
+    if not awaits_answer(request):
         for answer in (answer for row in answers for answer in row):
             if answer.error_code:
-                raise UnanswerableError("acks_0_refused", f"produce with acks=0 refused: {answer.error_code!r}")
-        return None
+                raise KafkaError(ErrorCode(answer.error_code), answer.error_message)
     return _respond(request, answers)
+
+
+def refuse_produce(request: ProduceRequest, version: int, code: ErrorCode, message: str | None) -> ProduceResponse:
+    return ProduceResponse(
+        responses=tuple(
+            TopicProduceResponse(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition_responses=tuple(
+                    PartitionProduceResponse(
+                        index=partition.index, error_code=code, base_offset=-1, error_message=message
+                    )
+                    for partition in topic.partition_data
+                ),
+            )
+            for topic in request.topic_data
+        )
+    )
+
+
+def awaits_answer(request: ProduceRequest) -> bool:
+    return request.acks != 0
 
 
 def _by_id(context: RequestContext) -> bool:
