@@ -358,9 +358,12 @@ class Connection(asyncio.BufferedProtocol):
             return False
         if admission.bulky and self._bulky_in_flight >= MAX_BULKY_IN_FLIGHT:
             return False
-        if not self._holdings.has_room() and (admission.bulky or self._held_bytes + frame_bytes > SMALL_BYTES):
-            self._holdings.wait(self)
-            return False
+        if not self._holdings.has_room():
+            # What waits for data looks at the room there is when it has some.
+            large = admission.bulky and order is not Order.PARKED
+            if large or self._held_bytes + frame_bytes > SMALL_BYTES:
+                self._holdings.wait(self)
+                return False
         if admission.bulky:
             self._bulky_in_flight += 1
         if order is Order.ALONE:
