@@ -116,7 +116,6 @@ class App:
 
         tail = Tail(settings.tail_bytes)
         catalog = Catalog(topics, tail, broker)
-        await catalog.refresh()
         appender = Appender(log_store, tail, committers=settings.committers, observe_commit=metrics.observe_commit)
 
         # The listeners are bound first, so that a port that is taken is found before the node joins, and a port that
@@ -127,6 +126,7 @@ class App:
 
         membership = Membership(node_store, advertised, settings.rack, settings.node_ttl_ms)
         await membership.join()
+        await catalog.serve_as(lambda: str(membership.node_id))
         self._undo.append(("membership", STEP_TIMEOUT_S, membership.withdraw))
         leases = Leases(node_store, membership, settings.node_ttl_ms)
         metrics.leases_held.set_function(lambda: leases.held)

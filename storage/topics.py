@@ -38,6 +38,10 @@ def _configs_text(configs: Mapping[str, str]) -> str:
     return json.dumps({stored(name): stored(value) for name, value in configs.items()})
 
 
+ALL_BROKERS = ""
+"""Stands for every broker, as upstream's default resource does."""
+
+
 class TopicStore:
     """Reads and changes the catalog."""
 
@@ -116,18 +120,22 @@ class TopicStore:
 
         return await self._pool.transact(change)
 
-    async def load_broker_configs(self) -> dict[str, str]:
-        rows = await self._pool.fetch(statement("broker_configs"))
+    async def load_broker_configs(self, broker: str = ALL_BROKERS) -> dict[str, str]:
+        """What was set for the broker of this id; by default what was set for all."""
+        rows = await self._pool.fetch(statement("broker_configs"), broker)
         return {loaded(row["name"]): loaded(row["value"]) for row in rows}
 
-    async def set_broker_configs(self, set: Mapping[str, str], unset: Collection[str] = ()) -> None:
-        """Removes `unset`, then sets `set`, for the whole cluster. Bumps the catalog's version."""
+    async def set_broker_configs(
+        self, set: Mapping[str, str], unset: Collection[str] = (), *, broker: str = ALL_BROKERS
+    ) -> None:
+        """Removes `unset`, then sets `set`, for one broker or for all. Bumps the catalog's version."""
 
         async def change(connection: Connection) -> None:
             await connection.execute(statement("bump_catalog_version"))
-            await connection.execute(statement("unset_broker_configs"), [stored(name) for name in unset])
+            await connection.execute(statement("unset_broker_configs"), broker, [stored(name) for name in unset])
             await connection.execute(
                 statement("set_broker_configs"),
+                broker,
                 [stored(name) for name in set],
                 [stored(value) for value in set.values()],
             )

@@ -48,6 +48,7 @@ class Catalog:
         self._store = store
         self._tail = tail
         self._broker = broker
+        self._broker_name: Callable[[], str] | None = None
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[UUID, Topic] = {}
         self._configs: dict[UUID, tuple[Topic, TopicConfig]] = {}
@@ -56,6 +57,12 @@ class Catalog:
         self._loading: asyncio.Task[None] | None = None
         self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
+
+    async def serve_as(self, broker_name: Callable[[], str]) -> None:
+        """Loads everything; from here on what was set for the broker of that id alone applies too. Raises
+        StorageError."""
+        self._broker_name = broker_name
+        await self.refresh()
 
     # --- what is known --------------------------------------------------------------------------------------------
 
@@ -192,6 +199,7 @@ class Catalog:
         try:
             version, topics = await self._store.load()
             dynamic = await self._store.load_broker_configs()
+            own = {} if self._broker_name is None else await self._store.load_broker_configs(self._broker_name())
         finally:
             self._changed_while_loading = None
         loaded = {topic.topic_id: topic for topic in topics}
@@ -206,15 +214,15 @@ class Catalog:
             known = self._by_id.get(topic.topic_id)
             if known != topic:
                 self._put(topic)
-        self._follow_broker(dynamic)
+        self._follow_broker(dynamic, own)
         # What changed here during the load may be older or newer than the snapshot: the next pass settles it.
         self._version = None if changed else version
 
-    def _follow_broker(self, dynamic: Mapping[str, str]) -> None:
-        if dynamic == self._broker.dynamic:
+    def _follow_broker(self, dynamic: Mapping[str, str], own: Mapping[str, str]) -> None:
+        if dynamic == self._broker.dynamic and own == self._broker.own:
             return
         try:
-            self.set_broker(self._broker.with_dynamic(dynamic))
+            self.set_broker(self._broker.with_dynamic(dynamic, own))
         except ConfigError as error:
             # Stored by a node of another release: the settings in force stay.
             log.error("stored broker settings refused", error=str(error))

@@ -61,18 +61,18 @@ where topic_id = $1 and deleted_at is null;
 select bump_catalog_version();
 
 -- name: broker_configs
--- Cluster-wide dynamic settings.
-select name, value from broker_config order by name;
+-- Dynamic settings of one broker, or of all (the empty name).
+select name, value from broker_config where broker = $1 order by name;
 
 -- name: set_broker_configs
 -- Upserts settings, given as two arrays.
-insert into broker_config (name, value)
-select unnest($1::text[]), unnest($2::text[])
-on conflict (name) do update set value = excluded.value;
+insert into broker_config (broker, name, value)
+select $1, unnest($2::text[]), unnest($3::text[])
+on conflict (broker, name) do update set value = excluded.value;
 
 -- name: unset_broker_configs
 -- Back to the static value or default.
-delete from broker_config where name = any ($1::text[]);
+delete from broker_config where broker = $1 and name = any ($2::text[]);
 
 -- name: cluster_id
 -- Made once, with the schema.
