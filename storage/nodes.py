@@ -25,7 +25,7 @@ class NodeStore:
     node that another process has since taken over raise StorageConflict."""
 
     def __init__(self, database: Database) -> None:
-        self._pool = database.hot
+        self._pool = database.control
         self._incarnations: dict[NodeId, int] = {}
 
     def _incarnation(self, node_id: NodeId) -> int:

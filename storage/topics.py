@@ -43,6 +43,7 @@ class TopicStore:
 
     def __init__(self, database: Database) -> None:
         self._pool = database.hot
+        self._control = database.control
 
     async def load(self) -> tuple[int, list[Topic]]:
         """The catalog's version and all live topics, from one snapshot, ordered by name."""
@@ -50,7 +51,7 @@ class TopicStore:
         return rows[0]["catalog_version"], [_topic(row) for row in rows if row["topic_id"] is not None]
 
     async def version(self) -> int:
-        return int(await self._pool.fetch_value(statement("catalog_version")))
+        return int(await self._control.fetch_value(statement("catalog_version")))
 
     async def find(self, name: str) -> Topic | None:
         row = await self._pool.fetch_row(statement("topic_by_name"), stored(name))
