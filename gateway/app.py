@@ -114,7 +114,7 @@ class App:
 
         tail = Tail(settings.tail_bytes)
         catalog = Catalog(topics, tail, broker)
-        await catalog.refresh()
+        await catalog.refresh_if_changed()
         appender = Appender(log_store, tail, committers=settings.committers, observe_commit=metrics.observe_commit)
 
         # The listener is bound first, so that a port that is taken is found before the node joins, and a port that
@@ -240,7 +240,7 @@ class App:
 
         async def database() -> str | None:
             try:
-                await services.topics.version()
+                await services.topics.revision()
             except StorageError as error:
                 return str(error)
             return None

@@ -53,6 +53,24 @@ class Topic:
     configs: Mapping[str, str]
     partitions: tuple[Partition, ...]
     """Ordered by partition_index, without gaps: partitions[i].partition_index == i."""
+    created_revision: int = 0
+    """Of two topics of one name the one with the greater is the later."""
+    changed_revision: int = 0
+    """Of two states of one topic the one with the greater is the later."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogChanges:
+    """From the catalog of one revision to that of `revision`."""
+
+    revision: int
+    whole: bool
+    """`topics` are all there are; what is not among them has been deleted."""
+    topics: tuple[Topic, ...]
+    """Created or altered, in the order of their last changes."""
+    deleted: tuple[UUID, ...]
+    broker_configs: Mapping[str, str] | None
+    """All dynamic broker settings; None where none changed."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import structlog
 
 from gateway.apis.topics import make_topics, plan_automatic
 from gateway.config.topic import requested_replication_factor
-from gateway.log.topic_names import RenderedNames, why_illegal
+from gateway.log.topic_names import why_illegal
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import storage_code
 from protocol.errors import ErrorCode, KafkaError
@@ -174,7 +174,7 @@ def _failed(name: str, codes: dict[str, ErrorCode]) -> MetadataResponseTopic:
 async def _create_missing(names: Sequence[str], services: Services) -> dict[str, ErrorCode]:
     """Why some of these names are still no topics; those that are missing from the answer were created."""
     codes = dict.fromkeys(names[MAX_CREATED:], ErrorCode.LEADER_NOT_AVAILABLE)
-    rendered = RenderedNames(topic.name for topic in services.catalog.topics())
+    rendered = services.catalog.rendered_names()
     plans: list[NewTopic] = []
     for name in names[:MAX_CREATED]:
         try:

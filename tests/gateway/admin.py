@@ -124,7 +124,7 @@ async def admin_node(
     try:
         node = AdminNode(database, name, rack, broker or {})
         await node.membership.join()
-        await node.catalog.refresh()
+        await node.catalog.refresh_if_changed()
         yield node
     finally:
         await database.close()

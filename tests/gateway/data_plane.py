@@ -205,7 +205,7 @@ async def data_plane(
     try:
         node = DataPlane(database, tail_bytes=tail_bytes, committers=committers, name=name)
         await node.membership.join()
-        await node.catalog.refresh()
+        await node.catalog.refresh_if_changed()
         yield node
         await node.appender.drain(5.0)
     finally:

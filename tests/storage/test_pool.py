@@ -269,7 +269,7 @@ async def test_leases_and_readiness_do_not_wait_for_requests(database_url: str) 
             node_id = await nodes.register("localhost", 9092, None, 60_000)
             await nodes.renew(node_id, 60_000)
             assert len(await nodes.acquire_leases(node_id, [0, 1], 60_000)) == 2
-            assert await topics.version() > 0
+            assert await topics.revision() > 0
     finally:
         await narrow.close()
 

@@ -213,7 +213,7 @@ async def test_broker_forbids_automatic_creation(database_url: str) -> None:
     async with admin_node(database_url, broker={"auto.create.topics.enable": "false"}) as node:
         for version in (0, 3, 4, 13):
             assert codes(await ask(node, version, named("x"))) == {"x": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
-        assert await node.topics.load() == (await node.topics.version(), [])
+        assert (await node.topics.changes(0)).topics == ()
 
 
 async def test_illegal_names(database_url: str) -> None:
@@ -264,7 +264,7 @@ async def test_known_topics_are_answered_without_postgres(database_url: str) -> 
         async def unavailable(*_arguments):
             raise StorageUnavailable("away")
 
-        node.topics.version = node.topics.find = node.topics.find_by_id = unavailable  # type: ignore[method-assign]
+        node.topics.changes = node.topics.find = node.topics.find_by_id = unavailable  # type: ignore[method-assign]
         assert codes(await ask(node, 9, None)) == {"known": ErrorCode.NONE}
         assert codes(await ask(node, 9, named("known", "other"))) == {
             "known": ErrorCode.NONE,
