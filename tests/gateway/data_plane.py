@@ -66,7 +66,7 @@ class DataPlane:
             observe_commit=lambda batches, size_bytes, _: self.commits.append((batches, size_bytes)),
         )
         self.catalog = Catalog(self.topics, self.tail, BrokerConfig())
-        self.membership = Membership(NodeStore(database), name, 9092, None, 60_000)
+        self.membership = Membership(NodeStore(database), {"PLAINTEXT": (name, 9092)}, None, 60_000)
         unused = cast("Any", None)
         self.services = Services(
             settings=unused,
