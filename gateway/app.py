@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from gateway.apis import SERVED
+from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.topics import create_internal_topics
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
@@ -154,6 +155,7 @@ class App:
             membership=membership,
             metrics=metrics,
             cluster_id=await topics.cluster_id(),
+            described_topics=DescribedTopics(),
         )
         maintenance = Maintenance(database, catalog, tail, membership, leases.current, groups.in_memory)
         self._start_passes(services, leases, maintenance)

@@ -14,6 +14,7 @@ from uuid import UUID
 
 import structlog
 
+from gateway.apis.described_topics import MIN_PARTITIONS
 from gateway.apis.topics import make_topics, plan_automatic
 from gateway.config.topic import requested_replication_factor
 from gateway.log.topic_names import why_illegal
@@ -71,7 +72,6 @@ class Placement:
     one listener: a node that does not have it cannot be reached by who asks, and is not named as a broker."""
 
     def __init__(self, context: RequestContext) -> None:
-        self._services = context.services
         listener = context.connection.listener
         alive = context.services.membership.alive()
         self.brokers = [(node, *node.listeners[listener]) for node in alive if listener in node.listeners]
@@ -79,6 +79,9 @@ class Placement:
         self._reachable = {int(node.node_id) for node, _, _ in self.brokers}
         self._alive = [int(node.node_id) for node in alive]
         self._replicas: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._leaders = context.services.membership.leaders
+        self.view = (listener, self._leaders)
+        """Answers of two placements with one view are the same."""
 
     @property
     def controller_id(self) -> int:
@@ -86,7 +89,7 @@ class Placement:
         return int(self.brokers[0][0].node_id) if self.brokers else -1
 
     def leader(self, partition: Partition) -> int:
-        return int(self._services.membership.leader_of(partition.partition_key).node_id)
+        return self._leaders.leader(partition.partition_key)
 
     def leader_error(self, leader: int, version: int) -> ErrorCode:
         """Why `leader` cannot be named, in the codes of Metadata's versions (as KRaftMetadataCache)."""
@@ -126,13 +129,26 @@ async def metadata(request: MetadataRequest, context: RequestContext) -> Metadat
         ),
         cluster_id=services.cluster_id,
         controller_id=placement.controller_id,
-        topics=tuple(
-            _describe(answer, context, placement, operations) if isinstance(answer, Topic) else answer
-            for answer in found
-        ),
+        topics=await _describe_all(found, context, placement, operations),
         cluster_authorized_operations=(
             CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
         ),
+    )
+
+
+async def _describe_all(
+    found: Sequence[Topic | MetadataResponseTopic], context: RequestContext, placement: Placement, operations: int
+) -> tuple[MetadataResponseTopic, ...]:
+    """Many at once as bytes that are kept, few as they are."""
+    topics = [answer for answer in found if isinstance(answer, Topic)]
+    if len(topics) < len(found) or sum(len(topic.partitions) for topic in topics) < MIN_PARTITIONS:
+        return tuple(
+            _describe(answer, context, placement, operations) if isinstance(answer, Topic) else answer
+            for answer in found
+        )
+    view = (placement.view, operations, context.services.catalog.broker.default_replication_factor)
+    return await context.services.described_topics.encode(
+        topics, context.version, view, lambda topic: _describe(topic, context, placement, operations)
     )
 
 

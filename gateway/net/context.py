@@ -13,6 +13,7 @@ from gateway.config.listeners import DEFAULT_NAME
 from protocol.api_keys import ApiKey
 
 if TYPE_CHECKING:
+    from gateway.apis.described_topics import DescribedTopics
     from gateway.cluster.membership import Membership
     from gateway.config.settings import Settings
     from gateway.groups.runtime import Groups
@@ -71,6 +72,7 @@ class Services:
     membership: Membership
     metrics: Metrics
     cluster_id: str
+    described_topics: DescribedTopics
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
+from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.fetch import fetch
 from gateway.apis.list_offsets import list_offsets
 from gateway.apis.produce import produce
@@ -81,6 +82,7 @@ class DataPlane:
             membership=self.membership,
             metrics=Metrics(),
             cluster_id="cluster",
+            described_topics=DescribedTopics(),
         )
 
     async def create_topic(
