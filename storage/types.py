@@ -8,7 +8,7 @@ here; `gateway/net/errors.py` maps them to Kafka's codes in one table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 from uuid import UUID
@@ -17,6 +17,9 @@ PartitionKey = NewType("PartitionKey", int)
 """Surrogate id of one incarnation of a partition; a re-created topic never reuses one."""
 
 NodeId = NewType("NodeId", int)
+
+Address = tuple[str, int]
+"""Host and port."""
 
 
 class Refusal(Enum):
@@ -53,6 +56,24 @@ class Topic:
     configs: Mapping[str, str]
     partitions: tuple[Partition, ...]
     """Ordered by partition_index, without gaps: partitions[i].partition_index == i."""
+    created_revision: int = 0
+    """Of two topics of one name the one with the greater is the later."""
+    changed_revision: int = 0
+    """Of two states of one topic the one with the greater is the later."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogChanges:
+    """From the catalog of one revision to that of `revision`."""
+
+    revision: int
+    whole: bool
+    """`topics` are all there are; what is not among them has been deleted."""
+    topics: tuple[Topic, ...]
+    """Created or altered, in the order of their last changes."""
+    deleted: tuple[UUID, ...]
+    broker_configs: Mapping[str, str] | None
+    """All dynamic broker settings; None where none changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +224,6 @@ class CommittedOffset:
 @dataclass(frozen=True, slots=True)
 class Node:
     node_id: NodeId
-    host: str
-    port: int
+    listeners: Mapping[str, Address] = field(hash=False)
+    """Listener name → where clients of that listener are told to connect. Never mutated."""
     rack: str | None = None

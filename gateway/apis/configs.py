@@ -19,6 +19,7 @@ import structlog
 
 from gateway.config.broker import BROKER_CONFIGS, NODE_CONFIGS, BrokerConfig, parse_broker_configs
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
+from gateway.config.listeners import render_listeners
 from gateway.config.topic import (
     REPLICATION_FACTOR,
     TOPIC_CONFIGS,
@@ -164,13 +165,16 @@ def _describe_broker(
 
 def _node_facts(services: Services) -> dict[str, str | None]:
     node = services.membership.self_node
-    host, port = services.settings.listen
+    listeners = services.settings.listeners
     return {
         "broker.id": str(node.node_id),
         "node.id": str(node.node_id),
         "broker.rack": node.rack,
-        "listeners": f"PLAINTEXT://{host}:{port}",
-        "advertised.listeners": f"PLAINTEXT://{node.host}:{node.port}",
+        "listeners": render_listeners({listener.name: listener.bind for listener in listeners}),
+        "advertised.listeners": render_listeners(node.listeners),
+        "listener.security.protocol.map": ",".join(
+            f"{listener.name}:{listener.security_protocol}" for listener in listeners
+        ),
     }
 
 

@@ -27,7 +27,7 @@ async def find_coordinator(request: FindCoordinatorRequest, context: RequestCont
     """
     keys = request.coordinator_keys if context.version >= FIRST_VERSION_WITH_KEYS else (request.key,)
     coordinators = [
-        _coordinator(key, found)
+        _coordinator(key, found, context.connection.listener)
         for key, found in zip(keys, await _find(keys, request.key_type, context.services), strict=True)
     ]
     if context.version >= FIRST_VERSION_WITH_KEYS:
@@ -52,7 +52,11 @@ async def _find(keys: Sequence[str], key_type: int, services: Services) -> Seque
     return [refused] * len(keys)
 
 
-def _coordinator(key: str, found: Node | KafkaError) -> Coordinator:
+def _coordinator(key: str, found: Node | KafkaError, listener: str) -> Coordinator:
+    """The coordinator at its address of `listener`. A node without one cannot be reached by who asks (as upstream)."""
+    if isinstance(found, Node) and listener not in found.listeners:
+        found = KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"node {found.node_id} has no listener {listener}")
     if isinstance(found, KafkaError):
         return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=found.code, error_message=found.message)
-    return Coordinator(key=key, node_id=found.node_id, host=found.host, port=found.port)
+    host, port = found.listeners[listener]
+    return Coordinator(key=key, node_id=found.node_id, host=host, port=port)

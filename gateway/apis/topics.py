@@ -84,7 +84,7 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
     _check_total(_partitions_asked(topic, broker) for topic in request.topics)
     plans: dict[str, NewTopic | KafkaError] = {}
     named = Counter(topic.name for topic in request.topics)
-    rendered = RenderedNames(topic.name for topic in services.catalog.topics())
+    rendered = services.catalog.rendered_names()
     for topic in request.topics:
         try:
             if named[topic.name] > 1:

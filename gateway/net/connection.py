@@ -172,8 +172,9 @@ class Connection(asyncio.BufferedProtocol):
         intake: Intake,
         scratch: bytearray,
         loop: asyncio.AbstractEventLoop,
+        listener: str,
     ) -> None:
-        self.info = ConnectionInfo(connection_id=secrets.token_hex(12), client_host="")
+        self.info = ConnectionInfo(connection_id=secrets.token_hex(12), client_host="", listener=listener)
         self.last_active = loop.time()
         self._requests = requests
         self._observer = observer

@@ -9,9 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gateway.config.listeners import DEFAULT_NAME
 from protocol.api_keys import ApiKey
 
 if TYPE_CHECKING:
+    from gateway.apis.described_topics import DescribedTopics
     from gateway.cluster.membership import Membership
     from gateway.config.settings import Settings
     from gateway.groups.runtime import Groups
@@ -25,6 +27,20 @@ if TYPE_CHECKING:
     from storage.topics import TopicStore
 
 
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who a connection acts for, as Kafka names it: `User:ANONYMOUS` where nobody had to say who they are."""
+
+    name: str
+    type: str = "User"
+
+    def __str__(self) -> str:
+        return f"{self.type}:{self.name}"
+
+
+ANONYMOUS = Principal("ANONYMOUS")
+
+
 @dataclass(slots=True)
 class ConnectionInfo:
     """One client connection, for as long as it is open. Only ApiVersions writes to it (client software)."""
@@ -33,6 +49,9 @@ class ConnectionInfo:
     """Unguessable and never reused; group members are keyed by it."""
     client_host: str
     """Peer address as upstream renders it: `/127.0.0.1`."""
+    listener: str = DEFAULT_NAME
+    """Name of the listener it came by; it is told addresses of the listeners of that name."""
+    principal: Principal = ANONYMOUS
     client_software_name: str = ""
     client_software_version: str = ""
 
@@ -53,6 +72,7 @@ class Services:
     membership: Membership
     metrics: Metrics
     cluster_id: str
+    described_topics: DescribedTopics
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,11 +25,18 @@ $$;
 create table cluster (
     singleton         boolean primary key default true check (singleton),
     cluster_id        text   not null,
-    catalog_version   bigint not null default 1,
+    revision          bigint not null default 1,
+    broker_configs_revision  bigint not null default 1,
+    purged_revision   bigint not null default 0,
     next_producer_id  bigint not null default 0
 ) with (fillfactor = 10);
 
-comment on table cluster is 'One row. Locking it serialises changes of the catalog, so versions become visible in order.';
+comment on table cluster is 'One row. Locking it serialises changes of the catalog, so revisions become visible in order.';
+comment on column cluster.revision is
+    'Rises with every change of topics, partitions or broker settings, in the order of their commits.';
+comment on column cluster.broker_configs_revision is 'The revision of the last change of broker settings.';
+comment on column cluster.purged_revision is
+    'Deletions up to here may have left no row: who knows only an older revision reads the whole catalog.';
 
 insert into cluster (cluster_id)
 select translate(rtrim(encode(uuid_send(random_uuid()), 'base64'), '='), '+/', '-_');
@@ -48,19 +55,25 @@ create table topic (
     name        text collate "C" not null,
     internal    boolean not null default false,
     configs     jsonb not null default '{}',
+    created_revision  bigint not null default 1,
+    changed_revision  bigint not null default 1,
     created_at  timestamptz not null default now(),
     deleted_at  timestamptz
 );
 
+comment on column topic.created_revision is 'Of two topics of one name the one with the greater is the later.';
+comment on column topic.changed_revision is 'Of its last change, its deletion included: what a node asks by.';
 comment on column topic.deleted_at is 'A deleted topic is invisible and its name free at once; purge removes its rows.';
 
 create unique index topic_live_name on topic (name) where deleted_at is null;
+create index topic_changed on topic (changed_revision);
 create index topic_deleted on topic (deleted_at) where deleted_at is not null;
 
 create table partition (
     partition_key     bigint generated always as identity primary key,
     topic_id          uuid    not null references topic,
     partition_index   integer not null,
+    created_revision  bigint  not null default 1,
     leader_epoch      integer not null default 0,
     log_start_offset  bigint  not null default 0,
     next_offset       bigint  not null default 0,
@@ -147,14 +160,14 @@ comment on table compaction_state is 'How far the cleaner came. `revision` fence
 create table node (
     node_id        integer primary key check (node_id >= 1),
     name           text collate "C" not null unique,
-    host           text    not null,
-    port           integer not null,
+    listeners      jsonb   not null,
     rack           text,
     incarnation    bigint  not null default 1,
     registered_at  timestamptz not null default now(),
     expires_at     timestamptz not null
 ) with (fillfactor = 50);
 
+comment on column node.listeners is 'Listener name -> [host, port] at which its clients are told to connect.';
 comment on column node.incarnation is 'Rises whenever a process registers under this id, and fences the one before it.';
 
 create table coordinator_lease (

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
+from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.fetch import fetch
 from gateway.apis.list_offsets import list_offsets
 from gateway.apis.produce import produce
@@ -66,7 +67,7 @@ class DataPlane:
             observe_commit=lambda batches, size_bytes, _: self.commits.append((batches, size_bytes)),
         )
         self.catalog = Catalog(self.topics, self.tail, BrokerConfig())
-        self.membership = Membership(NodeStore(database), name, 9092, None, 60_000)
+        self.membership = Membership(NodeStore(database), {"PLAINTEXT": (name, 9092)}, None, 60_000)
         unused = cast("Any", None)
         self.services = Services(
             settings=unused,
@@ -81,6 +82,7 @@ class DataPlane:
             membership=self.membership,
             metrics=Metrics(),
             cluster_id="cluster",
+            described_topics=DescribedTopics(),
         )
 
     async def create_topic(
@@ -205,7 +207,7 @@ async def data_plane(
     try:
         node = DataPlane(database, tail_bytes=tail_bytes, committers=committers, name=name)
         await node.membership.join()
-        await node.catalog.refresh()
+        await node.catalog.refresh_if_changed()
         yield node
         await node.appender.drain(5.0)
     finally:

@@ -92,12 +92,20 @@ class GroupNode:
         assert isinstance(topic, Topic)
         return topic
 
-    async def ask(self, request: Any, version: int, *, connection: str = "c", client_id: str | None = "client") -> Any:
+    async def ask(
+        self,
+        request: Any,
+        version: int,
+        *,
+        connection: str = "c",
+        client_id: str | None = "client",
+        listener: str = "PLAINTEXT",
+    ) -> Any:
         """What a client gets for `request`: encoded, decoded, handled, encoded and decoded at `version`."""
         api_key = message_schema(type(request)).api_key
         decoded = codec.decode_request(api_key, version, b"".join(codec.encode(request, version)))
         context = RequestContext(
-            api_key, version, 1, client_id, ConnectionInfo(connection, "/127.0.0.1"), self.services
+            api_key, version, 1, client_id, ConnectionInfo(connection, "/127.0.0.1", listener), self.services
         )
         try:
             response = await HANDLERS[api_key](decoded, context)
@@ -118,7 +126,7 @@ async def group_node(
     try:
         clock = Clock()
         nodes = NodeStore(database)
-        membership = Membership(nodes, "127.0.0.1", port, None, 60_000)
+        membership = Membership(nodes, {"PLAINTEXT": ("127.0.0.1", port)}, None, 60_000)
         await membership.join()
         leases = Leases(nodes, membership, 60_000, monotonic=clock)
         store, offsets, topics, tail = GroupStore(database), OffsetStore(database), TopicStore(database), Tail(0)
