@@ -18,6 +18,7 @@ from gateway.config.broker import BrokerConfig
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
+from gateway.log.validator import BatchValidator
 from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.operate.metrics import Metrics
 from protocol.api_keys import ApiKey
@@ -65,6 +66,7 @@ class DataPlane:
             committers=committers,
             observe_commit=lambda batches, size_bytes, _: self.commits.append((batches, size_bytes)),
         )
+        self.validator = BatchValidator()
         self.catalog = Catalog(self.topics, self.tail, BrokerConfig())
         self.membership = Membership(NodeStore(database), name, 9092, None, 60_000)
         unused = cast("Any", None)
@@ -73,6 +75,7 @@ class DataPlane:
             catalog=self.catalog,
             topics=self.topics,
             log=self.log,
+            validator=self.validator,
             appender=self.appender,
             tail=self.tail,
             producers=ProducerStore(database),
@@ -208,6 +211,7 @@ async def data_plane(
         await node.catalog.refresh()
         yield node
         await node.appender.drain(5.0)
+        await node.validator.close()
     finally:
         await database.close()
 
