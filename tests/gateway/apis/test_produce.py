@@ -224,7 +224,7 @@ async def test_a_request_of_very_many_partitions_lets_others_run(
     counting.cancel()
     assert [answer.error_code for answer in answers] == [0] * 500
     assert len(seen) == 500
-    assert len(set(seen)) >= 3, "the work was done in one go"
+    assert len(set(seen)) > 1, "the work was done in one go"
     assert await values_of(node, topic, 499) == [b"499"]
 
 
