@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Awaitable, Callable
 
@@ -28,6 +29,7 @@ from gateway.groups.runtime import Groups
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
+from gateway.log.validator import BatchValidator
 from gateway.net.connection import ConnectionLimits
 from gateway.net.context import Services
 from gateway.net.dispatch import Dispatch
@@ -59,6 +61,9 @@ DATABASE_REMINDER_S = 10.0
 """How often it is told that one still waits for it."""
 CATALOG_INTERVAL_MS = 1_000
 LAG_PROBE_INTERVAL_S = 0.5
+THREAD_SWITCH_S = 0.0005
+"""How long a thread that works (validation, compaction) keeps the interpreter from the event loop, which asks for it
+anew after every call into the kernel. Python's own 5 ms would cost a busy loop most of its time."""
 RENEWALS_PER_TTL = 4
 STEP_TIMEOUT_S = 0.3
 """Each step of stopping after the drain; together with it and Postgres's own stop less than 5 s."""
@@ -108,6 +113,7 @@ class App:
 
     async def _start(self) -> None:
         settings, metrics = self.settings, self.metrics
+        sys.setswitchinterval(THREAD_SWITCH_S)
         database = await self._open_database()
         topics = TopicStore(database)
         await create_internal_topics(topics)
@@ -119,6 +125,8 @@ class App:
         catalog = Catalog(topics, tail, broker)
         await catalog.refresh_if_changed()
         appender = Appender(log_store, tail, committers=settings.committers, observe_commit=metrics.observe_commit)
+        validator = BatchValidator()
+        self._undo.append(("validation threads", STEP_TIMEOUT_S, validator.close))
 
         # The listeners are bound first, so that a port that is taken is found before the node joins, and a port that
         # the kernel chose is known when it does.
@@ -147,6 +155,7 @@ class App:
             catalog=catalog,
             topics=topics,
             log=log_store,
+            validator=validator,
             appender=appender,
             tail=tail,
             producers=ProducerStore(database),

@@ -20,6 +20,7 @@ import crc32c
 
 from protocol.compression import MAX_DECOMPRESSED_BYTES, Compression, compress, decompress
 from protocol.errors import ProtocolError
+from protocol.varints import read_zigzag32, read_zigzag64
 
 Buffer = bytes | bytearray | memoryview
 
@@ -141,6 +142,11 @@ def read_head(buffer: Buffer, position: int = 0) -> BatchHead:
     return head
 
 
+def encode_head(head: BatchHead) -> bytes:
+    """The 61 bytes of `read_head`, as they stand in `head`: neither length nor CRC is computed."""
+    return _HEAD.pack(*head)
+
+
 def split_batches(records: Buffer) -> list[memoryview]:
     """The batches of a records field, without copying; ProtocolError where the last is torn. Empty gives none."""
     view = memoryview(records)
@@ -195,7 +201,7 @@ def iter_records(batch: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSE
     elif head.records_count == 0 and not len(payload):
         body = b""
     else:
-        body = decompress(head.compression, payload, max_decompressed_bytes)
+        body = bytes(decompress(head.compression, payload, max_decompressed_bytes))
     if head.records_count < 0 or head.records_count * MIN_RECORD_BYTES > len(body):
         raise ProtocolError(f"{head.records_count} records cannot lie in {len(body)} bytes")
     return _read_records(head, body)
@@ -207,18 +213,18 @@ def _read_records(head: BatchHead, body: bytes) -> Iterator[Record]:
     last_delta = -1
     append_time = head.max_timestamp if head.timestamp_type is TimestampType.LOG_APPEND_TIME else None
     for _ in range(head.records_count):
-        length, position = _read_varint(body, position, end)
+        length, position = read_zigzag32(body, position, end)
         stop = position + length
         if length < 0 or stop > end:
             raise ProtocolError(f"record of {length} bytes leaves its batch")
-        timestamp_delta, position = _read_varlong(body, position + 1, stop)
-        offset_delta, position = _read_varint(body, position, stop)
+        timestamp_delta, position = read_zigzag64(body, position + 1, stop)
+        offset_delta, position = read_zigzag32(body, position, stop)
         if not last_delta < offset_delta <= head.last_offset_delta:
             raise ProtocolError(f"offset delta {offset_delta} after {last_delta}, last {head.last_offset_delta}")
         last_delta = offset_delta
         key, position = _read_bytes(body, position, stop)
         value, position = _read_bytes(body, position, stop)
-        header_count, position = _read_varint(body, position, stop)
+        header_count, position = read_zigzag32(body, position, stop)
         headers: tuple[tuple[str, bytes | None], ...] = ()
         if header_count:
             headers, position = _read_headers(body, position, stop, header_count)
@@ -250,7 +256,7 @@ def _read_headers(
 
 
 def _read_bytes(body: bytes, position: int, stop: int) -> tuple[bytes | None, int]:
-    length, position = _read_varint(body, position, stop)
+    length, position = read_zigzag32(body, position, stop)
     if length < 0:
         if length != -1:
             raise ProtocolError(f"length {length}")
@@ -259,40 +265,6 @@ def _read_bytes(body: bytes, position: int, stop: int) -> tuple[bytes | None, in
     if end > stop:
         raise ProtocolError(f"field of {length} bytes leaves its record")
     return body[position:end], end
-
-
-def _read_varint(body: bytes, position: int, stop: int) -> tuple[int, int]:
-    """Zigzag int32 in at most five bytes."""
-    if position >= stop:
-        raise ProtocolError("record ends inside a varint")
-    byte = body[position]
-    if byte < 0x80:
-        return (byte >> 1) ^ -(byte & 1), position + 1
-    return _read_long_varint(body, position, stop, 32)
-
-
-def _read_varlong(body: bytes, position: int, stop: int) -> tuple[int, int]:
-    """Zigzag int64 in at most ten bytes."""
-    return _read_long_varint(body, position, stop, 64)
-
-
-def _read_long_varint(body: bytes, position: int, stop: int, bits: int) -> tuple[int, int]:
-    raw = 0
-    shift = 0
-    while True:
-        if position >= stop:
-            raise ProtocolError("record ends inside a varint")
-        byte = body[position]
-        position += 1
-        raw |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-        shift += 7
-        if shift >= bits:
-            raise ProtocolError(f"varint of more than {bits} bits")
-    if raw >> bits:
-        raise ProtocolError(f"varint of more than {bits} bits")
-    return (raw >> 1) ^ -(raw & 1), position
 
 
 # --- records: writing ---------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gateway.log.appender import Appender
     from gateway.log.catalog import Catalog
     from gateway.log.tail import Tail
+    from gateway.log.validator import BatchValidator
     from gateway.operate.metrics import Metrics
     from storage.log import LogStore
     from storage.offsets import OffsetStore
@@ -64,6 +65,7 @@ class Services:
     catalog: Catalog
     topics: TopicStore
     log: LogStore
+    validator: BatchValidator
     appender: Appender
     tail: Tail
     producers: ProducerStore

@@ -16,6 +16,7 @@ from typing import Any
 
 import structlog
 
+from gateway.net.coding import decode_aside, encode_aside
 from gateway.net.connection import Chunk, Hold, UnanswerableError
 from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.net.error_responses import error_response, top_level_error_response
@@ -23,7 +24,7 @@ from gateway.net.errors import storage_code
 from gateway.operate.logs import REQUEST
 from gateway.operate.metrics import Metrics, RequestSeries
 from protocol.api_keys import ApiKey
-from protocol.codec import decode_request, encode_response
+from protocol.codec import decode_request
 from protocol.errors import ErrorCode, KafkaError, ProtocolError
 from protocol.framing import Frame
 from protocol.headers import RequestHeader, decode_request_header, encode_response_header
@@ -116,12 +117,16 @@ class Dispatch:
         version = header.api_version
         series = route.series.get(version)
         if series is None:
-            return self._answer_unsupported(route, header)
+            return await self._answer_unsupported(route, header)
         api_key = route.api_key
         if len(frame) > MAX_STRUCTURED_BYTES and api_key is not ApiKey.PRODUCE:
             raise UnanswerableError("request_size", f"{route.api_name} of {len(frame)} bytes")
         REQUEST.set((connection.connection_id, route.api_name, header.correlation_id))
-        request = decode_request(api_key, version, frame, position)
+        if api_key is ApiKey.PRODUCE:
+            # Its order is that of arrival, up to the handler's first await.
+            request = decode_request(api_key, version, frame, position)
+        else:
+            request = await decode_aside(api_key, version, frame, position)
         context = RequestContext(api_key, version, header.correlation_id, header.client_id, connection, self._services)
         code = 0
         try:
@@ -130,28 +135,28 @@ class Dispatch:
                 series.observe(time.perf_counter() - started, 0)
                 return ()
             code = getattr(response, "error_code", 0)
-            chunks = _frame(api_key, version, header.correlation_id, response)
+            chunks = await _frame(api_key, version, header.correlation_id, response)
         except ProtocolError:
             raise
         except KafkaError as error:
             code = error.code
-            chunks = self._refuse(route, header, request, error.code, error.message)
+            chunks = await self._refuse(route, header, request, error.code, error.message)
         except StorageError as error:
             code = storage_code(api_key, error)
             self._metrics.storage_errors.labels(route.api_name).inc()
             if started >= route.storage_logged_at + STORAGE_LOG_INTERVAL_S:
                 route.storage_logged_at = started
                 log.warning("storage could not serve a request", error=str(error), answer=code.name)
-            chunks = self._refuse(route, header, request, code, "storage is not available")
+            chunks = await self._refuse(route, header, request, code, "storage is not available")
         except Exception:
             code = ErrorCode.UNKNOWN_SERVER_ERROR
             self._metrics.internal_errors.labels(route.api_name).inc()
             log.exception("a handler failed", version=version, client_id=header.client_id)
-            chunks = self._refuse(route, header, request, code, None)
+            chunks = await self._refuse(route, header, request, code, None)
         series.observe(time.perf_counter() - started, code)
         return chunks
 
-    def _refuse(
+    async def _refuse(
         self, route: _Route, header: RequestHeader, request: Any, code: ErrorCode, message: str | None
     ) -> Sequence[Chunk]:
         if route.api_key is ApiKey.PRODUCE and request.acks == 0:
@@ -159,16 +164,16 @@ class Dispatch:
             raise UnanswerableError("acks_0_refused", f"produce with acks=0 refused: {code.name}")
         version = header.api_version
         response = error_response(route.api_key, version, request, code, message)
-        return _frame(route.api_key, version, header.correlation_id, response)
+        return await _frame(route.api_key, version, header.correlation_id, response)
 
-    def _answer_unsupported(self, route: _Route, header: RequestHeader) -> Sequence[Chunk]:
+    async def _answer_unsupported(self, route: _Route, header: RequestHeader) -> Sequence[Chunk]:
         """ApiVersions in v0 with the whole list, so that the client can choose again. Others in the served version
         nearest to the one asked for, if it has a place for the code."""
         reason = f"{route.api_name} version {header.api_version}"
         code = ErrorCode.UNSUPPORTED_VERSION
         if route.api_key is ApiKey.API_VERSIONS:
             self._metrics.unsupported_versions.labels(route.api_name).inc()
-            return _frame(route.api_key, 0, header.correlation_id, versions_response(self._served, code))
+            return await _frame(route.api_key, 0, header.correlation_id, versions_response(self._served, code))
         line = route.line
         nearest = min(max(header.api_version, line.min_version), line.max_version)
         response = top_level_error_response(route.api_key, nearest, code)
@@ -176,12 +181,12 @@ class Dispatch:
             raise UnanswerableError("unsupported_version", reason)
         self._metrics.unsupported_versions.labels(route.api_name).inc()
         log.warning("request of a version that is not served", request=reason, client_id=header.client_id)
-        return _frame(route.api_key, nearest, header.correlation_id, response)
+        return await _frame(route.api_key, nearest, header.correlation_id, response)
 
 
-def _frame(api_key: ApiKey, version: int, correlation_id: int, response: Any) -> Sequence[Chunk]:
+async def _frame(api_key: ApiKey, version: int, correlation_id: int, response: Any) -> Sequence[Chunk]:
     head = encode_response_header(api_key, version, correlation_id)
-    body = encode_response(response, version)
+    body = await encode_aside(response, version)
     if len(body) == 1:
         chunk = body[0]
         return (b"".join(((len(head) + len(chunk)).to_bytes(4, "big"), head, chunk)),)

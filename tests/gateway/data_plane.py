@@ -19,6 +19,7 @@ from gateway.config.broker import BrokerConfig
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
+from gateway.log.validator import BatchValidator
 from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.operate.metrics import Metrics
 from protocol.api_keys import ApiKey
@@ -66,6 +67,7 @@ class DataPlane:
             committers=committers,
             observe_commit=lambda batches, size_bytes, _: self.commits.append((batches, size_bytes)),
         )
+        self.validator = BatchValidator()
         self.catalog = Catalog(self.topics, self.tail, BrokerConfig())
         self.membership = Membership(NodeStore(database), {"PLAINTEXT": (name, 9092)}, None, 60_000)
         unused = cast("Any", None)
@@ -74,6 +76,7 @@ class DataPlane:
             catalog=self.catalog,
             topics=self.topics,
             log=self.log,
+            validator=self.validator,
             appender=self.appender,
             tail=self.tail,
             producers=ProducerStore(database),
@@ -210,6 +213,7 @@ async def data_plane(
         await node.catalog.refresh_if_changed()
         yield node
         await node.appender.drain(5.0)
+        await node.validator.close()
     finally:
         await database.close()
 
