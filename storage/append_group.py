@@ -1,8 +1,8 @@
 """One group commit as Postgres is asked about it: which batches lie together, and what is decided per entry.
 
-The one idea: batches of one partition are laid back to back, so that whatever the commit appends to it is one row of the
-index; and batches without a producer that follow each other are one question, since nothing can be said of one of them
-that is not true of all.
+The one idea: batches of one partition are laid back to back, so that whatever the commit appends to it is one row of
+the index; and batches without a producer that follow each other are one question, since nothing can be said of one of
+them that is not true of all.
 
 Values only: it sends nothing and writes nothing but the heads of what was appended.
 """

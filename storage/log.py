@@ -6,9 +6,9 @@ room's business: a small commit carries them into Postgres in the same statement
 segment while Postgres decides, and committed only after both. A read is one statement whose cost follows what it
 returns, and the bytes of the chunks it names.
 
-What it does not do: it looks at no byte of a batch but its head, keeps of it what was read from files, and wakes nobody.
-A StorageUnavailable from `append` says nothing about whether the batches are in the log; a producer that retries with
-its sequence gets the right answer.
+What it does not do: it looks at no byte of a batch but its head, keeps of it what was read from files, and wakes
+nobody. A StorageUnavailable from `append` says nothing about whether the batches are in the log; a producer that
+retries with its sequence gets the right answer.
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ INLINE_MAX_BYTES = 64 * 1024
 
 COPY_FROM_MEAN_BYTES = 64 * 1024
 COPY_FROM_GROUP_BYTES = 512 * 1024
-"""Inline groups at least this large, of chunks at least so large on average, go by COPY. The mean is within the measured
-crossover (16 to 256 KiB); the group's size is a judgement: COPY takes four round trips where a statement takes one."""
+"""Inline groups at least this large, of chunks at least so large on average, go by COPY. The mean is within the
+measured crossover (16 to 256 KiB); the group's size is a judgement: COPY takes four round trips where a statement takes
+one."""
 
 SPARE_BYTES = 8 * 1024 * 1024
 """How many bytes a read may fetch that its limits cut off again, since chunks are read whole."""
@@ -86,7 +87,8 @@ def _chunk(key: PartitionKey, row: Row) -> Chunk:
 class LogStore:
     """Appends to and reads from the log. Safe for any number of processes on one database.
 
-    With `directory`, commits of more than `inline_max_bytes` go there; every process on the database must have the same.
+    With `directory`, commits of more than `inline_max_bytes` go there; every process on the database must have the
+    same.
     """
 
     def __init__(

@@ -3,8 +3,8 @@
 The one idea: the log start moves first, in one small update that readers see at once; rows of the index below it follow
 in bounded pieces, each a short transaction, one partition after the other. Chunks go from the oldest, whole, up to the
 first that must stay, so what readers see is always a suffix of the log. Only rows are removed here, whatever the bytes:
-these go with their file or slot, once nothing in it is alive (`storage/roller.py`). Time is the database's clock; a chunk
-without timestamps ages from its append.
+these go with their file or slot, once nothing in it is alive (`storage/roller.py`). Time is the database's clock; a
+chunk without timestamps ages from its append.
 
 What it does not do: it knows no topic configs. The caller passes each partition's limits, −1 where there is none, and
 passes partitions without any limit too, since DeleteRecords leaves rows to remove there.
@@ -80,8 +80,8 @@ async def apply(database: Database, policies: Sequence[RetentionPolicy], *, max_
     """One pass over `policies`: moves log starts as time and size demand and deletes what lies below.
 
     Partitions take turns, so that one with much to remove keeps no other from its share. Safe beside other passes,
-    appends and reads. Upstream: UnifiedLog.deleteOldSegments, with a chunk in the place of a segment and no exception for
-    the newest one.
+    appends and reads. Upstream: UnifiedLog.deleteOldSegments, with a chunk in the place of a segment and no exception
+    for the newest one.
     """
     waiting = deque(
         await database.cold.fetch(

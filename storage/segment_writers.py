@@ -1,8 +1,8 @@
 """Who may append to which segment: one open file for each append that is under way, each registered in Postgres.
 
 The one idea: a file is registered before it is made and sealed when nobody will append to it any more; an append's
-transaction looks whether its file is still open. So a sealed file's references can only become fewer, and whoever counts
-them may delete it.
+transaction looks whether its file is still open. So a sealed file's references can only become fewer, and whoever
+counts them may delete it.
 
 It decides no offsets; what is written where is `storage/log.py`'s.
 """

@@ -1,8 +1,9 @@
 """Segments: files of a local directory that hold the bytes of chunks, many partitions in one file.
 
 The one idea: a file is only ever appended to, and a position in it is used once; which bytes count is said by the index
-in Postgres alone. So a write that nobody came to refer to is litter, not damage, and a file may go when no row names it.
-Whatever `append` has returned is on disk: data by fdatasync, the file's name by a sync of its directory when it was made.
+in Postgres alone. So a write that nobody came to refer to is litter, not damage, and a file may go when no row names
+it. Whatever `append` has returned is on disk: data by fdatasync, the file's name by a sync of its directory when it was
+made.
 
 It does not know what the bytes are. Its calls block, and are made from threads.
 """

@@ -383,6 +383,7 @@ begin
             where c.partition_key = p_partition_keys[i] and c.base_offset >= from_offset
             order by c.base_offset
         loop
+            exit when candidate.batch_count = 1 and candidate.size_bytes > limit_bytes and returned_any;
             base_offset  := candidate.base_offset;
             last_offset  := candidate.last_offset;
             object_id    := candidate.object_id;

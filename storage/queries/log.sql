@@ -76,3 +76,11 @@ insert into log_object default values returning object_id;
 update log_object set sealed_at = clock_timestamp(), size_bytes = $2
 where object_id = $1 and sealed_at is null
 returning object_id;
+
+-- name: log_store
+-- The store that the bytes lie in; no row where all are inline.
+select store_id, location from log_store;
+
+-- name: claim_log_store
+-- The first directory or bucket becomes the database's store.
+insert into log_store (store_id, location) values ($1, $2) on conflict do nothing;

@@ -73,9 +73,7 @@ def place() -> str:
 
 
 @pytest.fixture
-async def make_log(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> AsyncIterator[MakeLog]:
+async def make_log(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeLog]:
     never, always = 2**62, 0
     limit = always if place == "copy" else never
     monkeypatch.setattr(storage.log, "COPY_FROM_MEAN_BYTES", limit)

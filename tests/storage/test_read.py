@@ -146,8 +146,8 @@ async def test_bytes_of_batches_that_are_not_returned_are_not_fetched(
 async def test_reads_touch_few_pages_of_a_partition_the_statistics_do_not_know(
     sql: asyncpg.Connection, make_topic: MakeTopic, depth: int
 ) -> None:
-    """A planner that takes the partition for one of a single row would rather sort than walk the index. A search by time
-    halves the offsets: some seventeen looks of four pages each."""
+    """A planner that takes the partition for one of a single row would rather sort than walk the index. A search by
+    time halves the offsets: some seventeen looks of four pages each."""
     topic = await make_topic(partition_count=11)
     new = await fill_unknown(sql, [partition.partition_key for partition in topic.partitions], depth)
     last_ms = 999 + depth
