@@ -49,6 +49,7 @@ from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.producers import ProducerStore
+from storage.store import open_store
 from storage.topics import TopicStore
 from storage.types import Address
 
@@ -119,7 +120,10 @@ class App:
         await create_internal_topics(topics)
         broker = settings.broker.with_dynamic(await topics.load_broker_configs())
         node_store = NodeStore(database)
-        log_store = LogStore(database)
+        directory = await open_store(database, settings.log_directory)
+        log_store = LogStore(database, directory, inline_max_bytes=broker.log_store_inline_max_bytes)
+        self._undo.append(("log", STEP_TIMEOUT_S, log_store.close))
+        metrics.damaged_chunks.set_function(lambda: log_store.damaged_chunks)
 
         tail = Tail(settings.tail_bytes)
         catalog = Catalog(topics, tail, broker)
@@ -166,7 +170,7 @@ class App:
             cluster_id=await topics.cluster_id(),
             described_topics=DescribedTopics(),
         )
-        maintenance = Maintenance(database, catalog, tail, membership, leases.current, groups.in_memory)
+        maintenance = Maintenance(database, log_store, catalog, tail, membership, leases.current, groups.in_memory)
         self._start_passes(services, leases, maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
         await self._start_http(exporter, server, services, leases)

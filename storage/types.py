@@ -26,6 +26,10 @@ class Refusal(Enum):
     """Why Postgres refused one element of a call; the rest of the call stands."""
 
     UNKNOWN_PARTITION = "unknown_partition"
+    PARTITION_BUSY = "partition_busy"
+    """Another transaction holds the partition, and the caller did not want to wait for it."""
+    DAMAGED = "damaged"
+    """Records are in the log, but their bytes are missing or wrong."""
     OUT_OF_ORDER_SEQUENCE = "out_of_order_sequence"
     INVALID_PRODUCER_EPOCH = "invalid_producer_epoch"
     OFFSET_OUT_OF_RANGE = "offset_out_of_range"
@@ -121,6 +125,8 @@ class PartitionState:
 
     log_start_offset: int
     high_watermark: int
+    last_stable_offset: int
+    """The high watermark, as long as there are no transactions."""
     leader_epoch: int
     size_bytes: int
 
@@ -137,7 +143,7 @@ class StoredBatch:
     base_offset: int
     last_offset: int
     max_timestamp_ms: int
-    records: bytes
+    records: bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,8 @@ from storage.types import Refusal
 
 REFUSAL_CODES: Mapping[Refusal, ErrorCode] = {
     Refusal.UNKNOWN_PARTITION: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    Refusal.PARTITION_BUSY: ErrorCode.REQUEST_TIMED_OUT,
+    Refusal.DAMAGED: ErrorCode.KAFKA_STORAGE_ERROR,
     Refusal.OUT_OF_ORDER_SEQUENCE: ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     Refusal.INVALID_PRODUCER_EPOCH: ErrorCode.INVALID_PRODUCER_EPOCH,
     Refusal.OFFSET_OUT_OF_RANGE: ErrorCode.OFFSET_OUT_OF_RANGE,

@@ -68,6 +68,7 @@ class Maintenance:
     """The passes of one node. `leases` gives those held at this moment, `groups` what is in memory under them."""
 
     database: Database
+    log: LogStore
     catalog: Catalog
     tail: Tail
     membership: Membership
@@ -77,7 +78,7 @@ class Maintenance:
     def passes(self) -> list[Pass]:
         """What to give to the supervisor."""
         broker = self.catalog.broker
-        compaction = Compaction(self.database, self.catalog)
+        compaction = Compaction(self.database, self.log, self.catalog)
         return [
             ("retention", self._on_one_node(self.retain), broker.log_retention_check_interval_ms),
             ("purge", self._on_one_node(self.purge), PURGE_INTERVAL_MS),
@@ -126,7 +127,7 @@ class Maintenance:
             if self.tail.holds(partition.partition_key) and self.catalog.config(topic).cleanup_compact
         ]
         if keys:
-            for key, end_offset in (await CompactionStore(self.database).cleaned_to(keys)).items():
+            for key, end_offset in (await CompactionStore(self.database, self.log).cleaned_to(keys)).items():
                 self.tail.compacted(key, end_offset)
 
     async def purge(self) -> None:
@@ -209,11 +210,16 @@ class Compaction:
     """Looks for dirty partitions of compacted topics and cleans them, chunk by chunk, off the event loop's thread."""
 
     def __init__(
-        self, database: Database, catalog: Catalog, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        database: Database,
+        log_store: LogStore,
+        catalog: Catalog,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._monotonic = monotonic
-        self._log = LogStore(database)
-        self._store = CompactionStore(database)
+        self._log = log_store
+        self._store = CompactionStore(database, log_store)
         self._catalog = catalog
         self._due_s: dict[UUID, float] = {}
         """When each compacted topic is to be looked at next."""
