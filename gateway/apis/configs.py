@@ -103,6 +103,22 @@ async def describe_configs(request: DescribeConfigsRequest, context: RequestCont
     return DescribeConfigsResponse(results=tuple(results))
 
 
+def refuse_describe_configs(
+    request: DescribeConfigsRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeConfigsResponse:
+    return DescribeConfigsResponse(
+        results=tuple(
+            DescribeConfigsResult(
+                error_code=code,
+                error_message=message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource in request.resources
+        )
+    )
+
+
 def _describe(
     resource: DescribeConfigsResource, request: DescribeConfigsRequest, services: Services
 ) -> Iterable[DescribeConfigsResourceResult]:
@@ -244,6 +260,22 @@ async def alter_configs(request: legacy.AlterConfigsRequest, context: RequestCon
     )
 
 
+def refuse_alter_configs(
+    request: legacy.AlterConfigsRequest, version: int, code: ErrorCode, message: str | None
+) -> legacy.AlterConfigsResponse:
+    return legacy.AlterConfigsResponse(
+        responses=tuple(
+            legacy.AlterConfigsResourceResponse(
+                error_code=code,
+                error_message=message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource in request.resources
+        )
+    )
+
+
 async def incremental_alter_configs(
     request: incremental.IncrementalAlterConfigsRequest, context: RequestContext
 ) -> incremental.IncrementalAlterConfigsResponse:
@@ -260,6 +292,22 @@ async def incremental_alter_configs(
                 error_code=error.code, error_message=error.message, resource_type=kind, resource_name=name
             )
             for (kind, name), error in errors.items()
+        )
+    )
+
+
+def refuse_incremental_alter_configs(
+    request: incremental.IncrementalAlterConfigsRequest, version: int, code: ErrorCode, message: str | None
+) -> incremental.IncrementalAlterConfigsResponse:
+    return incremental.IncrementalAlterConfigsResponse(
+        responses=tuple(
+            incremental.AlterConfigsResourceResponse(
+                error_code=code,
+                error_message=message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource in request.resources
         )
     )
 
@@ -421,3 +469,9 @@ async def list_config_resources(
             for node in services.membership.alive()
         )
     return ListConfigResourcesResponse(config_resources=tuple(resources))
+
+
+def refuse_list_config_resources(
+    request: ListConfigResourcesRequest, version: int, code: ErrorCode, message: str | None
+) -> ListConfigResourcesResponse:
+    return ListConfigResourcesResponse(error_code=code)

@@ -42,6 +42,19 @@ async def find_coordinator(request: FindCoordinatorRequest, context: RequestCont
     )
 
 
+def refuse_find_coordinator(
+    request: FindCoordinatorRequest, version: int, code: ErrorCode, message: str | None
+) -> FindCoordinatorResponse:
+    if version < 4:
+        return FindCoordinatorResponse(error_code=code, error_message=message, node_id=-1, host="", port=-1)
+    return FindCoordinatorResponse(
+        coordinators=tuple(
+            Coordinator(key=key, node_id=-1, host="", port=-1, error_code=code, error_message=message)
+            for key in request.coordinator_keys
+        )
+    )
+
+
 async def _find(keys: Sequence[str], key_type: int, services: Services) -> Sequence[Node | KafkaError]:
     if key_type == GROUP:
         return await services.groups.coordinators_of(keys)

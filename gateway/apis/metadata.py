@@ -152,6 +152,19 @@ async def _describe_all(
     )
 
 
+def refuse_metadata(request: MetadataRequest, version: int, code: ErrorCode, message: str | None) -> MetadataResponse:
+    """Without brokers, so that Java and librdkafka keep the metadata they have and ask again."""
+    return MetadataResponse(
+        error_code=code,
+        topics=tuple(
+            MetadataResponseTopic(
+                error_code=code, name=topic.name if version >= 12 else topic.name or "", topic_id=topic.topic_id
+            )
+            for topic in request.topics or ()
+        ),
+    )
+
+
 async def _find_topics(request: MetadataRequest, context: RequestContext) -> Sequence[Topic | MetadataResponseTopic]:
     asked = request.topics
     # Version 0 has no null: its empty list is everything.
@@ -296,6 +309,14 @@ async def describe_topic_partitions(
     return DescribeTopicPartitionsResponse(topics=tuple(described), next_cursor=next_cursor)
 
 
+def refuse_describe_topic_partitions(
+    request: DescribeTopicPartitionsRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeTopicPartitionsResponse:
+    return DescribeTopicPartitionsResponse(
+        topics=tuple(DescribeTopicPartitionsResponseTopic(error_code=code, name=topic.name) for topic in request.topics)
+    )
+
+
 def _describe_page(
     topic: Topic, page: Iterable[Partition], services: Services, placement: Placement
 ) -> DescribeTopicPartitionsResponseTopic:
@@ -349,3 +370,9 @@ async def describe_cluster(request: DescribeClusterRequest, context: RequestCont
             CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
         ),
     )
+
+
+def refuse_describe_cluster(
+    request: DescribeClusterRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeClusterResponse:
+    return DescribeClusterResponse(error_code=code, error_message=message, endpoint_type=request.endpoint_type)

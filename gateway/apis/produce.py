@@ -14,10 +14,9 @@ from gateway.log.batch_validation import Refused
 from gateway.log.partition_lookup import resolve_topics, unknown_topic
 from gateway.log.topic_names import why_illegal
 from gateway.log.validator import MAX_AT_ONCE_BATCHES, Unchecked, Verdict
-from gateway.net.connection import UnanswerableError
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.produce import (
     BatchIndexAndErrorMessage,
     PartitionProduceData,
@@ -67,23 +66,21 @@ _Attempt = Refused | _Submitted
 """One for each partition of a request, in its order."""
 
 
-async def produce(request: ProduceRequest, context: RequestContext) -> ProduceResponse | None:
-    """acks 1 and −1 both wait for the durable commit; acks 0 is answered by silence, or by closing on a refusal.
+async def produce(request: ProduceRequest, context: RequestContext) -> ProduceResponse:
+    """acks 1 and −1 both wait for the durable commit; acks 0 too, but nobody waits for its answer, so what it may not
+    write is refused as a whole.
 
-    Batches are submitted in the order in which their requests came: before the first await where they can be judged at
-    once; else in their connection's turn, which its later requests wait for. Idempotence is decided in Postgres: a
-    duplicate is answered with its first offset. Transactional batches are refused.
+    Batches are submitted when the request's place in line is reached, so that requests of one connection enter the
+    log as they came, whatever was awaited before. Idempotence is decided in Postgres: a duplicate is answered with
+    its first offset. Transactional batches are refused.
     """
     if request.acks not in (-1, 0, 1):
         refused = Refused(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
         return _respond(
             request, [_refusal(data.index, refused) for topic in request.topic_data for data in topic.partition_data]
         )
-    attempts = None
-    if not context.services.appender.must_wait(context.connection.connection_id):
-        attempts = await _submit_at_once(request, context)
-    if attempts is None:
-        attempts = await _submit_in_turn(request, context)
+    async with context.place:
+        attempts = await _submit_in_place(request, context)
     await _settle(request, attempts)
     indexes = (data.index for topic in request.topic_data for data in topic.partition_data)
     answers: list[PartitionProduceResponse] = []
@@ -91,38 +88,49 @@ async def produce(request: ProduceRequest, context: RequestContext) -> ProduceRe
         answers.append(await _answer(index, attempt, context))
         if number % PIECE == 0:
             await asyncio.sleep(0)
-    if request.acks == 0:
+    if not awaits_answer(request):
         for answer in answers:
             if answer.error_code:
-                raise UnanswerableError("acks_0_refused", f"produce with acks=0 refused: {answer.error_code!r}")
-        return None
+                raise KafkaError(ErrorCode(answer.error_code), answer.error_message)
     return _respond(request, answers)
 
 
-async def _submit_at_once(request: ProduceRequest, context: RequestContext) -> list[_Attempt] | None:
-    """Without letting another request in between; None if a topic is not known yet or a batch is no small matter."""
-    if sum(len(topic.partition_data) for topic in request.topic_data) > MAX_AT_ONCE_BATCHES:
-        return None
+def refuse_produce(request: ProduceRequest, version: int, code: ErrorCode, message: str | None) -> ProduceResponse:
+    return ProduceResponse(
+        responses=tuple(
+            TopicProduceResponse(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition_responses=tuple(
+                    PartitionProduceResponse(
+                        index=partition.index, error_code=code, base_offset=-1, error_message=message
+                    )
+                    for partition in topic.partition_data
+                ),
+            )
+            for topic in request.topic_data
+        )
+    )
+
+
+def awaits_answer(request: ProduceRequest) -> bool:
+    return request.acks != 0
+
+
+async def _submit_in_place(request: ProduceRequest, context: RequestContext) -> list[_Attempt]:
+    """Judge every batch and enqueue what is good. Later requests of the connection wait for their place meanwhile."""
+    missing_topic = unknown_topic(by_id=_by_id(context))
     if any(_known(topic, context) is None for topic in request.topic_data):
-        return None
-    plans = await _plan(request, context, unknown_topic(by_id=_by_id(context)))
-    now_ms = _wall_ms()
-    verdicts = context.services.validator.judge_at_once(_unchecked(plans), now_ms)
-    return None if verdicts is None else await _submit(request, plans, verdicts, context, now_ms)
-
-
-async def _submit_in_turn(request: ProduceRequest, context: RequestContext) -> list[_Attempt]:
-    services = context.services
-    async with services.appender.turn(context.connection.connection_id):
         named = ((topic.name, topic.topic_id) for topic in request.topic_data)
         missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
-        plans = await _plan(request, context, missing_topic)
-        now_ms = _wall_ms()
-        batches = _unchecked(plans)
-        verdicts = services.validator.judge_at_once(batches, now_ms)
-        if verdicts is None:
-            verdicts = await services.validator.judge(batches, now_ms)
-        return await _submit(request, plans, verdicts, context, now_ms)
+    plans = await _plan(request, context, missing_topic)
+    now_ms = _wall_ms()
+    batches = _unchecked(plans)
+    validator = context.services.validator
+    verdicts = validator.judge_at_once(batches, now_ms) if len(batches) <= MAX_AT_ONCE_BATCHES else None
+    if verdicts is None:
+        verdicts = await validator.judge(batches, now_ms)
+    return await _submit(request, plans, verdicts, context, now_ms)
 
 
 def _by_id(context: RequestContext) -> bool:
