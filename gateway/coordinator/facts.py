@@ -1,9 +1,9 @@
 """What happened to a group, as typed values: the facts that a step tells besides its replies.
 
-The one idea: a machine tells each thing once, and everyone who must know reads it there. Storage writes the rows of the
-members that facts touch, the log prints `str(fact)`, metrics count by type. A machine says which of its facts must be in
-Postgres before any reply leaves (`Machine.durable`), since the same fact may bind one machine and not another: a member
-that waits in a classic group's join phase is not stored, a member of a consumer group is.
+The one idea: a machine tells each thing once, and everyone who must know reads it there. Storage writes the rows of
+the members that facts touch, the log prints `str(fact)`, metrics count by type. A machine says which of its facts must
+be in Postgres before any reply leaves (`Machine.durable`), since the same fact may bind one machine and not another: a
+member that waits in a classic group's join phase is not stored, a member of a consumer group is.
 
 A fact names its member by id and says why in an enum of its own or in the client's words; it holds no group, no member
 and no assignment, so it stays small and can be kept.
@@ -71,7 +71,7 @@ class MemberJoined(MemberFact):
     reason: str | None = None
 
     def __str__(self) -> str:
-        return because(f"new member {self.member_id}", self.reason)
+        return _because(f"new member {self.member_id}", self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ class MemberRejoined(MemberFact):
     reason: str | None = None
 
     def __str__(self) -> str:
-        return because(f"member {self.member_id} re-joined", self.reason)
+        return _because(f"member {self.member_id} re-joined", self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class MemberLeft(MemberFact):
     reason: str | None = None
 
     def __str__(self) -> str:
-        return because(f"member {self.member_id} {self.departure.value}", self.reason)
+        return _because(f"member {self.member_id} {self.departure.value}", self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class MemberReplaced(MemberFact):
         return (self.member_id, self.former_id)
 
     def __str__(self) -> str:
-        return because(f"static member {self.group_instance_id} returned as {self.member_id}", self.reason)
+        return _because(f"static member {self.group_instance_id} returned as {self.member_id}", self.reason)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,6 +232,10 @@ class OffsetsCommitted(Fact):
         return f"{self.member_id or 'an admin'} committed {len(self.offsets)} offset(s)"
 
 
-def because(what: str, reason: str | None) -> str:
+def shortened(reason: str | None) -> str | None:
+    return None if reason is None else reason[:MAX_REASON_CHARS]
+
+
+def _because(what: str, reason: str | None) -> str:
     """What happened, with the client's own words for it (KIP-800), which mean nothing to the protocol."""
-    return f"{what}: {reason[:MAX_REASON_CHARS]}" if reason else what
+    return f"{what}: {reason}" if reason else what

@@ -111,7 +111,7 @@ class Machine(Protocol):
     group_type: str
     """As stored, and as ListGroups shows it."""
     events: frozenset[type]
-    """The requests that this machine takes, and no other one."""
+    """The requests that this machine takes. One that several take goes to the machine that the group has."""
     beats: frozenset[type]
     """Those of them that at most put a deadline off, so that no timer need be set earlier after them."""
     durable: frozenset[type[Fact]]
@@ -176,7 +176,10 @@ class Machines:
     def __init__(self, machines: Mapping[type, Machine]) -> None:
         """By the type of their values."""
         self._by_value = dict(machines)
-        self._by_event = {event: machine for machine in machines.values() for event in machine.events}
+        self._by_event: dict[type, Machine] = {}
+        for machine in machines.values():
+            for event in machine.events:
+                self._by_event.setdefault(event, machine)
         self._by_group_type = {machine.group_type: machine for machine in machines.values()}
         self._first = next(iter(machines.values()))
 
@@ -198,12 +201,11 @@ class Machines:
         If it cannot, or refuses the request, the group stays what it was.
         """
         machine = self._by_value[type(group)]
-        other = self._by_event.get(type(event), machine)
-        if other is machine:
+        if not isinstance(event, Request) or type(event) in machine.events:
             return machine.step(group, event, cluster, now_ms, settings)
+        other = self._by_event[type(event)]
         adopted = other.adopt(group, event)
         if adopted is None:
-            assert isinstance(event, Request)
             reply = other.refuse(event, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
             return Step(group, ((event.request_id, reply),))
         taken = other.step(adopted, event, cluster, now_ms, settings)
@@ -217,4 +219,4 @@ class Machines:
         if not taken.facts:
             return False
         durable = self.of(taken.group).durable
-        return any(type(fact) in durable for fact in taken.facts)
+        return any(type(fact) in durable or type(fact) is GroupTypeChanged for fact in taken.facts)
