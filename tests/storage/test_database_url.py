@@ -9,7 +9,6 @@ from asyncpg.connect_utils import _parse_connect_dsn_and_args
 
 from storage.database_url import parse_database_url
 
-
 UNSET = (
     "host port user password passfile database ssl service servicefile direct_tls server_settings "
     "target_session_attrs krbsrvname gsslib"
