@@ -31,7 +31,7 @@ from gateway.coordinator.model import (
     SyncGroup,
     SyncReply,
 )
-from gateway.groups.runtime import Groups
+from gateway.groups.groups import Groups
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
 from gateway.net.context import ConnectionInfo, RequestContext, Services
