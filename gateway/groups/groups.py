@@ -104,8 +104,6 @@ class Groups(Runtime):
         self.told(now.group_id, facts)
         moved = (was.group_type, was.state, was.generation_id) != (now.group_type, now.state, now.generation_id)
         level = logging.INFO if moved else logging.DEBUG
-        if not log.isEnabledFor(level):
-            return
         told = [str(fact) for fact in facts[:MAX_FACTS_LOGGED]]
         if len(facts) > MAX_FACTS_LOGGED:
             told.append(f"and {len(facts) - MAX_FACTS_LOGGED} more")

@@ -82,6 +82,15 @@ class Record(Protocol):
 class LeaseHolder(Protocol):
     """Who may coordinate what: `gateway.cluster.leases.Leases`, for one kind of lease."""
 
+    def group_ids(self) -> list[str]:
+        """What is in memory, idle or not."""
+        return list(self._slots)
+
+    @property
+    def shards_loading(self) -> frozenset[int]:
+        """Shards whose groups are being read because this node has just begun to coordinate them."""
+        return frozenset(self._shards_loading)
+
     def lease_for(self, group_id: str) -> CoordinatorLease | None: ...
 
 
@@ -183,6 +192,15 @@ class Runtime:
     def in_memory(self) -> list[Value]:
         """Groups that this node coordinates and that are more than what is stored of them, as last settled."""
         return [slot.group for slot in self._slots.values() if not self._machines.of(slot.group).is_idle(slot.group)]
+
+    def group_ids(self) -> list[str]:
+        """What is in memory, idle or not."""
+        return list(self._slots)
+
+    @property
+    def shards_loading(self) -> frozenset[int]:
+        """Shards whose groups are being read because this node has just begun to coordinate them."""
+        return frozenset(self._shards_loading)
 
     def lease_for(self, group_id: str) -> CoordinatorLease | None:
         """This node's leave to coordinate the group; None also while draining."""
