@@ -25,7 +25,7 @@ from gateway.config.broker import ConfigError
 from gateway.config.listeners import Listener, render_address
 from gateway.config.settings import Settings, hide_password
 from gateway.coordinator import model
-from gateway.groups.runtime import Groups
+from gateway.groups.groups import Groups
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
@@ -170,7 +170,7 @@ class App:
             cluster_id=await topics.cluster_id(),
             described_topics=DescribedTopics(),
         )
-        maintenance = Maintenance(database, log_store, catalog, tail, membership, leases.current, groups.in_memory)
+        maintenance = Maintenance(database, log_store, catalog, tail, membership, leases.current, groups.in_use)
         self._start_passes(services, leases, maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
         await self._start_http(exporter, server, services, leases)
