@@ -88,7 +88,7 @@ class RecordReader:
             raise ProtocolError(f"{head.records_count} records cannot lie in {len(payload)} bytes")
 
     def windows(self) -> Iterator[Iterable[ReadRecord]]:
-        """The records in order, a window at a time; each window is to be iterated once and makes its records as it goes."""
+        """The records in order, a window at a time. A window is iterated once and makes its records as it goes."""
         total = len(self.body)
         if total <= WINDOW_BYTES:
             yield self._parse(self.body, self.head.records_count)

@@ -19,6 +19,7 @@ from gateway.config.topic import requested_replication_factor
 from gateway.log.topic_names import RenderedNames, why_illegal
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import storage_code
+from gateway.net.pieces import in_pieces, mapped
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import (
     DescribeClusterBroker,
@@ -102,8 +103,10 @@ async def metadata(request: MetadataRequest, context: RequestContext) -> Metadat
         cluster_id=services.cluster_id,
         controller_id=services.membership.alive()[0].node_id,
         topics=tuple(
-            _describe(answer, services, placement, operations) if isinstance(answer, Topic) else answer
-            for answer in found
+            [
+                _describe(answer, services, placement, operations) if isinstance(answer, Topic) else answer
+                async for answer in in_pieces(found)
+            ]
         ),
         cluster_authorized_operations=(
             CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
@@ -154,9 +157,11 @@ async def _find_by_name(
     names: Sequence[str], may_create: bool, context: RequestContext
 ) -> list[Topic | MetadataResponseTopic]:
     catalog = context.services.catalog
-    missing = [name for name in names if catalog.get(name) is None]
-    codes = {name: ErrorCode.INVALID_TOPIC_EXCEPTION for name in missing if why_illegal(name) is not None}
-    missing = [name for name in missing if name not in codes]
+    missing = [name async for name in in_pieces(names) if catalog.get(name) is None]
+    codes = {
+        name: ErrorCode.INVALID_TOPIC_EXCEPTION async for name in in_pieces(missing) if why_illegal(name) is not None
+    }
+    missing = [name async for name in in_pieces(missing) if name not in codes]
     try:
         await catalog.resolve_all(missing)
         missing = [name for name in missing if catalog.get(name) is None]
@@ -164,7 +169,7 @@ async def _find_by_name(
             codes.update(await _create_missing(missing, context.services))
     except StorageError as error:
         codes.update(dict.fromkeys(missing, storage_code(context.api_key, error)))
-    return [catalog.get(name) or _failed(name, codes) for name in names]
+    return await mapped(lambda name: catalog.get(name) or _failed(name, codes), names)
 
 
 def _failed(name: str, codes: dict[str, ErrorCode]) -> MetadataResponseTopic:
