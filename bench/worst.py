@@ -33,8 +33,9 @@ from bench.frames import Connection, frame
 from bench.librdkafka import create_topic
 from gateway.apis import SERVED
 from protocol.api_keys import ApiKey
-from protocol.codec import request_class
+from protocol.codec import decode_request, encode, request_class
 from protocol.compression import Compression, compress
+from protocol.errors import ProtocolError
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from protocol.messages.metadata import MetadataRequest
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
@@ -153,10 +154,13 @@ def whole_apis() -> Iterator[Case]:
         struct_type = request_class(line.api_key)
         for path in array_paths(struct_type, line.max_version):
             request = None
-            for count in (ELEMENTS, ELEMENTS // 2, ELEMENTS // 5):
+            for count in (ELEMENTS, 2 * ELEMENTS // 3, ELEMENTS // 2, ELEMENTS // 5):
                 request = filled(struct_type, line.max_version, path, count)
-                if len(frame(line.api_key, line.max_version, 1, request)) <= MAX_FRAME_BYTES:
-                    break
+                body = b"".join(bytes(chunk) for chunk in encode(request, line.max_version))
+                with contextlib.suppress(ProtocolError):
+                    decode_request(line.api_key, line.max_version, body)
+                    if len(body) <= MAX_FRAME_BYTES:
+                        break
             name = f"{line.api_key.name.lower()}: {'.'.join(field.name for field in path)}"
             yield Case(name, line.api_key, line.max_version, [request])
 

@@ -29,7 +29,7 @@ from protocol.records import (
     encode_head,
     read_head,
 )
-from protocol.varints import read_zigzag32, read_zigzag64
+from protocol.varints import read_zigzag32, read_zigzag64, write_zigzag
 
 WINDOW_BYTES = 64 * 1024
 """What the parser gets at a time: 32,000 empty headers, the costliest bytes there are, take it 4 ms."""
@@ -70,7 +70,7 @@ class LargeRecord:
 
 
 class RecordReader:
-    """One batch of magic 2 that is read once, from the front. One of `DAMAGED`, at any step, on what is not exactly
+    """One batch of magic 2. One of `DAMAGED`, at any step, on what is not exactly
     `records_count` well-formed records, or decompresses to more than `max_decompressed_bytes`."""
 
     def __init__(self, batch: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> None:
@@ -88,7 +88,7 @@ class RecordReader:
             raise ProtocolError(f"{head.records_count} records cannot lie in {len(payload)} bytes")
 
     def windows(self) -> Iterator[Iterable[ReadRecord]]:
-        """The records in order, a window at a time; each is to be iterated once and makes its records as it goes."""
+        """The records in order, a window at a time. A window is iterated once and makes its records as it goes."""
         total = len(self.body)
         if total <= WINDOW_BYTES:
             yield self._parse(self.body, self.head.records_count)
@@ -142,6 +142,28 @@ class RecordReader:
         if head.timestamp_type is TimestampType.LOG_APPEND_TIME:
             timestamp = head.max_timestamp
         return LargeRecord(head.base_offset + offset_delta, timestamp, key, value), end
+
+
+def record_spans(body: memoryview) -> Iterator[tuple[int, int]]:
+    """Where each record of a body that has been read begins and ends, its length included."""
+    position, total = 0, len(body)
+    while position < total:
+        start = position
+        length, position = read_zigzag32(body, position, total)
+        position += length
+        if length < 0 or position > total:
+            raise ProtocolError(f"record of {length} bytes leaves its batch")
+        yield start, position
+
+
+def shift_timestamp(record: memoryview, by_ms: int) -> bytes:
+    """One record, as `record_spans` finds it, with its timestamp delta raised."""
+    total = len(record)
+    _, position = read_zigzag32(record, 0, total)
+    attributes = record[position : position + 1]
+    delta, position = read_zigzag64(record, position + 1, total)
+    fields = b"".join((attributes, write_zigzag(delta + by_ms), record[position:]))
+    return write_zigzag(len(fields)) + fields
 
 
 def _read_bytes(body: memoryview, position: int, end: int) -> tuple[memoryview | None, int]:

@@ -20,7 +20,7 @@ import crc32c
 
 from protocol.compression import MAX_DECOMPRESSED_BYTES, Compression, compress, decompress
 from protocol.errors import ProtocolError
-from protocol.varints import read_zigzag32, read_zigzag64
+from protocol.varints import read_zigzag32, read_zigzag64, write_zigzag
 
 Buffer = bytes | bytearray | memoryview
 
@@ -45,7 +45,7 @@ _CODEC_MASK = 0x07
 _LOG_APPEND_TIME_BIT = 0x08
 _TRANSACTIONAL_BIT = 0x10
 _CONTROL_BIT = 0x20
-_DELETE_HORIZON_BIT = 0x40
+DELETE_HORIZON_BIT = 0x40
 
 
 class TimestampType(IntEnum):
@@ -104,7 +104,7 @@ class BatchHead(NamedTuple):
     @property
     def delete_horizon_ms(self) -> int | None:
         """When tombstones of this batch may go (KIP-534): kept in base_timestamp where attribute bit 6 is set."""
-        return self.base_timestamp if self.attributes & _DELETE_HORIZON_BIT else None
+        return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,27 +313,30 @@ def build_batch(
         | (_LOG_APPEND_TIME_BIT if timestamp_type is TimestampType.LOG_APPEND_TIME else 0)
         | (_TRANSACTIONAL_BIT if is_transactional else 0)
         | (_CONTROL_BIT if is_control else 0)
-        | (_DELETE_HORIZON_BIT if delete_horizon_ms is not None else 0)
+        | (DELETE_HORIZON_BIT if delete_horizon_ms is not None else 0)
     )
     payload = compress(compression, body) if records else b""
-    batch = bytearray(HEAD_BYTES)
-    _HEAD.pack_into(
-        batch,
-        0,
-        base_offset,
-        HEAD_BYTES - LENGTH_END + len(payload),
-        partition_leader_epoch,
-        MAGIC,
-        0,
-        attributes,
-        last_offset_delta,
-        base_timestamp,
-        max_timestamp,
-        producer_id,
-        producer_epoch,
-        base_sequence,
-        len(records),
+    head = BatchHead(
+        base_offset=base_offset,
+        batch_length=0,
+        partition_leader_epoch=partition_leader_epoch,
+        magic=MAGIC,
+        crc=0,
+        attributes=attributes,
+        last_offset_delta=last_offset_delta,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        records_count=len(records),
     )
+    return seal_batch(head, payload)
+
+
+def seal_batch(head: BatchHead, payload: Buffer) -> bytes:
+    """The batch of this head and these compressed records; length and CRC are computed, all else is as `head` says."""
+    batch = bytearray(encode_head(head._replace(batch_length=HEAD_BYTES - LENGTH_END + len(payload))))
     batch += payload
     _UINT32.pack_into(batch, _CRC_AT, crc32c.crc32c(memoryview(batch)[_COVERED_AT:]))
     return bytes(batch)
@@ -341,15 +344,15 @@ def build_batch(
 
 def _append_record(body: bytearray, record: Record, timestamp_delta: int, offset_delta: int) -> None:
     fields = bytearray(1)
-    _append_varint(fields, timestamp_delta)
-    _append_varint(fields, offset_delta)
+    fields += write_zigzag(timestamp_delta)
+    fields += write_zigzag(offset_delta)
     _append_bytes(fields, record.key)
     _append_bytes(fields, record.value)
-    _append_varint(fields, len(record.headers))
+    fields += write_zigzag(len(record.headers))
     for key, value in record.headers:
         _append_bytes(fields, key.encode())
         _append_bytes(fields, value)
-    _append_varint(body, len(fields))
+    body += write_zigzag(len(fields))
     body += fields
 
 
@@ -357,14 +360,5 @@ def _append_bytes(out: bytearray, value: bytes | None) -> None:
     if value is None:
         out.append(1)
         return
-    _append_varint(out, len(value))
+    out += write_zigzag(len(value))
     out += value
-
-
-def _append_varint(out: bytearray, value: int) -> None:
-    """Zigzag, for int32 and int64 alike."""
-    raw = value << 1 if value >= 0 else (-value << 1) - 1
-    while raw > 0x7F:
-        out.append(raw & 0x7F | 0x80)
-        raw >>= 7
-    out.append(raw)

@@ -71,6 +71,17 @@ def read_zigzag64(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
     return _read_zigzag(buffer, position, end, 64)
 
 
+def write_zigzag(value: int) -> bytes:
+    """A record's int32 or int64."""
+    raw = value << 1 if value >= 0 else (-value << 1) - 1
+    encoded = bytearray()
+    while raw > 0x7F:
+        encoded.append(raw & 0x7F | 0x80)
+        raw >>= 7
+    encoded.append(raw)
+    return bytes(encoded)
+
+
 def _read_zigzag(buffer: Buffer, position: int, end: int, bits: int) -> tuple[int, int]:
     raw = 0
     shift = 0

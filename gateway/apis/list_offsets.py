@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from gateway.log.batch_search import Place, first_since, newest
 from gateway.log.partition_lookup import find_partition, look_up_topics, read_states, state_of
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
-from gateway.net.pieces import in_pieces
+from gateway.net.pieces import in_pieces, tally
 from protocol.errors import ErrorCode
 from protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -46,17 +44,17 @@ async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> 
 
     Nothing is tiered, so the local log is the whole log. Without transactions both isolation levels see the same end.
     """
-    named = Counter((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
+    named = await tally((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
     found: dict[tuple[str, int], Partition | ErrorCode] = {}
     known = await look_up_topics((topic.name for topic in request.topics), context)
-    for topic in request.topics:
+    async for topic in in_pieces(request.topics):
         async for part in in_pieces(topic.partitions):
             asked = (topic.name, part.partition_index)
             twice = named[asked] > 1
             found[asked] = ErrorCode.INVALID_REQUEST if twice else _find(known[topic.name], part, context.version)
     states = await read_states([part for part in found.values() if isinstance(part, Partition)], context)
     topics: list[ListOffsetsTopicResponse] = []
-    for topic in request.topics:
+    async for topic in in_pieces(request.topics):
         answers = [
             await _answer(part, found[topic.name, part.partition_index], states, context)
             async for part in in_pieces(topic.partitions)

@@ -20,6 +20,7 @@ from gateway.log.topic_names import why_illegal
 from gateway.net.authorized_operations import CLUSTER, Resource, authorized_operations
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import storage_code
+from gateway.net.pieces import in_pieces, mapped
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import (
     DescribeClusterBroker,
@@ -134,8 +135,10 @@ async def _describe_all(
     topics = [answer for answer in found if isinstance(answer, Topic)]
     if len(topics) < len(found) or sum(len(topic.partitions) for topic in topics) < MIN_PARTITIONS:
         return tuple(
-            _describe(answer, context, placement, with_operations) if isinstance(answer, Topic) else answer
-            for answer in found
+            [
+                _describe(answer, context, placement, with_operations) if isinstance(answer, Topic) else answer
+                async for answer in in_pieces(found)
+            ]
         )
     view = (placement.view, with_operations, context.services.catalog.broker.default_replication_factor)
     return await context.services.described_topics.encode(
@@ -199,9 +202,11 @@ async def _find_by_name(
     names: Sequence[str], may_create: bool, context: RequestContext
 ) -> list[Topic | MetadataResponseTopic]:
     catalog = context.services.catalog
-    missing = [name for name in names if catalog.get(name) is None]
-    codes = {name: ErrorCode.INVALID_TOPIC_EXCEPTION for name in missing if why_illegal(name) is not None}
-    missing = [name for name in missing if name not in codes]
+    missing = [name async for name in in_pieces(names) if catalog.get(name) is None]
+    codes = {
+        name: ErrorCode.INVALID_TOPIC_EXCEPTION async for name in in_pieces(missing) if why_illegal(name) is not None
+    }
+    missing = [name async for name in in_pieces(missing) if name not in codes]
     try:
         await catalog.resolve_all(missing)
         missing = [name for name in missing if catalog.get(name) is None]
@@ -209,7 +214,7 @@ async def _find_by_name(
             codes.update(await _create_missing(missing, context.services))
     except StorageError as error:
         codes.update(dict.fromkeys(missing, storage_code(context.api_key, error)))
-    return [catalog.get(name) or _failed(name, codes) for name in names]
+    return await mapped(lambda name: catalog.get(name) or _failed(name, codes), names)
 
 
 def _failed(name: str, codes: dict[str, ErrorCode]) -> MetadataResponseTopic:

@@ -16,6 +16,7 @@ from gateway.log.topic_names import why_illegal
 from gateway.log.validator import MAX_AT_ONCE_BATCHES, Unchecked, Verdict
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
+from gateway.net.pieces import PIECE, tally
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -38,10 +39,6 @@ MIN_TIMEOUT_MS = 5_000
 MAX_TIMEOUT_MS = 120_000
 MAX_LOGGED_REFUSALS = 10
 """Batches refused on sight that one request has in the log; all of them are counted."""
-
-
-PIECE = 200
-"""Partitions of one request that are worked on before others have their turn on the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +140,7 @@ def _known(topic: TopicProduceData, context: RequestContext) -> Topic | None:
 
 
 async def _plan(request: ProduceRequest, context: RequestContext, missing_topic: ErrorCode) -> list[_Plan]:
-    named = Counter(
+    named = await tally(
         (topic.name, topic.topic_id, data.index) for topic in request.topic_data for data in topic.partition_data
     )
     plans: list[_Plan] = []

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
 from typing import TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
+H = TypeVar("H", bound=Hashable)
 
 PIECE = 200
 """Elements that are worked on in one go: some milliseconds at most, at twenty microseconds each."""
@@ -19,3 +22,16 @@ async def in_pieces(items: Iterable[T], piece: int = PIECE) -> AsyncIterator[T]:
         yield item
         if done % piece == 0:
             await asyncio.sleep(0)
+
+
+async def mapped(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """What the function makes of each item."""
+    return [function(item) async for item in in_pieces(items)]
+
+
+async def tally(items: Iterable[H]) -> Counter[H]:
+    """How often each item occurs."""
+    counted: Counter[H] = Counter()
+    async for item in in_pieces(items, 10 * PIECE):
+        counted[item] += 1
+    return counted

@@ -24,7 +24,8 @@ from gateway.cluster.membership import Membership
 from gateway.config.topic import TopicConfig
 from gateway.coordinator.machine import Summary
 from gateway.log.catalog import Catalog
-from gateway.log.compactor import KeyIndex, clean, index_keys
+from gateway.log.compactor import MAX_KEYS, clean, index_keys
+from gateway.log.offset_map import OffsetMap
 from gateway.log.tail import Tail
 from storage import retention
 from storage.compaction import CompactionPolicy, CompactionRun, CompactionStore, DirtyRange
@@ -48,9 +49,6 @@ ROUNDS_PER_PASS = 20
 RANGES_PER_PASS = 10
 CHUNK_BYTES = 4 * 1024 * 1024
 """Batches that are read, decoded and replaced at a time."""
-
-MAX_KEYS = 200_000
-"""Distinct keys of one compaction run, about 200 bytes each; a log with more is cleaned in several runs."""
 
 SEGMENT_BYTES = 1024 * 1024 * 1024
 """Uncompacted bytes from which segment.ms no longer holds compaction back, as a broker's segment is closed by size."""
@@ -303,9 +301,9 @@ class Compaction:
             dropped_records=dropped_records,
         )
 
-    async def _index(self, dirty: DirtyRange) -> tuple[KeyIndex, int]:
+    async def _index(self, dirty: DirtyRange) -> tuple[OffsetMap, int]:
         """The keys of the dirty range, and where the index ends: at the range's end unless it fills up before."""
-        index = KeyIndex(MAX_KEYS)
+        index = OffsetMap(dirty.first_dirty_offset, MAX_KEYS)
         offset = dirty.first_dirty_offset
         while chunk := await self._read(dirty.partition_key, offset, dirty.end_offset):
             full_at = await asyncio.to_thread(index_keys, chunk, index)
