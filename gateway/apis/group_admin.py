@@ -86,12 +86,15 @@ async def list_groups(request: ListGroupsRequest, context: RequestContext) -> Li
     nothing."""
     states = {state.lower() for state in request.states_filter}
     types = {group_type.lower() for group_type in request.types_filter}
-    if types and CLASSIC not in types:
-        return ListGroupsResponse()
     listed = [
-        ListedGroup(group_id=group_id, protocol_type=protocol_type, group_state=state, group_type=CLASSIC)
-        for group_id, (protocol_type, state) in (await context.services.groups.list()).items()
-        if not states or state.lower() in states
+        ListedGroup(
+            group_id=group.group_id,
+            protocol_type=group.protocol_type,
+            group_state=group.state,
+            group_type=group.group_type,
+        )
+        for group in await context.services.groups.list()
+        if (not states or group.state.lower() in states) and (not types or group.group_type.lower() in types)
     ]
     return ListGroupsResponse(groups=tuple(listed))
 

@@ -13,12 +13,14 @@ from uuid import UUID
 
 import structlog
 
+from gateway.apis.described_topics import MIN_PARTITIONS
 from gateway.apis.topics import make_topics, plan_automatic
 from gateway.config.topic import requested_replication_factor
-from gateway.log.topic_names import RenderedNames, why_illegal
+from gateway.log.topic_names import why_illegal
 from gateway.net.authorized_operations import CLUSTER, Resource, authorized_operations
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import storage_code
+from gateway.net.pieces import in_pieces, mapped
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import (
     DescribeClusterBroker,
@@ -62,7 +64,6 @@ class Placement:
     one listener: a node that does not have it cannot be reached by who asks, and is not named as a broker."""
 
     def __init__(self, context: RequestContext) -> None:
-        self._services = context.services
         listener = context.connection.listener
         alive = context.services.membership.alive()
         self.brokers = [(node, *node.listeners[listener]) for node in alive if listener in node.listeners]
@@ -70,6 +71,9 @@ class Placement:
         self._reachable = {int(node.node_id) for node, _, _ in self.brokers}
         self._alive = [int(node.node_id) for node in alive]
         self._replicas: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._leaders = context.services.membership.leaders
+        self.view = (listener, self._leaders)
+        """Answers of two placements with one view are the same."""
 
     @property
     def controller_id(self) -> int:
@@ -77,7 +81,7 @@ class Placement:
         return int(self.brokers[0][0].node_id) if self.brokers else -1
 
     def leader(self, partition: Partition) -> int:
-        return int(self._services.membership.leader_of(partition.partition_key).node_id)
+        return self._leaders.leader(partition.partition_key)
 
     def leader_error(self, leader: int, version: int) -> ErrorCode:
         """Why `leader` cannot be named, in the codes of Metadata's versions (as KRaftMetadataCache)."""
@@ -117,13 +121,28 @@ async def metadata(request: MetadataRequest, context: RequestContext) -> Metadat
         ),
         cluster_id=services.cluster_id,
         controller_id=placement.controller_id,
-        topics=tuple(
-            _describe(answer, context, placement, with_operations) if isinstance(answer, Topic) else answer
-            for answer in found
-        ),
+        topics=await _describe_all(found, context, placement, with_operations),
         cluster_authorized_operations=authorized_operations(
             Resource.CLUSTER, CLUSTER, context, asked=request.include_cluster_authorized_operations
         ),
+    )
+
+
+async def _describe_all(
+    found: Sequence[Topic | MetadataResponseTopic], context: RequestContext, placement: Placement, with_operations: bool
+) -> tuple[MetadataResponseTopic, ...]:
+    """Many at once as bytes that are kept, few as they are."""
+    topics = [answer for answer in found if isinstance(answer, Topic)]
+    if len(topics) < len(found) or sum(len(topic.partitions) for topic in topics) < MIN_PARTITIONS:
+        return tuple(
+            [
+                _describe(answer, context, placement, with_operations) if isinstance(answer, Topic) else answer
+                async for answer in in_pieces(found)
+            ]
+        )
+    view = (placement.view, with_operations, context.services.catalog.broker.default_replication_factor)
+    return await context.services.described_topics.encode(
+        topics, context.version, view, lambda topic: _describe(topic, context, placement, with_operations)
     )
 
 
@@ -183,9 +202,11 @@ async def _find_by_name(
     names: Sequence[str], may_create: bool, context: RequestContext
 ) -> list[Topic | MetadataResponseTopic]:
     catalog = context.services.catalog
-    missing = [name for name in names if catalog.get(name) is None]
-    codes = {name: ErrorCode.INVALID_TOPIC_EXCEPTION for name in missing if why_illegal(name) is not None}
-    missing = [name for name in missing if name not in codes]
+    missing = [name async for name in in_pieces(names) if catalog.get(name) is None]
+    codes = {
+        name: ErrorCode.INVALID_TOPIC_EXCEPTION async for name in in_pieces(missing) if why_illegal(name) is not None
+    }
+    missing = [name async for name in in_pieces(missing) if name not in codes]
     try:
         await catalog.resolve_all(missing)
         missing = [name for name in missing if catalog.get(name) is None]
@@ -193,7 +214,7 @@ async def _find_by_name(
             codes.update(await _create_missing(missing, context.services))
     except StorageError as error:
         codes.update(dict.fromkeys(missing, storage_code(context.api_key, error)))
-    return [catalog.get(name) or _failed(name, codes) for name in names]
+    return await mapped(lambda name: catalog.get(name) or _failed(name, codes), names)
 
 
 def _failed(name: str, codes: dict[str, ErrorCode]) -> MetadataResponseTopic:
@@ -203,7 +224,7 @@ def _failed(name: str, codes: dict[str, ErrorCode]) -> MetadataResponseTopic:
 async def _create_missing(names: Sequence[str], services: Services) -> dict[str, ErrorCode]:
     """Why some of these names are still no topics; those that are missing from the answer were created."""
     codes = dict.fromkeys(names[MAX_CREATED:], ErrorCode.LEADER_NOT_AVAILABLE)
-    rendered = RenderedNames(topic.name for topic in services.catalog.topics())
+    rendered = services.catalog.rendered_names()
     plans: list[NewTopic] = []
     for name in names[:MAX_CREATED]:
         try:

@@ -28,6 +28,7 @@ from gateway.config.topic import (
 from gateway.log.topic_names import CLUSTER_METADATA, CONSUMER_OFFSETS, INTERNAL_TOPICS, RenderedNames, why_illegal
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import REFUSAL_CODES
+from gateway.net.pieces import in_pieces, mapped, tally
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_partitions import (
     CreatePartitionsRequest,
@@ -84,7 +85,7 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
     _check_total(_partitions_asked(topic, broker) for topic in request.topics)
     plans: dict[str, NewTopic | KafkaError] = {}
     named = Counter(topic.name for topic in request.topics)
-    rendered = RenderedNames(topic.name for topic in services.catalog.topics())
+    rendered = services.catalog.rendered_names()
     live = _live_brokers(services)
     for topic in request.topics:
         try:
@@ -292,11 +293,11 @@ async def delete_topics(request: DeleteTopicsRequest, context: RequestContext) -
     if not services.catalog.broker.delete_topic_enable:
         code = ErrorCode.TOPIC_DELETION_DISABLED if context.version >= 3 else ErrorCode.INVALID_REQUEST
         raise KafkaError(code, "delete.topic.enable is false.")
-    asked = request.topics or tuple(DeleteTopicState(name=name) for name in request.topic_names)
-    named = Counter(state.topic_id if state.name is None else state.name for state in asked)
+    asked = request.topics or await mapped(lambda name: DeleteTopicState(name=name), request.topic_names)
+    named = await tally(state.topic_id if state.name is None else state.name for state in asked)
     await services.catalog.refresh_if_changed()
     responses: dict[DeleteTopicState, DeletableTopicResult] = {}
-    for state in asked:
+    async for state in in_pieces(asked):
         if state in responses:
             continue
         try:

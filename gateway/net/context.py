@@ -16,12 +16,14 @@ from protocol.api_keys import ApiKey
 from protocol.messages.api_versions import ApiVersion
 
 if TYPE_CHECKING:
+    from gateway.apis.described_topics import DescribedTopics
     from gateway.cluster.membership import Membership
     from gateway.config.settings import Settings
-    from gateway.groups.runtime import Groups
+    from gateway.groups.groups import Groups
     from gateway.log.appender import Appender
     from gateway.log.catalog import Catalog
     from gateway.log.tail import Tail
+    from gateway.log.validator import BatchValidator
     from gateway.operate.metrics import Metrics
     from storage.log import LogStore
     from storage.offsets import OffsetStore
@@ -73,6 +75,7 @@ class Services:
     catalog: Catalog
     topics: TopicStore
     log: LogStore
+    validator: BatchValidator
     appender: Appender
     tail: Tail
     producers: ProducerStore
@@ -81,6 +84,7 @@ class Services:
     membership: Membership
     metrics: Metrics
     cluster_id: str
+    described_topics: DescribedTopics
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 import structlog
 
+from gateway.net.coding import decode_aside, encode_aside
 from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.net.errors import storage_code
 from gateway.net.places import NO_PLACE, Place
@@ -27,7 +28,7 @@ from gateway.net.requests import Admission, Chunk, Order, UnanswerableError
 from gateway.operate.logs import REQUEST
 from gateway.operate.metrics import Metrics, RequestSeries
 from protocol.api_keys import ApiKey
-from protocol.codec import decode_request, encode_response, response_class
+from protocol.codec import response_class
 from protocol.errors import ErrorCode, KafkaError, ProtocolError
 from protocol.framing import Frame
 from protocol.headers import RequestHeader, decode_request_header, encode_response_header
@@ -164,12 +165,12 @@ class Dispatch:
         version = header.api_version
         series = route.series.get(version)
         if series is None:
-            return self._answer_unsupported(route, header)
+            return await self._answer_unsupported(route, header)
         api_key = route.api_key
         if len(frame) > MAX_STRUCTURED_BYTES and api_key is not ApiKey.PRODUCE:
             raise UnanswerableError("request_size", f"{route.api_name} of {len(frame)} bytes")
         REQUEST.set((connection.connection_id, route.api_name, header.correlation_id))
-        request = decode_request(api_key, version, frame, position)
+        request = await decode_aside(api_key, version, frame, position)
         context = RequestContext(
             api_key,
             version,
@@ -190,24 +191,24 @@ class Dispatch:
             code = getattr(response, "error_code", 0)
             chunks: Sequence[Chunk] = ()
             if route.line.awaits_answer(request):
-                chunks = _encode(api_key, version, header.correlation_id, response, throttle_ms)
+                chunks = await _encode(api_key, version, header.correlation_id, response, throttle_ms)
         except ProtocolError:
             raise
         except KafkaError as error:
             code = error.code
-            chunks = self._refuse(route, header, request, error.code, error.message, throttle_ms)
+            chunks = await self._refuse(route, header, request, error.code, error.message, throttle_ms)
         except StorageError as error:
             code = storage_code(api_key, error)
             self._metrics.storage_errors.labels(route.api_name).inc()
             if started >= route.storage_logged_at + STORAGE_LOG_INTERVAL_S:
                 route.storage_logged_at = started
                 log.warning("storage could not serve a request", error=str(error), answer=code.name)
-            chunks = self._refuse(route, header, request, code, "storage is not available", throttle_ms)
+            chunks = await self._refuse(route, header, request, code, "storage is not available", throttle_ms)
         except Exception:
             code = ErrorCode.UNKNOWN_SERVER_ERROR
             self._metrics.internal_errors.labels(route.api_name).inc()
             log.exception("a handler failed", version=version, client_id=header.client_id)
-            chunks = self._refuse(route, header, request, code, None, throttle_ms)
+            chunks = await self._refuse(route, header, request, code, None, throttle_ms)
         series.observe(time.perf_counter() - started, code)
         return chunks
 
@@ -220,7 +221,7 @@ class Dispatch:
             raise UnanswerableError("unknown_api", f"api key {header.api_key} version {header.api_version}")
         return route
 
-    def _refuse(
+    async def _refuse(
         self,
         route: _Route,
         header: RequestHeader,
@@ -234,9 +235,9 @@ class Dispatch:
             # connection.
             raise UnanswerableError("acks_0_refused", f"{route.api_name} with acks=0 refused: {code.name}")
         response = route.line.refuse(request, header.api_version, code, message)
-        return _encode(route.api_key, header.api_version, header.correlation_id, response, throttle_ms)
+        return await _encode(route.api_key, header.api_version, header.correlation_id, response, throttle_ms)
 
-    def _answer_unsupported(self, route: _Route, header: RequestHeader) -> Sequence[Chunk]:
+    async def _answer_unsupported(self, route: _Route, header: RequestHeader) -> Sequence[Chunk]:
         """ApiVersions in v0 with the whole list, so that the client can choose again. Others in the served version
         nearest to the one asked for, if it has a place for the code."""
         reason = f"{route.api_name} version {header.api_version}"
@@ -244,7 +245,7 @@ class Dispatch:
         if route.api_key is ApiKey.API_VERSIONS:
             self._metrics.unsupported_versions.labels(route.api_name).inc()
             versions = ApiVersionsResponse(error_code=code, api_keys=self._served)
-            return _encode(route.api_key, 0, header.correlation_id, versions)
+            return await _encode(route.api_key, 0, header.correlation_id, versions)
         line = route.line
         nearest = min(max(header.api_version, line.min_version), line.max_version)
         response = top_level_refusal(route.api_key, nearest, code)
@@ -252,7 +253,7 @@ class Dispatch:
             raise UnanswerableError("unsupported_version", reason)
         self._metrics.unsupported_versions.labels(route.api_name).inc()
         log.warning("request of a version that is not served", request=reason, client_id=header.client_id)
-        return _encode(route.api_key, nearest, header.correlation_id, response)
+        return await _encode(route.api_key, nearest, header.correlation_id, response)
 
 
 def top_level_refusal(api_key: ApiKey, version: int, code: ErrorCode) -> Any | None:
@@ -274,11 +275,13 @@ def _mute(connection: ConnectionInfo, throttle_ms: int) -> int:
     return throttle_ms
 
 
-def _encode(api_key: ApiKey, version: int, correlation_id: int, response: Any, throttle_ms: int = 0) -> Sequence[Chunk]:
+async def _encode(
+    api_key: ApiKey, version: int, correlation_id: int, response: Any, throttle_ms: int = 0
+) -> Sequence[Chunk]:
     if throttle_ms > 0 and hasattr(response, "throttle_time_ms"):
         response = dataclasses.replace(response, throttle_time_ms=throttle_ms)
     head = encode_response_header(api_key, version, correlation_id)
-    body = encode_response(response, version)
+    body = await encode_aside(response, version)
     if len(body) == 1:
         chunk = body[0]
         return (b"".join(((len(head) + len(chunk)).to_bytes(4, "big"), head, chunk)),)

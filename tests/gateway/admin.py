@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from gateway.apis.configs import alter_configs, describe_configs, incremental_alter_configs, list_config_resources
+from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.log_dirs import describe_log_dirs
 from gateway.apis.metadata import describe_cluster, describe_topic_partitions, metadata
 from gateway.apis.topics import create_partitions, create_topics, delete_topics
@@ -69,6 +70,7 @@ class AdminNode:
             catalog=self.catalog,
             topics=self.topics,
             log=self.log,
+            validator=unused,
             appender=unused,
             tail=self.tail,
             producers=unused,
@@ -77,6 +79,7 @@ class AdminNode:
             membership=self.membership,
             metrics=unused,
             cluster_id=CLUSTER_ID,
+            described_topics=DescribedTopics(),
         )
 
     async def ask(self, api_key: ApiKey, request: Any, version: int, *, listener: str = "PLAINTEXT") -> Any:

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
+from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.fetch import fetch
 from gateway.apis.list_offsets import list_offsets
 from gateway.apis.produce import produce
@@ -18,6 +19,7 @@ from gateway.config.broker import BrokerConfig
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
+from gateway.log.validator import BatchValidator
 from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.net.places import NO_PLACE
 from gateway.operate.metrics import Metrics
@@ -67,6 +69,7 @@ class DataPlane:
             committers=committers,
             observe_commit=lambda batches, size_bytes, _: self.commits.append((batches, size_bytes)),
         )
+        self.validator = BatchValidator()
         self.catalog = Catalog(self.topics, self.tail, BrokerConfig())
         self.membership = Membership(NodeStore(database), {"PLAINTEXT": (name, 9092)}, None, 60_000)
         unused = cast("Any", None)
@@ -75,6 +78,7 @@ class DataPlane:
             catalog=self.catalog,
             topics=self.topics,
             log=self.log,
+            validator=self.validator,
             appender=self.appender,
             tail=self.tail,
             producers=ProducerStore(database),
@@ -83,6 +87,7 @@ class DataPlane:
             membership=self.membership,
             metrics=Metrics(),
             cluster_id="cluster",
+            described_topics=DescribedTopics(),
         )
 
     async def create_topic(
@@ -209,9 +214,10 @@ async def data_plane(
     try:
         node = DataPlane(database, tail_bytes=tail_bytes, committers=committers, name=name)
         await node.membership.join()
-        await node.catalog.refresh()
+        await node.catalog.refresh_if_changed()
         yield node
         await node.appender.drain(5.0)
+        await node.validator.close()
     finally:
         await database.close()
 
