@@ -21,6 +21,7 @@ from gateway.apis.topics import create_internal_topics
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
 from gateway.config.broker import ConfigError
+from gateway.config.listeners import Listener, render_address
 from gateway.config.settings import Settings, hide_password
 from gateway.coordinator import model
 from gateway.groups.runtime import Groups
@@ -48,6 +49,7 @@ from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.producers import ProducerStore
 from storage.topics import TopicStore
+from storage.types import Address
 
 log = structlog.get_logger(__name__)
 
@@ -125,20 +127,13 @@ class App:
         validator = BatchValidator()
         self._undo.append(("validation threads", STEP_TIMEOUT_S, validator.close))
 
-        # The listener is bound first, so that a port that is taken is found before the node joins, and a port that
+        # The listeners are bound first, so that a port that is taken is found before the node joins, and a port that
         # the kernel chose is known when it does.
         server = Server(metrics, self._limits())
-        host, port = settings.listen
-        try:
-            port = await server.bind(host, port)
-        except OSError as error:
-            raise StartError(f"cannot listen on {host}:{port} (see --listen): {_reason(error)}") from error
-        self._undo.append(("listener", 2 * STEP_TIMEOUT_S, server.close))
+        self._undo.append(("listeners", 2 * STEP_TIMEOUT_S, server.close))
+        advertised = {listener.name: await _bind(server, listener) for listener in settings.listeners}
 
-        advertised_host, advertised_port = settings.advertise
-        membership = Membership(
-            node_store, advertised_host, advertised_port or port, settings.rack, settings.node_ttl_ms
-        )
+        membership = Membership(node_store, advertised, settings.rack, settings.node_ttl_ms)
         await membership.join()
         self._undo.append(("membership", STEP_TIMEOUT_S, membership.withdraw))
         leases = Leases(node_store, membership, settings.node_ttl_ms)
@@ -286,6 +281,19 @@ class App:
         server.stop_reading()
         await asyncio.gather(groups.drain(timeout_s), appender.drain(timeout_s))
         await server.drain(STEP_TIMEOUT_S)
+
+
+async def _bind(server: Server, listener: Listener) -> Address:
+    """Where clients of the listener are told to connect. Raises StartError if its own address cannot be had."""
+    host, port = listener.bind
+    try:
+        bound_port = await server.bind(host, port, listener.name)
+    except OSError as error:
+        raise StartError(
+            f"cannot listen on {render_address(listener.bind)} (see --listen): {_reason(error)}"
+        ) from error
+    advertised_host, advertised_port = listener.advertised
+    return advertised_host, advertised_port or bound_port
 
 
 def _look_at(step: asyncio.Future[object]) -> None:

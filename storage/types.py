@@ -8,7 +8,7 @@ here; `gateway/net/errors.py` maps them to Kafka's codes in one table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType
 from uuid import UUID
@@ -17,6 +17,9 @@ PartitionKey = NewType("PartitionKey", int)
 """Surrogate id of one incarnation of a partition; a re-created topic never reuses one."""
 
 NodeId = NewType("NodeId", int)
+
+Address = tuple[str, int]
+"""Host and port."""
 
 
 class Refusal(Enum):
@@ -203,6 +206,6 @@ class CommittedOffset:
 @dataclass(frozen=True, slots=True)
 class Node:
     node_id: NodeId
-    host: str
-    port: int
+    listeners: Mapping[str, Address] = field(hash=False)
+    """Listener name → where clients of that listener are told to connect. Never mutated."""
     rack: str | None = None

@@ -18,6 +18,7 @@ import structlog
 
 from gateway.config.broker import BROKER_CONFIGS, NODE_CONFIGS, BrokerConfig, parse_broker_configs
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
+from gateway.config.listeners import render_listeners
 from gateway.config.topic import (
     REPLICATION_FACTOR,
     TOPIC_CONFIGS,
@@ -102,6 +103,22 @@ async def describe_configs(request: DescribeConfigsRequest, context: RequestCont
     return DescribeConfigsResponse(results=tuple(results))
 
 
+def refuse_describe_configs(
+    request: DescribeConfigsRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeConfigsResponse:
+    return DescribeConfigsResponse(
+        results=tuple(
+            DescribeConfigsResult(
+                error_code=code,
+                error_message=message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource in request.resources
+        )
+    )
+
+
 def _describe(
     resource: DescribeConfigsResource, request: DescribeConfigsRequest, services: Services
 ) -> Iterable[DescribeConfigsResourceResult]:
@@ -164,13 +181,16 @@ def _describe_broker(
 
 def _node_facts(services: Services) -> dict[str, str | None]:
     node = services.membership.self_node
-    host, port = services.settings.listen
+    listeners = services.settings.listeners
     return {
         "broker.id": str(node.node_id),
         "node.id": str(node.node_id),
         "broker.rack": node.rack,
-        "listeners": f"PLAINTEXT://{host}:{port}",
-        "advertised.listeners": f"PLAINTEXT://{node.host}:{node.port}",
+        "listeners": render_listeners({listener.name: listener.bind for listener in listeners}),
+        "advertised.listeners": render_listeners(node.listeners),
+        "listener.security.protocol.map": ",".join(
+            f"{listener.name}:{listener.security_protocol}" for listener in listeners
+        ),
     }
 
 
@@ -239,6 +259,22 @@ async def alter_configs(request: legacy.AlterConfigsRequest, context: RequestCon
     return legacy.AlterConfigsResponse(responses=tuple(responses))
 
 
+def refuse_alter_configs(
+    request: legacy.AlterConfigsRequest, version: int, code: ErrorCode, message: str | None
+) -> legacy.AlterConfigsResponse:
+    return legacy.AlterConfigsResponse(
+        responses=tuple(
+            legacy.AlterConfigsResourceResponse(
+                error_code=code,
+                error_message=message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource in request.resources
+        )
+    )
+
+
 async def incremental_alter_configs(
     request: incremental.IncrementalAlterConfigsRequest, context: RequestContext
 ) -> incremental.IncrementalAlterConfigsResponse:
@@ -256,6 +292,22 @@ async def incremental_alter_configs(
         async for (kind, name), error in in_pieces(errors.items())
     ]
     return incremental.IncrementalAlterConfigsResponse(responses=tuple(responses))
+
+
+def refuse_incremental_alter_configs(
+    request: incremental.IncrementalAlterConfigsRequest, version: int, code: ErrorCode, message: str | None
+) -> incremental.IncrementalAlterConfigsResponse:
+    return incremental.IncrementalAlterConfigsResponse(
+        responses=tuple(
+            incremental.AlterConfigsResourceResponse(
+                error_code=code,
+                error_message=message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource in request.resources
+        )
+    )
 
 
 async def _alter_all(
@@ -415,3 +467,9 @@ async def list_config_resources(
             for node in services.membership.alive()
         )
     return ListConfigResourcesResponse(config_resources=tuple(resources))
+
+
+def refuse_list_config_resources(
+    request: ListConfigResourcesRequest, version: int, code: ErrorCode, message: str | None
+) -> ListConfigResourcesResponse:
+    return ListConfigResourcesResponse(error_code=code)

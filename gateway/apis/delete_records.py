@@ -36,6 +36,25 @@ async def delete_records(request: DeleteRecordsRequest, context: RequestContext)
     return DeleteRecordsResponse(topics=tuple(topics))
 
 
+def refuse_delete_records(
+    request: DeleteRecordsRequest, version: int, code: ErrorCode, message: str | None
+) -> DeleteRecordsResponse:
+    return DeleteRecordsResponse(
+        topics=tuple(
+            DeleteRecordsTopicResult(
+                name=topic.name,
+                partitions=tuple(
+                    DeleteRecordsPartitionResult(
+                        partition_index=partition.partition_index, low_watermark=-1, error_code=code
+                    )
+                    for partition in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        )
+    )
+
+
 def _deletable(topic: Topic | ErrorCode, context: RequestContext) -> Topic | ErrorCode:
     if isinstance(topic, ErrorCode):
         return topic

@@ -32,7 +32,9 @@ async def find_coordinator(request: FindCoordinatorRequest, context: RequestCont
     for start in range(0, len(keys), PIECE):
         some = keys[start : start + PIECE]
         found = await _find(some, request.key_type, context.services)
-        coordinators += map(_coordinator, some, found)
+        coordinators += [
+            _coordinator(key, one, context.connection.listener) for key, one in zip(some, found, strict=True)
+        ]
         if start:
             await asyncio.sleep(0)
     if context.version >= FIRST_VERSION_WITH_KEYS:
@@ -47,6 +49,19 @@ async def find_coordinator(request: FindCoordinatorRequest, context: RequestCont
     )
 
 
+def refuse_find_coordinator(
+    request: FindCoordinatorRequest, version: int, code: ErrorCode, message: str | None
+) -> FindCoordinatorResponse:
+    if version < 4:
+        return FindCoordinatorResponse(error_code=code, error_message=message, node_id=-1, host="", port=-1)
+    return FindCoordinatorResponse(
+        coordinators=tuple(
+            Coordinator(key=key, node_id=-1, host="", port=-1, error_code=code, error_message=message)
+            for key in request.coordinator_keys
+        )
+    )
+
+
 async def _find(keys: Sequence[str], key_type: int, services: Services) -> Sequence[Node | KafkaError]:
     if key_type == GROUP:
         return await services.groups.coordinators_of(keys)
@@ -57,7 +72,11 @@ async def _find(keys: Sequence[str], key_type: int, services: Services) -> Seque
     return [refused] * len(keys)
 
 
-def _coordinator(key: str, found: Node | KafkaError) -> Coordinator:
+def _coordinator(key: str, found: Node | KafkaError, listener: str) -> Coordinator:
+    """The coordinator at its address of `listener`. A node without one cannot be reached by who asks (as upstream)."""
+    if isinstance(found, Node) and listener not in found.listeners:
+        found = KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"node {found.node_id} has no listener {listener}")
     if isinstance(found, KafkaError):
         return Coordinator(key=key, node_id=-1, host="", port=-1, error_code=found.code, error_message=found.message)
-    return Coordinator(key=key, node_id=found.node_id, host=found.host, port=found.port)
+    host, port = found.listeners[listener]
+    return Coordinator(key=key, node_id=found.node_id, host=host, port=port)

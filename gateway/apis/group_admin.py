@@ -36,6 +36,16 @@ async def describe_groups(request: DescribeGroupsRequest, context: RequestContex
     )
 
 
+def refuse_describe_groups(
+    request: DescribeGroupsRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeGroupsResponse:
+    return DescribeGroupsResponse(
+        groups=tuple(
+            DescribedGroup(group_id=group_id, error_code=code, error_message=message) for group_id in request.groups
+        )
+    )
+
+
 async def _described(group_id: str, operations: int, context: RequestContext) -> DescribedGroup:
     try:
         group = await context.services.groups.view(group_id)
@@ -85,6 +95,12 @@ async def list_groups(request: ListGroupsRequest, context: RequestContext) -> Li
     return ListGroupsResponse(groups=tuple(listed))
 
 
+def refuse_list_groups(
+    request: ListGroupsRequest, version: int, code: ErrorCode, message: str | None
+) -> ListGroupsResponse:
+    return ListGroupsResponse(error_code=code)
+
+
 async def delete_groups(request: DeleteGroupsRequest, context: RequestContext) -> DeleteGroupsResponse:
     """Deletes Empty groups with their offsets. A group named twice is answered once."""
     groups = context.services.groups
@@ -95,3 +111,11 @@ async def delete_groups(request: DeleteGroupsRequest, context: RequestContext) -
             reply = await reply
         results.append(DeletableGroupResult(group_id=group_id, error_code=reply.error))
     return DeleteGroupsResponse(results=tuple(results))
+
+
+def refuse_delete_groups(
+    request: DeleteGroupsRequest, version: int, code: ErrorCode, message: str | None
+) -> DeleteGroupsResponse:
+    return DeleteGroupsResponse(
+        results=tuple(DeletableGroupResult(group_id=group_id, error_code=code) for group_id in request.groups_names)
+    )

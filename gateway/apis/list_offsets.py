@@ -63,6 +63,23 @@ async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> 
     return ListOffsetsResponse(topics=tuple(topics))
 
 
+def refuse_list_offsets(
+    request: ListOffsetsRequest, version: int, code: ErrorCode, message: str | None
+) -> ListOffsetsResponse:
+    return ListOffsetsResponse(
+        topics=tuple(
+            ListOffsetsTopicResponse(
+                name=topic.name,
+                partitions=tuple(
+                    ListOffsetsPartitionResponse(partition_index=partition.partition_index, error_code=code)
+                    for partition in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        )
+    )
+
+
 def _find(topic: Topic | ErrorCode, part: ListOffsetsPartition, version: int) -> Partition | ErrorCode:
     if part.timestamp < 0 and version < FIRST_VERSION.get(part.timestamp, NEVER):
         return ErrorCode.UNSUPPORTED_VERSION

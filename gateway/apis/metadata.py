@@ -61,20 +61,45 @@ MAX_CREATED = 100
 MAX_PARTITIONS_PER_PAGE = 2000
 """Upstream's max.request.partition.size.limit."""
 
+FIRST_VERSION_WITH_LISTENER_NOT_FOUND = 6
+
 BROKERS_ENDPOINT = 1
 CONTROLLERS_ENDPOINT = 2
 
 
 class Placement:
-    """Leaders and replicas as of one moment, so that one answer agrees with itself."""
+    """Live nodes, leaders and replicas as of one moment, so that one answer agrees with itself, and as seen through
+    one listener: a node that does not have it cannot be reached by who asks, and is not named as a broker."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._alive = [int(node.node_id) for node in services.membership.alive()]
+    def __init__(self, context: RequestContext) -> None:
+        self._services = context.services
+        listener = context.connection.listener
+        alive = context.services.membership.alive()
+        self.brokers = [(node, *node.listeners[listener]) for node in alive if listener in node.listeners]
+        """Each with host and port."""
+        self._reachable = {int(node.node_id) for node, _, _ in self.brokers}
+        self._alive = [int(node.node_id) for node in alive]
         self._replicas: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    @property
+    def controller_id(self) -> int:
+        """Any node answers what a controller would: the first that can be reached, -1 if none can."""
+        return int(self.brokers[0][0].node_id) if self.brokers else -1
 
     def leader(self, partition: Partition) -> int:
         return int(self._services.membership.leader_of(partition.partition_key).node_id)
+
+    def leader_error(self, leader: int, version: int) -> ErrorCode:
+        """Why `leader` cannot be named, in the codes of Metadata's versions (as KRaftMetadataCache)."""
+        if leader in self._reachable:
+            return ErrorCode.NONE
+        if version < FIRST_VERSION_WITH_LISTENER_NOT_FOUND:
+            return ErrorCode.LEADER_NOT_AVAILABLE
+        return ErrorCode.LISTENER_NOT_FOUND
+
+    def offline(self, replicas: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of `replicas` that cannot be reached through the listener."""
+        return tuple(node for node in replicas if node not in self._reachable)
 
     def replicas(self, leader: int, factor: int) -> tuple[int, ...]:
         """The leader and the live nodes after it by id, `factor` of them where as many are alive."""
@@ -92,24 +117,37 @@ class Placement:
 async def metadata(request: MetadataRequest, context: RequestContext) -> MetadataResponse:
     """Creates missing topics where client and broker both allow it; an all-topics request never does."""
     services = context.services
-    placement = Placement(services)
+    placement = Placement(context)
     operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
     found = await _find_topics(request, context)
     return MetadataResponse(
         brokers=tuple(
-            MetadataResponseBroker(node_id=node.node_id, host=node.host, port=node.port, rack=node.rack)
-            for node in services.membership.alive()
+            MetadataResponseBroker(node_id=node.node_id, host=host, port=port, rack=node.rack)
+            for node, host, port in placement.brokers
         ),
         cluster_id=services.cluster_id,
-        controller_id=services.membership.alive()[0].node_id,
+        controller_id=placement.controller_id,
         topics=tuple(
             [
-                _describe(answer, services, placement, operations) if isinstance(answer, Topic) else answer
+                _describe(answer, context, placement, operations) if isinstance(answer, Topic) else answer
                 async for answer in in_pieces(found)
             ]
         ),
         cluster_authorized_operations=(
             CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+        ),
+    )
+
+
+def refuse_metadata(request: MetadataRequest, version: int, code: ErrorCode, message: str | None) -> MetadataResponse:
+    """Without brokers, so that Java and librdkafka keep the metadata they have and ask again."""
+    return MetadataResponse(
+        error_code=code,
+        topics=tuple(
+            MetadataResponseTopic(
+                error_code=code, name=topic.name if version >= 12 else topic.name or "", topic_id=topic.topic_id
+            )
+            for topic in request.topics or ()
         ),
     )
 
@@ -194,19 +232,22 @@ async def _create_missing(names: Sequence[str], services: Services) -> dict[str,
     return codes
 
 
-def _describe(topic: Topic, services: Services, placement: Placement, operations: int) -> MetadataResponseTopic:
-    factor = requested_replication_factor(topic.configs, services.catalog.broker)
+def _describe(topic: Topic, context: RequestContext, placement: Placement, operations: int) -> MetadataResponseTopic:
+    factor = requested_replication_factor(topic.configs, context.services.catalog.broker)
     partitions: list[MetadataResponsePartition] = []
     for partition in topic.partitions:
         leader = placement.leader(partition)
         replicas = placement.replicas(leader, factor)
+        error = placement.leader_error(leader, context.version)
         partitions.append(
             MetadataResponsePartition(
+                error_code=error,
                 partition_index=partition.partition_index,
-                leader_id=leader,
+                leader_id=-1 if error else leader,
                 leader_epoch=partition.leader_epoch,
                 replica_nodes=replicas,
                 isr_nodes=replicas,
+                offline_replicas=placement.offline(replicas),
             )
         )
     return MetadataResponseTopic(
@@ -234,7 +275,7 @@ async def describe_topic_partitions(
     asked = {topic.name for topic in request.topics} or {topic.name for topic in services.catalog.topics()}
     names = sorted(name for name in asked if cursor is None or name >= cursor.topic_name)
     remaining = max(min(request.response_partition_limit, MAX_PARTITIONS_PER_PAGE), 1)
-    placement = Placement(services)
+    placement = Placement(context)
     described: list[DescribeTopicPartitionsResponseTopic] = []
     next_cursor: Cursor | None = None
     for name in names:
@@ -257,6 +298,14 @@ async def describe_topic_partitions(
     return DescribeTopicPartitionsResponse(topics=tuple(described), next_cursor=next_cursor)
 
 
+def refuse_describe_topic_partitions(
+    request: DescribeTopicPartitionsRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeTopicPartitionsResponse:
+    return DescribeTopicPartitionsResponse(
+        topics=tuple(DescribeTopicPartitionsResponseTopic(error_code=code, name=topic.name) for topic in request.topics)
+    )
+
+
 def _describe_page(
     topic: Topic, page: Iterable[Partition], services: Services, placement: Placement
 ) -> DescribeTopicPartitionsResponseTopic:
@@ -265,16 +314,19 @@ def _describe_page(
     for partition in page:
         leader = placement.leader(partition)
         replicas = placement.replicas(leader, factor)
+        error = placement.leader_error(leader, FIRST_VERSION_WITH_LISTENER_NOT_FOUND)
         partitions.append(
             DescribeTopicPartitionsResponsePartition(
+                error_code=error,
                 partition_index=partition.partition_index,
-                leader_id=leader,
+                leader_id=-1 if error else leader,
                 leader_epoch=partition.leader_epoch,
                 replica_nodes=replicas,
                 isr_nodes=replicas,
                 # Not null: Java's Admin client reads both without asking.
                 eligible_leader_replicas=(),
                 last_known_elr=(),
+                offline_replicas=placement.offline(replicas),
             )
         )
     return DescribeTopicPartitionsResponseTopic(
@@ -295,16 +347,21 @@ async def describe_cluster(request: DescribeClusterRequest, context: RequestCont
         raise KafkaError(ErrorCode.MISMATCHED_ENDPOINT_TYPE, "Controllers are not asked at this endpoint.")
     if request.endpoint_type != BROKERS_ENDPOINT:
         raise KafkaError(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"There is no endpoint type {request.endpoint_type}.")
-    services = context.services
-    alive = services.membership.alive()
+    placement = Placement(context)
     return DescribeClusterResponse(
-        cluster_id=services.cluster_id,
-        controller_id=alive[0].node_id,
+        cluster_id=context.services.cluster_id,
+        controller_id=placement.controller_id,
         brokers=tuple(
-            DescribeClusterBroker(broker_id=node.node_id, host=node.host, port=node.port, rack=node.rack)
-            for node in alive
+            DescribeClusterBroker(broker_id=node.node_id, host=host, port=port, rack=node.rack)
+            for node, host, port in placement.brokers
         ),
         cluster_authorized_operations=(
             CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
         ),
     )
+
+
+def refuse_describe_cluster(
+    request: DescribeClusterRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeClusterResponse:
+    return DescribeClusterResponse(error_code=code, error_message=message, endpoint_type=request.endpoint_type)

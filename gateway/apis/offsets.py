@@ -122,6 +122,24 @@ def _committed(commit: _Commit) -> OffsetCommitResponsePartition:
     )
 
 
+def refuse_offset_commit(
+    request: OffsetCommitRequest, version: int, code: ErrorCode, message: str | None
+) -> OffsetCommitResponse:
+    return OffsetCommitResponse(
+        topics=tuple(
+            OffsetCommitResponseTopic(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partitions=tuple(
+                    OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=code)
+                    for partition in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        )
+    )
+
+
 async def _commit(
     surviving: list[_Commit], request: OffsetCommitRequest, unknown: ErrorCode, context: RequestContext
 ) -> None:
@@ -292,6 +310,31 @@ async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> 
     )
 
 
+def refuse_offset_fetch(
+    request: OffsetFetchRequest, version: int, code: ErrorCode, message: str | None
+) -> OffsetFetchResponse:
+    """v1 on each partition, v2-7 at the top level, v8+ on each group."""
+    if version >= 8:
+        return OffsetFetchResponse(
+            groups=tuple(OffsetFetchResponseGroup(group_id=group.group_id, error_code=code) for group in request.groups)
+        )
+    topics: tuple[OffsetFetchResponseTopic, ...] = ()
+    if version < 2:
+        topics = tuple(
+            OffsetFetchResponseTopic(
+                name=topic.name,
+                partitions=tuple(
+                    OffsetFetchResponsePartition(
+                        partition_index=partition_index, committed_offset=-1, metadata="", error_code=code
+                    )
+                    for partition_index in topic.partition_indexes
+                ),
+            )
+            for topic in request.topics or ()
+        )
+    return OffsetFetchResponse(error_code=code, topics=topics)
+
+
 async def _response_topics(topic: _FetchedTopic) -> OffsetFetchResponseTopics:
     partitions = [
         OffsetFetchResponsePartitions(
@@ -401,3 +444,9 @@ async def offset_delete(request: OffsetDeleteRequest, context: RequestContext) -
         if doomed:
             await services.offsets.delete(request.group_id, doomed, lease)
     return OffsetDeleteResponse(topics=tuple(answers))
+
+
+def refuse_offset_delete(
+    request: OffsetDeleteRequest, version: int, code: ErrorCode, message: str | None
+) -> OffsetDeleteResponse:
+    return OffsetDeleteResponse(error_code=code)

@@ -112,6 +112,16 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
     return CreateTopicsResponse(topics=tuple(results[name] for name in plans))
 
 
+def refuse_create_topics(
+    request: CreateTopicsRequest, version: int, code: ErrorCode, message: str | None
+) -> CreateTopicsResponse:
+    return CreateTopicsResponse(
+        topics=tuple(
+            CreatableTopicResult(name=topic.name, error_code=code, error_message=message) for topic in request.topics
+        )
+    )
+
+
 async def make_topics(wanted: Sequence[NewTopic], services: Services) -> dict[str, Topic | KafkaError]:
     """Creates the topics in Postgres and tells the catalog; TOPIC_ALREADY_EXISTS is Postgres' to say."""
     if not wanted:
@@ -265,6 +275,21 @@ async def delete_topics(request: DeleteTopicsRequest, context: RequestContext) -
     return DeleteTopicsResponse(responses=tuple(responses.values()))
 
 
+def refuse_delete_topics(
+    request: DeleteTopicsRequest, version: int, code: ErrorCode, message: str | None
+) -> DeleteTopicsResponse:
+    if version >= 6:
+        responses = tuple(
+            DeletableTopicResult(name=topic.name, topic_id=topic.topic_id, error_code=code, error_message=message)
+            for topic in request.topics
+        )
+    else:
+        responses = tuple(
+            DeletableTopicResult(name=name, error_code=code, error_message=message) for name in request.topic_names
+        )
+    return DeleteTopicsResponse(responses=responses)
+
+
 def _find_deletable(state: DeleteTopicState, named: Counter[str | UUID], services: Services) -> Topic:
     if state.name is not None and state.topic_id != NO_ID:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Give either the name or the id of a topic.")
@@ -321,6 +346,17 @@ async def create_partitions(request: CreatePartitionsRequest, context: RequestCo
         else:
             results[topic.name] = CreatePartitionsTopicResult(name=topic.name)
     return CreatePartitionsResponse(results=tuple(results.values()))
+
+
+def refuse_create_partitions(
+    request: CreatePartitionsRequest, version: int, code: ErrorCode, message: str | None
+) -> CreatePartitionsResponse:
+    return CreatePartitionsResponse(
+        results=tuple(
+            CreatePartitionsTopicResult(name=topic.name, error_code=code, error_message=message)
+            for topic in request.topics
+        )
+    )
 
 
 def _growth(topic: CreatePartitionsTopic, services: Services) -> int:

@@ -1,8 +1,7 @@
 """Which of Kafka's codes says what storage said: one table for refusals, one for a database that is away.
 
 The one idea: handlers pass on what storage decided, and the translation is in one place. How a code is laid out in an
-answer is `gateway/net/error_responses.py`'s; which element of a partly successful request fails is the handler's
-business.
+answer, and which element of a partly successful request fails, is the handler's business.
 """
 
 from __future__ import annotations

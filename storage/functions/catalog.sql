@@ -66,7 +66,7 @@ begin
 end
 $$;
 
-create function register_node(p_name text, p_host text, p_port integer, p_rack text, p_ttl_ms bigint)
+create function register_node(p_name text, p_listeners jsonb, p_rack text, p_ttl_ms bigint)
 returns node
 language plpgsql volatile
 as $$
@@ -76,22 +76,22 @@ declare
 begin
     lock table node in share row exclusive mode;
     update node n
-    set host = p_host, port = p_port, rack = p_rack, incarnation = n.incarnation + 1,
+    set listeners = p_listeners, rack = p_rack, incarnation = n.incarnation + 1,
         registered_at = clock_timestamp(), expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond'
     where n.name = p_name
     returning n.* into registered;
     if found then
         return registered;
     end if;
-    insert into node as n (node_id, name, host, port, rack, expires_at)
+    insert into node as n (node_id, name, listeners, rack, expires_at)
     select
-        min(candidate), p_name, p_host, p_port, p_rack, clock_timestamp() + p_ttl_ms * interval '1 millisecond'
+        min(candidate), p_name, p_listeners, p_rack, clock_timestamp() + p_ttl_ms * interval '1 millisecond'
     from generate_series(1, (select count(*) + 1 from node)) candidate
     where not exists (
         select from node taken where taken.node_id = candidate and taken.expires_at > clock_timestamp()
     )
     on conflict (node_id) do update set
-        name = excluded.name, host = excluded.host, port = excluded.port, rack = excluded.rack,
+        name = excluded.name, listeners = excluded.listeners, rack = excluded.rack,
         incarnation = n.incarnation + 1, registered_at = excluded.registered_at, expires_at = excluded.expires_at
     returning n.* into registered;
     return registered;

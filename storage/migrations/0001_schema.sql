@@ -147,14 +147,14 @@ comment on table compaction_state is 'How far the cleaner came. `revision` fence
 create table node (
     node_id        integer primary key check (node_id >= 1),
     name           text collate "C" not null unique,
-    host           text    not null,
-    port           integer not null,
+    listeners      jsonb   not null,
     rack           text,
     incarnation    bigint  not null default 1,
     registered_at  timestamptz not null default now(),
     expires_at     timestamptz not null
 ) with (fillfactor = 50);
 
+comment on column node.listeners is 'Listener name -> [host, port] at which its clients are told to connect.';
 comment on column node.incarnation is 'Rises whenever a process registers under this id, and fences the one before it.';
 
 create table coordinator_lease (

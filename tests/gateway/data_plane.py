@@ -20,6 +20,7 @@ from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
 from gateway.log.validator import BatchValidator
 from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.net.places import NO_PLACE
 from gateway.operate.metrics import Metrics
 from protocol.api_keys import ApiKey
 from protocol.compression import Compression
@@ -59,6 +60,7 @@ class DataPlane:
         self.topics = TopicStore(database)
         self.log = LogStore(database)
         self.tail = Tail(tail_bytes)
+        self.connections: dict[str, ConnectionInfo] = {}
         self.commits: list[tuple[int, int]] = []
         self.appender = Appender(
             self.log,
@@ -68,7 +70,7 @@ class DataPlane:
         )
         self.validator = BatchValidator()
         self.catalog = Catalog(self.topics, self.tail, BrokerConfig())
-        self.membership = Membership(NodeStore(database), name, 9092, None, 60_000)
+        self.membership = Membership(NodeStore(database), {"PLAINTEXT": (name, 9092)}, None, 60_000)
         unused = cast("Any", None)
         self.services = Services(
             settings=unused,
@@ -99,7 +101,9 @@ class DataPlane:
         self.catalog.remove(topic.topic_id)
 
     def context(self, api_key: ApiKey, version: int, connection_id: str = "connection") -> RequestContext:
-        return RequestContext(api_key, version, 1, "tests", ConnectionInfo(connection_id, "/127.0.0.1"), self.services)
+        connection = self.connections.setdefault(connection_id, ConnectionInfo(connection_id, "/127.0.0.1"))
+        place = connection.line.take() if api_key is ApiKey.PRODUCE else NO_PLACE
+        return RequestContext(api_key, version, 1, "tests", connection, self.services, place)
 
     # --- produce ------------------------------------------------------------------------------------------------------
 

@@ -300,6 +300,13 @@ async def test_other_coordinators_are_refused(node: GroupNode, key_type: int, co
         assert found.error_message
 
 
+async def test_a_coordinator_without_the_askers_listener_is_not_available(node: GroupNode) -> None:
+    for version in range(7):
+        answer = await node.ask(FindCoordinatorRequest(key=G, coordinator_keys=(G,)), version, listener="OUTSIDE")
+        found = answer if version < 4 else answer.coordinators[0]
+        assert (found.error_code, found.node_id) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
+
+
 async def test_a_shard_that_nobody_is_known_to_hold_has_no_coordinator_yet(
     node: GroupNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

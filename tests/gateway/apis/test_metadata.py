@@ -357,6 +357,45 @@ async def test_negative_cursor(database_url: str) -> None:
         assert refused.value.code is ErrorCode.INVALID_REQUEST
 
 
+# --- listeners ------------------------------------------------------------------------------------------------------
+
+
+INSIDE_AND_OUTSIDE = {"INSIDE": ("10.0.0.1", 9092), "OUTSIDE": ("kafka.example.org", 443)}
+
+
+async def test_a_client_is_told_addresses_of_the_listener_it_came_by(database_url: str) -> None:
+    async with admin_node(database_url, listeners=INSIDE_AND_OUTSIDE) as node:
+        for listener, address in INSIDE_AND_OUTSIDE.items():
+            answer = await node.ask(ApiKey.METADATA, MetadataRequest(), 13, listener=listener)
+            assert [(each.host, each.port) for each in answer.brokers] == [address]
+            answer = await node.ask(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), 2, listener=listener)
+            assert [(each.host, each.port) for each in answer.brokers] == [address]
+
+
+async def test_a_node_without_the_listener_is_not_named(database_url: str) -> None:
+    """As KRaftMetadataCache: its partitions say LISTENER_NOT_FOUND, before Metadata v6 LEADER_NOT_AVAILABLE."""
+    async with (
+        admin_node(database_url, listeners=INSIDE_AND_OUTSIDE) as node,
+        admin_node(database_url, listeners={"INSIDE": ("10.0.0.2", 9092)}),
+    ):
+        await node.membership.renew()
+        await node.create("t", 8, factor=2)
+        for version, code in ((5, ErrorCode.LEADER_NOT_AVAILABLE), (6, ErrorCode.LISTENER_NOT_FOUND)):
+            answer = await node.ask(ApiKey.METADATA, MetadataRequest(topics=named("t")), version, listener="OUTSIDE")
+            assert [each.node_id for each in answer.brokers] == [answer.controller_id] == [1]
+            partitions = answer.topics[0].partitions
+            assert {(part.error_code, part.leader_id) for part in partitions} == {(0, 1), (code, -1)}
+            assert {part.offline_replicas for part in partitions} == {(2,)}
+        request = DescribeTopicPartitionsRequest(topics=(TopicRequest(name="t"),))
+        described = await node.ask(ApiKey.DESCRIBE_TOPIC_PARTITIONS, request, 0, listener="OUTSIDE")
+        partitions = described.topics[0].partitions
+        found = {(part.error_code, part.leader_id) for part in partitions}
+        assert found == {(0, 1), (ErrorCode.LISTENER_NOT_FOUND, -1)}
+        inside = await node.ask(ApiKey.METADATA, MetadataRequest(topics=named("t")), 13, listener="INSIDE")
+        assert {part.error_code for part in inside.topics[0].partitions} == {0}
+        assert [each.node_id for each in inside.brokers] == [1, 2]
+
+
 # --- DescribeCluster ------------------------------------------------------------------------------------------------
 
 

@@ -15,13 +15,11 @@ import crc32c
 import pytest
 import structlog
 
-from gateway.apis.produce import MAX_LOGGED_REFUSALS, produce
+from gateway.apis.produce import MAX_LOGGED_REFUSALS, awaits_answer, produce
 from gateway.log import batch_validation
-from gateway.net.connection import UnanswerableError
-from gateway.net.context import ConnectionInfo
 from protocol.api_keys import ApiKey
 from protocol.compression import Compression
-from protocol.errors import ErrorCode
+from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from protocol.records import HEAD_BYTES, TimestampType, read_head, verify_crc
 from storage.types import NewTopic, Topic
@@ -189,7 +187,7 @@ async def test_another_connection_does_not_wait_for_what_takes_long_to_judge(
     large = asyncio.create_task(node.send(topic, batch_of(bytes(300_000))))
     try:
         await asyncio.sleep(0)
-        context = replace(node.context(ApiKey.PRODUCE, 9), connection=ConnectionInfo("another", "/127.0.0.1"))
+        context = node.context(ApiKey.PRODUCE, 9, "another")
         assert await produce(produce_request([(topic, 1, batch_of(b"small"))]), context) is not None
         assert not large.done()
     finally:
@@ -231,17 +229,19 @@ async def test_a_request_of_very_many_partitions_lets_others_run(
 # --- acks ------------------------------------------------------------------------------------------------------------
 
 
-async def test_acks_0_is_answered_by_silence(node: DataPlane) -> None:
+async def test_acks_0_is_written_though_nobody_waits_for_the_answer(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     request = produce_request([(topic, 0, batch_of(b"a"))], acks=0)
-    assert await produce(request, node.context(ApiKey.PRODUCE, 9)) is None
+    assert not awaits_answer(request)
+    await produce(request, node.context(ApiKey.PRODUCE, 9))
     assert await values_of(node, topic) == [b"a"]
 
 
-async def test_a_refused_acks_0_closes_the_connection(node: DataPlane) -> None:
+async def test_a_batch_of_acks_0_that_is_refused_refuses_the_request(node: DataPlane) -> None:
     request = produce_request([("missing", 0, batch_of(b"a"))], acks=0)
-    with pytest.raises(UnanswerableError):
+    with pytest.raises(KafkaError) as refused:
         await produce(request, node.context(ApiKey.PRODUCE, 9))
+    assert refused.value.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 @pytest.mark.parametrize("acks", [1, -1])
@@ -384,13 +384,11 @@ async def test_requests_of_one_connection_enter_the_log_as_they_came(node: DataP
         assert {p.error_code for topic in response.responses for p in topic.partition_responses} == {0}
     assert await values_of(node, hidden) == [b"0", b"1", b"3", b"4"]
     assert await values_of(node, known) == [b"1", b"2", b"4"]
-    assert not node.appender.must_wait("connection"), "nothing is kept of the wait"
 
 
 async def test_another_connection_does_not_wait_for_a_lookup(node: DataPlane) -> None:
     await node.create_topic("known")
-    async with node.appender.turn("slow"):
-        assert node.appender.must_wait("slow")
+    async with node.context(ApiKey.PRODUCE, 9, "slow").place:
         behind = asyncio.create_task(node.send("known", batch_of(b"behind"), connection_id="slow"))
         answer = await node.send("known", batch_of(b"other"), connection_id="other")
         assert answer.base_offset == 0

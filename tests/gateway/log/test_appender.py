@@ -289,23 +289,6 @@ async def test_two_nodes_append_to_the_same_partitions(node: DataPlane, database
                 assert offsets_in(await at.fetch_one(topic, 0, partition=index, max_wait_ms=0)) == expected
 
 
-async def test_only_whole_turns(node: DataPlane) -> None:
-    order: list[str] = []
-
-    async def take(name: str, pauses: int) -> None:
-        async with node.appender.turn("c"):
-            for _ in range(pauses):
-                await asyncio.sleep(0)
-            order.append(name)
-
-    tasks = [asyncio.create_task(take(name, pauses)) for name, pauses in [("a", 5), ("b", 0), ("c", 3), ("d", 0)]]
-    await asyncio.sleep(0)
-    tasks[2].cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert order == ["a", "b", "d"]
-    assert not node.appender.must_wait("c")
-
-
 async def test_a_bug_in_a_commit_hangs_nobody_and_what_waits_is_committed(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -311,7 +311,7 @@ async def test_old_offsets_go_round_by_round_and_those_of_a_reading_group_stay(
     monkeypatch.setattr(maintenance_module, "OFFSETS_PER_STATEMENT", 2)
     topic = await node.create_topic("t", 5)
     nodes, offsets = NodeStore(node.database), OffsetStore(node.database)
-    node_id = await nodes.register("127.0.0.1", 9093, None, 60_000)
+    node_id = await nodes.register("127.0.0.1:9093", {"PLAINTEXT": ("127.0.0.1", 9093)}, None, 60_000)
     leases = await nodes.acquire_leases(node_id, range(SHARDS), 60_000)
     stale = replace(leases[shard_of("fenced")], lease_epoch=0)
     old_ms = now_ms() - 8 * 24 * HOUR_MS
