@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 import structlog
 
 from gateway.apis import SERVED
+from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.topics import create_internal_topics
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
@@ -24,7 +25,7 @@ from gateway.config.broker import ConfigError
 from gateway.config.listeners import Listener, render_address
 from gateway.config.settings import Settings, hide_password
 from gateway.coordinator import model
-from gateway.groups.runtime import Groups
+from gateway.groups.groups import Groups
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
@@ -48,6 +49,7 @@ from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.producers import ProducerStore
+from storage.store import open_store
 from storage.topics import TopicStore
 from storage.types import Address
 
@@ -118,11 +120,14 @@ class App:
         await create_internal_topics(topics)
         broker = settings.broker.with_dynamic(await topics.load_broker_configs())
         node_store = NodeStore(database)
-        log_store = LogStore(database)
+        directory = await open_store(database, settings.log_directory)
+        log_store = LogStore(database, directory, inline_max_bytes=broker.log_store_inline_max_bytes)
+        self._undo.append(("log", STEP_TIMEOUT_S, log_store.close))
+        metrics.damaged_chunks.set_function(lambda: log_store.damaged_chunks)
 
         tail = Tail(settings.tail_bytes)
         catalog = Catalog(topics, tail, broker)
-        await catalog.refresh()
+        await catalog.refresh_if_changed()
         appender = Appender(log_store, tail, committers=settings.committers, observe_commit=metrics.observe_commit)
         validator = BatchValidator()
         self._undo.append(("validation threads", STEP_TIMEOUT_S, validator.close))
@@ -163,8 +168,9 @@ class App:
             membership=membership,
             metrics=metrics,
             cluster_id=await topics.cluster_id(),
+            described_topics=DescribedTopics(),
         )
-        maintenance = Maintenance(database, catalog, tail, membership, leases.current, groups.in_memory)
+        maintenance = Maintenance(database, log_store, catalog, tail, membership, leases.current, groups.in_use)
         self._start_passes(services, leases, maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
         await self._start_http(exporter, server, services, leases)
@@ -244,7 +250,7 @@ class App:
 
         async def database() -> str | None:
             try:
-                await services.topics.version()
+                await services.topics.revision()
             except StorageError as error:
                 return str(error)
             return None

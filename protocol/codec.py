@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from protocol.errors import ProtocolError
-from protocol.grammar import grammar
+from protocol.grammar import Array, Record, grammar
 from protocol.messages import declared_messages, find_message
 from protocol.schema import Direction, message_schema, struct_schema
 from protocol.specialise import Chunk, Decoder, Encoder, has_records, specialise_decoder, specialise_encoder
@@ -33,6 +33,7 @@ _request_types: dict[tuple[int, int], type[Any]] = {
 }
 _decoders: dict[tuple[type[Any], int, int], tuple[Decoder, bool]] = {}
 _encoders: dict[tuple[type[Any], int], Encoder] = {}
+_element_encoders: dict[tuple[type[Any], str, int], Encoder] = {}
 
 
 def request_class(api_key: int) -> type[Any]:
@@ -96,6 +97,22 @@ def encode(message: Any, version: int) -> list[Chunk]:
         return encoder(message)
     except (AttributeError, TypeError, ValueError, struct.error) as error:
         raise ValueError(f"{message_type.__name__} v{version}: {error}") from error
+
+
+def encode_element(message_type: type[Any], field: str, element: Any, version: int) -> bytes:
+    """One element of an array of structs of a message, for `EncodedElements`. Raises ValueError as `encode`, KeyError
+    where the message has no such array."""
+    encoder = _element_encoders.get((message_type, field, version))
+    if encoder is None:
+        arrays = {subcon.name: subcon.subcon for subcon in grammar(message_type, version).subcons}
+        array = arrays[field]
+        if not isinstance(array, Array) or not isinstance(array.element, Record):
+            raise KeyError(field)
+        encoder = _element_encoders[message_type, field, version] = specialise_encoder(array.element, version)
+    try:
+        return b"".join(encoder(element))
+    except (AttributeError, TypeError, ValueError, struct.error) as error:
+        raise ValueError(f"{message_type.__name__}.{field} v{version}: {error}") from error
 
 
 def decode_request(

@@ -44,6 +44,14 @@ Decoder: TypeAlias = Callable[[Buffer, int, int], tuple[Any, int]]
 Encoder: TypeAlias = Callable[[Any], list[Chunk]]
 """Raises ValueError, TypeError, AttributeError or struct.error for values that have no place on the wire."""
 
+
+class EncodedElements(tuple[Any, ...]):
+    """The bytes of an array's structs, encoded already, a piece each. It may stand for such an array where that is a
+    field of the message itself: a long answer that hardly changes is put together and not written anew."""
+
+    __slots__ = ()
+
+
 UVARINTS = tuple(write_uvarint(value) for value in range(1 << 12))
 """The lengths, counts and tags that occur, ready made."""
 
@@ -362,7 +370,8 @@ class _EncoderSource(_Source):
     def __init__(self, record: Record, version: int) -> None:
         super().__init__(record, version, "encode")
         self.pending: list[tuple[str, str]] = []
-        self.names |= {"U": UVARINTS, "uvarint": write_uvarint, "pack": pack}
+        self.names |= {"U": UVARINTS, "uvarint": write_uvarint, "pack": pack, "EncodedElements": EncodedElements}
+        self.own_arrays = {id(subcon.subcon) for subcon in record.subcons}
 
     def compile(self) -> Encoder:
         root = self.fresh("o")
@@ -466,6 +475,10 @@ class _EncoderSource(_Source):
                 with self.block(f"if {name}:"):
                     self.line(f"out += pack(f'>{{len({name})}}{element.fmtstr[1:]}', *{name})")
                 return
+            if id(piece) in self.own_arrays and isinstance(element, Record) and not has_records(element):
+                with self.block(f"if {name}.__class__ is EncodedElements:"):
+                    self.line(f"out += b''.join({name})")
+                    self.line(f"{name} = ()")
             item = self.fresh("o")
             with self.block(f"for {item} in {name}:"):
                 self.write(element, item)

@@ -32,9 +32,8 @@ async def find_coordinator(request: FindCoordinatorRequest, context: RequestCont
     for start in range(0, len(keys), PIECE):
         some = keys[start : start + PIECE]
         found = await _find(some, request.key_type, context.services)
-        coordinators += [
-            _coordinator(key, one, context.connection.listener) for key, one in zip(some, found, strict=True)
-        ]
+        listener = context.connection.listener
+        coordinators += (_coordinator(key, node, listener) for key, node in zip(some, found, strict=True))
         if start:
             await asyncio.sleep(0)
     if context.version >= FIRST_VERSION_WITH_KEYS:

@@ -3,8 +3,7 @@
 The one idea: leaders and replicas are a routing hint. Any node could serve any partition, so the hint only spreads the
 load over the nodes that are alive; replicas are as many of them as the topic's replication factor asks for.
 
-Known topics are answered from memory, so clients keep their routes while Postgres is away. There is no authorizer:
-where authorized operations are asked for, they are all that the resource has.
+Known topics are answered from memory, so clients keep their routes while Postgres is away.
 """
 
 from __future__ import annotations
@@ -14,9 +13,11 @@ from uuid import UUID
 
 import structlog
 
+from gateway.apis.described_topics import MIN_PARTITIONS
 from gateway.apis.topics import make_topics, plan_automatic
 from gateway.config.topic import requested_replication_factor
-from gateway.log.topic_names import RenderedNames, why_illegal
+from gateway.log.topic_names import why_illegal
+from gateway.net.authorized_operations import CLUSTER, Resource, authorized_operations
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces, mapped
@@ -46,15 +47,6 @@ from storage.types import NewTopic, Partition, Topic
 log = structlog.get_logger(__name__)
 
 NO_ID = UUID(int=0)
-NOT_ASKED = -(2**31)
-"""Authorized operations that nobody asked for."""
-
-TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
-"""READ WRITE CREATE DELETE ALTER DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS (upstream's AclEntry.supportedOperations)."""
-
-CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
-"""CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE."""
-
 MAX_CREATED = 100
 """Topics that one Metadata request creates; a client that wants more is told to ask again (LEADER_NOT_AVAILABLE)."""
 
@@ -72,7 +64,6 @@ class Placement:
     one listener: a node that does not have it cannot be reached by who asks, and is not named as a broker."""
 
     def __init__(self, context: RequestContext) -> None:
-        self._services = context.services
         listener = context.connection.listener
         alive = context.services.membership.alive()
         self.brokers = [(node, *node.listeners[listener]) for node in alive if listener in node.listeners]
@@ -80,6 +71,9 @@ class Placement:
         self._reachable = {int(node.node_id) for node, _, _ in self.brokers}
         self._alive = [int(node.node_id) for node in alive]
         self._replicas: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._leaders = context.services.membership.leaders
+        self.view = (listener, self._leaders)
+        """Answers of two placements with one view are the same."""
 
     @property
     def controller_id(self) -> int:
@@ -87,7 +81,7 @@ class Placement:
         return int(self.brokers[0][0].node_id) if self.brokers else -1
 
     def leader(self, partition: Partition) -> int:
-        return int(self._services.membership.leader_of(partition.partition_key).node_id)
+        return self._leaders.leader(partition.partition_key)
 
     def leader_error(self, leader: int, version: int) -> ErrorCode:
         """Why `leader` cannot be named, in the codes of Metadata's versions (as KRaftMetadataCache)."""
@@ -118,7 +112,7 @@ async def metadata(request: MetadataRequest, context: RequestContext) -> Metadat
     """Creates missing topics where client and broker both allow it; an all-topics request never does."""
     services = context.services
     placement = Placement(context)
-    operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
+    with_operations = request.include_topic_authorized_operations
     found = await _find_topics(request, context)
     return MetadataResponse(
         brokers=tuple(
@@ -127,15 +121,28 @@ async def metadata(request: MetadataRequest, context: RequestContext) -> Metadat
         ),
         cluster_id=services.cluster_id,
         controller_id=placement.controller_id,
-        topics=tuple(
+        topics=await _describe_all(found, context, placement, with_operations),
+        cluster_authorized_operations=authorized_operations(
+            Resource.CLUSTER, CLUSTER, context, asked=request.include_cluster_authorized_operations
+        ),
+    )
+
+
+async def _describe_all(
+    found: Sequence[Topic | MetadataResponseTopic], context: RequestContext, placement: Placement, with_operations: bool
+) -> tuple[MetadataResponseTopic, ...]:
+    """Many at once as bytes that are kept, few as they are."""
+    topics = [answer for answer in found if isinstance(answer, Topic)]
+    if len(topics) < len(found) or sum(len(topic.partitions) for topic in topics) < MIN_PARTITIONS:
+        return tuple(
             [
-                _describe(answer, context, placement, operations) if isinstance(answer, Topic) else answer
+                _describe(answer, context, placement, with_operations) if isinstance(answer, Topic) else answer
                 async for answer in in_pieces(found)
             ]
-        ),
-        cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
-        ),
+        )
+    view = (placement.view, with_operations, context.services.catalog.broker.default_replication_factor)
+    return await context.services.described_topics.encode(
+        topics, context.version, view, lambda topic: _describe(topic, context, placement, with_operations)
     )
 
 
@@ -217,7 +224,7 @@ def _failed(name: str, codes: dict[str, ErrorCode]) -> MetadataResponseTopic:
 async def _create_missing(names: Sequence[str], services: Services) -> dict[str, ErrorCode]:
     """Why some of these names are still no topics; those that are missing from the answer were created."""
     codes = dict.fromkeys(names[MAX_CREATED:], ErrorCode.LEADER_NOT_AVAILABLE)
-    rendered = RenderedNames(topic.name for topic in services.catalog.topics())
+    rendered = services.catalog.rendered_names()
     plans: list[NewTopic] = []
     for name in names[:MAX_CREATED]:
         try:
@@ -232,7 +239,9 @@ async def _create_missing(names: Sequence[str], services: Services) -> dict[str,
     return codes
 
 
-def _describe(topic: Topic, context: RequestContext, placement: Placement, operations: int) -> MetadataResponseTopic:
+def _describe(
+    topic: Topic, context: RequestContext, placement: Placement, with_operations: bool
+) -> MetadataResponseTopic:
     factor = requested_replication_factor(topic.configs, context.services.catalog.broker)
     partitions: list[MetadataResponsePartition] = []
     for partition in topic.partitions:
@@ -255,7 +264,7 @@ def _describe(topic: Topic, context: RequestContext, placement: Placement, opera
         topic_id=topic.topic_id,
         is_internal=topic.internal,
         partitions=tuple(partitions),
-        topic_authorized_operations=operations,
+        topic_authorized_operations=authorized_operations(Resource.TOPIC, topic.name, context, asked=with_operations),
     )
 
 
@@ -291,7 +300,7 @@ async def describe_topic_partitions(
         first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
         page = topic.partitions[first : first + remaining]
         remaining -= len(page)
-        described.append(_describe_page(topic, page, services, placement))
+        described.append(_describe_page(topic, page, context, placement))
         if first + len(page) < len(topic.partitions):
             next_cursor = Cursor(topic_name=name, partition_index=first + len(page))
             break
@@ -307,9 +316,9 @@ def refuse_describe_topic_partitions(
 
 
 def _describe_page(
-    topic: Topic, page: Iterable[Partition], services: Services, placement: Placement
+    topic: Topic, page: Iterable[Partition], context: RequestContext, placement: Placement
 ) -> DescribeTopicPartitionsResponseTopic:
-    factor = requested_replication_factor(topic.configs, services.catalog.broker)
+    factor = requested_replication_factor(topic.configs, context.services.catalog.broker)
     partitions: list[DescribeTopicPartitionsResponsePartition] = []
     for partition in page:
         leader = placement.leader(partition)
@@ -334,7 +343,7 @@ def _describe_page(
         topic_id=topic.topic_id,
         is_internal=topic.internal,
         partitions=tuple(partitions),
-        topic_authorized_operations=TOPIC_OPERATIONS,
+        topic_authorized_operations=authorized_operations(Resource.TOPIC, topic.name, context, asked=True),
     )
 
 
@@ -355,8 +364,8 @@ async def describe_cluster(request: DescribeClusterRequest, context: RequestCont
             DescribeClusterBroker(broker_id=node.node_id, host=host, port=port, rack=node.rack)
             for node, host, port in placement.brokers
         ),
-        cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+        cluster_authorized_operations=authorized_operations(
+            Resource.CLUSTER, CLUSTER, context, asked=request.include_cluster_authorized_operations
         ),
     )
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 import structlog
 
+from gateway.cluster.placement import Leaders
 from gateway.config.listeners import render_address, render_listeners
 from storage.errors import StorageConflict
 from storage.nodes import NodeStore
@@ -33,6 +34,7 @@ class Membership:
         self._ttl_ms = ttl_ms
         self._self_node: Node | None = None
         self._alive: list[Node] = []
+        self._leaders = Leaders(())
         self._alone_since_s = float("-inf")
 
     @property
@@ -61,8 +63,14 @@ class Membership:
         return self._alone_since_s
 
     def leader_of(self, partition_key: PartitionKey) -> Node:
-        """The node that clients are pointed to for a partition: any could serve it, so this spreads the load."""
-        return self._alive[partition_key % len(self._alive)]
+        """The node that clients are pointed to for a partition."""
+        leader = self._leaders.leader(partition_key)
+        return next(node for node in self._alive if node.node_id == leader)
+
+    @property
+    def leaders(self) -> Leaders:
+        """Where clients of partitions are pointed to; another object whenever the live nodes are others."""
+        return self._leaders
 
     async def join(self) -> None:
         """Registers this node. Raises StorageError."""
@@ -98,4 +106,5 @@ class Membership:
         elif len(before) > 1:
             self._alone_since_s = asyncio.get_running_loop().time()
         if before != after:
+            self._leaders = Leaders(after)
             log.info("live nodes", nodes=[f"{node.node_id}={render_listeners(node.listeners)}" for node in self._alive])

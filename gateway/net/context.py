@@ -16,9 +16,10 @@ from protocol.api_keys import ApiKey
 from protocol.messages.api_versions import ApiVersion
 
 if TYPE_CHECKING:
+    from gateway.apis.described_topics import DescribedTopics
     from gateway.cluster.membership import Membership
     from gateway.config.settings import Settings
-    from gateway.groups.runtime import Groups
+    from gateway.groups.groups import Groups
     from gateway.log.appender import Appender
     from gateway.log.catalog import Catalog
     from gateway.log.tail import Tail
@@ -83,6 +84,7 @@ class Services:
     membership: Membership
     metrics: Metrics
     cluster_id: str
+    described_topics: DescribedTopics
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,9 @@ class Metrics:
         self.committed_batches = self._counter("committed_batches", "Record batches made durable.")
         self.refused_batches = self._counter("refused_batches", "Record batches refused, by error.", "error")
         self.committed_bytes = self._counter("committed_bytes", "Bytes of record batches made durable.")
+        self.damaged_chunks = self._gauge(
+            "damaged_chunks", "Times that records were asked for whose bytes are missing or wrong, since the start."
+        )
         self.group_rebalances = self._counter("group_rebalances", "Groups that entered PreparingRebalance.")
         self.leases_held = self._gauge("coordinator_leases", "Group coordinator shards this node holds.")
 

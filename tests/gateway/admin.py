@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from gateway.apis.configs import alter_configs, describe_configs, incremental_alter_configs, list_config_resources
+from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.log_dirs import describe_log_dirs
 from gateway.apis.metadata import describe_cluster, describe_topic_partitions, metadata
 from gateway.apis.topics import create_partitions, create_topics, delete_topics
@@ -76,6 +77,7 @@ class AdminNode:
             membership=self.membership,
             metrics=unused,
             cluster_id=CLUSTER_ID,
+            described_topics=DescribedTopics(),
         )
 
     async def ask(self, api_key: ApiKey, request: Any, version: int, *, listener: str = "PLAINTEXT") -> Any:
@@ -132,7 +134,7 @@ async def admin_node(
     try:
         node = AdminNode(database, listeners or {"PLAINTEXT": (name, 9092)}, rack, broker or {})
         await node.membership.join()
-        await node.catalog.refresh()
+        await node.catalog.refresh_if_changed()
         yield node
     finally:
         await database.close()

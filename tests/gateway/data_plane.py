@@ -10,6 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
+from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.fetch import fetch
 from gateway.apis.list_offsets import list_offsets
 from gateway.apis.produce import produce
@@ -86,6 +87,7 @@ class DataPlane:
             membership=self.membership,
             metrics=Metrics(),
             cluster_id="cluster",
+            described_topics=DescribedTopics(),
         )
 
     async def create_topic(
@@ -212,7 +214,7 @@ async def data_plane(
     try:
         node = DataPlane(database, tail_bytes=tail_bytes, committers=committers, name=name)
         await node.membership.join()
-        await node.catalog.refresh()
+        await node.catalog.refresh_if_changed()
         yield node
         await node.appender.drain(5.0)
         await node.validator.close()

@@ -456,7 +456,7 @@ async def test_a_slow_cold_read_does_not_hold_the_tail_back(
         await warm.fill(topic, [300], partition=partition)
     warm.tail.forget(topic.partitions[1].partition_key)
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
-        await connection.execute("lock table sluice.batch in access exclusive mode")
+        await connection.execute("lock table sluice.chunk in access exclusive mode")
         response = await asyncio.wait_for(warm.fetch([(topic, at(0, 0)), (topic, at(0, 1))]), 4)
     assert sizes(response) == [[300], []]
     assert response.responses[1].partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from uuid import UUID, uuid4
 
 import pytest
@@ -69,6 +70,36 @@ async def check_one_topic(node: AdminNode, topic: Topic, version: int) -> None:
         assert found.topic_authorized_operations == NOT_ASKED
     if version >= 10:
         assert found.topic_id == topic.topic_id
+
+
+async def test_a_large_answer_is_the_same_as_its_small_ones_before_and_after_every_change(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept encoded follows the topics, the live nodes and what was asked for."""
+
+    async def both(version: int, **flags: bool) -> None:
+        kept = await ask(node, version, None if version else (), **flags)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.modules["gateway.apis.metadata"], "MIN_PARTITIONS", 10**9)
+            assert await ask(node, version, None if version else (), **flags) == kept
+        assert len(kept.topics) == len(node.catalog.topics())
+
+    monkeypatch.setattr(sys.modules["gateway.apis.metadata"], "MIN_PARTITIONS", 1)
+    async with admin_node(database_url) as node:
+        await node.create("a", 3)
+        b = await node.create("b", 2)
+        for version in VERSIONS:
+            await both(version)
+        for version in range(8, 14):
+            await both(version, include_topic_authorized_operations=True)
+        wider = await node.topics.create_partitions(b.topic_id, 5)
+        assert isinstance(wider, Topic)
+        await both(12)
+        async with admin_node(database_url, name="other.example"):
+            await node.membership.renew()
+            await both(12)
+        await node.topics.delete(b.topic_id)
+        await both(12)
 
 
 async def test_null_is_all_and_empty_is_none_but_for_version_0(database_url: str) -> None:
@@ -213,7 +244,7 @@ async def test_broker_forbids_automatic_creation(database_url: str) -> None:
     async with admin_node(database_url, broker={"auto.create.topics.enable": "false"}) as node:
         for version in (0, 3, 4, 13):
             assert codes(await ask(node, version, named("x"))) == {"x": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
-        assert await node.topics.load() == (await node.topics.version(), [])
+        assert (await node.topics.changes(0)).topics == ()
 
 
 async def test_illegal_names(database_url: str) -> None:
@@ -264,7 +295,7 @@ async def test_known_topics_are_answered_without_postgres(database_url: str) -> 
         async def unavailable(*_arguments):
             raise StorageUnavailable("away")
 
-        node.topics.version = node.topics.find = node.topics.find_by_id = unavailable  # type: ignore[method-assign]
+        node.topics.changes = node.topics.find = node.topics.find_by_id = unavailable  # type: ignore[method-assign]
         assert codes(await ask(node, 9, None)) == {"known": ErrorCode.NONE}
         assert codes(await ask(node, 9, named("known", "other"))) == {
             "known": ErrorCode.NONE,
