@@ -35,7 +35,7 @@ from protocol.errors import ErrorCode
 
 FOUL_MS = 120_000
 SETTLE_MS = 400_000
-MAX_CLIENTS = 6
+MAX_CLIENTS = 5
 REQUEST_TIMEOUT_MS = 3_000
 NAMES = ("t0", "t1", "t2", "logs-a", "logs-b")
 PATTERNS = ("", "", "", "logs-.*", "t[01]", ".*")
@@ -78,6 +78,8 @@ class World:
         self.topic_ids = {name: self.new_topic_id() for name in self.partition_counts}
         self.topics = cluster_topics(0, self._topics())
         self.clients: list[Client] = []
+        self.stuck: list[ConsumerGroupHeartbeat] = []
+        """Requests on their way that nobody waits for any more; each may still arrive, once."""
         self.server = Server(self)
 
     def _topics(self) -> Iterator[ClusterTopic]:
@@ -161,9 +163,11 @@ class Server:
         self.stored = Stored()
         self.up = True
         self.tick_at_ms: int | None = None
+        self.cut = 0
+        """Connections up to this number went down with a coordinator before, and all that was on them."""
 
     def receive(self, event: ConsumerGroupHeartbeat) -> ConsumerGroupHeartbeatReply | None:
-        if not self.up:
+        if not self.up or event.connection_number <= self.cut:
             return None
         return self.apply(event)
 
@@ -216,8 +220,8 @@ class Server:
         self.group = self.world.coordinator.restore(
             stored.group or ConsumerGroup("g"), stored.members.values(), stored.targets, self.world.now_ms, self.settings
         )
+        self.cut = self.world.number()
         for client in self.world.clients:
-            # Without the connections of the last coordinator nobody could tell what was overtaken.
             client.disconnect()
         self._judge()
 
@@ -301,7 +305,6 @@ class Client:
         self.assignor: str | None = world.random.choice((None, None, "uniform", "range"))
         self.rebalance_timeout_ms = world.random.choice((5_000, 20_000))
         self.news = False
-        self.sent: list[ConsumerGroupHeartbeat] = []
         self._heartbeat_number = 0
         self.choose_topics()
 
@@ -377,7 +380,6 @@ class Client:
                 subscribed_topic_names=self.names,
                 subscribed_topic_regex=self.pattern if self.version >= 1 else None,
             )
-        self.sent.append(event)
         return event
 
     def _transmit(
@@ -385,6 +387,7 @@ class Client:
     ) -> None:
         world = self.world
         if world.chance(world.weather.lost_request):
+            world.stuck.append(event)
             return
         delay_ms = world.random.randint(0, 5)
         if world.chance(world.weather.late):
@@ -514,7 +517,7 @@ class _Play:
             (3, self._to_one(Client.beat)),
             (2, self._to_one(Client.rejoin)),
             (3, self._restart_static),
-            (4, self._repeat_something_old),
+            (4, self._deliver_something_old),
             (3, world.change_topics),
             (1, world.server.crash),
             (1, lambda: world.server.apply(Tick()) and None),
@@ -558,17 +561,12 @@ class _Play:
                 old.leave()
             self._start(Client(self.world, f"{old.name}r", old.instance_id, 1))
 
-    def _repeat_something_old(self) -> None:
-        """A request on a connection that its client has given up arrives (again)."""
-        sent = [
-            event
-            for client in self.world.clients
-            for event in client.sent
-            if event.connection_number != client.connection_number and client.sent[-1] is not event
-        ]
-        if sent:
+    def _deliver_something_old(self) -> None:
+        """A request on a connection that its client has given up arrives after all."""
+        stuck = self.world.stuck
+        if stuck:
             self.world.tell("something old arrives")
-            self.world.server.receive(self.world.random.choice(sent))
+            self.world.server.receive(stuck.pop(self.world.random.randrange(len(stuck))))
 
     def _unsettled(self) -> str:
         """Empty once every live client is a member with its share, nobody else is one, and every partition that
