@@ -186,7 +186,8 @@ def test_a_missing_toolchain_leaves_the_suite_out(tmp_path: Path) -> None:
     result = run_suite(suite, directory=tmp_path / "run", on_row=lambda row: None)
     assert result.left_out == "needs no-such-compiler, not on PATH"
     assert result.rows == []
-    used = run_suite(load(FOLDER / "kcat"), build_first=[suite], directory=tmp_path / "run", on_row=lambda row: None)
+    other = load(suite_of(tmp_path / "other", ""))
+    used = run_suite(other, build_first=[suite], directory=tmp_path / "run", on_row=lambda row: None)
     assert used.left_out == "fake needs no-such-compiler, not on PATH"
 
 
