@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from gateway.coordinator.consumer.partitions import Partitions, nothing, size
-from gateway.coordinator.model import MemberId
+from gateway.coordinator.facts import MemberId
 
 MAX_BALANCING_ROUNDS = 64
 """Over all topics. Each round moves partitions only where that evens out; upstream stops after 16."""

@@ -22,7 +22,7 @@ from gateway.coordinator.consumer.partitions import (
     only_topics,
     union,
 )
-from gateway.coordinator.model import MemberId
+from gateway.coordinator.facts import MemberId
 
 Owners = Mapping[UUID, Mapping[int, MemberId]]
 """Who may own each partition."""

@@ -6,9 +6,14 @@ whose time is over is gone, with its partitions; who gets them is computed with 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.draft import Draft
-from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerSettings, ConsumerStep
-from gateway.coordinator.consumer.topics import ClusterTopics
+from gateway.coordinator.consumer.model import ConsumerGroup
+from gateway.coordinator.facts import Departure
+from gateway.coordinator.machine import Step
+from gateway.coordinator.model import ConsumerSettings
 
 
 def next_deadline(group: ConsumerGroup) -> int | None:
@@ -16,15 +21,24 @@ def next_deadline(group: ConsumerGroup) -> int | None:
     return min((*group.session_deadlines.values(), *group.rebalance_deadlines.values()), default=None)
 
 
-def tick(group: ConsumerGroup, now_ms: int, settings: ConsumerSettings, topics: ClusterTopics) -> ConsumerStep:
+def postponed(group: ConsumerGroup, by_ms: int) -> ConsumerGroup:
+    """The same group with every deadline later: for this long nobody could be heard, or be told."""
+    return replace(
+        group,
+        session_deadlines={key: at_ms + by_ms for key, at_ms in group.session_deadlines.items()},
+        rebalance_deadlines={key: at_ms + by_ms for key, at_ms in group.rebalance_deadlines.items()},
+    )
+
+
+def tick(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
     silent = [member_id for member_id, deadline_ms in group.session_deadlines.items() if deadline_ms <= now_ms]
     late = [member_id for member_id, deadline_ms in group.rebalance_deadlines.items() if deadline_ms <= now_ms]
     if not silent and not late:
-        return ConsumerStep(group)
-    draft = Draft(group, now_ms, settings, topics)
+        return Step(group)
+    draft = Draft(group, now_ms, settings, cluster)
     for member_id in silent:
-        draft.lose(member_id, f"member {member_id} has expired")
+        draft.lose(member_id, Departure.SESSION_EXPIRED)
     for member_id in late:
         if member_id in draft.members:
-            draft.lose(member_id, f"member {member_id} did not let go of its partitions in time")
+            draft.lose(member_id, Departure.NOT_REVOKED)
     return draft.seal()

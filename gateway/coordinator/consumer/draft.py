@@ -12,21 +12,31 @@ from collections.abc import Iterable
 from dataclasses import replace
 from uuid import UUID
 
+from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.assignors import ASSIGNORS, Subscriber
 from gateway.coordinator.consumer.model import (
-    Changes,
     ConsumerGroup,
     ConsumerGroupHeartbeatReply,
     ConsumerMember,
-    ConsumerSettings,
-    ConsumerStep,
     MemberState,
     Subscription,
     subscription_of,
 )
-from gateway.coordinator.consumer.partitions import NOTHING, Partitions
-from gateway.coordinator.consumer.topics import ClusterTopics, Pattern, metadata_hash, resolve_pattern
-from gateway.coordinator.model import MemberId, RequestId
+from gateway.coordinator.consumer.partitions import NOTHING
+from gateway.coordinator.consumer.topics import Pattern, metadata_hash, resolve_pattern
+from gateway.coordinator.facts import (
+    Departure,
+    EveryoneHeard,
+    Fact,
+    MemberChanged,
+    MemberId,
+    MemberLeft,
+    RebalanceBegun,
+    TargetComputed,
+    Trigger,
+)
+from gateway.coordinator.machine import RequestId, Step
+from gateway.coordinator.model import ConsumerSettings
 
 
 class Draft:
@@ -34,10 +44,13 @@ class Draft:
 
     __slots__ = (
         "_copied_owners",
+        "_put",
         "_resolved",
         "assignment_epoch",
         "assignor",
         "before",
+        "cluster",
+        "facts",
         "group_epoch",
         "instances",
         "members",
@@ -45,26 +58,24 @@ class Draft:
         "now_ms",
         "owners",
         "patterns",
-        "reasons",
         "rebalance_deadlines",
         "replies",
+        "seen",
         "session_deadlines",
         "settings",
         "subscriptions",
         "target",
-        "topics",
-        "topics_version",
-        "touched",
+        "unheard",
     )
 
-    def __init__(self, group: ConsumerGroup, now_ms: int, settings: ConsumerSettings, topics: ClusterTopics) -> None:
+    def __init__(self, group: ConsumerGroup, now_ms: int, settings: ConsumerSettings, cluster: Cluster) -> None:
         self.before = group
         self.now_ms = now_ms
         self.settings = settings
-        self.topics = topics
+        self.cluster = cluster
         self.replies: list[tuple[RequestId, ConsumerGroupHeartbeatReply]] = []
-        self.reasons: list[str] = []
-        self.touched: dict[MemberId, None] = {}
+        self.facts: list[Fact] = []
+        self._put: dict[MemberId, None] = {}
         self._copied_owners: set[UUID] = set()
         self._resolved: dict[Subscription, frozenset[UUID]] = {}
         self.group_epoch = group.group_epoch
@@ -77,14 +88,26 @@ class Draft:
         self.instances = dict(group.instances)
         self.patterns = dict(group.patterns)
         self.subscriptions = dict(group.subscriptions)
-        self.topics_version = group.topics_version
+        self.seen = group.seen
+        self.unheard = set(group.unheard)
         self.session_deadlines = dict(group.session_deadlines)
         self.rebalance_deadlines = dict(group.rebalance_deadlines)
 
-    def seal(self) -> ConsumerStep:
+    def seal(self) -> Step:
+        """Facts come in the order in which they were told; members that none of them touches, but whose stored form
+        changed, come last."""
         before = self.before
+        if before.unheard and not self.unheard:
+            self.tell(EveryoneHeard())
+        touched = {member_id for fact in self.facts for member_id in fact.touches()}
+        for member_id in self._put:
+            if member_id not in touched and member_id in self.members:
+                old = before.members.get(member_id)
+                if old is None or not _stored_alike(old, self.members[member_id]):
+                    self.tell(MemberChanged(member_id))
         group = ConsumerGroup(
             group_id=before.group_id,
+            exists=True,
             group_epoch=self.group_epoch,
             assignment_epoch=self.assignment_epoch,
             metadata_hash=self.metadata_hash,
@@ -93,47 +116,25 @@ class Draft:
             target=self.target,
             owners=self.owners,
             instances=self.instances,
-            patterns=self.patterns,
             subscriptions=self.subscriptions,
-            topics_version=self.topics_version,
+            patterns=self.patterns,
+            seen=self.seen,
+            unheard=frozenset(self.unheard),
             session_deadlines=self.session_deadlines,
             rebalance_deadlines=self.rebalance_deadlines,
         )
-        return ConsumerStep(group, tuple(self.replies), self._changes(), tuple(self.reasons))
-
-    def _changes(self) -> Changes:
-        before = self.before
-        moved = (self.group_epoch, self.assignment_epoch, self.metadata_hash, self.assignor) != (
-            before.group_epoch,
-            before.assignment_epoch,
-            before.metadata_hash,
-            before.assignor,
-        )
-        targets = {
-            member_id: partitions
-            for member_id, partitions in self.target.items()
-            if (old := before.target.get(member_id)) is not partitions and old != partitions
-        }
-        return Changes(
-            group=moved,
-            members=tuple(
-                self.members[member_id]
-                for member_id in self.touched
-                if member_id in self.members
-                and not _stored_alike(before.members.get(member_id), self.members[member_id])
-            ),
-            removed_members=tuple(
-                member_id for member_id in self.touched if member_id in before.members and member_id not in self.members
-            ),
-            targets=targets,
-            removed_targets=tuple(member_id for member_id in before.target if member_id not in self.target),
-        )
+        return Step(group, tuple(self.replies), tuple(self.facts))
 
     def answer(self, request_id: RequestId, reply: ConsumerGroupHeartbeatReply) -> None:
         self.replies.append((request_id, reply))
 
-    def say(self, reason: str) -> None:
-        self.reasons.append(reason)
+    def tell(self, fact: Fact) -> None:
+        self.facts.append(fact)
+
+    def raise_epoch(self, trigger: Trigger, member_id: MemberId | None = None) -> None:
+        """What members want is no longer what the target was computed from."""
+        self.group_epoch += 1
+        self.tell(RebalanceBegun(trigger, member_id))
 
     # --- members ----------------------------------------------------------------------------------------------------
 
@@ -142,7 +143,7 @@ class Draft:
         before = self.members.get(member.member_id)
         if before is member:
             return
-        self.touched[member.member_id] = None
+        self._put[member.member_id] = None
         if before is None or subscription_of(before) != subscription_of(member):
             if before is not None:
                 self._forget_subscription(before)
@@ -164,21 +165,21 @@ class Draft:
     def remove(self, member_id: MemberId) -> ConsumerMember:
         """Takes the member out; its partitions are free from here on."""
         member = self.members.pop(member_id)
-        self.touched[member_id] = None
         self._forget_subscription(member)
         self._release(member)
         if member.instance_id is not None and self.instances.get(member.instance_id) == member_id:
             del self.instances[member.instance_id]
         self.target.pop(member_id, None)
+        self.unheard.discard(member_id)
         self.session_deadlines.pop(member_id, None)
         self.rebalance_deadlines.pop(member_id, None)
         return member
 
-    def lose(self, member_id: MemberId, reason: str) -> None:
+    def lose(self, member_id: MemberId, departure: Departure) -> None:
         """Takes out a member that left or failed. The target is computed again with the next heartbeat of anyone."""
         self.remove(member_id)
-        self.group_epoch += 1
-        self.say(reason)
+        self.tell(MemberLeft(member_id, departure))
+        self.raise_epoch(Trigger.MEMBER_LEFT, member_id)
         if not self.members:
             self.patterns = {}
             self.metadata_hash = 0
@@ -230,13 +231,13 @@ class Draft:
         """Compares what members subscribe to with the topics as they are now. Whether that differs from what the group
         epoch was decided with: other topics, or other partitions of them."""
         for text in {text for _, text in self.subscriptions if text}:
-            self.patterns[text] = resolve_pattern(text, self.topics, self.patterns.get(text))
+            self.patterns[text] = resolve_pattern(text, self.cluster, self.patterns.get(text))
         in_use = {text for _, text in self.subscriptions}
         self.patterns = {text: pattern for text, pattern in self.patterns.items() if text in in_use}
         names = {name for subscribed, _ in self.subscriptions for name in subscribed}
         names.update(*(pattern.matched for pattern in self.patterns.values()))
-        found = metadata_hash(names, self.topics)
-        self.topics_version = self.topics.version
+        found = metadata_hash(names, self.cluster)
+        self.seen = self.cluster
         self._resolved.clear()
         if found == self.metadata_hash:
             return False
@@ -250,7 +251,7 @@ class Draft:
             subscribed, text = subscription
             pattern: Pattern | None = self.patterns.get(text)
             names: Iterable[str] = subscribed if pattern is None else {*subscribed, *pattern.matched}
-            by_name = self.topics.by_name
+            by_name = self.cluster.topics
             found = frozenset(by_name[name].topic_id for name in names if name in by_name)
             self._resolved[subscription] = found
         return found
@@ -267,12 +268,15 @@ class Draft:
             for member_id, member in self.members.items()
         }
         subscribed = frozenset[UUID]().union(*(self.topic_ids(each) for each in self.subscriptions))
-        counts = {topic_id: self.topics.by_id[topic_id].partition_count for topic_id in subscribed}
-        computed: dict[MemberId, Partitions] = ASSIGNORS[self.assignor](subscribers, counts)
-        for member_id, partitions in computed.items():
-            if self.target.get(member_id) != partitions:
+        counts = {topic_id: self.cluster.by_id[topic_id].partition_count for topic_id in subscribed}
+        changed: list[MemberId] = []
+        for member_id, partitions in ASSIGNORS[self.assignor](subscribers, counts).items():
+            last = self.target.get(member_id)
+            if last is not partitions and last != partitions:
                 self.target[member_id] = partitions
+                changed.append(member_id)
         self.assignment_epoch = self.group_epoch
+        self.tell(TargetComputed(self.assignment_epoch, self.assignor, tuple(changed)))
 
     def _preferred_assignor(self) -> str:
         """What most members ask for; of two asked for equally often, the one configured first."""
@@ -285,7 +289,9 @@ class Draft:
 
     # --- time -------------------------------------------------------------------------------------------------------
 
-    def arm_session(self, member_id: MemberId) -> None:
+    def hear(self, member_id: MemberId) -> None:
+        """The member has spoken: its session begins anew."""
+        self.unheard.discard(member_id)
         self.session_deadlines[member_id] = self.now_ms + self.settings.session_timeout_ms
 
     def arm_rebalance(self, before: ConsumerMember | None, member: ConsumerMember) -> None:
@@ -296,5 +302,5 @@ class Draft:
             self.rebalance_deadlines[member.member_id] = self.now_ms + member.rebalance_timeout_ms
 
 
-def _stored_alike(before: ConsumerMember | None, after: ConsumerMember) -> bool:
-    return before is not None and replace(before, connection_number=after.connection_number) == after
+def _stored_alike(before: ConsumerMember, after: ConsumerMember) -> bool:
+    return before == after or replace(before, connection_number=after.connection_number) == after

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.current_assignment import reconcile
 from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.identity import check_join, check_request, find_member
@@ -20,37 +21,43 @@ from gateway.coordinator.consumer.model import (
     ConsumerGroupHeartbeat,
     ConsumerGroupHeartbeatReply,
     ConsumerMember,
-    ConsumerSettings,
-    ConsumerStep,
     MemberState,
     subscription_of,
 )
 from gateway.coordinator.consumer.partitions import NOTHING
-from gateway.coordinator.consumer.topics import ClusterTopics
+from gateway.coordinator.facts import (
+    AssignmentGiven,
+    Departure,
+    MemberAway,
+    MemberJoined,
+    MemberRejoined,
+    MemberReplaced,
+    Trigger,
+)
+from gateway.coordinator.machine import Step
+from gateway.coordinator.model import ConsumerSettings
 from protocol.errors import ErrorCode, KafkaError
 
 
 def heartbeat(
-    group: ConsumerGroup, event: ConsumerGroupHeartbeat, now_ms: int, settings: ConsumerSettings, topics: ClusterTopics
-) -> ConsumerStep:
+    group: ConsumerGroup, event: ConsumerGroupHeartbeat, now_ms: int, settings: ConsumerSettings, cluster: Cluster
+) -> Step:
     try:
         check_request(event, settings)
         if event.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
-            return _leave(group, event, find_member(group, event), now_ms, settings, topics)
+            return _leave(group, event, find_member(group, event), now_ms, settings, cluster)
         if event.member_epoch == JOIN_EPOCH:
-            return _join(group, event, check_join(group, event, settings), now_ms, settings, topics)
+            return _join(group, event, check_join(group, event, settings), now_ms, settings, cluster)
         member = find_member(group, event)
     except KafkaError as refused:
-        return ConsumerStep(group, ((event.request_id, ConsumerGroupHeartbeatReply(refused.code, refused.message)),))
-    if _has_no_news(group, event, member, topics):
+        return Step(group, ((event.request_id, ConsumerGroupHeartbeatReply(refused.code, refused.message)),))
+    if _has_no_news(group, event, member, cluster):
         return _keep_alive(group, event, member, now_ms, settings)
-    draft = Draft(group, now_ms, settings, topics)
+    draft = Draft(group, now_ms, settings, cluster)
     return _proceed(draft, event, member, _updated(member, event))
 
 
-def _has_no_news(
-    group: ConsumerGroup, event: ConsumerGroupHeartbeat, member: ConsumerMember, topics: ClusterTopics
-) -> bool:
+def _has_no_news(group: ConsumerGroup, event: ConsumerGroupHeartbeat, member: ConsumerMember, cluster: Cluster) -> bool:
     return (
         member.state is MemberState.STABLE
         and event.member_epoch == member.member_epoch == group.assignment_epoch == group.group_epoch
@@ -61,19 +68,20 @@ def _has_no_news(
         and event.rack_id is None
         and event.rebalance_timeout_ms == -1
         and event.connection_number == member.connection_number
-        and group.topics_version == topics.version
+        and group.seen is cluster
+        and not group.unheard
     )
 
 
 def _keep_alive(
     group: ConsumerGroup, event: ConsumerGroupHeartbeat, member: ConsumerMember, now_ms: int, settings: ConsumerSettings
-) -> ConsumerStep:
+) -> Step:
     session_deadlines = dict(group.session_deadlines)
     session_deadlines[member.member_id] = now_ms + settings.session_timeout_ms
     reply = ConsumerGroupHeartbeatReply(
         ErrorCode.NONE, None, member.member_id, member.member_epoch, settings.heartbeat_interval_ms
     )
-    return ConsumerStep(replace(group, session_deadlines=session_deadlines), ((event.request_id, reply),))
+    return Step(replace(group, session_deadlines=session_deadlines), ((event.request_id, reply),))
 
 
 def _join(
@@ -82,26 +90,25 @@ def _join(
     known: ConsumerMember | None,
     now_ms: int,
     settings: ConsumerSettings,
-    topics: ClusterTopics,
-) -> ConsumerStep:
+    cluster: Cluster,
+) -> Step:
     """A member that was known under its id has lost what it owned; one that takes the place of a static member that
     left for a while finds what that one had."""
-    draft = Draft(group, now_ms, settings, topics)
+    draft = Draft(group, now_ms, settings, cluster)
     member_id = event.member_id or event.new_member_id
     if known is None:
-        draft.say(f"member {member_id} joined")
+        draft.tell(MemberJoined(member_id, event.instance_id))
         return _proceed(draft, event, None, _updated(ConsumerMember(member_id), event))
     if known.member_id == member_id and known.member_epoch != STATIC_LEAVE_EPOCH:
-        draft.say(f"member {member_id} joined anew")
+        draft.tell(MemberRejoined(member_id))
         fresh = replace(known, assigned=NOTHING, pending_revocation=NOTHING)
     else:
-        draft.say(f"instance {event.instance_id} came back as member {member_id}")
+        draft.tell(MemberReplaced(member_id, known.member_id, event.instance_id or ""))
         fresh = replace(known, member_id=member_id, connection_number=-1)
     fresh = replace(fresh, member_epoch=0, previous_member_epoch=0, state=MemberState.STABLE)
     if known.member_id != member_id:
         if member_id in draft.members:
-            draft.remove(member_id)
-            draft.group_epoch += 1
+            draft.lose(member_id, Departure.LEFT)
         draft.succeed(known.member_id, fresh)
     return _proceed(draft, event, known, _updated(fresh, event))
 
@@ -132,19 +139,19 @@ def _updated(member: ConsumerMember, event: ConsumerGroupHeartbeat) -> ConsumerM
 
 def _proceed(
     draft: Draft, event: ConsumerGroupHeartbeat, before: ConsumerMember | None, member: ConsumerMember
-) -> ConsumerStep:
+) -> Step:
     """`before` is the member as it was, None if it is new; `member` what the request makes of it."""
     draft.put(member)
     subscription_changed = before is None or subscription_of(before) != subscription_of(member)
     target_is_old = draft.group_epoch > draft.assignment_epoch
-    look = subscription_changed or target_is_old or draft.topics_version != draft.topics.version
+    look = subscription_changed or target_is_old or draft.seen is not draft.cluster
     topics_changed = look and draft.see_topics()
-    if subscription_changed or (topics_changed and not target_is_old):
-        draft.group_epoch += 1
-        if before is not None and subscription_changed:
-            draft.say(f"member {member.member_id} changed its subscription")
-        if topics_changed and not subscription_changed:
-            draft.say("subscribed topics changed")
+    if before is None:
+        draft.raise_epoch(Trigger.MEMBER_JOINED, member.member_id)
+    elif subscription_changed:
+        draft.raise_epoch(Trigger.SUBSCRIPTION_CHANGED, member.member_id)
+    elif topics_changed and not target_is_old:
+        draft.raise_epoch(Trigger.TOPICS_CHANGED)
     if draft.group_epoch > draft.assignment_epoch:
         draft.compute_target()
     after = reconcile(
@@ -156,8 +163,10 @@ def _proceed(
         event.owned,
         subscription_changed,
     )
-    draft.put(after)
-    draft.arm_session(member.member_id)
+    if after is not member:
+        draft.put(after)
+        draft.tell(AssignmentGiven(after.member_id, after.member_epoch))
+    draft.hear(member.member_id)
     draft.arm_rebalance(before, after)
     full = (
         event.rebalance_timeout_ms != -1
@@ -185,11 +194,11 @@ def _leave(
     member: ConsumerMember,
     now_ms: int,
     settings: ConsumerSettings,
-    topics: ClusterTopics,
-) -> ConsumerStep:
+    cluster: Cluster,
+) -> Step:
     """A static member that leaves for a while keeps what it has, except what it was letting go of, and its session
     runs on; any other is gone, and the target is computed again when somebody asks."""
-    draft = Draft(group, now_ms, settings, topics)
+    draft = Draft(group, now_ms, settings, cluster)
     if event.member_epoch == STATIC_LEAVE_EPOCH:
         draft.put(
             replace(
@@ -202,9 +211,9 @@ def _leave(
             )
         )
         draft.rebalance_deadlines.pop(member.member_id, None)
-        draft.say(f"static member {member.member_id} left for a while")
+        draft.tell(MemberAway(member.member_id))
     else:
-        draft.lose(member.member_id, f"member {member.member_id} left")
+        draft.lose(member.member_id, Departure.LEFT)
     reply = ConsumerGroupHeartbeatReply(ErrorCode.NONE, None, member.member_id, event.member_epoch)
     draft.answer(event.request_id, reply)
     return draft.seal()

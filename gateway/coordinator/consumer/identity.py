@@ -14,10 +14,10 @@ from gateway.coordinator.consumer.model import (
     ConsumerGroup,
     ConsumerGroupHeartbeat,
     ConsumerMember,
-    ConsumerSettings,
 )
 from gateway.coordinator.consumer.partitions import contains
 from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
+from gateway.coordinator.model import ConsumerSettings
 from protocol.errors import ErrorCode, KafkaError
 
 FIRST_VERSION_WITH_OWN_MEMBER_ID = 1

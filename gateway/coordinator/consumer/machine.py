@@ -1,50 +1,195 @@
-"""The consumer group coordinator (KIP-848), whole: one function from a group and an event to what becomes of both.
+"""The consumer group coordinator (KIP-848), whole, and as the runner plays it.
 
-The one idea: values in, values out, as in `gateway.coordinator.classic`; besides the time and the settings a step is
-given the cluster's topics, for here it is the coordinator who assigns partitions.
+The one idea: values in, values out, as in `gateway.coordinator.classic`; but here it is the coordinator who assigns
+partitions, so a step reads the cluster's topics, and the group is told when they change.
 """
 
 from __future__ import annotations
 
-from gateway.coordinator.consumer.deadlines import next_deadline, tick
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer import restore as records
+from gateway.coordinator.consumer.deadlines import next_deadline, postponed, tick
 from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.heartbeat import heartbeat
-from gateway.coordinator.consumer.model import (
-    ConsumerGroup,
-    ConsumerGroupHeartbeat,
-    ConsumerSettings,
-    ConsumerStep,
-    TopicsChanged,
+from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
+from gateway.coordinator.consumer.offsets import commit_refusal
+from gateway.coordinator.facts import (
+    AssignmentGiven,
+    EveryoneHeard,
+    Fact,
+    GroupDeleted,
+    MemberAway,
+    MemberChanged,
+    MemberId,
+    MemberJoined,
+    MemberLeft,
+    MemberRejoined,
+    MemberReplaced,
+    RebalanceBegun,
+    TargetComputed,
+    Trigger,
 )
-from gateway.coordinator.consumer.restore import restore
-from gateway.coordinator.consumer.topics import ClusterTopics
-from gateway.coordinator.model import Tick
+from gateway.coordinator.machine import (
+    ClusterChanged,
+    ConnectionClosed,
+    Document,
+    Machine,
+    Step,
+    StoredGroup,
+    StoredMember,
+    Tick,
+)
+from gateway.coordinator.model import (
+    ConsumerSettings,
+    DeleteGroup,
+    DeleteReply,
+    Group,
+    GroupState,
+    OffsetCommit,
+    OffsetCommitReply,
+    Settings,
+)
+from protocol.errors import ErrorCode
 
-__all__ = ["ConsumerEvent", "next_deadline", "restore", "step"]
+DURABLE: frozenset[type[Fact]] = frozenset(
+    {
+        AssignmentGiven,
+        EveryoneHeard,
+        GroupDeleted,
+        MemberAway,
+        MemberChanged,
+        MemberJoined,
+        MemberLeft,
+        MemberRejoined,
+        MemberReplaced,
+        RebalanceBegun,
+        TargetComputed,
+    }
+)
+"""All that a consumer group tells binds: an epoch that somebody was answered must not come twice."""
 
-ConsumerEvent = ConsumerGroupHeartbeat | TopicsChanged | Tick
 
-
-def step(
-    group: ConsumerGroup, event: ConsumerEvent, now_ms: int, settings: ConsumerSettings, topics: ClusterTopics
-) -> ConsumerStep:
+def step(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
     """What `event` does to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group)."""
     match event:
         case ConsumerGroupHeartbeat():
-            return heartbeat(group, event, now_ms, settings, topics)
+            return heartbeat(group, event, now_ms, settings, cluster)
         case Tick():
-            return tick(group, now_ms, settings, topics)
-        case TopicsChanged():
-            return _see_topics(group, now_ms, settings, topics)
+            return tick(group, cluster, now_ms, settings)
+        case ClusterChanged():
+            return _see_topics(group, cluster, now_ms, settings)
+        case OffsetCommit():
+            error = commit_refusal(group, event.version, event.member_id, event.group_instance_id, event.generation_id)
+            return Step(group, ((event.request_id, OffsetCommitReply(error or ErrorCode.NONE)),))
+        case DeleteGroup():
+            return _delete(group, event)
+        case ConnectionClosed():
+            # A member says by heartbeats alone that it lives, as in Kafka: a new connection is no news.
+            return Step(group)
+        case _:
+            raise TypeError(f"{type(event).__name__} is no event of a consumer group")
 
 
-def _see_topics(group: ConsumerGroup, now_ms: int, settings: ConsumerSettings, topics: ClusterTopics) -> ConsumerStep:
+def _see_topics(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
     """Members learn what follows with their next heartbeats, as of any other change."""
-    if not group.members or group.topics_version == topics.version:
-        return ConsumerStep(group)
-    draft = Draft(group, now_ms, settings, topics)
+    if not group.members or group.seen is cluster:
+        return Step(group)
+    draft = Draft(group, now_ms, settings, cluster)
     if draft.see_topics():
-        draft.group_epoch += 1
-        draft.say("subscribed topics changed")
+        draft.raise_epoch(Trigger.TOPICS_CHANGED)
         draft.compute_target()
     return draft.seal()
+
+
+def _delete(group: ConsumerGroup, event: DeleteGroup) -> Step:
+    if group.members:
+        return Step(group, ((event.request_id, DeleteReply(ErrorCode.NON_EMPTY_GROUP)),))
+    deleted = replace(group, is_deleted=True)
+    return Step(deleted, ((event.request_id, DeleteReply(ErrorCode.NONE)),), (GroupDeleted(),))
+
+
+def refuse(event: Any, error: ErrorCode) -> ConsumerGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
+    """A group of another kind is one that is not found: upstream's answer, and it tells clients that it is hopeless."""
+    match event:
+        case ConsumerGroupHeartbeat():
+            if error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
+                return ConsumerGroupHeartbeatReply(
+                    ErrorCode.GROUP_ID_NOT_FOUND, "the group has members of another protocol"
+                )
+            return ConsumerGroupHeartbeatReply(error)
+        case OffsetCommit():
+            return OffsetCommitReply(error)
+        case DeleteGroup():
+            return DeleteReply(error)
+        case _:
+            raise TypeError(f"{type(event).__name__} is no request of a consumer group")
+
+
+class _Consumer:
+    """`Machine` for `ConsumerGroup`."""
+
+    group_type = "consumer"
+    events = frozenset[type]({ConsumerGroupHeartbeat, OffsetCommit, DeleteGroup})
+    beats = frozenset[type]({OffsetCommit})
+    durable = DURABLE
+
+    def missing(self, group_id: str) -> ConsumerGroup:
+        return ConsumerGroup(group_id)
+
+    def adopt(self, group: Any, event: Any) -> ConsumerGroup | None:
+        """A classic group without members goes on as a consumer group, with its offsets; epochs rise from its
+        generation."""
+        if isinstance(group, Group) and group.state is GroupState.EMPTY and not group.pending:
+            return ConsumerGroup(group.group_id, exists=group.exists, group_epoch=group.generation_id)
+        return None
+
+    def step(self, group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+        return step(group, event, cluster, now_ms, settings.consumer_of.get(group.group_id, settings.consumer))
+
+    def refuse(
+        self, event: Any, error: ErrorCode, *, loading: bool = False
+    ) -> ConsumerGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
+        return refuse(event, error)
+
+    def next_deadline(self, group: ConsumerGroup) -> int | None:
+        return next_deadline(group)
+
+    def postponed(self, group: ConsumerGroup, by_ms: int) -> ConsumerGroup:
+        return postponed(group, by_ms)
+
+    def watches(self, group: ConsumerGroup) -> bool:
+        return bool(group.members)
+
+    def is_idle(self, group: ConsumerGroup) -> bool:
+        return not group.members
+
+    def is_deleted(self, group: ConsumerGroup) -> bool:
+        return group.is_deleted
+
+    def stored(self, group: ConsumerGroup) -> StoredGroup:
+        return records.stored(group)
+
+    def stored_member(self, group: ConsumerGroup, member_id: MemberId) -> StoredMember | None:
+        return records.stored_member(group, member_id)
+
+    def member_ids(self, group: ConsumerGroup) -> Sequence[MemberId]:
+        return tuple(group.members)
+
+    def restore(
+        self,
+        group_id: str,
+        stored: StoredGroup,
+        members: Mapping[MemberId, Document],
+        silent_ms: int | None,
+        now_ms: int,
+        settings: Settings,
+    ) -> ConsumerGroup:
+        effective = settings.consumer_of.get(group_id, settings.consumer)
+        return records.restore(group_id, stored, members, silent_ms, now_ms, effective)
+
+
+CONSUMER: Machine = _Consumer()

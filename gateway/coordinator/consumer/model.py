@@ -1,8 +1,8 @@
 """The vocabulary of the consumer group coordinator (KIP-848): the group as a value, its events, its replies.
 
-The one idea: as in the classic machine, nothing here does anything. `machine.step` reads a `ConsumerGroup` and an
-event and says what becomes of both. A group moves by three epochs: the group's (what members want), the target
-assignment's (what was computed from it) and each member's (how far that member has come).
+The one idea: as in the classic machine, nothing here does anything. `machine.step` reads a group and an event and says
+what becomes of both. A group moves by three epochs: the group's (what members want), the target assignment's (what was
+computed from it) and each member's (how far that member has come).
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from uuid import UUID
 
+from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.partitions import Partitions, nothing
 from gateway.coordinator.consumer.topics import Pattern
-from gateway.coordinator.model import ConnectionId, MemberId, RequestId
+from gateway.coordinator.document import VOLATILE
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import ClientRequest
 from protocol.errors import ErrorCode
 
 JOIN_EPOCH = 0
@@ -42,17 +45,6 @@ class MemberState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerSettings:
-    """What the coordinator reads; names and defaults are Kafka's. The two intervals may be the group's own."""
-
-    session_timeout_ms: int = 45_000
-    heartbeat_interval_ms: int = 5_000
-    max_size: int = 2**31 - 1
-    assignors: tuple[str, ...] = ("uniform", "range")
-    """The first is used where no member asks for one."""
-
-
-@dataclass(frozen=True, slots=True)
 class ConsumerMember:
     member_id: MemberId
     instance_id: str | None = None
@@ -73,8 +65,8 @@ class ConsumerMember:
     """What it was told that it may own."""
     pending_revocation: Partitions = field(default_factory=nothing)
     """What it was told to let go of, and may own still."""
-    connection_number: int = -1
-    """The newest connection that has spoken for it; not stored. What comes on an older one was overtaken."""
+    connection_number: int = field(default=-1, metadata=VOLATILE)
+    """The newest connection that has spoken for it. What comes on an older one was overtaken."""
 
 
 Subscription = tuple[tuple[str, ...], str]
@@ -85,15 +77,27 @@ def subscription_of(member: ConsumerMember) -> Subscription:
     return member.subscribed_topic_names, member.subscribed_topic_regex
 
 
+# --- replies --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupHeartbeatReply:
+    error: ErrorCode
+    message: str | None = None
+    member_id: MemberId | None = None
+    member_epoch: int = 0
+    heartbeat_interval_ms: int = 0
+    assignment: Partitions | None = None
+    """All that the member may own now; None where it is as it was told before."""
+
+
 # --- events ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerGroupHeartbeat:
+class ConsumerGroupHeartbeat(ClientRequest):
     """A request of that name. None and −1 mean "as before"; so does an absent `owned`."""
 
-    request_id: RequestId
-    connection_id: ConnectionId
     connection_number: int
     """Rises with every connection that the node accepts: tells a late request from a new one."""
     version: int
@@ -112,25 +116,6 @@ class ConsumerGroupHeartbeat:
     owned: Partitions | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class TopicsChanged:
-    """The topics are no longer those of the last step."""
-
-
-# --- replies --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerGroupHeartbeatReply:
-    error: ErrorCode
-    message: str | None = None
-    member_id: MemberId | None = None
-    member_epoch: int = 0
-    heartbeat_interval_ms: int = 0
-    assignment: Partitions | None = None
-    """All that the member may own now; None where it is as it was told before."""
-
-
 # --- the group ------------------------------------------------------------------------------------------------------
 
 
@@ -139,56 +124,43 @@ class ConsumerGroup:
     """One consumer group at one moment. No mapping is ever mutated.
 
     Members, targets and epochs are what is stored. `owners`, `instances` and `subscriptions` follow from members,
-    `patterns` and `topics_version` from the cluster's topics, and deadlines begin anew where the group is read back.
+    `patterns` from the cluster's topics, and deadlines begin anew where the group is read back.
     """
 
-    group_id: str
+    group_id: str = field(metadata=VOLATILE)
+    exists: bool = field(default=False, metadata=VOLATILE)
+    is_deleted: bool = field(default=False, metadata=VOLATILE)
     group_epoch: int = 0
     assignment_epoch: int = 0
     metadata_hash: int = 0
     """Of the subscribed topics as they were when the group epoch was last decided."""
     assignor: str = ""
     """Which one computed the target."""
-    members: Mapping[MemberId, ConsumerMember] = field(default_factory=dict[MemberId, ConsumerMember])
-    target: Mapping[MemberId, Partitions] = field(default_factory=dict[MemberId, Partitions])
-    owners: Mapping[UUID, Mapping[int, MemberId]] = field(default_factory=dict[UUID, Mapping[int, MemberId]])
+    members: Mapping[MemberId, ConsumerMember] = field(
+        default_factory=dict[MemberId, ConsumerMember], metadata=VOLATILE
+    )
+    target: Mapping[MemberId, Partitions] = field(default_factory=dict[MemberId, Partitions], metadata=VOLATILE)
+    owners: Mapping[UUID, Mapping[int, MemberId]] = field(
+        default_factory=dict[UUID, Mapping[int, MemberId]], metadata=VOLATILE
+    )
     """Who may own each partition: it is among what is assigned to it, or still pending revocation."""
-    instances: Mapping[str, MemberId] = field(default_factory=dict[str, MemberId])
+    instances: Mapping[str, MemberId] = field(default_factory=dict[str, MemberId], metadata=VOLATILE)
     """Static members by instance id."""
-    patterns: Mapping[str, Pattern] = field(default_factory=dict[str, Pattern])
-    subscriptions: Mapping[Subscription, int] = field(default_factory=dict[Subscription, int])
+    subscriptions: Mapping[Subscription, int] = field(default_factory=dict[Subscription, int], metadata=VOLATILE)
     """How many members have each."""
-    topics_version: int | None = None
-    """Version of the topics that `metadata_hash` and `patterns` were compared with; None before the first."""
-    session_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int])
-    rebalance_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int])
+    patterns: Mapping[str, Pattern] = field(default_factory=dict[str, Pattern], metadata=VOLATILE)
+    seen: Cluster | None = field(default=None, compare=False, repr=False, metadata=VOLATILE)
+    """The topics that `metadata_hash` and `patterns` were last compared with; None before the first."""
+    unheard: frozenset[MemberId] = field(default=frozenset(), metadata=VOLATILE)
+    """Members that have not spoken since a coordinator took the group over."""
+    session_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
+    rebalance_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
     """Until when members in state UNREVOKED must have let go."""
 
 
 @dataclass(frozen=True, slots=True)
-class Changes:
-    """What a step changed of what is stored; each is a row of its own."""
+class MemberRow:
+    """What is stored of one member: a row, which an acknowledgement or a new share rewrites."""
 
-    group: bool = False
-    """One of the group's epochs, its metadata hash or its assignor."""
-    members: tuple[ConsumerMember, ...] = ()
-    removed_members: tuple[MemberId, ...] = ()
-    targets: Mapping[MemberId, Partitions] = field(default_factory=dict[MemberId, Partitions])
-    removed_targets: tuple[MemberId, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.group or self.members or self.removed_members or self.targets or self.removed_targets)
-
-
-NO_CHANGES = Changes()
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerStep:
-    """What one event did. With `changes`, they must be stored before any reply is sent; if that fails the runner keeps
-    the group it had."""
-
-    group: ConsumerGroup
-    replies: tuple[tuple[RequestId, ConsumerGroupHeartbeatReply], ...] = ()
-    changes: Changes = NO_CHANGES
-    reasons: tuple[str, ...] = ()
+    member: ConsumerMember
+    target: Partitions

@@ -7,7 +7,7 @@ state the group is; a commit keeps nobody alive.
 from __future__ import annotations
 
 from gateway.coordinator.consumer.model import ConsumerGroup
-from gateway.coordinator.model import MemberId
+from gateway.coordinator.facts import MemberId
 from protocol.errors import ErrorCode
 
 FIRST_VERSION_WITH_MEMBER_EPOCH = 9

@@ -1,46 +1,23 @@
-"""The cluster's topics as the coordinator is given them, and what a group's subscriptions make of them.
+"""What a group's subscriptions make of the cluster's topics.
 
-The one idea: topics are a value with a version, handed to every step. Names and patterns are turned into topic ids once
-per distinct subscription, and a pattern is matched only against names it has not seen, so that a new topic costs one
-match per pattern and a thousand members with the same subscription cost as much as one.
+The one idea: the topics are a value handed to every step, and another value once they have changed. Names and patterns
+are turned into topic ids once per distinct subscription, and a pattern is matched only against names it has not seen:
+a new topic costs one match per pattern, and a thousand members with the same subscription cost as much as one.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import NamedTuple
-from uuid import UUID
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 import re2
+
+from gateway.coordinator.cluster import Cluster
 
 MAX_PATTERN_BYTES = 16_384
 MAX_PATTERN_MEMORY_BYTES = 1 << 20
 """What one compiled pattern may take. RE2 matches in time linear in the name, whatever the pattern."""
-
-
-class ClusterTopic(NamedTuple):
-    topic_id: UUID
-    name: str
-    partition_count: int
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterTopics:
-    """All topics at one moment. Equal versions mean equal topics; −1 is the version of no topics at all."""
-
-    version: int = -1
-    by_name: Mapping[str, ClusterTopic] = field(default_factory=dict[str, ClusterTopic])
-    by_id: Mapping[UUID, ClusterTopic] = field(default_factory=dict[UUID, ClusterTopic])
-
-
-def cluster_topics(version: int, topics: Iterable[ClusterTopic]) -> ClusterTopics:
-    by_name = {topic.name: topic for topic in topics}
-    return ClusterTopics(version, by_name, {topic.topic_id: topic for topic in by_name.values()})
-
-
-NO_TOPICS = ClusterTopics()
 
 
 class InvalidPatternError(ValueError):
@@ -49,11 +26,10 @@ class InvalidPatternError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """A subscription by regular expression, resolved against the names known at `version` of the topics."""
+    """A subscription by regular expression, resolved."""
 
     text: str
     matched: frozenset[str]
-    version: int
     names: frozenset[str]
     """All names that were looked at, matching or not."""
 
@@ -72,11 +48,11 @@ def compile_pattern(text: str) -> re2.Pattern:
         raise InvalidPatternError(str(invalid)) from invalid
 
 
-def resolve_pattern(text: str, topics: ClusterTopics, known: Pattern | None) -> Pattern:
+def resolve_pattern(text: str, cluster: Cluster, known: Pattern | None) -> Pattern:
     """The pattern matched against every topic's whole name; only names that `known` has not seen are tried."""
-    if known is not None and known.version == topics.version:
+    names = frozenset(cluster.topics)
+    if known is not None and known.names == names:
         return known
-    names = frozenset(topics.by_name)
     if known is None:
         unseen, still = names, frozenset[str]()
     else:
@@ -84,20 +60,20 @@ def resolve_pattern(text: str, topics: ClusterTopics, known: Pattern | None) -> 
     if unseen:
         compiled = compile_pattern(text)
         still = still.union(name for name in unseen if compiled.fullmatch(name))
-    return Pattern(text, still, topics.version, names)
+    return Pattern(text, still, names)
 
 
-def metadata_hash(names: Iterable[str], topics: ClusterTopics) -> int:
+def metadata_hash(names: Iterable[str], cluster: Cluster) -> int:
     """Changes when one of the named topics appears, goes, is another one of the same name, or gains partitions.
 
     The same in every process, for it is stored with the group; 0 if none of the topics exists.
     """
-    found = sorted(name for name in names if name in topics.by_name)
+    found = sorted(name for name in names if name in cluster.topics)
     if not found:
         return 0
     digest = hashlib.blake2b(digest_size=8)
     for name in found:
-        topic = topics.by_name[name]
+        topic = cluster.topics[name]
         digest.update(topic.topic_id.bytes)
         digest.update(topic.partition_count.to_bytes(4, "big"))
     return int.from_bytes(digest.digest(), "big", signed=True)

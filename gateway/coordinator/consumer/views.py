@@ -54,8 +54,7 @@ def describe(group: ConsumerGroup, default_assignor: str) -> DescribedConsumerGr
     )
 
 
-def subscribes_to(group: ConsumerGroup, topic: str) -> bool:
-    """Whether a member reads the topic, so that its offsets must stay."""
-    return any(topic in names for names, _ in group.subscriptions) or any(
-        topic in pattern.matched for pattern in group.patterns.values()
-    )
+def subscribed_topics(group: ConsumerGroup) -> frozenset[str]:
+    """Topics that members read, by name or by pattern: their offsets must stay."""
+    named = (name for names, _ in group.subscriptions for name in names)
+    return frozenset(named).union(*(pattern.matched for pattern in group.patterns.values()))
