@@ -22,7 +22,7 @@ from gateway.cluster.membership import Membership
 from gateway.config.broker import ConfigError
 from gateway.config.settings import Settings, hide_password
 from gateway.coordinator import model
-from gateway.groups.runtime import Groups
+from gateway.groups.groups import Groups
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
@@ -160,7 +160,7 @@ class App:
             metrics=metrics,
             cluster_id=await topics.cluster_id(),
         )
-        maintenance = Maintenance(database, catalog, tail, membership, leases.current, groups.in_memory)
+        maintenance = Maintenance(database, catalog, tail, membership, leases.current, groups.in_use)
         self._start_passes(services, leases, maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
         await self._start_http(exporter, server, services, leases)

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from storage.errors import StorageConflict
 from storage.pool import Database, Row
 from storage.queries import statement
-from storage.types import CoordinatorLease, Node, NodeId
+from storage.types import CoordinatorLease, LeaseKind, Node, NodeId
 
 
 def _lease(row: Row) -> CoordinatorLease:
-    return CoordinatorLease(shard=row["shard"], node_id=NodeId(row["node_id"]), lease_epoch=row["lease_epoch"])
+    return CoordinatorLease(row["shard"], NodeId(row["node_id"]), row["lease_epoch"], LeaseKind(row["kind"]))
 
 
 class NodeStore:
@@ -62,22 +62,27 @@ class NodeStore:
         """Ends the registration; no effect if another process has it."""
         await self._pool.fetch(statement("withdraw_node"), node_id, self._incarnation(node_id))
 
-    async def acquire_leases(self, node_id: NodeId, shards: Sequence[int], ttl_ms: int) -> list[CoordinatorLease]:
+    async def acquire_leases(
+        self, node_id: NodeId, shards: Sequence[int], ttl_ms: int, kind: LeaseKind = LeaseKind.GROUPS
+    ) -> list[CoordinatorLease]:
         """Those of `shards` that nobody else holds, for `ttl_ms` from now. The epoch rises unless this process had the
         lease already. Waits for writes under way by the former owner. None at all if the node was taken over."""
         rows = await self._pool.fetch(
-            statement("acquire_leases"), node_id, self._incarnation(node_id), list(shards), ttl_ms
+            statement("acquire_leases"), node_id, self._incarnation(node_id), kind.value, list(shards), ttl_ms
         )
         return [_lease(row) for row in rows]
 
     async def renew_leases(
         self, node_id: NodeId, leases: Sequence[CoordinatorLease], ttl_ms: int
     ) -> list[CoordinatorLease]:
-        """Prolongs `leases`; those that are still this node's, at the same epoch."""
+        """Prolongs `leases`, all of one kind; those that are still this node's, at the same epoch."""
+        if not leases:
+            return []
         rows = await self._pool.fetch(
             statement("renew_leases"),
             node_id,
             self._incarnation(node_id),
+            leases[0].kind.value,
             [lease.shard for lease in leases],
             [lease.lease_epoch for lease in leases],
             ttl_ms,
@@ -88,9 +93,9 @@ class NodeStore:
         """Lets other nodes take this process's leases at once."""
         await self._pool.fetch(statement("release_leases"), node_id, self._incarnation(node_id))
 
-    async def lease_owners(self) -> dict[int, Node]:
+    async def lease_owners(self, kind: LeaseKind = LeaseKind.GROUPS) -> dict[int, Node]:
         """The node that holds each shard, of leases that have not run out."""
-        rows = await self._pool.fetch(statement("lease_owners"))
+        rows = await self._pool.fetch(statement("lease_owners"), kind.value)
         return {row["shard"]: _node(row) for row in rows}
 
 

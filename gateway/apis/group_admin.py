@@ -22,7 +22,6 @@ from protocol.messages.describe_groups import (
 from protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 
 FIRST_VERSION_WITH_GROUP_ID_NOT_FOUND = 6
-CLASSIC = "classic"
 AUTHORIZED_OPERATIONS_NOT_REQUESTED = -(2**31)
 GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
 """READ, DELETE and DESCRIBE (AclOperation codes): what everyone may do to a group while there are no ACLs."""
@@ -75,12 +74,15 @@ async def list_groups(request: ListGroupsRequest, context: RequestContext) -> Li
     nothing."""
     states = {state.lower() for state in request.states_filter}
     types = {group_type.lower() for group_type in request.types_filter}
-    if types and CLASSIC not in types:
-        return ListGroupsResponse()
     listed = [
-        ListedGroup(group_id=group_id, protocol_type=protocol_type, group_state=state, group_type=CLASSIC)
-        for group_id, (protocol_type, state) in (await context.services.groups.list()).items()
-        if not states or state.lower() in states
+        ListedGroup(
+            group_id=group.group_id,
+            protocol_type=group.protocol_type,
+            group_state=group.state,
+            group_type=group.group_type,
+        )
+        for group in await context.services.groups.list()
+        if (not states or group.state.lower() in states) and (not types or group.group_type.lower() in types)
     ]
     return ListGroupsResponse(groups=tuple(listed))
 

@@ -10,11 +10,11 @@ There are no transactions, so RequireStable asks for nothing.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from gateway.coordinator.facts import OffsetsCommitted
 from gateway.coordinator.model import ConnectionId, MemberId
 from gateway.coordinator.model import OffsetCommit as OffsetCommitEvent
 from gateway.coordinator.views import offset_delete_refusal, subscribes_to
@@ -52,7 +52,6 @@ COMMIT_BY_TOPIC_ID = 10
 FETCH_BY_TOPIC_ID = 10
 FETCH_MANY_GROUPS = 8
 FETCH_WITH_TOP_LEVEL_ERROR = 2
-MAX_INT64 = 2**63 - 1
 
 
 async def _resolve(asked: Sequence[OffsetCommitRequestTopic | _AskedTopic], by_id: bool, catalog: Catalog) -> None:
@@ -138,6 +137,11 @@ async def _commit(
             member_id=MemberId(request.member_id),
             group_instance_id=request.group_instance_id,
             generation_id=request.generation_id_or_member_epoch,
+            partitions=tuple(
+                (commit.topic_id, commit.partition.partition_index)
+                for commit in surviving
+                if commit.topic_id is not None
+            ),
         ),
     )
     if isinstance(reply, asyncio.Future):
@@ -151,10 +155,7 @@ async def _commit(
         return
 
     max_metadata = context.services.settings.broker.offset_metadata_max_bytes
-    now_ms = time.time_ns() // 1_000_000
-    expire_ms = None
-    if request.retention_time_ms >= 0:
-        expire_ms = min(now_ms + request.retention_time_ms, MAX_INT64)
+    retention_ms = request.retention_time_ms if request.retention_time_ms >= 0 else None
     storing: list[_Commit] = []
     rows: list[OffsetCommit] = []
     for commit in surviving:
@@ -173,8 +174,8 @@ async def _commit(
                     committed_offset=commit.partition.committed_offset,
                     leader_epoch=commit.partition.committed_leader_epoch,
                     metadata=metadata,
-                    commit_timestamp_ms=now_ms,
-                    expire_timestamp_ms=expire_ms,
+                    retention_ms=retention_ms,
+                    member_id=request.member_id if reply.by_member_epoch else None,
                 )
             )
     if not rows:
@@ -188,6 +189,14 @@ async def _commit(
     else:
         for commit, refusal in zip(storing, results, strict=True):
             commit.error = _commit_error(refusal, request.generation_id_or_member_epoch, unknown)
+        committed = tuple(
+            (row.topic_id, row.partition_index, row.committed_offset)
+            for row, refusal in zip(rows, results, strict=True)
+            if refusal is None
+        )
+        if committed:
+            epoch = request.generation_id_or_member_epoch
+            groups.told(request.group_id, (OffsetsCommitted(MemberId(request.member_id), epoch, committed),))
 
 
 def _set_all(commits: Iterable[_Commit], error: ErrorCode) -> None:

@@ -21,7 +21,7 @@ from gateway.coordinator.facts import (
     GroupDeleted,
     MemberId,
 )
-from gateway.coordinator.machine import Machine, StoredGroup, StoredMember
+from gateway.coordinator.machine import Machine, StoredGroup, StoredMember, Summary
 from gateway.coordinator.model import (
     DeleteGroup,
     DeleteReply,
@@ -115,6 +115,19 @@ class _Classic:
 
     def is_deleted(self, group: Group) -> bool:
         return group.state is GroupState.DEAD
+
+    def summary(self, group: Group) -> Summary:
+        return Summary(
+            group_id=group.group_id,
+            group_type=self.group_type,
+            exists=group.exists,
+            state=group.state.value,
+            protocol_type=group.protocol_type or "",
+            generation_id=group.generation_id,
+            member_count=len(group.members),
+            subscribed_topics=group.subscribed_topics,
+            is_stable=group.state is GroupState.STABLE,
+        )
 
     def stored(self, group: Group) -> StoredGroup:
         return stored(group)

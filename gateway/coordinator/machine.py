@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NewType, Protocol
+from typing import Any, Generic, NewType, Protocol, TypeVar
 
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.facts import Fact, GroupTypeChanged, MemberId
@@ -31,15 +31,23 @@ Document = Mapping[str, Any]
 # --- events ---------------------------------------------------------------------------------------------------------
 
 
+class Reply(Protocol):
+    @property
+    def error(self) -> ErrorCode: ...
+
+
+ReplyT = TypeVar("ReplyT", bound=Reply)
+
+
 @dataclass(frozen=True, slots=True)
-class Request:
+class Request(Generic[ReplyT]):
     """An event that someone waits for: it gets exactly one reply, now or in a later step."""
 
     request_id: RequestId
 
 
 @dataclass(frozen=True, slots=True)
-class ClientRequest(Request):
+class ClientRequest(Request[ReplyT]):
     """A request that speaks for a member: the group is told when its connection closes."""
 
     connection_id: ConnectionId
@@ -62,12 +70,7 @@ class ClusterChanged:
     """Topics came, went or grew. Sent where the machine `watches` the cluster."""
 
 
-Event = Request | ConnectionClosed | Tick | ClusterChanged
-
-
-class Reply(Protocol):
-    @property
-    def error(self) -> ErrorCode: ...
+Event = Request[Any] | ConnectionClosed | Tick | ClusterChanged
 
 
 # --- a step ---------------------------------------------------------------------------------------------------------
@@ -105,6 +108,25 @@ class StoredGroup:
     document: Document
     all_heard: bool = True
     """Nobody is still to be heard from since the group was taken over: its sessions have their full length again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What anyone may ask of a group, whatever its type."""
+
+    group_id: str
+    group_type: str
+    exists: bool
+    """False: an id that nobody has used."""
+    state: str
+    protocol_type: str
+    """"" if it has none."""
+    generation_id: int
+    member_count: int
+    subscribed_topics: frozenset[str] | None
+    """Topics that its members read; None where that cannot be known."""
+    is_stable: bool
+    """Nothing about who reads what is about to change."""
 
 
 class Machine(Protocol):
@@ -147,6 +169,8 @@ class Machine(Protocol):
         ...
 
     def is_deleted(self, group: Value) -> bool: ...
+
+    def summary(self, group: Value) -> Summary: ...
 
     def stored(self, group: Value) -> StoredGroup: ...
 
@@ -192,7 +216,7 @@ class Machines:
     def missing(self, group_id: str) -> Value:
         return self._first.missing(group_id)
 
-    def refuse(self, event: Request, error: ErrorCode, *, loading: bool = False) -> Any:
+    def refuse(self, event: Request[Any], error: ErrorCode, *, loading: bool = False) -> Any:
         return self._by_event[type(event)].refuse(event, error, loading=loading)
 
     def step(self, group: Value, event: Event, cluster: Cluster, now_ms: int, settings: Any) -> Step:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
 from operator import attrgetter
+from uuid import UUID
 
 from gateway.coordinator.document import VOLATILE
 from gateway.coordinator.facts import MemberId
@@ -119,73 +120,6 @@ class PendingMember:
     deadline_ms: int
 
 
-# --- events: each that carries a request_id gets exactly one reply, now or in a later step -------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class JoinGroup(ClientRequest):
-    version: int
-    """Request version: >= 4 requires a known member id (KIP-394), >= 9 understands skip_assignment (KIP-814)."""
-    client_id: str
-    client_host: str
-    member_id: MemberId
-    group_instance_id: str | None
-    protocol_type: str
-    protocols: Protocols
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    new_member_id: MemberId
-    """An unguessable id, taken if this request makes a new member (the coordinator has no randomness of its own)."""
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SyncGroup(ClientRequest):
-    member_id: MemberId
-    group_instance_id: str | None
-    generation_id: int
-    protocol_type: str | None
-    protocol_name: str | None
-    assignments: tuple[tuple[MemberId, bytes], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat(ClientRequest):
-    member_id: MemberId
-    group_instance_id: str | None
-    generation_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeavingMember:
-    member_id: MemberId
-    group_instance_id: str | None
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveGroup(ClientRequest):
-    members: tuple[LeavingMember, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetCommit(ClientRequest):
-    """Asks whether a commit may go to Postgres; the generation is fenced there once more."""
-
-    version: int
-    member_id: MemberId
-    group_instance_id: str | None
-    generation_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteGroup(Request):
-    """Takes the group away, if it is Empty."""
-
-
-Event = JoinGroup | SyncGroup | Heartbeat | LeaveGroup | OffsetCommit | DeleteGroup | ConnectionClosed | Tick
-
-
 # --- replies --------------------------------------------------------------------------------------------------------
 
 
@@ -237,6 +171,8 @@ class LeaveReply:
 @dataclass(frozen=True, slots=True)
 class OffsetCommitReply:
     error: ErrorCode
+    by_member_epoch: bool = False
+    """The commit is to be fenced by the epoch of the member that it names, not by the group's generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +181,76 @@ class DeleteReply:
 
 
 Reply = JoinReply | SyncReply | HeartbeatReply | LeaveReply | OffsetCommitReply | DeleteReply
+
+
+# --- events: each that carries a request_id gets exactly one reply, now or in a later step -------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroup(ClientRequest[JoinReply]):
+    version: int
+    """Request version: >= 4 requires a known member id (KIP-394), >= 9 understands skip_assignment (KIP-814)."""
+    client_id: str
+    client_host: str
+    member_id: MemberId
+    group_instance_id: str | None
+    protocol_type: str
+    protocols: Protocols
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    new_member_id: MemberId
+    """An unguessable id, taken if this request makes a new member (the coordinator has no randomness of its own)."""
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncGroup(ClientRequest[SyncReply]):
+    member_id: MemberId
+    group_instance_id: str | None
+    generation_id: int
+    protocol_type: str | None
+    protocol_name: str | None
+    assignments: tuple[tuple[MemberId, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat(ClientRequest[HeartbeatReply]):
+    member_id: MemberId
+    group_instance_id: str | None
+    generation_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeavingMember:
+    member_id: MemberId
+    group_instance_id: str | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveGroup(ClientRequest[LeaveReply]):
+    members: tuple[LeavingMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommit(ClientRequest[OffsetCommitReply]):
+    """Asks whether a commit may go to Postgres; the generation is fenced there once more."""
+
+    version: int
+    member_id: MemberId
+    group_instance_id: str | None
+    generation_id: int
+    """Or the member's epoch."""
+    partitions: tuple[tuple[UUID, int], ...] = ()
+    """(topic id, partition): what is to be committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroup(Request[DeleteReply]):
+    """Takes the group away, if it is Empty."""
+
+
+Event = JoinGroup | SyncGroup | Heartbeat | LeaveGroup | OffsetCommit | DeleteGroup | ConnectionClosed | Tick
 
 
 @dataclass(frozen=True, slots=True)

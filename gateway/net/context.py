@@ -14,7 +14,7 @@ from protocol.api_keys import ApiKey
 if TYPE_CHECKING:
     from gateway.cluster.membership import Membership
     from gateway.config.settings import Settings
-    from gateway.groups.runtime import Groups
+    from gateway.groups.groups import Groups
     from gateway.log.appender import Appender
     from gateway.log.catalog import Catalog
     from gateway.log.tail import Tail

@@ -98,8 +98,9 @@ begin
 end
 $$;
 
-create function acquire_leases(p_node_id integer, p_incarnation bigint, p_shards integer[], p_ttl_ms bigint)
-returns setof coordinator_lease
+create function acquire_leases(
+    p_node_id integer, p_incarnation bigint, p_kind text, p_shards integer[], p_ttl_ms bigint
+) returns setof coordinator_lease
 language plpgsql volatile
 as $$
 -- Of the shards asked for, those that were free, expired or this node's own; null incarnation match returns nothing.
@@ -108,10 +109,12 @@ begin
     if not found then
         return;
     end if;
-    insert into coordinator_lease (shard, node_id, incarnation, lease_epoch, expires_at)
-    select distinct shard, 0, 0, 0, '-infinity'::timestamptz from unnest(p_shards) shard order by shard
-    on conflict (shard) do nothing;
-    perform 1 from coordinator_lease l where l.shard = any (p_shards) order by l.shard for no key update;
+    insert into coordinator_lease (kind, shard, node_id, incarnation, lease_epoch, expires_at)
+    select distinct p_kind, shard, 0, 0, 0, '-infinity'::timestamptz from unnest(p_shards) shard order by shard
+    on conflict (kind, shard) do nothing;
+    perform 1 from coordinator_lease l
+    where l.kind = p_kind and l.shard = any (p_shards)
+    order by l.shard for no key update;
     return query
     update coordinator_lease l
     set node_id = p_node_id,
@@ -120,24 +123,27 @@ begin
             when l.node_id = p_node_id and l.incarnation = p_incarnation then l.lease_epoch
             else l.lease_epoch + 1 end,
         expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond'
-    where l.shard = any (p_shards) and (l.node_id = p_node_id or l.expires_at <= clock_timestamp())
+    where l.kind = p_kind and l.shard = any (p_shards) and (l.node_id = p_node_id or l.expires_at <= clock_timestamp())
     returning l.*;
 end
 $$;
 
 create function renew_leases(
-    p_node_id integer, p_incarnation bigint, p_shards integer[], p_lease_epochs integer[], p_ttl_ms bigint
+    p_node_id integer, p_incarnation bigint, p_kind text, p_shards integer[], p_lease_epochs integer[], p_ttl_ms bigint
 ) returns setof coordinator_lease
 language plpgsql volatile
 as $$
 -- Those still held, even if the time had run out: until another owner comes, the epoch fences nobody out.
 begin
-    perform 1 from coordinator_lease l where l.shard = any (p_shards) order by l.shard for no key update;
+    perform 1 from coordinator_lease l
+    where l.kind = p_kind and l.shard = any (p_shards)
+    order by l.shard for no key update;
     return query
     update coordinator_lease l
     set expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond'
     from (select unnest(p_shards) as shard, unnest(p_lease_epochs) as lease_epoch) held
-    where l.shard = held.shard
+    where l.kind = p_kind
+        and l.shard = held.shard
         and l.lease_epoch = held.lease_epoch
         and l.node_id = p_node_id
         and l.incarnation = p_incarnation
