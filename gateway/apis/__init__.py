@@ -7,6 +7,7 @@ README's table are derived from it; the versions are Kafka 4.2's.
 from gateway.apis.api_versions import api_versions
 from gateway.apis.classic_groups import heartbeat, join_group, leave_group, sync_group
 from gateway.apis.configs import alter_configs, describe_configs, incremental_alter_configs, list_config_resources
+from gateway.apis.consumer_groups import consumer_group_describe, consumer_group_heartbeat
 from gateway.apis.delete_records import delete_records
 from gateway.apis.fetch import fetch
 from gateway.apis.find_coordinator import find_coordinator
@@ -52,6 +53,8 @@ SERVED: tuple[Served, ...] = (
     Served(ApiKey.INCREMENTAL_ALTER_CONFIGS, 0, 1, incremental_alter_configs),
     Served(ApiKey.OFFSET_DELETE, 0, 0, offset_delete),
     Served(ApiKey.DESCRIBE_CLUSTER, 0, 2, describe_cluster),
+    Served(ApiKey.CONSUMER_GROUP_HEARTBEAT, 0, 1, consumer_group_heartbeat),
+    Served(ApiKey.CONSUMER_GROUP_DESCRIBE, 0, 1, consumer_group_describe, Hold.BULKY),
     Served(ApiKey.LIST_CONFIG_RESOURCES, 0, 1, list_config_resources),
     Served(ApiKey.DESCRIBE_TOPIC_PARTITIONS, 0, 0, describe_topic_partitions, Hold.BULKY),
 )

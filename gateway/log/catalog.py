@@ -56,6 +56,8 @@ class Catalog:
         self._loading: asyncio.Task[None] | None = None
         self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
+        self.changed: Callable[[], None] = lambda: None
+        """Called whenever topics came, went or changed, once or more often for changes that came together."""
 
     # --- what is known --------------------------------------------------------------------------------------------
 
@@ -232,6 +234,7 @@ class Catalog:
         self._by_id[topic.topic_id] = topic
         self._unknown.pop(topic.name, None)
         self._unknown.pop(topic.topic_id, None)
+        self.changed()
 
     def _drop(self, topic_id: UUID) -> None:
         topic = self._by_id.pop(topic_id, None)
@@ -242,6 +245,7 @@ class Catalog:
             del self._by_name[topic.name]
         for partition in topic.partitions:
             self._tail.forget(partition.partition_key)
+        self.changed()
 
     def _is_unknown(self, key: str | UUID) -> bool:
         until_s = self._unknown.get(key)

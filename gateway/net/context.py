@@ -6,7 +6,8 @@ can call with values. It holds no state of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from protocol.api_keys import ApiKey
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
     from storage.topics import TopicStore
 
 
+_connections = itertools.count(1)
+
+
 @dataclass(slots=True)
 class ConnectionInfo:
     """One client connection, for as long as it is open. Only ApiVersions writes to it (client software)."""
@@ -35,6 +39,8 @@ class ConnectionInfo:
     """Peer address as upstream renders it: `/127.0.0.1`."""
     client_software_name: str = ""
     client_software_version: str = ""
+    number: int = field(default_factory=lambda: next(_connections))
+    """Rises with every connection that this node accepts: of two of one client, the higher is the newer."""
 
 
 @dataclass(frozen=True, slots=True)

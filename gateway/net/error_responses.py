@@ -15,6 +15,8 @@ from protocol.codec import response_class
 from protocol.errors import ErrorCode
 from protocol.messages import (
     alter_configs,
+    consumer_group_describe,
+    consumer_group_heartbeat,
     create_partitions,
     create_topics,
     delete_groups,
@@ -379,6 +381,25 @@ def _sync_group(request: sync_group.SyncGroupRequest, version: int, code: ErrorC
 @_answers(ApiKey.HEARTBEAT)
 def _heartbeat(request: heartbeat.HeartbeatRequest, version: int, code: ErrorCode, message: str | None) -> Any:
     return heartbeat.HeartbeatResponse(error_code=code)
+
+
+@_answers(ApiKey.CONSUMER_GROUP_HEARTBEAT)
+def _consumer_group_heartbeat(
+    request: consumer_group_heartbeat.ConsumerGroupHeartbeatRequest, version: int, code: ErrorCode, message: str | None
+) -> Any:
+    return consumer_group_heartbeat.ConsumerGroupHeartbeatResponse(error_code=code, error_message=message)
+
+
+@_answers(ApiKey.CONSUMER_GROUP_DESCRIBE)
+def _consumer_group_describe(
+    request: consumer_group_describe.ConsumerGroupDescribeRequest, version: int, code: ErrorCode, message: str | None
+) -> Any:
+    return consumer_group_describe.ConsumerGroupDescribeResponse(
+        groups=tuple(
+            consumer_group_describe.DescribedGroup(group_id=group_id, error_code=code, error_message=message)
+            for group_id in request.group_ids
+        )
+    )
 
 
 @_answers(ApiKey.LEAVE_GROUP)

@@ -15,8 +15,10 @@ from gateway.coordinator.consumer import restore as records
 from gateway.coordinator.consumer.deadlines import next_deadline, postponed, tick
 from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.heartbeat import heartbeat
+from gateway.coordinator.consumer.model import GroupState as ConsumerGroupState
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
 from gateway.coordinator.consumer.offsets import commit_refusal
+from gateway.coordinator.consumer.views import state_of, subscribed_topics
 from gateway.coordinator.facts import (
     AssignmentGiven,
     EveryoneHeard,
@@ -41,6 +43,7 @@ from gateway.coordinator.machine import (
     Step,
     StoredGroup,
     StoredMember,
+    Summary,
     Tick,
 )
 from gateway.coordinator.model import (
@@ -53,6 +56,7 @@ from gateway.coordinator.model import (
     OffsetCommitReply,
     Settings,
 )
+from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
 from protocol.errors import ErrorCode
 
 DURABLE: frozenset[type[Fact]] = frozenset(
@@ -84,7 +88,8 @@ def step(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settin
             return _see_topics(group, cluster, now_ms, settings)
         case OffsetCommit():
             error = commit_refusal(group, event.version, event.member_id, event.group_instance_id, event.generation_id)
-            return Step(group, ((event.request_id, OffsetCommitReply(error or ErrorCode.NONE)),))
+            reply = OffsetCommitReply(error or ErrorCode.NONE, by_member_epoch=event.generation_id >= 0)
+            return Step(group, ((event.request_id, reply),))
         case DeleteGroup():
             return _delete(group, event)
         case ConnectionClosed():
@@ -169,6 +174,21 @@ class _Consumer:
 
     def is_deleted(self, group: ConsumerGroup) -> bool:
         return group.is_deleted
+
+    def summary(self, group: ConsumerGroup) -> Summary:
+        state = state_of(group)
+        return Summary(
+            group_id=group.group_id,
+            group_type=self.group_type,
+            exists=group.exists,
+            state=state.value,
+            protocol_type=CONSUMER_PROTOCOL_TYPE,
+            generation_id=group.group_epoch,
+            member_count=len(group.members),
+            # Patterns of a group that was read back are matched when somebody speaks for it.
+            subscribed_topics=subscribed_topics(group) if group.seen is not None or not group.members else None,
+            is_stable=state is ConsumerGroupState.STABLE,
+        )
 
     def stored(self, group: ConsumerGroup) -> StoredGroup:
         return records.stored(group)

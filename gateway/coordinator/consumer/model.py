@@ -95,7 +95,7 @@ class ConsumerGroupHeartbeatReply:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerGroupHeartbeat(ClientRequest):
+class ConsumerGroupHeartbeat(ClientRequest[ConsumerGroupHeartbeatReply]):
     """A request of that name. None and −1 mean "as before"; so does an absent `owned`."""
 
     connection_number: int

@@ -1,0 +1,44 @@
+"""Hands the catalog's topics to the machines as one value, and another value once they have changed.
+
+The one idea: many changes at once (a load, a request that creates a thousand topics) make one new value, before the
+next request is begun; and where nobody's partitions changed, the value stays what it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from gateway.coordinator.cluster import Cluster, ClusterTopic
+from gateway.log.catalog import Catalog
+
+
+class Reader(Protocol):
+    def cluster_changed(self, cluster: Cluster) -> None: ...
+
+
+class TopicFeed:
+    def __init__(self, catalog: Catalog, reader: Reader) -> None:
+        self._catalog = catalog
+        self._reader = reader
+        self._pending = False
+        self._last: Cluster | None = None
+        self._loop = asyncio.get_running_loop()
+        catalog.changed = self._mark
+        self._hand_over()
+
+    def _mark(self) -> None:
+        if not self._pending:
+            self._pending = True
+            self._loop.call_soon(self._hand_over)
+
+    def _hand_over(self) -> None:
+        self._pending = False
+        topics = {
+            topic.name: ClusterTopic(topic.topic_id, topic.name, len(topic.partitions))
+            for topic in self._catalog.topics()
+        }
+        if self._last is not None and self._last.topics == topics:
+            return
+        self._last = Cluster(topics, {topic.topic_id: topic for topic in topics.values()})
+        self._reader.cluster_changed(self._last)
