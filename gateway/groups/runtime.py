@@ -82,15 +82,6 @@ class Record(Protocol):
 class LeaseHolder(Protocol):
     """Who may coordinate what: `gateway.cluster.leases.Leases`, for one kind of lease."""
 
-    def group_ids(self) -> list[str]:
-        """What is in memory, idle or not."""
-        return list(self._slots)
-
-    @property
-    def shards_loading(self) -> frozenset[int]:
-        """Shards whose groups are being read because this node has just begun to coordinate them."""
-        return frozenset(self._shards_loading)
-
     def lease_for(self, group_id: str) -> CoordinatorLease | None: ...
 
 

@@ -5,11 +5,21 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import time
 from collections.abc import AsyncGenerator, Sequence
 
 import pytest
 import pytest_asyncio
 
+from gateway.coordinator.facts import (
+    AssignmentGiven,
+    Fact,
+    GenerationAssigned,
+    GenerationStarted,
+    MemberJoined,
+    MemberRejoined,
+    RebalanceBegun,
+)
 from gateway.coordinator.machine import Machines
 from gateway.coordinator.model import DeleteGroup, GroupState, HeartbeatReply
 from gateway.groups import runtime as groups_module
@@ -163,6 +173,89 @@ async def test_a_group_nobody_speaks_for_after_a_kill_still_expires(database_url
             return stored is not None and stored.state is GroupState.EMPTY and not stored.members
 
         await until(emptied)
+
+
+async def test_each_restart_goes_on_with_the_sessions_of_the_one_before(database_url: str) -> None:
+    """Who died with the first coordinator must not be given a whole new session by each one that follows."""
+    async with group_node(database_url) as before:
+        dead = before.member(G, "c1", session_timeout_ms=60_000)
+        await settle(dead)
+    left_ms: list[float] = []
+    for _ in range(3):
+        async with group_node(database_url) as after:
+            now_ms = asyncio.get_running_loop().time() * 1000
+            group = await after.groups.view(G)
+            left_ms.append(min(group.session_deadlines.values()) - now_ms)
+            await after.database.hot.fetch("update consumer_group set restored_at_ms = restored_at_ms - 20000")
+    assert [round(ms / 10_000) for ms in left_ms] == [6, 4, 2]
+
+
+async def test_once_all_members_were_heard_a_restart_gives_whole_sessions_again(database_url: str) -> None:
+    async with group_node(database_url) as before:
+        first, second = (before.member(G, name, session_timeout_ms=60_000) for name in ("c1", "c2"))
+        await settle(first, second)
+    for _ in range(2):
+        async with group_node(database_url) as after:
+            group = await after.groups.view(G)
+            now_ms = asyncio.get_running_loop().time() * 1000
+            assert min(group.session_deadlines.values()) > now_ms + 50_000
+            for was in (first, second):
+                member = after.member(G, f"d-{was.connection_id}")
+                member.member_id, member.generation_id = was.member_id, was.generation_id
+                assert await member.beat() is ErrorCode.NONE
+            await after.database.hot.fetch("update consumer_group set restored_at_ms = restored_at_ms - 50000")
+
+
+async def test_writes_of_many_groups_share_transactions(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    save = node.store.save
+
+    async def counted(changes: Sequence[GroupChange], *, wait: bool = False) -> list[Saved]:
+        calls.append(len(changes))
+        return await save(changes, wait=wait)
+
+    monkeypatch.setattr(node.store, "save", counted)
+    replies = await asyncio.gather(*(node.member(f"g{index}", f"c{index}").join() for index in range(300)))
+    assert {reply.error for reply in replies} == {ErrorCode.NONE}
+    assert sum(calls) == 300
+    assert len(calls) <= 20
+
+
+async def test_a_group_that_somebody_locked_holds_up_no_other(node: GroupNode, database_url: str) -> None:
+    first, second, other = node.member(G, "c1"), node.member(G, "c2"), node.member("other", "c3")
+    await settle(first)
+    async with locked_group(database_url, G) as lock:
+        joins = [second.join(), first.join()]
+        await write_is_waiting(lock)
+        await asyncio.wait_for(settle(other), 5)
+        assert not any(join.done() for join in joins)
+    assert {(await join).error for join in joins} == {ErrorCode.NONE}
+
+
+async def test_readers_hear_facts_once_they_are_stored_and_before_anyone_is_answered(
+    node: GroupNode, database_url: str
+) -> None:
+    heard: list[tuple[str, tuple[Fact, ...]]] = []
+    node.groups.readers.append(lambda group_id, facts: heard.append((group_id, facts)))
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    assert [type(fact) for _, facts in heard for fact in facts] == [
+        MemberJoined,
+        RebalanceBegun,
+        GenerationStarted,
+        GenerationAssigned,
+        AssignmentGiven,
+    ]
+    heard.clear()
+    async with locked_group(database_url, G) as lock:
+        joins = [second.join(), first.join()]
+        await write_is_waiting(lock)
+        assert [type(fact) for _, facts in heard for fact in facts] == [MemberJoined, RebalanceBegun]
+    await asyncio.gather(*joins)
+    assert heard[-1] == (
+        G,
+        (MemberRejoined(first.member_id), GenerationStarted(2, "range", (first.member_id, second.member_id))),
+    )
 
 
 # --- leases ---------------------------------------------------------------------------------------------------------
@@ -381,6 +474,59 @@ async def test_heartbeats_that_waited_for_a_slow_write_count_before_the_sessions
         await until(lambda: loop.time() > sessions_end)
     assert {(await reply_of(answer)).error for answer in (sync, *waiting, *beats)} == {ErrorCode.NONE}
     assert len((await node.groups.view(G)).members) == 3
+
+
+async def test_a_session_counts_from_the_answer_not_from_the_step_that_was_being_stored(
+    node: GroupNode, database_url: str
+) -> None:
+    """Storing that takes longer than a session must not leave the member a few milliseconds."""
+    first, second = node.member(G, "c1", session_timeout_ms=1_500), node.member(G, "c2", session_timeout_ms=1_500)
+    await settle(first)
+    loop = asyncio.get_running_loop()
+    async with locked_group(database_url, G) as lock:
+        joins = [second.join(), first.join()]
+        await write_is_waiting(lock)
+        sessions_end = loop.time() + 1.6
+        await until(lambda: loop.time() > sessions_end)
+    assert {(await join).error for join in joins} == {ErrorCode.NONE}
+    answered_ms = loop.time() * 1000
+    group = await node.groups.view(G)
+    assert min(group.session_deadlines.values()) > answered_ms + 1_000
+    assert group.phase_deadline_ms > answered_ms + first.rebalance_timeout_ms - 500
+
+
+async def test_what_came_while_this_process_stood_still_counts_before_the_sessions_that_ran_out(
+    node: GroupNode,
+) -> None:
+    member = node.member(G, "c1", session_timeout_ms=300)
+    await settle(member)
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[ErrorCode] = loop.create_future()
+
+    def read() -> None:
+        """As a handler's task does: in the turn of the loop after the one that found the bytes."""
+        answer.set_result(member.heartbeat().error)
+
+    loop.call_soon(lambda: loop.call_soon(lambda: loop.call_soon(read)))
+    time.sleep(0.5)  # noqa: ASYNC251 nothing of this process runs
+    assert await answer is ErrorCode.NONE
+
+
+async def test_a_member_that_stays_silent_after_a_stall_expires_all_the_same(node: GroupNode) -> None:
+    await settle(node.member(G, "c1", session_timeout_ms=300))
+    time.sleep(0.5)  # noqa: ASYNC251
+    await until(lambda: not node.groups.group_ids(), seconds=3)
+    stored = await node.stored(G)
+    assert stored is not None
+    assert not stored.members
+
+
+async def test_sessions_end_on_a_node_whose_every_timer_is_late(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups_module, "STALL_MS", -1)
+    await settle(node.member(G, "c1", session_timeout_ms=300))
+    await until(lambda: not node.groups.group_ids(), seconds=5)
 
 
 async def test_a_bug_in_the_coordinator_hangs_nobody(

@@ -21,7 +21,7 @@ from storage.compaction import CompactionRun, CompactionStore, DirtyRange
 from storage.groups import GroupStore
 from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
-from storage.types import OffsetCommit, Topic
+from storage.types import GroupChange, OffsetCommit, Topic
 from tests.gateway.data_plane import DataPlane, batch_of, data_plane, offsets_in, records_in
 
 HOUR_MS = 3_600_000
@@ -363,3 +363,18 @@ def test_which_groups_offsets_may_expire() -> None:
     summaries = [CLASSIC.summary(group) for group in groups]
     assert subscriptions(summaries) == {"stable": frozenset({"t"})}
     assert unsettled(summaries) == ["opaque", "connect", "rebalancing"]
+
+
+async def test_a_group_that_is_empty_when_the_node_starts_is_still_there_after_the_first_pass(node: DataPlane) -> None:
+    """Its members may be about to come back, and would find their generation begun anew."""
+    nodes, groups = NodeStore(node.database), GroupStore(node.database)
+    node_id = await nodes.register("127.0.0.1", 9093, None, 60_000)
+    leases = await nodes.acquire_leases(node_id, range(SHARDS), 60_000)
+    lease = leases[shard_of("g")]
+    await groups.save([GroupChange(lease, "g", "classic", "Empty", "consumer", 7, {}, True)])
+    maintenance = Maintenance(node.database, node.catalog, node.tail, node.membership, lambda: leases, list)
+    (expire,) = [run for name, run, _ in maintenance.passes() if name == "offset expiry"]
+    await expire()
+    assert [group_id for group_id, *_ in await groups.list()] == ["g"]
+    await expire()
+    assert await groups.list() == []
