@@ -98,9 +98,7 @@ async def consumer_group_describe(
     """A group that is missing or of another type is GROUP_ID_NOT_FOUND: Java's admin then asks DescribeGroups."""
     operations = GROUP_OPERATIONS if request.include_authorized_operations else AUTHORIZED_OPERATIONS_NOT_REQUESTED
     return described.ConsumerGroupDescribeResponse(
-        groups=tuple(
-            [await _described(group_id, operations, context) for group_id in dict.fromkeys(request.group_ids)]
-        )
+        groups=tuple([await _described(group_id, operations, context) for group_id in dict.fromkeys(request.group_ids)])
     )
 
 

@@ -15,8 +15,8 @@ from gateway.coordinator.consumer import restore as records
 from gateway.coordinator.consumer.deadlines import next_deadline, postponed, tick
 from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.heartbeat import heartbeat
-from gateway.coordinator.consumer.model import GroupState as ConsumerGroupState
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
+from gateway.coordinator.consumer.model import GroupState as ConsumerGroupState
 from gateway.coordinator.consumer.offsets import commit_refusal
 from gateway.coordinator.consumer.views import state_of, subscribed_topics
 from gateway.coordinator.facts import (
