@@ -134,6 +134,30 @@ class TopicStore:
 
         await self._pool.transact(change)
 
+    async def load_group_configs(self) -> dict[str, dict[str, str]]:
+        """By group id."""
+        configs: dict[str, dict[str, str]] = {}
+        for row in await self._pool.fetch(statement("group_configs")):
+            configs.setdefault(loaded(row["group_id"]), {})[loaded(row["name"])] = loaded(row["value"])
+        return configs
+
+    async def set_group_configs(self, group_id: str, set: Mapping[str, str], unset: Collection[str] = ()) -> None:
+        """Removes `unset`, then sets `set`, for one group. Bumps the catalog's version."""
+
+        async def change(connection: Connection) -> None:
+            await connection.execute(statement("bump_catalog_version"))
+            await connection.execute(
+                statement("unset_group_configs"), stored(group_id), [stored(name) for name in unset]
+            )
+            await connection.execute(
+                statement("set_group_configs"),
+                stored(group_id),
+                [stored(name) for name in set],
+                [stored(value) for value in set.values()],
+            )
+
+        await self._pool.transact(change)
+
     async def cluster_id(self) -> str:
         """22 characters of URL-safe base64, as upstream renders a cluster's id; the same for the database's life."""
         return str(await self._pool.fetch_value(statement("cluster_id")))

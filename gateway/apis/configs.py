@@ -5,7 +5,7 @@ broker's dynamic ones once for all nodes, since they share one log: to alter any
 the empty name, which stands for all. Both take effect on this node before the answer, on others when they next follow
 the catalog.
 
-Loggers, client metrics and groups have no settings here.
+A group's settings are stored by its id and wait for it. Loggers and client metrics have no settings here.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import structlog
 
 from gateway.config.broker import BROKER_CONFIGS, NODE_CONFIGS, BrokerConfig, parse_broker_configs
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
+from gateway.config.group import GROUP_CONFIGS, group_intervals, group_layers
 from gateway.config.topic import (
     REPLICATION_FACTOR,
     TOPIC_CONFIGS,
@@ -27,6 +28,7 @@ from gateway.config.topic import (
     topic_layers,
     validate_topic_configs,
 )
+from gateway.groups.runtime import MAX_GROUP_ID_BYTES
 from gateway.log.topic_names import why_illegal
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import REFUSAL_CODES
@@ -115,7 +117,10 @@ def _describe(
         case ResourceType.BROKER:
             entries = _describe_broker(resource, request, services)
         case ResourceType.GROUP if resource.resource_name:
-            entries = []
+            configs = services.catalog.group_configs.get(resource.resource_name, {})
+            entries = [
+                _group_entry(key, configs, services.catalog.broker, request) for key in _chosen(GROUP_CONFIGS, resource)
+            ]
         case _:
             raise _unsupported(resource.resource_type, resource.resource_name)
     return entries
@@ -134,6 +139,15 @@ def _topic_entry(
     synonyms = [DescribeConfigsSynonym(name=layer.name, value=layer.value, source=layer.source) for layer in layers]
     source = layers[0].source if layers else ConfigSource.DEFAULT_CONFIG
     return _entry(key, effective_text(key, configs, broker), source, synonyms, request, read_only=False)
+
+
+def _group_entry(
+    key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig, request: DescribeConfigsRequest
+) -> DescribeConfigsResourceResult:
+    layers = group_layers(key, configs, broker)
+    synonyms = [DescribeConfigsSynonym(name=name, value=value, source=source) for source, name, value in layers]
+    source, _, value = layers[0]
+    return _entry(key, value, source, synonyms, request, read_only=False)
 
 
 def _describe_broker(
@@ -277,6 +291,8 @@ async def _alter_all(
                     await _alter_topic(_find_topic(name, services), change, services, validate_only=validate_only)
                 case ResourceType.BROKER:
                     await _alter_brokers(name, change, services, validate_only=validate_only)
+                case ResourceType.GROUP if name:
+                    await _alter_group(name, change, services, validate_only=validate_only)
                 case _:
                     raise _unsupported(kind, name)
             errors[identity] = KafkaError(ErrorCode.NONE)
@@ -330,6 +346,26 @@ async def _alter_brokers(resource_name: str, change: Change, services: Services,
     await services.topics.set_broker_configs(_differing(wanted, current), current.keys() - wanted.keys())
     services.catalog.set_broker(altered)
     log.info("broker configs altered", configs=wanted)
+
+
+async def _alter_group(group_id: str, change: Change, services: Services, *, validate_only: bool) -> None:
+    if len(group_id.encode()) > MAX_GROUP_ID_BYTES:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"A group id has at most {MAX_GROUP_ID_BYTES} bytes.")
+    broker = services.catalog.broker
+    # Another node may have changed them since this one last looked.
+    current = (await services.topics.load_group_configs()).get(group_id, {})
+
+    def effective(name: str) -> tuple[ConfigKey, str | None] | None:
+        key = GROUP_CONFIGS.get(name)
+        return None if key is None else (key, group_layers(key, current, broker)[0][2])
+
+    wanted = change(current, effective)
+    group_intervals(wanted, broker)
+    if validate_only:
+        return
+    await services.topics.set_group_configs(group_id, _differing(wanted, current), current.keys() - wanted.keys())
+    services.catalog.set_group_configs(group_id, wanted)
+    log.info("group configs altered", group_id=group_id, configs=wanted)
 
 
 def _differing(wanted: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
@@ -395,7 +431,8 @@ def _check_names(names: Sequence[str], nulls: Sequence[str]) -> None:
 async def list_config_resources(
     request: ListConfigResourcesRequest, context: RequestContext
 ) -> ListConfigResourcesResponse:
-    """Topics and brokers, the kinds with settings; version 0 asks for client metrics only, of which there are none."""
+    """Topics, brokers, and groups that have settings of their own. Version 0 asks for client metrics only, of which there
+    are none."""
     services = context.services
     if context.version == 0:
         return ListConfigResourcesResponse()
@@ -410,6 +447,11 @@ async def list_config_resources(
         resources.extend(
             ConfigResource(resource_name=topic.name, resource_type=ResourceType.TOPIC)
             for topic in services.catalog.topics()
+        )
+    if ResourceType.GROUP in wanted:
+        resources.extend(
+            ConfigResource(resource_name=group_id, resource_type=ResourceType.GROUP)
+            for group_id in sorted(await services.topics.load_group_configs())
         )
     if ResourceType.BROKER in wanted:
         resources.extend(

@@ -56,8 +56,9 @@ class Catalog:
         self._loading: asyncio.Task[None] | None = None
         self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
+        self._group_configs: dict[str, dict[str, str]] = {}
         self.changed: Callable[[], None] = lambda: None
-        """Called whenever topics came, went or changed, once or more often for changes that came together."""
+        """Called whenever topics or settings came, went or changed, once or more often for changes that came together."""
 
     # --- what is known --------------------------------------------------------------------------------------------
 
@@ -79,6 +80,20 @@ class Catalog:
         """Dynamic broker settings have changed; every topic's effective config follows."""
         self._broker = broker
         self._configs.clear()
+        self.changed()
+
+    @property
+    def group_configs(self) -> Mapping[str, Mapping[str, str]]:
+        """What was set on single groups, by group id. Never mutated."""
+        return self._group_configs
+
+    def set_group_configs(self, group_id: str, configs: Mapping[str, str]) -> None:
+        """This node altered a group's settings."""
+        others = {each: held for each, held in self._group_configs.items() if each != group_id}
+        self._group_configs = {**others, group_id: dict(configs)} if configs else others
+        # A load under way may have read what was there before.
+        self._version = None
+        self.changed()
 
     def config(self, topic: Topic) -> TopicConfig:
         """The topic's effective config: what was set on it, else the broker's default."""
@@ -194,6 +209,7 @@ class Catalog:
         try:
             version, topics = await self._store.load()
             dynamic = await self._store.load_broker_configs()
+            group_configs = await self._store.load_group_configs()
         finally:
             self._changed_while_loading = None
         loaded = {topic.topic_id: topic for topic in topics}
@@ -209,6 +225,9 @@ class Catalog:
             if known != topic:
                 self._put(topic)
         self._follow_broker(dynamic)
+        if group_configs != self._group_configs:
+            self._group_configs = group_configs
+            self.changed()
         # What changed here during the load may be older or newer than the snapshot: the next pass settles it.
         self._version = None if changed else version
 

@@ -41,6 +41,15 @@ create table broker_config (
 
 comment on table broker_config is 'Cluster-wide dynamic broker settings, as AlterConfigs set them.';
 
+create table group_config (
+    group_id  text collate "C" not null,
+    name      text not null,
+    value     text not null,
+    primary key (group_id, name)
+);
+
+comment on table group_config is 'Dynamic settings of single groups, which need not exist, as IncrementalAlterConfigs set them.';
+
 -- --- topics ----------------------------------------------------------------------------------------------------------
 
 create table topic (

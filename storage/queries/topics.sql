@@ -74,6 +74,20 @@ on conflict (name) do update set value = excluded.value;
 -- Back to the static value or default.
 delete from broker_config where name = any ($1::text[]);
 
+-- name: group_configs
+-- Settings of single groups.
+select group_id, name, value from group_config order by group_id, name;
+
+-- name: set_group_configs
+-- Upserts settings of one group, given as two arrays.
+insert into group_config (group_id, name, value)
+select $1, unnest($2::text[]), unnest($3::text[])
+on conflict (group_id, name) do update set value = excluded.value;
+
+-- name: unset_group_configs
+-- Back to the broker's value.
+delete from group_config where group_id = $1 and name = any ($2::text[]);
+
 -- name: cluster_id
 -- Made once, with the schema.
 select cluster_id from cluster;

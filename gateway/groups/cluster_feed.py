@@ -1,4 +1,4 @@
-"""Hands the catalog's topics to the machines as one value, and another value once they have changed.
+"""Hands what the catalog holds to the machines: topics as one value, another once they have changed, and settings.
 
 The one idea: many changes at once (a load, a request that creates a thousand topics) make one new value, before the
 next request is begun; and where nobody's partitions changed, the value stays what it was.
@@ -10,17 +10,24 @@ import asyncio
 from typing import Protocol
 
 from gateway.coordinator.cluster import Cluster, ClusterTopic
+from gateway.coordinator.model import Settings
+from gateway.groups.settings import group_settings
 from gateway.log.catalog import Catalog
 
 
 class Reader(Protocol):
+    settings: Settings
+
     def cluster_changed(self, cluster: Cluster) -> None: ...
 
 
-class TopicFeed:
+class ClusterFeed:
+    """From its making on, `reader` is up to date whenever the loop has turned after a change of the catalog."""
+
     def __init__(self, catalog: Catalog, reader: Reader) -> None:
         self._catalog = catalog
         self._reader = reader
+        self._settings_of: tuple[object, object] | None = None
         self._pending = False
         self._last: Cluster | None = None
         self._loop = asyncio.get_running_loop()
@@ -34,6 +41,7 @@ class TopicFeed:
 
     def _hand_over(self) -> None:
         self._pending = False
+        self._hand_over_settings()
         topics = {
             topic.name: ClusterTopic(topic.topic_id, topic.name, len(topic.partitions))
             for topic in self._catalog.topics()
@@ -42,3 +50,11 @@ class TopicFeed:
             return
         self._last = Cluster(topics, {topic.topic_id: topic for topic in topics.values()})
         self._reader.cluster_changed(self._last)
+
+    def _hand_over_settings(self) -> None:
+        made_of = (self._catalog.broker, self._catalog.group_configs)
+        if self._settings_of is None or any(
+            old is not new for old, new in zip(self._settings_of, made_of, strict=True)
+        ):
+            self._settings_of = made_of
+            self._reader.settings = group_settings(*made_of)
