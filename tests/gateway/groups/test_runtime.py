@@ -7,6 +7,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -501,20 +502,21 @@ async def test_what_came_while_this_process_stood_still_counts_before_the_sessio
     member = node.member(G, "c1", session_timeout_ms=300)
     await settle(member)
     loop = asyncio.get_running_loop()
-    answer: asyncio.Future[ErrorCode] = loop.create_future()
+    beats: list[asyncio.Task[ErrorCode]] = []
 
     def read() -> None:
-        """As a handler's task does: in the turn of the loop after the one that found the bytes."""
-        answer.set_result(member.heartbeat().error)
+        """As a handler's task does: in a turn of the loop after the one that found the bytes."""
+        beats.append(loop.create_task(member.beat()))
 
-    loop.call_soon(lambda: loop.call_soon(lambda: loop.call_soon(read)))
-    time.sleep(0.5)  # noqa: ASYNC251 nothing of this process runs
-    assert await answer is ErrorCode.NONE
+    loop.call_soon(lambda: loop.call_soon(read))
+    time.sleep(0.5)  # nothing of this process runs
+    await until(lambda: beats)
+    assert await beats[0] is ErrorCode.NONE
 
 
 async def test_a_member_that_stays_silent_after_a_stall_expires_all_the_same(node: GroupNode) -> None:
     await settle(node.member(G, "c1", session_timeout_ms=300))
-    time.sleep(0.5)  # noqa: ASYNC251
+    time.sleep(0.5)
     await until(lambda: not node.groups.group_ids(), seconds=3)
     stored = await node.stored(G)
     assert stored is not None
@@ -524,7 +526,13 @@ async def test_a_member_that_stays_silent_after_a_stall_expires_all_the_same(nod
 async def test_sessions_end_on_a_node_whose_every_timer_is_late(
     node: GroupNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(groups_module, "STALL_MS", -1)
+    loop = asyncio.get_running_loop()
+    call_at = loop.call_at
+
+    def late(when: float, *given: Any, **options: Any) -> asyncio.TimerHandle:
+        return call_at(when + 0.2, *given, **options)
+
+    monkeypatch.setattr(loop, "call_at", late)
     await settle(node.member(G, "c1", session_timeout_ms=300))
     await until(lambda: not node.groups.group_ids(), seconds=5)
 
