@@ -431,8 +431,8 @@ def _check_names(names: Sequence[str], nulls: Sequence[str]) -> None:
 async def list_config_resources(
     request: ListConfigResourcesRequest, context: RequestContext
 ) -> ListConfigResourcesResponse:
-    """Topics, brokers, and groups that have settings of their own. Version 0 asks for client metrics only, of which there
-    are none."""
+    """Topics, brokers, and groups that have settings of their own. Version 0 asks for client metrics only: there are
+    none."""
     services = context.services
     if context.version == 0:
         return ListConfigResourcesResponse()

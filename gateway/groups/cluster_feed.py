@@ -53,8 +53,7 @@ class ClusterFeed:
 
     def _hand_over_settings(self) -> None:
         made_of = (self._catalog.broker, self._catalog.group_configs)
-        if self._settings_of is None or any(
-            old is not new for old, new in zip(self._settings_of, made_of, strict=True)
-        ):
+        last = self._settings_of
+        if last is None or last[0] is not made_of[0] or last[1] is not made_of[1]:
             self._settings_of = made_of
             self._reader.settings = group_settings(*made_of)

@@ -58,7 +58,7 @@ class Catalog:
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
         self._group_configs: dict[str, dict[str, str]] = {}
         self.changed: Callable[[], None] = lambda: None
-        """Called whenever topics or settings came, went or changed, once or more often for changes that came together."""
+        """Called whenever topics or settings changed, once or more often for changes that came together."""
 
     # --- what is known --------------------------------------------------------------------------------------------
 

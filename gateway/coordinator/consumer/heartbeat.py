@@ -38,6 +38,8 @@ from gateway.coordinator.machine import Step
 from gateway.coordinator.model import ConsumerSettings
 from protocol.errors import ErrorCode, KafkaError
 
+UNRELEASED_INTERVAL_MS = 500
+
 
 def heartbeat(
     group: ConsumerGroup, event: ConsumerGroupHeartbeat, now_ms: int, settings: ConsumerSettings, cluster: Cluster
@@ -181,11 +183,18 @@ def _proceed(
             None,
             after.member_id,
             after.member_epoch,
-            draft.settings.heartbeat_interval_ms,
+            _interval_ms(after, draft.settings),
             after.assigned if tell else None,
         ),
     )
     return draft.seal()
+
+
+def _interval_ms(member: ConsumerMember, settings: ConsumerSettings) -> int:
+    """Who awaits partitions asks again soon, for nobody can tell it that they are free."""
+    if member.state is MemberState.UNRELEASED:
+        return min(settings.heartbeat_interval_ms, UNRELEASED_INTERVAL_MS)
+    return settings.heartbeat_interval_ms
 
 
 def _leave(

@@ -39,7 +39,9 @@ def test_the_first_member_gets_everything_at_once():
 def test_a_partition_goes_from_one_to_the_other_by_way_of_nobody():
     scene = Scene()
     scene.join("a")
-    assert scene.told(scene.join("b")) == (2, {})
+    waiting = scene.join("b")
+    assert scene.told(waiting) == (2, {})
+    assert waiting.heartbeat_interval_ms == 500, "it is to ask again soon"
     assert state_of(scene.group) is GroupState.RECONCILING
     assert scene.group.members[MemberId("b")].state is MemberState.UNRELEASED
     assert scene.beat("b", 2) == (2, None)

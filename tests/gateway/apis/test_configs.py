@@ -336,7 +336,7 @@ async def test_each_resource_alone(database_url: str) -> None:
             "missing": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             "twice": ErrorCode.INVALID_REQUEST,
             "good": ErrorCode.NONE,
-            "g": ErrorCode.INVALID_REQUEST,
+            "g": ErrorCode.INVALID_CONFIG,
             "m": ErrorCode.INVALID_REQUEST,
             "x": ErrorCode.INVALID_REQUEST,
         }
