@@ -16,6 +16,7 @@ from gateway.coordinator.consumer.views import describe
 from gateway.coordinator.machine import ConnectionId
 from gateway.coordinator.model import MemberId
 from gateway.log.catalog import Catalog
+from gateway.net.authorized_operations import NOT_ASKED, Resource, authorized_operations
 from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import consumer_group_describe as described
@@ -25,10 +26,6 @@ from protocol.messages.consumer_group_heartbeat import (
     ConsumerGroupHeartbeatResponse,
     TopicPartitions,
 )
-
-AUTHORIZED_OPERATIONS_NOT_REQUESTED = -(2**31)
-GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
-"""READ, DELETE and DESCRIBE (AclOperation codes): what everyone may do to a group while there are no ACLs."""
 
 
 class MemberType(IntEnum):
@@ -84,6 +81,12 @@ async def consumer_group_heartbeat(
     )
 
 
+def refuse_consumer_group_heartbeat(
+    request: ConsumerGroupHeartbeatRequest, version: int, code: ErrorCode, message: str | None
+) -> ConsumerGroupHeartbeatResponse:
+    return ConsumerGroupHeartbeatResponse(error_code=code, error_message=message)
+
+
 def _assignment(held: Partitions) -> Assignment:
     return Assignment(
         topic_partitions=tuple(
@@ -96,13 +99,24 @@ async def consumer_group_describe(
     request: described.ConsumerGroupDescribeRequest, context: RequestContext
 ) -> described.ConsumerGroupDescribeResponse:
     """A group that is missing or of another type is GROUP_ID_NOT_FOUND: Java's admin then asks DescribeGroups."""
-    operations = GROUP_OPERATIONS if request.include_authorized_operations else AUTHORIZED_OPERATIONS_NOT_REQUESTED
+    asked = request.include_authorized_operations
     return described.ConsumerGroupDescribeResponse(
-        groups=tuple([await _described(group_id, operations, context) for group_id in dict.fromkeys(request.group_ids)])
+        groups=tuple([await _described(group_id, asked, context) for group_id in dict.fromkeys(request.group_ids)])
     )
 
 
-async def _described(group_id: str, operations: int, context: RequestContext) -> described.DescribedGroup:
+def refuse_consumer_group_describe(
+    request: described.ConsumerGroupDescribeRequest, version: int, code: ErrorCode, message: str | None
+) -> described.ConsumerGroupDescribeResponse:
+    return described.ConsumerGroupDescribeResponse(
+        groups=tuple(
+            described.DescribedGroup(group_id=group_id, error_code=code, error_message=message)
+            for group_id in request.group_ids
+        )
+    )
+
+
+async def _described(group_id: str, with_operations: bool, context: RequestContext) -> described.DescribedGroup:
     try:
         if not group_id:
             raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group has no name")
@@ -111,7 +125,7 @@ async def _described(group_id: str, operations: int, context: RequestContext) ->
             raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
     except KafkaError as refused:
         return described.DescribedGroup(
-            group_id=group_id, error_code=refused.code, error_message=refused.message, authorized_operations=operations
+            group_id=group_id, error_code=refused.code, error_message=refused.message, authorized_operations=NOT_ASKED
         )
     catalog = context.services.catalog
     await catalog.resolve_all_ids(group.owners)
@@ -123,7 +137,7 @@ async def _described(group_id: str, operations: int, context: RequestContext) ->
         assignment_epoch=shown.assignment_epoch,
         assignor_name=shown.assignor,
         members=tuple(_member(each.member, each.target, catalog) for each in shown.members),
-        authorized_operations=operations,
+        authorized_operations=authorized_operations(Resource.GROUP, group_id, context, asked=with_operations),
     )
 
 

@@ -118,7 +118,7 @@ async def test_another_coordinator_goes_on_where_this_one_was_killed(node: Group
     await join(node, "b")
     assert told(await beat(node, "a", 1)) == (1, {topic: (0, 1)})
     async with group_node(database_url) as other:
-        await other.services.catalog.refresh()
+        await other.services.catalog.refresh_if_changed()
         ClusterFeed(other.services.catalog, other.groups)
         assert told(await beat(other, "b", 2)) == (2, None), "a has not let go yet"
         assert (await beat(other, "x", 1, instance_id="i")).error_code == ErrorCode.FENCED_INSTANCE_ID
@@ -272,8 +272,8 @@ async def test_a_group_has_the_intervals_that_are_set_for_it(node: GroupNode) ->
     await join(node, "a")
     assert (await beat(node, "a", 1)).heartbeat_interval_ms == 5_000
     await node.topics.set_group_configs(G, {"consumer.heartbeat.interval.ms": "7000"})
-    await node.services.catalog.refresh()
+    await node.services.catalog.refresh_if_changed()
     assert (await beat(node, "a", 1)).heartbeat_interval_ms == 7_000
     await node.topics.set_group_configs(G, {}, ["consumer.heartbeat.interval.ms"])
-    await node.services.catalog.refresh()
+    await node.services.catalog.refresh_if_changed()
     assert (await beat(node, "a", 1)).heartbeat_interval_ms == 5_000
