@@ -77,7 +77,7 @@ class TopicStore:
             if built >= _PARTITIONS_PER_STEP:
                 built = 0
                 await asyncio.sleep(0)
-        broker_configs = first["broker_configs"]
+        broker_configs, group_configs = first["broker_configs"], first["group_configs"]
         return CatalogChanges(
             revision=first["revision"],
             whole=first["whole"],
@@ -89,6 +89,7 @@ class TopicStore:
                 broker: {loaded(name): loaded(value) for name, value in configs.items()}
                 for broker, configs in json.loads(broker_configs).items()
             },
+            group_configs=None if group_configs is None else _group_configs(json.loads(group_configs)),
         )
 
     async def revision(self) -> int:
@@ -174,6 +175,23 @@ class TopicStore:
             [stored(name) for name in unset],
         )
 
+    async def set_group_configs(self, group_id: str, set: Mapping[str, str], unset: Collection[str] = ()) -> None:
+        """Removes `unset`, then sets `set`, for one group. A change of the catalog, with its revision."""
+        await self._pool.fetch(
+            statement("set_group_configs"),
+            stored(group_id),
+            [stored(name) for name in set],
+            [stored(value) for value in set.values()],
+            [stored(name) for name in unset],
+        )
+
     async def cluster_id(self) -> str:
         """22 characters of URL-safe base64, as upstream renders a cluster's id; the same for the database's life."""
         return str(await self._pool.fetch_value(statement("cluster_id")))
+
+
+def _group_configs(rows: list[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
+    configs: dict[str, dict[str, str]] = {}
+    for group_id, name, value in rows:
+        configs.setdefault(loaded(group_id), {})[loaded(name)] = loaded(value)
+    return configs

@@ -5,7 +5,7 @@ broker's dynamic ones for that node alone, or for all under the empty name, whic
 of its own. Both take effect on this node before the answer, on others when they next follow
 the catalog.
 
-Loggers, client metrics and groups have no settings here.
+A group's settings are stored by its id and wait for it. Loggers and client metrics have no settings here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import structlog
 
 from gateway.config.broker import BROKER_CONFIGS, NODE_CONFIGS, BrokerConfig, parse_broker_configs
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
+from gateway.config.group import GROUP_CONFIGS, group_intervals, group_layers
 from gateway.config.listeners import render_listeners
 from gateway.config.topic import (
     REPLICATION_FACTOR,
@@ -27,6 +28,7 @@ from gateway.config.topic import (
     topic_layers,
     validate_topic_configs,
 )
+from gateway.groups.runtime import MAX_GROUP_ID_BYTES
 from gateway.log.topic_names import why_illegal
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import REFUSAL_CODES
@@ -130,7 +132,10 @@ def _describe(
         case ResourceType.BROKER:
             entries = _describe_broker(resource, request, services)
         case ResourceType.GROUP if resource.resource_name:
-            entries = []
+            configs = services.catalog.group_configs.get(resource.resource_name, {})
+            entries = [
+                _group_entry(key, configs, services.catalog.broker, request) for key in _chosen(GROUP_CONFIGS, resource)
+            ]
         case _:
             raise _unsupported(resource.resource_type, resource.resource_name)
     return entries
@@ -149,6 +154,15 @@ def _topic_entry(
     synonyms = [DescribeConfigsSynonym(name=layer.name, value=layer.value, source=layer.source) for layer in layers]
     source = layers[0].source if layers else ConfigSource.DEFAULT_CONFIG
     return _entry(key, effective_text(key, configs, broker), source, synonyms, request, read_only=False)
+
+
+def _group_entry(
+    key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig, request: DescribeConfigsRequest
+) -> DescribeConfigsResourceResult:
+    layers = group_layers(key, configs, broker)
+    synonyms = [DescribeConfigsSynonym(name=name, value=value, source=source) for source, name, value in layers]
+    source, _, value = layers[0]
+    return _entry(key, value, source, synonyms, request, read_only=False)
 
 
 def _describe_broker(
@@ -339,6 +353,8 @@ async def _alter_all(
                     await _alter_topic(_find_topic(name, services), change, services, validate_only=validate_only)
                 case ResourceType.BROKER:
                     await _alter_brokers(name, change, services, validate_only=validate_only)
+                case ResourceType.GROUP if name:
+                    await _alter_group(name, change, services, validate_only=validate_only)
                 case _:
                     raise _unsupported(kind, name)
             errors[identity] = KafkaError(ErrorCode.NONE)
@@ -400,6 +416,25 @@ async def _alter_brokers(resource_name: str, change: Change, services: Services,
     if resource_name in (ALL_BROKERS, own_name):
         services.catalog.set_broker(altered)
     log.info("broker configs altered", broker=resource_name or "all", configs=wanted)
+
+
+async def _alter_group(group_id: str, change: Change, services: Services, *, validate_only: bool) -> None:
+    if len(group_id.encode()) > MAX_GROUP_ID_BYTES:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"A group id has at most {MAX_GROUP_ID_BYTES} bytes.")
+    broker = services.catalog.broker
+    current = services.catalog.group_configs.get(group_id, {})
+
+    def effective(name: str) -> tuple[ConfigKey, str | None] | None:
+        key = GROUP_CONFIGS.get(name)
+        return None if key is None else (key, group_layers(key, current, broker)[0][2])
+
+    wanted = change(current, effective)
+    group_intervals(wanted, broker)
+    if validate_only:
+        return
+    await services.topics.set_group_configs(group_id, _differing(wanted, current), current.keys() - wanted.keys())
+    await services.catalog.refresh_if_changed()
+    log.info("group configs altered", group_id=group_id, configs=wanted)
 
 
 def _differing(wanted: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
@@ -465,7 +500,8 @@ def _check_names(names: Sequence[str], nulls: Sequence[str]) -> None:
 async def list_config_resources(
     request: ListConfigResourcesRequest, context: RequestContext
 ) -> ListConfigResourcesResponse:
-    """Topics and brokers, the kinds with settings; version 0 asks for client metrics only, of which there are none."""
+    """Topics, brokers, and groups that have settings of their own. Version 0 asks for client metrics only: there are
+    none."""
     services = context.services
     if context.version == 0:
         return ListConfigResourcesResponse()
@@ -480,6 +516,12 @@ async def list_config_resources(
         resources.extend(
             ConfigResource(resource_name=topic.name, resource_type=ResourceType.TOPIC)
             for topic in services.catalog.topics()
+        )
+    if ResourceType.GROUP in wanted:
+        await services.catalog.refresh_if_changed()
+        resources.extend(
+            ConfigResource(resource_name=group_id, resource_type=ResourceType.GROUP)
+            for group_id in sorted(services.catalog.group_configs)
         )
     if ResourceType.BROKER in wanted:
         resources.extend(

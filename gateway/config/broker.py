@@ -30,6 +30,7 @@ from gateway.config.definition import (
     one_of,
     render,
     setting,
+    some_of,
 )
 
 __all__ = ["BROKER_CONFIGS", "BrokerConfig", "ConfigError", "parse_broker_configs", "validate_dynamic"]
@@ -55,6 +56,34 @@ class BrokerConfig:
     )
     group_max_session_timeout_ms: int = setting(
         _INT, 1_800_000, "Longest session timeout that a classic member may ask for.", at_least(0), update=_AT_START
+    )
+    group_consumer_session_timeout_ms: int = setting(
+        _INT, 45_000, "How long a member of the consumer protocol may be silent.", at_least(1), update=_AT_START
+    )
+    group_consumer_min_session_timeout_ms: int = setting(
+        _INT, 45_000, "Shortest session timeout that a consumer group may be given.", at_least(1), update=_AT_START
+    )
+    group_consumer_max_session_timeout_ms: int = setting(
+        _INT, 60_000, "Longest session timeout that a consumer group may be given.", at_least(1), update=_AT_START
+    )
+    group_consumer_heartbeat_interval_ms: int = setting(
+        _INT, 5_000, "How often members of the consumer protocol are to speak.", at_least(1), update=_AT_START
+    )
+    group_consumer_min_heartbeat_interval_ms: int = setting(
+        _INT, 5_000, "Shortest heartbeat interval that a consumer group may be given.", at_least(1), update=_AT_START
+    )
+    group_consumer_max_heartbeat_interval_ms: int = setting(
+        _INT, 15_000, "Longest heartbeat interval that a consumer group may be given.", at_least(1), update=_AT_START
+    )
+    group_consumer_max_size: int = setting(
+        _INT, MAX_INT, "Most members that one consumer group may have.", at_least(1), update=_AT_START
+    )
+    group_consumer_assignors: tuple[str, ...] = setting(
+        ConfigType.LIST,
+        ("uniform", "range"),
+        "Assignors that members of the consumer protocol may ask for; the first is used where none does.",
+        some_of("uniform", "range"),
+        update=_AT_START,
     )
     group_max_size: int = setting(_INT, MAX_INT, "Most members that one group may have.", at_least(1), update=_AT_START)
     group_connection_grace_ms: int = setting(
@@ -250,7 +279,12 @@ _SHOWN = (
     _fixed("offsets.topic.num.partitions", _INT, 50, "Partitions of __consumer_offsets, over which groups are spread."),
     _fixed("offsets.topic.replication.factor", ConfigType.SHORT, 1, "Committed offsets live in Postgres."),
     _fixed("offsets.commit.required.acks", ConfigType.SHORT, -1, "A commit is answered once it is durable."),
-    _fixed("group.coordinator.rebalance.protocols", ConfigType.LIST, ("classic",), "Group protocols that are served."),
+    _fixed(
+        "group.coordinator.rebalance.protocols",
+        ConfigType.LIST,
+        ("classic", "consumer"),
+        "Group protocols served.",
+    ),
     _fixed("remote.log.storage.system.enable", _BOOLEAN, False, "There is no tiered storage."),
     _fixed("log.dirs", ConfigType.STRING, "postgres", "Where records are kept, as DescribeLogDirs names it."),
     _fixed("process.roles", ConfigType.LIST, ("broker", "controller"), "Every node serves every request."),
@@ -303,6 +337,23 @@ def parse_broker_configs(
             "group.min.session.timeout.ms",
             str(config.group_min_session_timeout_ms),
             f"above group.max.session.timeout.ms ({config.group_max_session_timeout_ms})",
+        )
+    for name in ("session.timeout", "heartbeat.interval"):
+        field = name.replace(".", "_")
+        lowest: int = getattr(config, f"group_consumer_min_{field}_ms")
+        highest: int = getattr(config, f"group_consumer_max_{field}_ms")
+        value: int = getattr(config, f"group_consumer_{field}_ms")
+        if not lowest <= value <= highest:
+            raise ConfigError(
+                f"group.consumer.{name}.ms",
+                str(value),
+                f"not between group.consumer.min.{name}.ms ({lowest}) and group.consumer.max.{name}.ms ({highest})",
+            )
+    if config.group_consumer_heartbeat_interval_ms >= config.group_consumer_session_timeout_ms:
+        raise ConfigError(
+            "group.consumer.heartbeat.interval.ms",
+            str(config.group_consumer_heartbeat_interval_ms),
+            f"not below group.consumer.session.timeout.ms ({config.group_consumer_session_timeout_ms})",
         )
     if config.log_cleaner_min_compaction_lag_ms > config.log_cleaner_max_compaction_lag_ms:
         raise ConfigError(

@@ -172,6 +172,16 @@ def each_one_of(*allowed: str) -> Check:
     return check
 
 
+def some_of(*allowed: str) -> Check:
+    """As `each_one_of`, and not none of them."""
+    each = each_one_of(*allowed)
+
+    def check(values: tuple[str, ...]) -> str | None:
+        return each(values) if values else f"names none of {', '.join(allowed)}"
+
+    return check
+
+
 # --- declarations as dataclass fields -----------------------------------------------------------------------------
 
 

@@ -54,6 +54,18 @@ LEGAL_TRANSITIONS: Mapping[GroupState, frozenset[GroupState]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class ConsumerSettings:
+    """Of consumer groups (KIP-848); names and defaults are Kafka's `group.consumer.*`. The two intervals may be a
+    group's own."""
+
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 5_000
+    max_size: int = 2**31 - 1
+    assignors: tuple[str, ...] = ("uniform", "range")
+    """The first is used where no member asks for one."""
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Broker settings that the coordinator reads; names and defaults are Kafka's except the last."""
 
@@ -65,6 +77,9 @@ class Settings:
     """How long a member that awaits its first join answer is kept (5 min, fixed in upstream)."""
     group_connection_grace_ms: int = 10_000
     """How long a dynamic member outlives a connection its peer closed; −1 = only the session timeout counts."""
+    consumer: ConsumerSettings = ConsumerSettings()
+    consumer_of: Mapping[str, ConsumerSettings] = field(default_factory=dict[str, ConsumerSettings])
+    """Of the groups that have configs of their own, by group id."""
 
 
 @dataclass(frozen=True, slots=True)

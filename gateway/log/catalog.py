@@ -66,6 +66,9 @@ class Catalog:
         self._next_look: asyncio.Task[None] | None = None
         self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
+        self._group_configs: Mapping[str, Mapping[str, str]] = {}
+        self.changed: Callable[[], None] = lambda: None
+        """Called whenever topics or settings changed, once or more often for changes that came together."""
 
     async def serve_as(self, broker_name: Callable[[], str]) -> None:
         """Loads everything; from here on what was set for the broker of that id alone applies too. Raises
@@ -102,6 +105,18 @@ class Catalog:
         """Dynamic broker settings have changed; every topic's effective config follows."""
         self._broker = broker
         self._configs.clear()
+        self.changed()
+
+    @property
+    def group_configs(self) -> Mapping[str, Mapping[str, str]]:
+        """What was set on single groups, by group id. Never mutated."""
+        return self._group_configs
+
+    def set_group_configs(self, configs: Mapping[str, Mapping[str, str]]) -> None:
+        """What is set on single groups has changed."""
+        if configs != self._group_configs:
+            self._group_configs = configs
+            self.changed()
 
     def config(self, topic: Topic) -> TopicConfig:
         """The topic's effective config: what was set on it, else the broker's default."""
@@ -181,6 +196,7 @@ class Catalog:
         self._by_rendered.setdefault(rendered(topic.name), topic.name)
         self._unknown.pop(topic.name, None)
         self._unknown.pop(topic.topic_id, None)
+        self.changed()
 
     def remove(self, topic_id: UUID) -> None:
         """The topic is deleted: its parked fetches end."""
@@ -197,6 +213,7 @@ class Catalog:
             del self._by_rendered[rendered(topic.name)]
         for partition in topic.partitions:
             self._tail.forget(partition.partition_key)
+        self.changed()
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -256,6 +273,8 @@ class Catalog:
         name = None if self._broker_name is None else self._broker_name()
         if changes.broker_configs is not None or name != self._followed_as:
             self._follow_broker(name)
+        if changes.group_configs is not None:
+            self.set_group_configs(changes.group_configs)
         self._revision = changes.revision
 
     def _follow_broker(self, name: str | None) -> None:

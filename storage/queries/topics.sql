@@ -50,6 +50,10 @@ select name, value from broker_config where broker = $1 order by name;
 -- Removes $4, then sets the names $2 to the values $3, for the broker $1.
 select set_broker_configs($1, $2, $3, $4);
 
+-- name: set_group_configs
+-- Of group $1: removes $4, then sets the names $2 to the values $3.
+select set_group_configs($1, $2, $3, $4);
+
 -- name: cluster_id
 -- Made once, with the schema.
 select cluster_id from cluster;

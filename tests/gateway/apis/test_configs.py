@@ -351,6 +351,42 @@ async def test_topic_refusals_change_nothing(database_url: str) -> None:
         assert await node.topics.find("orders") == topic == node.catalog.get("orders")
 
 
+async def test_groups_have_settings_within_the_brokers_bounds(database_url: str) -> None:
+    session, interval = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
+    async with admin_node(database_url) as node:
+
+        async def shown() -> dict[str, tuple[str | None, int]]:
+            described = await describe(node, GROUP, "g")
+            return {entry.name: (entry.value, entry.config_source) for entry in described.configs}
+
+        default = ConfigSource.DEFAULT_CONFIG
+        assert await shown() == {session: ("45000", default), interval: ("5000", default)}
+        for changes in (
+            [(SET, interval, "4999")],
+            [(SET, interval, "15001")],
+            [(SET, session, "44999")],
+            [(SET, session, "x")],
+            [(SET, session, "50000"), (SET, "share.session.timeout.ms", "45000")],
+            [(APPEND, session, "1")],
+        ):
+            response = await alter(node, GROUP, "g", *changes)
+            assert response.error_code == ErrorCode.INVALID_CONFIG, changes
+            assert response.error_message
+        assert node.catalog.group_configs == {}
+        assert (await alter(node, GROUP, "g", (SET, session, "50000"))).error_code == ErrorCode.NONE
+        assert (await alter(node, GROUP, "g", (SET, interval, "6000"))).error_code == ErrorCode.NONE
+        own = ConfigSource.GROUP_CONFIG
+        assert await shown() == {session: ("50000", own), interval: ("6000", own)}
+        assert node.catalog.group_configs == {"g": {session: "50000", interval: "6000"}}
+        request = ListConfigResourcesRequest(resource_types=(GROUP,))
+        listed = await node.ask(ApiKey.LIST_CONFIG_RESOURCES, request, 1)
+        assert [(each.resource_type, each.resource_name) for each in listed.config_resources] == [(GROUP, "g")]
+        assert (await alter(node, GROUP, "g", (DELETE, session, None))).error_code == ErrorCode.NONE
+        assert await shown() == {session: ("45000", default), interval: ("6000", own)}
+        assert (await replace(node, GROUP, "g", [])).error_code == ErrorCode.NONE
+        assert node.catalog.group_configs == {}
+
+
 async def test_each_resource_alone(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await node.create("good")
@@ -376,7 +412,7 @@ async def test_each_resource_alone(database_url: str) -> None:
             "missing": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
             "twice": ErrorCode.INVALID_REQUEST,
             "good": ErrorCode.NONE,
-            "g": ErrorCode.INVALID_REQUEST,
+            "g": ErrorCode.INVALID_CONFIG,
             "m": ErrorCode.INVALID_REQUEST,
             "x": ErrorCode.INVALID_REQUEST,
         }
