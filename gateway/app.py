@@ -22,6 +22,7 @@ from gateway.cluster.membership import Membership
 from gateway.config.broker import ConfigError
 from gateway.config.settings import Settings, hide_password
 from gateway.coordinator import model
+from gateway.groups.cluster_view import ClusterView
 from gateway.groups.groups import Groups
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
@@ -142,6 +143,7 @@ class App:
             group_settings(settings),
             count_rebalance=metrics.group_rebalances.inc,
         )
+        ClusterView(catalog, groups.cluster_changed)
         leases.acquired, leases.lost = groups.shard_acquired, groups.shard_lost
         await leases.renew()
         self._undo.append(("leases", STEP_TIMEOUT_S, leases.release))

@@ -58,6 +58,8 @@ SHORTEST_TIMER_MS = 5
 """A deadline that a Tick did not clear cannot spin the loop."""
 STALL_MS = 100
 """A timer that is later than this was held up by this process: what members sent meanwhile may lie unread."""
+REPRIEVE_MS = 1_000
+"""For reading it, and for clients that were held up with us."""
 
 
 class Records(Protocol):
@@ -405,7 +407,7 @@ class Runtime:
         # Once: on a node that is always this late, sessions must still end.
         slot.reprieved = late_ms > STALL_MS and not slot.reprieved
         if slot.reprieved:
-            slot.group = self._machines.of(slot.group).postponed(slot.group, late_ms)
+            slot.group = self._machines.of(slot.group).postponed(slot.group, late_ms + REPRIEVE_MS)
         with self._or_dropped(slot):
             deadline_ms = self._machines.of(slot.group).next_deadline(slot.group)
             if deadline_ms is not None and deadline_ms <= self._now_ms():

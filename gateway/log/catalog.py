@@ -56,6 +56,8 @@ class Catalog:
         self._loading: asyncio.Task[None] | None = None
         self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
+        self.changed: Callable[[], None] = lambda: None
+        """Called at each change of a topic, before the change is whole: look in the next turn of the loop."""
 
     # --- what is known --------------------------------------------------------------------------------------------
 
@@ -230,6 +232,7 @@ class Catalog:
             self._drop(former.topic_id)
         self._by_name[topic.name] = topic
         self._by_id[topic.topic_id] = topic
+        self.changed()
         self._unknown.pop(topic.name, None)
         self._unknown.pop(topic.topic_id, None)
 
@@ -237,6 +240,7 @@ class Catalog:
         topic = self._by_id.pop(topic_id, None)
         if topic is None:
             return
+        self.changed()
         self._configs.pop(topic_id, None)
         if self._by_name.get(topic.name) is topic:
             del self._by_name[topic.name]
