@@ -8,12 +8,14 @@ under a name in use supersedes the one before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 from storage.errors import StorageConflict
 from storage.pool import Database, Row
 from storage.queries import statement
-from storage.types import CoordinatorLease, LeaseKind, Node, NodeId
+from storage.types import Address, CoordinatorLease, LeaseKind, Node, NodeId
 
 
 def _lease(row: Row) -> CoordinatorLease:
@@ -25,7 +27,7 @@ class NodeStore:
     node that another process has since taken over raise StorageConflict."""
 
     def __init__(self, database: Database) -> None:
-        self._pool = database.hot
+        self._pool = database.control
         self._incarnations: dict[NodeId, int] = {}
 
     def _incarnation(self, node_id: NodeId) -> int:
@@ -34,14 +36,9 @@ class NodeStore:
             raise StorageConflict(f"node {node_id} has not been registered by this process")
         return incarnation
 
-    async def register(self, host: str, port: int, rack: str | None, ttl_ms: int, *, name: str | None = None) -> NodeId:
-        """The node's id for `ttl_ms` from now: the one its name had before, else the lowest (>= 1) of no live node.
-
-        Without a name the advertised address is the name: a node that was killed comes back with its id.
-        """
-        row = await self._pool.fetch_row(
-            statement("register_node"), name if name is not None else f"{host}:{port}", host, port, rack, ttl_ms
-        )
+    async def register(self, name: str, listeners: Mapping[str, Address], rack: str | None, ttl_ms: int) -> NodeId:
+        """The node's id for `ttl_ms` from now: the one its name had before, else the lowest (>= 1) of no live node."""
+        row = await self._pool.fetch_row(statement("register_node"), name, json.dumps(listeners), rack, ttl_ms)
         assert row is not None
         node_id = NodeId(row["node_id"])
         self._incarnations[node_id] = row["incarnation"]
@@ -100,4 +97,5 @@ class NodeStore:
 
 
 def _node(row: Row) -> Node:
-    return Node(NodeId(row["node_id"]), row["host"], row["port"], row["rack"])
+    listeners = cast(dict[str, tuple[str, int]], json.loads(row["listeners"]))
+    return Node(NodeId(row["node_id"]), {name: (host, port) for name, (host, port) in listeners.items()}, row["rack"])

@@ -8,7 +8,7 @@ here; `gateway/net/errors.py` maps them to Kafka's codes in one table.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NewType
 from uuid import UUID
@@ -18,11 +18,18 @@ PartitionKey = NewType("PartitionKey", int)
 
 NodeId = NewType("NodeId", int)
 
+Address = tuple[str, int]
+"""Host and port."""
+
 
 class Refusal(Enum):
     """Why Postgres refused one element of a call; the rest of the call stands."""
 
     UNKNOWN_PARTITION = "unknown_partition"
+    PARTITION_BUSY = "partition_busy"
+    """Another transaction holds the partition, and the caller did not want to wait for it."""
+    DAMAGED = "damaged"
+    """Records are in the log, but their bytes are missing or wrong."""
     OUT_OF_ORDER_SEQUENCE = "out_of_order_sequence"
     INVALID_PRODUCER_EPOCH = "invalid_producer_epoch"
     OFFSET_OUT_OF_RANGE = "offset_out_of_range"
@@ -55,6 +62,24 @@ class Topic:
     configs: Mapping[str, str]
     partitions: tuple[Partition, ...]
     """Ordered by partition_index, without gaps: partitions[i].partition_index == i."""
+    created_revision: int = 0
+    """Of two topics of one name the one with the greater is the later."""
+    changed_revision: int = 0
+    """Of two states of one topic the one with the greater is the later."""
+
+
+@dataclass(frozen=True, slots=True)
+class CatalogChanges:
+    """From the catalog of one revision to that of `revision`."""
+
+    revision: int
+    whole: bool
+    """`topics` are all there are; what is not among them has been deleted."""
+    topics: tuple[Topic, ...]
+    """Created or altered, in the order of their last changes."""
+    deleted: tuple[UUID, ...]
+    broker_configs: Mapping[str, str] | None
+    """All dynamic broker settings; None where none changed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +127,8 @@ class PartitionState:
 
     log_start_offset: int
     high_watermark: int
+    last_stable_offset: int
+    """The high watermark, as long as there are no transactions."""
     leader_epoch: int
     size_bytes: int
 
@@ -118,7 +145,7 @@ class StoredBatch:
     base_offset: int
     last_offset: int
     max_timestamp_ms: int
-    records: bytes
+    records: bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +271,6 @@ class CommittedOffset:
 @dataclass(frozen=True, slots=True)
 class Node:
     node_id: NodeId
-    host: str
-    port: int
+    listeners: Mapping[str, Address] = field(hash=False)
+    """Listener name → where clients of that listener are told to connect. Never mutated."""
     rack: str | None = None

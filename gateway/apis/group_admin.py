@@ -10,6 +10,7 @@ import asyncio
 
 from gateway.coordinator.model import DeleteGroup
 from gateway.coordinator.views import describe
+from gateway.net.authorized_operations import NOT_ASKED, Resource, authorized_operations
 from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
@@ -22,20 +23,28 @@ from protocol.messages.describe_groups import (
 from protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
 
 FIRST_VERSION_WITH_GROUP_ID_NOT_FOUND = 6
-AUTHORIZED_OPERATIONS_NOT_REQUESTED = -(2**31)
-GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
-"""READ, DELETE and DESCRIBE (AclOperation codes): what everyone may do to a group while there are no ACLs."""
+CLASSIC = "classic"
 
 
 async def describe_groups(request: DescribeGroupsRequest, context: RequestContext) -> DescribeGroupsResponse:
     """A group that does not exist is `Dead`; from version 6 also GROUP_ID_NOT_FOUND."""
-    operations = GROUP_OPERATIONS if request.include_authorized_operations else AUTHORIZED_OPERATIONS_NOT_REQUESTED
+    with_operations = request.include_authorized_operations
     return DescribeGroupsResponse(
-        groups=tuple([await _described(group_id, operations, context) for group_id in request.groups])
+        groups=tuple([await _described(group_id, with_operations, context) for group_id in request.groups])
     )
 
 
-async def _described(group_id: str, operations: int, context: RequestContext) -> DescribedGroup:
+def refuse_describe_groups(
+    request: DescribeGroupsRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeGroupsResponse:
+    return DescribeGroupsResponse(
+        groups=tuple(
+            DescribedGroup(group_id=group_id, error_code=code, error_message=message) for group_id in request.groups
+        )
+    )
+
+
+async def _described(group_id: str, with_operations: bool, context: RequestContext) -> DescribedGroup:
     try:
         group = await context.services.groups.view(group_id)
     except KafkaError as refused:
@@ -43,7 +52,7 @@ async def _described(group_id: str, operations: int, context: RequestContext) ->
             group_id=group_id,
             error_code=refused.code,
             error_message=refused.message,
-            authorized_operations=operations,
+            authorized_operations=NOT_ASKED,
         )
     missing = not group.exists and context.version >= FIRST_VERSION_WITH_GROUP_ID_NOT_FOUND
     shown = describe(group)
@@ -65,7 +74,10 @@ async def _described(group_id: str, operations: int, context: RequestContext) ->
             )
             for member in shown.members
         ),
-        authorized_operations=operations,
+        # As upstream: nobody may do anything to what does not exist.
+        authorized_operations=authorized_operations(
+            Resource.GROUP, group_id, context, asked=with_operations and not missing
+        ),
     )
 
 
@@ -87,6 +99,12 @@ async def list_groups(request: ListGroupsRequest, context: RequestContext) -> Li
     return ListGroupsResponse(groups=tuple(listed))
 
 
+def refuse_list_groups(
+    request: ListGroupsRequest, version: int, code: ErrorCode, message: str | None
+) -> ListGroupsResponse:
+    return ListGroupsResponse(error_code=code)
+
+
 async def delete_groups(request: DeleteGroupsRequest, context: RequestContext) -> DeleteGroupsResponse:
     """Deletes Empty groups with their offsets. A group named twice is answered once."""
     groups = context.services.groups
@@ -97,3 +115,11 @@ async def delete_groups(request: DeleteGroupsRequest, context: RequestContext) -
             reply = await reply
         results.append(DeletableGroupResult(group_id=group_id, error_code=reply.error))
     return DeleteGroupsResponse(results=tuple(results))
+
+
+def refuse_delete_groups(
+    request: DeleteGroupsRequest, version: int, code: ErrorCode, message: str | None
+) -> DeleteGroupsResponse:
+    return DeleteGroupsResponse(
+        results=tuple(DeletableGroupResult(group_id=group_id, error_code=code) for group_id in request.groups_names)
+    )

@@ -21,6 +21,7 @@ from gateway.coordinator.views import offset_delete_refusal, subscribes_to
 from gateway.log.catalog import Catalog
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import REFUSAL_CODES, storage_code
+from gateway.net.pieces import in_pieces, mapped
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -57,9 +58,10 @@ FETCH_WITH_TOP_LEVEL_ERROR = 2
 async def _resolve(asked: Sequence[OffsetCommitRequestTopic | _AskedTopic], by_id: bool, catalog: Catalog) -> None:
     """Makes known to the catalog which of these topics there are."""
     if by_id:
-        await catalog.resolve_all_ids(topic.topic_id for topic in asked)
+        ids = [one.topic_id async for one in in_pieces(asked) if catalog.get_by_id(one.topic_id) is None]
+        await catalog.resolve_all_ids(ids)
     else:
-        await catalog.resolve_all(topic.name for topic in asked)
+        await catalog.resolve_all([one.name async for one in in_pieces(asked) if catalog.get(one.name) is None])
 
 
 def _has_partition(topic: Topic, partition_index: int) -> bool:
@@ -89,10 +91,10 @@ async def offset_commit(request: OffsetCommitRequest, context: RequestContext) -
     catalog = context.services.catalog
     await _resolve(request.topics, by_id, catalog)
     topics: list[tuple[str, UUID, list[_Commit]]] = []
-    for asked in request.topics:
+    async for asked in in_pieces(request.topics):
         topic = catalog.get_by_id(asked.topic_id) if by_id else catalog.get(asked.name)
         if topic is None:
-            commits = [_Commit(partition, None, unknown) for partition in asked.partitions]
+            commits = [_Commit(partition, None, unknown) async for partition in in_pieces(asked.partitions)]
         else:
             commits = [
                 _Commit(
@@ -100,25 +102,39 @@ async def offset_commit(request: OffsetCommitRequest, context: RequestContext) -
                     topic.topic_id,
                     None if _has_partition(topic, partition.partition_index) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 )
-                for partition in asked.partitions
+                async for partition in in_pieces(asked.partitions)
             ]
         topics.append((asked.name, asked.topic_id, commits))
     surviving = [commit for _, _, commits in topics for commit in commits if commit.error is None]
     if surviving:
         await _commit(surviving, request, unknown, context)
+    answered: list[OffsetCommitResponseTopic] = []
+    async for name, topic_id, commits in in_pieces(topics):
+        partitions = await mapped(_committed, commits)
+        answered.append(OffsetCommitResponseTopic(name=name, topic_id=topic_id, partitions=tuple(partitions)))
+    return OffsetCommitResponse(topics=tuple(answered))
+
+
+def _committed(commit: _Commit) -> OffsetCommitResponsePartition:
+    return OffsetCommitResponsePartition(
+        partition_index=commit.partition.partition_index, error_code=commit.error or ErrorCode.NONE
+    )
+
+
+def refuse_offset_commit(
+    request: OffsetCommitRequest, version: int, code: ErrorCode, message: str | None
+) -> OffsetCommitResponse:
     return OffsetCommitResponse(
         topics=tuple(
             OffsetCommitResponseTopic(
-                name=name,
-                topic_id=topic_id,
+                name=topic.name,
+                topic_id=topic.topic_id,
                 partitions=tuple(
-                    OffsetCommitResponsePartition(
-                        partition_index=commit.partition.partition_index, error_code=commit.error or ErrorCode.NONE
-                    )
-                    for commit in commits
+                    OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=code)
+                    for partition in topic.partitions
                 ),
             )
-            for name, topic_id, commits in topics
+            for topic in request.topics
         )
     )
 
@@ -158,7 +174,7 @@ async def _commit(
     retention_ms = request.retention_time_ms if request.retention_time_ms >= 0 else None
     storing: list[_Commit] = []
     rows: list[OffsetCommit] = []
-    for commit in surviving:
+    async for commit in in_pieces(surviving):
         metadata = commit.partition.committed_metadata or ""
         if len(metadata) > max_metadata:
             commit.error = ErrorCode.OFFSET_METADATA_TOO_LARGE
@@ -263,7 +279,7 @@ async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> 
             else:
                 groups.append(
                     OffsetFetchResponseGroup(
-                        group_id=group.group_id, topics=tuple(_response_topics(topic) for topic in fetched)
+                        group_id=group.group_id, topics=tuple([await _response_topics(topic) for topic in fetched])
                     )
                 )
         return OffsetFetchResponse(groups=tuple(groups))
@@ -303,21 +319,43 @@ async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> 
     )
 
 
-def _response_topics(topic: _FetchedTopic) -> OffsetFetchResponseTopics:
-    return OffsetFetchResponseTopics(
-        name=topic.name,
-        topic_id=topic.topic_id,
-        partitions=tuple(
-            OffsetFetchResponsePartitions(
-                partition_index=partition.partition_index,
-                committed_offset=partition.offset,
-                committed_leader_epoch=partition.leader_epoch,
-                metadata=partition.metadata,
-                error_code=partition.error,
+def refuse_offset_fetch(
+    request: OffsetFetchRequest, version: int, code: ErrorCode, message: str | None
+) -> OffsetFetchResponse:
+    """v1 on each partition, v2-7 at the top level, v8+ on each group."""
+    if version >= 8:
+        return OffsetFetchResponse(
+            groups=tuple(OffsetFetchResponseGroup(group_id=group.group_id, error_code=code) for group in request.groups)
+        )
+    topics: tuple[OffsetFetchResponseTopic, ...] = ()
+    if version < 2:
+        topics = tuple(
+            OffsetFetchResponseTopic(
+                name=topic.name,
+                partitions=tuple(
+                    OffsetFetchResponsePartition(
+                        partition_index=partition_index, committed_offset=-1, metadata="", error_code=code
+                    )
+                    for partition_index in topic.partition_indexes
+                ),
             )
-            for partition in topic.partitions
-        ),
-    )
+            for topic in request.topics or ()
+        )
+    return OffsetFetchResponse(error_code=code, topics=topics)
+
+
+async def _response_topics(topic: _FetchedTopic) -> OffsetFetchResponseTopics:
+    partitions = [
+        OffsetFetchResponsePartitions(
+            partition_index=partition.partition_index,
+            committed_offset=partition.offset,
+            committed_leader_epoch=partition.leader_epoch,
+            metadata=partition.metadata,
+            error_code=partition.error,
+        )
+        async for partition in in_pieces(topic.partitions)
+    ]
+    return OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id, partitions=tuple(partitions))
 
 
 async def _fetch(
@@ -333,7 +371,7 @@ async def _fetch(
 
 async def _fetch_all(group_id: str, services: Services) -> list[_FetchedTopic]:
     by_topic: dict[UUID, list[_Fetched]] = {}
-    for committed in await services.offsets.fetch(group_id, None):
+    async for committed in in_pieces(await services.offsets.fetch(group_id, None)):
         by_topic.setdefault(committed.topic_id, []).append(_fetched(committed))
     await services.catalog.resolve_all_ids(by_topic)
     fetched: list[_FetchedTopic] = []
@@ -350,15 +388,15 @@ async def _fetch_asked(group_id: str, asked: list[_AskedTopic], by_id: bool, ser
     topics = [(one, catalog.get_by_id(one.topic_id) if by_id else catalog.get(one.name)) for one in asked]
     wanted = [
         (topic.topic_id, index)
-        for one, topic in topics
+        async for one, topic in in_pieces(topics)
         if topic is not None
-        for index in one.partition_indexes
+        async for index in in_pieces(one.partition_indexes)
         if _has_partition(topic, index)
     ]
     stored: Mapping[tuple[UUID, int], CommittedOffset] = {}
     if wanted:
         committed = await services.offsets.fetch(group_id, wanted)
-        stored = {(one.topic_id, one.partition_index): one for one in committed}
+        stored = {(one.topic_id, one.partition_index): one async for one in in_pieces(committed)}
 
     def answer(topic: Topic | None, index: int) -> _Fetched:
         if topic is None:
@@ -367,8 +405,12 @@ async def _fetch_asked(group_id: str, asked: list[_AskedTopic], by_id: bool, ser
         return _Fetched(index) if found is None else _fetched(found)
 
     return [
-        _FetchedTopic(one.name, one.topic_id, tuple(answer(topic, index) for index in one.partition_indexes))
-        for one, topic in topics
+        _FetchedTopic(
+            one.name,
+            one.topic_id,
+            tuple(await mapped(lambda index, of=topic: answer(of, index), one.partition_indexes)),
+        )
+        async for one, topic in in_pieces(topics)
     ]
 
 
@@ -411,3 +453,9 @@ async def offset_delete(request: OffsetDeleteRequest, context: RequestContext) -
         if doomed:
             await services.offsets.delete(request.group_id, doomed, lease)
     return OffsetDeleteResponse(topics=tuple(answers))
+
+
+def refuse_offset_delete(
+    request: OffsetDeleteRequest, version: int, code: ErrorCode, message: str | None
+) -> OffsetDeleteResponse:
+    return OffsetDeleteResponse(error_code=code)

@@ -31,6 +31,12 @@ SHARD_COUNTS: Mapping[LeaseKind, int] = {LeaseKind.GROUPS: 50, LeaseKind.TRANSAC
 SHARDS = SHARD_COUNTS[LeaseKind.GROUPS]
 
 
+def boot_time_s() -> float:
+    """Seconds that go on while the machine is suspended, when Postgres elsewhere goes on counting too; CLOCK_MONOTONIC
+    stands still then, and a lease that ran out would be believed. Where there is no such clock, the monotonic one."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+
 @lru_cache(maxsize=65_536)
 def shard_of(group_id: str) -> int:
     """The shard of a group: Java's String.hashCode over UTF-16 units, made positive, modulo SHARDS."""
@@ -58,7 +64,7 @@ class Leases:
         membership: Membership,
         ttl_ms: int,
         *,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = boot_time_s,
     ) -> None:
         self._store = store
         self._membership = membership

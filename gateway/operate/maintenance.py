@@ -24,7 +24,8 @@ from gateway.cluster.membership import Membership
 from gateway.config.topic import TopicConfig
 from gateway.coordinator.machine import Summary
 from gateway.log.catalog import Catalog
-from gateway.log.compactor import KeyIndex, clean, index_keys
+from gateway.log.compactor import MAX_KEYS, clean, index_keys
+from gateway.log.offset_map import OffsetMap
 from gateway.log.tail import Tail
 from storage import retention
 from storage.compaction import CompactionPolicy, CompactionRun, CompactionStore, DirtyRange
@@ -50,9 +51,6 @@ RANGES_PER_PASS = 10
 CHUNK_BYTES = 4 * 1024 * 1024
 """Batches that are read, decoded and replaced at a time."""
 
-MAX_KEYS = 200_000
-"""Distinct keys of one compaction run, about 200 bytes each; a log with more is cleaned in several runs."""
-
 SEGMENT_BYTES = 1024 * 1024 * 1024
 """Uncompacted bytes from which segment.ms no longer holds compaction back, as a broker's segment is closed by size."""
 
@@ -73,6 +71,7 @@ class Maintenance:
     """The passes of one node. `leases` gives those held at this moment, `groups` what is in memory under them."""
 
     database: Database
+    log: LogStore
     catalog: Catalog
     tail: Tail
     membership: Membership
@@ -82,7 +81,7 @@ class Maintenance:
     def passes(self) -> list[Pass]:
         """What to give to the supervisor."""
         broker = self.catalog.broker
-        compaction = Compaction(self.database, self.catalog)
+        compaction = Compaction(self.database, self.log, self.catalog)
         return [
             ("retention", self._on_one_node(self.retain), broker.log_retention_check_interval_ms),
             ("purge", self._on_one_node(self.purge), PURGE_INTERVAL_MS),
@@ -143,7 +142,7 @@ class Maintenance:
             if self.tail.holds(partition.partition_key) and self.catalog.config(topic).cleanup_compact
         ]
         if keys:
-            for key, end_offset in (await CompactionStore(self.database).cleaned_to(keys)).items():
+            for key, end_offset in (await CompactionStore(self.database, self.log).cleaned_to(keys)).items():
                 self.tail.compacted(key, end_offset)
 
     async def purge(self) -> None:
@@ -243,11 +242,16 @@ class Compaction:
     """Looks for dirty partitions of compacted topics and cleans them, chunk by chunk, off the event loop's thread."""
 
     def __init__(
-        self, database: Database, catalog: Catalog, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        database: Database,
+        log_store: LogStore,
+        catalog: Catalog,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._monotonic = monotonic
-        self._log = LogStore(database)
-        self._store = CompactionStore(database)
+        self._log = log_store
+        self._store = CompactionStore(database, log_store)
         self._catalog = catalog
         self._due_s: dict[UUID, float] = {}
         """When each compacted topic is to be looked at next."""
@@ -314,9 +318,9 @@ class Compaction:
             dropped_records=dropped_records,
         )
 
-    async def _index(self, dirty: DirtyRange) -> tuple[KeyIndex, int]:
+    async def _index(self, dirty: DirtyRange) -> tuple[OffsetMap, int]:
         """The keys of the dirty range, and where the index ends: at the range's end unless it fills up before."""
-        index = KeyIndex(MAX_KEYS)
+        index = OffsetMap(dirty.first_dirty_offset, MAX_KEYS)
         offset = dirty.first_dirty_offset
         while chunk := await self._read(dirty.partition_key, offset, dirty.end_offset):
             full_at = await asyncio.to_thread(index_keys, chunk, index)

@@ -1,6 +1,6 @@
 -- name: register_node
 -- The id for a process that starts under a name.
-select node_id, incarnation from register_node($1, $2, $3, $4, $5);
+select node_id, incarnation from register_node($1, $2::text::jsonb, $3, $4);
 
 -- name: renew_node
 -- No row if the registration has been superseded.
@@ -10,7 +10,7 @@ returning node_id;
 
 -- name: alive_nodes
 -- Nodes whose registration has not run out.
-select node_id, host, port, rack from node where expires_at > clock_timestamp() order by node_id;
+select node_id, listeners, rack from node where expires_at > clock_timestamp() order by node_id;
 
 -- name: withdraw_node
 -- Ends a registration, unless it has been superseded.
@@ -37,7 +37,7 @@ where l.kind = own.kind and l.shard = own.shard;
 
 -- name: lease_owners
 -- Who holds each shard of a kind, of leases that have not run out.
-select l.shard, n.node_id, n.host, n.port, n.rack
+select l.shard, n.node_id, n.listeners, n.rack
 from coordinator_lease l
 join node n on n.node_id = l.node_id and n.incarnation = l.incarnation
 where l.kind = $1 and l.expires_at > clock_timestamp()

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import asyncpg
 
+from gateway.apis import SERVED
 from gateway.apis.classic_groups import heartbeat, join_group, leave_group, sync_group
 from gateway.apis.find_coordinator import find_coordinator
 from gateway.apis.group_admin import delete_groups, describe_groups, list_groups
@@ -39,7 +40,6 @@ from gateway.groups.groups import Groups
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
 from gateway.net.context import ConnectionInfo, RequestContext, Services
-from gateway.net.error_responses import error_response
 from protocol import codec
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
@@ -52,6 +52,7 @@ from storage.topics import TopicStore
 from storage.types import NewTopic, Topic
 
 QUICK = Settings(group_initial_rebalance_delay_ms=0, group_min_session_timeout_ms=10)
+REFUSE = {line.api_key: line.refuse for line in SERVED}
 HANDLERS: dict[ApiKey, Any] = {
     ApiKey.JOIN_GROUP: join_group,
     ApiKey.SYNC_GROUP: sync_group,
@@ -110,17 +111,25 @@ class GroupNode:
         assert isinstance(topic, Topic)
         return topic
 
-    async def ask(self, request: Any, version: int, *, connection: str = "c", client_id: str | None = "client") -> Any:
+    async def ask(
+        self,
+        request: Any,
+        version: int,
+        *,
+        connection: str = "c",
+        client_id: str | None = "client",
+        listener: str = "PLAINTEXT",
+    ) -> Any:
         """What a client gets for `request`: encoded, decoded, handled, encoded and decoded at `version`."""
         api_key = message_schema(type(request)).api_key
         decoded = codec.decode_request(api_key, version, b"".join(codec.encode(request, version)))
         context = RequestContext(
-            api_key, version, 1, client_id, ConnectionInfo(connection, "/127.0.0.1"), self.services
+            api_key, version, 1, client_id, ConnectionInfo(connection, "/127.0.0.1", listener), self.services
         )
         try:
             response = await HANDLERS[api_key](decoded, context)
         except KafkaError as refused:
-            response = error_response(api_key, version, decoded, refused.code, refused.message)
+            response = REFUSE[api_key](decoded, version, refused.code, refused.message)
         body = b"".join(codec.encode_response(response, version))
         answer, end = codec.decode(codec.response_class(api_key), version, body)
         assert end == len(body)
@@ -136,7 +145,7 @@ async def group_node(
     try:
         clock = Clock()
         nodes = NodeStore(database)
-        membership = Membership(nodes, "127.0.0.1", port, None, 60_000)
+        membership = Membership(nodes, {"PLAINTEXT": ("127.0.0.1", port)}, None, 60_000)
         await membership.join()
         leases = Leases(nodes, membership, 60_000, monotonic=clock)
         store, offsets, topics, tail = GroupStore(database), OffsetStore(database), TopicStore(database), Tail(0)

@@ -246,8 +246,9 @@ async def test_a_former_coordinator_is_fenced_by_the_next(
 ) -> None:
     await save(groups, group(), leases[0])
     other = NodeStore(database)
-    await NodeStore(database).register("localhost", 9092, None, 60_000)  # the first node's name, another process
-    node_id = await other.register("localhost", 9093, None, 60_000)
+    # The first node, in another process.
+    await NodeStore(database).register("localhost:9092", {"PLAINTEXT": ("localhost", 9092)}, None, 60_000)
+    node_id = await other.register("localhost:9093", {"PLAINTEXT": ("localhost", 9093)}, None, 60_000)
     assert await other.acquire_leases(node_id, [0], 60_000) == [], "still held"
     await _expire_leases(database)
     (taken,) = await other.acquire_leases(node_id, [0], 60_000)

@@ -213,7 +213,7 @@ async def test_a_change_of_coordinator_waits_for_commits_under_way(
     database: Database, lease: CoordinatorLease, topic: Topic, sql: asyncpg.Connection
 ) -> None:
     nodes = NodeStore(database)
-    node_id = await nodes.register("localhost", 9093, None, 60_000)
+    node_id = await nodes.register("localhost:9093", {"PLAINTEXT": ("localhost", 9093)}, None, 60_000)
     await sql.execute("update coordinator_lease set expires_at = '-infinity'")
     async with database.hot.connection() as connection, connection.transaction():
         assert await connection.fetchval(

@@ -304,6 +304,13 @@ async def test_other_coordinators_are_refused(node: GroupNode, key_type: int, co
         assert found.error_message
 
 
+async def test_a_coordinator_without_the_askers_listener_is_not_available(node: GroupNode) -> None:
+    for version in range(7):
+        answer = await node.ask(FindCoordinatorRequest(key=G, coordinator_keys=(G,)), version, listener="OUTSIDE")
+        found = answer if version < 4 else answer.coordinators[0]
+        assert (found.error_code, found.node_id) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
+
+
 async def test_a_shard_that_nobody_is_known_to_hold_has_no_coordinator_yet(
     node: GroupNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,7 +361,11 @@ async def test_operations_are_told_when_asked_for(node: GroupNode, version: int)
     await settle(node.member(G, "c1"))
     request = DescribeGroupsRequest(groups=(G,), include_authorized_operations=True)
     (group,) = (await node.ask(request, version)).groups
-    assert group.authorized_operations == 1 << 3 | 1 << 6 | 1 << 8
+    # READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS and ALTER_CONFIGS, as AclEntry.supportedOperations of a group.
+    assert group.authorized_operations == sum(1 << operation for operation in (3, 6, 8, 10, 11))
+    request = DescribeGroupsRequest(groups=("missing",), include_authorized_operations=True)
+    (missing,) = (await node.ask(request, version)).groups
+    assert (missing.authorized_operations == -(2**31)) == bool(missing.error_code) == (version >= 6)
 
 
 async def test_a_group_coordinated_elsewhere_is_described_as_such_alone(node: GroupNode) -> None:

@@ -39,7 +39,7 @@ def value(snapshot: Snapshot, name: str, **labels: str) -> float | None:
 
 async def populated(database: Database) -> tuple[Membership, Topic]:
     nodes = NodeStore(database)
-    membership = Membership(nodes, "127.0.0.1", 9092, None, 60_000)
+    membership = Membership(nodes, {"PLAINTEXT": ("127.0.0.1", 9092)}, None, 60_000)
     await membership.join()
     leases = Leases(nodes, membership, 60_000)
     await leases.renew()

@@ -35,7 +35,7 @@ async def node(database_url: str) -> AsyncIterator[DataPlane]:
 
 
 def maintenance(node: DataPlane) -> Maintenance:
-    return Maintenance(node.database, node.catalog, node.tail, node.membership, list, list)
+    return Maintenance(node.database, node.log, node.catalog, node.tail, node.membership, list, list)
 
 
 def now_ms() -> int:
@@ -99,7 +99,7 @@ async def test_rows_of_deleted_records_go(node: DataPlane, database_url: str) ->
     await node.fill(topic, [300] * 5)
     await node.log.delete_records(topic.partitions[0].partition_key, 3)
     await maintenance(node).retain()
-    assert await count_rows(database_url, "batch") == 2
+    assert await count_rows(database_url, "chunk") == 2
 
 
 async def test_a_deleted_topic_leaves_nothing(node: DataPlane, database_url: str) -> None:
@@ -110,7 +110,7 @@ async def test_a_deleted_topic_leaves_nothing(node: DataPlane, database_url: str
     await connection.execute("update sluice.topic set deleted_at = now() - interval '1 hour'")
     await connection.close()
     await maintenance(node).purge()
-    for table in ("batch", "partition", "topic"):
+    for table in ("chunk", "partition", "topic"):
         assert await count_rows(database_url, table) == 0
 
 
@@ -128,7 +128,7 @@ EAGER = {"cleanup.policy": "compact", "segment.ms": "1", "min.cleanable.dirty.ra
 
 
 async def compact(node: DataPlane) -> None:
-    await Compaction(node.database, node.catalog).run()
+    await Compaction(node.database, node.log, node.catalog).run()
 
 
 async def send_pairs(node: DataPlane, topic: Topic, *pairs: tuple[bytes, bytes | None], age_ms: int = 1000) -> None:
@@ -263,7 +263,7 @@ async def test_idle_topics_wait_for_the_cleaners_backoff(node: DataPlane) -> Non
     await node.create_topic("fast", configs={**EAGER, "segment.ms": "500"})
     await node.create_topic("deleted", configs={"cleanup.policy": "delete"})
     clock = [100.0]
-    compaction = Compaction(node.database, node.catalog, monotonic=lambda: clock[0])
+    compaction = Compaction(node.database, node.log, node.catalog, monotonic=lambda: clock[0])
     due: list[set[str]] = []
     for now_s in (100.0, 100.4, 100.5, 3699.0, 3700.0):
         clock[0] = now_s
@@ -313,7 +313,7 @@ async def test_old_offsets_go_round_by_round_and_those_of_a_reading_group_stay(
     monkeypatch.setattr(maintenance_module, "OFFSETS_PER_STATEMENT", 2)
     topic = await node.create_topic("t", 5)
     nodes, offsets = NodeStore(node.database), OffsetStore(node.database)
-    node_id = await nodes.register("127.0.0.1", 9093, None, 60_000)
+    node_id = await nodes.register("127.0.0.1:9093", {"PLAINTEXT": ("127.0.0.1", 9093)}, None, 60_000)
     leases = await nodes.acquire_leases(node_id, range(SHARDS), 60_000)
     stale = replace(leases[shard_of("fenced")], lease_epoch=0)
     old_ms = now_ms() - 8 * 24 * HOUR_MS
@@ -338,7 +338,7 @@ async def test_old_offsets_go_round_by_round_and_those_of_a_reading_group_stay(
     )
     held = [stale, *(lease for lease in leases if lease.shard != stale.shard)]
     await Maintenance(
-        node.database, node.catalog, node.tail, node.membership, lambda: held, lambda: [reads]
+        node.database, node.log, node.catalog, node.tail, node.membership, lambda: held, lambda: [reads]
     ).expire_offsets()
     left = {group_id: len(await offsets.fetch(group_id)) for group_id in ("old", "young", "reads", "fenced")}
     assert left == {"old": 0, "young": 5, "reads": 5, "fenced": 5}
