@@ -133,16 +133,17 @@ class Runtime:
             slot.mailbox.append(request)
             return self._park(slot, request)
         taken = self._step(slot, request)
-        if self._machines.must_store(taken):
+        if taken.facts and self._machines.must_store(taken):
             future = self._park(slot, request)
             self._store_then_settle(slot, taken, request)
             return future
         reply = self._settle(slot, taken, request)
         if reply is None:
             return self._park(slot, request)
-        if not self._machines.of(slot.group).is_idle(slot.group):
+        if self._machines.of(slot.group).is_idle(slot.group):
+            self._retire_if_idle(slot)
+        else:
             self._remember(slot, request)
-        self._retire_if_idle(slot)
         return reply
 
     async def view(self, group_id: str) -> Value:
