@@ -193,6 +193,7 @@ class Catalog:
             self.remove(former.topic_id)
         self._by_name[topic.name] = topic
         self._by_id[topic.topic_id] = topic
+        self.changed()
         self._by_rendered.setdefault(rendered(topic.name), topic.name)
         self._unknown.pop(topic.name, None)
         self._unknown.pop(topic.topic_id, None)
@@ -206,6 +207,7 @@ class Catalog:
         topic = self._by_id.pop(topic_id, None)
         if topic is None:
             return
+        self.changed()
         self._configs.pop(topic_id, None)
         if self._by_name.get(topic.name) is topic:
             del self._by_name[topic.name]
