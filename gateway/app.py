@@ -150,6 +150,7 @@ class App:
             leases,
             group_settings(broker, catalog.group_configs),
             count_rebalance=metrics.group_rebalances.inc,
+            count_violation=lambda violation: metrics.group_violations.labels(violation).inc(),
         )
         ClusterFeed(catalog, groups)
         leases.acquired, leases.lost = groups.shard_acquired, groups.shard_lost

@@ -114,6 +114,11 @@ class Metrics:
             "damaged_chunks", "Times that records were asked for whose bytes are missing or wrong, since the start."
         )
         self.group_rebalances = self._counter("group_rebalances", "Groups that entered PreparingRebalance.")
+        self.group_violations = self._counter(
+            "group_protocol_violations",
+            "Generations in which consumers or their leader departed from the cooperative protocol, by what they did.",
+            "violation",
+        )
         self.leases_held = self._gauge("coordinator_leases", "Group coordinator shards this node holds.")
 
         self.event_loop_lag = self._histogram(
