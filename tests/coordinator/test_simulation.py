@@ -73,12 +73,6 @@ MUTANTS = [
         "        for partition in () if _is_stale(group.watch, member_id, claim) else claim.partitions:\n",
     ),
     Mutant(
-        "withheld partitions are forgotten",
-        "deadlines",
-        "            prepare_rebalance(draft, Trigger.GUARDED)\n",
-        "            pass\n",
-    ),
-    Mutant(
         "the generation rises when a rebalance starts",
         "rebalance",
         "    draft.transition(GroupState.PREPARING_REBALANCE)\n",

@@ -70,7 +70,7 @@ class Character:
     claims: bool = False
     """Keeps its partitions while it joins, claims them, and joins again once it has let go of some (KIP-429)."""
     claims_last_generation: bool = False
-    """Its claim names the generation that it joined last (Java), not the one that gave it the partitions (librdkafka)."""
+    """Its claim names the generation that it joined last (Java), not the one that gave it them (librdkafka)."""
 
 
 class Client:
