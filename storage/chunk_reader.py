@@ -44,8 +44,15 @@ class ChunkReader:
     def cached_bytes(self) -> int:
         return self._cached_bytes
 
+    async def batches_uncached(self, chunks: Sequence[Chunk]) -> Results:
+        """The same without keeping what was read: for those who come once."""
+        return await self._read(chunks, keep=False)
+
     async def batches(self, chunks: Sequence[Chunk]) -> Results:
         """The batches of each chunk, or why it has none."""
+        return await self._read(chunks, keep=True)
+
+    async def _read(self, chunks: Sequence[Chunk], *, keep: bool) -> Results:
         found: list[Batches | DamagedChunkError | None] = [None] * len(chunks)
         inline: list[int] = []
         by_object: dict[int, list[int]] = {}
@@ -68,7 +75,7 @@ class ChunkReader:
             wanted = [chunks[index] for index in indexes]
             for index, result in zip(indexes, await self._load(object_id, wanted), strict=True):
                 found[index] = result
-                if not isinstance(result, DamagedChunkError):
+                if keep and not isinstance(result, DamagedChunkError):
                     self._keep((object_id, chunks[index].position), chunks[index].size_bytes, result)
         return [result if result is not None else DamagedChunkError("it was not read") for result in found]
 

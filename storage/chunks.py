@@ -10,7 +10,7 @@ It reads no record, and knows neither SQL nor files.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import crc32c
 
@@ -50,6 +50,10 @@ class Chunk:
     leader_epoch: int
     final_heads: bool
     records: bytes | None
+
+    def with_records(self, records: bytes | None) -> Chunk:
+        """The same row with the inline bytes that were fetched for it."""
+        return replace(self, records=records)
 
 
 def write_head(batch: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:

@@ -54,7 +54,7 @@ SPARE_BYTES = 8 * 1024 * 1024
 HIGH_WATERMARK = -1
 """`delete_records` up to here: everything there is."""
 
-_INLINE_COLUMNS = ("slot", "position", "records")
+_INLINE_COLUMNS = ("slot", "position", "partition_key", "base_offset", "records")
 
 _APPEND_CHUNKS = statement("append_chunks")
 _READ_CHUNKS = statement("read_chunks")
@@ -148,17 +148,20 @@ class LogStore:
             decided = await connection.fetchrow(_APPEND_CHUNKS, *group.arguments(wait=wait))
             assert decided is not None
             rows: list[tuple[object, ...]] = []
-            for candidate, skipped, size_bytes, position in zip(
+            for candidate, skipped, size_bytes, base_offset, position in zip(
                 decided["chunk_candidates"] or (),
                 decided["chunk_skipped"] or (),
                 decided["chunk_sizes"] or (),
+                decided["chunk_bases"] or (),
                 decided["chunk_positions"] or (),
                 strict=True,
             ):
                 records = _joined(group, candidate - 1)
                 if size_bytes != len(records):
                     records = memoryview(records)[skipped : skipped + size_bytes]
-                rows.append((decided["inline_slot"], position, records))
+                rows.append(
+                    (decided["inline_slot"], position, group.partition_key(candidate - 1), base_offset, records)
+                )
             if rows:
                 await connection.copy_records_to_table("inline_records", records=rows, columns=_INLINE_COLUMNS)
             return decided

@@ -20,6 +20,7 @@ from storage.compaction import CompactionRun, CompactionStore, DirtyRange
 from storage.groups import GroupStore
 from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
+from storage.roller import Roller
 from storage.types import OffsetCommit, Topic
 from tests.gateway.data_plane import DataPlane, batch_of, data_plane, offsets_in, records_in
 
@@ -33,7 +34,16 @@ async def node(database_url: str) -> AsyncIterator[DataPlane]:
 
 
 def maintenance(node: DataPlane) -> Maintenance:
-    return Maintenance(node.database, node.log, node.catalog, node.tail, node.membership, list, list)
+    return Maintenance(
+        node.database,
+        node.log,
+        Roller(node.database, node.log, None),
+        node.catalog,
+        node.tail,
+        node.membership,
+        list,
+        list,
+    )
 
 
 def now_ms() -> int:
@@ -329,7 +339,14 @@ async def test_old_offsets_go_round_by_round_and_those_of_a_reading_group_stay(
     reads = Group("reads", state=GroupState.STABLE, protocol_type="consumer", subscribed_topics=frozenset({"t"}))
     held = [stale, *(lease for lease in leases if lease.shard != stale.shard)]
     await Maintenance(
-        node.database, node.log, node.catalog, node.tail, node.membership, lambda: held, lambda: [reads]
+        node.database,
+        node.log,
+        Roller(node.database, node.log, None),
+        node.catalog,
+        node.tail,
+        node.membership,
+        lambda: held,
+        lambda: [reads],
     ).expire_offsets()
     left = {group_id: len(await offsets.fetch(group_id)) for group_id in ("old", "young", "reads", "fenced")}
     assert left == {"old": 0, "young": 5, "reads": 5, "fenced": 5}
