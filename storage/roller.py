@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 import structlog
 
-from storage.chunks import CHUNK_BYTES, Chunk, DamagedChunkError
+from storage.chunks import CHUNK_BYTES, Chunk, DamagedChunkError, chunk_of
 from storage.errors import StorageError
 from storage.log import LogStore
-from storage.pool import Database, Row
+from storage.pool import Database
 from storage.queries import statement
 from storage.segment_writers import SegmentWriters
 from storage.segments import SegmentDirectory
-from storage.types import PartitionKey, StoredBatch
+from storage.types import StoredBatch
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
@@ -90,7 +90,7 @@ class Roller:
         while True:
             rows = await self._pool.fetch(statement("live_inline_chunks"), slot, position, _CHUNKS_PER_STATEMENT)
             for row in rows:
-                yield _chunk(row)
+                yield chunk_of(row)
             if len(rows) < _CHUNKS_PER_STATEMENT:
                 return
             position = rows[-1]["position"]
@@ -151,7 +151,7 @@ class Roller:
             rows = await self._pool.fetch(statement("chunks_in_objects"), key, offset, _CHUNKS_PER_STATEMENT)
             for row in rows:
                 if row["object_id"] is not None:
-                    yield _chunk(row)
+                    yield chunk_of(row)
             if len(rows) < _CHUNKS_PER_STATEMENT:
                 return
             key, offset = rows[-1]["partition_key"], rows[-1]["base_offset"]
@@ -237,21 +237,6 @@ class Roller:
             [b"".join(batch.records for batch in batches)] if object_id is None else None,
         )
         return 0 if refusal is not None else run.size_bytes
-
-
-def _chunk(row: Row) -> Chunk:
-    return Chunk(
-        PartitionKey(row["partition_key"]),
-        row["base_offset"],
-        row["last_offset"],
-        row["object_id"],
-        row["position"],
-        row["size_bytes"],
-        row["batch_count"],
-        row["leader_epoch"],
-        row["final_heads"],
-        row["records"],
-    )
 
 
 def _by_place(chunk: Chunk) -> tuple[int, int]:

@@ -328,6 +328,7 @@ create function read_chunks(
     high_watermark        bigint,
     leader_epoch          integer,
     partition_size_bytes  bigint,
+    partition_key         bigint,
     base_offset           bigint,
     last_offset           bigint,
     object_id             bigint,
@@ -355,6 +356,7 @@ declare
     candidate        record;
 begin
     for i in 1..coalesce(cardinality(p_partition_keys), 0) loop
+        partition_key := p_partition_keys[i];
         base_offset := null; last_offset := null; object_id := null; "position" := null; size_bytes := null;
         batch_count := null; final_heads := null; records := null;
         request_position := i;

@@ -54,7 +54,8 @@ select
     c.final_heads, null::bytea as records
 from (
     select * from chunk where (partition_key, base_offset) > ($1, $2) order by partition_key, base_offset limit $3
-) c;
+) c
+order by c.partition_key, c.base_offset;
 
 -- name: forget_objects
 -- Their files are gone.
