@@ -13,6 +13,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from tests.storage.batches import batch_bytes
 
 SEGMENT_BYTES = 128 * 1024
 INLINE_MAX_BYTES = 4_000
+SLOWEST_DISK_S = 0.01
+"""So that Postgres is often done before the disk is."""
 
 
 def batch(key: int, sequence: int) -> NewBatch:
@@ -43,9 +46,12 @@ def batch(key: int, sequence: int) -> NewBatch:
 def kill_at(step: int) -> None:
     """SIGKILL before or after the call number `step`."""
     count = 0
+    disk = random.Random(step)
 
     def stepping(call: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **named: Any) -> Any:
+            _step()
+            time.sleep(disk.random() * SLOWEST_DISK_S)
             _step()
             result = call(*arguments, **named)
             _step()
