@@ -15,8 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -71,12 +70,11 @@ class Appender:
         self._lanes: dict[PartitionKey, _Committer] = {}
         self._waiting_lanes = asyncio.Semaphore(LANES_AT_ONCE)
         self._queued_bytes = 0
-        self._turns: dict[str, _Turns] = {}
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes submitted and neither settled nor dropped; bounded by the intake of `gateway/net/connection.py`, since
-        what a request gave up after its timeout is dropped with the next commit."""
+        """Bytes submitted and neither settled nor dropped; bounded by what a node holds
+        (`gateway/net/holdings.py`), since what a request gave up after its timeout is dropped with the next commit."""
         return self._queued_bytes
 
     def submit(self, batch: NewBatch) -> asyncio.Future[Appended | Refusal]:
@@ -88,26 +86,6 @@ class Appender:
         lane = self._lanes.get(batch.partition_key)
         (lane or self._committers[batch.partition_key % len(self._committers)]).enqueue(pending)
         return pending.outcome
-
-    @asynccontextmanager
-    async def turn(self, connection_id: str) -> AsyncGenerator[None]:
-        """Hold this connection's later produce requests back until the block ends; first come, first served.
-
-        Needed only while a request must await something before it can submit; see `must_wait`.
-        """
-        turns = self._turns.setdefault(connection_id, _Turns())
-        turns.waiting += 1
-        try:
-            async with turns.lock:
-                yield
-        finally:
-            turns.waiting -= 1
-            if not turns.waiting:
-                del self._turns[connection_id]
-
-    def must_wait(self, connection_id: str) -> bool:
-        """Whether an earlier request of this connection has still to submit."""
-        return connection_id in self._turns
 
     async def drain(self, timeout_s: float) -> bool:
         """Finish what is queued; False if the time was not enough (the rest is left to its clients' retries)."""
@@ -249,14 +227,6 @@ class Appender:
 
 def _resumes(batch: NewBatch, lost: NewBatch) -> bool:
     return batch.base_sequence == lost.base_sequence or batch.producer_epoch != lost.producer_epoch
-
-
-class _Turns:
-    __slots__ = ("lock", "waiting")
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.waiting = 0
 
 
 class _Committer:

@@ -94,7 +94,7 @@ class Metrics:
         self.connections = self._gauge("connections", "Open client connections.")
         self.connections_opened = self._counter("connections_opened", "Client connections accepted.")
         self.idle_closed = self._counter("connections_idle_closed", "Connections closed for being idle.")
-        self.intake_bytes = self._gauge("intake_bytes", "Bytes of large requests in work.")
+        self.held_bytes = self._gauge("held_bytes", "Bytes of requests in work and of answers not yet read.")
         self.protocol_errors = self._counter("protocol_errors", "Connections closed or refused by reason.", "reason")
         self.unsupported_versions = self._counter(
             "unsupported_versions", "Requests answered with UNSUPPORTED_VERSION.", "api"

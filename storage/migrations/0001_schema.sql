@@ -1,8 +1,8 @@
 -- Everything Sluice keeps, in its own schema. Written for people too: see the views at the end.
 --
--- Lock order, so that no two writers can deadlock: cluster, node, coordinator_lease by shard, consumer_group by group_id,
--- topic, compaction_state by partition_key, rows of chunk (of one partition; only maintenance locks any), partition by
--- partition_key, producer_state, committed_offset by primary key, log_object, inline_rotation.
+-- Lock order, so that no two writers can deadlock: cluster, node, coordinator_lease by kind and shard, consumer_group by
+-- group_id, topic, compaction_state by partition_key, rows of chunk (of one partition; only maintenance locks any),
+-- partition by partition_key, producer_state, committed_offset by primary key, log_object, inline_rotation.
 --
 -- Times named *_ms are Unix milliseconds as Kafka's protocol gives them; leases and nodes use the database's clock.
 
@@ -25,11 +25,18 @@ $$;
 create table cluster (
     singleton         boolean primary key default true check (singleton),
     cluster_id        text   not null,
-    catalog_version   bigint not null default 1,
+    revision          bigint not null default 1,
+    broker_configs_revision  bigint not null default 1,
+    purged_revision   bigint not null default 0,
     next_producer_id  bigint not null default 0
 ) with (fillfactor = 10);
 
-comment on table cluster is 'One row. Locking it serialises changes of the catalog, so versions become visible in order.';
+comment on table cluster is 'One row. Locking it serialises changes of the catalog, so revisions become visible in order.';
+comment on column cluster.revision is
+    'Rises with every change of topics, partitions or broker settings, in the order of their commits.';
+comment on column cluster.broker_configs_revision is 'The revision of the last change of broker settings.';
+comment on column cluster.purged_revision is
+    'Deletions up to here may have left no row: who knows only an older revision reads the whole catalog.';
 
 insert into cluster (cluster_id)
 select translate(rtrim(encode(uuid_send(random_uuid()), 'base64'), '='), '+/', '-_');
@@ -48,19 +55,25 @@ create table topic (
     name        text collate "C" not null,
     internal    boolean not null default false,
     configs     jsonb not null default '{}',
+    created_revision  bigint not null default 1,
+    changed_revision  bigint not null default 1,
     created_at  timestamptz not null default now(),
     deleted_at  timestamptz
 );
 
+comment on column topic.created_revision is 'Of two topics of one name the one with the greater is the later.';
+comment on column topic.changed_revision is 'Of its last change, its deletion included: what a node asks by.';
 comment on column topic.deleted_at is 'A deleted topic is invisible and its name free at once; purge removes its rows.';
 
 create unique index topic_live_name on topic (name) where deleted_at is null;
+create index topic_changed on topic (changed_revision);
 create index topic_deleted on topic (deleted_at) where deleted_at is not null;
 
 create table partition (
     partition_key     bigint generated always as identity primary key,
     topic_id          uuid    not null references topic,
     partition_index   integer not null,
+    created_revision  bigint  not null default 1,
     leader_epoch      integer not null default 0,
     log_start_offset  bigint  not null default 0,
     next_offset       bigint  not null default 0,
@@ -217,57 +230,60 @@ comment on table compaction_state is 'How far the cleaner came. `revision` fence
 create table node (
     node_id        integer primary key check (node_id >= 1),
     name           text collate "C" not null unique,
-    host           text    not null,
-    port           integer not null,
+    listeners      jsonb   not null,
     rack           text,
     incarnation    bigint  not null default 1,
     registered_at  timestamptz not null default now(),
     expires_at     timestamptz not null
 ) with (fillfactor = 50);
 
+comment on column node.listeners is 'Listener name -> [host, port] at which its clients are told to connect.';
 comment on column node.incarnation is 'Rises whenever a process registers under this id, and fences the one before it.';
 
 create table coordinator_lease (
-    shard        integer primary key,
+    kind         text    not null,
+    shard        integer not null,
     node_id      integer not null,
     incarnation  bigint  not null,
     lease_epoch  integer not null,
-    expires_at   timestamptz not null
+    expires_at   timestamptz not null,
+    primary key (kind, shard)
 ) with (fillfactor = 50);
 
-comment on table coordinator_lease is 'Who may write groups of a shard. lease_epoch rises with every change of owner.';
+comment on table coordinator_lease is
+    'Who may write what is in a shard of a kind (groups, transactions, jobs). lease_epoch rises with every change of owner.';
 
 -- --- groups and offsets ----------------------------------------------------------------------------------------------
 
 create table consumer_group (
     group_id            text collate "C" primary key,
     shard               integer not null,
+    group_type          text    not null,
     state               text    not null,
     state_timestamp_ms  bigint  not null,
     protocol_type       text,
-    protocol_name       text,
     generation_id       integer not null,
-    leader_id           text
+    restored_at_ms      bigint,
+    document            jsonb   not null
 ) with (fillfactor = 50);
+
+comment on table consumer_group is
+    'What Postgres decides by has a column, the rest is a document that only the machine of the group''s type reads.';
+comment on column consumer_group.generation_id is 'Generation or group epoch: fences offset commits that name no member epoch.';
+comment on column consumer_group.restored_at_ms is
+    'Since when a coordinator, or one after another, waits to hear all members again; null once they all were heard.';
 
 create index consumer_group_shard on consumer_group (shard, group_id);
 
 create table group_member (
     group_id              text collate "C" not null references consumer_group,
     member_id             text collate "C" not null,
-    position              integer not null,
-    group_instance_id     text,
-    client_id             text    not null,
-    client_host           text    not null,
-    session_timeout_ms    integer not null,
-    rebalance_timeout_ms  integer not null,
-    protocol_names        text[]  not null,
-    protocol_metadata     bytea[] not null,
-    assignment            bytea   not null,
+    member_epoch          integer not null,
+    document              jsonb   not null,
     primary key (group_id, member_id)
 ) with (fillfactor = 70);
 
-comment on column group_member.position is 'Order of joining.';
+comment on column group_member.member_epoch is 'Fences offset commits that name the member; 0 where the group''s generation does.';
 
 create table committed_offset (
     group_id             text collate "C" not null references consumer_group,
@@ -309,17 +325,19 @@ comment on view consumer_lag is 'Records each group has yet to read, per partiti
 create view consumer_group_member as
 select
     g.group_id,
+    g.group_type,
     g.state,
     g.generation_id,
     g.protocol_type,
-    g.protocol_name,
+    g.document ->> 'protocol_name' as protocol_name,
     m.member_id,
-    m.member_id = g.leader_id as leader,
-    m.group_instance_id,
-    m.client_id,
-    m.client_host,
-    m.session_timeout_ms,
-    m.rebalance_timeout_ms
+    m.member_epoch,
+    m.member_id = g.document ->> 'leader_id' as leader,
+    m.document ->> 'group_instance_id' as group_instance_id,
+    m.document ->> 'client_id' as client_id,
+    m.document ->> 'client_host' as client_host,
+    (m.document ->> 'session_timeout_ms')::integer as session_timeout_ms,
+    (m.document ->> 'rebalance_timeout_ms')::integer as rebalance_timeout_ms
 from consumer_group g
 left join group_member m using (group_id);
 

@@ -115,5 +115,10 @@ for update skip locked;
 delete from committed_offset where topic_id = any ($1::uuid[]);
 
 -- name: delete_emptied_topics
--- The last trace.
-delete from topic where topic_id = any ($1::uuid[]);
+-- The last trace; who has not heard of the deletions reads the whole catalog from here on.
+with gone as (
+    delete from topic where topic_id = any ($1::uuid[]) returning changed_revision
+)
+update cluster
+set purged_revision = greatest(purged_revision, (select max(changed_revision) from gone))
+where exists (select from gone);

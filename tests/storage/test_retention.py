@@ -176,8 +176,8 @@ async def test_purge_removes_every_row_of_a_deleted_topic_and_of_no_other(
             await sql.execute("insert into compaction_state (partition_key) values ($1)", partition.partition_key)
     await topics.delete(gone.topic_id)
     await sql.execute(  # a commit that was under way while the topic was deleted
-        "insert into consumer_group (group_id, shard, state, state_timestamp_ms, generation_id) "
-        "values ('g', 0, 'Empty', 0, 0)"
+        "insert into consumer_group (group_id, shard, group_type, state, state_timestamp_ms, generation_id, document) "
+        "values ('g', 0, 'classic', 'Empty', 0, 0, '{}')"
     )
     await sql.execute("insert into committed_offset values ('g', $1, 0, 1, -1, '', 0)", gone.topic_id)
 
@@ -202,8 +202,8 @@ async def test_purge_waits_for_a_commit_that_refers_to_the_topic(
 ) -> None:
     gone = await make_topic("gone")
     await sql.execute(
-        "insert into consumer_group (group_id, shard, state, state_timestamp_ms, generation_id) "
-        "values ('g', 0, 'Empty', 0, 0)"
+        "insert into consumer_group (group_id, shard, group_type, state, state_timestamp_ms, generation_id, document) "
+        "values ('g', 0, 'classic', 'Empty', 0, 0, '{}')"
     )
     await topics.delete(gone.topic_id)
     async with sql.transaction():

@@ -308,23 +308,6 @@ async def test_a_partition_that_is_locked_stops_no_other_of_its_committer(node: 
     assert node.appender.queued_bytes == 0
 
 
-async def test_only_whole_turns(node: DataPlane) -> None:
-    order: list[str] = []
-
-    async def take(name: str, pauses: int) -> None:
-        async with node.appender.turn("c"):
-            for _ in range(pauses):
-                await asyncio.sleep(0)
-            order.append(name)
-
-    tasks = [asyncio.create_task(take(name, pauses)) for name, pauses in [("a", 5), ("b", 0), ("c", 3), ("d", 0)]]
-    await asyncio.sleep(0)
-    tasks[2].cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert order == ["a", "b", "d"]
-    assert not node.appender.must_wait("c")
-
-
 async def test_a_bug_in_a_commit_hangs_nobody_and_what_waits_is_committed(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
