@@ -18,7 +18,7 @@ import structlog
 from storage.chunks import CHUNK_BYTES, Chunk, DamagedChunkError, chunk_of
 from storage.errors import StorageError
 from storage.log import LogStore
-from storage.pool import Database
+from storage.pool import Connection, Database
 from storage.queries import statement
 from storage.segment_writers import SegmentWriters
 from storage.segments import SegmentDirectory
@@ -126,12 +126,8 @@ class Roller:
             for object_id, segment in found.items()
             if object_id not in known and segment.age_s * 1000 >= grace_ms
         ]
-        for object_id in (*dead, *orphans):
-            directory.delete(object_id)
-        if dead:
-            await self._pool.fetch(statement("forget_objects"), dead)
-        if dead or orphans:
-            log.info("segments deleted", segments=len(dead), unknown_files=len(orphans))
+        if not await self._delete(directory, dead, orphans):
+            return 0
         thin = {
             object_id
             for object_id, size_bytes in alive_bytes.items()
@@ -142,6 +138,23 @@ class Roller:
         if thin:
             await self._move([chunk async for chunk in self._in_objects() if chunk.object_id in thin])
         return len(dead) + len(orphans)
+
+    async def _delete(self, directory: SegmentDirectory, dead: Sequence[int], orphans: Sequence[int]) -> bool:
+        """Files first, so that none is ever without a row; False while a backup copies them."""
+
+        async def delete(connection: Connection) -> bool:
+            if not await connection.fetchval(statement("try_lock_deletion")):
+                return False
+            for object_id in (*dead, *orphans):
+                directory.delete(object_id)
+            await connection.execute(statement("forget_objects"), dead)
+            return True
+
+        if not dead and not orphans:
+            return True
+        deleted = await self._pool.transact(delete)
+        log.info("segments deleted" if deleted else "segments kept for a backup", dead=len(dead), unknown=len(orphans))
+        return deleted
 
     async def _in_objects(self) -> AsyncGenerator[Chunk]:
         """Every chunk that does not lie inline, in bounded statements. One that is moved meanwhile may be met where it
