@@ -75,22 +75,24 @@ class Roller:
             statement("rotate_inline"), max_bytes, max_age_ms if self._directory is not None else -1
         )
         moved_bytes = 0
-        for slot in await self._pool.fetch(statement("inline_slots")):
-            alive = [chunk async for chunk in self._alive_inline(slot["slot"])]
-            alive_bytes = sum(chunk.size_bytes for chunk in alive)
-            if self._directory is not None or alive_bytes < _ALIVE_SHARE * slot["size_bytes"]:
-                moved_bytes += await self._move(alive, inline_slot=slot["slot"])
-                alive = [chunk async for chunk in self._alive_inline(slot["slot"])]
-            if not alive:
-                await self._truncate(slot["slot"])
+        for row in await self._pool.fetch(statement("inline_slots")):
+            slot: int = row["slot"]
+            if self._directory is None:
+                alive_bytes = sum([_size(page) async for page in self._alive_inline(slot)])
+                if alive_bytes >= _ALIVE_SHARE * row["size_bytes"]:
+                    continue
+            async for page in self._alive_inline(slot):
+                moved_bytes += await self._move(page, inline_slot=slot)
+            await self._truncate(slot)
         return moved_bytes
 
-    async def _alive_inline(self, slot: int) -> AsyncGenerator[Chunk]:
+    async def _alive_inline(self, slot: int) -> AsyncGenerator[list[Chunk]]:
+        """What is alive in a slot, in the order in which it was written, a bounded number of chunks at a time."""
         position = 0
         while True:
             rows = await self._pool.fetch(statement("live_inline_chunks"), slot, position, _CHUNKS_PER_STATEMENT)
-            for row in rows:
-                yield chunk_of(row)
+            if rows:
+                yield [chunk_of(row) for row in rows]
             if len(rows) < _CHUNKS_PER_STATEMENT:
                 return
             position = rows[-1]["position"]
@@ -250,6 +252,10 @@ class Roller:
             [b"".join(batch.records for batch in batches)] if object_id is None else None,
         )
         return 0 if refusal is not None else run.size_bytes
+
+
+def _size(chunks: Iterable[Chunk]) -> int:
+    return sum(chunk.size_bytes for chunk in chunks)
 
 
 def _by_place(chunk: Chunk) -> tuple[int, int]:
