@@ -372,7 +372,7 @@ async def test_a_group_that_is_empty_when_the_node_starts_is_still_there_after_t
     leases = await nodes.acquire_leases(node_id, range(SHARDS), 60_000)
     lease = leases[shard_of("g")]
     await groups.save([GroupChange(lease, "g", "classic", "Empty", "consumer", 7, {}, True)])
-    maintenance = Maintenance(node.database, node.catalog, node.tail, node.membership, lambda: leases, list)
+    maintenance = Maintenance(node.database, node.log, node.catalog, node.tail, node.membership, lambda: leases, list)
     (expire,) = [run for name, run, _ in maintenance.passes() if name == "offset expiry"]
     await expire()
     assert [group_id for group_id, *_ in await groups.list()] == ["g"]
