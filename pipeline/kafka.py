@@ -20,7 +20,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec
+from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
 
 from pipeline.errors import PipelineError
 
@@ -182,6 +182,16 @@ class Cluster:
         for answer in futures[group].result(REQUEST_SECONDS).topic_partitions:
             if answer.error is not None:
                 raise KafkaException(answer.error)
+
+    def configs(self, resources: Sequence[ConfigResource]) -> dict[ConfigResource, dict[str, str]]:
+        """Names and values of the configuration of each."""
+        if not resources:
+            return {}
+        futures = self._admin.describe_configs(list(resources), request_timeout=REQUEST_SECONDS)
+        return {
+            resource: {name: str(entry.value) for name, entry in future.result(REQUEST_SECONDS).items()}
+            for resource, future in futures.items()
+        }
 
     def partitions_of(self, topic: str) -> int:
         """How many partitions a topic has, 0 if it does not exist."""
