@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench compat lock readme test-pipeline pipeline-jars
+.PHONY: help run test check format bench compat oracle lock readme test-pipeline pipeline-jars
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
@@ -18,7 +18,7 @@ run: $(VENV)/run.stamp ## Serve on 127.0.0.1:9092 with an embedded Postgres, dat
 	@exec $(VENV)/bin/sluice serve $(ARGS)
 
 test: $(VENV)/dev.stamp ## Run the whole suite against a real Postgres
-	@$(VENV)/bin/python -m pytest $(ARGS)
+	@$(VENV)/bin/python -m pytest --ignore tests/pipeline $(ARGS)
 
 check: $(VENV)/dev.stamp ## Lint, formatting, types, import contracts
 	$(VENV)/bin/ruff check .
@@ -41,6 +41,9 @@ pipeline-jars: $(VENV)/pipeline.stamp ## Fetch the jars of the data pipeline wit
 
 test-pipeline: pipeline-jars ## Run the data pipeline's tests (needs Java 17); ARGS="--long" adds the long fault runs
 	@$(VENV)/bin/python -m pytest tests/pipeline $(ARGS)
+
+oracle: $(VENV)/dev.stamp ## Ask Apache Kafka (from Maven Central) what the compatibility suites ask a gateway
+	@$(VENV)/bin/python -m tests.compat.run --broker kafka $(SUITE) --report $(ARGS)
 
 lock: ## Resolve the dependencies anew (needs uv); UPGRADE=1 takes the newest
 	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --group dev --group build -o requirements-dev.lock

@@ -1,7 +1,7 @@
 """The record log: one row per batch, bytes as they came.
 
 The one idea: an append is one transaction for many partitions, in which Postgres decides offsets and duplicates under
-the partitions' row locks (`assign_offsets` in migrations/0002); a read is one statement whose cost follows what it
+the partitions' row locks (`assign_offsets` in functions/log.sql); a read is one statement whose cost follows what it
 returns. Groups of small batches go as one statement; for large ones the bytes follow by binary COPY, which costs more
 round trips and less per byte.
 

@@ -1,35 +1,19 @@
 """Brings the database to the schema this program knows.
 
-The one idea: numbered files in migrations/ are applied in order, all in one transaction, under an advisory lock that
-lets one node at a time do it; what was applied is recorded, so running it again does nothing. A migration waits for
-table locks only as long as lock_timeout, so it cannot stop a running node for long. There is no way back: a database
-newer than the program is refused.
+The one idea: numbered files in migrations/ are applied in order, then this release's functions (`storage/schema.py`) if
+they are not there yet, all in one transaction, under an advisory lock that lets one node at a time do it; what was
+applied is recorded, so running it again does nothing. A migration waits for table locks only as long as lock_timeout,
+so it cannot stop a running node for long. There is no way back: a database newer than the program is refused.
 """
 
 from __future__ import annotations
 
-import re
-from importlib.resources import files
-
+from storage import schema
 from storage.errors import StorageError
 from storage.pool import Connection, Database
 from storage.queries import statement
 
 OLDEST_POSTGRES = 15
-
-_FILE = re.compile(r"^(\d{4})_[a-z0-9_]+\.sql$")
-
-
-def migrations() -> list[tuple[int, str, str]]:
-    """(number, file name, SQL) in order; numbers run from 1 without gaps."""
-    found = sorted(
-        (int(match[1]), file.name, file.read_text(encoding="utf-8"))
-        for file in files("storage").joinpath("migrations").iterdir()
-        if (match := _FILE.match(file.name))
-    )
-    if [number for number, _, _ in found] != list(range(1, len(found) + 1)):
-        raise StorageError(f"migrations are not numbered without gaps: {[name for _, name, _ in found]}")
-    return found
 
 
 async def migrate(database: Database) -> int:
@@ -38,7 +22,7 @@ async def migrate(database: Database) -> int:
     StorageError if Postgres is older than 15, is not UTF8, or has a newer schema; StorageUnavailable if a lock is not
     had in time.
     """
-    known = migrations()
+    known = schema.migrations()
 
     async def apply(connection: Connection) -> int:
         server = await connection.fetchrow(statement("server_properties"))
@@ -57,6 +41,18 @@ async def migrate(database: Database) -> int:
         for number, name, sql in known[applied:]:
             await connection.execute(sql)
             await connection.execute(statement("record_migration"), number, name)
+        await _install_functions(connection)
         return len(known)
 
     return await database.hot.transact(apply)
+
+
+async def _install_functions(connection: Connection) -> None:
+    """Makes the schema of this release's functions, once; nothing ever changes it."""
+    if await connection.fetchval(statement("schema_exists"), schema.FUNCTION_SCHEMA):
+        return
+    await connection.execute(f"create schema {schema.FUNCTION_SCHEMA}")  # hexadecimal digits: nothing to quote
+    await connection.execute(statement("use_search_path"), f"{schema.FUNCTION_SCHEMA}, {schema.TABLE_SCHEMA}")
+    for _, sql in schema.functions():
+        await connection.execute(sql)
+    await connection.execute(statement("use_search_path"), schema.SEARCH_PATH)

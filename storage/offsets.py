@@ -1,8 +1,8 @@
 """Committed offsets.
 
 The one idea: whether a commit stands is decided in the transaction that writes it, by the shard's lease and the group's
-stored generation (`commit_offsets` in migrations/0003), so neither a former coordinator nor a former generation can
-write after its successor has begun. Many commits, of many groups, go in one call.
+stored generation (`commit_offsets` in functions/groups.sql), so neither a former coordinator nor a former generation
+can write after its successor has begun. Many commits, of many groups, go in one call.
 """
 
 from __future__ import annotations

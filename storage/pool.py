@@ -19,13 +19,13 @@ from typing import Any, Protocol, TypeVar, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
+from storage.database_url import parse_database_url
 from storage.errors import StorageError, StorageUnavailable
-
-SCHEMA = "sluice"
+from storage.schema import SEARCH_PATH
 
 SESSION_SETTINGS: Mapping[str, str] = {
     "application_name": "sluice",
-    "search_path": SCHEMA,
+    "search_path": SEARCH_PATH,
     "timezone": "UTC",
     "jit": "off",
     # Plans are cached per session, perhaps while the tables are still tiny. Every lookup here has its index; with these
@@ -193,7 +193,7 @@ async def _open_pool(
     pool = await cast(
         Awaitable[Any],
         asyncpg.create_pool(  # pyright: ignore[reportUnknownMemberType]
-            url,
+            parse_database_url(url).for_asyncpg,
             min_size=1,
             max_size=connections,
             max_queries=2**62,

@@ -29,3 +29,11 @@ select coalesce(max(version), 0) from sluice.schema_migration;
 -- name: record_migration
 -- Called in the transaction that applied the file.
 insert into sluice.schema_migration (version, file_name) values ($1, $2);
+
+-- name: schema_exists
+-- Whether this release's functions are there.
+select exists (select from pg_namespace where nspname = $1);
+
+-- name: use_search_path
+-- Until the end of the transaction.
+select set_config('search_path', $1, true);

@@ -9,8 +9,9 @@ from urllib.parse import urlsplit, urlunsplit
 import asyncpg
 import pytest
 
+from storage import schema
 from storage.errors import StorageError
-from storage.migrate import migrate, migrations
+from storage.migrate import migrate
 from storage.pool import Database
 from storage.topics import TopicStore
 
@@ -23,12 +24,12 @@ async def empty(empty_database_url: str) -> AsyncIterator[Database]:
 
 
 def test_migrations_are_numbered_without_gaps() -> None:
-    assert [number for number, _, _ in migrations()] == list(range(1, len(migrations()) + 1))
+    assert [number for number, _, _ in schema.migrations()] == list(range(1, len(schema.migrations()) + 1))
 
 
 async def test_again_does_nothing(empty: Database) -> None:
     version = await migrate(empty)
-    assert version == len(migrations())
+    assert version == len(schema.migrations())
     cluster_id = await TopicStore(empty).cluster_id()
     applied = await empty.hot.fetch("select * from schema_migration order by version")
     assert await migrate(empty) == version
@@ -39,7 +40,7 @@ async def test_again_does_nothing(empty: Database) -> None:
 async def test_nodes_that_start_together_migrate_once(empty_database_url: str) -> None:
     databases = [await Database.open(empty_database_url, hot_connections=1) for _ in range(4)]
     try:
-        assert await asyncio.gather(*(migrate(database) for database in databases)) == [len(migrations())] * 4
+        assert await asyncio.gather(*(migrate(database) for database in databases)) == [len(schema.migrations())] * 4
     finally:
         for database in databases:
             await database.close()
@@ -48,17 +49,17 @@ async def test_nodes_that_start_together_migrate_once(empty_database_url: str) -
 async def test_a_failing_migration_leaves_nothing(
     empty: Database, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = migrations()
+    known = schema.migrations()
     broken = [*known, (len(known) + 1, "9999_broken.sql", "create table half (); select 1 / 0")]
-    monkeypatch.setattr("storage.migrate.migrations", lambda: broken)
+    monkeypatch.setattr("storage.schema.migrations", lambda: broken)
     with pytest.raises(StorageError, match="division"):
         await migrate(empty)
     connection = await asyncpg.connect(empty_database_url)
     try:
-        assert await connection.fetchval("select count(*) from pg_namespace where nspname = 'sluice'") == 0
+        assert await connection.fetchval("select count(*) from pg_namespace where nspname like 'sluice%'") == 0
     finally:
         await connection.close()
-    monkeypatch.setattr("storage.migrate.migrations", lambda: known)
+    monkeypatch.setattr("storage.schema.migrations", lambda: known)
     assert await migrate(empty) == len(known)
 
 
@@ -67,6 +68,30 @@ async def test_a_newer_schema_is_refused(empty: Database) -> None:
     await empty.hot.fetch("insert into schema_migration values ($1, 'from_the_future.sql')", version + 1)
     with pytest.raises(StorageError, match="version"):
         await migrate(empty)
+
+
+async def test_a_release_with_other_functions_leaves_those_of_the_previous_one(
+    empty: Database, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A function may change its parameters, and a node of the release before goes on calling its own."""
+    releases = {
+        "old": [("probe.sql", "create function probe(a integer) returns text language sql as $$ select 'old' $$")],
+        "new": [("probe.sql", "create function probe(a integer, out text) language sql as $$ select 'new' $$")],
+    }
+    paths: dict[str, str] = {}
+    for release, functions in releases.items():
+        own = schema.function_schema_of(functions)
+        paths[release] = f"{schema.TABLE_SCHEMA}, {own}"
+        monkeypatch.setattr("storage.schema.functions", lambda functions=functions: functions)
+        monkeypatch.setattr("storage.schema.FUNCTION_SCHEMA", own)
+        monkeypatch.setattr("storage.schema.SEARCH_PATH", paths[release])
+        await migrate(empty)
+    for release, path in paths.items():
+        connection = await asyncpg.connect(empty_database_url, server_settings={"search_path": path})
+        try:
+            assert await connection.fetchval("select probe(1)") == release
+        finally:
+            await connection.close()
 
 
 async def test_an_older_postgres_is_refused(empty: Database, monkeypatch: pytest.MonkeyPatch) -> None:
