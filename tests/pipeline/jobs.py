@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 
 from pipeline import session
 from pipeline.archive import job as archive_job
+from pipeline.compact import job as compact_job
 from pipeline.kafka import Cluster
 from pipeline.progress import Progress, Stop
 from pipeline.replay import job as replay_job
@@ -40,6 +41,22 @@ def archive(spark: SparkSession, bootstrap: str, out: str, *given: str) -> Outco
     stream = io.StringIO()
     cluster = Cluster(bootstrap)
     archive_job.Archive(spark, cluster, arguments, topics, _lines("archive", stream), Stop()).run()
+    return _outcome(0, stream)
+
+
+def archive_job_of(spark: SparkSession, bootstrap: str, out: str, *given: str) -> archive_job.Archive:
+    """An archive that is stepped by hand."""
+    arguments = _parse(archive_job, ["--bootstrap", bootstrap, "--out", out, *given])
+    names = [name for name in arguments.topics.split(",") if name]
+    lines = _lines("archive", io.StringIO())
+    return archive_job.Archive(spark, Cluster(bootstrap), arguments, names, lines, Stop())
+
+
+def compact(spark: SparkSession, path: str, *given: str) -> Outcome:
+    arguments = _parse(compact_job, ["--archive", path, *given])
+    stream = io.StringIO()
+    compact_job.merge(spark, arguments, _lines("compact", stream), Stop())
+    compact_job.vacuum(spark, path, arguments.horizon_hours, _lines("compact", stream))
     return _outcome(0, stream)
 
 

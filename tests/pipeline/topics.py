@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Sequence
 
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 
 from tests.pipeline.jobs import Record
 
@@ -31,6 +31,12 @@ def make(bootstrap: str, name: str, partitions: int, **config: str) -> None:
         .create_topics([NewTopic(name, partitions, 1, config=settings)])
         .values()
     ):
+        future.result(SECONDS)
+
+
+def grow(bootstrap: str, name: str, partitions: int) -> None:
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for future in admin.create_partitions([NewPartitions(name, partitions)]).values():
         future.result(SECONDS)
 
 
