@@ -26,11 +26,8 @@ def fresh(bootstrap: str, partitions: int, **config: str) -> str:
 
 def make(bootstrap: str, name: str, partitions: int, **config: str) -> None:
     settings = {key.replace("_", "."): value for key, value in config.items()}
-    for future in (
-        AdminClient({"bootstrap.servers": bootstrap})
-        .create_topics([NewTopic(name, partitions, 1, config=settings)])
-        .values()
-    ):
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for future in admin.create_topics([NewTopic(name, partitions, 1, config=settings)]).values():
         future.result(SECONDS)
 
 
@@ -41,7 +38,8 @@ def grow(bootstrap: str, name: str, partitions: int) -> None:
 
 
 def delete(bootstrap: str, name: str) -> None:
-    for future in AdminClient({"bootstrap.servers": bootstrap}).delete_topics([name]).values():
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    for future in admin.delete_topics([name]).values():
         future.result(SECONDS)
 
 
