@@ -20,6 +20,9 @@ from tests.gateway_process import GatewayProcess
 from tests.pipeline import jobs, topics
 
 
+pytestmark = pytest.mark.timeout(300)
+
+
 @pytest.fixture
 def out(tmp_path: Path) -> str:
     return str(tmp_path / "table")
