@@ -19,7 +19,6 @@ from pipeline.schema import DATA, RESCUED
 from tests.gateway_process import GatewayProcess
 from tests.pipeline import jobs, topics
 
-
 pytestmark = pytest.mark.timeout(300)
 
 
