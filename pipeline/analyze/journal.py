@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from pipeline.analyze.errors import AnalysisError
+from pipeline.errors import PipelineError
 
 
 def _table(*fields: tuple[str, T.DataType]) -> T.StructType:
@@ -163,9 +163,9 @@ def with_eras(journal: Journal) -> Journal:
         for row in journal.event.where(F.col("kind") == "rows_dropped").select("seq").limit(MAX_DROPS + 1).collect()
     )
     if len(drops) > MAX_DROPS:
-        raise AnalysisError(
-            f"the journal says more than {MAX_DROPS} times that rows were dropped",
-            "its writer is overloaded or the database was away: look at sluice_journal_dropped_rows_total, analyse a later range with --from-seq",
+        raise PipelineError(
+            f"The journal says more than {MAX_DROPS} times that rows were dropped: nothing exact can be said.",
+            "Its writer is overloaded, or the database was away. Analyse a later range with --from-seq.",
         )
     if not drops:
         return journal.map(lambda table: table.withColumn("era", F.lit(0)))
@@ -189,7 +189,9 @@ class PostgresSource:
 
     def __post_init__(self) -> None:
         if not _SCHEMA_NAME.fullmatch(self.schema):
-            raise AnalysisError(f"{self.schema!r} cannot be a schema of Sluice", "name it with --schema, as in sluice")
+            raise PipelineError(
+                f"{self.schema!r} cannot be a schema of Sluice.", "Name it with --schema, as in sluice."
+            )
 
     def query(self, spark: SparkSession, sql: str) -> DataFrame:
         return self._reader(spark).option("query", sql).load()
@@ -197,7 +199,9 @@ class PostgresSource:
     def bounds(self, spark: SparkSession) -> tuple[int, int]:
         row = self.query(spark, f"select first_seq, next_seq from {self.schema}.journal_position").first()
         if row is None:
-            raise AnalysisError("journal_position is empty", "the schema is not one that Sluice made")
+            raise PipelineError(
+                "The table journal_position is empty.", "Name the schema that Sluice made with --schema."
+            )
         return int(row.first_seq), int(row.next_seq)
 
     def table(self, spark: SparkSession, name: str, first_seq: int, next_seq: int, splits: int) -> DataFrame:
@@ -240,7 +244,7 @@ def copy_snapshot(
 ) -> tuple[int, int]:
     """Copies the range to Parquet below `target`, a directory per table. Returns the range.
 
-    Raises AnalysisError if retention dropped rows of the range meanwhile.
+    Raises PipelineError if retention dropped rows of the range meanwhile.
     """
     kept_from, known_to = source.bounds(spark)
     first_seq = kept_from if from_seq is None else max(from_seq, kept_from)
@@ -248,9 +252,9 @@ def copy_snapshot(
     if from_seq is not None and from_seq < kept_from:
         progress(f"rows before {kept_from:,} are gone by retention: reading from there, not from {from_seq:,}")
     if first_seq >= next_seq:
-        raise AnalysisError(
-            f"the journal has no rows in [{first_seq}, {next_seq})",
-            "the gateway writes it when groups rebalance and commit: has it been used since it was started?",
+        raise PipelineError(
+            f"The journal has no rows from {first_seq} to {next_seq - 1}.",
+            "A gateway writes them when groups rebalance and commit: let a consumer group run, then try again.",
         )
     splits = max(1, min(256, (next_seq - first_seq) // rows_per_split + 1))
     progress(f"copying rows {first_seq:,} to {next_seq - 1:,} in {splits} parts")
@@ -259,9 +263,9 @@ def copy_snapshot(
         progress(f"copied {name}")
     still_from, _ = source.bounds(spark)
     if still_from > first_seq:
-        raise AnalysisError(
-            f"retention dropped rows up to {still_from - 1} while they were read",
-            "run again: it will begin behind them. Raise the journal's retention if this happens often",
+        raise PipelineError(
+            f"Retention dropped rows up to {still_from - 1} while they were read.",
+            "Run it again: it will begin behind them. If it happens each time, raise the journal's retention.",
         )
     return first_seq, next_seq
 
@@ -269,7 +273,9 @@ def copy_snapshot(
 # --- archive -----------------------------------------------------------------------------------------------------------
 
 
-def open_archive(spark: SparkSession, root: str, *, first_seq: int | None = None, next_seq: int | None = None) -> Journal:
+def open_archive(
+    spark: SparkSession, root: str, *, first_seq: int | None = None, next_seq: int | None = None
+) -> Journal:
     """A journal as directories of Parquet named like its tables. The range is what the rows say, if it is not given."""
     tables = {name: spark.read.schema(schema).parquet(f"{root}/{name}") for name, schema in TABLES.items()}
     if first_seq is None or next_seq is None:
@@ -277,7 +283,9 @@ def open_archive(spark: SparkSession, root: str, *, first_seq: int | None = None
         lows = [row[0] for row in found if row is not None and row[0] is not None]
         highs = [row[1] for row in found if row is not None and row[1] is not None]
         if not lows:
-            raise AnalysisError(f"the archive {root} has no rows", "archive the journal first, or name another one")
+            raise PipelineError(
+                f"The archive {root} has no rows.", "Archive the journal first, or name another folder."
+            )
         first_seq = min(lows) if first_seq is None else first_seq
         next_seq = max(highs) + 1 if next_seq is None else next_seq
     inside = (F.col("seq") >= first_seq) & (F.col("seq") < next_seq)

@@ -23,17 +23,19 @@ def _refused() -> Column:
 
 
 def walk(journal: Journal, moves: DataFrame) -> DataFrame:
-    """Every offset row with the move it follows (move_seq, null before the first) and the offset committed before it."""
+    """Every offset row with the move it follows (null before the first) and the offset committed before it."""
     offset_columns = (
         "era", *_PARTITION, "seq", "at_ms", "kind", "generation_id", "member_id", "offset",
         "log_start_offset", "log_end_offset", "error_code",
     )  # fmt: skip
-    rows = journal.offset.select(*offset_columns, F.lit(None).cast("long").alias("moved"))
+    moved = "struct<move_seq: bigint, source_member_id: string, target_member_id: string>"
+    rows = journal.offset.select(*offset_columns, F.lit(None).cast(moved).alias("moved"))
     borders = moves.select(
         "era", *_PARTITION, F.col("move_seq").alias("seq"), F.col("assigned_ms").alias("at_ms"), F.lit("move").alias("kind"),
-        F.lit(-1).alias("generation_id"), F.col("target_member_id").alias("member_id"), F.lit(-1).cast("long").alias("offset"),
+        F.lit(-1).alias("generation_id"), F.lit(None).cast("string").alias("member_id"), F.lit(-1).cast("long").alias("offset"),
         F.lit(None).cast("long").alias("log_start_offset"), F.lit(None).cast("long").alias("log_end_offset"),
-        F.lit(0).cast("short").alias("error_code"), F.col("move_seq").alias("moved"),
+        F.lit(0).cast("short").alias("error_code"),
+        F.struct("move_seq", "source_member_id", "target_member_id").alias("moved"),
     )  # fmt: skip
     # An administrator's removal of offsets concerns a whole group: what is committed is unknown behind it.
     removals = journal.event.where(F.col("kind").isin("offsets_removed", "deleted")).select(
@@ -45,7 +47,7 @@ def walk(journal: Journal, moves: DataFrame) -> DataFrame:
     accepted = F.when(_accepted(), F.struct(F.col("seq"), F.col("offset")))
     walked = (
         rows.unionByName(borders)
-        .withColumn("move_seq", F.last("moved", ignorenulls=True).over(so_far))
+        .withColumn("move", F.last("moved", ignorenulls=True).over(so_far))
         .withColumn("committed", F.last(accepted, ignorenulls=True).over(earlier))
         .where(F.col("kind") != "move")
         .drop("moved")
@@ -65,14 +67,27 @@ def walk(journal: Journal, moves: DataFrame) -> DataFrame:
 
 def takeovers(walked: DataFrame) -> DataFrame:
     """Per partition and move (and the time before the first): what its owner was told, read, and tried to commit."""
-    return walked.groupBy("era", *_PARTITION, "move_seq").agg(
-        F.min(F.when(F.col("kind") == "fetch", F.struct("seq", "member_id", "offset", "log_start_offset"))).alias("fetched"),
-        F.min(F.when(F.col("kind") == "position", F.struct("seq", "member_id", "offset"))).alias("first_position"),
-        F.max(F.when(F.col("kind") == "position", F.struct("seq", "member_id", "offset"))).alias("last_position"),
-        F.min_by(F.struct("committed_before"), "seq").getField("committed_before").alias("committed_at_takeover"),
-        F.collect_set(F.when(_refused(), F.col("member_id"))).alias("refused_members"),
-        F.max(F.when(_refused(), F.struct("offset", "member_id"))).alias("refused"),
-        F.sum(F.when(_refused(), 1).otherwise(0)).alias("refused_commits"),
+    target = F.col("move.target_member_id")
+    source = F.col("move.source_member_id")
+    by_target = F.col("member_id").isNull() | (F.col("member_id") == target)
+    return (
+        walked.groupBy("era", *_PARTITION, F.col("move.move_seq").alias("move_seq"))
+        .agg(
+            F.min(F.when((F.col("kind") == "fetch") & by_target, F.struct("seq", "offset", "log_start_offset"))).alias("told"),
+            F.min(F.when((F.col("kind") == "position") & (F.col("member_id") == target), F.struct("seq", "offset"))).alias("began"),
+            F.min(F.struct("seq", "committed_before")).alias("first"),
+            # In vain: by the one who lost the partition, after it was lost; and by its owner, as long as it was one.
+            F.max(F.when(_refused() & (F.col("member_id") == source), F.col("offset"))).alias("source_refused"),
+            F.max(F.when(_refused() & F.coalesce(F.col("member_id") == target, F.lit(True)), F.col("offset"))).alias("own_refused"),
+            F.max(F.when((F.col("kind") == "position") & F.coalesce(F.col("member_id") == target, F.lit(True)), F.struct("seq", "offset"))).alias("read_to"),
+        )
+        .select(
+            "era", *_PARTITION, "move_seq",
+            F.coalesce(F.when(F.col("told").isNotNull(), F.col("told.offset")), F.col("first.committed_before")).alias("start_offset"),
+            F.col("told.log_start_offset").alias("log_start_offset"),
+            F.col("began.offset").alias("first_position"),
+            "source_refused", "own_refused", F.col("read_to.offset").alias("last_position"),
+        )
     )  # fmt: skip
 
 
@@ -84,10 +99,8 @@ def lag(offset: DataFrame, *, points: int = 400) -> DataFrame:
     at which the log's end was seen beyond it.
     """
     commits = offset.where(_accepted() & F.col("log_end_offset").isNotNull())
-    span = Window.partitionBy("group_id")
     edges = commits.groupBy("group_id").agg(F.min("at_ms").alias("begins_ms"), F.max("at_ms").alias("ends_ms"))
     width = F.greatest(F.lit(1), F.ceil((F.col("ends_ms") - F.col("begins_ms") + 1) / points)).cast("long")
-    del span
     placed = (
         commits.join(F.broadcast(edges), "group_id")
         .withColumn("width_ms", width)
@@ -113,11 +126,12 @@ def lag(offset: DataFrame, *, points: int = 400) -> DataFrame:
         "topic", "partition", F.col("worst.offset").alias("position"), F.lit(None).cast("long").alias("seen_ms"),
         F.lit(1).alias("asks"), "group_id", "bucket_ms",
     )  # fmt: skip
-    # An end equal to the offset is not beyond it: it sorts before the question.
-    order = Window.partitionBy("topic", "partition").orderBy("position", "asks")
+    # An end equal to the offset is not beyond it: downwards it comes behind the question. (Downwards, because a frame
+    # that reaches to the end of its partition costs Spark the square of its rows.)
+    order = Window.partitionBy("topic", "partition").orderBy(F.desc("position"), F.desc("asks"))
     answered = (
         ends.unionByName(questions)
-        .withColumn("written_ms", F.min("seen_ms").over(order.rowsBetween(1, Window.unboundedFollowing)))
+        .withColumn("written_ms", F.min("seen_ms").over(order.rowsBetween(Window.unboundedPreceding, -1)))
         .where(F.col("asks") == 1)
         .select(*_PARTITION, "bucket_ms", "written_ms")
     )

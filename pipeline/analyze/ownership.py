@@ -7,7 +7,7 @@ go of everything: that makes moves.
 
 from __future__ import annotations
 
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import DataFrame, Window
 from pyspark.sql import functions as F
 
 from pipeline.analyze.journal import Journal
@@ -41,14 +41,24 @@ def intervals(journal: Journal) -> DataFrame:
         .groupBy("group_id", "generation_id", "member_id")
         .agg(F.min("seq").alias("synced_seq"), F.min("at_ms").alias("synced_ms"))
     )
-    types = journal.event.where(F.col("group_type") != "").groupBy("group_id").agg(F.max("group_type").alias("group_type"))
+    types = (
+        journal.event.where(F.col("group_type") != "").groupBy("group_id").agg(F.max("group_type").alias("group_type"))
+    )
     mine = Window.partitionBy("era", "group_id", "topic", "partition", "member_id").orderBy("seq")
+    # Backwards, because a frame that reaches to the end of its partition costs Spark the square of its rows.
+    later = (
+        Window.partitionBy("era", "group_id", "topic", "partition", "member_id")
+        .orderBy(F.desc("seq"))
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    released = F.when(F.col("change") == "released", F.struct("seq", "at_ms"))
     walked = (
         _numbered(journal)
         .withColumn("earlier", F.lag("change").over(mine))
-        .withColumn("released_seq", F.first(_when_released("seq"), ignorenulls=True).over(mine.rowsBetween(1, Window.unboundedFollowing)))
-        .withColumn("released_ms", F.first(_when_released("at_ms"), ignorenulls=True).over(mine.rowsBetween(1, Window.unboundedFollowing)))
-    )  # fmt: skip
+        .withColumn("released", F.last(released, ignorenulls=True).over(later))
+        .withColumn("released_seq", F.col("released.seq"))
+        .withColumn("released_ms", F.col("released.at_ms"))
+    )
     opens = F.col("change").isin(*GAINS) & (F.col("earlier").isNull() | (F.col("earlier") == "released"))
     orphan_release = (F.col("change") == "released") & F.col("earlier").isNull()
     opened = (
@@ -75,10 +85,6 @@ def intervals(journal: Journal) -> DataFrame:
         F.col("seq").alias("to_seq"), F.col("at_ms").alias("to_ms"), F.lit(True).alias("left_censored"),
     )  # fmt: skip
     return opened.unionByName(begun_before)
-
-
-def _when_released(name: str) -> Column:
-    return F.when(F.col("change") == "released", F.col(name))
 
 
 def instances(journal: Journal) -> DataFrame:
@@ -123,7 +129,11 @@ def presence(journal: Journal) -> DataFrame:
     came = F.col("kind") == "member_joined"
     created = F.col("kind") == "generation_created"
     events = numbered_events(journal.event)
-    generations = events.where(created & (F.col("rebalance") > 0)).groupBy("group_id", "rebalance").agg(F.min("seq").alias("created_seq"))
+    generations = (
+        events.where(created & (F.col("rebalance") > 0))
+        .groupBy("group_id", "rebalance")
+        .agg(F.min("seq").alias("created_seq"))
+    )
     comings = events.where(came).select("group_id", "member_id", "seq").unionByName(
         journal.member.select("group_id", "member_id", "seq")
     ).groupBy("group_id", "member_id").agg(F.min("seq").alias("came_seq"))  # fmt: skip
@@ -152,7 +162,9 @@ def presence(journal: Journal) -> DataFrame:
         .withColumn("until", F.coalesce("until", "last_rebalance"))
         .where(F.col("until") > F.col("after"))
     )
-    exploded = ranges.select("group_id", "member_id", F.explode(F.sequence(F.col("after") + 1, F.col("until"))).alias("rebalance"))
+    exploded = ranges.select(
+        "group_id", "member_id", F.explode(F.sequence(F.col("after") + 1, F.col("until"))).alias("rebalance")
+    )
     return (
         exploded.join(generations.select("group_id", "rebalance"), ["group_id", "rebalance"])
         .join(instances(journal), ["group_id", "member_id"], "left")
@@ -212,9 +224,9 @@ def minimum_moves(journal: Journal) -> DataFrame:
         "group_id",
         "rebalance",
         "partitions_moved",
-        F.greatest(
-            F.lit(0), F.col("owned_before") - F.col("within_quota") - F.least("spare", "above_quota")
-        ).alias("minimum_moves"),
+        F.greatest(F.lit(0), F.col("owned_before") - F.col("within_quota") - F.least("spare", "above_quota")).alias(
+            "minimum_moves"
+        ),
     )
 
 
