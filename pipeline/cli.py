@@ -20,6 +20,8 @@ from pipeline.errors import explain
 from pipeline.progress import Progress, Stop
 
 JOBS = {
+    "archive": ("pipeline.archive.job", "topics into a Delta table, exactly once"),
+    "verify": ("pipeline.verify.job", "prove that an archive is what its topics hold"),
     "jars": ("pipeline.jars_job", "fetch or list the jars that Spark lacks"),
 }
 FAILED, INTERRUPTED = 1, 130

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LEAST_JAVA = 17
+_LOGGING = Path(__file__).with_name("log4j2.properties")
 
 # What every job relies on, wherever it runs.
 _ALWAYS = {
@@ -119,6 +120,7 @@ def _own(options: SessionOptions) -> dict[str, str]:
         "spark.executor.memory": options.memory,
         "spark.jars": ",".join(str(path.resolve()) for path in found),
         "spark.ui.enabled": "true" if options.ui else "false",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
         "spark.log.level": os.environ.get("SLUICE_PIPELINE_SPARK_LOG", "ERROR"),
     }
     if options.local_dir is not None:
