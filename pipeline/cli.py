@@ -22,6 +22,7 @@ from pipeline.progress import Progress, Stop
 JOBS = {
     "archive": ("pipeline.archive.job", "topics into a Delta table, exactly once"),
     "verify": ("pipeline.verify.job", "prove that an archive is what its topics hold"),
+    "analyze": ("pipeline.analyze.job", "what rebalances cost, from the coordinator's journal"),
     "jars": ("pipeline.jars_job", "fetch or list the jars that Spark lacks"),
 }
 FAILED, INTERRUPTED = 1, 130

@@ -1,18 +1,12 @@
-"""The coordinator's journal as DataFrames: its tables declared once, read from Postgres or from an archive of it.
+"""The coordinator's journal as DataFrames: its tables declared once, and read from an archive of it.
 
-The one idea: a snapshot of the journal is a range of `seq`. The writer numbers rows in the order of commits, so whoever
-has read `next_seq` can read everything below it over any number of connections (docs/journal.md). The range is copied
-once to Parquet, and every transform reads that: Postgres is asked for each row one time, however many figures are made.
-
-What it does not do: it holds no rows in the driver, and it knows no schema but the documented one.
+The one idea: a snapshot of the journal is a range of `seq` (docs/journal.md), and every transform reads one snapshot.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -127,8 +121,6 @@ DELIVERY = _table(
 MAX_DROPS = 1_000
 """rows_dropped events beyond which a journal is too torn to say anything exact about."""
 
-_UUID_COLUMNS = frozenset({"topic_id"})
-_SCHEMA_NAME = re.compile(r"[a-z_][a-z0-9_]{0,62}")
 
 
 @dataclass(frozen=True)
@@ -173,104 +165,6 @@ def with_eras(journal: Journal) -> Journal:
     return journal.map(
         lambda table: table.withColumn("era", F.size(F.filter(borders, lambda border: border <= F.col("seq"))))
     )
-
-
-# --- Postgres --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PostgresSource:
-    """Where the journal is. `url` is a JDBC URL; user and password travel apart, so that no plan or log shows them."""
-
-    url: str
-    properties: Mapping[str, str]
-    schema: str = "sluice"
-    fetch_size: int = 10_000
-
-    def __post_init__(self) -> None:
-        if not _SCHEMA_NAME.fullmatch(self.schema):
-            raise PipelineError(
-                f"{self.schema!r} cannot be a schema of Sluice.", "Name it with --schema, as in sluice."
-            )
-
-    def query(self, spark: SparkSession, sql: str) -> DataFrame:
-        return self._reader(spark).option("query", sql).load()
-
-    def bounds(self, spark: SparkSession) -> tuple[int, int]:
-        row = self.query(spark, f"select first_seq, next_seq from {self.schema}.journal_position").first()
-        if row is None:
-            raise PipelineError(
-                "The table journal_position is empty.", "Name the schema that Sluice made with --schema."
-            )
-        return int(row.first_seq), int(row.next_seq)
-
-    def table(self, spark: SparkSession, name: str, first_seq: int, next_seq: int, splits: int) -> DataFrame:
-        """Rows of one table within the range, read in `splits` parts of equal width."""
-        columns = ", ".join(
-            f'"{field.name}"::text as "{field.name}"' if field.name in _UUID_COLUMNS else f'"{field.name}"'
-            for field in TABLES[name].fields
-        )
-        bounded = f"select {columns} from {self.schema}.{name} where seq >= {first_seq} and seq < {next_seq}"
-        reader = self._reader(spark).option("dbtable", f"({bounded}) as bounded")
-        if splits > 1 and next_seq > first_seq:
-            reader = (
-                reader.option("partitionColumn", "seq")
-                .option("lowerBound", first_seq)
-                .option("upperBound", next_seq)
-                .option("numPartitions", splits)
-            )
-        loaded = reader.load()
-        return loaded.select(*(F.col(field.name).cast(field.dataType) for field in TABLES[name].fields))
-
-    def _reader(self, spark: SparkSession):  # noqa: ANN202 - pyspark.sql.DataFrameReader
-        return (
-            spark.read.format("jdbc")
-            .options(**self.properties)
-            .option("url", self.url)
-            .option("driver", "org.postgresql.Driver")
-            .option("fetchsize", self.fetch_size)
-        )
-
-
-def copy_snapshot(
-    source: PostgresSource,
-    spark: SparkSession,
-    target: Path,
-    *,
-    from_seq: int | None = None,
-    until_seq: int | None = None,
-    rows_per_split: int = 500_000,
-    progress: Callable[[str], None],
-) -> tuple[int, int]:
-    """Copies the range to Parquet below `target`, a directory per table. Returns the range.
-
-    Raises PipelineError if retention dropped rows of the range meanwhile.
-    """
-    kept_from, known_to = source.bounds(spark)
-    first_seq = kept_from if from_seq is None else max(from_seq, kept_from)
-    next_seq = known_to if until_seq is None else min(until_seq, known_to)
-    if from_seq is not None and from_seq < kept_from:
-        progress(f"rows before {kept_from:,} are gone by retention: reading from there, not from {from_seq:,}")
-    if first_seq >= next_seq:
-        raise PipelineError(
-            f"The journal has no rows from {first_seq} to {next_seq - 1}.",
-            "A gateway writes them when groups rebalance and commit: let a consumer group run, then try again.",
-        )
-    splits = max(1, min(256, (next_seq - first_seq) // rows_per_split + 1))
-    progress(f"copying rows {first_seq:,} to {next_seq - 1:,} in {splits} parts")
-    for name in TABLES:
-        source.table(spark, name, first_seq, next_seq, splits).write.mode("overwrite").parquet(str(target / name))
-        progress(f"copied {name}")
-    still_from, _ = source.bounds(spark)
-    if still_from > first_seq:
-        raise PipelineError(
-            f"Retention dropped rows up to {still_from - 1} while they were read.",
-            "Run it again: it will begin behind them. If it happens each time, raise the journal's retention.",
-        )
-    return first_seq, next_seq
-
-
-# --- archive -----------------------------------------------------------------------------------------------------------
 
 
 def open_archive(
