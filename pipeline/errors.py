@@ -21,6 +21,11 @@ class PipelineError(Exception):
 
 _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
+        r"ForeignWriterError: ",
+        "Somebody else writes to a target partition, so the replay cannot say what it has written.",
+        "Replay into a topic that nobody else produces to, under another --name.",
+    ),
+    (
         r"No space left on device|Disk quota exceeded",
         "There is no space left where the job writes.",
         "Free some, or name another folder; what was committed stands, and the job goes on from there.",
@@ -37,7 +42,8 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     ),
     (
         r"Failed to (?:create|construct) (?:new )?Kafka\w+|TimeoutException: .*(?:topic metadata|Call\(callName)|"
-        r"Timeout of \d+ms expired|Timed out waiting for a node|Connection to node .* could not be established",
+        r"Timeout of \d+ms expired|Timed out waiting for a node|_TRANSPORT|_ALL_BROKERS_DOWN|_TIMED_OUT|"
+        r"Connection to node .* could not be established",
         "The Kafka cluster does not answer.",
         "Check --bootstrap, and that the cluster runs; then start the job again: it goes on where it was.",
     ),
@@ -91,6 +97,10 @@ def _line_around(text: str, position: int) -> str:
 
 
 def _root_cause(text: str) -> str:
-    """The last `Caused by:` of a trace, or its first line."""
+    """What a Python worker raised, else the last `Caused by:` of a trace, else its first line."""
+    if "thrown from the Python worker" in text:
+        raised = re.findall(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt): .*$", text, re.MULTILINE)
+        if raised:
+            return raised[-1][:MAX_CAUSE_CHARACTERS]
     causes = re.findall(r"^Caused by: (.*)$", text, re.MULTILINE)
     return (causes[-1] if causes else text.strip().splitlines()[0])[:MAX_CAUSE_CHARACTERS]

@@ -20,7 +20,7 @@ from confluent_kafka import (
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, ConfigResource, OffsetSpec
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
 
 from pipeline.errors import PipelineError
 
@@ -182,6 +182,11 @@ class Cluster:
         for answer in futures[group].result(REQUEST_SECONDS).topic_partitions:
             if answer.error is not None:
                 raise KafkaException(answer.error)
+
+    def create(self, topic: NewTopic) -> None:
+        """KafkaException if it cannot be made."""
+        for future in self._admin.create_topics([topic], request_timeout=REQUEST_SECONDS).values():
+            future.result(REQUEST_SECONDS)
 
     def configs(self, resources: Sequence[ConfigResource]) -> dict[ConfigResource, dict[str, str]]:
         """Names and values of the configuration of each."""

@@ -31,6 +31,8 @@ _ALWAYS = {
     "spark.sql.session.timeZone": "UTC",
     # Delta reads its log in as many tasks as this; 50, the default, costs seconds per commit on few cores.
     "spark.databricks.delta.snapshotPartitions": "2",
+    # A commit without rows still says how far a job is.
+    "spark.databricks.delta.skipRecordingEmptyCommits": "false",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "64",
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.ui.showConsoleProgress": "false",
