@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from pipeline.analyze.tables import Tables, Thresholds
@@ -213,8 +214,8 @@ def _handoffs(tables: Tables) -> Iterator[Finding]:
                 "warning",
                 "skipped",
                 row.group_id,
-                f"New owners in group {row.group_id} began {counted(row.skipped, 'record')} behind what was committed: these "
-                "records were passed over. A consumer seeks, or auto.offset.reset=latest met an offset that is not there.",
+                f"New owners in group {row.group_id} began {counted(row.skipped, 'record')} beyond what was committed: these "
+                "were passed over. A consumer seeks, or auto.offset.reset=latest met an offset that is not there.",
                 {"skipped": row.skipped},
             )
         if row.forced:
@@ -227,6 +228,41 @@ def _handoffs(tables: Tables) -> Iterator[Finding]:
                 "it neither committed nor let go in time.",
                 {"forced": row.forced, "forced_wait_ms": row.forced_wait_ms},
             )
+
+
+def delivery_findings(delivered: DataFrame) -> list[Finding]:
+    """What members' own logs say where there is no journal."""
+    rows = (
+        delivered.groupBy("group_id")
+        .agg(
+            F.sum("records").alias("records"),
+            F.sum("duplicates").alias("duplicates"),
+            F.sum("gap_records").alias("gap_records"),
+            F.count("*").alias("stints"),
+            F.max(F.struct("duplicates", "topic", "partition", "member_id")).alias("worst"),
+        )
+        .orderBy("group_id")
+        .limit(MOST_OF_A_KIND)
+        .collect()
+    )
+    told: list[Finding] = []
+    for row in rows:
+        worst = (
+            f"; the worst was {row.worst.topic}-{row.worst.partition}, where {row.worst.member_id} repeated {row.worst.duplicates:,}"
+            if row.duplicates
+            else ""
+        )
+        told.append(
+            Finding(
+                "warning" if row.duplicates or row.gap_records else "note",
+                "processed",
+                row.group_id,
+                f"Members of group {row.group_id} processed {counted(row.records, 'record')} in {row.stints:,} turns: "
+                f"{row.duplicates:,} twice, {row.gap_records:,} by nobody{worst}.",
+                {"records": row.records, "duplicates": row.duplicates, "gap_records": row.gap_records},
+            )
+        )
+    return told
 
 
 def _unwell_members(tables: Tables) -> Iterator[Finding]:

@@ -17,13 +17,14 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pipeline import session
-from pipeline.analyze.findings import Finding, findings
+from pipeline.analyze.findings import Finding, delivery_findings, findings
+from pipeline.analyze.handoffs import delivered
 from pipeline.analyze.journal import DELIVERY, Journal, open_archive, with_eras
 from pipeline.analyze.postgres import copy_snapshot, source_of
 from pipeline.analyze.tables import Tables, Thresholds, analyze
 from pipeline.errors import PipelineError
 from pipeline.progress import Progress, Stop
-from pipeline.report.data import report_data
+from pipeline.report.data import delivery_data, report_data
 from pipeline.report.page import write_page
 from pipeline.report.pictures import write_pictures
 
@@ -44,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     where.add_argument("--from-seq", type=int, metavar="N", help="first row of the journal to read")
     where.add_argument("--until-seq", type=int, metavar="N", help="first row not to read")
     where.add_argument("--delivery", metavar="FOLDER", help="Parquet of what members say they processed, for exact duplicates")
+    where.add_argument("--delivery-only", metavar="FOLDER", help="no journal: a page of what members say they processed, and no more")
     parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="tables, findings.json, report.html, *.png")
     words = parser.add_argument_group("what counts")
     words.add_argument("--storm-rebalances", type=int, default=5, metavar="K", help="a storm is K rebalances (default %(default)s)")
@@ -59,6 +61,9 @@ def run(arguments: argparse.Namespace, lines: Progress, stop: Stop) -> int:
     out.mkdir(parents=True, exist_ok=True)
     spark = session.open_session(session.options_of(arguments, "sluice analyze"))
     try:
+        if arguments.delivery_only is not None:
+            found = _delivery_only(spark, arguments.delivery_only, out, lines)
+            return _tell(found, lines)
         journal = _journal(spark, arguments, lines)
         lines.say(f"analysing {journal.next_seq - journal.first_seq:,} rows of the journal")
         tables = write_tables(analyze(with_eras(journal), thresholds), out, lines, stop)
@@ -72,6 +77,19 @@ def run(arguments: argparse.Namespace, lines: Progress, stop: Stop) -> int:
     finally:
         spark.stop()
     return _tell(found, lines)
+
+
+def _delivery_only(spark: SparkSession, folder: str, out: Path, lines: Progress) -> list[Finding]:
+    turns = delivered(spark.read.schema(DELIVERY).parquet(folder))
+    turns.write.mode("overwrite").parquet(str(out / "delivered"))
+    turns = spark.read.parquet(str(out / "delivered"))
+    found = delivery_findings(turns)
+    _write_json(out / "findings.json", [finding.as_dict() for finding in found])
+    data = delivery_data(turns, found)
+    write_page(out / "report.html", data)
+    pictures = write_pictures(out, data)
+    lines.say(f"wrote report.html and {len(pictures)} pictures to {out}", pictures=[path.name for path in pictures])
+    return found
 
 
 def _thresholds(arguments: argparse.Namespace) -> Thresholds:

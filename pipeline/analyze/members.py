@@ -27,6 +27,7 @@ def member_health(journal: Journal, rebalances: DataFrame, ownership: DataFrame)
             F.percentile(F.when(joined, F.col("wait_ms")), 0.5).alias("join_wait_p50_ms"),
             F.percentile(F.when(joined, F.col("wait_ms")), 0.99).alias("join_wait_p99_ms"),
             F.max(F.when(joined, F.col("wait_ms"))).alias("join_wait_max_ms"),
+            F.count_if(joined & (F.col("reason") != "rejoined")).alias("comings"),
             F.count_if(kind == "member_expired").alias("expiries"),
             F.count_if(kind == "member_fenced").alias("fenced"),
             F.count_if(kind == "heartbeat_gap").alias("heartbeat_gaps"),
@@ -61,7 +62,7 @@ def member_health(journal: Journal, rebalances: DataFrame, ownership: DataFrame)
         .groupBy(*_KEY)
         .agg(F.sum(F.greatest(F.lit(0), F.col("to_ms") - F.col("from_ms"))).alias("owned_partition_ms"))
     )
-    counts = ("joins", "expiries", "fenced", "heartbeat_gaps", "broken_rules", "rebalances_caused", "generations",
+    counts = ("joins", "comings", "expiries", "fenced", "heartbeat_gaps", "broken_rules", "rebalances_caused", "generations",
               "commits", "refused_commits", "times_last", "owned_partition_ms")  # fmt: skip
     whole = told.join(described, list(_KEY), "full")
     for table in (committed, last, held):
@@ -74,10 +75,11 @@ def member_health(journal: Journal, rebalances: DataFrame, ownership: DataFrame)
         .withColumn("client_id", F.coalesce("client_id", "known_client_id"))
         .withColumn("client_host", F.coalesce("client_host", "known_client_host"))
         .withColumn("commits_per_s", F.when(commit_ms > 0, F.col("commits") * 1000.0 / commit_ms))
-        # How often an hour a member comes back or is thrown out, over its life but never less than a minute.
+        # How often an hour a member comes back or is thrown out (to join again because others did is neither), over its
+        # life but never less than a minute.
         .withColumn(
             "flapping_per_h",
-            (F.greatest(F.lit(0), F.col("joins") - 1) + F.col("expiries") + F.col("fenced"))
+            (F.greatest(F.lit(0), F.col("comings") - 1) + F.col("expiries") + F.col("fenced"))
             * 3_600_000.0
             / F.greatest(F.lit(60_000), alive_ms),
         )

@@ -49,6 +49,8 @@ th:first-child, td:first-child, .left { text-align: left; }
     for n in range(8)
 )
 
+FIRST_FINDINGS = 10
+
 TOTALS = (
     ("groups", "groups"), ("members", "members"), ("rebalances", "rebalances"), ("moves", "partitions moved"),
     ("unowned_partition_ms", "partition time idle"), ("duplicates_min", "records twice, at least"), ("forced", "forced handoffs"),
@@ -77,7 +79,7 @@ def _period(data: ReportData) -> str:
     ends = max(group.ends_ms for group in data.groups)
     return (
         f'<p class="soft">{time_label(begins, 10**12)} to {time_label(ends, 10**12)} UTC, {seconds(ends - begins)}, '
-        "from the coordinator's journal</p>"
+        f"from {escape(data.source)}</p>"
     )
 
 
@@ -94,7 +96,13 @@ def _findings(data: ReportData) -> str:
     items = [
         f'<li class="{finding.severity}"><b>{finding.severity}</b>{escape(finding.says)}</li>' for finding in data.findings
     ]
-    return f'<h2>Findings</h2><ul class="findings">{"".join(items) or "<li>Nothing stands out.</li>"}</ul>'
+    shown, more = items[:FIRST_FINDINGS], items[FIRST_FINDINGS:]
+    folded = (
+        f'<details><summary>{counted(len(more), "more finding")}</summary><ul class="findings">{"".join(more)}</ul></details>'
+        if more
+        else ""
+    )
+    return f'<h2>Findings</h2><ul class="findings">{"".join(shown) or "<li>Nothing stands out.</li>"}</ul>{folded}'
 
 
 def _group(group: GroupData) -> str:
@@ -109,7 +117,8 @@ def _group(group: GroupData) -> str:
         parts.append(_figure("How long rebalances took", durations(group), _legend(("joining", "assigning", "telling"))))
     if any(_cost(move) for move in group.moves):
         parts.append(_figure("Records processed twice, or passed over, per move", costs(group), _legend(("twice, at least", "twice, at most", "passed over"))))
-    parts.append(_rebalance_table(group.rebalances))
+    if group.rebalances:
+        parts.append(_rebalance_table(group.rebalances))
     return "".join(parts)
 
 
