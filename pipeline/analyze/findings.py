@@ -21,7 +21,7 @@ MOST_OF_A_KIND = 20
 
 @dataclass(frozen=True)
 class Finding:
-    """`severity`: violation = the gateway or its journal is wrong; warning = somebody should act; note = good to know."""
+    """`severity` is violation (the gateway or its journal is wrong), warning (somebody should act) or note."""
 
     severity: str
     kind: str
@@ -95,12 +95,19 @@ def _storms(tables: Tables, thresholds: Thresholds) -> Iterator[Finding]:
             "warning",
             "storm",
             row.group_id,
-            f"Group {row.group_id} rebalanced {row.rebalances:,} times in {length}, {usual}{by}; partitions lay idle for "
-            f"{seconds(row.unowned_partition_ms)} in sum. Give members a group.instance.id (static membership), and look at "
+            f"Group {row.group_id} rebalanced {row.rebalances:,} times in {length}, {usual}{by}; partitions "
+            "lay idle for "
+            f"{seconds(row.unowned_partition_ms)} in sum. Give members a group.instance.id (static "
+            "membership), and look at "
             "what restarts them.",
-            {"rebalances": row.rebalances, "started_ms": row.started_ms, "ended_ms": row.ended_ms,
-             "unowned_partition_ms": row.unowned_partition_ms, "within_ms": thresholds.storm_within_ms},
-        )  # fmt: skip
+            {
+                "rebalances": row.rebalances,
+                "started_ms": row.started_ms,
+                "ended_ms": row.ended_ms,
+                "unowned_partition_ms": row.unowned_partition_ms,
+                "within_ms": thresholds.storm_within_ms,
+            },
+        )
 
 
 def _groups(tables: Tables) -> Iterator[Finding]:
@@ -129,12 +136,18 @@ def _groups(tables: Tables) -> Iterator[Finding]:
                 "note",
                 "rebalances",
                 row.group_id,
-                f"Group {row.group_id} rebalanced {counted(row.rebalances, 'time')}{cut}: {seconds(row.usual_ms)} each at the "
+                f"Group {row.group_id} rebalanced {counted(row.rebalances, 'time')}{cut}: "
+                f"{seconds(row.usual_ms)} each at the "
                 f"median, {seconds(row.longest_ms)} at most. Partitions had no owner for "
                 f"{seconds(row.unowned_partition_ms)} in sum.",
-                {"rebalances": row.rebalances, "superseded": row.superseded, "median_ms": row.usual_ms,
-                 "longest_ms": row.longest_ms, "unowned_partition_ms": row.unowned_partition_ms},
-            )  # fmt: skip
+                {
+                    "rebalances": row.rebalances,
+                    "superseded": row.superseded,
+                    "median_ms": row.usual_ms,
+                    "longest_ms": row.longest_ms,
+                    "unowned_partition_ms": row.unowned_partition_ms,
+                },
+            )
         if moved > least:
             yield Finding(
                 "warning" if moved - least >= 10 and moved >= 2 * least else "note",
@@ -153,7 +166,9 @@ def _slow_joiners(tables: Tables) -> Iterator[Finding]:
         tables.member_health.where("times_last >= 3")
         .join(whole, "group_id")
         .where((F.col("times_last") * 2 >= F.col("rebalances")) & (F.col("last_join_wait_p50_ms") >= 500))
-        .select("group_id", "member_id", "client_id", "client_host", "times_last", "rebalances", "last_join_wait_p50_ms")
+        .select(
+            "group_id", "member_id", "client_id", "client_host", "times_last", "rebalances", "last_join_wait_p50_ms"
+        )
         .orderBy(F.desc("last_join_wait_p50_ms"))
         .limit(MOST_OF_A_KIND)
         .collect()
@@ -164,7 +179,8 @@ def _slow_joiners(tables: Tables) -> Iterator[Finding]:
             "last_to_join",
             row.group_id,
             f"Member {row.member_id} ({row.client_id} at {row.client_host}) joined last in {row.times_last} of "
-            f"{row.rebalances} rebalances of group {row.group_id}, {seconds(row.last_join_wait_p50_ms)} each at the median: "
+            f"{row.rebalances} rebalances of group {row.group_id}, {seconds(row.last_join_wait_p50_ms)} each "
+            "at the median: "
             "all others waited for it. Its poll loop is slow: lower max.poll.records or move work out of the loop.",
             {"times_last": row.times_last, "rebalances": row.rebalances, "median_wait_ms": row.last_join_wait_p50_ms},
         )
@@ -196,7 +212,8 @@ def _handoffs(tables: Tables) -> Iterator[Finding]:
                 f"Group {row.group_id} processed at least {counted(row.at_least, 'record')} twice{upper}, in "
                 f"{row.moves_with_duplicates:,} of {counted(row.moves, 'move')}; the worst was "
                 f"{row.worst.topic}-{row.worst.partition}, which {row.worst.source_member_id} had processed "
-                f"{counted(row.worst.duplicates_min, 'record')} beyond its last commit. Commit in the revoke callback, or "
+                f"{counted(row.worst.duplicates_min, 'record')} beyond its last commit. Commit in the revoke "
+                "callback, or "
                 "set group.handoff.mode=drain.",
                 {"at_least": row.at_least, "at_most": row.at_most, "moves": row.moves},
             )
@@ -214,7 +231,8 @@ def _handoffs(tables: Tables) -> Iterator[Finding]:
                 "warning",
                 "skipped",
                 row.group_id,
-                f"New owners in group {row.group_id} began {counted(row.skipped, 'record')} beyond what was committed: these "
+                f"New owners in group {row.group_id} began {counted(row.skipped, 'record')} beyond what was "
+                "committed: these "
                 "were passed over. A consumer seeks, or auto.offset.reset=latest met an offset that is not there.",
                 {"skipped": row.skipped},
             )
@@ -224,7 +242,8 @@ def _handoffs(tables: Tables) -> Iterator[Finding]:
                 "forced",
                 row.group_id,
                 f"{counted(row.forced, 'handoff')} in group {row.group_id} had to be forced after "
-                f"{seconds(row.forced_wait_ms)} of waiting in sum, {row.stuck_member_id} being the one waited for longest: "
+                f"{seconds(row.forced_wait_ms)} of waiting in sum, {row.stuck_member_id} being the one waited "
+                "for longest: "
                 "it neither committed nor let go in time.",
                 {"forced": row.forced, "forced_wait_ms": row.forced_wait_ms},
             )
@@ -248,7 +267,8 @@ def delivery_findings(delivered: DataFrame) -> list[Finding]:
     told: list[Finding] = []
     for row in rows:
         worst = (
-            f"; the worst was {row.worst.topic}-{row.worst.partition}, where {row.worst.member_id} repeated {row.worst.duplicates:,}"
+            f"; the worst was {row.worst.topic}-{row.worst.partition}, where {row.worst.member_id} repeated "
+            f"{row.worst.duplicates:,}"
             if row.duplicates
             else ""
         )
@@ -267,7 +287,9 @@ def delivery_findings(delivered: DataFrame) -> list[Finding]:
 
 def _unwell_members(tables: Tables) -> Iterator[Finding]:
     rows = (
-        tables.member_health.where((F.col("expiries") > 0) | (F.col("flapping_per_h") >= 6) | (F.col("broken_rules") > 0))
+        tables.member_health.where(
+            (F.col("expiries") > 0) | (F.col("flapping_per_h") >= 6) | (F.col("broken_rules") > 0)
+        )
         .orderBy(F.desc("flapping_per_h"), "group_id", "member_id")
         .limit(MOST_OF_A_KIND)
         .collect()
@@ -275,7 +297,9 @@ def _unwell_members(tables: Tables) -> Iterator[Finding]:
     for row in rows:
         told: list[str] = []
         if row.expiries:
-            silence = f" after silences of up to {seconds(row.heartbeat_gap_max_ms)}" if row.heartbeat_gap_max_ms else ""
+            silence = (
+                f" after silences of up to {seconds(row.heartbeat_gap_max_ms)}" if row.heartbeat_gap_max_ms else ""
+            )
             told.append(f"was thrown out {counted(row.expiries, 'time')}{silence}")
         if row.flapping_per_h >= 6 and row.joins > 1:
             told.append(f"joined {row.joins:,} times, which is {row.flapping_per_h:,.0f} comings and goings an hour")

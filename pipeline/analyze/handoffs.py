@@ -38,10 +38,15 @@ def handoffs(journal: Journal, moves: DataFrame, takeovers: DataFrame, ownership
     moved = (
         moves.join(held, ["era", *_KEY, "move_seq"], "left")
         .join(let_go, ["era", *_KEY, "source_member_id"], "left")
-        .withColumn("let_go_ms", F.when(F.size(F.filter("releases", lambda release: release.to_seq < F.col("move_seq"))) > 0, last_release.to_ms))
+        .withColumn(
+            "let_go_ms",
+            F.when(
+                F.size(F.filter("releases", lambda release: release.to_seq < F.col("move_seq"))) > 0, last_release.to_ms
+            ),
+        )
         .join(stretches, ["era", *_KEY, "move_seq"], "left")
         .join(waits, ["era", *_KEY, "target_member_id", "generation_id"], "left")
-    )  # fmt: skip
+    )
     start = F.col("start_offset")
     proven = F.greatest(F.coalesce("source_refused", F.lit(-1)), F.coalesce("owner_refused", F.lit(-1)))
     # An offset of -1 (nothing committed) starts where the client's reset policy says: from the log's start, at best.
@@ -66,22 +71,23 @@ def handoffs(journal: Journal, moves: DataFrame, takeovers: DataFrame, ownership
         F.when(start.isNotNull(), F.greatest(F.lit(0), F.when(proven >= 0, proven - begins_at).otherwise(F.lit(0))))
         .cast("long")
         .alias("duplicates_min"),
-        F.when(start.isNotNull() & (reached >= 0), F.greatest(F.lit(0), reached - begins_at)).cast("long").alias("duplicates_max"),
-        F.greatest(F.lit(0), F.when(F.col("first_position").isNotNull(), F.col("first_position") - begins_at)).alias("skipped"),
-    )  # fmt: skip
+        F.when(start.isNotNull() & (reached >= 0), F.greatest(F.lit(0), reached - begins_at))
+        .cast("long")
+        .alias("duplicates_max"),
+        F.greatest(F.lit(0), F.when(F.col("first_position").isNotNull(), F.col("first_position") - begins_at)).alias(
+            "skipped"
+        ),
+    )
 
 
 def _waits(journal: Journal) -> DataFrame:
     """Handoffs as the coordinator told them: one row per partition, target and generation."""
-    return (
-        journal.handoff.groupBy("era", *_KEY, "target_member_id", "generation_id")
-        .agg(
-            F.max("mode").alias("mode"),
-            F.max("mark_offset").alias("mark_offset"),
-            F.max_by("reason", "seq").alias("ended_reason"),
-            F.max("wait_ms").alias("wait_ms"),
-        )
-    )  # fmt: skip
+    return journal.handoff.groupBy("era", *_KEY, "target_member_id", "generation_id").agg(
+        F.max("mode").alias("mode"),
+        F.max("mark_offset").alias("mark_offset"),
+        F.max_by("reason", "seq").alias("ended_reason"),
+        F.max("wait_ms").alias("wait_ms"),
+    )
 
 
 def delivered(delivery: DataFrame) -> DataFrame:
@@ -139,9 +145,11 @@ def with_exact(handoff: DataFrame, delivery: DataFrame) -> DataFrame:
     )
     summed = (
         stints.unionByName(borders)
-        .withColumn("move_seq", F.last("move_seq", ignorenulls=True).over(order.rowsBetween(Window.unboundedPreceding, 0)))
+        .withColumn(
+            "move_seq", F.last("move_seq", ignorenulls=True).over(order.rowsBetween(Window.unboundedPreceding, 0))
+        )
         .where(F.col("move_seq").isNotNull())
         .groupBy(*_KEY, "move_seq")
         .agg(F.sum("duplicates").alias("duplicates"), F.sum("gap_records").alias("gap_records"))
-    )  # fmt: skip
+    )
     return handoff.join(summed, [*_KEY, "move_seq"], "left")

@@ -4,8 +4,8 @@ journal, never of a user's consumer.
 The one idea: a check is a function of the journal (and of what was made of it) that gives rows of one shape. So the job
 is also the test of every long run: no row, or exit code 3.
 
-A commit is decided by Postgres and journaled when its answer is known, so its row may lie a little behind that of a newer
-generation; `tolerance_ms` is how little.
+A commit is decided by Postgres and journaled when its answer is known, so its row may lie a little behind that of a
+newer generation; `tolerance_ms` is how little.
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ CLASSIC_TRANSITIONS = {
 
 def _rows(check: str, found: DataFrame, says: Column) -> DataFrame:
     """Brings what a check found into the one shape; columns that it has no word for are null."""
-    kinds = {"group_id": "string", "topic": "string", "partition": "int", "generation_id": "int", "seq": "long", "at_ms": "long"}
+    kinds = {
+        "group_id": "string",
+        "topic": "string",
+        "partition": "int",
+        "generation_id": "int",
+        "seq": "long",
+        "at_ms": "long",
+    }
     columns = [
         (F.col(name) if name in found.columns else F.lit(None)).cast(kind).alias(name) for name, kind in kinds.items()
     ]
@@ -60,12 +67,12 @@ def generation_went_back(journal: Journal) -> DataFrame:
     order = Window.partitionBy("group_id").orderBy("seq")
     lives = journal.event.withColumn(
         "life",
-        F.sum(F.when(F.col("kind") == "deleted", 1).otherwise(0)).over(
-            order.rowsBetween(Window.unboundedPreceding, 0)
-        ),
+        F.sum(F.when(F.col("kind") == "deleted", 1).otherwise(0)).over(order.rowsBetween(Window.unboundedPreceding, 0)),
     )
     per_life = Window.partitionBy("group_id", "life").orderBy("seq").rowsBetween(Window.unboundedPreceding, -1)
-    made = lives.where(F.col("kind") == "generation_created").withColumn("greatest", F.max("generation_id").over(per_life))
+    made = lives.where(F.col("kind") == "generation_created").withColumn(
+        "greatest", F.max("generation_id").over(per_life)
+    )
     return _rows(
         "generation_went_back",
         made.where(F.col("generation_id") <= F.col("greatest")),
@@ -87,9 +94,18 @@ def state_jumped(journal: Journal) -> DataFrame:
     return _rows(
         "state_jumped",
         walked.where(torn | illegal),
-        F.concat_ws("", F.lit("after "), F.coalesce("earlier", F.lit("nothing")), F.lit(" came "), F.col("kind"),
-                    F.lit(" from "), F.coalesce("state_before", F.lit("nothing")), F.lit(" to "), "state_after"),
-    )  # fmt: skip
+        F.concat_ws(
+            "",
+            F.lit("after "),
+            F.coalesce("earlier", F.lit("nothing")),
+            F.lit(" came "),
+            F.col("kind"),
+            F.lit(" from "),
+            F.coalesce("state_before", F.lit("nothing")),
+            F.lit(" to "),
+            "state_after",
+        ),
+    )
 
 
 def assigned_twice(journal: Journal) -> DataFrame:
@@ -111,9 +127,10 @@ def two_owners(ownership: DataFrame) -> DataFrame:
     """Nobody holds a partition while another member does: a stretch begins when the one before it has ended."""
     # The greatest end so far, not the last one: a short stretch may lie within a long one.
     so_far = (
-        Window.partitionBy("era", "group_id", "topic", "partition").orderBy("from_seq", "member_id")
+        Window.partitionBy("era", "group_id", "topic", "partition")
+        .orderBy("from_seq", "member_id")
         .rowsBetween(Window.unboundedPreceding, -1)
-    )  # fmt: skip
+    )
     held = (
         ownership.withColumn("from_seq", F.when(F.col("left_censored"), F.lit(0)).otherwise(F.col("from_seq")))
         .where(F.col("from_seq").isNotNull())
@@ -122,7 +139,9 @@ def two_owners(ownership: DataFrame) -> DataFrame:
     )
     return _rows(
         "two_owners",
-        held.where(F.col("longest.end_seq") > F.col("from_seq")).withColumnsRenamed({"from_seq": "seq", "from_ms": "at_ms"}),
+        held.where(F.col("longest.end_seq") > F.col("from_seq")).withColumnsRenamed(
+            {"from_seq": "seq", "from_ms": "at_ms"}
+        ),
         F.format_string("%s holds it while %s still does", "member_id", "longest.member_id"),
     )
 
@@ -140,7 +159,9 @@ def commit_of_another_generation(journal: Journal, tolerance_ms: int) -> DataFra
         .withColumn("next_ms", F.lead("made_ms").over(order))
         .withColumn("first", F.first("generation_id").over(order))
     )
-    first_known = in_force.groupBy("era", "group_id").agg(F.min("made_seq").alias("known_from"), F.min(F.struct("made_seq", "generation_id")).alias("oldest"))
+    first_known = in_force.groupBy("era", "group_id").agg(
+        F.min("made_seq").alias("known_from"), F.min(F.struct("made_seq", "generation_id")).alias("oldest")
+    )
     commits = journal.offset.where(
         (F.col("kind") == "commit") & (F.col("error_code") == 0) & (F.col("generation_id") >= 0)
     ).select("era", "group_id", "topic", "partition", "generation_id", "seq", "at_ms")
@@ -158,7 +179,7 @@ def commit_of_another_generation(journal: Journal, tolerance_ms: int) -> DataFra
         F.when(late, F.format_string("generation %d was accepted though a newer one was in force", "generation_id"))
         .when(early, F.format_string("generation %d was accepted before it was made", "generation_id"))
         .otherwise(F.format_string("generation %d was accepted though it never was in force", "generation_id")),
-    )  # fmt: skip
+    )
 
 
 def told_another_offset(walked: DataFrame, tolerance_ms: int) -> DataFrame:
@@ -177,7 +198,9 @@ def told_another_offset(walked: DataFrame, tolerance_ms: int) -> DataFrame:
     excused = (
         suspects.select(*key, "seq", "at_ms", "offset")
         .join(around, list(key))
-        .where((F.col("commit_offset") == F.col("offset")) & (F.abs(F.col("commit_ms") - F.col("at_ms")) <= tolerance_ms))
+        .where(
+            (F.col("commit_offset") == F.col("offset")) & (F.abs(F.col("commit_ms") - F.col("at_ms")) <= tolerance_ms)
+        )
         .select("seq")
         .distinct()
     )
@@ -200,7 +223,6 @@ def handoff_not_kept(journal: Journal, ownership: DataFrame) -> DataFrame:
         F.min("at_ms").alias("at_ms"),
     )
     doubled = (F.col("begun") > 1) | (F.col("ended") > 1) | (F.col("ended_seq") < F.col("begun_seq"))
-    orphaned = (F.col("begun") == 0) & (F.col("seq") > F.lit(0)) & (F.col("era") == 0)
     told = ownership.where(F.col("from_seq").isNotNull()).select(
         "era", "group_id", "topic", "partition", F.col("member_id").alias("target_member_id"), "from_seq", "from_ms"
     )
@@ -208,8 +230,7 @@ def handoff_not_kept(journal: Journal, ownership: DataFrame) -> DataFrame:
         waits.where(F.col("begun_seq").isNotNull())
         .join(told, ["era", "group_id", "topic", "partition", "target_member_id"])
         .where(
-            (F.col("from_seq") > F.col("begun_seq"))
-            & (F.col("from_seq") < F.coalesce("ended_seq", F.lit(2**63 - 1)))
+            (F.col("from_seq") > F.col("begun_seq")) & (F.col("from_seq") < F.coalesce("ended_seq", F.lit(2**63 - 1)))
         )
     )
     return _rows(
@@ -217,7 +238,11 @@ def handoff_not_kept(journal: Journal, ownership: DataFrame) -> DataFrame:
         waits.where(doubled),
         F.format_string("begun %d times, ended %d times", "begun", "ended"),
     ).unionByName(
-        _rows("handoff_not_kept", early, F.format_string("%s was told of it before %s had let go", "target_member_id", "source_member_id"))
+        _rows(
+            "handoff_not_kept",
+            early,
+            F.format_string("%s was told of it before %s had let go", "target_member_id", "source_member_id"),
+        )
     )
 
 

@@ -36,22 +36,42 @@ SHOWN = 12
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     where = parser.add_argument_group("where the journal is")
     where.add_argument(
-        "--database-url", default=os.environ.get("SLUICE_DATABASE_URL"), metavar="URL",
+        "--database-url",
+        default=os.environ.get("SLUICE_DATABASE_URL"),
+        metavar="URL",
         help="postgresql://user:password@host/database (default: SLUICE_DATABASE_URL)",
-    )  # fmt: skip
+    )
     where.add_argument("--data-dir", metavar="FOLDER", help="of a running gateway with an embedded Postgres")
     where.add_argument("--schema", default="sluice", help="of the gateway's tables (default %(default)s)")
     where.add_argument("--archive", metavar="FOLDER", help="read an earlier --out/journal instead of Postgres")
     where.add_argument("--from-seq", type=int, metavar="N", help="first row of the journal to read")
     where.add_argument("--until-seq", type=int, metavar="N", help="first row not to read")
-    where.add_argument("--delivery", metavar="FOLDER", help="Parquet of what members say they processed, for exact duplicates")
-    where.add_argument("--delivery-only", metavar="FOLDER", help="no journal: a page of what members say they processed, and no more")
-    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="tables, findings.json, report.html, *.png")
+    where.add_argument(
+        "--delivery", metavar="FOLDER", help="Parquet of what members say they processed, for exact duplicates"
+    )
+    where.add_argument(
+        "--delivery-only", metavar="FOLDER", help="no journal: a page of what members say they processed, and no more"
+    )
+    parser.add_argument(
+        "--out", required=True, type=Path, metavar="FOLDER", help="tables, findings.json, report.html, *.png"
+    )
     words = parser.add_argument_group("what counts")
-    words.add_argument("--storm-rebalances", type=int, default=5, metavar="K", help="a storm is K rebalances (default %(default)s)")
-    words.add_argument("--storm-within", type=float, default=60.0, metavar="S", help="within S seconds (default %(default)s)")
-    words.add_argument("--lag-points", type=int, default=400, metavar="N", help="points per line of lag (default %(default)s)")
-    words.add_argument("--tolerance-ms", type=int, default=1_000, metavar="MS", help="how late a commit's row may be (default %(default)s)")
+    words.add_argument(
+        "--storm-rebalances", type=int, default=5, metavar="K", help="a storm is K rebalances (default %(default)s)"
+    )
+    words.add_argument(
+        "--storm-within", type=float, default=60.0, metavar="S", help="within S seconds (default %(default)s)"
+    )
+    words.add_argument(
+        "--lag-points", type=int, default=400, metavar="N", help="points per line of lag (default %(default)s)"
+    )
+    words.add_argument(
+        "--tolerance-ms",
+        type=int,
+        default=1_000,
+        metavar="MS",
+        help="how late a commit's row may be (default %(default)s)",
+    )
     parser.add_argument("--no-report", action="store_true", help="tables and findings only")
 
 
@@ -73,7 +93,9 @@ def run(arguments: argparse.Namespace, lines: Progress, stop: Stop) -> int:
             data = report_data(tables, found)
             write_page(out / "report.html", data)
             pictures = write_pictures(out, data)
-            lines.say(f"wrote report.html and {len(pictures)} pictures to {out}", pictures=[path.name for path in pictures])
+            lines.say(
+                f"wrote report.html and {len(pictures)} pictures to {out}", pictures=[path.name for path in pictures]
+            )
     finally:
         spark.stop()
     return _tell(found, lines)

@@ -122,7 +122,6 @@ MAX_DROPS = 1_000
 """rows_dropped events beyond which a journal is too torn to say anything exact about."""
 
 
-
 @dataclass(frozen=True)
 class Journal:
     """One snapshot: rows with first_seq <= seq < next_seq."""

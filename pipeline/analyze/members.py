@@ -15,27 +15,24 @@ def member_health(journal: Journal, rebalances: DataFrame, ownership: DataFrame)
     kind = F.col("kind")
     events = journal.event.where(F.col("member_id").isNotNull())
     joined = kind == "member_joined"
-    told = (
-        events.groupBy(*_KEY)
-        .agg(
-            F.max("group_instance_id").alias("group_instance_id"),
-            F.max("client_id").alias("client_id"),
-            F.max("client_host").alias("client_host"),
-            F.min("at_ms").alias("first_ms"),
-            F.max("at_ms").alias("last_ms"),
-            F.count_if(joined).alias("joins"),
-            F.percentile(F.when(joined, F.col("wait_ms")), 0.5).alias("join_wait_p50_ms"),
-            F.percentile(F.when(joined, F.col("wait_ms")), 0.99).alias("join_wait_p99_ms"),
-            F.max(F.when(joined, F.col("wait_ms"))).alias("join_wait_max_ms"),
-            F.count_if(joined & (F.col("reason") != "rejoined")).alias("comings"),
-            F.count_if(kind == "member_expired").alias("expiries"),
-            F.count_if(kind == "member_fenced").alias("fenced"),
-            F.count_if(kind == "heartbeat_gap").alias("heartbeat_gaps"),
-            F.max(F.when(kind == "heartbeat_gap", F.col("wait_ms"))).alias("heartbeat_gap_max_ms"),
-            F.count_if(kind == "observed").alias("broken_rules"),
-            F.count_if(kind == "rebalance_started").alias("rebalances_caused"),
-        )
-    )  # fmt: skip
+    told = events.groupBy(*_KEY).agg(
+        F.max("group_instance_id").alias("group_instance_id"),
+        F.max("client_id").alias("client_id"),
+        F.max("client_host").alias("client_host"),
+        F.min("at_ms").alias("first_ms"),
+        F.max("at_ms").alias("last_ms"),
+        F.count_if(joined).alias("joins"),
+        F.percentile(F.when(joined, F.col("wait_ms")), 0.5).alias("join_wait_p50_ms"),
+        F.percentile(F.when(joined, F.col("wait_ms")), 0.99).alias("join_wait_p99_ms"),
+        F.max(F.when(joined, F.col("wait_ms"))).alias("join_wait_max_ms"),
+        F.count_if(joined & (F.col("reason") != "rejoined")).alias("comings"),
+        F.count_if(kind == "member_expired").alias("expiries"),
+        F.count_if(kind == "member_fenced").alias("fenced"),
+        F.count_if(kind == "heartbeat_gap").alias("heartbeat_gaps"),
+        F.max(F.when(kind == "heartbeat_gap", F.col("wait_ms"))).alias("heartbeat_gap_max_ms"),
+        F.count_if(kind == "observed").alias("broken_rules"),
+        F.count_if(kind == "rebalance_started").alias("rebalances_caused"),
+    )
     described = journal.member.groupBy(*_KEY).agg(
         F.max("group_instance_id").alias("known_instance_id"),
         F.max("client_id").alias("known_client_id"),
@@ -62,8 +59,20 @@ def member_health(journal: Journal, rebalances: DataFrame, ownership: DataFrame)
         .groupBy(*_KEY)
         .agg(F.sum(F.greatest(F.lit(0), F.col("to_ms") - F.col("from_ms"))).alias("owned_partition_ms"))
     )
-    counts = ("joins", "comings", "expiries", "fenced", "heartbeat_gaps", "broken_rules", "rebalances_caused", "generations",
-              "commits", "refused_commits", "times_last", "owned_partition_ms")  # fmt: skip
+    counts = (
+        "joins",
+        "comings",
+        "expiries",
+        "fenced",
+        "heartbeat_gaps",
+        "broken_rules",
+        "rebalances_caused",
+        "generations",
+        "commits",
+        "refused_commits",
+        "times_last",
+        "owned_partition_ms",
+    )
     whole = told.join(described, list(_KEY), "full")
     for table in (committed, last, held):
         whole = whole.join(table, list(_KEY), "left")

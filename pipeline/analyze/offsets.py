@@ -25,18 +25,34 @@ def _refused() -> Column:
 def walk(journal: Journal, moves: DataFrame) -> DataFrame:
     """Every offset row with the move it follows (null before the first) and the offset committed before it."""
     offset_columns = (
-        "era", *_PARTITION, "seq", "at_ms", "kind", "generation_id", "member_id", "offset",
-        "log_start_offset", "log_end_offset", "error_code",
-    )  # fmt: skip
+        "era",
+        *_PARTITION,
+        "seq",
+        "at_ms",
+        "kind",
+        "generation_id",
+        "member_id",
+        "offset",
+        "log_start_offset",
+        "log_end_offset",
+        "error_code",
+    )
     moved = "struct<move_seq: bigint, source_member_id: string, target_member_id: string>"
     rows = journal.offset.select(*offset_columns, F.lit(None).cast(moved).alias("moved"))
     borders = moves.select(
-        "era", *_PARTITION, F.col("move_seq").alias("seq"), F.col("assigned_ms").alias("at_ms"), F.lit("move").alias("kind"),
-        F.lit(-1).alias("generation_id"), F.lit(None).cast("string").alias("member_id"), F.lit(-1).cast("long").alias("offset"),
-        F.lit(None).cast("long").alias("log_start_offset"), F.lit(None).cast("long").alias("log_end_offset"),
+        "era",
+        *_PARTITION,
+        F.col("move_seq").alias("seq"),
+        F.col("assigned_ms").alias("at_ms"),
+        F.lit("move").alias("kind"),
+        F.lit(-1).alias("generation_id"),
+        F.lit(None).cast("string").alias("member_id"),
+        F.lit(-1).cast("long").alias("offset"),
+        F.lit(None).cast("long").alias("log_start_offset"),
+        F.lit(None).cast("long").alias("log_end_offset"),
         F.lit(0).cast("short").alias("error_code"),
         F.struct("move_seq", "source_member_id", "target_member_id").alias("moved"),
-    )  # fmt: skip
+    )
     # An administrator's removal of offsets concerns a whole group: what is committed is unknown behind it.
     removals = journal.event.where(F.col("kind").isin("offsets_removed", "deleted")).select(
         "group_id", F.col("seq").alias("removed_seq")
@@ -73,22 +89,39 @@ def takeovers(walked: DataFrame) -> DataFrame:
     return (
         walked.groupBy("era", *_PARTITION, F.col("move.move_seq").alias("move_seq"))
         .agg(
-            F.min(F.when((F.col("kind") == "fetch") & by_target, F.struct("seq", "offset", "log_start_offset"))).alias("told"),
-            F.min(F.when((F.col("kind") == "position") & (F.col("member_id") == target), F.struct("seq", "offset"))).alias("began"),
+            F.min(F.when((F.col("kind") == "fetch") & by_target, F.struct("seq", "offset", "log_start_offset"))).alias(
+                "told"
+            ),
+            F.min(
+                F.when((F.col("kind") == "position") & (F.col("member_id") == target), F.struct("seq", "offset"))
+            ).alias("began"),
             F.min(F.struct("seq", "committed_before")).alias("first"),
             # In vain: by the one who lost the partition, after it was lost; and by its owner, as long as it was one.
             F.max(F.when(_refused() & (F.col("member_id") == source), F.col("offset"))).alias("source_refused"),
-            F.max(F.when(_refused() & F.coalesce(F.col("member_id") == target, F.lit(True)), F.col("offset"))).alias("own_refused"),
-            F.max(F.when((F.col("kind") == "position") & F.coalesce(F.col("member_id") == target, F.lit(True)), F.struct("seq", "offset"))).alias("read_to"),
+            F.max(F.when(_refused() & F.coalesce(F.col("member_id") == target, F.lit(True)), F.col("offset"))).alias(
+                "own_refused"
+            ),
+            F.max(
+                F.when(
+                    (F.col("kind") == "position") & F.coalesce(F.col("member_id") == target, F.lit(True)),
+                    F.struct("seq", "offset"),
+                )
+            ).alias("read_to"),
         )
         .select(
-            "era", *_PARTITION, "move_seq",
-            F.coalesce(F.when(F.col("told").isNotNull(), F.col("told.offset")), F.col("first.committed_before")).alias("start_offset"),
+            "era",
+            *_PARTITION,
+            "move_seq",
+            F.coalesce(F.when(F.col("told").isNotNull(), F.col("told.offset")), F.col("first.committed_before")).alias(
+                "start_offset"
+            ),
             F.col("told.log_start_offset").alias("log_start_offset"),
             F.col("began.offset").alias("first_position"),
-            "source_refused", "own_refused", F.col("read_to.offset").alias("last_position"),
+            "source_refused",
+            "own_refused",
+            F.col("read_to.offset").alias("last_position"),
         )
-    )  # fmt: skip
+    )
 
 
 def lag(offset: DataFrame, *, points: int = 400) -> DataFrame:
@@ -119,13 +152,25 @@ def lag(offset: DataFrame, *, points: int = 400) -> DataFrame:
         offset.where(F.col("log_end_offset").isNotNull())
         .groupBy("topic", "partition", "log_end_offset")
         .agg(F.min("at_ms").alias("seen_ms"))
-        .select("topic", "partition", F.col("log_end_offset").alias("position"), "seen_ms", F.lit(0).alias("asks"),
-                F.lit(None).cast("string").alias("group_id"), F.lit(None).cast("long").alias("bucket_ms"))
-    )  # fmt: skip
+        .select(
+            "topic",
+            "partition",
+            F.col("log_end_offset").alias("position"),
+            "seen_ms",
+            F.lit(0).alias("asks"),
+            F.lit(None).cast("string").alias("group_id"),
+            F.lit(None).cast("long").alias("bucket_ms"),
+        )
+    )
     questions = thinned.where(F.col("lag_max") > 0).select(
-        "topic", "partition", F.col("worst.offset").alias("position"), F.lit(None).cast("long").alias("seen_ms"),
-        F.lit(1).alias("asks"), "group_id", "bucket_ms",
-    )  # fmt: skip
+        "topic",
+        "partition",
+        F.col("worst.offset").alias("position"),
+        F.lit(None).cast("long").alias("seen_ms"),
+        F.lit(1).alias("asks"),
+        "group_id",
+        "bucket_ms",
+    )
     # An end equal to the offset is not beyond it: downwards it comes behind the question. (Downwards, because a frame
     # that reaches to the end of its partition costs Spark the square of its rows.)
     order = Window.partitionBy("topic", "partition").orderBy(F.desc("position"), F.desc("asks"))

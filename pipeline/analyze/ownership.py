@@ -70,20 +70,38 @@ def intervals(journal: Journal) -> DataFrame:
         .withColumn("told_ms", F.when(F.col("at_once"), F.col("at_ms")).otherwise(F.col("synced_ms")))
         .withColumn("in_time", F.col("told_seq") < F.coalesce("released_seq", F.lit(2**63 - 1)))
         .select(
-            "era", "group_id", "topic", "partition", "member_id", "generation_id", "rebalance",
-            F.col("seq").alias("assigned_seq"), F.col("at_ms").alias("assigned_ms"),
+            "era",
+            "group_id",
+            "topic",
+            "partition",
+            "member_id",
+            "generation_id",
+            "rebalance",
+            F.col("seq").alias("assigned_seq"),
+            F.col("at_ms").alias("assigned_ms"),
             F.when(F.col("in_time"), F.col("told_seq")).alias("from_seq"),
             F.when(F.col("in_time"), F.col("told_ms")).alias("from_ms"),
-            F.col("released_seq").alias("to_seq"), F.col("released_ms").alias("to_ms"),
+            F.col("released_seq").alias("to_seq"),
+            F.col("released_ms").alias("to_ms"),
             F.lit(False).alias("left_censored"),
         )
-    )  # fmt: skip
+    )
     begun_before = walked.where(orphan_release).select(
-        "era", "group_id", "topic", "partition", "member_id", "generation_id", "rebalance",
-        F.lit(None).cast("long").alias("assigned_seq"), F.lit(None).cast("long").alias("assigned_ms"),
-        F.lit(None).cast("long").alias("from_seq"), F.lit(None).cast("long").alias("from_ms"),
-        F.col("seq").alias("to_seq"), F.col("at_ms").alias("to_ms"), F.lit(True).alias("left_censored"),
-    )  # fmt: skip
+        "era",
+        "group_id",
+        "topic",
+        "partition",
+        "member_id",
+        "generation_id",
+        "rebalance",
+        F.lit(None).cast("long").alias("assigned_seq"),
+        F.lit(None).cast("long").alias("assigned_ms"),
+        F.lit(None).cast("long").alias("from_seq"),
+        F.lit(None).cast("long").alias("from_ms"),
+        F.col("seq").alias("to_seq"),
+        F.col("at_ms").alias("to_ms"),
+        F.lit(True).alias("left_censored"),
+    )
     return opened.unionByName(begun_before)
 
 
@@ -112,10 +130,19 @@ def belongings(journal: Journal) -> DataFrame:
     )
     changed = F.col("source_owner").isNull() | (F.col("source_owner") != F.col("owner"))
     return gained.where(changed).select(
-        "era", "group_id", "topic", "partition", "rebalance", "generation_id",
-        F.col("seq").alias("move_seq"), F.col("at_ms").alias("assigned_ms"),
-        "source_member_id", F.col("member_id").alias("target_member_id"), "source_owner", F.col("owner").alias("target_owner"),
-    )  # fmt: skip
+        "era",
+        "group_id",
+        "topic",
+        "partition",
+        "rebalance",
+        "generation_id",
+        F.col("seq").alias("move_seq"),
+        F.col("at_ms").alias("assigned_ms"),
+        "source_member_id",
+        F.col("member_id").alias("target_member_id"),
+        "source_owner",
+        F.col("owner").alias("target_owner"),
+    )
 
 
 def moves(journal: Journal) -> DataFrame:
@@ -134,9 +161,13 @@ def presence(journal: Journal) -> DataFrame:
         .groupBy("group_id", "rebalance")
         .agg(F.min("seq").alias("created_seq"))
     )
-    comings = events.where(came).select("group_id", "member_id", "seq").unionByName(
-        journal.member.select("group_id", "member_id", "seq")
-    ).groupBy("group_id", "member_id").agg(F.min("seq").alias("came_seq"))  # fmt: skip
+    comings = (
+        events.where(came)
+        .select("group_id", "member_id", "seq")
+        .unionByName(journal.member.select("group_id", "member_id", "seq"))
+        .groupBy("group_id", "member_id")
+        .agg(F.min("seq").alias("came_seq"))
+    )
     goings = events.where(gone).groupBy("group_id", "member_id").agg(F.max("seq").alias("gone_seq"))
     stays = comings.join(goings, ["group_id", "member_id"], "left").withColumn(
         "gone_seq", F.coalesce("gone_seq", F.lit(2**63 - 1))
@@ -144,11 +175,38 @@ def presence(journal: Journal) -> DataFrame:
     # Seen as numbers of rebalances, a stay is a range, and a range is a sequence to explode: no join by inequality.
     ordered = Window.partitionBy("group_id").orderBy("seq")
     marks = (
-        generations.select("group_id", F.col("created_seq").alias("seq"), F.col("rebalance"), F.lit(None).cast("string").alias("member_id"), F.lit("generation").alias("mark"))
-        .unionByName(stays.select("group_id", F.col("came_seq").alias("seq"), F.lit(None).cast("int").alias("rebalance"), "member_id", F.lit("came").alias("mark")))
-        .unionByName(stays.where(F.col("gone_seq") < 2**63 - 1).select("group_id", F.col("gone_seq").alias("seq"), F.lit(None).cast("int").alias("rebalance"), "member_id", F.lit("gone").alias("mark")))
-        .withColumn("last_made", F.coalesce(F.last("rebalance", ignorenulls=True).over(ordered.rowsBetween(Window.unboundedPreceding, 0)), F.lit(0)))
-    )  # fmt: skip
+        generations.select(
+            "group_id",
+            F.col("created_seq").alias("seq"),
+            F.col("rebalance"),
+            F.lit(None).cast("string").alias("member_id"),
+            F.lit("generation").alias("mark"),
+        )
+        .unionByName(
+            stays.select(
+                "group_id",
+                F.col("came_seq").alias("seq"),
+                F.lit(None).cast("int").alias("rebalance"),
+                "member_id",
+                F.lit("came").alias("mark"),
+            )
+        )
+        .unionByName(
+            stays.where(F.col("gone_seq") < 2**63 - 1).select(
+                "group_id",
+                F.col("gone_seq").alias("seq"),
+                F.lit(None).cast("int").alias("rebalance"),
+                "member_id",
+                F.lit("gone").alias("mark"),
+            )
+        )
+        .withColumn(
+            "last_made",
+            F.coalesce(
+                F.last("rebalance", ignorenulls=True).over(ordered.rowsBetween(Window.unboundedPreceding, 0)), F.lit(0)
+            ),
+        )
+    )
     last = F.max("rebalance").over(Window.partitionBy("group_id"))
     ranges = (
         marks.withColumn("last_rebalance", last)
@@ -260,8 +318,9 @@ def with_moves(rebalances: DataFrame, journal: Journal, ownership: DataFrame) ->
         .join(idle(ownership, rebalances), key, "left")
         .withColumn(
             "stickiness",
-            F.when(F.col("partitions_moved") > 0, F.col("minimum_moves") / F.col("partitions_moved"))
-            .when(F.col("partitions_moved") == 0, F.lit(1.0)),
+            F.when(F.col("partitions_moved") > 0, F.col("minimum_moves") / F.col("partitions_moved")).when(
+                F.col("partitions_moved") == 0, F.lit(1.0)
+            ),
         )
         .withColumn("unowned_partition_ms", F.coalesce("unowned_partition_ms", F.lit(0)))
-    )  # fmt: skip
+    )

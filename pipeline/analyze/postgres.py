@@ -3,8 +3,8 @@
 The one idea: the writer numbers rows in the order of commits, so whoever has read `next_seq` can read everything below
 it over any number of connections (docs/journal.md). Each row is asked for once, however many figures are made of it.
 
-Two ways there. Over TCP Spark reads by JDBC, in parallel parts of equal width, so a cluster can share the work. A Unix
-socket, where the gateway's embedded Postgres listens, is nothing that JDBC can speak to: there the driver streams a COPY.
+Two ways there. Over TCP Spark reads by JDBC, in parallel parts of equal width, so a cluster can share the work. JDBC
+cannot speak to a Unix socket, where the gateway's embedded Postgres listens: there the driver streams a COPY.
 """
 
 from __future__ import annotations
@@ -74,7 +74,9 @@ class JdbcSource(Source):
     def bounds(self) -> tuple[int, int]:
         row = self._load({"query": _bounds_query(self.schema)}).first()
         if row is None:
-            raise PipelineError("The table journal_position is empty.", "Name the schema that Sluice made with --schema.")
+            raise PipelineError(
+                "The table journal_position is empty.", "Name the schema that Sluice made with --schema."
+            )
         return int(row.first_seq), int(row.next_seq)
 
     def copy(self, table: str, first_seq: int, next_seq: int, target: Path) -> None:
@@ -93,9 +95,7 @@ class JdbcSource(Source):
 
     def _load(self, options: Mapping[str, str]) -> DataFrame:
         reader = self.spark.read.format("jdbc").options(**{**self.properties, **options})
-        return reader.options(
-            url=self.url, driver="org.postgresql.Driver", fetchsize=str(self.fetch_size)
-        ).load()  # fmt: skip
+        return reader.options(url=self.url, driver="org.postgresql.Driver", fetchsize=str(self.fetch_size)).load()
 
 
 @dataclass(frozen=True)
@@ -192,8 +192,9 @@ def source_of(spark: SparkSession, url: str, schema: str, *, rows_per_split: int
     port = query.pop("port", parts.port or 5432)
     address = f"[{host}]" if ":" in host else host
     jdbc = f"jdbc:postgresql://{address}:{port}{parts.path or '/'}"
-    return JdbcSource(spark, jdbc, {name: value for name, value in properties.items() if value}, schema,
-                      rows_per_split=rows_per_split)  # fmt: skip
+    return JdbcSource(
+        spark, jdbc, {name: value for name, value in properties.items() if value}, schema, rows_per_split=rows_per_split
+    )
 
 
 def copy_snapshot(

@@ -11,10 +11,27 @@ from pyspark.sql import functions as F
 from pipeline.analyze.journal import Journal
 
 FIELDS = (
-    "group_id", "group_type", "rebalance", "started_seq", "started_ms", "ended_ms", "duration_ms", "outcome",
-    "generation_id", "protocol_name", "trigger_reason", "trigger_member_id", "prepare_ms", "sync_ms", "deliver_ms",
-    "last_member_id", "last_join_wait_ms", "members_before", "members_after", "chain_started_ms",
-)  # fmt: skip
+    "group_id",
+    "group_type",
+    "rebalance",
+    "started_seq",
+    "started_ms",
+    "ended_ms",
+    "duration_ms",
+    "outcome",
+    "generation_id",
+    "protocol_name",
+    "trigger_reason",
+    "trigger_member_id",
+    "prepare_ms",
+    "sync_ms",
+    "deliver_ms",
+    "last_member_id",
+    "last_join_wait_ms",
+    "members_before",
+    "members_after",
+    "chain_started_ms",
+)
 
 
 def _at(kind: str, value: str = "at_ms") -> Column:
@@ -31,10 +48,9 @@ def numbered_events(event: DataFrame) -> DataFrame:
 def rebalances(journal: Journal) -> DataFrame:
     """One row per started rebalance, without what ownership knows (see `ownership.with_moves`)."""
     before = Window.partitionBy("group_id").orderBy("seq").rowsBetween(Window.unboundedPreceding, -1)
-    size = (
-        F.when(F.col("kind").isin("generation_created", "loaded"), F.col("member_count"))
-        .when((F.col("state_after") == "Empty") | (F.col("kind") == "deleted"), F.lit(0))
-    )  # fmt: skip
+    size = F.when(F.col("kind").isin("generation_created", "loaded"), F.col("member_count")).when(
+        (F.col("state_after") == "Empty") | (F.col("kind") == "deleted"), F.lit(0)
+    )
     events = numbered_events(journal.event).withColumn("size_before", F.last(size, ignorenulls=True).over(before))
     emptied = F.when((F.col("state_after") == "Empty") | (F.col("kind") == "deleted"), F.col("at_ms"))
     joined = F.when(
@@ -75,15 +91,16 @@ def rebalances(journal: Journal) -> DataFrame:
         .withColumn("ended_ms", F.coalesce("completed_ms", "emptied_ms", "next_started_ms"))
         .withColumn(
             "duration_ms",
-            F.when(F.col("outcome") == "completed", F.coalesce("measured_ms", F.col("ended_ms") - F.col("started_ms")))
-            .otherwise(F.col("ended_ms") - F.col("started_ms")),
+            F.when(
+                F.col("outcome") == "completed", F.coalesce("measured_ms", F.col("ended_ms") - F.col("started_ms"))
+            ).otherwise(F.col("ended_ms") - F.col("started_ms")),
         )
         .withColumn("prepare_ms", F.col("created_ms") - F.col("started_ms"))
         .withColumn("sync_ms", F.col("stored_ms") - F.col("created_ms"))
         .withColumn("deliver_ms", F.col("completed_ms") - F.col("stored_ms"))
         .withColumn("last_member_id", F.col("last_joined.member_id"))
         .withColumn("last_join_wait_ms", F.col("last_joined.wait_ms"))
-    )  # fmt: skip
+    )
     # A rebalance that another one cut short and the one that cut it are one interruption for who waits.
     chain_begins = F.when(F.lag("outcome").over(by_group) == "superseded", 0).otherwise(1)
     chained = walked.withColumn("chain", F.sum(chain_begins).over(by_group))

@@ -37,7 +37,7 @@ class Tables:
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 
-def analyze(journal: Journal, thresholds: Thresholds = Thresholds()) -> Tables:  # noqa: B008 - a frozen value
+def analyze(journal: Journal, thresholds: Thresholds = Thresholds()) -> Tables:
     """Nothing is computed yet, but for what is kept because several tables begin with it."""
     held = ownership.intervals(journal).persist(StorageLevel.MEMORY_AND_DISK)
     started = rebalances.rebalances(journal).persist(StorageLevel.MEMORY_AND_DISK)
@@ -53,8 +53,6 @@ def analyze(journal: Journal, thresholds: Thresholds = Thresholds()) -> Tables: 
         lag=offsets.lag(journal.offset, points=thresholds.lag_points),
         handoff=handed,
         member_health=members.member_health(journal, started, held),
-        storm=rebalances.storms(
-            whole, at_least=thresholds.storm_rebalances, within_ms=thresholds.storm_within_ms
-        ),
+        storm=rebalances.storms(whole, at_least=thresholds.storm_rebalances, within_ms=thresholds.storm_within_ms),
         violation=invariants.violations(journal, held, walked, tolerance_ms=thresholds.tolerance_ms),
-    )  # fmt: skip
+    )

@@ -35,7 +35,8 @@ def _balance(partitions: list[dict[str, Any]], keys: dict[str, Any]) -> list[str
         else "no single key explains it: more partitions, or another partitioner, will spread it"
     )
     return [
-        f"partition {heaviest['partition']} has {heaviest['share']:.0%} of the records where an even share is {even:.0%}; {cause}."
+        f"partition {heaviest['partition']} has {heaviest['share']:.0%} of the records where an even share is "
+        f"{even:.0%}; {cause}."
     ]
 
 
@@ -44,16 +45,19 @@ def _keys(keys: dict[str, Any], partitioner: str | None) -> list[str]:
     hot = keys["hottest_records"] / max(1, keys["records"])
     if hot >= HOT_KEY:
         told.append(
-            f"one key ({keys['hottest_key']} in hexadecimal) has {hot:.0%} of the records: whoever owns its partition does most of the work."
+            f"one key ({keys['hottest_key']} in hexadecimal) has {hot:.0%} of the records: whoever owns its "
+            "partition does most of the work."
         )
     if keys["keys_in_several_partitions"]:
         told.append(
-            f"{counted(keys['keys_in_several_partitions'], 'key')} of {keys['keys']:,} lie in more than one partition, so their order is lost: "
+            f"{counted(keys['keys_in_several_partitions'], 'key')} of {keys['keys']:,} lie in more than one "
+            "partition, so their order is lost: "
             "partitions were added, or producers use different partitioners."
         )
     if partitioner == "mixed":
         told.append(
-            "some keys lie where Java's murmur2 puts them and some where librdkafka's CRC32 does: set partitioner=murmur2_random in librdkafka."
+            "some keys lie where Java's murmur2 puts them and some where librdkafka's CRC32 does: set "
+            "partitioner=murmur2_random in librdkafka."
         )
     unkeyed = keys["records"] - keys["keyed_records"]
     if unkeyed and keys["keyed_records"]:
@@ -65,9 +69,14 @@ def _sizes(figures: dict[str, Any]) -> list[str]:
     median, high = figures["points"]
     told: list[str] = []
     if figures["largest"] >= 1_000_000:
-        told.append(f"the largest value has {figures['largest']:,} bytes: keep such payloads elsewhere and send a reference.")
+        told.append(
+            f"the largest value has {figures['largest']:,} bytes: keep such payloads elsewhere and send a reference."
+        )
     elif high >= 50 * max(1, median) and high >= 10_000:
-        told.append(f"1 in 100 values has {high:,} bytes or more, the median {median:,}: the few large ones delay the rest of their partition.")
+        told.append(
+            f"1 in 100 values has {high:,} bytes or more, the median {median:,}: the few large ones delay the "
+            "rest of their partition."
+        )
     if figures["header_bytes"] > max(1, median):
         told.append(f"headers weigh {figures['header_bytes']:,.0f} bytes a record, more than its value does.")
     return told
@@ -77,14 +86,22 @@ def _times(lateness: dict[str, Any]) -> list[str]:
     told: list[str] = []
     timed = lateness["timed"] or 0
     if lateness["without_time"]:
-        told.append(f"{counted(lateness['without_time'], 'record')} have no timestamp: retention by time counts from when they were appended.")
+        told.append(
+            f"{counted(lateness['without_time'], 'record')} have no timestamp: retention by time counts from "
+            "when they were appended."
+        )
     if timed and lateness["late"] / timed >= 0.01:
         told.append(
-            f"{lateness['late'] / timed:.1%} of the records are more than a second older than one before them, 1 in 100 by "
-            f"{seconds(lateness['late_p99_ms'])}, at most {seconds(lateness['late_max_ms'])}: give windows that much grace."
+            f"{lateness['late'] / timed:.1%} of the records are more than a second older than one before them, "
+            "1 in 100 by "
+            f"{seconds(lateness['late_p99_ms'])}, at most {seconds(lateness['late_max_ms'])}: give windows "
+            "that much grace."
         )
     if (lateness["partition_skew_ms"] or 0) >= 3_600_000:
-        told.append(f"the newest records of its partitions are {seconds(lateness['partition_skew_ms'])} apart: some partition has fallen silent.")
+        told.append(
+            f"the newest records of its partitions are {seconds(lateness['partition_skew_ms'])} apart: some "
+            "partition has fallen silent."
+        )
     return told
 
 
@@ -95,9 +112,12 @@ def _compression(compression: dict[str, dict[str, float]]) -> list[str]:
     fast = max(compression, key=lambda codec: compression[codec]["mb_per_s"])
     if compression[best]["ratio"] < MUCH_SMALLER:
         if compression[best]["ratio"] < 1.1:
-            return ["values do not compress (encrypted, or compressed already): set compression.type=none in producers."]
+            return [
+                "values do not compress (encrypted, or compressed already): set compression.type=none in producers."
+            ]
         return []
     return [
-        f"values shrink {compression[best]['ratio']:.1f} times with {best} and {compression[fast]['ratio']:.1f} times with {fast}, "
+        f"values shrink {compression[best]['ratio']:.1f} times with {best} and "
+        f"{compression[fast]['ratio']:.1f} times with {fast}, "
         f"the fastest here ({compression[fast]['mb_per_s']:,.0f} MB/s): producers that do not compress should."
     ]

@@ -84,7 +84,11 @@ def audit(spark: SparkSession, records: DataFrame, lines: Progress, stop: Stop) 
     for name, told in found.items():
         told["compression"] = compression(records.where(F.col("topic") == name))
         told["partitioner"] = guessed(
-            [(bytes.fromhex(key["key"]), key["partition"]) for key in told.get("hottest_keys", ()) if key["partitions"] == 1],
+            [
+                (bytes.fromhex(key["key"]), key["partition"])
+                for key in told.get("hottest_keys", ())
+                if key["partitions"] == 1
+            ],
             max(partition["partition"] for partition in told["partitions"]) + 1,
         )
         told["advice"] = advice(told)
@@ -100,8 +104,7 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 def compression(records: DataFrame) -> dict[str, dict[str, float]]:
     """Ratio and MB/s of each codec on a sample of whole batches: records that lie beside each other in the log."""
     values = [
-        bytes(row.value)
-        for row in records.where(F.col("value").isNotNull()).select("value").limit(SAMPLED).collect()
+        bytes(row.value) for row in records.where(F.col("value").isNotNull()).select("value").limit(SAMPLED).collect()
     ]
     batches = [b"".join(values[start : start + BATCH]) for start in range(0, len(values), BATCH)]
     plain = sum(map(len, batches))

@@ -1,7 +1,7 @@
 """Which hash put a key where it lies: the two that Kafka's clients use by default.
 
-Java's client, kafka-python and franz-go place by murmur2; librdkafka (and all that is built on it) by CRC32. A topic that
-both write has the events of one key in two partitions, out of order, and nobody notices.
+Java's client, kafka-python and franz-go place by murmur2; librdkafka (and all that is built on it) by CRC32. A topic
+that both write has the events of one key in two partitions, out of order, and nobody notices.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def murmur2(key: bytes) -> int:
 
 
 def guessed(placed: Iterable[tuple[bytes, int]], partitions: int) -> str | None:
-    """"murmur2", "crc32", "mixed" (each of some keys) or None if neither explains where these keys lie."""
+    """ "murmur2", "crc32", "mixed" (each of some keys) or None if neither explains where these keys lie."""
     keys = list(placed)
     if partitions < 2 or len(keys) < 4:
         return None
@@ -36,8 +36,6 @@ def guessed(placed: Iterable[tuple[bytes, int]], partitions: int) -> str | None:
         return "murmur2"
     if librdkafka == len(keys):
         return "crc32"
-    explained = sum(
-        partition in (murmur2(key) % partitions, zlib.crc32(key) % partitions) for key, partition in keys
-    )
+    explained = sum(partition in (murmur2(key) % partitions, zlib.crc32(key) % partitions) for key, partition in keys)
     by_chance = len(keys) / partitions
     return "mixed" if explained == len(keys) and min(java, librdkafka) > 1.5 * by_chance else None

@@ -38,24 +38,31 @@ def _topic(name: str, told: dict[str, Any]) -> str:
     keys, late = told["keys"], told["lateness"]
     median, high = told["size_figures"]["points"]
     cells = (
-        ("records", f"{keys['records']:,}"), ("partitions", f"{len(told['partitions'])}"), ("keys", f"{keys['keys']:,}"),
-        ("placed by", told["partitioner"] or "neither hash"), ("median value", f"{number_label(median)}B"),
-        ("99 in 100 below", f"{number_label(high)}B"), ("late records", f"{(late['late'] or 0) / max(1, late['timed'] or 0):.1%}"),
+        ("records", f"{keys['records']:,}"),
+        ("partitions", f"{len(told['partitions'])}"),
+        ("keys", f"{keys['keys']:,}"),
+        ("placed by", told["partitioner"] or "neither hash"),
+        ("median value", f"{number_label(median)}B"),
+        ("99 in 100 below", f"{number_label(high)}B"),
+        ("late records", f"{(late['late'] or 0) / max(1, late['timed'] or 0):.1%}"),
         ("latest by", seconds(late["late_max_ms"] or 0)),
-    )  # fmt: skip
+    )
     boxes = "".join(f"<div><dt>{words}</dt><dd>{escape(value)}</dd></div>" for words, value in cells)
     sentences = "".join(f'<li class="note">{escape(sentence)}</li>' for sentence in told["advice"])
     codecs = "".join(
         f"<tr><td>{codec}</td><td>{figures['ratio']:.2f}</td><td>{figures['mb_per_s']:,.0f}</td></tr>"
         for codec, figures in told["compression"].items()
     )
+    charts = (
+        ("Records per partition", [(str(row["partition"]), row["records"]) for row in told["partitions"]]),
+        ("Records per size of the value", [(_size_class(row["size_class"]), row["records"]) for row in told["sizes"]]),
+        ("Most frequent keys", [(_key(row["key"]), row["records"]) for row in told.get("hottest_keys", ())[:20]]),
+    )
+    drawn = "".join(f"<h3>{title}</h3>{_bars(rows, title)}" for title, rows in charts)
     return (
-        f'<h2>Topic {escape(name)}</h2><dl class="totals">{boxes}</dl><ul class="findings">{sentences}</ul>'
-        f"<h3>Records per partition</h3>{_bars([(str(p['partition']), p['records']) for p in told['partitions']], 'records per partition')}"
-        f"<h3>Records per size of the value</h3>{_bars([(_size_class(s['size_class']), s['records']) for s in told['sizes']], 'records per size')}"
-        f"<h3>Most frequent keys</h3>{_bars([(_key(k['key']), k['records']) for k in told.get('hottest_keys', ())[:20]], 'records per key')}"
-        '<h3>Compression</h3><div class="scroll"><table><thead><tr><th>codec</th><th>times smaller</th><th>MB/s</th></tr></thead>'
-        f"<tbody>{codecs}</tbody></table></div>"
+        f'<h2>Topic {escape(name)}</h2><dl class="totals">{boxes}</dl><ul class="findings">{sentences}</ul>{drawn}'
+        '<h3>Compression</h3><div class="scroll"><table><thead><tr><th>codec</th><th>times smaller</th>'
+        f"<th>MB/s</th></tr></thead><tbody>{codecs}</tbody></table></div>"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a topic's records look like, from an archive of it: pure transforms of the archive's table (pipeline/schema.py)."""
+"""What a topic's records look like: pure transforms of the table that `archive` writes (pipeline/schema.py)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,21 @@ def measured(records: DataFrame) -> DataFrame:
     headers = F.aggregate(
         F.coalesce("headers", F.array().cast("array<struct<key:string,value:binary>>")),
         F.lit(0),
-        lambda total, header: total + F.coalesce(F.length(header.key), F.lit(0)) + F.coalesce(F.octet_length(header.value), F.lit(0)),
+        lambda total, header: (
+            total + F.coalesce(F.length(header.key), F.lit(0)) + F.coalesce(F.octet_length(header.value), F.lit(0))
+        ),
     )
     return records.select(
-        "topic", "partition", "offset", "key",
+        "topic",
+        "partition",
+        "offset",
+        "key",
         F.coalesce(F.octet_length("key"), F.lit(0)).alias("key_bytes"),
         F.coalesce(F.octet_length("value"), F.lit(0)).alias("value_bytes"),
         F.col("value").isNull().alias("tombstone"),
         headers.alias("header_bytes"),
         F.unix_millis("timestamp").alias("at_ms"),
-    )  # fmt: skip
+    )
 
 
 def partitions(records: DataFrame) -> DataFrame:
@@ -47,7 +52,7 @@ def partitions(records: DataFrame) -> DataFrame:
 
 
 def keys(records: DataFrame) -> DataFrame:
-    """One row per topic: how many keys there are, how much the most frequent weigh, and how many have moved partition."""
+    """One row per topic: how many keys, how frequent the hottest is, how many lie in several partitions."""
     per_key = (
         records.where(F.col("key").isNotNull())
         .groupBy("topic", "key")
@@ -60,8 +65,12 @@ def keys(records: DataFrame) -> DataFrame:
         F.count_if(F.col("partitions") > 1).alias("keys_in_several_partitions"),
         F.sum("records").alias("keyed_records"),
     )
-    totals = records.groupBy("topic").agg(F.count("*").alias("records"), F.count_if(F.col("tombstone")).alias("tombstones"))
-    return totals.join(told, "topic", "left").fillna(0, ["keys", "keyed_records", "keys_in_several_partitions", "hottest_records"])
+    totals = records.groupBy("topic").agg(
+        F.count("*").alias("records"), F.count_if(F.col("tombstone")).alias("tombstones")
+    )
+    return totals.join(told, "topic", "left").fillna(
+        0, ["keys", "keyed_records", "keys_in_several_partitions", "hottest_records"]
+    )
 
 
 def hottest_keys(records: DataFrame, most: int = 20) -> DataFrame:
@@ -71,7 +80,11 @@ def hottest_keys(records: DataFrame, most: int = 20) -> DataFrame:
     return (
         records.where(F.col("key").isNotNull())
         .groupBy("topic", "key")
-        .agg(F.count("*").alias("records"), F.min("partition").alias("partition"), F.countDistinct("partition").alias("partitions"))
+        .agg(
+            F.count("*").alias("records"),
+            F.min("partition").alias("partition"),
+            F.countDistinct("partition").alias("partitions"),
+        )
         .withColumn("rank", F.row_number().over(rank))
         .where(F.col("rank") <= most)
         .join(totals, "topic")
@@ -81,7 +94,7 @@ def hottest_keys(records: DataFrame, most: int = 20) -> DataFrame:
 
 
 def sizes(records: DataFrame) -> DataFrame:
-    """How many values there are per size class of each topic: class n holds sizes from 2^(n-1) up to below 2^n, 0 holds 0."""
+    """How many values of each size class: class n holds sizes from 2^(n-1) up to below 2^n, class 0 holds 0."""
     bits = F.when(F.col("value_bytes") == 0, 0).otherwise(F.floor(F.log2("value_bytes")) + 1)
     return records.groupBy("topic", F.least(bits, F.lit(SIZE_CLASSES)).cast("int").alias("size_class")).agg(
         F.count("*").alias("records")
@@ -99,14 +112,19 @@ def size_figures(records: DataFrame) -> DataFrame:
 
 
 def lateness(records: DataFrame) -> DataFrame:
-    """One row per topic: how far timestamps run against the order of the log, and how far apart partitions are in time."""
+    """One row per topic: how far times run against the order of the log, and how far partitions are apart."""
     before = Window.partitionBy("topic", "partition").orderBy("offset").rowsBetween(Window.unboundedPreceding, -1)
     late_ms = F.greatest(F.lit(0), F.coalesce(F.max("at_ms").over(before) - F.col("at_ms"), F.lit(0)))
     timed = records.where(F.col("at_ms") >= 0).withColumn("late_ms", late_ms)
-    ends = timed.groupBy("topic", "partition").agg(F.max("at_ms").alias("newest_ms")).groupBy("topic").agg(
-        (F.max("newest_ms") - F.min("newest_ms")).alias("partition_skew_ms")
-    )  # fmt: skip
-    untimed = records.groupBy("topic").agg(F.count_if(F.coalesce(F.col("at_ms") < 0, F.lit(True))).alias("without_time"))
+    ends = (
+        timed.groupBy("topic", "partition")
+        .agg(F.max("at_ms").alias("newest_ms"))
+        .groupBy("topic")
+        .agg((F.max("newest_ms") - F.min("newest_ms")).alias("partition_skew_ms"))
+    )
+    untimed = records.groupBy("topic").agg(
+        F.count_if(F.coalesce(F.col("at_ms") < 0, F.lit(True))).alias("without_time")
+    )
     figures = timed.groupBy("topic").agg(
         F.count("*").alias("timed"),
         F.count_if(F.col("late_ms") > LATE_MS).alias("late"),

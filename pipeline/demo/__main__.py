@@ -36,7 +36,9 @@ JOB_SECONDS = 600
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m pipeline.demo", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--out", type=Path, default=Path(".pipeline-demo"), metavar="FOLDER", help="(default %(default)s)")
+    parser.add_argument(
+        "--out", type=Path, default=Path(".pipeline-demo"), metavar="FOLDER", help="(default %(default)s)"
+    )
     parser.add_argument("--master", default="local[2]", help="Spark's master (default %(default)s)")
     parser.add_argument("--records", type=int, default=2_000_000, help="at most so many (default: all there are)")
     parser.add_argument("--trace", action="store_true")
@@ -73,7 +75,9 @@ class Demo:
             self._job("archive", "--bootstrap", self._bootstrap, "--topics", TOPIC, "--out", archive, "--once")
             self._job("verify", "--bootstrap", self._bootstrap, "--archive", archive)
             produced += self._groups(feed)
-            self._lines.say(f"{produced:,} records in all; the rest is archived by a second run, behind what the first one did")
+            self._lines.say(
+                f"{produced:,} records in all; the rest is archived by a second run, behind what the first one did"
+            )
             self._job("archive", "--bootstrap", self._bootstrap, "--topics", TOPIC, "--out", archive, "--once")
             self._job("audit", "--archive", archive, "--topics", TOPIC, "--out", str(self._out / "audit"))
             self._analyze()
@@ -86,13 +90,27 @@ class Demo:
     def _gateway(self) -> Iterator[None]:
         command = Path(sys.prefix) / "bin" / "sluice"
         if not command.exists():
-            raise PipelineError(f"There is no sluice command in {sys.prefix}.", "Install the project there: make pipeline-demo.")
+            raise PipelineError(
+                f"There is no sluice command in {sys.prefix}.", "Install the project there: make pipeline-demo."
+            )
         with (self._out / "gateway.log").open("wb") as log:
             process = subprocess.Popen(
-                [str(command), "serve", "--listen", self._bootstrap, "--data-dir", str(self._data_dir),
-                 "--metrics-listen", f"127.0.0.1:{_free_port()}", "--set", "group.initial.rebalance.delay.ms=500"],
-                stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-            )  # fmt: skip
+                [
+                    str(command),
+                    "serve",
+                    "--listen",
+                    self._bootstrap,
+                    "--data-dir",
+                    str(self._data_dir),
+                    "--metrics-listen",
+                    f"127.0.0.1:{_free_port()}",
+                    "--set",
+                    "group.initial.rebalance.delay.ms=500",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
         try:
             self._wait_for(process)
             self._lines.say(f"a gateway with a Postgres of its own serves on {self._bootstrap}")
@@ -108,7 +126,9 @@ class Demo:
         while True:
             if process.poll() is not None or time.monotonic() > deadline:
                 tail = (self._out / "gateway.log").read_text(errors="replace").splitlines()[-3:]
-                raise PipelineError(f"The gateway did not start: {' | '.join(tail)}", f"See {self._out / 'gateway.log'}.")
+                raise PipelineError(
+                    f"The gateway did not start: {' | '.join(tail)}", f"See {self._out / 'gateway.log'}."
+                )
             try:
                 AdminClient({"bootstrap.servers": self._bootstrap, "log_level": 0}).list_topics(timeout=1)
             except KafkaException:
@@ -123,16 +143,24 @@ class Demo:
     # --- records ----------------------------------------------------------------------------------------------------
 
     def _produce(self, feed: Iterator[tuple[bytes, bytes]], most: int, per_second: int | None = None) -> int:
-        producer = Producer({
-            "bootstrap.servers": self._bootstrap, "linger.ms": 20, "compression.type": "lz4", "enable.idempotence": True,
-            "queue.buffering.max.messages": 200_000, "log_level": 0,
-        })  # fmt: skip
+        producer = Producer(
+            {
+                "bootstrap.servers": self._bootstrap,
+                "linger.ms": 20,
+                "compression.type": "lz4",
+                "enable.idempotence": True,
+                "queue.buffering.max.messages": 200_000,
+                "log_level": 0,
+            }
+        )
         failures: list[str] = []
         started, sent, said = time.monotonic(), 0, time.monotonic()
         for key, value in islice(feed, most):
             while True:
                 try:
-                    producer.produce(TOPIC, value, key, on_delivery=lambda error, _: failures.append(str(error)) if error else None)
+                    producer.produce(
+                        TOPIC, value, key, on_delivery=lambda error, _: failures.append(str(error)) if error else None
+                    )
                     break
                 except BufferError:
                     producer.poll(0.05)
@@ -146,7 +174,9 @@ class Demo:
                     self._lines.say(f"produced {sent:,} records, {sent / (said - started):,.0f}/s")
         left = producer.flush(120)
         if left or failures:
-            raise PipelineError(f"{left + len(failures)} records were not produced: {(failures or ['timeout'])[0]}", "See gateway.log.")
+            raise PipelineError(
+                f"{left + len(failures)} records were not produced: {(failures or ['timeout'])[0]}", "See gateway.log."
+            )
         self._lines.step("produced", sent, time.monotonic() - started)
         return sent
 
@@ -189,9 +219,17 @@ class Demo:
     def _analyze(self) -> None:
         report = self._out / "report"
         code = self._job(
-            "analyze", "--data-dir", str(self._data_dir), "--delivery", str(self._out / "delivery"), "--out", str(report),
-            "--storm-rebalances", "4", may_fail=True,
-        )  # fmt: skip
+            "analyze",
+            "--data-dir",
+            str(self._data_dir),
+            "--delivery",
+            str(self._out / "delivery"),
+            "--out",
+            str(report),
+            "--storm-rebalances",
+            "4",
+            may_fail=True,
+        )
         if code == 0:
             return
         told = (self._out / "analyze.log").read_text(errors="replace")
@@ -203,8 +241,17 @@ class Demo:
     def _job(self, name: str, *arguments: str, may_fail: bool = False) -> int:
         """Runs `sluice-pipeline NAME`, its lines among ours. PipelineError if it fails."""
         started = time.monotonic()
-        command = [sys.executable, "-m", "pipeline.cli", name, *arguments, "--master", self._master,
-                   "--conf", "spark.sql.shuffle.partitions=4"]  # fmt: skip
+        command = [
+            sys.executable,
+            "-m",
+            "pipeline.cli",
+            name,
+            *arguments,
+            "--master",
+            self._master,
+            "--conf",
+            "spark.sql.shuffle.partitions=4",
+        ]
         with (self._out / f"{name}.log").open("w", encoding="utf-8") as log:
             process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log, text=True)
             assert process.stdout is not None

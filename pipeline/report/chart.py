@@ -52,7 +52,8 @@ class Drawing:
     def rect(self, x: float, y: float, width: float, height: float, css: str, title: str = "") -> None:
         told = f"<title>{escape(title)}</title>" if title else ""
         self._parts.append(
-            f'<rect class="{css}" x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.8):.1f}" height="{height:.1f}">{told}</rect>'
+            f'<rect class="{css}" x="{x:.1f}" y="{y:.1f}" width="{max(width, 0.8):.1f}" '
+            f'height="{height:.1f}">{told}</rect>'
         )
 
     def line(self, x1: float, y1: float, x2: float, y2: float, css: str = "grid") -> None:

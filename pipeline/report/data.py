@@ -117,7 +117,10 @@ def _first(table: DataFrame, most: int, *order: Column | str) -> list[Row]:
     """The first `most` rows of each group, and one more where there are more, in one query."""
     rank = Window.partitionBy("group_id").orderBy(*order)
     return (
-        table.withColumn("rank", F.row_number().over(rank)).where(F.col("rank") <= most + 1).orderBy("group_id", "rank").collect()
+        table.withColumn("rank", F.row_number().over(rank))
+        .where(F.col("rank") <= most + 1)
+        .orderBy("group_id", "rank")
+        .collect()
     )
 
 
@@ -132,7 +135,9 @@ def _add_ownership(table: DataFrame, groups: dict[str, GroupData], names: Sequen
     known = _of(table, names).where(F.col("from_ms").isNotNull() | F.col("left_censored"))
     place = Window.partitionBy("group_id").orderBy("topic", "partition")
     placed = known.withColumn("place", F.dense_rank().over(place) - 1)
-    for name, rows in _by_group(_first(placed.where(F.col("place") <= MOST_PARTITIONS), MOST_INTERVALS, F.coalesce("from_seq", F.lit(0)))):
+    for name, rows in _by_group(
+        _first(placed.where(F.col("place") <= MOST_PARTITIONS), MOST_INTERVALS, F.coalesce("from_seq", F.lit(0)))
+    ):
         group = groups[name]
         labels = {row.place: f"{row.topic}-{row.partition}" for row in rows}
         if len(labels) > MOST_PARTITIONS:
@@ -155,8 +160,13 @@ def _add_ownership(table: DataFrame, groups: dict[str, GroupData], names: Sequen
 
 def _add_lag(table: DataFrame, groups: dict[str, GroupData], names: Sequence[str]) -> None:
     mine = _of(table, names)
-    worst = _first(mine.groupBy("group_id", "topic", "partition").agg(F.max("lag_max").alias("worst")), MOST_LINES,
-                   F.desc("worst"), "topic", "partition")  # fmt: skip
+    worst = _first(
+        mine.groupBy("group_id", "topic", "partition").agg(F.max("lag_max").alias("worst")),
+        MOST_LINES,
+        F.desc("worst"),
+        "topic",
+        "partition",
+    )
     chosen: dict[tuple[str, str, int], list[tuple[int, int]]] = {}
     for name, rows in _by_group(worst):
         if len(rows) > MOST_LINES:
@@ -198,10 +208,17 @@ def delivery_data(delivered: DataFrame, findings: list[Finding]) -> ReportData:
                 place = group.partitions.index(label)
                 group.stretches.append(Stretch(place, group.members.index(row.member_id), row.begins_ms, row.ends_ms))
             if label in earlier:
-                group.moves.append({
-                    **row.asDict(), "duplicates_min": row.duplicates, "duplicates_max": row.duplicates, "skipped": row.gap_records,
-                    "source_member_id": earlier[label], "target_member_id": row.member_id, "move_seq": len(group.moves),
-                })  # fmt: skip
+                group.moves.append(
+                    {
+                        **row.asDict(),
+                        "duplicates_min": row.duplicates,
+                        "duplicates_max": row.duplicates,
+                        "skipped": row.gap_records,
+                        "source_member_id": earlier[label],
+                        "target_member_id": row.member_id,
+                        "move_seq": len(group.moves),
+                    }
+                )
             earlier[label] = row.member_id
         groups.append(group)
     totals = dict.fromkeys(("rebalances", "unowned_partition_ms", "forced", "storms", "violations"), 0)
@@ -211,4 +228,10 @@ def delivery_data(delivered: DataFrame, findings: list[Finding]) -> ReportData:
         "moves": sum(len(group.moves) for group in groups),
         "duplicates_min": sum(move["duplicates"] for group in groups for move in group.moves),
     }
-    return ReportData(findings, totals, groups[:MOST_GROUPS], max(0, len(groups) - MOST_GROUPS), "the members' own logs: there is no journal")
+    return ReportData(
+        findings,
+        totals,
+        groups[:MOST_GROUPS],
+        max(0, len(groups) - MOST_GROUPS),
+        "the members' own logs: there is no journal",
+    )

@@ -8,61 +8,54 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from pipeline.analyze.findings import counted, seconds
-from pipeline.report.chart import LEFT, PLOT, RIGHT, WIDTH, Drawing, colour, number_label, place, shortened, ticks, time_label
+from pipeline.report.chart import (
+    LEFT,
+    PLOT,
+    RIGHT,
+    WIDTH,
+    Drawing,
+    colour,
+    number_label,
+    place,
+    shortened,
+    ticks,
+    time_label,
+)
 from pipeline.report.data import GroupData, ReportData
 
-STYLE = """
-:root { color-scheme: light dark; --paper: #fdfdfb; --ink: #1d2328; --soft: #5d6770; --grid: #dfe3e6; --card: #f3f4f1;
-  --violation: #b3261e; --warning: #9a6700; --note: #4b5b66;
-  --c0: #0072b2; --c1: #d98200; --c2: #009e73; --c3: #b4508c; --c4: #4ea5d9; --c5: #c4430c; --c6: #8a8000; --c7: #6a5acd; }
-@media (prefers-color-scheme: dark) { :root { --paper: #14181b; --ink: #e6e9eb; --soft: #9aa5ad; --grid: #2c3338;
-  --card: #1d2327; --violation: #ff8a80; --warning: #f0b849; --note: #9fb3c0;
-  --c0: #56a8e0; --c1: #f0a53a; --c2: #35c79c; --c3: #dd86ba; --c4: #8fd0f5; --c5: #f0764a; --c6: #cfc648; --c7: #a297f0; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; padding: 1.5rem clamp(.75rem, 4vw, 3rem) 4rem; max-width: 72rem; background: var(--paper);
-  color: var(--ink); font: 15px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-h1 { font-size: 1.6rem; margin: 0; } h2 { font-size: 1.2rem; margin: 2.5rem 0 .25rem; } h3 { font-size: .95rem; margin: 1.25rem 0 .25rem; }
-p { margin: .25rem 0; } .soft { color: var(--soft); }
-.totals { display: grid; grid-template-columns: repeat(auto-fit, minmax(8.5rem, 1fr)); gap: .6rem; margin: 1.2rem 0; padding: 0; }
-.totals div { background: var(--card); border-radius: .5rem; padding: .6rem .8rem; }
-.totals dt { color: var(--soft); font-size: .8rem; } .totals dd { margin: 0; font-size: 1.3rem; font-variant-numeric: tabular-nums; }
-ul.findings { list-style: none; padding: 0; margin: 0; }
-ul.findings li { border-left: .25rem solid var(--note); background: var(--card); border-radius: .25rem; padding: .5rem .8rem; margin: .4rem 0; }
-ul.findings li.warning { border-color: var(--warning); } ul.findings li.violation { border-color: var(--violation); }
-ul.findings b { text-transform: uppercase; font-size: .7rem; letter-spacing: .05em; color: var(--note); margin-right: .4rem; }
-li.warning b { color: var(--warning); } li.violation b { color: var(--violation); }
-svg { width: 100%; height: auto; display: block; font: 11px system-ui, sans-serif; }
-svg text { fill: var(--soft); } svg text.ink { fill: var(--ink); } svg .grid { stroke: var(--grid); } svg .mark { stroke: var(--soft); stroke-dasharray: 2 3; }
-svg .bad { stroke: var(--violation); stroke-dasharray: 2 3; } svg path { fill: none; stroke-width: 1.6; } svg .idle { fill: var(--grid); }
-.legend { display: flex; flex-wrap: wrap; gap: .2rem 1rem; font-size: .8rem; color: var(--soft); margin: .2rem 0; }
-.legend i { display: inline-block; width: .75rem; height: .75rem; border-radius: .15rem; margin-right: .35rem; vertical-align: -1px; }
-details { margin: .6rem 0; } summary { cursor: pointer; color: var(--soft); }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .15rem .6rem; border-bottom: 1px solid var(--grid); white-space: nowrap; }
-th:first-child, td:first-child, .left { text-align: left; }
-""" + "".join(
-    f"svg rect.c{n} {{ fill: var(--c{n}); }} svg path.c{n} {{ stroke: var(--c{n}); }} .legend i.c{n} {{ background: var(--c{n}); }}\n"
+STYLE = files("pipeline.report").joinpath("style.css").read_text(encoding="utf-8") + "".join(
+    f"svg rect.c{n} {{ fill: var(--c{n}); }} svg path.c{n} {{ stroke: var(--c{n}); }} .legend i.c{n} "
+    f"{{ background: var(--c{n}); }}\n"
     for n in range(8)
 )
 
 FIRST_FINDINGS = 10
 
 TOTALS = (
-    ("groups", "groups"), ("members", "members"), ("rebalances", "rebalances"), ("moves", "partitions moved"),
-    ("unowned_partition_ms", "partition time idle"), ("duplicates_min", "records twice, at least"), ("forced", "forced handoffs"),
-    ("storms", "storms"), ("violations", "rules broken"),
-)  # fmt: skip
+    ("groups", "groups"),
+    ("members", "members"),
+    ("rebalances", "rebalances"),
+    ("moves", "partitions moved"),
+    ("unowned_partition_ms", "partition time idle"),
+    ("duplicates_min", "records twice, at least"),
+    ("forced", "forced handoffs"),
+    ("storms", "storms"),
+    ("violations", "rules broken"),
+)
 
 
 def write_page(path: Path, data: ReportData, *, title: str = "What rebalances cost", extra: Sequence[str] = ()) -> None:
     """`extra` are further sections, as HTML."""
     sections = [_findings(data), *extra, *(_group(group) for group in data.groups)]
     if data.groups_left_out:
-        sections.append(f'<p class="soft">{counted(data.groups_left_out, "more group")} are in the tables, not drawn here.</p>')
+        sections.append(
+            f'<p class="soft">{counted(data.groups_left_out, "more group")} are in the tables, not drawn here.</p>'
+        )
     path.write_text(
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -94,11 +87,13 @@ def _totals(data: ReportData) -> str:
 
 def _findings(data: ReportData) -> str:
     items = [
-        f'<li class="{finding.severity}"><b>{finding.severity}</b>{escape(finding.says)}</li>' for finding in data.findings
+        f'<li class="{finding.severity}"><b>{finding.severity}</b>{escape(finding.says)}</li>'
+        for finding in data.findings
     ]
     shown, more = items[:FIRST_FINDINGS], items[FIRST_FINDINGS:]
     folded = (
-        f'<details><summary>{counted(len(more), "more finding")}</summary><ul class="findings">{"".join(more)}</ul></details>'
+        f"<details><summary>{counted(len(more), 'more finding')}</summary><ul "
+        f'class="findings">{"".join(more)}</ul></details>'
         if more
         else ""
     )
@@ -112,11 +107,25 @@ def _group(group: GroupData) -> str:
     if group.stretches:
         parts.append(_figure("Who owned which partition", timeline(group), _legend(group.members)))
     if group.lag:
-        parts.append(_figure("Records behind (greatest of each stretch; dashed: a rebalance starts)", lag_lines(group), _legend([name for name, _ in group.lag])))
+        parts.append(
+            _figure(
+                "Records behind (greatest of each stretch; dashed: a rebalance starts)",
+                lag_lines(group),
+                _legend([name for name, _ in group.lag]),
+            )
+        )
     if group.rebalances:
-        parts.append(_figure("How long rebalances took", durations(group), _legend(("joining", "assigning", "telling"))))
+        parts.append(
+            _figure("How long rebalances took", durations(group), _legend(("joining", "assigning", "telling")))
+        )
     if any(_cost(move) for move in group.moves):
-        parts.append(_figure("Records processed twice, or passed over, per move", costs(group), _legend(("twice, at least", "twice, at most", "passed over"))))
+        parts.append(
+            _figure(
+                "Records processed twice, or passed over, per move",
+                costs(group),
+                _legend(("twice, at least", "twice, at most", "passed over")),
+            )
+        )
     if group.rebalances:
         parts.append(_rebalance_table(group.rebalances))
     return "".join(parts)
@@ -128,7 +137,9 @@ def _figure(title: str, svg: str, legend: str) -> str:
 
 def _legend(names: Iterable[str]) -> str:
     items = [
-        f'<span><i class="{colour(number)}"></i>{escape(shortened(name, 40))}</span>' for number, name in enumerate(names) if number < 24
+        f'<span><i class="{colour(number)}"></i>{escape(shortened(name, 40))}</span>'
+        for number, name in enumerate(names)
+        if number < 24
     ]
     return f'<div class="legend">{"".join(items)}</div>'
 
@@ -145,7 +156,8 @@ def timeline(group: GroupData) -> str:
     for stretch in group.stretches:
         x = place(stretch.from_ms, group.begins_ms, group.ends_ms)
         width = place(stretch.to_ms, group.begins_ms, group.ends_ms) - x
-        told = f"{group.partitions[stretch.row]}: {group.members[stretch.member]} for {seconds(stretch.to_ms - stretch.from_ms)}"
+        held = seconds(stretch.to_ms - stretch.from_ms)
+        told = f"{group.partitions[stretch.row]}: {group.members[stretch.member]} for {held}"
         drawing.rect(x, 4 + stretch.row * row + 1, width, row - 3, colour(stretch.member), told)
     return drawing.svg()
 
@@ -159,9 +171,7 @@ def lag_lines(group: GroupData) -> str:
         x = place(rebalance["started_ms"], group.begins_ms, group.ends_ms)
         drawing.line(x, 10, x, 216, "mark")
     for number, (name, line) in enumerate(group.lag):
-        points = [
-            (place(at, group.begins_ms, group.ends_ms), 216 - 206 * lag / values[-1]) for at, lag in line
-        ]  # fmt: skip
+        points = [(place(at, group.begins_ms, group.ends_ms), 216 - 206 * lag / values[-1]) for at, lag in line]
         drawing.path(points, colour(number), name)
     return drawing.svg()
 
@@ -191,7 +201,9 @@ def durations(group: GroupData) -> str:
 
 
 def _cost(move: dict[str, Any]) -> int:
-    return max(move["duplicates_min"] or 0, move["skipped"] or 0, move.get("gap_records") or 0, move.get("duplicates") or 0)
+    return max(
+        move["duplicates_min"] or 0, move["skipped"] or 0, move.get("gap_records") or 0, move.get("duplicates") or 0
+    )
 
 
 def costs(group: GroupData) -> str:
@@ -203,8 +215,10 @@ def costs(group: GroupData) -> str:
     step = (WIDTH - LEFT - RIGHT) / len(moves)
     for number, move in enumerate(moves):
         told = (
-            f"{move['topic']}-{move['partition']} from {move['source_member_id']} to {move['target_member_id']}: twice at least "
-            f"{move['duplicates_min'] or 0:,}, at most {number_label(move['duplicates_max'] or 0)}, passed over {move['skipped'] or 0:,}"
+            f"{move['topic']}-{move['partition']} from {move['source_member_id']} to "
+            f"{move['target_member_id']}: twice at least "
+            f"{move['duplicates_min'] or 0:,}, at most {number_label(move['duplicates_max'] or 0)}, passed "
+            f"over {move['skipped'] or 0:,}"
         )
         if "duplicates" in move:
             told += f"; by the members' logs {move['duplicates'] or 0:,} twice, {move['gap_records'] or 0:,} by nobody"
@@ -223,12 +237,18 @@ def _rebalance_table(rebalances: Sequence[dict[str, Any]]) -> str:
     for rebalance in rebalances:
         stuck = rebalance["stickiness"]
         cells = (
-            str(rebalance["rebalance"]), time_label(rebalance["started_ms"], 10**7), rebalance["trigger_reason"] or "",
-            shortened(rebalance["trigger_member_id"] or "", 24), rebalance["outcome"], seconds(rebalance["duration_ms"] or 0),
-            f"{rebalance['members_before'] or 0} → {'' if rebalance['members_after'] is None else rebalance['members_after']}",
+            str(rebalance["rebalance"]),
+            time_label(rebalance["started_ms"], 10**7),
+            rebalance["trigger_reason"] or "",
+            shortened(rebalance["trigger_member_id"] or "", 24),
+            rebalance["outcome"],
+            seconds(rebalance["duration_ms"] or 0),
+            f"{rebalance['members_before'] or 0} → "
+            f"{'' if rebalance['members_after'] is None else rebalance['members_after']}",
             f"{rebalance['partitions_moved'] or 0} ({rebalance['minimum_moves'] or 0})",
-            "" if stuck is None else f"{stuck:.0%}", seconds(rebalance["unowned_partition_ms"] or 0),
-        )  # fmt: skip
+            "" if stuck is None else f"{stuck:.0%}",
+            seconds(rebalance["unowned_partition_ms"] or 0),
+        )
         rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
     head = ("", "started", "why", "by", "outcome", "took", "members", "moved (least)", "sticky", "idle")
     heads = "".join(f"<th>{name}</th>" for name in head)

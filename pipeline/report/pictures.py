@@ -71,7 +71,12 @@ def _lag(axes: Any, group: GroupData) -> None:
     for rebalance in group.rebalances:
         axes.axvline(_moment(rebalance["started_ms"]), color="#888888", linewidth=0.7, linestyle=":")
     for number, (name, line) in enumerate(group.lag):
-        axes.plot([_moment(at) for at, _ in line], [lag for _, lag in line], color=PALETTE[number % len(PALETTE)], label=shortened(name))
+        axes.plot(
+            [_moment(at) for at, _ in line],
+            [lag for _, lag in line],
+            color=PALETTE[number % len(PALETTE)],
+            label=shortened(name),
+        )
     axes.set_ylim(bottom=0)
     axes.set_ylabel("records behind")
     axes.legend(fontsize=7, ncols=4)
@@ -81,7 +86,9 @@ def _lag(axes: Any, group: GroupData) -> None:
 
 def _rebalances(axes: Any, group: GroupData) -> None:
     base = [0.0] * len(group.rebalances)
-    for kind, (name, words) in enumerate((("prepare_ms", "joining"), ("sync_ms", "assigning"), ("deliver_ms", "telling"))):
+    for kind, (name, words) in enumerate(
+        (("prepare_ms", "joining"), ("sync_ms", "assigning"), ("deliver_ms", "telling"))
+    ):
         high = [(rebalance[name] or 0) / 1_000 for rebalance in group.rebalances]
         axes.bar(range(len(high)), high, bottom=base, color=PALETTE[kind], label=words)
         base = [low + more for low, more in zip(base, high, strict=True)]
@@ -93,8 +100,16 @@ def _rebalances(axes: Any, group: GroupData) -> None:
 
 def _moves(axes: Any, group: GroupData) -> None:
     moves = [move for move in group.moves if move["duplicates_min"] or move["skipped"]]
-    for kind, (name, words) in enumerate((("duplicates_min", "twice, at least"), ("duplicates_max", "twice, at most"), ("skipped", "passed over"))):
-        axes.bar([number + (kind - 1) * 0.28 for number in range(len(moves))], [move[name] or 0 for move in moves], width=0.26, color=PALETTE[kind], label=words)
+    for kind, (name, words) in enumerate(
+        (("duplicates_min", "twice, at least"), ("duplicates_max", "twice, at most"), ("skipped", "passed over"))
+    ):
+        axes.bar(
+            [number + (kind - 1) * 0.28 for number in range(len(moves))],
+            [move[name] or 0 for move in moves],
+            width=0.26,
+            color=PALETTE[kind],
+            label=words,
+        )
     axes.set_ylabel("records")
     axes.set_xlabel("moves that cost something, in their order")
     axes.legend(fontsize=7)

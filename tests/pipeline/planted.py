@@ -89,14 +89,16 @@ def round_robin(owner: Mapping[Partition, str], members: Sequence[str], partitio
 class Group:
     """One classic group on one topic. Every method acts, writes the rows of it, and counts."""
 
-    def __init__(self, emit: Emit, clock: Clock, group_id: str, partitions: int, seed: int, *, cooperative: bool = False) -> None:
+    def __init__(
+        self, emit: Emit, clock: Clock, group_id: str, partitions: int, seed: int, *, cooperative: bool = False
+    ) -> None:
         self.truth = Truth()
         self.group_id, self.partitions, self.cooperative = group_id, partitions, cooperative
         self.topic, self.topic_id = f"{group_id}-topic", str(uuid.UUID(int=seed + 1))
         self._emit, self._clock = emit, clock
         self._random = random.Random(seed)
         self._generation, self._state = 0, "Empty"
-        self._members: list[str] = []
+        self.members: list[str] = []
         self._born = 0
         self._owner: dict[Partition, str] = {}
         """To whom a partition was given last."""
@@ -116,14 +118,14 @@ class Group:
     def join(self, count: int = 1, **plan: Any) -> list[str]:
         """Members come, and everyone rebalances once."""
         names = [self._new_name() for _ in range(count)]
-        self._rebalance("member_joined", names[0], [*self._members, *names], new=names, **plan)
+        self._rebalance("member_joined", names[0], [*self.members, *names], new=names, **plan)
         return names
 
     def leave(self, member: str | None = None, *, expire: bool = False, **plan: Any) -> None:
         """A member goes; if it was the last, the group is empty and nobody rebalances."""
-        member = member or self._random.choice(self._members)
-        left = [name for name in self._members if name != member]
-        self._members = left
+        member = member or self._random.choice(self.members)
+        left = [name for name in self.members if name != member]
+        self.members = left
         kind, reason = ("member_expired", "session_timeout") if expire else ("member_left", "leave")
         extra = {"wait_ms": 10_000} if expire else {}
         if left:
@@ -140,24 +142,24 @@ class Group:
 
     def rejoin(self, **plan: Any) -> None:
         """The leader joins again, for no reason of the assignment."""
-        self._rebalance("leader_rejoined", self._members[0], list(self._members), **plan)
+        self._rebalance("leader_rejoined", self.members[0], list(self.members), **plan)
 
     def interrupted(self, **plan: Any) -> None:
         """A rebalance that another one cuts short before anyone was given anything."""
-        self._rebalance_started("leader_rejoined", self._members[0])
+        self._rebalance_started("leader_rejoined", self.members[0])
         started_ms = self._clock.now_ms
         self._clock.now_ms += 20
-        for member in self._members:
+        for member in self.members:
             self._joined(member, started_ms, new=False, wait_ms=20)
             if not self.cooperative:
                 self._release(member)
-        if len(self._members) > 1:
-            self.truth.times_last[max(self._members)] += 1
-        self._generation_created(self._members)
+        if len(self.members) > 1:
+            self.truth.times_last[max(self.members)] += 1
+        self._generation_created(self.members)
         self._clock.now_ms += 50
         self.truth.outcomes["superseded"] += 1
         self._in_chain = True
-        self._rebalance("member_rejoined", self._members[-1], list(self._members), **plan)
+        self._rebalance("member_rejoined", self.members[-1], list(self.members), **plan)
 
     def storm(self, rebalances: int, every_ms: int) -> None:
         """So many rebalances, so close. To be found it must stand apart from the rest by a minute or more."""
@@ -206,7 +208,7 @@ class Group:
             self._release(member, keep={p for p, m in target.items() if m == member} if self.cooperative else set())
         if len(members) > 1:
             self.truth.times_last[ordered[-1]] += 1
-        self._members = members
+        self.members = members
         moving = {
             p: (self._owner[p], m) for p, m in target.items() if p in self._owner and self._owner[p] != m
         }  # fmt: skip
@@ -232,7 +234,7 @@ class Group:
             told_ms = self._clock.now_ms
             for partition in sorted(p for p, m in target.items() if m == member and self._holder.get(p) != member):
                 self._take(partition, member, told_ms, gap if partition in moving else 0)
-        for partition, beyond in ahead.items():
+        for beyond in ahead.values():
             self.truth.duplicates_min += beyond
             self.truth.duplicates_max += beyond + 7
         self._owner = target
@@ -329,9 +331,8 @@ class Group:
     # --- rows -------------------------------------------------------------------------------------------------------
 
     def _write(self, table: str, **columns: Any) -> None:
-        self._emit(table, {
-            "seq": self._clock.next_seq(), "at_ms": self._clock.now_ms, "node_id": 1, "group_id": self.group_id, **columns,
-        })  # fmt: skip
+        common = {"at_ms": self._clock.now_ms, "node_id": 1, "group_id": self.group_id}
+        self._emit(table, {"seq": self._clock.next_seq(), **common, **columns})
 
     def _event(self, kind: str, *, state_after: str | None = None, **columns: Any) -> None:
         before = self._state if self._began else None
@@ -353,7 +354,14 @@ class Group:
         )  # fmt: skip
 
     def _offset(
-        self, partition: Partition, kind: str, member: str, offset: int, *, generation: int | None = None, error: int = 0
+        self,
+        partition: Partition,
+        kind: str,
+        member: str,
+        offset: int,
+        *,
+        generation: int | None = None,
+        error: int = 0,
     ) -> None:
         self._write(
             "journal_offset", kind=kind, generation_id=self._generation if generation is None else generation,
@@ -396,7 +404,7 @@ def journal(seed: int, groups: int = 4) -> tuple[dict[str, list[Row]], dict[str,
         group.join(2, duplicates=3, force=True)
         group.work(3)
         if number == 0:
-            while group._members:  # noqa: SLF001 - the group's own story
+            while group.members:
                 clock.now_ms += 90_000
                 group.leave()
             clock.now_ms += 600_000

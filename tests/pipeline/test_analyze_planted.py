@@ -102,7 +102,13 @@ def _jump(rows: Rows) -> None:
 
 def _assign_twice(rows: Rows) -> None:
     given = [row for row in rows["journal_ownership"] if row["change"] == "assigned"]
-    other = next(row for row in given if row["generation_id"] == given[-1]["generation_id"] and row["member_id"] != given[-1]["member_id"] and row["group_id"] == given[-1]["group_id"])
+    other = next(
+        row
+        for row in given
+        if row["generation_id"] == given[-1]["generation_id"]
+        and row["member_id"] != given[-1]["member_id"]
+        and row["group_id"] == given[-1]["group_id"]
+    )
     other["partition"] = given[-1]["partition"]
 
 
@@ -115,7 +121,11 @@ def _keep_holding(rows: Rows) -> None:
     """A release that was never written, of a partition that another member takes next."""
     ownership = rows["journal_ownership"]
     for position, row in enumerate(ownership):
-        same = [o for o in ownership[position + 1 :] if (o["group_id"], o["partition"]) == (row["group_id"], row["partition"])]
+        same = [
+            o
+            for o in ownership[position + 1 :]
+            if (o["group_id"], o["partition"]) == (row["group_id"], row["partition"])
+        ]
         if row["change"] == "released" and same and same[0]["member_id"] != row["member_id"]:
             row["topic"] = "another-topic"
             return
@@ -141,9 +151,10 @@ def _tell_another_offset(rows: Rows) -> None:
 def _take_before_let_go(rows: Rows) -> None:
     ended = next(row for row in rows["journal_handoff"] if row["phase"] == "ended")
     told = next(
-        row for row in rows["journal_event"]
-        if row["kind"] == "member_synced" and row["member_id"] == ended["target_member_id"] and row["seq"] > ended["seq"]
-    )  # fmt: skip
+        row
+        for row in rows["journal_event"]
+        if (row["kind"], row["member_id"]) == ("member_synced", ended["target_member_id"]) and row["seq"] > ended["seq"]
+    )
     ended["seq"], told["seq"] = told["seq"], ended["seq"]
 
 
