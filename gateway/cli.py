@@ -1,4 +1,4 @@
-"""The `sluice` command: serve, config, decode, healthcheck, apis.
+"""The `sluice` command: serve, config, decode, healthcheck, apis, and those of `gateway/commands`.
 
 The one idea: a command parses its arguments and calls one function; what can go wrong before serving is one line on
 stderr and an exit code (2: refused configuration or arguments, 1: could not run).
@@ -24,6 +24,7 @@ import uvloop
 
 from gateway.apis import SERVED
 from gateway.app import App, StartError
+from gateway.commands import add_commands
 from gateway.config.broker import BROKER_CONFIGS
 from gateway.config.definition import render
 from gateway.config.settings import OPTIONS, Configuration, ConfigurationError, load
@@ -84,6 +85,8 @@ def _parser() -> argparse.ArgumentParser:
     apis = commands.add_parser("apis", help="list what is served")
     apis.add_argument("--markdown", action="store_true", help="as a table for the README")
     apis.set_defaults(run=_apis)
+
+    add_commands(commands)
     return parser
 
 

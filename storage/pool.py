@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
+from storage.database_url import parse_database_url
 from storage.errors import StorageError, StorageUnavailable
 from storage.schema import SEARCH_PATH
 
@@ -192,7 +193,7 @@ async def _open_pool(
     pool = await cast(
         Awaitable[Any],
         asyncpg.create_pool(  # pyright: ignore[reportUnknownMemberType]
-            url,
+            parse_database_url(url).for_asyncpg,
             min_size=1,
             max_size=connections,
             max_queries=2**62,

@@ -17,10 +17,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
-from urllib.parse import parse_qsl, urlsplit
 
 from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, ConfigError, parse_broker_configs
 from gateway.operate.logs import LOG_LEVELS, LogFormat
+from storage.database_url import parse_database_url
 
 ENVIRONMENT_PREFIX = "SLUICE_"
 WILDCARDS = frozenset({"0.0.0.0", "::", ""})
@@ -94,28 +94,13 @@ def _address_or_off(text: str) -> Address | None:
 
 
 def _database_url(text: str) -> str:
-    if not _is_database_url(text):
+    try:
+        parse_database_url(text)
+    except ValueError:
         raise ValueError(
             "expected postgresql://USER:PASSWORD@HOST:PORT/DATABASE, in it special characters as %XX (%40 for @)"
-        )
+        ) from None
     return text
-
-
-def _is_database_url(text: str) -> bool:
-    """Whether asyncpg finds hosts and ports in it; what it says of others is a bare ValueError or IndexError."""
-    try:
-        url = urlsplit(text)
-    except ValueError:
-        return False
-    hosts = url.netloc.partition("@")[2] if "@" in url.netloc else url.netloc
-    found = [re.fullmatch(r"(?:\[[^@\[\]]+\]|[^:@\[\]]+)(?::(\d+))?", host) for host in hosts.split(",") if hosts]
-    ports = [match[1] or "5432" for match in found if match]
-    ports += [port for name, value in parse_qsl(url.query) if name == "port" for port in value.split(",")]
-    return (
-        url.scheme in ("postgres", "postgresql")
-        and all(found)
-        and all(re.fullmatch(r"\d{1,5}", port, re.ASCII) and 0 < int(port) < 65536 for port in ports)
-    )
 
 
 def _directory(text: str) -> Path:

@@ -1,0 +1,38 @@
+"""Commands for people who look after a cluster: `sluice groups …`, `sluice topics …`.
+
+The one idea: a command is a client. It knows bootstrap addresses and Kafka's protocol, nothing of Postgres or of the
+process that serves, so it works with any broker and is a test of this one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from gateway.commands import groups, topics
+from gateway.commands.arguments import Commands, common
+from gateway.commands.client import Cluster
+from gateway.commands.errors import CommandError
+
+EXIT_FAILED = 1
+
+
+def add_commands(commands: Commands) -> None:
+    """Adds `groups` and `topics` to the program's commands."""
+    parent = common()
+    for name, module, said in (
+        ("groups", groups, "consumer groups: list, describe, lag, reset-offsets, delete"),
+        ("topics", topics, "topics: list, describe, create, delete, tail"),
+    ):
+        room = commands.add_parser(name, help=said)
+        module.add_commands(room.add_subparsers(metavar="COMMAND", required=True), parent)
+        room.set_defaults(run=_run)
+
+
+def _run(given: argparse.Namespace) -> int:
+    try:
+        with Cluster(given.bootstrap, timeout_s=given.timeout) as cluster:
+            return int(given.command(cluster, given))
+    except CommandError as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        return EXIT_FAILED

@@ -1,0 +1,52 @@
+"""Arguments that every command shares."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any, Protocol
+
+Address = tuple[str, int]
+
+DEFAULT_BOOTSTRAP = "127.0.0.1:9092"
+
+
+class Commands(Protocol):
+    """Where commands are added: what argparse's `add_subparsers` returns."""
+
+    def add_parser(self, name: str, **given: Any) -> argparse.ArgumentParser: ...
+
+
+def common() -> argparse.ArgumentParser:
+    """A parent of each command's parser: whom to ask, how long to wait, how to show the answer."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument(
+        "-b",
+        "--bootstrap",
+        type=_addresses,
+        default=_addresses(DEFAULT_BOOTSTRAP),
+        metavar="HOST:PORT,…",
+        help=f"any broker of the cluster (default {DEFAULT_BOOTSTRAP})",
+    )
+    parser.add_argument("--timeout", type=_seconds, default=10.0, metavar="SECONDS", help="for each answer (10)")
+    parser.add_argument("--json", action="store_true", help="JSON instead of tables")
+    return parser
+
+
+def _addresses(text: str) -> tuple[Address, ...]:
+    found: list[Address] = []
+    for part in text.split(","):
+        host, colon, port = part.strip().rpartition(":")
+        if not colon or not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise argparse.ArgumentTypeError(f"{part!r} is no HOST:PORT")
+        found.append((host.removeprefix("[").removesuffix("]"), int(port)))
+    return tuple(found)
+
+
+def _seconds(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds <= 3600:
+        raise argparse.ArgumentTypeError("expected seconds, more than 0")
+    return seconds

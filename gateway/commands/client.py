@@ -1,0 +1,274 @@
+"""A Kafka client for commands: one question after the other, to whichever broker can answer it.
+
+The one idea: a command asks `Cluster` and gets a response or a `CommandError` that says what to do next. It speaks
+Kafka's protocol only, so every command works with any broker; what a broker serves is asked of it first, and the
+highest version both know is taken. Every wait is bounded by the command's timeout.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, cast
+
+from gateway.commands.arguments import Address
+from gateway.commands.errors import CommandError
+from protocol import codec
+from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode, ProtocolError
+from protocol.headers import RequestHeader, decode_response_header, encode_request_header
+from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
+from protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataRequestTopic,
+    MetadataResponse,
+    MetadataResponseTopic,
+)
+from protocol.schema import MessageSchema, message_schema
+
+T = TypeVar("T")
+
+CLIENT_ID = "sluice-cli"
+MAX_ANSWER_BYTES = 512 * 1024 * 1024
+PASSING_CODES = frozenset(
+    {
+        ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+        ErrorCode.COORDINATOR_NOT_AVAILABLE,
+        ErrorCode.NOT_COORDINATOR,
+        ErrorCode.LEADER_NOT_AVAILABLE,
+        ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    }
+)
+"""What goes away by itself, usually within a second."""
+
+_RETRY_DELAY_S = 0.1
+
+
+class _Connection:
+    """One socket to one broker, and the versions that broker serves."""
+
+    def __init__(self, address: Address, deadline: float) -> None:
+        self._address = address
+        self._correlation_id = 0
+        try:
+            self._socket = socket.create_connection(address, timeout=_left(deadline))
+        except OSError as error:
+            raise CommandError(f"{_shown(address)} cannot be reached: {error}") from error
+        answer: ApiVersionsResponse = self._ask(ApiVersionsRequest(), 0, deadline)
+        if answer.error_code:
+            raise CommandError(f"{_shown(address)} answers ApiVersions with {_name(answer.error_code)}")
+        self._served = {line.api_key: (line.min_version, line.max_version) for line in answer.api_keys}
+
+    def serves(self, api_key: ApiKey) -> bool:
+        return api_key in self._served
+
+    def ask(self, request: Any, deadline: float, at_most: int | None) -> Any:
+        schema = _schema(request)
+        ours = schema.versions
+        lowest, highest = self._served.get(schema.api_key, (0, -1))
+        version = min(highest, ours.highest if at_most is None else min(at_most, ours.highest))
+        if version < max(lowest, ours.lowest):
+            raise CommandError(
+                f"{_shown(self._address)} serves no version of {schema.api_key.name} that this command knows"
+            )
+        return self._ask(request, version, deadline)
+
+    def _ask(self, request: Any, version: int, deadline: float) -> Any:
+        api_key = _schema(request).api_key
+        self._correlation_id += 1
+        header = encode_request_header(RequestHeader(int(api_key), version, self._correlation_id, CLIENT_ID))
+        frame = header + b"".join(codec.encode(request, version))
+        try:
+            self._socket.settimeout(_left(deadline))
+            self._socket.sendall(len(frame).to_bytes(4, "big") + frame)
+            answer = self._receive(deadline)
+        except OSError as error:
+            raise CommandError(f"{_shown(self._address)} did not answer {api_key.name}: {error}") from error
+        try:
+            correlation_id, position = decode_response_header(api_key, version, answer)
+            response, _ = codec.decode(codec.response_class(api_key), version, answer, position)
+        except ProtocolError as error:
+            raise CommandError(f"{_shown(self._address)} answers {api_key.name} with what is no answer") from error
+        if correlation_id != self._correlation_id:
+            raise CommandError(f"{_shown(self._address)} answers another request than the one it was sent")
+        return response
+
+    def _receive(self, deadline: float) -> bytes:
+        size_bytes = int.from_bytes(self._exactly(4, deadline), "big", signed=True)
+        if not 0 <= size_bytes <= MAX_ANSWER_BYTES:
+            raise CommandError(f"{_shown(self._address)} does not speak Kafka's protocol")
+        return self._exactly(size_bytes, deadline)
+
+    def _exactly(self, size_bytes: int, deadline: float) -> bytes:
+        received = bytearray()
+        while len(received) < size_bytes:
+            self._socket.settimeout(_left(deadline))
+            part = self._socket.recv(min(size_bytes - len(received), 1 << 20))
+            if not part:
+                raise ConnectionResetError("the connection was closed")
+            received += part
+        return bytes(received)
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class Cluster:
+    """The brokers behind a bootstrap list. `timeout_s` bounds each question, retries included."""
+
+    def __init__(self, bootstrap: Sequence[Address], *, timeout_s: float) -> None:
+        self._bootstrap = tuple(bootstrap)
+        self._timeout_s = timeout_s
+        self._connections: dict[Address, _Connection] = {}
+        self._brokers: dict[int, Address] = {}
+        self._first: Address | None = None
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for connection in self._connections.values():
+            connection.close()
+        self._connections.clear()
+
+    # --- questions ----------------------------------------------------------------------------------------------------
+
+    def ask(self, request: Any, *, node_id: int | None = None, at_most: int | None = None) -> Any:
+        """The response of a broker, any one if `node_id` is None. `at_most` bounds the version."""
+        deadline = time.monotonic() + self._timeout_s
+        address = self._any(deadline) if node_id is None else self._address(node_id)
+        try:
+            return self._connection(address, deadline).ask(request, deadline, at_most)
+        except CommandError:
+            self._forget(address)
+            raise
+
+    def serves(self, api_key: ApiKey) -> bool:
+        """Whether the broker that is asked first serves an API."""
+        deadline = time.monotonic() + self._timeout_s
+        return self._connection(self._any(deadline), deadline).serves(api_key)
+
+    def ask_coordinator(
+        self, group_id: str, request: Any, code: Callable[[Any], int], *, at_most: int | None = None
+    ) -> Any:
+        """The response of a group's coordinator, asked again while `code(response)` is one that passes."""
+
+        def attempt() -> Any:
+            return self.ask(request, node_id=self._coordinator(group_id), at_most=at_most)
+
+        return self._until_settled(attempt, code)
+
+    def metadata(self, topics: Sequence[str] | None = None) -> MetadataResponse:
+        """Brokers and topics, all of them if `topics` is None; asks for no creation."""
+        wanted = None if topics is None else tuple(MetadataRequestTopic(name=name) for name in topics)
+        request = MetadataRequest(
+            topics=wanted, allow_auto_topic_creation=False, include_topic_authorized_operations=False
+        )
+        response: MetadataResponse = self.ask(request)
+        self._brokers = {broker.node_id: (broker.host, broker.port) for broker in response.brokers}
+        return response
+
+    def topics(self, names: Sequence[str]) -> list[MetadataResponseTopic]:
+        """The named topics; CommandError if one is not there."""
+
+        def unsettled(response: MetadataResponse) -> int:
+            return next((topic.error_code for topic in response.topics if topic.error_code), 0)
+
+        response = self._until_settled(lambda: self.metadata(names), unsettled)
+        for topic in response.topics:
+            if topic.error_code:
+                raise CommandError(f"topic {topic.name}: {_name(topic.error_code)}. `sluice topics list` shows them")
+        return list(response.topics)
+
+    @property
+    def node_ids(self) -> list[int]:
+        """Of the brokers that the last metadata named."""
+        if not self._brokers:
+            self.metadata(())
+        return sorted(self._brokers)
+
+    # --- ways to a broker ---------------------------------------------------------------------------------------------
+
+    def _coordinator(self, group_id: str) -> int:
+        def code(response: FindCoordinatorResponse) -> int:
+            return response.coordinators[0].error_code if response.coordinators else response.error_code
+
+        request = FindCoordinatorRequest(key=group_id, coordinator_keys=(group_id,))
+        response: FindCoordinatorResponse = self._until_settled(lambda: self.ask(request), code)
+        if code(response):
+            raise CommandError(f"group {group_id} has no coordinator: {_name(code(response))}")
+        found = response.coordinators[0] if response.coordinators else response
+        self._brokers[found.node_id] = (found.host, found.port)
+        return found.node_id
+
+    def _until_settled(self, attempt: Callable[[], T], code: Callable[[T], int]) -> T:
+        deadline = time.monotonic() + self._timeout_s
+        while True:
+            response = attempt()
+            if code(response) not in PASSING_CODES or time.monotonic() + _RETRY_DELAY_S > deadline:
+                return response
+            time.sleep(_RETRY_DELAY_S)
+
+    def _address(self, node_id: int) -> Address:
+        if node_id not in self._brokers:
+            self.metadata(())
+        if node_id not in self._brokers:
+            raise CommandError(f"there is no broker {node_id}")
+        return self._brokers[node_id]
+
+    def _any(self, deadline: float) -> Address:
+        if self._first is not None:
+            return self._first
+        reasons: list[str] = []
+        for address in self._bootstrap:
+            try:
+                self._connection(address, deadline)
+            except CommandError as error:
+                reasons.append(str(error))
+                continue
+            self._first = address
+            return address
+        raise CommandError("; ".join(reasons) + ". Name a broker that runs with --bootstrap HOST:PORT")
+
+    def _connection(self, address: Address, deadline: float) -> _Connection:
+        if address not in self._connections:
+            self._connections[address] = _Connection(address, deadline)
+        return self._connections[address]
+
+    def _forget(self, address: Address) -> None:
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            connection.close()
+        if self._first == address:
+            self._first = None
+
+
+def _schema(request: Any) -> MessageSchema:
+    return message_schema(cast("type[Any]", type(request)))
+
+
+def refuse(code: int, what: str) -> None:
+    """Raises CommandError if an answer's code says so."""
+    if code:
+        raise CommandError(f"{what}: {_name(code)}")
+
+
+def _name(code: int) -> str:
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return f"error {code}"
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise CommandError("no answer in time; --timeout gives more of it")
+    return left
+
+
+def _shown(address: Address) -> str:
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

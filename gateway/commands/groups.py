@@ -1,0 +1,400 @@
+"""`sluice groups`: list, describe, lag, reset-offsets, delete.
+
+The one idea: everything here is asked by Kafka's protocol, so it shows what any client sees, of this gateway or of any
+broker. Offsets are moved only where the group has no members, as the broker itself demands; without --execute a reset
+only shows what it would do.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from gateway.commands import log
+from gateway.commands.arguments import Commands
+from gateway.commands.client import Cluster, refuse
+from gateway.commands.errors import CommandError
+from gateway.commands.log import TopicPartition
+from gateway.commands.render import Row, show
+from protocol.consumer import decode_assignment
+from protocol.errors import ErrorCode, ProtocolError
+from protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
+from protocol.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
+from protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
+from protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
+from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchResponse
+
+EMPTY_STATES = frozenset({"Empty", "Dead"})
+_OFFSET_FETCH_OF_ONE_GROUP = 7
+_OFFSET_COMMIT_BY_NAME = 9
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """What a group has committed for a partition."""
+
+    offset: int
+    metadata: str
+
+
+def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
+    listing = commands.add_parser("list", parents=[common], help="every group with its state")
+    listing.add_argument("--state", action="append", default=[], help="only groups in this state; may be repeated")
+    listing.set_defaults(command=list_groups)
+
+    describing = commands.add_parser("describe", parents=[common], help="members, assignments and lag of a group")
+    describing.add_argument("group")
+    describing.set_defaults(command=describe_group)
+
+    lag = commands.add_parser("lag", parents=[common], help="how far groups are behind, all groups without names")
+    lag.add_argument("group", nargs="*")
+    lag.add_argument("--by-partition", action="store_true", help="a line per partition instead of one per group")
+    lag.set_defaults(command=show_lag)
+
+    reset = commands.add_parser(
+        "reset-offsets", parents=[common], help="move an empty group's offsets; shows them only, without --execute"
+    )
+    reset.add_argument("group")
+    where = reset.add_mutually_exclusive_group(required=True)
+    where.add_argument("--to-earliest", action="store_true", help="the log's start")
+    where.add_argument("--to-latest", action="store_true", help="the log's end")
+    where.add_argument("--to-offset", type=int, metavar="OFFSET", help="held within the log")
+    where.add_argument("--to-time", type=_time_ms, metavar="ISO8601", help="the first record at or after a time (UTC)")
+    where.add_argument("--shift-by", type=int, metavar="RECORDS", help="from what is committed; held within the log")
+    what = reset.add_mutually_exclusive_group(required=True)
+    what.add_argument("--topic", action="append", metavar="TOPIC[:PARTITION,...]", help="may be repeated")
+    what.add_argument("--all-topics", action="store_true", help="every topic the group has committed for")
+    reset.add_argument("--execute", action="store_true", help="commit them")
+    reset.set_defaults(command=reset_offsets)
+
+    delete = commands.add_parser("delete", parents=[common], help="forget empty groups and their offsets")
+    delete.add_argument("group", nargs="+")
+    delete.set_defaults(command=delete_groups)
+
+
+def _time_ms(text: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no time; write e.g. 2026-01-31T12:00:00") from None
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+# --- list, describe, delete -------------------------------------------------------------------------------------------
+
+
+def list_groups(cluster: Cluster, given: argparse.Namespace) -> int:
+    rows = _listed(cluster)
+    wanted = {state.lower() for state in given.state}
+    if wanted:
+        rows = [row for row in rows if str(row["state"]).lower() in wanted]
+    show(rows, ("group", "type", "state", "protocol_type", "broker"), as_json=given.json)
+    return 0
+
+
+def _listed(cluster: Cluster) -> list[Row]:
+    """Each group once; a broker lists those it coordinates, a gateway node all of them."""
+    found: dict[str, Row] = {}
+    for node_id in cluster.node_ids:
+        response: ListGroupsResponse = cluster.ask(ListGroupsRequest(), node_id=node_id)
+        refuse(response.error_code, f"broker {node_id} lists no groups")
+        for group in response.groups:
+            row = {
+                "group": group.group_id,
+                "type": group.group_type.lower() or "classic",
+                "state": group.group_state,
+                "protocol_type": group.protocol_type,
+                "broker": node_id,
+            }
+            found.setdefault(group.group_id, row)
+    return [found[group_id] for group_id in sorted(found)]
+
+
+def describe_group(cluster: Cluster, given: argparse.Namespace) -> int:
+    group = _described(cluster, given.group)
+    members, owners = _members(group)
+    partitions = _partition_rows(cluster, given.group, owners)
+    head = {
+        "group": group.group_id,
+        "state": group.group_state,
+        "protocol_type": group.protocol_type,
+        "assignor": group.protocol_data,
+        "members": len(members),
+        "lag": sum(int(str(row["lag"])) for row in partitions if row["lag"] is not None),
+    }
+    if given.json:
+        show([{**head, "members": members, "partitions": partitions}], (), as_json=True)
+        return 0
+    show([head], tuple(head), as_json=False)
+    for title, rows, columns in (
+        ("Members", members, ("member", "instance", "client", "host", "assigned")),
+        ("Partitions", partitions, ("topic", "partition", "committed", "log_start", "log_end", "lag", "owner")),
+    ):
+        print(f"\n{title}")
+        if rows:
+            show(rows, columns, as_json=False)
+        else:
+            print("none")
+    return 0
+
+
+def _described(cluster: Cluster, group_id: str) -> DescribedGroup:
+    def code(response: DescribeGroupsResponse) -> int:
+        return response.groups[0].error_code
+
+    response: DescribeGroupsResponse = cluster.ask_coordinator(
+        group_id, DescribeGroupsRequest(groups=(group_id,)), code
+    )
+    group = response.groups[0]
+    if group.error_code == ErrorCode.GROUP_ID_NOT_FOUND or (not group.error_code and group.group_state == "Dead"):
+        raise CommandError(f"there is no group {group_id}. `sluice groups list` shows them")
+    refuse(group.error_code, f"group {group_id}")
+    return group
+
+
+def _members(group: DescribedGroup) -> tuple[list[Row], dict[TopicPartition, str]]:
+    rows: list[Row] = []
+    owners: dict[TopicPartition, str] = {}
+    for member in sorted(group.members, key=lambda member: member.member_id):
+        assigned: list[str] = []
+        try:
+            topics = decode_assignment(member.member_assignment).assigned_partitions if member.member_assignment else ()
+        except ProtocolError:  # another protocol type keeps what only its own clients can read
+            topics = ()
+        for topic, partitions in topics:
+            assigned.append(f"{topic}[{_ranges(partitions)}]")
+            owners |= {(topic, partition): member.member_id for partition in partitions}
+        rows.append(
+            {
+                "member": member.member_id,
+                "instance": member.group_instance_id,
+                "client": member.client_id,
+                "host": member.client_host.removeprefix("/"),
+                "assigned": assigned,
+            }
+        )
+    return rows, owners
+
+
+def _ranges(numbers: Iterable[int]) -> str:
+    """0-3,7 for 0, 1, 2, 3 and 7."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
+
+
+def delete_groups(cluster: Cluster, given: argparse.Namespace) -> int:
+    def code(response: DeleteGroupsResponse) -> int:
+        return response.results[0].error_code
+
+    failed = 0
+    rows: list[Row] = []
+    for group_id in dict.fromkeys(given.group):
+        response: DeleteGroupsResponse = cluster.ask_coordinator(
+            group_id, DeleteGroupsRequest(groups_names=(group_id,)), code
+        )
+        result = _result(code(response))
+        failed += code(response) != 0
+        rows.append({"group": group_id, "result": "deleted" if result is None else result})
+    show(rows, ("group", "result"), as_json=given.json)
+    return 1 if failed else 0
+
+
+def _result(code: int) -> str | None:
+    if not code:
+        return None
+    if code == ErrorCode.NON_EMPTY_GROUP:
+        return "has members: stop its consumers first"
+    if code == ErrorCode.GROUP_ID_NOT_FOUND:
+        return "is not there"
+    try:
+        return ErrorCode(code).name
+    except ValueError:
+        return f"error {code}"
+
+
+# --- offsets ----------------------------------------------------------------------------------------------------------
+
+
+def show_lag(cluster: Cluster, given: argparse.Namespace) -> int:
+    names: list[str] = list(given.group) or [str(row["group"]) for row in _listed(cluster)]
+    rows: list[Row] = []
+    for group_id in names:
+        partitions = _partition_rows(cluster, group_id, {})
+        if given.by_partition:
+            rows += [{"group": group_id, **row} for row in partitions]
+            continue
+        lags = [int(str(row["lag"])) for row in partitions if row["lag"] is not None]
+        most = max(lags, default=0)
+        rows.append({"group": group_id, "partitions": len(partitions), "lag": sum(lags), "most_of_one": most})
+    columns = ("group", "partitions", "lag", "most_of_one")
+    if given.by_partition:
+        columns = ("group", "topic", "partition", "committed", "log_end", "lag")
+    show(rows, columns, as_json=given.json)
+    return 0
+
+
+def _partition_rows(cluster: Cluster, group_id: str, owners: Mapping[TopicPartition, str]) -> list[Row]:
+    """What the group has committed or owns, with the log's bounds; None where there is nothing to say."""
+    commits = _committed(cluster, group_id)
+    wanted = sorted(commits.keys() | owners.keys())
+    bounds = log.bounds(cluster, wanted)
+    rows: list[Row] = []
+    for topic, partition in wanted:
+        found = bounds.get((topic, partition))
+        commit = commits.get((topic, partition))
+        lag = None
+        if found is not None and commit is not None:
+            lag = max(found.end - max(commit.offset, found.start), 0)
+        rows.append(
+            {
+                "topic": topic,
+                "partition": partition,
+                "committed": None if commit is None else commit.offset,
+                "log_start": None if found is None else found.start,
+                "log_end": None if found is None else found.end,
+                "lag": lag,
+                "owner": owners.get((topic, partition)),
+            }
+        )
+    return rows
+
+
+def _committed(cluster: Cluster, group_id: str) -> dict[TopicPartition, Commit]:
+    def code(response: OffsetFetchResponse) -> int:
+        return response.error_code
+
+    response: OffsetFetchResponse = cluster.ask_coordinator(
+        group_id, OffsetFetchRequest(group_id=group_id, topics=None), code, at_most=_OFFSET_FETCH_OF_ONE_GROUP
+    )
+    refuse(response.error_code, f"offsets of group {group_id}")
+    return {
+        (topic.name, partition.partition_index): Commit(partition.committed_offset, partition.metadata or "")
+        for topic in response.topics
+        for partition in topic.partitions
+        if not partition.error_code and partition.committed_offset >= 0
+    }
+
+
+def reset_offsets(cluster: Cluster, given: argparse.Namespace) -> int:
+    group_id: str = given.group
+    commits = _committed(cluster, group_id)
+    wanted = _wanted_partitions(cluster, given, commits)
+    if not wanted:
+        raise CommandError(f"group {group_id} has committed nothing; name topics with --topic")
+    rows: list[Row] = []
+    targets: dict[TopicPartition, int] = {}
+    for (topic, partition), target in _targets(cluster, given, wanted, commits).items():
+        commit = commits.get((topic, partition))
+        targets[topic, partition] = target
+        rows.append(
+            {
+                "topic": topic,
+                "partition": partition,
+                "committed": None if commit is None else commit.offset,
+                "new": target,
+                "moved": None if commit is None else target - commit.offset,
+            }
+        )
+    if given.execute:
+        _demand_no_members(cluster, group_id)
+        _commit(cluster, group_id, targets)
+    show(rows, ("topic", "partition", "committed", "new", "moved"), as_json=given.json)
+    if not given.json:
+        print("\nCommitted." if given.execute else "\nNothing was changed; --execute commits this.")
+    return 0
+
+
+def _demand_no_members(cluster: Cluster, group_id: str) -> None:
+    try:
+        state = _described(cluster, group_id).group_state
+    except CommandError:
+        return  # a group that is not there yet is made by its first commit
+    if state not in EMPTY_STATES:
+        raise CommandError(f"group {group_id} is {state}: stop its consumers, then run this again")
+
+
+def _wanted_partitions(
+    cluster: Cluster, given: argparse.Namespace, commits: Mapping[TopicPartition, Commit]
+) -> list[TopicPartition]:
+    if given.all_topics:
+        return sorted(commits)
+    wanted: list[TopicPartition] = []
+    for text in given.topic:
+        name, colon, listed = str(text).partition(":")
+        (topic,) = cluster.topics((name,))
+        present = {partition.partition_index for partition in topic.partitions}
+        try:
+            numbers = {int(number) for number in listed.split(",")} if colon else present
+        except ValueError:
+            raise CommandError(f"--topic {text}: write TOPIC or TOPIC:0,1,2") from None
+        if numbers - present:
+            raise CommandError(f"topic {name} has no partition {_ranges(numbers - present)}")
+        wanted += [(name, number) for number in sorted(numbers)]
+    return sorted(set(wanted))
+
+
+def _targets(
+    cluster: Cluster,
+    given: argparse.Namespace,
+    wanted: Sequence[TopicPartition],
+    commits: Mapping[TopicPartition, Commit],
+) -> dict[TopicPartition, int]:
+    bounds = log.bounds(cluster, wanted)
+    missing = [f"{topic}[{partition}]" for topic, partition in wanted if (topic, partition) not in bounds]
+    if missing:
+        raise CommandError(f"the log of {', '.join(missing)} cannot be asked now")
+    at_time = log.offsets_at(cluster, wanted, given.to_time) if given.to_time is not None else {}
+    targets: dict[TopicPartition, int] = {}
+    for key in wanted:
+        start, end = bounds[key].start, bounds[key].end
+        if given.to_earliest:
+            target = start
+        elif given.to_latest:
+            target = end
+        elif given.to_offset is not None:
+            target = given.to_offset
+        elif given.to_time is not None:
+            target = at_time.get(key, end)
+        elif key in commits:
+            target = commits[key].offset + given.shift_by
+        else:
+            topic, partition = key
+            raise CommandError(f"nothing is committed for {topic}[{partition}], so there is nothing to shift")
+        targets[key] = min(max(target, start), end)
+    return targets
+
+
+def _commit(cluster: Cluster, group_id: str, targets: Mapping[TopicPartition, int]) -> None:
+    topics = tuple(
+        OffsetCommitRequestTopic(
+            name=name,
+            partitions=tuple(
+                OffsetCommitRequestPartition(partition_index=partition, committed_offset=offset, committed_metadata="")
+                for (topic, partition), offset in targets.items()
+                if topic == name
+            ),
+        )
+        for name in sorted({topic for topic, _ in targets})
+    )
+
+    def code(response: OffsetCommitResponse) -> int:
+        return next((p.error_code for topic in response.topics for p in topic.partitions if p.error_code), 0)
+
+    response: OffsetCommitResponse = cluster.ask_coordinator(
+        group_id, OffsetCommitRequest(group_id=group_id, topics=topics), code, at_most=_OFFSET_COMMIT_BY_NAME
+    )
+    if code(response) == ErrorCode.UNKNOWN_MEMBER_ID:
+        raise CommandError(f"group {group_id} has members: stop its consumers, then run this again")
+    refuse(code(response), f"offsets of group {group_id}")

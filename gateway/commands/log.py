@@ -1,0 +1,145 @@
+"""What commands ask of the record log: where partitions begin and end, and the records in them."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from gateway.commands.client import Cluster
+from gateway.commands.errors import CommandError
+from protocol.errors import ErrorCode, ProtocolError
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from protocol.messages.list_offsets import (
+    ListOffsetsPartition,
+    ListOffsetsRequest,
+    ListOffsetsResponse,
+    ListOffsetsTopic,
+)
+from protocol.records import Record, iter_records, read_head, split_batches
+
+TopicPartition = tuple[str, int]
+EARLIEST_MS, LATEST_MS = -2, -1
+READ_COMMITTED = 1
+
+_FETCH_BY_NAME = 12
+_FETCH_BYTES = 8 * 1024 * 1024
+
+
+class Bounds(NamedTuple):
+    start: int
+    end: int
+
+
+def bounds(cluster: Cluster, partitions: Sequence[TopicPartition]) -> dict[TopicPartition, Bounds]:
+    """First and next offset of each partition; a partition that is not there or cannot be asked is left out."""
+    starts = _list_offsets(cluster, partitions, EARLIEST_MS)
+    ends = _list_offsets(cluster, partitions, LATEST_MS)
+    return {key: Bounds(starts[key], ends[key]) for key in partitions if key in starts and key in ends}
+
+
+def offsets_at(cluster: Cluster, partitions: Sequence[TopicPartition], timestamp_ms: int) -> dict[TopicPartition, int]:
+    """Offset of the first record at or after a time; partitions without one are left out."""
+    return _list_offsets(cluster, partitions, timestamp_ms)
+
+
+def _list_offsets(
+    cluster: Cluster, partitions: Sequence[TopicPartition], timestamp_ms: int
+) -> dict[TopicPartition, int]:
+    found: dict[TopicPartition, int] = {}
+    for leader, keys in _by_leader(cluster, partitions).items():
+        topics = tuple(
+            ListOffsetsTopic(
+                name=name,
+                partitions=tuple(
+                    ListOffsetsPartition(partition_index=partition, timestamp=timestamp_ms)
+                    for topic, partition in keys
+                    if topic == name
+                ),
+            )
+            for name in sorted({topic for topic, _ in keys})
+        )
+        request = ListOffsetsRequest(replica_id=-1, isolation_level=READ_COMMITTED, topics=topics)
+        response: ListOffsetsResponse = cluster.ask(request, node_id=leader)
+        found |= {
+            (topic.name, partition.partition_index): partition.offset
+            for topic in response.topics
+            for partition in topic.partitions
+            if not partition.error_code and partition.offset >= 0
+        }
+    return found
+
+
+def _by_leader(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+    wanted = set(partitions)
+    if not wanted:
+        return {}
+    leaders: dict[int, list[TopicPartition]] = defaultdict(list)
+    for topic in cluster.metadata(sorted({name for name, _ in wanted})).topics:
+        for partition in topic.partitions:
+            key = (topic.name or "", partition.partition_index)
+            if key in wanted and partition.leader_id >= 0:
+                leaders[partition.leader_id].append(key)
+    return dict(leaders)
+
+
+class Reader:
+    """Reads partitions of one topic from given offsets on, in rounds."""
+
+    def __init__(self, cluster: Cluster, topic: str, positions: dict[int, int]) -> None:
+        self._cluster = cluster
+        self._topic = topic
+        self.positions = positions
+        """Partition to the offset that is read next."""
+
+    def read(self, partitions: Sequence[int], *, max_wait_ms: int) -> Iterator[tuple[int, Record]]:
+        """(partition, record) of what is there, in offset order per partition. Ends after one fetch per leader."""
+        for leader, keys in _by_leader(self._cluster, [(self._topic, partition) for partition in partitions]).items():
+            asked = tuple(
+                FetchPartition(
+                    partition=partition, fetch_offset=self.positions[partition], partition_max_bytes=_FETCH_BYTES
+                )
+                for _, partition in keys
+            )
+            request = FetchRequest(
+                max_wait_ms=max_wait_ms,
+                min_bytes=1,
+                max_bytes=_FETCH_BYTES,
+                isolation_level=READ_COMMITTED,
+                topics=(FetchTopic(topic=self._topic, partitions=asked),),
+            )
+            response: FetchResponse = self._cluster.ask(request, node_id=leader, at_most=_FETCH_BY_NAME)
+            for topic in response.responses:
+                for partition in topic.partitions:
+                    yield from self._records(partition.partition_index, partition.error_code, partition.records)
+
+    def _records(self, partition: int, code: int, records: object) -> Iterator[tuple[int, Record]]:
+        if code == ErrorCode.OFFSET_OUT_OF_RANGE:
+            # Retention took what was to be read: go on where the log begins.
+            found = bounds(self._cluster, [(self._topic, partition)])
+            self.positions[partition] = found[self._topic, partition].start if found else self.positions[partition]
+            return
+        if code:
+            raise CommandError(f"{self._topic}[{partition}] cannot be read: {ErrorCode(code).name}")
+        for batch in split_batches(_whole_batches(records)):
+            head = read_head(batch)
+            if not head.is_control:
+                try:
+                    for record in iter_records(batch):
+                        if record.offset >= self.positions[partition]:
+                            yield partition, record
+                except ProtocolError as error:
+                    raise CommandError(f"{self._topic}[{partition}] at {head.base_offset}: {error}") from error
+            self.positions[partition] = max(self.positions[partition], head.last_offset + 1)
+
+
+def _whole_batches(records: object) -> bytes:
+    """What was fetched without a batch that the answer's limit has cut."""
+    whole = b"" if records is None else bytes(records)  # type: ignore[call-overload]
+    position = 0
+    while position + 12 <= len(whole):
+        end = position + 12 + int.from_bytes(whole[position + 8 : position + 12], "big")
+        if end > len(whole):
+            break
+        position = end
+    return whole[:position]

@@ -1,0 +1,58 @@
+"""How a command shows what it found: a table for eyes, JSON for pipes.
+
+The one idea: a command gathers rows, each a mapping of column to value, and says nothing of how they look. `--json`
+prints them whole, with their types; a table prints them aligned, numbers to the right, nothing as a dash.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TextIO
+
+Value = str | int | float | bool | None | Sequence[object] | Mapping[str, object]
+Row = Mapping[str, Value]
+
+
+def show(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool, out: TextIO | None = None) -> None:
+    """Prints rows; `columns` are what a table shows, in order. JSON holds every field of a row."""
+    stream = sys.stdout if out is None else out
+    if as_json:
+        print(json.dumps([dict(row) for row in rows], indent=2, ensure_ascii=False), file=stream)
+        return
+    print("\n".join(table(rows, columns)), file=stream)
+
+
+def table(rows: Sequence[Row], columns: Sequence[str]) -> list[str]:
+    """The lines of a table, its head in capitals."""
+    numeric = [all(isinstance(row.get(column), int | float | None) for row in rows) for column in columns]
+    lines = [[column.replace("_", "-").upper() for column in columns]]
+    lines += [[_cell(row.get(column)) for column in columns] for row in rows]
+    widths = [max(len(line[position]) for line in lines) for position in range(len(columns))]
+    return [
+        "  ".join(
+            text.rjust(width) if right else text.ljust(width)
+            for text, width, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def _cell(value: Value) -> str:
+    if value is None or value == "":
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return _printable(value)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}={_printable(str(value[key]))}" for key in value)
+    if isinstance(value, Sequence):
+        return ", ".join(_printable(str(element)) for element in value) or "-"
+    return str(value)
+
+
+def _printable(text: str) -> str:
+    """What somebody named a topic or a client must not move the cursor of who looks at it."""
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

@@ -1,0 +1,223 @@
+"""`sluice topics`: list, describe, create, delete, tail. Asked by Kafka's protocol, of any broker."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from datetime import UTC, datetime
+from typing import Any
+
+from gateway.commands import log
+from gateway.commands.arguments import Commands
+from gateway.commands.client import Cluster
+from gateway.commands.errors import CommandError
+from gateway.commands.render import Row, show
+from protocol.errors import ErrorCode
+from protocol.messages.create_topics import (
+    CreatableTopic,
+    CreatableTopicConfig,
+    CreateTopicsRequest,
+    CreateTopicsResponse,
+)
+from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
+from protocol.messages.describe_configs import (
+    DescribeConfigsRequest,
+    DescribeConfigsResource,
+    DescribeConfigsResponse,
+)
+from protocol.records import Record
+
+TOPIC_RESOURCE = 2
+DYNAMIC_TOPIC_CONFIG = 1
+FOLLOW_WAIT_MS = 500
+
+
+def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
+    listing = commands.add_parser("list", parents=[common], help="every topic")
+    listing.add_argument("--internal", action="store_true", help="internal ones too")
+    listing.set_defaults(command=list_topics)
+
+    describing = commands.add_parser("describe", parents=[common], help="partitions and settings of a topic")
+    describing.add_argument("topic")
+    describing.set_defaults(command=describe_topic)
+
+    create = commands.add_parser("create", parents=[common], help="make a topic")
+    create.add_argument("topic")
+    create.add_argument("--partitions", type=int, default=-1, metavar="N", help="default: the broker's num.partitions")
+    create.add_argument("--replication-factor", type=int, default=-1, metavar="N", help="default: the broker's")
+    create.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting; may be repeated")
+    create.set_defaults(command=create_topic)
+
+    delete = commands.add_parser("delete", parents=[common], help="delete topics with their records")
+    delete.add_argument("topic", nargs="+")
+    delete.set_defaults(command=delete_topics)
+
+    tail = commands.add_parser("tail", parents=[common], help="the last records of a topic")
+    tail.add_argument("topic")
+    tail.add_argument("-n", "--records", type=int, default=10, metavar="N", help="how many of each partition (10)")
+    tail.add_argument("--partition", type=int, action="append", metavar="P", help="only this one; may be repeated")
+    tail.add_argument("--from-beginning", action="store_true", help="every record there is")
+    tail.add_argument("-f", "--follow", action="store_true", help="go on with what is appended, until Ctrl-C")
+    tail.set_defaults(command=tail_topic)
+
+
+def list_topics(cluster: Cluster, given: argparse.Namespace) -> int:
+    rows: list[Row] = [
+        {
+            "topic": topic.name,
+            "partitions": len(topic.partitions),
+            "replicas": max((len(partition.replica_nodes) for partition in topic.partitions), default=0),
+            "internal": topic.is_internal,
+            "id": str(topic.topic_id),
+        }
+        for topic in sorted(cluster.metadata().topics, key=lambda topic: topic.name or "")
+        if given.internal or not topic.is_internal
+    ]
+    show(rows, ("topic", "partitions", "replicas", "internal", "id"), as_json=given.json)
+    return 0
+
+
+def describe_topic(cluster: Cluster, given: argparse.Namespace) -> int:
+    (topic,) = cluster.topics((given.topic,))
+    keys = [(given.topic, partition.partition_index) for partition in topic.partitions]
+    bounds = log.bounds(cluster, sorted(keys))
+    partitions: list[Row] = []
+    for partition in sorted(topic.partitions, key=lambda partition: partition.partition_index):
+        found = bounds.get((given.topic, partition.partition_index))
+        partitions.append(
+            {
+                "partition": partition.partition_index,
+                "leader": partition.leader_id,
+                "epoch": partition.leader_epoch,
+                "log_start": None if found is None else found.start,
+                "log_end": None if found is None else found.end,
+                "offsets": None if found is None else found.end - found.start,
+            }
+        )
+    configs = _configs(cluster, given.topic)
+    head: Row = {"topic": topic.name, "id": str(topic.topic_id), "internal": topic.is_internal, "configs": configs}
+    if given.json:
+        show([{**head, "partitions": partitions}], (), as_json=True)
+        return 0
+    show([head], ("topic", "id", "internal", "configs"), as_json=False)
+    print()
+    show(partitions, ("partition", "leader", "epoch", "log_start", "log_end", "offsets"), as_json=False)
+    return 0
+
+
+def _configs(cluster: Cluster, topic: str) -> dict[str, object]:
+    """The settings that were made for this topic."""
+    resource = DescribeConfigsResource(resource_type=TOPIC_RESOURCE, resource_name=topic, configuration_keys=None)
+    response: DescribeConfigsResponse = cluster.ask(DescribeConfigsRequest(resources=(resource,)))
+    (result,) = response.results
+    if result.error_code:
+        raise CommandError(f"settings of {topic}: {result.error_message or ErrorCode(result.error_code).name}")
+    return {
+        config.name: config.value
+        for config in sorted(result.configs, key=lambda config: config.name)
+        if config.config_source == DYNAMIC_TOPIC_CONFIG
+    }
+
+
+def create_topic(cluster: Cluster, given: argparse.Namespace) -> int:
+    configs: list[CreatableTopicConfig] = []
+    for text in given.set:
+        name, equals, value = str(text).partition("=")
+        if not equals:
+            raise CommandError(f"--set {text}: write KEY=VALUE, e.g. retention.ms=3600000")
+        configs.append(CreatableTopicConfig(name=name, value=value))
+    wanted = CreatableTopic(
+        name=given.topic,
+        num_partitions=given.partitions,
+        replication_factor=given.replication_factor,
+        configs=tuple(configs),
+    )
+    response: CreateTopicsResponse = _of_controller(cluster, CreateTopicsRequest(topics=(wanted,)))
+    (result,) = response.topics
+    if result.error_code:
+        raise CommandError(f"topic {given.topic}: {result.error_message or ErrorCode(result.error_code).name}")
+    row = {"topic": result.name, "partitions": result.num_partitions, "id": str(result.topic_id)}
+    show([row], ("topic", "partitions", "id"), as_json=given.json)
+    return 0
+
+
+def delete_topics(cluster: Cluster, given: argparse.Namespace) -> int:
+    names = tuple(dict.fromkeys(given.topic))
+    request = DeleteTopicsRequest(
+        topics=tuple(DeleteTopicState(name=name) for name in names), topic_names=names, timeout_ms=30_000
+    )
+    response: DeleteTopicsResponse = _of_controller(cluster, request)
+    rows: list[Row] = []
+    for result in response.responses:
+        code = ErrorCode(result.error_code)
+        said = "deleted" if not code else result.error_message or code.name
+        rows.append({"topic": result.name, "result": said})
+    show(rows, ("topic", "result"), as_json=given.json)
+    return 1 if any(result.error_code for result in response.responses) else 0
+
+
+def _of_controller(cluster: Cluster, request: object) -> Any:
+    return cluster.ask(request, node_id=cluster.metadata(()).controller_id)
+
+
+# --- tail -------------------------------------------------------------------------------------------------------------
+
+
+def tail_topic(cluster: Cluster, given: argparse.Namespace) -> int:
+    if given.records < 0:
+        raise CommandError("-n wants a number from 0 on")
+    (topic,) = cluster.topics((given.topic,))
+    present = sorted(partition.partition_index for partition in topic.partitions)
+    wanted: list[int] = given.partition or present
+    if set(wanted) - set(present):
+        raise CommandError(f"topic {given.topic} has partitions {present[0]} to {present[-1]}")
+    bounds = log.bounds(cluster, [(given.topic, partition) for partition in wanted])
+    positions: dict[int, int] = {}
+    ends: dict[int, int] = {}
+    for (_, partition), found in bounds.items():
+        start = found.start if given.from_beginning else max(found.start, found.end - given.records)
+        positions[partition], ends[partition] = start, found.end
+    reader = log.Reader(cluster, given.topic, positions)
+    try:
+        while left := [partition for partition in positions if positions[partition] < ends[partition]]:
+            for partition, record in reader.read(left, max_wait_ms=FOLLOW_WAIT_MS):
+                _print_record(given, partition, record)
+        while given.follow:
+            for partition, record in reader.read(sorted(positions), max_wait_ms=FOLLOW_WAIT_MS):
+                _print_record(given, partition, record)
+    except KeyboardInterrupt:
+        return 0
+    return 0
+
+
+def _print_record(given: argparse.Namespace, partition: int, record: Record) -> None:
+    if given.json:
+        fields = {
+            "topic": given.topic,
+            "partition": partition,
+            "offset": record.offset,
+            "timestamp_ms": record.timestamp,
+            "key": _text(record.key),
+            "value": _text(record.value),
+            "headers": [[name, _text(value)] for name, value in record.headers],
+        }
+        print(json.dumps(fields, ensure_ascii=False), flush=given.follow)
+        return
+    moment = datetime.fromtimestamp(record.timestamp / 1000, UTC).isoformat(timespec="milliseconds")
+    head = f"{partition}:{record.offset}  {moment.removesuffix('+00:00')}Z  {_shown(record.key)}"
+    sys.stdout.write(f"{head}  {_shown(record.value)}\n")
+    if given.follow:
+        sys.stdout.flush()
+
+
+def _text(value: bytes | None) -> str | None:
+    """As text; bytes that are none as \\x.. escapes."""
+    return None if value is None else value.decode(errors="backslashreplace")
+
+
+def _shown(value: bytes | None) -> str:
+    if value is None:
+        return "null"
+    text = value.decode(errors="backslashreplace")
+    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)

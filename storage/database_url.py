@@ -1,0 +1,58 @@
+"""A database's URL, split by its own grammar.
+
+The one idea: a URL of Postgres may name several hosts, IPv6 addresses among them, which is more than the grammar that
+`urllib.parse` knows; what it makes of one differs between Python's releases. asyncpg asks it too, so such hosts are
+handed over where it does not look: in the query.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from urllib.parse import parse_qsl, quote
+
+_URL = re.compile(
+    r"(?P<scheme>postgres(?:ql)?)://(?:(?P<login>[^@/?#\[\]]*)@)?(?P<hosts>[^@/?#]*)"
+    r"(?P<path>/[^?#]*)?(?:\?(?P<query>[^#]*))?"
+)
+_HOST = re.compile(r"(?:\[[^@\[\]]+\]|[^:@\[\]]+)(?::(?P<port>[^:]*))?")
+
+
+@dataclass(frozen=True, slots=True)
+class DatabaseUrl:
+    """The parts as they were written, nothing unquoted; hosts with their ports, none for a socket in the query."""
+
+    scheme: str
+    login: str | None
+    hosts: tuple[str, ...]
+    path: str
+    query: str
+
+    @property
+    def for_asyncpg(self) -> str:
+        """The same database in a form that every promised Python and asyncpg read alike."""
+        login = "" if self.login is None else f"{self.login}@"
+        if len(self.hosts) < 2 or not any("[" in host for host in self.hosts):
+            query = f"?{self.query}" if self.query else ""
+            return f"{self.scheme}://{login}{','.join(self.hosts)}{self.path}{query}"
+        query = f"{self.query}&" if self.query else ""
+        return f"{self.scheme}://{login}{self.path or '/'}?{query}host={quote(','.join(self.hosts), safe=',')}"
+
+
+def parse_database_url(text: str) -> DatabaseUrl:
+    """ValueError, without any part of the URL in it, if it is none that Postgres' clients know."""
+    found = _URL.fullmatch(text)
+    if found is None:
+        raise ValueError("not a URL of a Postgres database")
+    hosts = tuple(found["hosts"].split(",")) if found["hosts"] else ()
+    query = found["query"] or ""
+    matches = [_HOST.fullmatch(host) for host in hosts]
+    ports = [match["port"] for match in matches if match and match["port"] is not None]
+    ports += [port for name, value in parse_qsl(query) if name == "port" for port in value.split(",")]
+    if not all(matches) or not all(_is_port(port) for port in ports):
+        raise ValueError("a host or a port of the URL is malformed")
+    return DatabaseUrl(found["scheme"], found["login"], hosts, found["path"] or "", query)
+
+
+def _is_port(text: str) -> bool:
+    return re.fullmatch(r"\d{1,5}", text, re.ASCII) is not None and 0 < int(text) < 65536

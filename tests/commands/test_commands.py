@@ -1,0 +1,226 @@
+"""`sluice groups` and `sluice topics` as a person types them, against a gateway with a stock consumer in its group."""
+
+from __future__ import annotations
+
+import json
+import socket
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer
+
+from gateway.cli import main
+from tests.gateway_process import GatewayProcess
+
+
+class Prompt:
+    """Runs commands in this process and keeps what they print."""
+
+    def __init__(self, bootstrap: str, capsys: pytest.CaptureFixture[str]) -> None:
+        self._bootstrap = bootstrap
+        self._capsys = capsys
+
+    def __call__(self, *words: str, code: int = 0) -> str:
+        self._capsys.readouterr()
+        assert main([*words, "-b", self._bootstrap]) == code
+        captured = self._capsys.readouterr()
+        return captured.err if code and not captured.out else captured.out
+
+    def json(self, *words: str) -> list[dict[str, Any]]:
+        return json.loads(self(*words, "--json"))
+
+
+@pytest.fixture
+def sluice(gateway: GatewayProcess, capsys: pytest.CaptureFixture[str]) -> Prompt:
+    return Prompt(gateway.bootstrap, capsys)
+
+
+@pytest.fixture
+def topic(sluice: Prompt) -> str:
+    name = f"orders-{uuid.uuid4().hex[:8]}"
+    sluice("topics", "create", name, "--partitions", "2", "--set", "retention.ms=3600000")
+    return name
+
+
+def produce(gateway: GatewayProcess, topic: str, partition: int, values: list[str], **more: Any) -> None:
+    producer = Producer({"bootstrap.servers": gateway.bootstrap})
+    for number, value in enumerate(values):
+        producer.produce(topic, value, key=f"k{number}", partition=partition, timestamp=1000 * (number + 1), **more)
+    assert producer.flush(30) == 0
+
+
+@contextmanager
+def consumer(gateway: GatewayProcess, group: str, topic: str) -> Iterator[Consumer]:
+    member = Consumer(
+        {
+            "bootstrap.servers": gateway.bootstrap,
+            "group.id": group,
+            "client.id": "tester",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+        }
+    )
+    member.subscribe([topic])
+    try:
+        yield member
+    finally:
+        member.close()
+
+
+def consume(member: Consumer, count: int) -> list[str]:
+    found: list[str] = []
+    while len(found) < count:
+        message = member.poll(30)
+        assert message is not None, f"only {found}"
+        assert message.error() is None
+        found.append(message.value().decode())
+    return found
+
+
+def test_a_topic_is_made_shown_and_deleted(sluice: Prompt, topic: str) -> None:
+    listed = {row["topic"]: row for row in sluice.json("topics", "list")}
+    assert listed[topic]["partitions"] == 2
+    (described,) = sluice.json("topics", "describe", topic)
+    assert described["configs"] == {"retention.ms": "3600000"}
+    assert [(row["partition"], row["log_start"], row["log_end"]) for row in described["partitions"]] == [
+        (0, 0, 0),
+        (1, 0, 0),
+    ]
+    table = sluice("topics", "list").splitlines()
+    assert table[0].split() == ["TOPIC", "PARTITIONS", "REPLICAS", "INTERNAL", "ID"]
+    assert any(line.split()[:2] == [topic, "2"] for line in table)
+    assert "already exists" in sluice("topics", "create", topic, code=1)
+    refused = sluice("topics", "create", f"{topic}-x", "--set", "retention.ms=soon", code=1)
+    assert "retention.ms" in refused
+    deleted = sluice("topics", "delete", topic, "no-such-topic", code=1)
+    assert [line.split()[1] for line in deleted.splitlines() if line.startswith(topic)] == ["deleted"]
+    assert "UNKNOWN_TOPIC_OR_PARTITION" in sluice("topics", "describe", topic, code=1)
+
+
+def test_the_last_records_of_a_topic(sluice: Prompt, gateway: GatewayProcess, topic: str) -> None:
+    produce(gateway, topic, 0, ["one", "two", "three"], headers=[("h", b"\xff")])
+    produce(gateway, topic, 1, ["else"])
+    lines = [json.loads(line) for line in sluice("topics", "tail", topic, "-n", "2", "--json").splitlines()]
+    assert sorted((line["partition"], line["offset"], line["key"], line["value"]) for line in lines) == [
+        (0, 1, "k1", "two"),
+        (0, 2, "k2", "three"),
+        (1, 0, "k0", "else"),
+    ]
+    assert lines[-1]["timestamp_ms"] in (1000, 3000)
+    assert next(line["headers"] for line in lines if line["partition"] == 0) == [["h", "\\xff"]]
+    shown = sluice("topics", "tail", topic, "--partition", "0", "--from-beginning").splitlines()
+    assert shown == [
+        "0:0  1970-01-01T00:00:01.000Z  k0  one",
+        "0:1  1970-01-01T00:00:02.000Z  k1  two",
+        "0:2  1970-01-01T00:00:03.000Z  k2  three",
+    ]
+    assert "partitions 0 to 1" in sluice("topics", "tail", topic, "--partition", "2", code=1)
+
+
+def test_a_record_cannot_move_the_cursor(sluice: Prompt, gateway: GatewayProcess, topic: str) -> None:
+    produce(gateway, topic, 0, ["\x1b[2Jgone\nand more"])
+    (line,) = sluice("topics", "tail", topic).splitlines()
+    assert line.endswith("\\x1b[2Jgone\\nand more")
+
+
+def test_a_group_with_a_member(sluice: Prompt, gateway: GatewayProcess, topic: str) -> None:
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    produce(gateway, topic, 0, ["a", "b", "c"])
+    with consumer(gateway, group, topic) as member:
+        assert consume(member, 3) == ["a", "b", "c"]
+        member.commit(asynchronous=False)
+        produce(gateway, topic, 0, ["d"])
+        row = next(row for row in sluice.json("groups", "list") if row["group"] == group)
+        assert (row["state"], row["type"], row["protocol_type"]) == ("Stable", "classic", "consumer")
+        (described,) = sluice.json("groups", "describe", group)
+        assert (described["state"], described["lag"]) == ("Stable", 1)
+        (shown,) = described["members"]
+        assert (shown["client"], shown["host"]) == ("tester", "127.0.0.1")
+        assert shown["assigned"] == [f"{topic}[0-1]"]
+        first = described["partitions"][0]
+        assert (first["committed"], first["log_end"], first["lag"]) == (3, 4, 1)
+        assert first["owner"] == shown["member"]
+        text = sluice("groups", "describe", group)
+        assert f"{topic}[0-1]" in text
+        refused = sluice("groups", "reset-offsets", group, "--all-topics", "--to-earliest", "--execute", code=1)
+        assert "stop its consumers" in refused
+        assert "has members" in sluice("groups", "delete", group, code=1)
+    (lag,) = sluice.json("groups", "lag", group)
+    assert (lag["partitions"], lag["lag"], lag["most_of_one"]) == (1, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "new"),
+    [
+        (["--to-earliest"], 0),
+        (["--to-latest"], 4),
+        (["--to-offset", "1"], 1),
+        (["--to-offset", "99"], 4),
+        (["--to-time", "1970-01-01T00:00:03"], 2),
+        (["--to-time", "2100-01-01T00:00:00"], 4),
+        (["--shift-by", "-2"], 1),
+        (["--shift-by", "-9"], 0),
+    ],
+)
+def test_offsets_are_reset(sluice: Prompt, gateway: GatewayProcess, topic: str, arguments: list[str], new: int) -> None:
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    produce(gateway, topic, 0, ["a", "b", "c", "d"])
+    sluice("groups", "reset-offsets", group, "--topic", f"{topic}:0", "--to-offset", "3", "--execute")
+    reset = ("groups", "reset-offsets", group, "--all-topics", *arguments)
+    assert sluice.json(*reset) == [{"topic": topic, "partition": 0, "committed": 3, "new": new, "moved": new - 3}]
+    (row,) = sluice.json("groups", "lag", group, "--by-partition")
+    assert row["committed"] == 3, "without --execute nothing moves"
+    sluice(*reset, "--execute")
+    (row,) = sluice.json("groups", "lag", group, "--by-partition")
+    assert (row["committed"], row["lag"]) == (new, 4 - new)
+    if new < 4:
+        with consumer(gateway, group, topic) as member:
+            assert consume(member, 4 - new) == ["a", "b", "c", "d"][new:]
+
+
+def test_deleting_groups_tells_each_result(sluice: Prompt, topic: str) -> None:
+    group = f"g-{uuid.uuid4().hex[:8]}"
+    sluice("groups", "reset-offsets", group, "--topic", topic, "--to-latest", "--execute")
+    lines = sluice("groups", "delete", group, "no-such-group", code=1).splitlines()
+    assert [line.split(maxsplit=1)[1] for line in lines[1:]] == ["deleted", "is not there"]
+    assert "there is no group" in sluice("groups", "describe", group, code=1)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("groups", "describe", "no-such-group"), "there is no group no-such-group"),
+        (("groups", "reset-offsets", "g", "--topic", "no-such-topic", "--to-latest"), "UNKNOWN_TOPIC_OR_PARTITION"),
+        (("groups", "reset-offsets", "g", "--all-topics", "--to-latest"), "has committed nothing"),
+        (("topics", "create", "a b"), "Topic name is invalid"),
+    ],
+)
+def test_a_refusal_is_one_line(sluice: Prompt, words: tuple[str, ...], said: str) -> None:
+    answer = sluice(*words, code=1)
+    assert said in answer
+    assert answer.startswith("sluice: ")
+    assert answer.count("\n") == 1
+
+
+def test_nobody_there(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert main(["groups", "list", "-b", f"127.0.0.1:{port}"]) == 1
+    assert f"127.0.0.1:{port} cannot be reached" in capsys.readouterr().err
+
+
+def test_who_never_answers_is_given_up(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert main(["topics", "list", "-b", address, "--timeout", "0.2"]) == 1
+    assert "did not answer" in capsys.readouterr().err
+
+
+def test_the_second_address_serves_where_the_first_does_not(gateway: GatewayProcess, capsys: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    assert main(["topics", "list", "-b", f"127.0.0.1:{port},{gateway.bootstrap}"]) == 0
+    assert "TOPIC" in capsys.readouterr().out

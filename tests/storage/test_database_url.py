@@ -1,0 +1,63 @@
+"""URLs of databases: several hosts and IPv6 addresses on every Python, and what is none."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from asyncpg.connect_utils import _parse_connect_dsn_and_args
+
+from storage.database_url import parse_database_url
+
+UNSET = (
+    "host port user password passfile database ssl service servicefile direct_tls server_settings "
+    "target_session_attrs krbsrvname gsslib"
+)
+
+
+def addresses(url: str) -> Any:
+    """What asyncpg would connect to, and as whom."""
+    given = dict.fromkeys(UNSET.split())
+    found, parameters, *_ = _parse_connect_dsn_and_args(dsn=parse_database_url(url).for_asyncpg, **given)
+    return found, parameters.user, parameters.password, parameters.database
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("postgresql://me@host/db", [("host", 5432)]),
+        ("postgresql://me@[::1]:5433/db", [("::1", 5433)]),
+        ("postgresql://me@one,two:7/db", [("one", 5432), ("two", 7)]),
+        ("postgresql://me@host,[::1]:5433/db", [("host", 5432), ("::1", 5433)]),
+        ("postgres://me@[fe80::1]:1,[fe80::2]:2/db?sslmode=disable", [("fe80::1", 1), ("fe80::2", 2)]),
+        ("postgresql://me@/db?host=one,two&port=1,2", [("one", 1), ("two", 2)]),
+    ],
+)
+def test_hosts_and_ports_reach_asyncpg(url: str, expected: list[tuple[str, int]]) -> None:
+    assert addresses(url) == (expected, "me", None, "db")
+
+
+def test_the_login_reaches_asyncpg_with_several_hosts() -> None:
+    assert addresses("postgresql://a%40b:s%2Ft@host,[::1]/d%20b")[1:] == ("a@b", "s/t", "d b")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "http://host/db",
+        "postgresql:host",
+        "postgresql://host:port/db",
+        "postgresql://host:0/db",
+        "postgresql://host:70000/db",
+        "postgresql://me:[secret@host/db",
+        "postgresql://me@[::1/db",
+        "postgresql://me@a,,b/db",
+        "postgresql://me@a@b/db",
+        "postgresql://host/db?port=1,x",
+    ],
+)
+def test_what_is_no_database_is_refused_without_its_secrets(url: str) -> None:
+    with pytest.raises(ValueError, match="URL") as refused:
+        parse_database_url(url)
+    assert "secret" not in str(refused.value)
