@@ -18,7 +18,7 @@ run: $(VENV)/run.stamp ## Serve on 127.0.0.1:9092 with an embedded Postgres, dat
 	@exec $(VENV)/bin/sluice serve $(ARGS)
 
 test: $(VENV)/dev.stamp ## Run the whole suite against a real Postgres
-	@$(VENV)/bin/python -m pytest $(ARGS)
+	@$(VENV)/bin/python -m pytest --ignore tests/pipeline $(ARGS)
 
 check: $(VENV)/dev.stamp ## Lint, formatting, types, import contracts
 	$(VENV)/bin/ruff check .

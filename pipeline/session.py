@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 LEAST_JAVA = 17
+LOCAL_SHUFFLE_PARTITIONS = 8
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 # What every job relies on, wherever it runs.
@@ -131,6 +132,8 @@ def _own(options: SessionOptions) -> dict[str, str]:
     if options.master.startswith("local"):
         # Nothing but this process talks to the driver.
         settings |= {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
+        # Spark's 200 are for a cluster; on a few cores each costs more than what is in it.
+        settings["spark.sql.shuffle.partitions"] = str(LOCAL_SHUFFLE_PARTITIONS)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     return settings
 

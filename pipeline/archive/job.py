@@ -118,18 +118,14 @@ class Archive:
         self._starting: dict[Partition, int] = {}
 
     def run(self) -> None:
-        table.create(self._spark, self._out, RECORD, ARCHIVE_PARTITIONS)
-        if self._typing is not None:
-            table.create(self._spark, self._dead_letters, DEAD_LETTER, ("topic",))
-        self._progress = last_progress(self._spark, self._out) or Progress()
+        self.open()
         self._say_start()
         until = self._ends() if self._arguments.once else None
         failures = 0
         while not self._stop.asked:
             started = time.monotonic()
             try:
-                planned = self._plan(until)
-                done = self._step(planned)
+                planned = self.step_once(until)
                 failures = 0
             except PipelineError as error:
                 if not isinstance(error, UnreachableError) or failures == len(RETRY_SECONDS):
@@ -144,6 +140,7 @@ class Archive:
                 self._say_retry(explain(error), failures)
                 failures += 1
                 continue
+            done = planned.batch.records
             if self._arguments.once and not done and planned.batch.left == 0:
                 break
             self._pace(done, planned.batch.left, started)
@@ -153,6 +150,19 @@ class Archive:
             f"{len(self._progress.next)} partitions, {len(self._progress.lost)} ranges lost",
             event="end",
         )
+
+    def open(self) -> None:
+        """Make the tables unless they are there, and read how far they are."""
+        table.create(self._spark, self._out, RECORD, ARCHIVE_PARTITIONS)
+        if self._typing is not None:
+            table.create(self._spark, self._dead_letters, DEAD_LETTER, ("topic",))
+        self._progress = last_progress(self._spark, self._out) or Progress()
+
+    def step_once(self, until: Mapping[Partition, int] | None = None) -> Planned:
+        """Plan, read and commit one batch, up to `until` at most."""
+        planned = self._plan(until)
+        self._step(planned)
+        return planned
 
     def _say_start(self) -> None:
         if self._progress.batch:
@@ -251,12 +261,12 @@ class Archive:
             [each.topic, each.partition, each.start, each.end] for each in lost
         ])  # fmt: skip
 
-    def _step(self, planned: Planned) -> int:
-        """Read and commit one batch: how many offsets it had. Nothing is done for an empty one."""
+    def _step(self, planned: Planned) -> None:
+        """Read and commit one batch. Nothing is done for one that says nothing new."""
         batch = planned.batch
         if not batch.ranges and not batch.lost and self._known(batch):
             self._publish(planned, 0, 0.0)
-            return 0
+            return
         started = time.monotonic()
         self._lines.say(
             f"batch {batch.after.batch}: reads {batch.records:,} offsets of {len(batch.ranges)} partitions",
@@ -281,7 +291,6 @@ class Archive:
             f"batch {after.batch}", rows, seconds, batch.left, event="committed", batch=after.batch,
             partitions=len(batch.ranges),
         )  # fmt: skip
-        return batch.records
 
     def _known(self, batch: Batch) -> bool:
         """Whether the table already says all that this empty batch would: partitions and where they start."""

@@ -206,7 +206,7 @@ def to_typed(parsed: DataFrame, kind: StructType) -> DataFrame:
 
 
 def _misfits(name: Column, member: Column, kind: StructType) -> Column:
-    answer = F.lit(True)
+    answer = F.schema_of_variant(member) != "VOID"
     for field in reversed(kind.fields):
         answer = F.when(name == field.name, ~fits(member, field.dataType)).otherwise(answer)
     return answer

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--least-files", type=int, default=2, metavar="N", help="small ones that make a day worth it")
     parser.add_argument(
         "--horizon-hours", type=float, default=SAFE_HORIZON_HOURS, metavar="H",
-        help="files that were replaced longer ago are removed; readers and batches must be shorter (default %(default)s)",
+        help="files replaced longer ago are removed; readers and batches must be shorter (default %(default)s)",
     )  # fmt: skip
     parser.add_argument("--no-vacuum", action="store_true", help="keep files that were replaced")
 

@@ -14,6 +14,8 @@ from pipeline.analyze.tables import Tables, analyze
 from tests.pipeline.journals import journal_of
 from tests.pipeline.planted import Row, Truth, journal
 
+pytestmark = pytest.mark.usefixtures("interpreted")
+
 Rows = dict[str, list[Row]]
 
 

@@ -17,6 +17,8 @@ from pipeline.audit.report import write_audit
 from pipeline.progress import Progress, Stop
 from pipeline.schema import RECORD
 
+pytestmark = pytest.mark.usefixtures("interpreted")
+
 START = 1_700_000_000_000
 
 

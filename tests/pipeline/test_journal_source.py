@@ -19,6 +19,8 @@ from pipeline.errors import PipelineError
 from storage.pool import SESSION_SETTINGS
 from tests.pipeline.planted import Row, journal
 
+pytestmark = pytest.mark.usefixtures("interpreted")
+
 SEED = 3
 
 
