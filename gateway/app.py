@@ -10,22 +10,26 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Awaitable, Callable
 
 import structlog
 
 from gateway.apis import SERVED
+from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.topics import create_internal_topics
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
 from gateway.config.broker import ConfigError
+from gateway.config.listeners import Listener, render_address
 from gateway.config.settings import Settings, hide_password
 from gateway.coordinator import model
-from gateway.groups.runtime import Groups
+from gateway.groups.groups import Groups
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
+from gateway.log.validator import BatchValidator
 from gateway.net.connection import ConnectionLimits
 from gateway.net.context import Services
 from gateway.net.dispatch import Dispatch
@@ -45,7 +49,9 @@ from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.producers import ProducerStore
+from storage.store import open_store
 from storage.topics import TopicStore
+from storage.types import Address
 
 log = structlog.get_logger(__name__)
 
@@ -56,6 +62,9 @@ DATABASE_REMINDER_S = 10.0
 """How often it is told that one still waits for it."""
 CATALOG_INTERVAL_MS = 1_000
 LAG_PROBE_INTERVAL_S = 0.5
+THREAD_SWITCH_S = 0.0005
+"""How long a thread that works (validation, compaction) keeps the interpreter from the event loop, which asks for it
+anew after every call into the kernel. Python's own 5 ms would cost a busy loop most of its time."""
 RENEWALS_PER_TTL = 4
 STEP_TIMEOUT_S = 0.3
 """Each step of stopping after the drain; together with it and Postgres's own stop less than 5 s."""
@@ -105,32 +114,31 @@ class App:
 
     async def _start(self) -> None:
         settings, metrics = self.settings, self.metrics
+        sys.setswitchinterval(THREAD_SWITCH_S)
         database = await self._open_database()
         topics = TopicStore(database)
         await create_internal_topics(topics)
         broker = settings.broker.with_dynamic(await topics.load_broker_configs())
         node_store = NodeStore(database)
-        log_store = LogStore(database)
+        directory = await open_store(database, settings.log_directory)
+        log_store = LogStore(database, directory, inline_max_bytes=broker.log_store_inline_max_bytes)
+        self._undo.append(("log", STEP_TIMEOUT_S, log_store.close))
+        metrics.damaged_chunks.set_function(lambda: log_store.damaged_chunks)
 
         tail = Tail(settings.tail_bytes)
         catalog = Catalog(topics, tail, broker)
-        await catalog.refresh()
+        await catalog.refresh_if_changed()
         appender = Appender(log_store, tail, committers=settings.committers, observe_commit=metrics.observe_commit)
+        validator = BatchValidator()
+        self._undo.append(("validation threads", STEP_TIMEOUT_S, validator.close))
 
-        # The listener is bound first, so that a port that is taken is found before the node joins, and a port that
+        # The listeners are bound first, so that a port that is taken is found before the node joins, and a port that
         # the kernel chose is known when it does.
         server = Server(metrics, self._limits())
-        host, port = settings.listen
-        try:
-            port = await server.bind(host, port)
-        except OSError as error:
-            raise StartError(f"cannot listen on {host}:{port} (see --listen): {_reason(error)}") from error
-        self._undo.append(("listener", 2 * STEP_TIMEOUT_S, server.close))
+        self._undo.append(("listeners", 2 * STEP_TIMEOUT_S, server.close))
+        advertised = {listener.name: await _bind(server, listener) for listener in settings.listeners}
 
-        advertised_host, advertised_port = settings.advertise
-        membership = Membership(
-            node_store, advertised_host, advertised_port or port, settings.rack, settings.node_ttl_ms
-        )
+        membership = Membership(node_store, advertised, settings.rack, settings.node_ttl_ms)
         await membership.join()
         self._undo.append(("membership", STEP_TIMEOUT_S, membership.withdraw))
         leases = Leases(node_store, membership, settings.node_ttl_ms)
@@ -151,6 +159,7 @@ class App:
             catalog=catalog,
             topics=topics,
             log=log_store,
+            validator=validator,
             appender=appender,
             tail=tail,
             producers=ProducerStore(database),
@@ -159,8 +168,9 @@ class App:
             membership=membership,
             metrics=metrics,
             cluster_id=await topics.cluster_id(),
+            described_topics=DescribedTopics(),
         )
-        maintenance = Maintenance(database, catalog, tail, membership, leases.current, groups.in_memory)
+        maintenance = Maintenance(database, log_store, catalog, tail, membership, leases.current, groups.in_use)
         self._start_passes(services, leases, maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
         await self._start_http(exporter, server, services, leases)
@@ -240,7 +250,7 @@ class App:
 
         async def database() -> str | None:
             try:
-                await services.topics.version()
+                await services.topics.revision()
             except StorageError as error:
                 return str(error)
             return None
@@ -277,6 +287,19 @@ class App:
         server.stop_reading()
         await asyncio.gather(groups.drain(timeout_s), appender.drain(timeout_s))
         await server.drain(STEP_TIMEOUT_S)
+
+
+async def _bind(server: Server, listener: Listener) -> Address:
+    """Where clients of the listener are told to connect. Raises StartError if its own address cannot be had."""
+    host, port = listener.bind
+    try:
+        bound_port = await server.bind(host, port, listener.name)
+    except OSError as error:
+        raise StartError(
+            f"cannot listen on {render_address(listener.bind)} (see --listen): {_reason(error)}"
+        ) from error
+    advertised_host, advertised_port = listener.advertised
+    return advertised_host, advertised_port or bound_port
 
 
 def _look_at(step: asyncio.Future[object]) -> None:

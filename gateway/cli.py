@@ -219,7 +219,7 @@ def _config(given: argparse.Namespace) -> int:
 
 def _healthcheck(given: argparse.Namespace) -> int:
     flags = {} if given.address is None else {"listen": given.address}
-    host, port = load(flags, (), os.environ).settings.listen
+    host, port = load(flags, (), os.environ).settings.listeners[0].bind
     if host in ("", "0.0.0.0", "::"):
         host = "::1" if host == "::" else "127.0.0.1"
     try:

@@ -44,6 +44,14 @@ Decoder: TypeAlias = Callable[[Buffer, int, int], tuple[Any, int]]
 Encoder: TypeAlias = Callable[[Any], list[Chunk]]
 """Raises ValueError, TypeError, AttributeError or struct.error for values that have no place on the wire."""
 
+
+class EncodedElements(tuple[Any, ...]):
+    """The bytes of an array's structs, encoded already, a piece each. It may stand for such an array where that is a
+    field of the message itself: a long answer that hardly changes is put together and not written anew."""
+
+    __slots__ = ()
+
+
 UVARINTS = tuple(write_uvarint(value) for value in range(1 << 12))
 """The lengths, counts and tags that occur, ready made."""
 
@@ -107,6 +115,14 @@ def _refuse(what: str) -> None:
     raise ProtocolError(what)
 
 
+def _crowded(max_elements: int) -> None:
+    raise TooManyElementsError(f"more than {max_elements} elements")
+
+
+class TooManyElementsError(ProtocolError):
+    """A message that may be well-formed and has more elements than its decoder was made for."""
+
+
 class _Source:
     """Lines of one function, and the objects its names stand for."""
 
@@ -167,6 +183,7 @@ class _DecoderSource(_Source):
         self.sliced = has_records(record)
         self.names |= {
             "refuse": _refuse,
+            "crowded": _crowded,
             "read_uvarint": read_uvarint,
             "skip_tagged_fields": skip_tagged_fields,
             "uvarint_tail": _uvarint_tail,
@@ -271,7 +288,7 @@ class _DecoderSource(_Source):
         if self.max_elements is not None:
             self.line(f"room -= {count}")
             with self.block("if room < 0:"):
-                self.line(f"refuse('more than {self.max_elements} elements')")
+                self.line(f"crowded({self.max_elements})")
 
     def read_array(self, piece: Array, target: str) -> None:
         name = self.read_length(piece.count, target.partition(".")[2])
@@ -353,7 +370,8 @@ class _EncoderSource(_Source):
     def __init__(self, record: Record, version: int) -> None:
         super().__init__(record, version, "encode")
         self.pending: list[tuple[str, str]] = []
-        self.names |= {"U": UVARINTS, "uvarint": write_uvarint, "pack": pack}
+        self.names |= {"U": UVARINTS, "uvarint": write_uvarint, "pack": pack, "EncodedElements": EncodedElements}
+        self.own_arrays = {id(subcon.subcon) for subcon in record.subcons}
 
     def compile(self) -> Encoder:
         root = self.fresh("o")
@@ -457,6 +475,10 @@ class _EncoderSource(_Source):
                 with self.block(f"if {name}:"):
                     self.line(f"out += pack(f'>{{len({name})}}{element.fmtstr[1:]}', *{name})")
                 return
+            if id(piece) in self.own_arrays and isinstance(element, Record) and not has_records(element):
+                with self.block(f"if {name}.__class__ is EncodedElements:"):
+                    self.line(f"out += b''.join({name})")
+                    self.line(f"{name} = ()")
             item = self.fresh("o")
             with self.block(f"for {item} in {name}:"):
                 self.write(element, item)

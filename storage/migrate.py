@@ -9,11 +9,16 @@ so it cannot stop a running node for long. There is no way back: a database newe
 from __future__ import annotations
 
 from storage import schema
-from storage.errors import StorageError
-from storage.pool import Connection, Database
+from storage.errors import StorageError, StorageUnavailable
+from storage.pool import Connection, Database, lock_not_available
 from storage.queries import statement
 
 OLDEST_POSTGRES = 15
+
+LOCK_PATIENCE_S = 30.0
+"""More than the lock_timeout of `migration_limits`, so that it is Postgres who says what was waited for."""
+MIGRATION_PATIENCE_S = 3600.0
+"""A migration takes as long as its tables are large; a server that does not answer for this long is gone."""
 
 
 async def migrate(database: Database) -> int:
@@ -32,19 +37,28 @@ async def migrate(database: Database) -> int:
         if server["encoding"] != "UTF8":
             raise StorageError(f"the database's encoding must be UTF8, it is {server['encoding']}")
         await connection.execute(statement("migration_limits"))
-        await connection.execute(statement("lock_migrations"))
+        await _lock(connection)
         await connection.execute(statement("create_schema"))
         await connection.execute(statement("create_migration_table"))
         applied = int(await connection.fetchval(statement("applied_migration")))
         if applied > len(known):
             raise StorageError(f"the database's schema is version {applied}, this program knows {len(known)}")
         for number, name, sql in known[applied:]:
-            await connection.execute(sql)
+            await connection.execute(sql, timeout=MIGRATION_PATIENCE_S)
             await connection.execute(statement("record_migration"), number, name)
         await _install_functions(connection)
         return len(known)
 
-    return await database.hot.transact(apply)
+    return await database.control.transact(apply)
+
+
+async def _lock(connection: Connection) -> None:
+    try:
+        await connection.execute(statement("lock_migrations"), timeout=LOCK_PATIENCE_S)
+    except Exception as error:
+        if lock_not_available(error):
+            raise StorageUnavailable("another node is migrating this database, and has been for 20 s") from error
+        raise
 
 
 async def _install_functions(connection: Connection) -> None:

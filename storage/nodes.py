@@ -8,16 +8,18 @@ under a name in use supersedes the one before it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 from storage.errors import StorageConflict
 from storage.pool import Database, Row
 from storage.queries import statement
-from storage.types import CoordinatorLease, Node, NodeId
+from storage.types import Address, CoordinatorLease, LeaseKind, Node, NodeId
 
 
 def _lease(row: Row) -> CoordinatorLease:
-    return CoordinatorLease(shard=row["shard"], node_id=NodeId(row["node_id"]), lease_epoch=row["lease_epoch"])
+    return CoordinatorLease(row["shard"], NodeId(row["node_id"]), row["lease_epoch"], LeaseKind(row["kind"]))
 
 
 class NodeStore:
@@ -25,7 +27,7 @@ class NodeStore:
     node that another process has since taken over raise StorageConflict."""
 
     def __init__(self, database: Database) -> None:
-        self._pool = database.hot
+        self._pool = database.control
         self._incarnations: dict[NodeId, int] = {}
 
     def _incarnation(self, node_id: NodeId) -> int:
@@ -34,14 +36,9 @@ class NodeStore:
             raise StorageConflict(f"node {node_id} has not been registered by this process")
         return incarnation
 
-    async def register(self, host: str, port: int, rack: str | None, ttl_ms: int, *, name: str | None = None) -> NodeId:
-        """The node's id for `ttl_ms` from now: the one its name had before, else the lowest (>= 1) of no live node.
-
-        Without a name the advertised address is the name: a node that was killed comes back with its id.
-        """
-        row = await self._pool.fetch_row(
-            statement("register_node"), name if name is not None else f"{host}:{port}", host, port, rack, ttl_ms
-        )
+    async def register(self, name: str, listeners: Mapping[str, Address], rack: str | None, ttl_ms: int) -> NodeId:
+        """The node's id for `ttl_ms` from now: the one its name had before, else the lowest (>= 1) of no live node."""
+        row = await self._pool.fetch_row(statement("register_node"), name, json.dumps(listeners), rack, ttl_ms)
         assert row is not None
         node_id = NodeId(row["node_id"])
         self._incarnations[node_id] = row["incarnation"]
@@ -62,22 +59,27 @@ class NodeStore:
         """Ends the registration; no effect if another process has it."""
         await self._pool.fetch(statement("withdraw_node"), node_id, self._incarnation(node_id))
 
-    async def acquire_leases(self, node_id: NodeId, shards: Sequence[int], ttl_ms: int) -> list[CoordinatorLease]:
+    async def acquire_leases(
+        self, node_id: NodeId, shards: Sequence[int], ttl_ms: int, kind: LeaseKind = LeaseKind.GROUPS
+    ) -> list[CoordinatorLease]:
         """Those of `shards` that nobody else holds, for `ttl_ms` from now. The epoch rises unless this process had the
         lease already. Waits for writes under way by the former owner. None at all if the node was taken over."""
         rows = await self._pool.fetch(
-            statement("acquire_leases"), node_id, self._incarnation(node_id), list(shards), ttl_ms
+            statement("acquire_leases"), node_id, self._incarnation(node_id), kind.value, list(shards), ttl_ms
         )
         return [_lease(row) for row in rows]
 
     async def renew_leases(
         self, node_id: NodeId, leases: Sequence[CoordinatorLease], ttl_ms: int
     ) -> list[CoordinatorLease]:
-        """Prolongs `leases`; those that are still this node's, at the same epoch."""
+        """Prolongs `leases`, all of one kind; those that are still this node's, at the same epoch."""
+        if not leases:
+            return []
         rows = await self._pool.fetch(
             statement("renew_leases"),
             node_id,
             self._incarnation(node_id),
+            leases[0].kind.value,
             [lease.shard for lease in leases],
             [lease.lease_epoch for lease in leases],
             ttl_ms,
@@ -88,11 +90,12 @@ class NodeStore:
         """Lets other nodes take this process's leases at once."""
         await self._pool.fetch(statement("release_leases"), node_id, self._incarnation(node_id))
 
-    async def lease_owners(self) -> dict[int, Node]:
+    async def lease_owners(self, kind: LeaseKind = LeaseKind.GROUPS) -> dict[int, Node]:
         """The node that holds each shard, of leases that have not run out."""
-        rows = await self._pool.fetch(statement("lease_owners"))
+        rows = await self._pool.fetch(statement("lease_owners"), kind.value)
         return {row["shard"]: _node(row) for row in rows}
 
 
 def _node(row: Row) -> Node:
-    return Node(NodeId(row["node_id"]), row["host"], row["port"], row["rack"])
+    listeners = cast(dict[str, tuple[str, int]], json.loads(row["listeners"]))
+    return Node(NodeId(row["node_id"]), {name: (host, port) for name, (host, port) in listeners.items()}, row["rack"])

@@ -1,8 +1,13 @@
-"""Connections to Postgres: two pools, one place where asyncpg's exceptions become ours.
+"""Connections to Postgres: three pools, one place where asyncpg's exceptions become ours.
 
 The one idea: `hot` serves what a client waits for with a write or a lookup, `cold` serves reads of the log below the
-in-memory tail and maintenance, so that a consumer that replays the past cannot starve producers. Every wait is bounded:
-for a connection, for a lock, for a statement, on the server and here.
+in-memory tail and maintenance, so that a consumer that replays the past cannot starve producers. `control` keeps this
+node in the cluster (registration, leases, what changed in the catalog, readiness): however much clients ask, none of it
+waits behind them. Every wait is bounded: for a connection, for a lock, for a statement, on the server and here.
+
+Each connection pins what it relies on (isolation, timeouts, search path) by itself once it is open, so neither the
+database's defaults nor a session pooler that drops start-up parameters change it. A pooler that hands a session's
+transactions to different servers cannot work, and is refused when the database is opened.
 
 What it does not do: it does not retry what may have taken effect. Only serialization failures and deadlocks, which
 Postgres has rolled back, are tried again. After a lost connection the next call gets a new one.
@@ -21,13 +26,19 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from storage.database_url import parse_database_url
 from storage.errors import StorageError, StorageUnavailable
+from storage.queries import statement
 from storage.schema import SEARCH_PATH
 
+APPLICATION_NAME = "sluice"
+
 SESSION_SETTINGS: Mapping[str, str] = {
-    "application_name": "sluice",
+    "application_name": APPLICATION_NAME,
     "search_path": SEARCH_PATH,
     "timezone": "UTC",
     "jit": "off",
+    # Row locks decide here, and what they protect is read after they are had: only this level sees it.
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
     # Plans are cached per session, perhaps while the tables are still tiny. Every lookup here has its index; with these
     # out of the planner's choice it is taken from the first row on, and stays right when the tables have grown.
     "enable_seqscan": "off",
@@ -59,7 +70,7 @@ class Connection(Protocol):
     async def fetch(self, query: str, *args: object) -> Sequence[Row]: ...
     async def fetchrow(self, query: str, *args: object) -> Row | None: ...
     async def fetchval(self, query: str, *args: object) -> Any: ...
-    async def execute(self, query: str, *args: object) -> str: ...
+    async def execute(self, query: str, *args: object, timeout: float | None = None) -> str: ...
     async def executemany(self, command: str, args: Iterable[Sequence[object]]) -> None: ...
     async def copy_records_to_table(
         self, table_name: str, *, records: Iterable[Sequence[object]], columns: Sequence[str]
@@ -85,7 +96,9 @@ def _translated(error: Exception) -> StorageError:
         return (StorageUnavailable if transient else StorageError)(f"Postgres: {error} ({sqlstate})")
     if isinstance(error, ValueError):  # asyncpg.DataError: an argument of the wrong type or range
         return StorageError(f"argument refused: {error}")
-    return StorageUnavailable(f"Postgres unavailable: {error or type(error).__name__}")
+    # A timeout of ours has no text, and a log line without a reason helps nobody.
+    reason = "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
+    return StorageUnavailable(f"Postgres unavailable: {reason}")
 
 
 @asynccontextmanager
@@ -103,6 +116,11 @@ def _lost_connection(error: StorageUnavailable) -> bool:
         sqlstate = str(getattr(cause, "sqlstate", "") or "")
         return sqlstate.startswith(("08", "57P"))
     return not isinstance(cause, TimeoutError)
+
+
+def lock_not_available(error: Exception) -> bool:
+    """Whether Postgres gave up waiting for a lock."""
+    return str(getattr(error, "sqlstate", "")) == "55P03"
 
 
 def _retried(error: StorageError) -> bool:
@@ -180,16 +198,29 @@ async def _no_reset(_connection: object) -> None:
     round trip."""
 
 
-async def _prepare_session(connection: Connection) -> None:
-    """An acknowledged write must be on disk: undo an installation's synchronous_commit = off, keep stronger values."""
-    await connection.execute(
-        "select set_config('synchronous_commit', 'on', false) where current_setting('synchronous_commit') = 'off'"
-    )
+def _prepare_session(settings: Mapping[str, str]) -> Callable[[Connection], Awaitable[None]]:
+    """Pins `settings`, those that this Postgres knows. An acknowledged write must be on disk: undoes an installation's
+    synchronous_commit = off too, and keeps stronger values."""
+
+    async def prepare(connection: Connection) -> None:
+        await connection.fetch(statement("pin_session_settings"), list(settings), list(settings.values()))
+
+    return prepare
 
 
 async def _open_pool(
     url: str, *, connections: int, statement_timeout_ms: int, acquire_timeout_s: float, connect_timeout_s: float
 ) -> Pool:
+    settings = {
+        **SESSION_SETTINGS,
+        "statement_timeout": str(statement_timeout_ms),
+        "lock_timeout": str(min(statement_timeout_ms, 5000)),
+        "idle_in_transaction_session_timeout": "15000",
+        # A quiet pool is no reason to lose it.
+        "idle_session_timeout": "0",
+        # From 17 on a default of the database could end a commit that only waits for its disk.
+        "transaction_timeout": "0",
+    }
     pool = await cast(
         Awaitable[Any],
         asyncpg.create_pool(  # pyright: ignore[reportUnknownMemberType]
@@ -198,18 +229,13 @@ async def _open_pool(
             max_size=connections,
             max_queries=2**62,
             max_inactive_connection_lifetime=0,
-            init=_prepare_session,
+            init=_prepare_session(settings),
             reset=_no_reset,
             timeout=connect_timeout_s,
             # The server cancels first and says so; this catches a server that does not answer at all.
             command_timeout=statement_timeout_ms / 1000 + 2,
             max_cached_statement_lifetime=0,
-            server_settings={
-                **SESSION_SETTINGS,
-                "statement_timeout": str(statement_timeout_ms),
-                "lock_timeout": str(min(statement_timeout_ms, 5000)),
-                "idle_in_transaction_session_timeout": "15000",
-            },
+            server_settings={"application_name": APPLICATION_NAME},
         ),
     )
     return Pool(cast(_AsyncpgPool, pool), acquire_timeout_s)
@@ -221,6 +247,7 @@ class Database:
 
     hot: Pool
     cold: Pool
+    control: Pool
 
     @classmethod
     async def open(
@@ -229,32 +256,57 @@ class Database:
         *,
         hot_connections: int = 6,
         cold_connections: int = 4,
+        control_connections: int = 2,
         statement_timeout_ms: int = 10_000,
         acquire_timeout_s: float = 10.0,
         connect_timeout_s: float = 5.0,
     ) -> Database:
-        """Connects both pools; StorageUnavailable if Postgres cannot be reached."""
-        async with translated_errors():
-            hot = await _open_pool(
-                url,
-                connections=hot_connections,
-                statement_timeout_ms=statement_timeout_ms,
-                acquire_timeout_s=acquire_timeout_s,
-                connect_timeout_s=connect_timeout_s,
-            )
-            try:
-                cold = await _open_pool(
-                    url,
-                    connections=cold_connections,
-                    statement_timeout_ms=statement_timeout_ms,
-                    acquire_timeout_s=acquire_timeout_s,
-                    connect_timeout_s=connect_timeout_s,
-                )
-            except BaseException:
-                await hot.close(timeout_s=1.0)
-                raise
-        return cls(hot, cold)
+        """Connects the pools. StorageUnavailable if Postgres cannot be reached, StorageError if what is reached does
+        not keep a session."""
+        pools: list[Pool] = []
+        try:
+            for connections in (hot_connections, cold_connections, control_connections):
+                async with translated_errors():
+                    pool = await _open_pool(
+                        url,
+                        connections=connections,
+                        statement_timeout_ms=statement_timeout_ms,
+                        acquire_timeout_s=acquire_timeout_s,
+                        connect_timeout_s=connect_timeout_s,
+                    )
+                pools.append(pool)
+            await _require_sessions(pools[0], pools[1])
+        except BaseException:
+            await asyncio.gather(*(pool.close(timeout_s=1.0) for pool in pools))
+            raise
+        return cls(*pools)
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Waits for calls under way, at most `timeout_s`, then cuts them off."""
-        await asyncio.gather(self.hot.close(timeout_s), self.cold.close(timeout_s))
+        await asyncio.gather(*(pool.close(timeout_s) for pool in (self.hot, self.cold, self.control)))
+
+
+async def _require_sessions(first: Pool, second: Pool) -> None:
+    """StorageError unless each connection keeps its server: prepared statements, LISTEN and the pinned settings are a
+    server's. A pooler in transaction mode gives the server that has just been used to whoever asks next, or another
+    one to the first while somebody else has it."""
+    query = statement("backend")
+    try:
+        async with first.connection() as one, second.connection() as other:
+            before = await one.fetchval(query)
+            kept = before != await other.fetchval(query)
+            if kept:
+                async with other.transaction():
+                    kept = before != await other.fetchval(query) and before == await one.fetchval(query)
+    except StorageUnavailable:
+        raise
+    except StorageError as error:
+        raise StorageError(f"{_POOLER} ({error})") from error
+    if not kept:
+        raise StorageError(_POOLER)
+
+
+_POOLER = (
+    "the connection pooler in front of Postgres moves a connection from server to server (transaction or statement"
+    " mode): Sluice needs it in session mode, or Postgres itself"
+)

@@ -1,12 +1,14 @@
 """The catalog: topics, their partitions and configs, and the cluster-wide settings.
 
-The one idea: every change bumps one version under one lock, so a node that remembers the catalog asks for a single
-number to learn whether it is up to date. Deleting hides a topic at once and frees its name; its rows go later
-(`storage.retention.purge`). Names and config values are taken as they are: checking them is the gateway's.
+The one idea: every change takes the next revision under one lock, so a node that remembers the catalog of one revision
+asks for what changed since, in one query whose cost follows the changes. Deleting hides a topic at once and frees its
+name; its rows go later (`storage.retention.purge`). Names and config values are taken as they are: checking them is the
+gateway's.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Collection, Mapping, Sequence
 from typing import cast
@@ -15,7 +17,10 @@ from uuid import UUID
 from storage.pool import Connection, Database, Row
 from storage.queries import statement
 from storage.text import loaded, stored
-from storage.types import NewTopic, Partition, PartitionKey, Refusal, Topic
+from storage.types import CatalogChanges, NewTopic, Partition, PartitionKey, Refusal, Topic
+
+_PARTITIONS_PER_STEP = 2_000
+"""Built without giving way: a few milliseconds."""
 
 
 def _topic(row: Row) -> Topic:
@@ -31,6 +36,8 @@ def _topic(row: Row) -> Topic:
                 zip(cast(list[int], row["partition_keys"]), cast(list[int], row["leader_epochs"]), strict=True)
             )
         ),
+        created_revision=row["created_revision"],
+        changed_revision=row["changed_revision"],
     )
 
 
@@ -43,14 +50,42 @@ class TopicStore:
 
     def __init__(self, database: Database) -> None:
         self._pool = database.hot
+        self._control = database.control
 
-    async def load(self) -> tuple[int, list[Topic]]:
-        """The catalog's version and all live topics, from one snapshot, ordered by name."""
-        rows = await self._pool.fetch(statement("catalog"))
-        return rows[0]["catalog_version"], [_topic(row) for row in rows if row["topic_id"] is not None]
+    async def changes(self, since: int) -> CatalogChanges:
+        """What is different from the catalog of revision `since`, from one snapshot; everything since 0.
 
-    async def version(self) -> int:
-        return int(await self._pool.fetch_value(statement("catalog_version")))
+        A large answer is put together in steps, so that nothing else on the event loop waits for it.
+        """
+        rows = await self._control.fetch(statement("catalog_changes"), since)
+        first = rows[0]
+        topics: list[Topic] = []
+        deleted: list[UUID] = []
+        built = 0
+        for row in rows:
+            if row["topic_id"] is None:
+                continue
+            if row["deleted"]:
+                deleted.append(row["topic_id"])
+                continue
+            topics.append(_topic(row))
+            built += len(topics[-1].partitions)
+            if built >= _PARTITIONS_PER_STEP:
+                built = 0
+                await asyncio.sleep(0)
+        broker_configs = first["broker_configs"]
+        return CatalogChanges(
+            revision=first["revision"],
+            whole=first["whole"],
+            topics=tuple(topics),
+            deleted=tuple(deleted),
+            broker_configs=None
+            if broker_configs is None
+            else {loaded(name): loaded(value) for name, value in json.loads(broker_configs).items()},
+        )
+
+    async def revision(self) -> int:
+        return int(await self._control.fetch_value(statement("catalog_revision")))
 
     async def find(self, name: str) -> Topic | None:
         row = await self._pool.fetch_row(statement("topic_by_name"), stored(name))
@@ -107,7 +142,6 @@ class TopicStore:
         """Removes `unset`, then sets `set`; what neither names stays."""
 
         async def change(connection: Connection) -> Topic | Refusal:
-            await connection.execute(statement("bump_catalog_version"))
             await connection.execute(
                 statement("set_topic_configs"), topic_id, _configs_text(set), [stored(name) for name in unset]
             )
@@ -121,18 +155,13 @@ class TopicStore:
         return {loaded(row["name"]): loaded(row["value"]) for row in rows}
 
     async def set_broker_configs(self, set: Mapping[str, str], unset: Collection[str] = ()) -> None:
-        """Removes `unset`, then sets `set`, for the whole cluster. Bumps the catalog's version."""
-
-        async def change(connection: Connection) -> None:
-            await connection.execute(statement("bump_catalog_version"))
-            await connection.execute(statement("unset_broker_configs"), [stored(name) for name in unset])
-            await connection.execute(
-                statement("set_broker_configs"),
-                [stored(name) for name in set],
-                [stored(value) for value in set.values()],
-            )
-
-        await self._pool.transact(change)
+        """Removes `unset`, then sets `set`, for the whole cluster. A change of the catalog, with its revision."""
+        await self._pool.fetch(
+            statement("set_broker_configs"),
+            [stored(name) for name in set],
+            [stored(value) for value in set.values()],
+            [stored(name) for name in unset],
+        )
 
     async def cluster_id(self) -> str:
         """22 characters of URL-safe base64, as upstream renders a cluster's id; the same for the database's life."""

@@ -43,13 +43,16 @@ class GatewayProcess:
         self.database_url = database_url
         port, metrics_port = free_ports(2)
         self.bootstrap = f"127.0.0.1:{port}"
+        if "listeners" in settings:
+            self.bootstrap = settings["listeners"].split(",")[0].partition("://")[2]
         self.metrics_url = f"http://127.0.0.1:{metrics_port}"
         self._arguments = [
             *(sys.executable, "-m", "gateway.cli", "serve"),
-            *("--listen", self.bootstrap),
             *("--metrics-listen", f"127.0.0.1:{metrics_port}"),
             *("--data-dir", str(directory)),
         ]
+        if "listeners" not in settings:
+            self._arguments += ["--listen", self.bootstrap]
         if database_url is not None:
             self._arguments += ["--database-url", database_url]
         for name, value in settings.items():

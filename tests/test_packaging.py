@@ -314,8 +314,8 @@ def test_the_gateway_takes_every_variable_that_image_and_compose_file_give(compo
     for name, value in compose["services"]["gateway"]["environment"].items():
         given[name] = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value)
     settings = load({}, (), given).settings
-    assert settings.listen == ("0.0.0.0", 9092)
-    assert settings.advertise == ("localhost", 9092)
+    assert settings.listeners[0].bind == ("0.0.0.0", 9092)
+    assert settings.listeners[0].advertised == ("localhost", 9092)
     postgres = compose["services"]["postgres"]["environment"]
     assert settings.database_url is not None
     assert f"{postgres['POSTGRES_USER']}:sluice@postgres:5432/{postgres['POSTGRES_DB']}" in settings.database_url

@@ -3,8 +3,7 @@
 The one idea: leaders and replicas are a routing hint. Any node could serve any partition, so the hint only spreads the
 load over the nodes that are alive; replicas are as many of them as the topic's replication factor asks for.
 
-Known topics are answered from memory, so clients keep their routes while Postgres is away. There is no authorizer:
-where authorized operations are asked for, they are all that the resource has.
+Known topics are answered from memory, so clients keep their routes while Postgres is away.
 """
 
 from __future__ import annotations
@@ -14,11 +13,14 @@ from uuid import UUID
 
 import structlog
 
+from gateway.apis.described_topics import MIN_PARTITIONS
 from gateway.apis.topics import make_topics, plan_automatic
 from gateway.config.topic import requested_replication_factor
-from gateway.log.topic_names import RenderedNames, why_illegal
+from gateway.log.topic_names import why_illegal
+from gateway.net.authorized_operations import CLUSTER, Resource, authorized_operations
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import storage_code
+from gateway.net.pieces import in_pieces, mapped
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import (
     DescribeClusterBroker,
@@ -45,35 +47,53 @@ from storage.types import NewTopic, Partition, Topic
 log = structlog.get_logger(__name__)
 
 NO_ID = UUID(int=0)
-NOT_ASKED = -(2**31)
-"""Authorized operations that nobody asked for."""
-
-TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
-"""READ WRITE CREATE DELETE ALTER DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS (upstream's AclEntry.supportedOperations)."""
-
-CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
-"""CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE."""
-
 MAX_CREATED = 100
 """Topics that one Metadata request creates; a client that wants more is told to ask again (LEADER_NOT_AVAILABLE)."""
 
 MAX_PARTITIONS_PER_PAGE = 2000
 """Upstream's max.request.partition.size.limit."""
 
+FIRST_VERSION_WITH_LISTENER_NOT_FOUND = 6
+
 BROKERS_ENDPOINT = 1
 CONTROLLERS_ENDPOINT = 2
 
 
 class Placement:
-    """Leaders and replicas as of one moment, so that one answer agrees with itself."""
+    """Live nodes, leaders and replicas as of one moment, so that one answer agrees with itself, and as seen through
+    one listener: a node that does not have it cannot be reached by who asks, and is not named as a broker."""
 
-    def __init__(self, services: Services) -> None:
-        self._services = services
-        self._alive = [int(node.node_id) for node in services.membership.alive()]
+    def __init__(self, context: RequestContext) -> None:
+        listener = context.connection.listener
+        alive = context.services.membership.alive()
+        self.brokers = [(node, *node.listeners[listener]) for node in alive if listener in node.listeners]
+        """Each with host and port."""
+        self._reachable = {int(node.node_id) for node, _, _ in self.brokers}
+        self._alive = [int(node.node_id) for node in alive]
         self._replicas: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._leaders = context.services.membership.leaders
+        self.view = (listener, self._leaders)
+        """Answers of two placements with one view are the same."""
+
+    @property
+    def controller_id(self) -> int:
+        """Any node answers what a controller would: the first that can be reached, -1 if none can."""
+        return int(self.brokers[0][0].node_id) if self.brokers else -1
 
     def leader(self, partition: Partition) -> int:
-        return int(self._services.membership.leader_of(partition.partition_key).node_id)
+        return self._leaders.leader(partition.partition_key)
+
+    def leader_error(self, leader: int, version: int) -> ErrorCode:
+        """Why `leader` cannot be named, in the codes of Metadata's versions (as KRaftMetadataCache)."""
+        if leader in self._reachable:
+            return ErrorCode.NONE
+        if version < FIRST_VERSION_WITH_LISTENER_NOT_FOUND:
+            return ErrorCode.LEADER_NOT_AVAILABLE
+        return ErrorCode.LISTENER_NOT_FOUND
+
+    def offline(self, replicas: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of `replicas` that cannot be reached through the listener."""
+        return tuple(node for node in replicas if node not in self._reachable)
 
     def replicas(self, leader: int, factor: int) -> tuple[int, ...]:
         """The leader and the live nodes after it by id, `factor` of them where as many are alive."""
@@ -91,22 +111,50 @@ class Placement:
 async def metadata(request: MetadataRequest, context: RequestContext) -> MetadataResponse:
     """Creates missing topics where client and broker both allow it; an all-topics request never does."""
     services = context.services
-    placement = Placement(services)
-    operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
+    placement = Placement(context)
+    with_operations = request.include_topic_authorized_operations
     found = await _find_topics(request, context)
     return MetadataResponse(
         brokers=tuple(
-            MetadataResponseBroker(node_id=node.node_id, host=node.host, port=node.port, rack=node.rack)
-            for node in services.membership.alive()
+            MetadataResponseBroker(node_id=node.node_id, host=host, port=port, rack=node.rack)
+            for node, host, port in placement.brokers
         ),
         cluster_id=services.cluster_id,
-        controller_id=services.membership.alive()[0].node_id,
-        topics=tuple(
-            _describe(answer, services, placement, operations) if isinstance(answer, Topic) else answer
-            for answer in found
+        controller_id=placement.controller_id,
+        topics=await _describe_all(found, context, placement, with_operations),
+        cluster_authorized_operations=authorized_operations(
+            Resource.CLUSTER, CLUSTER, context, asked=request.include_cluster_authorized_operations
         ),
-        cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+    )
+
+
+async def _describe_all(
+    found: Sequence[Topic | MetadataResponseTopic], context: RequestContext, placement: Placement, with_operations: bool
+) -> tuple[MetadataResponseTopic, ...]:
+    """Many at once as bytes that are kept, few as they are."""
+    topics = [answer for answer in found if isinstance(answer, Topic)]
+    if len(topics) < len(found) or sum(len(topic.partitions) for topic in topics) < MIN_PARTITIONS:
+        return tuple(
+            [
+                _describe(answer, context, placement, with_operations) if isinstance(answer, Topic) else answer
+                async for answer in in_pieces(found)
+            ]
+        )
+    view = (placement.view, with_operations, context.services.catalog.broker.default_replication_factor)
+    return await context.services.described_topics.encode(
+        topics, context.version, view, lambda topic: _describe(topic, context, placement, with_operations)
+    )
+
+
+def refuse_metadata(request: MetadataRequest, version: int, code: ErrorCode, message: str | None) -> MetadataResponse:
+    """Without brokers, so that Java and librdkafka keep the metadata they have and ask again."""
+    return MetadataResponse(
+        error_code=code,
+        topics=tuple(
+            MetadataResponseTopic(
+                error_code=code, name=topic.name if version >= 12 else topic.name or "", topic_id=topic.topic_id
+            )
+            for topic in request.topics or ()
         ),
     )
 
@@ -154,9 +202,11 @@ async def _find_by_name(
     names: Sequence[str], may_create: bool, context: RequestContext
 ) -> list[Topic | MetadataResponseTopic]:
     catalog = context.services.catalog
-    missing = [name for name in names if catalog.get(name) is None]
-    codes = {name: ErrorCode.INVALID_TOPIC_EXCEPTION for name in missing if why_illegal(name) is not None}
-    missing = [name for name in missing if name not in codes]
+    missing = [name async for name in in_pieces(names) if catalog.get(name) is None]
+    codes = {
+        name: ErrorCode.INVALID_TOPIC_EXCEPTION async for name in in_pieces(missing) if why_illegal(name) is not None
+    }
+    missing = [name async for name in in_pieces(missing) if name not in codes]
     try:
         await catalog.resolve_all(missing)
         missing = [name for name in missing if catalog.get(name) is None]
@@ -164,7 +214,7 @@ async def _find_by_name(
             codes.update(await _create_missing(missing, context.services))
     except StorageError as error:
         codes.update(dict.fromkeys(missing, storage_code(context.api_key, error)))
-    return [catalog.get(name) or _failed(name, codes) for name in names]
+    return await mapped(lambda name: catalog.get(name) or _failed(name, codes), names)
 
 
 def _failed(name: str, codes: dict[str, ErrorCode]) -> MetadataResponseTopic:
@@ -174,7 +224,7 @@ def _failed(name: str, codes: dict[str, ErrorCode]) -> MetadataResponseTopic:
 async def _create_missing(names: Sequence[str], services: Services) -> dict[str, ErrorCode]:
     """Why some of these names are still no topics; those that are missing from the answer were created."""
     codes = dict.fromkeys(names[MAX_CREATED:], ErrorCode.LEADER_NOT_AVAILABLE)
-    rendered = RenderedNames(topic.name for topic in services.catalog.topics())
+    rendered = services.catalog.rendered_names()
     plans: list[NewTopic] = []
     for name in names[:MAX_CREATED]:
         try:
@@ -189,19 +239,24 @@ async def _create_missing(names: Sequence[str], services: Services) -> dict[str,
     return codes
 
 
-def _describe(topic: Topic, services: Services, placement: Placement, operations: int) -> MetadataResponseTopic:
-    factor = requested_replication_factor(topic.configs, services.catalog.broker)
+def _describe(
+    topic: Topic, context: RequestContext, placement: Placement, with_operations: bool
+) -> MetadataResponseTopic:
+    factor = requested_replication_factor(topic.configs, context.services.catalog.broker)
     partitions: list[MetadataResponsePartition] = []
     for partition in topic.partitions:
         leader = placement.leader(partition)
         replicas = placement.replicas(leader, factor)
+        error = placement.leader_error(leader, context.version)
         partitions.append(
             MetadataResponsePartition(
+                error_code=error,
                 partition_index=partition.partition_index,
-                leader_id=leader,
+                leader_id=-1 if error else leader,
                 leader_epoch=partition.leader_epoch,
                 replica_nodes=replicas,
                 isr_nodes=replicas,
+                offline_replicas=placement.offline(replicas),
             )
         )
     return MetadataResponseTopic(
@@ -209,7 +264,7 @@ def _describe(topic: Topic, services: Services, placement: Placement, operations
         topic_id=topic.topic_id,
         is_internal=topic.internal,
         partitions=tuple(partitions),
-        topic_authorized_operations=operations,
+        topic_authorized_operations=authorized_operations(Resource.TOPIC, topic.name, context, asked=with_operations),
     )
 
 
@@ -229,7 +284,7 @@ async def describe_topic_partitions(
     asked = {topic.name for topic in request.topics} or {topic.name for topic in services.catalog.topics()}
     names = sorted(name for name in asked if cursor is None or name >= cursor.topic_name)
     remaining = max(min(request.response_partition_limit, MAX_PARTITIONS_PER_PAGE), 1)
-    placement = Placement(services)
+    placement = Placement(context)
     described: list[DescribeTopicPartitionsResponseTopic] = []
     next_cursor: Cursor | None = None
     for name in names:
@@ -245,31 +300,42 @@ async def describe_topic_partitions(
         first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
         page = topic.partitions[first : first + remaining]
         remaining -= len(page)
-        described.append(_describe_page(topic, page, services, placement))
+        described.append(_describe_page(topic, page, context, placement))
         if first + len(page) < len(topic.partitions):
             next_cursor = Cursor(topic_name=name, partition_index=first + len(page))
             break
     return DescribeTopicPartitionsResponse(topics=tuple(described), next_cursor=next_cursor)
 
 
+def refuse_describe_topic_partitions(
+    request: DescribeTopicPartitionsRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeTopicPartitionsResponse:
+    return DescribeTopicPartitionsResponse(
+        topics=tuple(DescribeTopicPartitionsResponseTopic(error_code=code, name=topic.name) for topic in request.topics)
+    )
+
+
 def _describe_page(
-    topic: Topic, page: Iterable[Partition], services: Services, placement: Placement
+    topic: Topic, page: Iterable[Partition], context: RequestContext, placement: Placement
 ) -> DescribeTopicPartitionsResponseTopic:
-    factor = requested_replication_factor(topic.configs, services.catalog.broker)
+    factor = requested_replication_factor(topic.configs, context.services.catalog.broker)
     partitions: list[DescribeTopicPartitionsResponsePartition] = []
     for partition in page:
         leader = placement.leader(partition)
         replicas = placement.replicas(leader, factor)
+        error = placement.leader_error(leader, FIRST_VERSION_WITH_LISTENER_NOT_FOUND)
         partitions.append(
             DescribeTopicPartitionsResponsePartition(
+                error_code=error,
                 partition_index=partition.partition_index,
-                leader_id=leader,
+                leader_id=-1 if error else leader,
                 leader_epoch=partition.leader_epoch,
                 replica_nodes=replicas,
                 isr_nodes=replicas,
                 # Not null: Java's Admin client reads both without asking.
                 eligible_leader_replicas=(),
                 last_known_elr=(),
+                offline_replicas=placement.offline(replicas),
             )
         )
     return DescribeTopicPartitionsResponseTopic(
@@ -277,7 +343,7 @@ def _describe_page(
         topic_id=topic.topic_id,
         is_internal=topic.internal,
         partitions=tuple(partitions),
-        topic_authorized_operations=TOPIC_OPERATIONS,
+        topic_authorized_operations=authorized_operations(Resource.TOPIC, topic.name, context, asked=True),
     )
 
 
@@ -290,16 +356,21 @@ async def describe_cluster(request: DescribeClusterRequest, context: RequestCont
         raise KafkaError(ErrorCode.MISMATCHED_ENDPOINT_TYPE, "Controllers are not asked at this endpoint.")
     if request.endpoint_type != BROKERS_ENDPOINT:
         raise KafkaError(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"There is no endpoint type {request.endpoint_type}.")
-    services = context.services
-    alive = services.membership.alive()
+    placement = Placement(context)
     return DescribeClusterResponse(
-        cluster_id=services.cluster_id,
-        controller_id=alive[0].node_id,
+        cluster_id=context.services.cluster_id,
+        controller_id=placement.controller_id,
         brokers=tuple(
-            DescribeClusterBroker(broker_id=node.node_id, host=node.host, port=node.port, rack=node.rack)
-            for node in alive
+            DescribeClusterBroker(broker_id=node.node_id, host=host, port=port, rack=node.rack)
+            for node, host, port in placement.brokers
         ),
-        cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+        cluster_authorized_operations=authorized_operations(
+            Resource.CLUSTER, CLUSTER, context, asked=request.include_cluster_authorized_operations
         ),
     )
+
+
+def refuse_describe_cluster(
+    request: DescribeClusterRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeClusterResponse:
+    return DescribeClusterResponse(error_code=code, error_message=message, endpoint_type=request.endpoint_type)

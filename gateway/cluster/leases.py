@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -22,12 +22,19 @@ from gateway.cluster.membership import Membership
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError
 from storage.nodes import NodeStore
-from storage.types import CoordinatorLease, Node
+from storage.types import CoordinatorLease, LeaseKind, Node
 
 log = structlog.get_logger(__name__)
 
-SHARDS = 50
-"""offsets.topic.num.partitions: fixed, since a group's shard is stored with it."""
+SHARD_COUNTS: Mapping[LeaseKind, int] = {LeaseKind.GROUPS: 50, LeaseKind.TRANSACTIONS: 50, LeaseKind.JOBS: 8}
+"""Kafka's offsets.topic.num.partitions and transaction.state.log.num.partitions. Fixed: shards are stored."""
+SHARDS = SHARD_COUNTS[LeaseKind.GROUPS]
+
+
+def boot_time_s() -> float:
+    """Seconds that go on while the machine is suspended, when Postgres elsewhere goes on counting too; CLOCK_MONOTONIC
+    stands still then, and a lease that ran out would be believed. Where there is no such clock, the monotonic one."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 
 @lru_cache(maxsize=65_536)
@@ -57,7 +64,7 @@ class Leases:
         membership: Membership,
         ttl_ms: int,
         *,
-        monotonic: Callable[[], float] = time.monotonic,
+        monotonic: Callable[[], float] = boot_time_s,
     ) -> None:
         self._store = store
         self._membership = membership

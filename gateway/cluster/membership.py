@@ -3,19 +3,22 @@
 The one idea: the list is a copy of what Postgres says, refreshed by one pass that also prolongs this node's own
 registration. Clients are told of it as a routing hint; nothing is decided by it.
 
-A node is known by its name (the advertised address): a process that starts again after a kill takes the same id at
-once instead of waiting for its predecessor to expire.
+A node is known by its name (the advertised address of its first listener): a process that starts again after a kill
+takes the same id at once instead of waiting for its predecessor to expire.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 import structlog
 
+from gateway.cluster.placement import Leaders
+from gateway.config.listeners import render_address, render_listeners
 from storage.errors import StorageConflict
 from storage.nodes import NodeStore
-from storage.types import Node, NodeId, PartitionKey
+from storage.types import Address, Node, NodeId, PartitionKey
 
 log = structlog.get_logger(__name__)
 
@@ -23,14 +26,15 @@ log = structlog.get_logger(__name__)
 class Membership:
     """`join` before anything else; `renew` regularly; `withdraw` at the end."""
 
-    def __init__(self, store: NodeStore, host: str, port: int, rack: str | None, ttl_ms: int) -> None:
+    def __init__(self, store: NodeStore, listeners: Mapping[str, Address], rack: str | None, ttl_ms: int) -> None:
+        """`listeners`: name → where its clients are told to connect; at least one."""
         self._store = store
-        self._host = host
-        self._port = port
+        self._listeners = dict(listeners)
         self._rack = rack
         self._ttl_ms = ttl_ms
         self._self_node: Node | None = None
         self._alive: list[Node] = []
+        self._leaders = Leaders(())
         self._alone_since_s = float("-inf")
 
     @property
@@ -41,8 +45,8 @@ class Membership:
 
     @property
     def address(self) -> str:
-        """HOST:PORT as clients are told."""
-        return f"[{self._host}]:{self._port}" if ":" in self._host else f"{self._host}:{self._port}"
+        """HOST:PORT as clients of the first listener are told; the node's name."""
+        return render_address(next(iter(self._listeners.values())))
 
     @property
     def node_id(self) -> NodeId:
@@ -59,13 +63,19 @@ class Membership:
         return self._alone_since_s
 
     def leader_of(self, partition_key: PartitionKey) -> Node:
-        """The node that clients are pointed to for a partition: any could serve it, so this spreads the load."""
-        return self._alive[partition_key % len(self._alive)]
+        """The node that clients are pointed to for a partition."""
+        leader = self._leaders.leader(partition_key)
+        return next(node for node in self._alive if node.node_id == leader)
+
+    @property
+    def leaders(self) -> Leaders:
+        """Where clients of partitions are pointed to; another object whenever the live nodes are others."""
+        return self._leaders
 
     async def join(self) -> None:
         """Registers this node. Raises StorageError."""
-        node_id = await self._store.register(self._host, self._port, self._rack, self._ttl_ms, name=self.address)
-        self._self_node = Node(node_id, self._host, self._port, self._rack)
+        node_id = await self._store.register(self.address, self._listeners, self._rack, self._ttl_ms)
+        self._self_node = Node(node_id, self._listeners, self._rack)
         self._take(await self._store.alive())
 
     async def renew(self) -> None:
@@ -96,4 +106,5 @@ class Membership:
         elif len(before) > 1:
             self._alone_since_s = asyncio.get_running_loop().time()
         if before != after:
-            log.info("live nodes", nodes=[f"{node.node_id}={node.host}:{node.port}" for node in self._alive])
+            self._leaders = Leaders(after)
+            log.info("live nodes", nodes=[f"{node.node_id}={render_listeners(node.listeners)}" for node in self._alive])

@@ -139,6 +139,14 @@ class BrokerConfig:
         _LONG, MAX_LONG, "How long a record may stay uncompacted at most.", at_least(1)
     )
 
+    log_store_inline_max_bytes: int = setting(
+        _INT,
+        65_536,
+        "Commits up to this size keep their bytes in Postgres, store or not. Not a Kafka setting.",
+        at_least(0),
+        update=_AT_START,
+    )
+
     # offsets and producers
     offsets_retention_minutes: int = setting(
         _INT, 10_080, "How long the offsets of a group without members are kept.", at_least(1), update=_AT_START
@@ -213,6 +221,10 @@ def _fixed(name: str, kind: ConfigType, value: Any, documentation: str) -> Confi
     return ConfigKey(name, kind, value, documentation, update=Update.FIXED)
 
 
+def _of_node(name: str, documentation: str) -> ConfigKey:
+    return ConfigKey(name, ConfigType.LIST, None, documentation, update=Update.AT_START)
+
+
 _SHOWN = (
     _no_effect("log.segment.bytes", _INT, 1_073_741_824, "Size of a log segment.", at_least(14)),
     _no_effect("log.index.size.max.bytes", _INT, 10_485_760, "Size of a segment's index.", at_least(4)),
@@ -246,10 +258,12 @@ _NODE = (
     _fixed("broker.id", _INT, None, "The node's id, taken when it registers in Postgres."),
     _fixed("node.id", _INT, None, "The node's id, taken when it registers in Postgres."),
     _fixed("broker.rack", ConfigType.STRING, None, "The node's rack."),
-    _fixed("listeners", ConfigType.LIST, None, "Where the node listens; given as --listen."),
-    _fixed("advertised.listeners", ConfigType.LIST, None, "Where clients find the node; given as --advertise."),
+    _of_node("listeners", "Where the node listens, as NAME://HOST:PORT; --listen is short for one."),
+    _of_node("advertised.listeners", "Where clients of each listener find the node; --advertise is short for one."),
+    _of_node("listener.security.protocol.map", "Which security protocol each listener speaks, as NAME:PROTOCOL."),
 )
-"""Facts of one node, whose values DescribeConfigs takes from the node itself."""
+"""Facts of one node, whose values DescribeConfigs takes from the node itself. Its listeners are read by
+`gateway/config/listeners.py`."""
 
 NODE_CONFIGS: frozenset[str] = frozenset(key.name for key in _NODE)
 

@@ -16,16 +16,22 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, ConfigError, parse_broker_configs
+from gateway.config.listeners import (
+    DEFAULT_NAME,
+    WILDCARDS,
+    Listener,
+    parse_address,
+    parse_listeners,
+    render_address,
+)
 from gateway.operate.logs import LOG_LEVELS, LogFormat
 from storage.database_url import parse_database_url
+from storage.types import Address
 
 ENVIRONMENT_PREFIX = "SLUICE_"
-WILDCARDS = frozenset({"0.0.0.0", "::", ""})
-
-Address = tuple[str, int]
 
 
 class ConfigurationError(Exception):
@@ -39,12 +45,13 @@ class ConfigurationError(Exception):
 class Settings:
     """The options, typed. Field names are the options' with underscores."""
 
-    listen: Address
-    advertise: Address
-    """Where clients are told to connect. Port 0 stands for the port that `listen` got."""
+    listeners: tuple[Listener, ...]
+    """At least one. The address of the first is how the node is called."""
     database_url: str | None
     """None: the node runs an embedded Postgres below `data_dir`."""
     data_dir: Path
+    log_store: Path | Literal["auto"] | None
+    """Where record bytes lie beside Postgres; None: nowhere. `log_directory` resolves "auto"."""
     rack: str | None
     metrics_listen: Address | None
     metrics_max_series: int
@@ -59,6 +66,13 @@ class Settings:
     broker: BrokerConfig
 
     @property
+    def log_directory(self) -> Path | None:
+        """Where the log's segments lie; None: all bytes are in Postgres."""
+        if self.log_store == "auto":
+            return self.data_dir / "log" if self.database_url is None else None
+        return self.log_store
+
+    @property
     def max_request_bytes(self) -> int:
         """socket.request.max.bytes"""
         return self.broker.socket_request_max_bytes
@@ -71,26 +85,15 @@ class Settings:
 # --- kinds of values --------------------------------------------------------------------------------------------------
 
 
-def _address(text: str) -> Address:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ValueError("expected HOST:PORT, e.g. 127.0.0.1:9092")
-    if host.startswith("[") and host.endswith("]"):
-        host = host[1:-1]
-    elif ":" in host:
-        raise ValueError("write an IPv6 address in brackets, e.g. [::1]:9092")
-    return host, int(port)
-
-
 def _advertised(text: str) -> Address:
-    host, port = _address(text)
-    if not host:
+    host, port = parse_address(text)
+    if host in WILDCARDS:
         raise ValueError("expected the HOST:PORT at which clients reach this node")
     return host, port
 
 
 def _address_or_off(text: str) -> Address | None:
-    return None if text == "off" else _address(text)
+    return None if text == "off" else parse_address(text)
 
 
 def _database_url(text: str) -> str:
@@ -108,6 +111,12 @@ def _directory(text: str) -> Path:
     if path.exists() and not path.is_dir():
         raise ValueError("is not a directory")
     return path
+
+
+def _log_store(text: str) -> Path | Literal["auto"] | None:
+    if text == "auto":
+        return "auto"
+    return None if text == "inline" else _directory(text)
 
 
 def _whole(minimum: int, maximum: int) -> Callable[[str], int]:
@@ -163,13 +172,20 @@ class Option:
 
 
 OPTIONS: tuple[Option, ...] = (
-    Option("listen", _address, "127.0.0.1:9092", "HOST:PORT", "where Kafka clients connect"),
+    Option(
+        "listen",
+        parse_address,
+        "127.0.0.1:9092",
+        "HOST:PORT",
+        "where Kafka clients connect: short for --set listeners=PLAINTEXT://HOST:PORT",
+    ),
     Option(
         "advertise",
         _advertised,
         None,
         "HOST:PORT",
-        "where clients are told to connect; default: the listen address, or this host's name if that is a wildcard",
+        "where clients are told to connect: short for advertised.listeners of the only listener; default: the listen "
+        "address, or this host's name if that is a wildcard",
     ),
     Option(
         "database-url",
@@ -180,6 +196,14 @@ OPTIONS: tuple[Option, ...] = (
         secret=True,
     ),
     Option("data-dir", _directory, ".sluice", "DIR", "where the embedded Postgres lives"),
+    Option(
+        "log-store",
+        _log_store,
+        "auto",
+        "DIR|inline|auto",
+        "where the bytes of large commits go: a directory that every node of the database reaches, or inline, into "
+        "Postgres; auto: below the data directory with the embedded Postgres, else inline",
+    ),
     Option("rack", _text, None, "NAME", "rack of this node, as clients see it (broker.rack)"),
     Option(
         "metrics-listen",
@@ -270,26 +294,61 @@ def load(
                 shown = "…" if option.secret else text
                 raise ConfigurationError(option.name, shown, origin, str(error)) from error
         values.append(Value(option.name, hide_password(text) if option.secret and text else text, origin))
-    warnings: list[str] = []
-    if parsed["advertise"] is None:
-        host, port = parsed["advertise"] = _default_advertise(parsed["listen"], warnings)
-        shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        values = [Value(each.name, shown, each.origin) if each.name == "advertise" else each for each in values]
-    elif parsed["advertise"][0] in WILDCARDS:
-        wildcard = parsed["advertise"][0]
-        warnings.append(f"clients are told to connect to {wildcard}, which is no address: set --advertise")
     broker, broker_values = _load_broker(assignments, environment, file_broker, path)
+    warnings: list[str] = []
+    given = {value.name: value for value in broker_values}
+    listen, advertise = parsed.pop("listen"), parsed.pop("advertise")
+    listeners = _load_listeners(listen, advertise, {value.name: value for value in values}, given, warnings)
+    # The short forms are shown as what they came to, where they decide.
+    if "listeners" not in given and "advertised.listeners" not in given:
+        shown = render_address(listeners[0].advertised)
+        values = [Value(each.name, shown, each.origin) if each.name == "advertise" else each for each in values]
     values.extend(broker_values)
-    return Configuration(Settings(**parsed, broker=broker), tuple(values), tuple(warnings))
+    settings = Settings(**parsed, listeners=listeners, broker=broker)
+    return Configuration(settings, tuple(values), tuple(warnings))
 
 
-def _default_advertise(listen: Address, warnings: list[str]) -> Address:
-    host, port = listen
-    if host not in WILDCARDS:
-        return host, port
-    name = socket.gethostname()
-    warnings.append(f"clients are told to connect to {name}:{port}, this host's name: set --advertise if they cannot")
-    return name, port
+def _load_listeners(
+    listen: Address,
+    advertise: Address | None,
+    options: Mapping[str, Value],
+    broker: Mapping[str, Value],
+    warnings: list[str],
+) -> tuple[Listener, ...]:
+    """The listeners by Kafka's names where these are given, by their short forms where not."""
+    bound, told = broker.get("listeners"), broker.get("advertised.listeners")
+    if bound is not None and options["listen"].origin != "default":
+        warnings.append(f"listen (from {options['listen'].origin}) is not looked at: listeners is given")
+    if told is not None and advertise is not None:
+        warnings.append(
+            f"advertise (from {options['advertise'].origin}) is not looked at: advertised.listeners is given"
+        )
+    bound_text = f"{DEFAULT_NAME}://{render_address(listen)}" if bound is None else bound.text or ""
+    told_text = None if told is None else told.text
+    if told is None and advertise is not None:
+        if "," in bound_text:
+            option = options["advertise"]
+            raise ConfigurationError(
+                option.name, option.text or "", option.origin, "there are several listeners: set advertised.listeners"
+            )
+        told_text = f"{bound_text.partition('://')[0]}://{render_address(advertise)}"
+    protocol_map = broker.get("listener.security.protocol.map")
+    try:
+        listeners = parse_listeners(
+            bound_text, told_text, None if protocol_map is None else protocol_map.text, socket.gethostname()
+        )
+    except ConfigError as error:
+        value = broker.get(error.name)
+        origin = "default" if value is None else value.origin
+        raise ConfigurationError(error.name, error.value or "", origin, error.reason) from error
+    if told_text is None:
+        warnings.extend(
+            f"clients are told to connect to {render_address(listener.advertised)}, this host's name: "
+            f"set {'--advertise' if bound is None else 'advertised.listeners'} if they cannot"
+            for listener in listeners
+            if listener.bind[0] in WILDCARDS
+        )
+    return tuple(listeners)
 
 
 def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:

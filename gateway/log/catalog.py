@@ -1,8 +1,9 @@
 """The node's copy of the topics, so that no produce or fetch asks Postgres what it knows already.
 
-The one idea: a cache that a reconcile pass rebuilds. Postgres holds the topics and a version that rises with every
-change; this copy is replaced when the version differs, filled by a read-through when a name is missing, and told at
-once of what this node's own admin requests did.
+The one idea: the catalog of one revision, brought to the next by what changed between them. Postgres gives every change
+a revision in the order of commits; this copy asks for what is newer than it knows, is filled by a read-through when a
+name is missing, and is told at once of what this node's own admin requests did. News may arrive twice and in any order:
+of two states of a topic the one with the greater revision stands, and an id that is gone never comes back.
 
 It does not create topics, and does not decide which configs are legal.
 """
@@ -21,7 +22,7 @@ from gateway.config import topic as topic_configs
 from gateway.config.broker import BrokerConfig, ConfigError
 from gateway.config.topic import TopicConfig
 from gateway.log.tail import Tail
-from gateway.log.topic_names import why_illegal
+from gateway.log.topic_names import RenderedNames, rendered, why_illegal
 from storage.topics import TopicStore
 from storage.types import Topic
 
@@ -34,9 +35,13 @@ MAX_UNKNOWN = 10_000
 """Bound on remembered unknown names: clients choose them."""
 
 MAX_LOOKUPS = 16
-"""Unknown topics of one request that are looked up one by one; more cost one look at the whole catalog."""
+"""Unknown topics of one request that are looked up one by one; more cost one look at what has changed."""
 
-MAX_LOADS = 3
+MAX_GONE = 10_000
+"""Ids of deleted topics that are remembered, against news that was read before the deletion and arrives after it."""
+
+TOPICS_PER_STEP = 1_000
+"""Installed without giving way."""
 
 Key = TypeVar("Key", str, UUID)
 
@@ -51,9 +56,11 @@ class Catalog:
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[UUID, Topic] = {}
         self._configs: dict[UUID, tuple[Topic, TopicConfig]] = {}
-        self._version: int | None = None
-        self._changed_while_loading: dict[UUID, Topic | None] | None = None
-        self._loading: asyncio.Task[None] | None = None
+        self._by_rendered: dict[str, str] = {}
+        self._revision = 0
+        self._gone: OrderedDict[UUID, None] = OrderedDict()
+        self._look: asyncio.Task[None] | None = None
+        self._next_look: asyncio.Task[None] | None = None
         self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
 
@@ -67,6 +74,15 @@ class Catalog:
 
     def topics(self) -> list[Topic]:
         return list(self._by_name.values())
+
+    @property
+    def revision(self) -> int:
+        """All changes up to this one are known."""
+        return self._revision
+
+    def rendered_names(self) -> RenderedNames:
+        """The topics' names as metrics render them."""
+        return RenderedNames(self._by_rendered)
 
     @property
     def broker(self) -> BrokerConfig:
@@ -127,37 +143,51 @@ class Catalog:
             for topic_id in missing:
                 await self.resolve_id(topic_id)
 
-    async def refresh(self) -> None:
-        """Replace the copy by what Postgres holds; callers at once share one load."""
-        if self._loading is None:
-            self._loading = asyncio.get_running_loop().create_task(self._load())
-            self._loading.add_done_callback(self._loaded)
-        await asyncio.shield(self._loading)
-
     async def refresh_if_changed(self) -> None:
-        """Be at least as new as the moment of the call: a query, and a load if the version has moved.
-
-        A load under way, or one that this node's own changes crossed, may be older than the call and is followed by
-        another; more than a few would only mean that somebody else changes topics all the time.
-        """
-        for _ in range(MAX_LOADS):
-            if await self._store.version() == self._version:
-                return
-            await self.refresh()
+        """Be at least as new as the moment of the call, for one query and what has changed. Callers during a look,
+        which may have read Postgres before they asked, share the one after it."""
+        if self._look is None:
+            self._look = self._start_look(None)
+            look = self._look
+        elif self._next_look is None:
+            look = self._next_look = self._start_look(self._look)
+        else:
+            look = self._next_look
+        await asyncio.shield(look)
 
     # --- told by this node's own admin requests -------------------------------------------------------------------
 
     def apply(self, topic: Topic) -> None:
-        """This node created or altered the topic."""
-        if self._changed_while_loading is not None:
-            self._changed_while_loading[topic.topic_id] = topic
-        self._put(topic)
+        """A state of the topic, from whoever read it: it stands unless a later one is known."""
+        known = self._by_id.get(topic.topic_id)
+        if topic.topic_id in self._gone or (known is not None and known.changed_revision >= topic.changed_revision):
+            return
+        former = self._by_name.get(topic.name)
+        if former is not None and former.topic_id != topic.topic_id:
+            if former.created_revision > topic.created_revision:
+                return
+            self.remove(former.topic_id)
+        self._by_name[topic.name] = topic
+        self._by_id[topic.topic_id] = topic
+        self._by_rendered.setdefault(rendered(topic.name), topic.name)
+        self._unknown.pop(topic.name, None)
+        self._unknown.pop(topic.topic_id, None)
 
     def remove(self, topic_id: UUID) -> None:
-        """This node deleted the topic: its parked fetches end."""
-        if self._changed_while_loading is not None:
-            self._changed_while_loading[topic_id] = None
-        self._drop(topic_id)
+        """The topic is deleted: its parked fetches end."""
+        self._gone[topic_id] = None
+        while len(self._gone) > MAX_GONE:
+            self._gone.popitem(last=False)
+        topic = self._by_id.pop(topic_id, None)
+        if topic is None:
+            return
+        self._configs.pop(topic_id, None)
+        if self._by_name.get(topic.name) is topic:
+            del self._by_name[topic.name]
+        if self._by_rendered.get(rendered(topic.name)) == topic.name:
+            del self._by_rendered[rendered(topic.name)]
+        for partition in topic.partitions:
+            self._tail.forget(partition.partition_key)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -186,29 +216,35 @@ class Catalog:
             # Whoever waited may be gone; asking keeps the loop from reporting the error as lost.
             task.exception()
 
-    async def _load(self) -> None:
-        changed: dict[UUID, Topic | None] = {}
-        self._changed_while_loading = changed
-        try:
-            version, topics = await self._store.load()
-            dynamic = await self._store.load_broker_configs()
-        finally:
-            self._changed_while_loading = None
-        loaded = {topic.topic_id: topic for topic in topics}
-        for topic_id, topic in changed.items():
-            if topic is None:
-                loaded.pop(topic_id, None)
-            else:
-                loaded[topic_id] = topic
-        for topic_id in self._by_id.keys() - loaded.keys():
-            self._drop(topic_id)
-        for topic in loaded.values():
-            known = self._by_id.get(topic.topic_id)
-            if known != topic:
-                self._put(topic)
-        self._follow_broker(dynamic)
-        # What changed here during the load may be older or newer than the snapshot: the next pass settles it.
-        self._version = None if changed else version
+    def _start_look(self, after: asyncio.Task[None] | None) -> asyncio.Task[None]:
+        look = asyncio.get_running_loop().create_task(self._follow(after))
+        look.add_done_callback(self._looked)
+        return look
+
+    def _looked(self, look: asyncio.Task[None]) -> None:
+        self._look, self._next_look = self._next_look, None
+        if not look.cancelled():
+            # Whoever waited may be gone; asking keeps the loop from reporting the error as lost.
+            look.exception()
+
+    async def _follow(self, after: asyncio.Task[None] | None) -> None:
+        if after is not None:
+            await asyncio.wait({after})
+        changes = await self._store.changes(self._revision)
+        if changes.whole:
+            present = {topic.topic_id for topic in changes.topics}
+            for topic in self.topics():
+                if topic.topic_id not in present and topic.changed_revision <= changes.revision:
+                    self.remove(topic.topic_id)
+        for topic_id in changes.deleted:
+            self.remove(topic_id)
+        for number, topic in enumerate(changes.topics, 1):
+            self.apply(topic)
+            if number % TOPICS_PER_STEP == 0:
+                await asyncio.sleep(0)
+        if changes.broker_configs is not None:
+            self._follow_broker(changes.broker_configs)
+        self._revision = changes.revision
 
     def _follow_broker(self, dynamic: Mapping[str, str]) -> None:
         if dynamic == self._broker.dynamic:
@@ -218,30 +254,6 @@ class Catalog:
         except ConfigError as error:
             # Stored by a node of another release: the settings in force stay.
             log.error("stored broker settings refused", error=str(error))
-
-    def _loaded(self, task: asyncio.Task[None]) -> None:
-        self._loading = None
-        if not task.cancelled():
-            task.exception()
-
-    def _put(self, topic: Topic) -> None:
-        former = self._by_name.get(topic.name)
-        if former is not None and former.topic_id != topic.topic_id:
-            self._drop(former.topic_id)
-        self._by_name[topic.name] = topic
-        self._by_id[topic.topic_id] = topic
-        self._unknown.pop(topic.name, None)
-        self._unknown.pop(topic.topic_id, None)
-
-    def _drop(self, topic_id: UUID) -> None:
-        topic = self._by_id.pop(topic_id, None)
-        if topic is None:
-            return
-        self._configs.pop(topic_id, None)
-        if self._by_name.get(topic.name) is topic:
-            del self._by_name[topic.name]
-        for partition in topic.partitions:
-            self._tail.forget(partition.partition_key)
 
     def _is_unknown(self, key: str | UUID) -> bool:
         until_s = self._unknown.get(key)

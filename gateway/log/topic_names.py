@@ -7,10 +7,15 @@ nothing of the topics that exist.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Mapping
 
 MAX_NAME_CHARS = 249
 CONSUMER_OFFSETS = "__consumer_offsets"
+CLUSTER_METADATA = "__cluster_metadata"
+"""Kafka's own log of metadata, which no client may create."""
+
+INTERNAL_TOPICS = frozenset({CONSUMER_OFFSETS, "__transaction_state", "__share_group_state"})
+"""Upstream's Topic.INTERNAL_TOPICS: a topic of such a name is internal, whoever creates it."""
 
 _LEGAL = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 
@@ -29,21 +34,20 @@ def why_illegal(name: str) -> str | None:
 
 
 class RenderedNames:
-    """Existing names as metrics render them, where '.' becomes '_': upstream refuses a name that reads like another."""
+    """Names as metrics render them, where '.' becomes '_': upstream refuses a name that reads like another. `existing`
+    has the topics there are, by their rendered names."""
 
-    def __init__(self, names: Iterable[str]) -> None:
-        self._names = names
-        self._by_rendered: dict[str, str] | None = None
+    def __init__(self, existing: Mapping[str, str]) -> None:
+        self._existing = existing
+        self._asked: dict[str, str] = {}
 
     def find_collision(self, name: str) -> str | None:
         """An existing name, or one asked about before, that reads like `name`."""
         if "." not in name and "_" not in name:
             return None
-        if self._by_rendered is None:
-            self._by_rendered = {_rendered(existing): existing for existing in self._names}
-        found = self._by_rendered.setdefault(_rendered(name), name)
+        found = self._existing.get(rendered(name)) or self._asked.setdefault(rendered(name), name)
         return found if found != name else None
 
 
-def _rendered(name: str) -> str:
+def rendered(name: str) -> str:
     return name.replace(".", "_")

@@ -1,8 +1,8 @@
-"""The listening socket and every connection it accepted.
+"""The listening sockets and every connection they accepted.
 
-The one idea: the server owns what connections share (the scratch buffer, the node's intake, the limits) and their end:
-who was closed by its peer is reported, so that the group coordinator can count a vanished client as a failed member;
-what we closed ourselves is not.
+The one idea: the server owns what connections share (the scratch buffer, the count of what the node holds, the
+limits) and their end: who was closed by its peer is reported, so that the group coordinator can count a vanished client
+as a failed member; what we closed ourselves is not.
 
 It reads no bytes (`gateway/net/connection.py`) and knows no API.
 """
@@ -14,14 +14,17 @@ from collections.abc import Callable
 
 import structlog
 
-from gateway.net.connection import Connection, ConnectionLimits, Intake, RequestHandler
+from gateway.config.listeners import DEFAULT_NAME
+from gateway.net.connection import Connection, ConnectionLimits
+from gateway.net.holdings import Holdings
+from gateway.net.requests import RequestHandler
 from gateway.operate.metrics import Metrics
 from protocol.framing import SCRATCH_BYTES
 
 log = structlog.stdlib.get_logger(__name__)
 
 BACKLOG = 1024
-MAX_SWEEP_S = 30.0
+MAX_SWEEP_S = 10.0
 CLOSE_TIMEOUT_S = 0.5
 
 ConnectionClosed = Callable[[str, bool], None]
@@ -34,10 +37,10 @@ class Server:
     def __init__(self, metrics: Metrics, limits: ConnectionLimits) -> None:
         self._metrics = metrics
         self._limits = limits
-        self._intake = Intake(limits.max_intake_bytes)
+        self._holdings = Holdings(limits.max_node_bytes)
         self._scratch = bytearray(SCRATCH_BYTES)
         self._connections: set[Connection] = set()
-        self._listener: asyncio.Server | None = None
+        self._listeners: dict[str, asyncio.Server] = {}
         self._requests: RequestHandler | None = None
         self._connection_closed: ConnectionClosed | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -45,38 +48,46 @@ class Server:
         self._draining = False
         self._refused_since_log = 0
         metrics.connections.set_function(lambda: len(self._connections))
-        metrics.intake_bytes.set_function(lambda: self._intake.held_bytes)
+        metrics.held_bytes.set_function(lambda: self._holdings.held_bytes)
 
-    async def bind(self, host: str, port: int) -> int:
-        """Takes the address without listening on it yet, and returns the port (the one given, or the one chosen for
-        0). An empty host is every interface. Raises OSError."""
+    async def bind(self, host: str, port: int, listener: str = DEFAULT_NAME) -> int:
+        """Takes the address for a listener without listening on it yet, and returns the port (the one given, or the
+        one chosen for 0). An empty host is every interface. Raises OSError."""
         loop = asyncio.get_running_loop()
-        self._listener = await loop.create_server(
-            self._new_connection, host or None, port, backlog=BACKLOG, reuse_address=True, start_serving=False
+        bound = await loop.create_server(
+            lambda: self._new_connection(listener),
+            host or None,
+            port,
+            backlog=BACKLOG,
+            reuse_address=True,
+            start_serving=False,
         )
-        return int(self._listener.sockets[0].getsockname()[1])
+        self._listeners[listener] = bound
+        return int(bound.sockets[0].getsockname()[1])
 
     async def serve(self, requests: RequestHandler, connection_closed: ConnectionClosed) -> None:
         """Accepts connections from here on; of each that ends before the drain, `connection_closed` is told its id, and
         whether its peer is to blame."""
-        assert self._listener is not None, "bind comes first"
+        assert self._listeners, "bind comes first"
         self._requests, self._connection_closed = requests, connection_closed
-        await self._listener.start_serving()
+        for bound in self._listeners.values():
+            await bound.start_serving()
         self._sweep()
 
-    def _new_connection(self) -> Connection:
+    def _new_connection(self, listener: str) -> Connection:
         assert self._requests is not None
         loop = asyncio.get_running_loop()
-        return Connection(self._requests, self, self._limits, self._intake, self._scratch, loop)
+        return Connection(self._requests, self, self._limits, self._holdings, self._scratch, loop, listener)
 
     @property
     def is_listening(self) -> bool:
-        return self._listener is not None and self._listener.is_serving() and not self._draining
+        serving = bool(self._listeners) and all(bound.is_serving() for bound in self._listeners.values())
+        return serving and not self._draining
 
     def stop_accepting(self) -> None:
         self._draining = True
-        if self._listener is not None:
-            self._listener.close()
+        for bound in self._listeners.values():
+            bound.close()
 
     def stop_reading(self) -> None:
         """Takes no further connection and no further request; each connection closes once it has its answers."""
@@ -116,7 +127,8 @@ class Server:
         return True
 
     def _sweep(self) -> None:
-        """Closes connections that are idle; the interval keeps a close at most a quarter late."""
+        """Closes connections that are idle and those whose peer reads no answers; the interval keeps a close at most a
+        quarter late."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for connection in list(self._connections):
@@ -124,6 +136,10 @@ class Server:
                 log.info("idle connection closed", connection=connection.info.connection_id)
                 self._metrics.idle_closed.inc()
                 connection.close_idle()
+            elif connection.is_stalled(now):
+                log.warning("connection closed: its peer reads no answers", connection=connection.info.connection_id)
+                self._metrics.protocol_errors.labels("unread_answers").inc()
+                connection.close_stalled()
         if self._refused_since_log:
             log.warning("connections refused: max.connections reached", count=self._refused_since_log)
             self._refused_since_log = 0

@@ -15,6 +15,7 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.cluster.membership import Membership
+from gateway.config.listeners import render_address
 from storage.errors import StorageError
 from storage.monitor import GroupLag, GroupSize, Monitor, PartitionEnds
 from storage.types import Node
@@ -41,9 +42,13 @@ class Snapshot(Collector):
         yield _gauge("kafka_brokers", "Live nodes.", (), [((), len(self.brokers))])
         yield _gauge(
             "kafka_broker_info",
-            "Live nodes by id and address.",
-            ("id", "address"),
-            [((str(node.node_id), f"{node.host}:{node.port}"), 1) for node in self.brokers],
+            "Live nodes by id, and where clients of each listener find them.",
+            ("id", "listener", "address"),
+            [
+                ((str(node.node_id), listener, render_address(address)), 1)
+                for node in self.brokers
+                for listener, address in node.listeners.items()
+            ],
         )
         yield _gauge("sluice_exporter_up", "Whether topics and groups could be read.", (), [((), int(self.read))])
         yield _gauge(

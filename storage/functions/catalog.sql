@@ -1,8 +1,16 @@
--- Changes of the catalog. Each locks the cluster row first, so versions become visible in the order they were given.
+-- Changes of the catalog. Each locks the cluster row first, so revisions become visible in the order they were given.
 
-create function bump_catalog_version() returns void
-language sql volatile as $$
-    update cluster set catalog_version = catalog_version + 1
+create function next_revision() returns bigint
+language plpgsql volatile
+as $$
+-- The revision of a change in this transaction. Nodes hear of it once it has been committed.
+declare
+    new_revision bigint;
+begin
+    update cluster set revision = revision + 1 returning revision into new_revision;
+    perform pg_notify('sluice_revision', new_revision::text);
+    return new_revision;
+end
 $$;
 
 create function create_topic(p_name text, p_partition_count integer, p_configs jsonb, p_internal boolean)
@@ -12,14 +20,15 @@ as $$
 -- The new topic's id, or null if a live topic has the name.
 declare
     new_topic_id uuid;
+    this_revision constant bigint := next_revision();
 begin
-    perform bump_catalog_version();
-    insert into topic (name, configs, internal) values (p_name, p_configs, p_internal)
+    insert into topic (name, configs, internal, created_revision, changed_revision)
+    values (p_name, p_configs, p_internal, this_revision, this_revision)
     on conflict (name) where deleted_at is null do nothing
     returning topic_id into new_topic_id;
     if new_topic_id is not null then
-        insert into partition (topic_id, partition_index)
-        select new_topic_id, i from generate_series(0, p_partition_count - 1) i order by i;
+        insert into partition (topic_id, partition_index, created_revision)
+        select new_topic_id, i, this_revision from generate_series(0, p_partition_count - 1) i order by i;
     end if;
     return new_topic_id;
 end
@@ -31,8 +40,8 @@ as $$
 -- Null, or why not: 'unknown_topic', 'invalid_partitions' (the total does not grow).
 declare
     present integer;
+    this_revision constant bigint := next_revision();
 begin
-    perform bump_catalog_version();
     perform 1 from topic where topic_id = p_topic_id and deleted_at is null for no key update;
     if not found then
         return 'unknown_topic';
@@ -41,8 +50,9 @@ begin
     if p_new_total <= present then
         return 'invalid_partitions';
     end if;
-    insert into partition (topic_id, partition_index)
-    select p_topic_id, i from generate_series(present, p_new_total - 1) i order by i;
+    insert into partition (topic_id, partition_index, created_revision)
+    select p_topic_id, i, this_revision from generate_series(present, p_new_total - 1) i order by i;
+    update topic set changed_revision = this_revision where topic_id = p_topic_id;
     return null;
 end
 $$;
@@ -52,9 +62,11 @@ language plpgsql volatile
 as $$
 -- Hides the topic, stops its log and drops its committed offsets; `purge` removes the rows of the log later. A commit
 -- that is under way may leave an offset behind: readers see only offsets of live topics, and purge removes it.
+declare
+    this_revision constant bigint := next_revision();
 begin
-    perform bump_catalog_version();
-    update topic set deleted_at = clock_timestamp() where topic_id = p_topic_id and deleted_at is null;
+    update topic set deleted_at = clock_timestamp(), changed_revision = this_revision
+    where topic_id = p_topic_id and deleted_at is null;
     if not found then
         return false;
     end if;
@@ -66,81 +78,66 @@ begin
 end
 $$;
 
-create function register_node(p_name text, p_host text, p_port integer, p_rack text, p_ttl_ms bigint)
-returns node
+create function set_topic_configs(p_topic_id uuid, p_configs jsonb, p_unset text[]) returns void
 language plpgsql volatile
 as $$
--- The id that this name had, else the lowest that no live node holds.
+-- Removes the keys `p_unset`, then sets those of `p_configs`.
 declare
-    registered node;
+    this_revision constant bigint := next_revision();
 begin
-    lock table node in share row exclusive mode;
-    update node n
-    set host = p_host, port = p_port, rack = p_rack, incarnation = n.incarnation + 1,
-        registered_at = clock_timestamp(), expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond'
-    where n.name = p_name
-    returning n.* into registered;
-    if found then
-        return registered;
-    end if;
-    insert into node as n (node_id, name, host, port, rack, expires_at)
-    select
-        min(candidate), p_name, p_host, p_port, p_rack, clock_timestamp() + p_ttl_ms * interval '1 millisecond'
-    from generate_series(1, (select count(*) + 1 from node)) candidate
-    where not exists (
-        select from node taken where taken.node_id = candidate and taken.expires_at > clock_timestamp()
+    update topic
+    set configs = (configs - p_unset) || p_configs, changed_revision = this_revision
+    where topic_id = p_topic_id and deleted_at is null;
+end
+$$;
+
+create function set_broker_configs(p_names text[], p_values text[], p_unset text[]) returns void
+language plpgsql volatile
+as $$
+-- Removes `p_unset`, then sets `p_names`.
+declare
+    this_revision constant bigint := next_revision();
+begin
+    update cluster set broker_configs_revision = this_revision;
+    delete from broker_config where name = any (p_unset);
+    insert into broker_config (name, value)
+    select unnest(p_names), unnest(p_values)
+    on conflict (name) do update set value = excluded.value;
+end
+$$;
+
+create function catalog_changes(p_since bigint)
+returns table (
+    revision bigint, broker_configs text, whole boolean, topic_id uuid, name text, internal boolean, configs text,
+    created_revision bigint, changed_revision bigint, deleted boolean, partition_keys bigint[],
+    leader_epochs integer[]
+)
+language sql stable
+as $$
+-- The present revision with what has changed since another, in one snapshot: topics in the order of their changes,
+-- deleted ones without partitions, broker settings where they changed. One row with null topic_id where no topic has.
+-- `whole`: these are all live topics, because deletions since `p_since` may have left no row.
+    with since as (
+        select
+            c.revision, c.broker_configs_revision, p_since < c.purged_revision or p_since <= 0 as whole,
+            case when p_since < c.purged_revision then 0 else p_since end as revision_known
+        from cluster c
     )
-    on conflict (node_id) do update set
-        name = excluded.name, host = excluded.host, port = excluded.port, rack = excluded.rack,
-        incarnation = n.incarnation + 1, registered_at = excluded.registered_at, expires_at = excluded.expires_at
-    returning n.* into registered;
-    return registered;
-end
-$$;
-
-create function acquire_leases(p_node_id integer, p_incarnation bigint, p_shards integer[], p_ttl_ms bigint)
-returns setof coordinator_lease
-language plpgsql volatile
-as $$
--- Of the shards asked for, those that were free, expired or this node's own; null incarnation match returns nothing.
-begin
-    perform 1 from node n where n.node_id = p_node_id and n.incarnation = p_incarnation for share;
-    if not found then
-        return;
-    end if;
-    insert into coordinator_lease (shard, node_id, incarnation, lease_epoch, expires_at)
-    select distinct shard, 0, 0, 0, '-infinity'::timestamptz from unnest(p_shards) shard order by shard
-    on conflict (shard) do nothing;
-    perform 1 from coordinator_lease l where l.shard = any (p_shards) order by l.shard for no key update;
-    return query
-    update coordinator_lease l
-    set node_id = p_node_id,
-        incarnation = p_incarnation,
-        lease_epoch = case
-            when l.node_id = p_node_id and l.incarnation = p_incarnation then l.lease_epoch
-            else l.lease_epoch + 1 end,
-        expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond'
-    where l.shard = any (p_shards) and (l.node_id = p_node_id or l.expires_at <= clock_timestamp())
-    returning l.*;
-end
-$$;
-
-create function renew_leases(
-    p_node_id integer, p_incarnation bigint, p_shards integer[], p_lease_epochs integer[], p_ttl_ms bigint
-) returns setof coordinator_lease
-language plpgsql volatile
-as $$
--- Those still held, even if the time had run out: until another owner comes, the epoch fences nobody out.
-begin
-    perform 1 from coordinator_lease l where l.shard = any (p_shards) order by l.shard for no key update;
-    return query
-    update coordinator_lease l
-    set expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond'
-    from (select unnest(p_shards) as shard, unnest(p_lease_epochs) as lease_epoch) held
-    where l.shard = held.shard
-        and l.lease_epoch = held.lease_epoch
-        and l.node_id = p_node_id
-        and l.incarnation = p_incarnation
-    returning l.*;
-end
+    select
+        s.revision,
+        case when s.broker_configs_revision > s.revision_known then
+            (select coalesce(jsonb_object_agg(b.name, b.value), '{}')::text from broker_config b) end,
+        s.whole, t.topic_id, t.name, t.internal, t.configs::text, t.created_revision, t.changed_revision,
+        t.deleted_at is not null, p.partition_keys, p.leader_epochs
+    from since s
+    left join topic t
+        on t.changed_revision > s.revision_known and (t.deleted_at is null or not s.whole)
+    left join lateral (
+        select
+            array_agg(p.partition_key order by p.partition_index) as partition_keys,
+            array_agg(p.leader_epoch order by p.partition_index) as leader_epochs
+        from partition p
+        where p.topic_id = t.topic_id and t.deleted_at is null
+    ) p on true
+    order by t.changed_revision
 $$;

@@ -1,27 +1,15 @@
--- name: catalog
--- The catalog's version with every live topic, in one snapshot; one row with null topic_id where there are none.
-select
-    c.catalog_version, t.topic_id, t.name, t.internal, t.configs::text as configs,
-    p.partition_keys, p.leader_epochs
-from cluster c
-left join topic t on t.deleted_at is null
-left join lateral (
-    select
-        array_agg(partition_key order by partition_index) as partition_keys,
-        array_agg(leader_epoch order by partition_index) as leader_epochs
-    from partition
-    where topic_id = t.topic_id
-) p on true
-order by t.name;
+-- name: catalog_changes
+-- What has changed since revision $1.
+select * from catalog_changes($1);
 
--- name: catalog_version
+-- name: catalog_revision
 -- Rises with every change of the catalog or of broker settings.
-select catalog_version from cluster;
+select revision from cluster;
 
 -- name: topic_by_name
 -- A live topic.
 select
-    t.topic_id, t.name, t.internal, t.configs::text as configs,
+    t.topic_id, t.name, t.internal, t.configs::text as configs, t.created_revision, t.changed_revision,
     array_agg(p.partition_key order by p.partition_index) as partition_keys,
     array_agg(p.leader_epoch order by p.partition_index) as leader_epochs
 from topic t join partition p using (topic_id)
@@ -31,7 +19,7 @@ group by t.topic_id;
 -- name: topic_by_id
 -- A live topic.
 select
-    t.topic_id, t.name, t.internal, t.configs::text as configs,
+    t.topic_id, t.name, t.internal, t.configs::text as configs, t.created_revision, t.changed_revision,
     array_agg(p.partition_key order by p.partition_index) as partition_keys,
     array_agg(p.leader_epoch order by p.partition_index) as leader_epochs
 from topic t join partition p using (topic_id)
@@ -52,27 +40,15 @@ select delete_topic($1);
 
 -- name: set_topic_configs
 -- Removes the keys $3, then sets those of $2.
-update topic
-set configs = (configs - $3::text[]) || $2::text::jsonb
-where topic_id = $1 and deleted_at is null;
-
--- name: bump_catalog_version
--- First statement of every change of the catalog: its lock serialises them.
-select bump_catalog_version();
+select set_topic_configs($1, $2::text::jsonb, $3);
 
 -- name: broker_configs
 -- Cluster-wide dynamic settings.
 select name, value from broker_config order by name;
 
 -- name: set_broker_configs
--- Upserts settings, given as two arrays.
-insert into broker_config (name, value)
-select unnest($1::text[]), unnest($2::text[])
-on conflict (name) do update set value = excluded.value;
-
--- name: unset_broker_configs
--- Back to the static value or default.
-delete from broker_config where name = any ($1::text[]);
+-- Removes $3, then sets the names $1 to the values $2.
+select set_broker_configs($1, $2, $3);
 
 -- name: cluster_id
 -- Made once, with the schema.

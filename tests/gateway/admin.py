@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from typing import Any, cast
 
 from gateway.apis.configs import alter_configs, describe_configs, incremental_alter_configs, list_config_resources
+from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.log_dirs import describe_log_dirs
 from gateway.apis.metadata import describe_cluster, describe_topic_partitions, metadata
 from gateway.apis.topics import create_partitions, create_topics, delete_topics
@@ -52,19 +53,22 @@ CLUSTER_ID = "test-cluster"
 class AdminNode:
     """One node. Two of them on one database are two nodes."""
 
-    def __init__(self, database: Database, name: str, rack: str | None, broker: dict[str, str]) -> None:
+    def __init__(
+        self, database: Database, listeners: dict[str, tuple[str, int]], rack: str | None, broker: dict[str, str]
+    ) -> None:
         self.database = database
         self.topics = TopicStore(database)
         self.log = LogStore(database)
         self.tail = Tail(2**20)
         self.catalog = Catalog(self.topics, self.tail, parse_broker_configs(broker))
-        self.membership = Membership(NodeStore(database), name, 9092, rack, 60_000)
+        self.membership = Membership(NodeStore(database), listeners, rack, 60_000)
         unused = cast("Any", None)
         self.services = Services(
             settings=load({"listen": "0.0.0.0:9092"}, (), {}).settings,
             catalog=self.catalog,
             topics=self.topics,
             log=self.log,
+            validator=unused,
             appender=unused,
             tail=self.tail,
             producers=unused,
@@ -73,13 +77,14 @@ class AdminNode:
             membership=self.membership,
             metrics=unused,
             cluster_id=CLUSTER_ID,
+            described_topics=DescribedTopics(),
         )
 
-    async def ask(self, api_key: ApiKey, request: Any, version: int) -> Any:
+    async def ask(self, api_key: ApiKey, request: Any, version: int, *, listener: str = "PLAINTEXT") -> Any:
         """The answer as a client of this version reads it."""
         received = decode_request(api_key, version, b"".join(bytes(chunk) for chunk in encode(request, version)))
         context = RequestContext(
-            api_key, version, 1, "tests", ConnectionInfo("connection", "/127.0.0.1"), self.services
+            api_key, version, 1, "tests", ConnectionInfo("connection", "/127.0.0.1", listener), self.services
         )
         response = await HANDLERS[api_key](received, context)
         encoded = b"".join(bytes(chunk) for chunk in encode_response(response, version))
@@ -117,14 +122,19 @@ def config_entries(configs: dict[str, str | None] | dict[str, str]) -> tuple[Any
 
 @asynccontextmanager
 async def admin_node(
-    url: str, *, name: str = "node-1", rack: str | None = None, broker: dict[str, str] | None = None
+    url: str,
+    *,
+    name: str = "node-1",
+    listeners: dict[str, tuple[str, int]] | None = None,
+    rack: str | None = None,
+    broker: dict[str, str] | None = None,
 ) -> AsyncGenerator[AdminNode]:
     """A node that has joined and knows the catalog."""
     database = await Database.open(url, hot_connections=2, cold_connections=1)
     try:
-        node = AdminNode(database, name, rack, broker or {})
+        node = AdminNode(database, listeners or {"PLAINTEXT": (name, 9092)}, rack, broker or {})
         await node.membership.join()
-        await node.catalog.refresh()
+        await node.catalog.refresh_if_changed()
         yield node
     finally:
         await database.close()

@@ -10,6 +10,7 @@ from uuid import UUID
 
 import asyncpg
 
+from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.fetch import fetch
 from gateway.apis.list_offsets import list_offsets
 from gateway.apis.produce import produce
@@ -18,7 +19,9 @@ from gateway.config.broker import BrokerConfig
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
+from gateway.log.validator import BatchValidator
 from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.net.places import NO_PLACE
 from gateway.operate.metrics import Metrics
 from protocol.api_keys import ApiKey
 from protocol.compression import Compression
@@ -58,6 +61,7 @@ class DataPlane:
         self.topics = TopicStore(database)
         self.log = LogStore(database)
         self.tail = Tail(tail_bytes)
+        self.connections: dict[str, ConnectionInfo] = {}
         self.commits: list[tuple[int, int]] = []
         self.appender = Appender(
             self.log,
@@ -65,14 +69,16 @@ class DataPlane:
             committers=committers,
             observe_commit=lambda batches, size_bytes, _: self.commits.append((batches, size_bytes)),
         )
+        self.validator = BatchValidator()
         self.catalog = Catalog(self.topics, self.tail, BrokerConfig())
-        self.membership = Membership(NodeStore(database), name, 9092, None, 60_000)
+        self.membership = Membership(NodeStore(database), {"PLAINTEXT": (name, 9092)}, None, 60_000)
         unused = cast("Any", None)
         self.services = Services(
             settings=unused,
             catalog=self.catalog,
             topics=self.topics,
             log=self.log,
+            validator=self.validator,
             appender=self.appender,
             tail=self.tail,
             producers=ProducerStore(database),
@@ -81,6 +87,7 @@ class DataPlane:
             membership=self.membership,
             metrics=Metrics(),
             cluster_id="cluster",
+            described_topics=DescribedTopics(),
         )
 
     async def create_topic(
@@ -96,7 +103,9 @@ class DataPlane:
         self.catalog.remove(topic.topic_id)
 
     def context(self, api_key: ApiKey, version: int, connection_id: str = "connection") -> RequestContext:
-        return RequestContext(api_key, version, 1, "tests", ConnectionInfo(connection_id, "/127.0.0.1"), self.services)
+        connection = self.connections.setdefault(connection_id, ConnectionInfo(connection_id, "/127.0.0.1"))
+        place = connection.line.take() if api_key is ApiKey.PRODUCE else NO_PLACE
+        return RequestContext(api_key, version, 1, "tests", connection, self.services, place)
 
     # --- produce ------------------------------------------------------------------------------------------------------
 
@@ -205,9 +214,10 @@ async def data_plane(
     try:
         node = DataPlane(database, tail_bytes=tail_bytes, committers=committers, name=name)
         await node.membership.join()
-        await node.catalog.refresh()
+        await node.catalog.refresh_if_changed()
         yield node
         await node.appender.drain(5.0)
+        await node.validator.close()
     finally:
         await database.close()
 

@@ -15,12 +15,13 @@ from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from protocol.messages.heartbeat import HeartbeatRequest
 from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from protocol.messages.metadata import MetadataRequest
 from protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
-from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.wire import WireClient
 
 
@@ -153,3 +154,21 @@ async def test_a_restart_after_a_kill_takes_its_groups_back_at_once(gateway_fact
     answer = await client.send(HeartbeatRequest(group_id="g", generation_id=1, member_id="m"), 4)
     assert answer.error_code == ErrorCode.UNKNOWN_MEMBER_ID, "this node coordinates the group, without waiting a minute"
     await client.close()
+
+
+async def test_each_listener_tells_its_own_addresses_of_every_node(
+    gateway_factory: GatewayFactory, database_url: str
+) -> None:
+    ports = free_ports(4)
+    for inside, outside in (ports[:2], ports[2:]):
+        settings = {
+            "listeners": f"INSIDE://127.0.0.1:{inside},OUTSIDE://127.0.0.1:{outside}",
+            "listener.security.protocol.map": "INSIDE:PLAINTEXT,OUTSIDE:PLAINTEXT",
+        }
+        gateway_factory(settings, database_url=database_url)
+    # The node that started last knows both.
+    for port, told in ((inside, {ports[0], ports[2]}), (outside, {ports[1], ports[3]})):
+        client = await WireClient.connect(f"127.0.0.1:{port}")
+        answer = await client.send(MetadataRequest(), 13)
+        assert {each.port for each in answer.brokers} == told
+        await client.close()

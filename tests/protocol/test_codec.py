@@ -16,9 +16,15 @@ from protocol.messages.fetch import FetchableTopicResponse, FetchResponse, Leade
 from protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from protocol.messages.join_group import JoinGroupResponse, JoinGroupResponseMember
 from protocol.messages.list_offsets import ListOffsetsRequest, ListOffsetsTopic
-from protocol.messages.metadata import MetadataRequest, MetadataResponse
+from protocol.messages.metadata import (
+    MetadataRequest,
+    MetadataResponse,
+    MetadataResponsePartition,
+    MetadataResponseTopic,
+)
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from protocol.specialise import EncodedElements
 from tests.protocol.values import IDS, MESSAGE_VERSIONS, message_value
 
 DRAWS = 25
@@ -252,3 +258,23 @@ class TestTaggedFields:
         self.refuse("01 e38080808000 00")
         self.refuse("01 ffffffff10 00")
         self.refuse("01 ffffffffff0f 00")
+
+
+@pytest.mark.parametrize("version", range(14))
+def test_elements_that_are_encoded_already_stand_for_the_structs(version):
+    topics = tuple(
+        MetadataResponseTopic(name=name, partitions=(MetadataResponsePartition(partition_index=3, leader_id=1),))
+        for name in ("a", "b" * 200)
+    )
+    encoded = EncodedElements(codec.encode_element(MetadataResponse, "topics", topic, version) for topic in topics)
+    for given, stand_in in ((topics, encoded), ((), EncodedElements())):
+        expected = codec.encode(MetadataResponse(cluster_id="c", topics=given), version)
+        assert codec.encode(MetadataResponse(cluster_id="c", topics=stand_in), version) == expected
+
+
+def test_only_an_arrays_structs_are_encoded_as_elements():
+    for field in ("cluster_id", "absent"):
+        with pytest.raises(KeyError):
+            codec.encode_element(MetadataResponse, field, None, 12)
+    with pytest.raises(ValueError, match=r"MetadataResponse\.topics v0"):
+        codec.encode_element(MetadataResponse, "topics", MetadataResponseTopic(name=None), 0)

@@ -10,9 +10,10 @@ import asyncpg
 import pytest
 
 from storage import schema
-from storage.errors import StorageError
+from storage.errors import StorageError, StorageUnavailable
 from storage.migrate import migrate
 from storage.pool import Database
+from storage.queries import statement
 from storage.topics import TopicStore
 
 
@@ -61,6 +62,27 @@ async def test_a_failing_migration_leaves_nothing(
         await connection.close()
     monkeypatch.setattr("storage.schema.migrations", lambda: known)
     assert await migrate(empty) == len(known)
+
+
+async def test_a_node_waits_for_a_migration_longer_than_for_a_request(
+    empty: Database, empty_database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The wait ends by Postgres' lock timeout with its reason, not by the time that a request may take."""
+    holder = await asyncpg.connect(empty_database_url)
+    limits = "select set_config('statement_timeout', '0', true), set_config('lock_timeout', '2500', true)"
+    real = statement
+    monkeypatch.setattr("storage.migrate.statement", lambda name: limits if name == "migration_limits" else real(name))
+    # A request may take 100 ms, and the client waits two seconds more: less than what the lock is waited for.
+    hasty = await Database.open(empty_database_url, statement_timeout_ms=100)
+    try:
+        async with holder.transaction():
+            await holder.execute(real("lock_migrations"))
+            with pytest.raises(StorageUnavailable, match="another node is migrating"):
+                await migrate(hasty)
+        await migrate(hasty)
+    finally:
+        await hasty.close()
+        await holder.close()
 
 
 async def test_a_newer_schema_is_refused(empty: Database) -> None:
@@ -118,6 +140,7 @@ async def test_a_database_that_is_not_utf8_is_refused(empty: Database, empty_dat
 async def test_the_bytes_are_not_compressed_again(empty: Database) -> None:
     await migrate(empty)
     storage = await empty.hot.fetch_value(
-        "select attstorage::text from pg_attribute where attrelid = 'batch'::regclass and attname = 'records'"
+        "select attstorage::text from pg_attribute "
+        "where attrelid = 'inline_records_3'::regclass and attname = 'records'"
     )
     assert storage == "e"

@@ -28,56 +28,70 @@ def others(database: Database) -> NodeStore:
     return NodeStore(database)
 
 
+async def register(store: NodeStore, port: int) -> NodeId:
+    return await store.register(f"host:{port}", at(port), None, TTL_MS)
+
+
+def at(port: int, host: str = "host") -> dict[str, tuple[str, int]]:
+    return {"PLAINTEXT": (host, port)}
+
+
 def epochs(leases: list[CoordinatorLease]) -> dict[int, int]:
     return {lease.shard: lease.lease_epoch for lease in leases}
 
 
 async def test_ids_are_the_lowest_free_from_one(nodes: NodeStore, sql: asyncpg.Connection) -> None:
-    assert [await nodes.register("host", port, None, TTL_MS) for port in (1, 2, 3)] == [1, 2, 3]
+    assert [await register(nodes, port) for port in (1, 2, 3)] == [1, 2, 3]
     await sql.execute(LAPSE_NODE, 2)
-    assert await nodes.register("host", 4, "rack-a", TTL_MS) == 2
-    assert await nodes.register("host", 5, None, TTL_MS) == 4
+    assert await nodes.register("host:4", at(4), "rack-a", TTL_MS) == 2
+    assert await register(nodes, 5) == 4
     assert await nodes.alive() == [
-        Node(NodeId(1), "host", 1),
-        Node(NodeId(2), "host", 4, "rack-a"),
-        Node(NodeId(3), "host", 3),
-        Node(NodeId(4), "host", 5),
+        Node(NodeId(1), at(1)),
+        Node(NodeId(2), at(4), "rack-a"),
+        Node(NodeId(3), at(3)),
+        Node(NodeId(4), at(5)),
     ]
 
 
 async def test_processes_that_start_together_get_ids_of_their_own(nodes: NodeStore) -> None:
-    ids = await asyncio.gather(*(nodes.register("host", port, None, TTL_MS) for port in range(8)))
+    ids = await asyncio.gather(*(register(nodes, port) for port in range(8)))
     assert sorted(ids) == list(range(1, 9))
 
 
 async def test_a_process_that_comes_back_has_its_id(nodes: NodeStore, others: NodeStore) -> None:
-    await nodes.register("host", 1, None, TTL_MS)
-    node_id = await nodes.register("host", 2, None, TTL_MS)
-    assert await others.register("host", 2, None, TTL_MS) == node_id
+    await register(nodes, 1)
+    node_id = await register(nodes, 2)
+    assert await register(others, 2) == node_id
     with pytest.raises(StorageConflict):
         await nodes.renew(node_id, TTL_MS)
     await others.renew(node_id, TTL_MS)
 
 
 async def test_a_name_outlives_its_address(nodes: NodeStore, others: NodeStore) -> None:
-    node_id = await nodes.register("old", 1, None, TTL_MS, name="gateway-a")
-    assert await others.register("new", 2, None, TTL_MS, name="gateway-a") == node_id
-    assert await nodes.alive() == [Node(node_id, "new", 2)]
+    node_id = await nodes.register("gateway-a", at(1, "old"), None, TTL_MS)
+    assert await others.register("gateway-a", at(2, "new"), None, TTL_MS) == node_id
+    assert await nodes.alive() == [Node(node_id, at(2, "new"))]
+
+
+async def test_each_listener_has_an_address_of_its_own(nodes: NodeStore, others: NodeStore) -> None:
+    listeners = {"OUTSIDE": ("kafka.example.org", 9094), "INTERNAL": ("::1", 9092)}
+    node_id = await nodes.register("gateway-a", listeners, "rack-a", TTL_MS)
+    assert await others.alive() == [Node(node_id, listeners, "rack-a")]
 
 
 async def test_a_node_that_is_not_renewed_is_not_alive(nodes: NodeStore, sql: asyncpg.Connection) -> None:
-    node_id = await nodes.register("host", 1, None, TTL_MS)
+    node_id = await register(nodes, 1)
     await sql.execute(LAPSE_NODE, node_id)
     assert await nodes.alive() == []
     await nodes.renew(node_id, TTL_MS)
-    assert await nodes.alive() == [Node(node_id, "host", 1)]
+    assert await nodes.alive() == [Node(node_id, at(1))]
     await nodes.withdraw(node_id)
     assert await nodes.alive() == []
 
 
 async def test_withdrawing_ends_no_registration_of_another_process(nodes: NodeStore, others: NodeStore) -> None:
-    node_id = await nodes.register("host", 1, None, TTL_MS)
-    await others.register("host", 1, None, TTL_MS)
+    node_id = await register(nodes, 1)
+    await register(others, 1)
     await nodes.withdraw(node_id)
     assert [node.node_id for node in await nodes.alive()] == [node_id]
 
@@ -90,18 +104,21 @@ async def test_an_id_that_was_not_registered_here_is_refused(nodes: NodeStore) -
 
 
 async def test_leases_are_taken_when_free_and_refused_while_held(nodes: NodeStore, others: NodeStore) -> None:
-    one, two = await nodes.register("host", 1, None, TTL_MS), await others.register("host", 2, None, TTL_MS)
+    one, two = (
+        await register(nodes, 1),
+        await register(others, 2),
+    )
     assert epochs(await nodes.acquire_leases(one, [3, 1, 1], TTL_MS)) == {1: 1, 3: 1}
     assert epochs(await others.acquire_leases(two, [1, 2, 3], TTL_MS)) == {2: 1}
     assert await others.lease_owners() == {
-        1: Node(one, "host", 1, None),
-        2: Node(two, "host", 2, None),
-        3: Node(one, "host", 1, None),
+        1: Node(one, at(1), None),
+        2: Node(two, at(2), None),
+        3: Node(one, at(1), None),
     }
 
 
 async def test_acquiring_what_one_holds_keeps_the_epoch(nodes: NodeStore, sql: asyncpg.Connection) -> None:
-    node_id = await nodes.register("host", 1, None, TTL_MS)
+    node_id = await register(nodes, 1)
     await nodes.acquire_leases(node_id, [1], TTL_MS)
     assert epochs(await nodes.acquire_leases(node_id, [1], TTL_MS)) == {1: 1}
     await sql.execute(LAPSE_LEASES, [1])
@@ -111,20 +128,26 @@ async def test_acquiring_what_one_holds_keeps_the_epoch(nodes: NodeStore, sql: a
 async def test_the_epoch_rises_with_the_owner_and_with_the_process(
     nodes: NodeStore, others: NodeStore, database: Database, sql: asyncpg.Connection
 ) -> None:
-    one, two = await nodes.register("host", 1, None, TTL_MS), await others.register("host", 2, None, TTL_MS)
+    one, two = (
+        await register(nodes, 1),
+        await register(others, 2),
+    )
     held = await nodes.acquire_leases(one, [1], TTL_MS)
     await sql.execute(LAPSE_LEASES, [1])
     assert epochs(await others.acquire_leases(two, [1], TTL_MS)) == {1: 2}
     assert await nodes.renew_leases(one, held, TTL_MS) == []
 
     restarted = NodeStore(database)
-    assert await restarted.register("host", 2, None, TTL_MS) == two
+    assert await register(restarted, 2) == two
     assert epochs(await restarted.acquire_leases(two, [1], TTL_MS)) == {1: 3}, "own at once, though not run out"
     assert await others.acquire_leases(two, [1], TTL_MS) == [], "the process before has no say any more"
 
 
 async def test_renewing_gives_what_is_still_held(nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection) -> None:
-    one, two = await nodes.register("host", 1, None, TTL_MS), await others.register("host", 2, None, TTL_MS)
+    one, two = (
+        await register(nodes, 1),
+        await register(others, 2),
+    )
     held = await nodes.acquire_leases(one, [1, 2, 3], TTL_MS)
     await sql.execute(LAPSE_LEASES, [1, 2, 3])
     await others.acquire_leases(two, [2], TTL_MS)
@@ -133,7 +156,10 @@ async def test_renewing_gives_what_is_still_held(nodes: NodeStore, others: NodeS
 
 
 async def test_released_leases_are_free_at_once(nodes: NodeStore, others: NodeStore) -> None:
-    one, two = await nodes.register("host", 1, None, TTL_MS), await others.register("host", 2, None, TTL_MS)
+    one, two = (
+        await register(nodes, 1),
+        await register(others, 2),
+    )
     await nodes.acquire_leases(one, [1, 2], TTL_MS)
     await nodes.release_leases(one)
     assert await nodes.lease_owners() == {}
@@ -142,7 +168,7 @@ async def test_released_leases_are_free_at_once(nodes: NodeStore, others: NodeSt
 
 async def test_a_shard_has_one_owner_when_many_try(database: Database) -> None:
     stores = [NodeStore(database) for _ in range(4)]
-    ids = [await store.register("host", port, None, TTL_MS) for port, store in enumerate(stores)]
+    ids = [await register(store, port) for port, store in enumerate(stores)]
     shards = list(range(20))
     taken = await asyncio.gather(
         *(store.acquire_leases(node_id, shards, TTL_MS) for store, node_id in zip(stores, ids, strict=True))

@@ -11,7 +11,10 @@ import pytest
 
 from storage.errors import StorageError, StorageUnavailable
 from storage.log import LogStore
+from storage.nodes import NodeStore
 from storage.pool import Connection, Database
+from storage.schema import SEARCH_PATH
+from storage.topics import TopicStore
 from storage.types import PartitionKey, Refusal
 from tests.storage.batches import append, new_batch, read, until_blocked
 
@@ -200,6 +203,75 @@ async def test_sessions_wait_for_the_disk_whatever_the_server_says(database_url:
             await opened.close()
     finally:
         await sql.execute(f'alter database "{name}" reset synchronous_commit')
+
+
+@pytest.mark.parametrize(
+    ("setting", "odd", "pinned"),
+    [
+        ("default_transaction_isolation", "'repeatable read'", "read committed"),
+        ("default_transaction_read_only", "on", "off"),
+        ("idle_session_timeout", "'1h'", "0"),
+        ("statement_timeout", "'1h'", "10s"),
+        ("search_path", "nowhere", SEARCH_PATH),
+    ],
+)
+async def test_the_databases_defaults_change_nothing_that_is_relied_on(
+    database_url: str, sql: asyncpg.Connection, setting: str, odd: str, pinned: str
+) -> None:
+    name = await sql.fetchval("select current_database()")
+    await sql.execute(f'alter database "{name}" set {setting} = {odd}')
+    try:
+        opened = await Database.open(database_url)
+        try:
+            for pool in (opened.hot, opened.cold, opened.control):
+                assert await pool.fetch_value("select current_setting($1)", setting) == pinned
+        finally:
+            await opened.close()
+    finally:
+        await sql.execute("set default_transaction_read_only = off")
+        await sql.execute(f'alter database "{name}" reset {setting}')
+
+
+async def test_two_nodes_append_to_one_partition_of_a_repeatable_read_database(
+    database_url: str, key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    name = await sql.fetchval("select current_database()")
+    await sql.execute(f"alter database \"{name}\" set default_transaction_isolation = 'repeatable read'")
+    try:
+        databases = [await Database.open(database_url) for _ in range(2)]
+        try:
+            logs = [LogStore(opened) for opened in databases]
+            appended = await asyncio.gather(*(append(logs[i % 2], new_batch(key)) for i in range(40)))
+            assert sorted(offset for (offset,) in appended) == list(range(40))
+        finally:
+            for opened in databases:
+                await opened.close()
+    finally:
+        await sql.execute(f'alter database "{name}" reset default_transaction_isolation')
+
+
+async def test_a_timeout_says_that_it_is_one(database_url: str) -> None:
+    narrow = await Database.open(database_url, hot_connections=1, acquire_timeout_s=0.05)
+    try:
+        async with narrow.hot.connection():
+            with pytest.raises(StorageUnavailable, match="no answer in time"):
+                await narrow.hot.fetch("select 1")
+    finally:
+        await narrow.close()
+
+
+async def test_leases_and_readiness_do_not_wait_for_requests(database_url: str) -> None:
+    """Eight thousand groups that join at once took every connection, and the node lost its leases."""
+    narrow = await Database.open(database_url, hot_connections=1, cold_connections=1, acquire_timeout_s=0.05)
+    try:
+        nodes, topics = NodeStore(narrow), TopicStore(narrow)
+        async with narrow.hot.connection(), narrow.cold.connection():
+            node_id = await nodes.register("localhost", 9092, None, 60_000)
+            await nodes.renew(node_id, 60_000)
+            assert len(await nodes.acquire_leases(node_id, [0, 1], 60_000)) == 2
+            assert await topics.revision() > 0
+    finally:
+        await narrow.close()
 
 
 async def test_an_unknown_partition_is_a_refusal_not_an_error(log: LogStore) -> None:

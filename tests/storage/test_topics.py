@@ -26,7 +26,7 @@ async def test_a_created_topic_is_found_by_name_by_id_and_in_the_catalog(topics:
     assert len({partition.partition_key for partition in topic.partitions}) == 3
     assert await topics.find("orders") == topic
     assert await topics.find_by_id(topic.topic_id) == topic
-    assert (await topics.load())[1] == [topic]
+    assert (await topics.changes(0)).topics == (topic,)
     assert await topics.find("Orders") is None
     assert await topics.find_by_id(NOBODY) is None
 
@@ -40,7 +40,7 @@ async def test_each_topic_of_a_call_stands_for_itself(topics: TopicStore) -> Non
         Refusal.TOPIC_EXISTS,
         "c",
     ]
-    assert [topic.name for topic in (await topics.load())[1]] == ["a", "c"]
+    assert [topic.name for topic in (await topics.changes(0)).topics] == ["a", "c"]
 
 
 async def test_many_creating_one_name_make_one_topic(topics: TopicStore) -> None:
@@ -62,7 +62,7 @@ async def test_deleting_frees_the_name_at_once(topics: TopicStore, make_topic: M
     assert second.topic_id != first.topic_id
     keys = {partition.partition_key for topic in (first, second) for partition in topic.partitions}
     assert len(keys) == 3
-    assert (await topics.load())[1] == [second]
+    assert (await topics.changes(0)).topics == (second,)
 
 
 async def test_partitions_are_added_after_those_there_are(topics: TopicStore, make_topic: MakeTopic) -> None:
@@ -95,27 +95,48 @@ async def test_broker_configs(topics: TopicStore) -> None:
     assert await topics.load_broker_configs() == {"x": "2"}
 
 
-async def test_every_change_raises_the_version_and_nothing_else_does(topics: TopicStore, make_topic: MakeTopic) -> None:
-    versions = [await topics.version()]
+async def test_every_change_takes_the_next_revision_and_is_read_from_there(
+    topics: TopicStore, make_topic: MakeTopic
+) -> None:
+    other = await make_topic("other")
+    before = await topics.revision()
     topic = await make_topic()
-    changes = [
-        topics.set_configs(topic.topic_id, {"a": "1"}),
-        topics.create_partitions(topic.topic_id, 2),
-        topics.set_broker_configs({"a": "b"}),
-        topics.delete(topic.topic_id),
-    ]
-    for change in changes:
-        await change
-        await topics.load()
-        versions.append(await topics.version())
-    assert versions == sorted(set(versions))
-    assert (await topics.load())[0] == versions[-1]
+    assert topic.created_revision == topic.changed_revision == before + 1
+    changes = await topics.changes(before)
+    assert (changes.revision, changes.whole, changes.topics) == (before + 1, False, (topic,))
+    assert changes.broker_configs is None
+
+    for number, change in enumerate(
+        [topics.set_configs(topic.topic_id, {"a": "1"}), topics.create_partitions(topic.topic_id, 2)], 2
+    ):
+        altered = await change
+        assert isinstance(altered, Topic)
+        assert altered.changed_revision == before + number
+        assert altered.created_revision == topic.created_revision
+        assert (await topics.changes(before + number - 1)).topics == (altered,)
+
+    await topics.set_broker_configs({"a": "b"})
+    changes = await topics.changes(before + 3)
+    assert (changes.topics, changes.broker_configs) == ((), {"a": "b"})
+    await topics.delete(topic.topic_id)
+    changes = await topics.changes(before)
+    assert (changes.topics, changes.deleted, changes.revision) == ((), (topic.topic_id,), before + 5)
+    assert (await topics.changes(0)).topics == (other,)
+    assert (await topics.changes(before + 5)).topics == ()
 
 
-async def test_an_empty_catalog_has_a_version(topics: TopicStore) -> None:
-    version, found = await topics.load()
-    assert found == []
-    assert version == await topics.version()
+async def test_a_refused_change_is_no_change_of_a_topic(topics: TopicStore, make_topic: MakeTopic) -> None:
+    topic = await make_topic()
+    before = await topics.revision()
+    await topics.create([NewTopic(topic.name, 1, {})])
+    await topics.create_partitions(topic.topic_id, 1)
+    assert (await topics.changes(before)).topics == ()
+
+
+async def test_an_empty_catalog_has_a_revision(topics: TopicStore) -> None:
+    changes = await topics.changes(0)
+    assert (changes.topics, changes.deleted, changes.whole) == ((), (), True)
+    assert changes.revision == await topics.revision()
 
 
 async def test_the_cluster_id_is_a_uuid_as_upstream_renders_it(topics: TopicStore) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from uuid import UUID, uuid4
 
 import pytest
@@ -69,6 +70,36 @@ async def check_one_topic(node: AdminNode, topic: Topic, version: int) -> None:
         assert found.topic_authorized_operations == NOT_ASKED
     if version >= 10:
         assert found.topic_id == topic.topic_id
+
+
+async def test_a_large_answer_is_the_same_as_its_small_ones_before_and_after_every_change(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is kept encoded follows the topics, the live nodes and what was asked for."""
+
+    async def both(version: int, **flags: bool) -> None:
+        kept = await ask(node, version, None if version else (), **flags)
+        with monkeypatch.context() as patch:
+            patch.setattr(sys.modules["gateway.apis.metadata"], "MIN_PARTITIONS", 10**9)
+            assert await ask(node, version, None if version else (), **flags) == kept
+        assert len(kept.topics) == len(node.catalog.topics())
+
+    monkeypatch.setattr(sys.modules["gateway.apis.metadata"], "MIN_PARTITIONS", 1)
+    async with admin_node(database_url) as node:
+        await node.create("a", 3)
+        b = await node.create("b", 2)
+        for version in VERSIONS:
+            await both(version)
+        for version in range(8, 14):
+            await both(version, include_topic_authorized_operations=True)
+        wider = await node.topics.create_partitions(b.topic_id, 5)
+        assert isinstance(wider, Topic)
+        await both(12)
+        async with admin_node(database_url, name="other.example"):
+            await node.membership.renew()
+            await both(12)
+        await node.topics.delete(b.topic_id)
+        await both(12)
 
 
 async def test_null_is_all_and_empty_is_none_but_for_version_0(database_url: str) -> None:
@@ -213,7 +244,7 @@ async def test_broker_forbids_automatic_creation(database_url: str) -> None:
     async with admin_node(database_url, broker={"auto.create.topics.enable": "false"}) as node:
         for version in (0, 3, 4, 13):
             assert codes(await ask(node, version, named("x"))) == {"x": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
-        assert await node.topics.load() == (await node.topics.version(), [])
+        assert (await node.topics.changes(0)).topics == ()
 
 
 async def test_illegal_names(database_url: str) -> None:
@@ -264,7 +295,7 @@ async def test_known_topics_are_answered_without_postgres(database_url: str) -> 
         async def unavailable(*_arguments):
             raise StorageUnavailable("away")
 
-        node.topics.version = node.topics.find = node.topics.find_by_id = unavailable  # type: ignore[method-assign]
+        node.topics.changes = node.topics.find = node.topics.find_by_id = unavailable  # type: ignore[method-assign]
         assert codes(await ask(node, 9, None)) == {"known": ErrorCode.NONE}
         assert codes(await ask(node, 9, named("known", "other"))) == {
             "known": ErrorCode.NONE,
@@ -355,6 +386,45 @@ async def test_negative_cursor(database_url: str) -> None:
                 0,
             )
         assert refused.value.code is ErrorCode.INVALID_REQUEST
+
+
+# --- listeners ------------------------------------------------------------------------------------------------------
+
+
+INSIDE_AND_OUTSIDE = {"INSIDE": ("10.0.0.1", 9092), "OUTSIDE": ("kafka.example.org", 443)}
+
+
+async def test_a_client_is_told_addresses_of_the_listener_it_came_by(database_url: str) -> None:
+    async with admin_node(database_url, listeners=INSIDE_AND_OUTSIDE) as node:
+        for listener, address in INSIDE_AND_OUTSIDE.items():
+            answer = await node.ask(ApiKey.METADATA, MetadataRequest(), 13, listener=listener)
+            assert [(each.host, each.port) for each in answer.brokers] == [address]
+            answer = await node.ask(ApiKey.DESCRIBE_CLUSTER, DescribeClusterRequest(), 2, listener=listener)
+            assert [(each.host, each.port) for each in answer.brokers] == [address]
+
+
+async def test_a_node_without_the_listener_is_not_named(database_url: str) -> None:
+    """As KRaftMetadataCache: its partitions say LISTENER_NOT_FOUND, before Metadata v6 LEADER_NOT_AVAILABLE."""
+    async with (
+        admin_node(database_url, listeners=INSIDE_AND_OUTSIDE) as node,
+        admin_node(database_url, listeners={"INSIDE": ("10.0.0.2", 9092)}),
+    ):
+        await node.membership.renew()
+        await node.create("t", 8, factor=2)
+        for version, code in ((5, ErrorCode.LEADER_NOT_AVAILABLE), (6, ErrorCode.LISTENER_NOT_FOUND)):
+            answer = await node.ask(ApiKey.METADATA, MetadataRequest(topics=named("t")), version, listener="OUTSIDE")
+            assert [each.node_id for each in answer.brokers] == [answer.controller_id] == [1]
+            partitions = answer.topics[0].partitions
+            assert {(part.error_code, part.leader_id) for part in partitions} == {(0, 1), (code, -1)}
+            assert {part.offline_replicas for part in partitions} == {(2,)}
+        request = DescribeTopicPartitionsRequest(topics=(TopicRequest(name="t"),))
+        described = await node.ask(ApiKey.DESCRIBE_TOPIC_PARTITIONS, request, 0, listener="OUTSIDE")
+        partitions = described.topics[0].partitions
+        found = {(part.error_code, part.leader_id) for part in partitions}
+        assert found == {(0, 1), (ErrorCode.LISTENER_NOT_FOUND, -1)}
+        inside = await node.ask(ApiKey.METADATA, MetadataRequest(topics=named("t")), 13, listener="INSIDE")
+        assert {part.error_code for part in inside.topics[0].partitions} == {0}
+        assert [each.node_id for each in inside.brokers] == [1, 2]
 
 
 # --- DescribeCluster ------------------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ class Node:
     def __init__(self, database: Database, port: int = 9092, ttl_ms: int = TTL_MS) -> None:
         self.store = NodeStore(database)
         self.now = 1000.0
-        self.membership = Membership(self.store, "127.0.0.1", port, None, ttl_ms)
+        self.membership = Membership(self.store, {"PLAINTEXT": ("127.0.0.1", port)}, None, ttl_ms)
         self.leases = Leases(self.store, self.membership, ttl_ms, monotonic=lambda: self.now)
         self.acquired: list[CoordinatorLease] = []
         self.lost: list[int] = []
@@ -107,7 +107,7 @@ async def test_a_second_node_takes_what_is_free_and_points_to_the_first(database
     assert second.leases.held == 0
     assert second.leases.lease_for("group") is None
     assert second.leases.coordinator_of("group") == first.membership.self_node
-    assert [node.port for node in second.membership.alive()] == [9092, 9093]
+    assert [node.listeners["PLAINTEXT"][1] for node in second.membership.alive()] == [9092, 9093]
 
     await first.leases.release()
     assert sorted(first.lost) == list(range(SHARDS))
@@ -116,7 +116,7 @@ async def test_a_second_node_takes_what_is_free_and_points_to_the_first(database
     await second.leases.renew()
     assert second.leases.held == SHARDS
     assert second.leases.coordinator_of("group") == second.membership.self_node
-    assert [node.port for node in second.membership.alive()] == [9093]
+    assert [node.listeners["PLAINTEXT"][1] for node in second.membership.alive()] == [9093]
     assert {lease.lease_epoch for lease in second.acquired} == {first.acquired[0].lease_epoch + 1}
 
 

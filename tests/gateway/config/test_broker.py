@@ -118,7 +118,6 @@ def test_the_finest_retention_wins(given: dict[str, str], retention_ms: int) -> 
         ("compression.type", "gzip"),
         ("log.cleaner.enable", "false"),
         ("offsets.topic.num.partitions", "10"),
-        ("advertised.listeners", "PLAINTEXT://x:1"),
         ("node.id", "4"),
         ("group.min.session.timeout.ms", "1800001"),
         ("log.cleaner.max.compaction.lag.ms", "0"),

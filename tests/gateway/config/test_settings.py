@@ -9,6 +9,8 @@ import pytest
 
 from gateway.config.settings import OPTIONS, Configuration, ConfigurationError, load
 
+MAP = "listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CLIENTS:PLAINTEXT"
+
 
 def origins(configuration: Configuration) -> dict[str, tuple[str | None, str]]:
     return {value.name: (value.text, value.origin) for value in configuration.values}
@@ -22,7 +24,8 @@ def write(directory: Path, text: str) -> str:
 
 def test_defaults() -> None:
     settings = load({}, (), {}).settings
-    assert settings.listen == settings.advertise == ("127.0.0.1", 9092)
+    (listener,) = settings.listeners
+    assert (listener.name, listener.bind, listener.advertised) == ("PLAINTEXT", *[("127.0.0.1", 9092)] * 2)
     assert settings.database_url is None
     assert settings.data_dir == Path(".sluice")
     assert settings.max_request_bytes == 104_857_600
@@ -33,7 +36,7 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
     path = write(tmp_path, 'listen = "127.0.0.1:1"\nlog-level = "debug"\ncommitters = 3\n')
     environment = {"SLUICE_LISTEN": "127.0.0.1:2", "SLUICE_LOG_LEVEL": "error"}
     configuration = load({"listen": "127.0.0.1:3"}, (), environment, path)
-    assert configuration.settings.listen == ("127.0.0.1", 3)
+    assert configuration.settings.listeners[0].bind == ("127.0.0.1", 3)
     found = origins(configuration)
     assert found["listen"] == ("127.0.0.1:3", "flag --listen")
     assert found["log-level"] == ("error", "environment SLUICE_LOG_LEVEL")
@@ -50,6 +53,7 @@ def test_every_option_has_flag_variable_and_file_key(tmp_path: Path) -> None:
         "rack": "r1",
         "metrics-listen": "off",
         "log-format": "json",
+        "log-store": "inline",
         "log-level": "debug",
     }
     for option in OPTIONS:
@@ -59,9 +63,10 @@ def test_every_option_has_flag_variable_and_file_key(tmp_path: Path) -> None:
         by_flag = load({option.name: text}, (), {})
         by_variable = load({}, (), {option.variable: text})
         by_file = load({}, (), {}, write(tmp_path, f'{option.name} = "{text}"\n'))
-        values = [getattr(each.settings, option.field) for each in (by_flag, by_variable, by_file)]
+        field = "listeners" if option.name in ("listen", "advertise") else option.field
+        values = [getattr(each.settings, field) for each in (by_flag, by_variable, by_file)]
         assert values[0] == values[1] == values[2], option.name
-        assert values[0] != getattr(load({}, (), {}).settings, option.field), option.name
+        assert values[0] != getattr(load({}, (), {}).settings, field), option.name
 
 
 @pytest.mark.parametrize(
@@ -230,23 +235,59 @@ def test_a_wrong_assignment_is_refused(assignment: str, reason: str) -> None:
         load({}, [assignment], {})
 
 
-# --- the advertised address -------------------------------------------------------------------------------------------
+# --- listeners and their addresses ------------------------------------------------------------------------------------
 
 
 def test_the_advertised_address_is_the_listen_address() -> None:
     configuration = load({"listen": "localhost:7"}, (), {})
-    assert configuration.settings.advertise == ("localhost", 7)
+    assert configuration.settings.listeners[0].advertised == ("localhost", 7)
     assert configuration.warnings == ()
 
 
 @pytest.mark.parametrize("listen", ["0.0.0.0:7", "[::]:7", ":7"])
 def test_a_wildcard_is_advertised_as_this_host_with_a_warning(listen: str) -> None:
     configuration = load({"listen": listen}, (), {})
-    assert configuration.settings.advertise == (socket.gethostname(), 7)
+    assert configuration.settings.listeners[0].advertised == (socket.gethostname(), 7)
     assert origins(configuration)["advertise"] == (f"{socket.gethostname()}:7", "default")
     assert "--advertise" in configuration.warnings[0]
 
 
-def test_advertising_a_wildcard_is_warned_of() -> None:
-    (warning,) = load({"advertise": "0.0.0.0:7"}, (), {}).warnings
-    assert "0.0.0.0" in warning
+def test_a_wildcard_is_no_address_to_advertise() -> None:
+    with pytest.raises(ConfigurationError, match="clients reach"):
+        load({"advertise": "0.0.0.0:7"}, (), {})
+
+
+def test_the_advertised_address_of_the_only_listener_has_a_short_form() -> None:
+    configuration = load({"advertise": "outside:8"}, ["listeners=CLIENTS://:7", MAP], {})
+    (listener,) = configuration.settings.listeners
+    assert (listener.name, listener.bind, listener.advertised) == ("CLIENTS", ("", 7), ("outside", 8))
+    assert configuration.warnings == ()
+
+
+def test_kafkas_names_outrank_the_short_forms_with_a_warning() -> None:
+    flags = {"listen": "0.0.0.0:9", "advertise": "outside:9"}
+    assignments = ["listeners=PLAINTEXT://127.0.0.1:7", "advertised.listeners=PLAINTEXT://inside:8"]
+    configuration = load(flags, assignments, {})
+    (listener,) = configuration.settings.listeners
+    assert (listener.bind, listener.advertised) == (("127.0.0.1", 7), ("inside", 8))
+    assert [warning.split(" ")[0] for warning in configuration.warnings] == ["listen", "advertise"]
+
+
+def test_one_short_address_is_not_advertised_for_several_listeners() -> None:
+    with pytest.raises(ConfigurationError, match=r"advertised\.listeners"):
+        load({"advertise": "outside:8"}, ["listeners=PLAINTEXT://:7,CLIENTS://:8", MAP], {})
+
+
+def test_listeners_come_from_the_environment_and_from_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "sluice.toml"
+    path.write_text('[broker]\nlisteners = ["PLAINTEXT://a:1", "CLIENTS://b:2"]\n')
+    environment = {"SLUICE_BROKER_LISTENER_SECURITY_PROTOCOL_MAP": "PLAINTEXT:PLAINTEXT,CLIENTS:PLAINTEXT"}
+    settings = load({}, (), environment, str(path)).settings
+    assert [(each.name, each.bind) for each in settings.listeners] == [("PLAINTEXT", ("a", 1)), ("CLIENTS", ("b", 2))]
+
+
+def test_a_wrong_listener_names_its_origin() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"listeners: 'nonsense' \(from flag --set\): expected NAME://HOST:PORT"
+    ):
+        load({}, ["listeners=nonsense"], {})

@@ -10,7 +10,8 @@ import pytest
 
 import gateway.log.catalog as catalog_module
 from storage.errors import StorageUnavailable
-from storage.types import NewTopic, Refusal, Topic
+from storage.retention import purge
+from storage.types import CatalogChanges, NewTopic, Refusal, Topic
 from tests.gateway.data_plane import DataPlane, data_plane
 
 
@@ -131,7 +132,7 @@ async def test_a_lookup_outlives_the_one_who_asked_first(node: DataPlane) -> Non
 
 async def test_lost_storage_is_said_and_not_remembered(node: DataPlane, database_url: str) -> None:
     topic = await create_elsewhere(node, "t")
-    await node.database.hot.close(1.0)
+    await node.database.close(1.0)
     with pytest.raises(StorageUnavailable):
         await node.catalog.resolve("t")
     with pytest.raises(StorageUnavailable):
@@ -159,98 +160,118 @@ async def test_another_nodes_changes_arrive(node: DataPlane, other: DataPlane) -
     assert node.catalog.get_by_id(gone.topic_id) is None
 
 
-async def test_nothing_is_loaded_while_the_version_stands(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+class Looks:
+    """The real store's `changes`, counted, each held after it was read until let go."""
+
+    def __init__(self, node: DataPlane, monkeypatch: pytest.MonkeyPatch, *, held: bool = False) -> None:
+        self.since: list[int] = []
+        self.topics_read: list[int] = []
+        self.read, self.go_on = asyncio.Event(), asyncio.Event()
+        if not held:
+            self.go_on.set()
+        changes = node.topics.changes
+
+        async def noted(since: int) -> CatalogChanges:
+            found = await changes(since)
+            self.since.append(since)
+            self.topics_read.append(len(found.topics) + len(found.deleted))
+            self.read.set()
+            await self.go_on.wait()
+            return found
+
+        monkeypatch.setattr(node.topics, "changes", noted)
+
+
+async def test_only_what_has_changed_is_read(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(20):
+        await create_elsewhere(node, f"t{number}")
     await node.catalog.refresh_if_changed()
-    loads = 0
-    load = node.topics.load
-
-    async def counted() -> tuple[int, list[Topic]]:
-        nonlocal loads
-        loads += 1
-        return await load()
-
-    monkeypatch.setattr(node.topics, "load", counted)
+    looks = Looks(node, monkeypatch)
     await node.catalog.refresh_if_changed()
-    assert loads == 0
-    await create_elsewhere(node, "t")
-    await asyncio.gather(*(node.catalog.refresh_if_changed() for _ in range(5)))
-    assert loads == 1
-    await asyncio.gather(*(node.catalog.refresh() for _ in range(5)))
-    assert loads == 2, "callers at once share one"
+    await create_elsewhere(node, "one-more")
+    await node.catalog.refresh_if_changed()
+    assert looks.topics_read == [0, 1]
+    assert node.catalog.revision == await node.topics.revision()
+    assert len(node.catalog.topics()) == 21
 
 
-async def test_a_load_that_began_before_is_followed_by_another(
+async def test_those_who_ask_during_a_look_share_the_next(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = Looks(node, monkeypatch, held=True)
+    first = asyncio.create_task(node.catalog.refresh_if_changed())
+    await looks.read.wait()
+    topic = await create_elsewhere(node, "t")
+    others = [asyncio.create_task(node.catalog.refresh_if_changed()) for _ in range(5)]
+    await asyncio.sleep(0)
+    looks.go_on.set()
+    await asyncio.gather(first, *others)
+    assert len(looks.since) == 2
+    assert node.catalog.topics() == [topic], "who asks for what is newest is not given what was read before"
+
+
+async def test_a_failed_look_is_told_to_all_who_waited_for_it_and_tried_again_by_the_next(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who asks for what is newest must not be given a snapshot older than the question."""
-    load, version = node.topics.load, node.topics.version
-    loaded, asked, go_on = asyncio.Event(), asyncio.Event(), asyncio.Event()
+    async def gone(since: int) -> CatalogChanges:
+        raise StorageUnavailable("away")
 
-    async def slow() -> tuple[int, list[Topic]]:
-        snapshot = await load()
-        loaded.set()
-        await go_on.wait()
-        return snapshot
-
-    async def noted() -> int:
-        found = await version()
-        asked.set()
-        return found
-
-    monkeypatch.setattr(node.topics, "load", slow)
-    monkeypatch.setattr(node.topics, "version", noted)
-    refreshing = asyncio.create_task(node.catalog.refresh())
-    await loaded.wait()
+    with monkeypatch.context() as patch:
+        patch.setattr(node.topics, "changes", gone)
+        outcomes = await asyncio.gather(*(node.catalog.refresh_if_changed() for _ in range(3)), return_exceptions=True)
+        assert all(isinstance(outcome, StorageUnavailable) for outcome in outcomes)
     topic = await create_elsewhere(node, "t")
-    asking = asyncio.create_task(node.catalog.refresh_if_changed())
-    await asked.wait()
-    go_on.set()
-    await asyncio.gather(refreshing, asking)
+    await node.catalog.refresh_if_changed()
     assert node.catalog.topics() == [topic]
 
 
-async def test_what_happens_here_during_a_load_is_not_undone(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snapshot taken before a creation or deletion on this node must not outlive it."""
-    deleted = await node.create_topic("deleted")
-    load = node.topics.load
-    loaded, go_on = asyncio.Event(), asyncio.Event()
-
-    async def slow() -> tuple[int, list[Topic]]:
-        snapshot = await load()
-        loaded.set()
-        await go_on.wait()
-        return snapshot
-
-    monkeypatch.setattr(node.topics, "load", slow)
-    refreshing = asyncio.create_task(node.catalog.refresh())
-    await loaded.wait()
+async def test_what_happens_here_during_a_look_is_not_undone(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was read before a creation, a change or a deletion on this node must not outlive it."""
+    deleted, altered = await node.create_topic("deleted"), await create_elsewhere(node, "altered")
+    looks = Looks(node, monkeypatch, held=True)
+    looking = asyncio.create_task(node.catalog.refresh_if_changed())
+    await looks.read.wait()
     created = await node.create_topic("created")
     await node.delete_topic(deleted)
-    go_on.set()
-    await refreshing
-    assert node.catalog.topics() == [created]
+    changed = await node.topics.set_configs(altered.topic_id, {"retention.ms": "7"})
+    assert isinstance(changed, Topic)
+    node.catalog.apply(changed)
+    looks.go_on.set()
+    await looking
+    assert {topic.name: topic for topic in node.catalog.topics()} == {"created": created, "altered": changed}
     await node.catalog.refresh_if_changed()
-    assert node.catalog.topics() == [created]
+    assert {topic.name: topic for topic in node.catalog.topics()} == {"created": created, "altered": changed}
 
 
-async def test_an_older_state_that_crossed_a_load_does_not_stay(
-    node: DataPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What a lookup found before the snapshot may arrive after it."""
+async def test_of_two_states_of_a_topic_the_later_stands(node: DataPlane) -> None:
     old = await node.create_topic("t")
     new = await node.topics.set_configs(old.topic_id, {"retention.ms": "7"})
-    load = node.topics.load
-
-    async def crossed() -> tuple[int, list[Topic]]:
-        snapshot = await load()
-        node.catalog.apply(old)
-        return snapshot
-
-    with monkeypatch.context() as patch:
-        patch.setattr(node.topics, "load", crossed)
-        await node.catalog.refresh()
-    await node.catalog.refresh_if_changed()
+    assert isinstance(new, Topic)
+    node.catalog.apply(new)
+    node.catalog.apply(old)
     assert node.catalog.get("t") == new
+
+
+async def test_an_incarnation_that_is_gone_does_not_come_back(node: DataPlane) -> None:
+    old = await node.create_topic("t")
+    await node.delete_topic(old)
+    new = await node.create_topic("t")
+    assert new.created_revision > old.created_revision
+    node.catalog.apply(old)
+    assert node.catalog.get("t") == new
+    assert node.catalog.get_by_id(old.topic_id) is None
+    await node.delete_topic(new)
+    node.catalog.apply(new)
+    assert node.catalog.topics() == []
+
+
+async def test_a_node_that_slept_through_a_purge_forgets_what_is_gone(node: DataPlane, other: DataPlane) -> None:
+    kept, gone = await node.create_topic("kept"), await node.create_topic("gone")
+    await node.catalog.refresh_if_changed()
+    await other.topics.delete(gone.topic_id)
+    await purge(other.database, grace_ms=0)
+    await other.topics.create([NewTopic("new", 1, {})])
+    await node.catalog.refresh_if_changed()
+    assert {topic.name for topic in node.catalog.topics()} == {"kept", "new"}
+    assert node.catalog.get("kept") == kept
 
 
 async def test_a_topic_that_is_gone_leaves_nothing_in_the_tail(node: DataPlane) -> None:

@@ -1,0 +1,64 @@
+"""Topics as Metadata answers them, encoded: kept per version, and made anew only for topics that have changed.
+
+The one idea: an answer about all topics is the same bytes for every client until a topic, the set of live nodes or the
+broker's settings change; so it is put together from pieces that are encoded already, and one changed topic costs one
+piece. It does not know how a topic is described: see `gateway/apis/metadata.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from uuid import UUID
+
+from protocol.codec import encode_element
+from protocol.messages.metadata import MetadataResponse, MetadataResponseTopic
+from protocol.specialise import EncodedElements
+from storage.types import Topic
+
+MAX_VIEWS = 8
+"""Kept at a time: a version, listener and kind of client each. What is asked for again costs its encoding."""
+
+MIN_PARTITIONS = 200
+"""Answers about fewer are described and encoded as any other response."""
+
+PARTITIONS_PER_STEP = 500
+"""Described without giving way; a few milliseconds."""
+
+View = tuple[object, ...]
+"""Whatever a description depends on besides the topic: version, listener, operations, live nodes, broker settings."""
+
+
+class DescribedTopics:
+    """The node's encoded topics, bounded by MAX_VIEWS times the catalog."""
+
+    def __init__(self) -> None:
+        self._views: OrderedDict[View, dict[UUID, tuple[Topic, bytes]]] = OrderedDict()
+
+    async def encode(
+        self, topics: Sequence[Topic], version: int, view: View, describe: Callable[[Topic], MetadataResponseTopic]
+    ) -> EncodedElements:
+        """The topics in their order, as an element of MetadataResponse.topics each. `describe` must be a function of
+        the topic and of what `view` holds."""
+        known = self._views.get((version, view))
+        if known is None:
+            known = self._views[version, view] = {}
+            while len(self._views) > MAX_VIEWS:
+                self._views.popitem(last=False)
+        self._views.move_to_end((version, view))
+        if len(known) > 2 * len(topics):
+            self._views[version, view] = known = {}
+        encoded: list[bytes] = []
+        described = 0
+        for topic in topics:
+            found = known.get(topic.topic_id)
+            if found is None or found[0] is not topic:
+                found = (topic, encode_element(MetadataResponse, "topics", describe(topic), version))
+                known[topic.topic_id] = found
+                described += len(topic.partitions)
+                if described >= PARTITIONS_PER_STEP:
+                    described = 0
+                    await asyncio.sleep(0)
+            encoded.append(found[1])
+        return EncodedElements(encoded)

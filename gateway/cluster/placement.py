@@ -1,0 +1,66 @@
+"""Which live node a partition's clients are pointed to, and which node should hold a shard: functions of ids alone.
+
+The one idea: rendezvous hashing. Every node weighs every key; the heaviest node has it. Each process comes to the same
+answer from the same list of nodes without asking anybody, and a node's coming or going moves only what it gets or had:
+one part in n. It knows no clock, no lease and no Postgres.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+MAX_REMEMBERED = 500_000
+"""Leaders that are kept worked out; more than the partitions of any cluster this is made for."""
+
+_MASK = 2**64 - 1
+
+
+def weight(node_id: int, key: int) -> int:
+    """What a node weighs for a key: 64 bits without a pattern (splitmix64's finisher over both numbers)."""
+    mixed = (node_id * 0x9E3779B97F4A7C15 ^ (key + 1) * 0xD1342543DE82EF95) & _MASK
+    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & _MASK
+    return mixed ^ mixed >> 31
+
+
+class Leaders:
+    """The leaders of one set of live nodes; another set is another object."""
+
+    __slots__ = ("_found", "node_ids")
+
+    def __init__(self, node_ids: Iterable[int]) -> None:
+        self.node_ids = tuple(sorted(node_ids))
+        self._found: dict[int, int] = {}
+
+    def leader(self, key: int) -> int:
+        """The node that clients of a partition are pointed to: any could serve it, so this spreads the load."""
+        if len(self.node_ids) == 1:
+            return self.node_ids[0]
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) >= MAX_REMEMBERED:
+                self._found.clear()
+            found = self._found[key] = max(self.node_ids, key=lambda node_id: weight(node_id, key))
+        return found
+
+
+def shares(shards: Sequence[int], node_ids: Sequence[int]) -> dict[int, int]:
+    """Which node should hold each shard: the heaviest that has room left, where a node has room for its even share. The
+    numbers of two nodes differ by one at most."""
+    if not node_ids:
+        return {}
+    least, more = divmod(len(shards), len(node_ids))
+    room = dict.fromkeys(node_ids, least)
+    placed: dict[int, int] = {}
+    offers = sorted(((weight(node, shard), shard, node) for shard in shards for node in node_ids), reverse=True)
+    for _, shard, node in offers:
+        if shard in placed or room[node] < 0:
+            continue
+        if room[node] == 0:
+            # The shards that do not divide evenly: one more for `more` of the nodes.
+            if not more:
+                continue
+            more -= 1
+        room[node] -= 1
+        placed[shard] = node
+    return placed

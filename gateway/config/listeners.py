@@ -1,0 +1,123 @@
+"""The listeners of a node, from Kafka's `listeners`, `advertised.listeners` and `listener.security.protocol.map`.
+
+The one idea: a listener is a name with two addresses. The node binds the first; whoever connected there is told the
+second, of every node. `--listen` and `--advertise` are short for one listener called PLAINTEXT.
+
+This module opens no socket: `gateway/net/server.py` binds, and what nodes tell each other of their listeners is
+`storage/nodes.py`'s.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.config.definition import ConfigError
+from storage.types import Address
+
+WILDCARDS = frozenset({"0.0.0.0", "::", ""})
+DEFAULT_NAME = "PLAINTEXT"
+MAX_LISTENERS = 32
+SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+SERVED_SECURITY_PROTOCOLS = frozenset({"PLAINTEXT"})
+DEFAULT_MAP = ",".join(f"{protocol}:{protocol}" for protocol in SECURITY_PROTOCOLS)
+
+_LISTENER = re.compile(r"([A-Za-z0-9_.\-]{1,64})://(.*)", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Listener:
+    """One door of a node."""
+
+    name: str
+    """In capitals, as Kafka keeps it; the same on every node that serves the same clients."""
+    security_protocol: str
+    bind: Address
+    """Port 0: one that the kernel chooses. An empty host is every interface."""
+    advertised: Address
+    """Where clients of this listener are told to connect. Port 0 stands for the port that was bound."""
+
+
+def render_address(address: Address) -> str:
+    """HOST:PORT, an IPv6 host in brackets."""
+    host, port = address
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def render_listeners(addresses: Mapping[str, Address]) -> str:
+    """As Kafka's configuration writes them: NAME://HOST:PORT,NAME://HOST:PORT."""
+    return ",".join(f"{name}://{render_address(address)}" for name, address in addresses.items())
+
+
+def parse_address(text: str) -> Address:
+    """(host, port); ValueError says what was expected."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or len(port) > 5 or int(port) > 65535:
+        raise ValueError("expected HOST:PORT, e.g. 127.0.0.1:9092")
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    elif ":" in host:
+        raise ValueError("write an IPv6 address in brackets, e.g. [::1]:9092")
+    return host, int(port)
+
+
+def parse_listeners(listeners: str, advertised: str | None, protocol_map: str | None, host_name: str) -> list[Listener]:
+    """The listeners in the order given; ConfigError names the setting that is wrong, and why.
+
+    Without `advertised` a listener is advertised as it is bound, at `host_name` if it is bound to every interface.
+    Stricter than Kafka in one thing: each listener is advertised; one that is not could name no node to its clients.
+    """
+    bound = _addresses("listeners", listeners)
+    told = bound if advertised is None else _addresses("advertised.listeners", advertised)
+    protocols = _protocols(protocol_map)
+    taken = [address for address in bound.values() if address[1]]
+    if len(set(taken)) < len(taken):
+        raise ConfigError("listeners", listeners, "two listeners have one address")
+    if told.keys() != bound.keys():
+        raise ConfigError("advertised.listeners", advertised, f"expected an address for each of {', '.join(bound)}")
+    made: list[Listener] = []
+    for name, bind in bound.items():
+        host, port = told[name]
+        if advertised is None and host in WILDCARDS:
+            host = host_name
+        elif host in WILDCARDS:
+            raise ConfigError("advertised.listeners", advertised, f"{host or 'an empty host'} is no address of a node")
+        protocol = protocols.get(name)
+        if protocol is None:
+            raise ConfigError("listener.security.protocol.map", protocol_map, f"no security protocol for {name}")
+        if protocol not in SERVED_SECURITY_PROTOCOLS:
+            raise ConfigError("listener.security.protocol.map", protocol_map, f"{protocol} ({name}) is not served")
+        made.append(Listener(name, protocol, bind, (host, port)))
+    return made
+
+
+def _addresses(setting: str, text: str) -> dict[str, Address]:
+    found: dict[str, Address] = {}
+    for part in text.split(","):
+        match = _LISTENER.fullmatch(part.strip())
+        if match is None:
+            raise ConfigError(setting, text, "expected NAME://HOST:PORT, separated by commas")
+        name = match[1].upper()
+        if name in found:
+            raise ConfigError(setting, text, f"names {name} twice")
+        try:
+            found[name] = parse_address(match[2])
+        except ValueError as error:
+            raise ConfigError(setting, text, str(error)) from error
+    if len(found) > MAX_LISTENERS:
+        raise ConfigError(setting, text, f"at most {MAX_LISTENERS} listeners")
+    return found
+
+
+def _protocols(text: str | None) -> dict[str, str]:
+    """Name → security protocol; without a map a listener named like a protocol speaks it."""
+    setting, protocols = "listener.security.protocol.map", dict[str, str]()
+    for part in (text or DEFAULT_MAP).split(","):
+        name, colon, protocol = (side.strip().upper() for side in part.partition(":"))
+        if not colon or not name or protocol not in SECURITY_PROTOCOLS:
+            raise ConfigError(setting, text, f"expected NAME:PROTOCOL with one of {', '.join(SECURITY_PROTOCOLS)}")
+        if name in protocols:
+            raise ConfigError(setting, text, f"names {name} twice")
+        protocols[name] = protocol
+    return protocols

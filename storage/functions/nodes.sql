@@ -1,0 +1,86 @@
+-- Nodes and leases. Time is the database's clock.
+
+create function register_node(p_name text, p_listeners jsonb, p_rack text, p_ttl_ms bigint)
+returns node
+language plpgsql volatile
+as $$
+-- The id that this name had, else the lowest that no live node holds.
+declare
+    registered node;
+begin
+    lock table node in share row exclusive mode;
+    update node n
+    set listeners = p_listeners, rack = p_rack, incarnation = n.incarnation + 1,
+        registered_at = clock_timestamp(), expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond'
+    where n.name = p_name
+    returning n.* into registered;
+    if found then
+        return registered;
+    end if;
+    insert into node as n (node_id, name, listeners, rack, expires_at)
+    select
+        min(candidate), p_name, p_listeners, p_rack, clock_timestamp() + p_ttl_ms * interval '1 millisecond'
+    from generate_series(1, (select count(*) + 1 from node)) candidate
+    where not exists (
+        select from node taken where taken.node_id = candidate and taken.expires_at > clock_timestamp()
+    )
+    on conflict (node_id) do update set
+        name = excluded.name, listeners = excluded.listeners, rack = excluded.rack,
+        incarnation = n.incarnation + 1, registered_at = excluded.registered_at, expires_at = excluded.expires_at
+    returning n.* into registered;
+    return registered;
+end
+$$;
+
+create function acquire_leases(
+    p_node_id integer, p_incarnation bigint, p_kind text, p_shards integer[], p_ttl_ms bigint
+) returns setof coordinator_lease
+language plpgsql volatile
+as $$
+-- Of the shards asked for, those that were free, expired or this node's own; null incarnation match returns nothing.
+begin
+    perform 1 from node n where n.node_id = p_node_id and n.incarnation = p_incarnation for share;
+    if not found then
+        return;
+    end if;
+    insert into coordinator_lease (kind, shard, node_id, incarnation, lease_epoch, expires_at)
+    select distinct p_kind, shard, 0, 0, 0, '-infinity'::timestamptz from unnest(p_shards) shard order by shard
+    on conflict (kind, shard) do nothing;
+    perform 1 from coordinator_lease l
+    where l.kind = p_kind and l.shard = any (p_shards)
+    order by l.shard for no key update;
+    return query
+    update coordinator_lease l
+    set node_id = p_node_id,
+        incarnation = p_incarnation,
+        lease_epoch = case
+            when l.node_id = p_node_id and l.incarnation = p_incarnation then l.lease_epoch
+            else l.lease_epoch + 1 end,
+        expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond'
+    where l.kind = p_kind and l.shard = any (p_shards) and (l.node_id = p_node_id or l.expires_at <= clock_timestamp())
+    returning l.*;
+end
+$$;
+
+create function renew_leases(
+    p_node_id integer, p_incarnation bigint, p_kind text, p_shards integer[], p_lease_epochs integer[], p_ttl_ms bigint
+) returns setof coordinator_lease
+language plpgsql volatile
+as $$
+-- Those still held, even if the time had run out: until another owner comes, the epoch fences nobody out.
+begin
+    perform 1 from coordinator_lease l
+    where l.kind = p_kind and l.shard = any (p_shards)
+    order by l.shard for no key update;
+    return query
+    update coordinator_lease l
+    set expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond'
+    from (select unnest(p_shards) as shard, unnest(p_lease_epochs) as lease_epoch) held
+    where l.kind = p_kind
+        and l.shard = held.shard
+        and l.lease_epoch = held.lease_epoch
+        and l.node_id = p_node_id
+        and l.incarnation = p_incarnation
+    returning l.*;
+end
+$$;

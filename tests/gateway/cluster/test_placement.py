@@ -1,0 +1,57 @@
+"""Rendezvous hashing: even, the same everywhere, and little moves when a node comes or goes."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from gateway.cluster.placement import Leaders, shares
+
+KEYS = range(1, 10_001)
+SHARDS = range(50)
+
+
+def _leaders(*node_ids: int) -> dict[int, int]:
+    leaders = Leaders(node_ids)
+    return {key: leaders.leader(key) for key in KEYS}
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 5, 8])
+def test_leaders_are_spread_evenly(nodes: int) -> None:
+    counts = Counter(_leaders(*range(1, nodes + 1)).values())
+    assert len(counts) == nodes
+    assert max(counts.values()) < len(KEYS) / nodes * 1.1
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 5, 8])
+def test_a_node_that_comes_takes_its_part_and_nothing_else_moves(nodes: int) -> None:
+    before, after = _leaders(*range(1, nodes)), _leaders(*range(1, nodes + 1))
+    moved = [key for key in KEYS if before[key] != after[key]]
+    assert {after[key] for key in moved} == {nodes}
+    assert len(moved) < len(KEYS) / nodes * 1.1
+
+
+def test_the_order_in_which_nodes_are_listed_does_not_matter() -> None:
+    assert _leaders(3, 1, 2) == _leaders(1, 2, 3)
+    assert shares(SHARDS, [3, 1, 2]) == shares(SHARDS, [1, 2, 3])
+
+
+@pytest.mark.parametrize("nodes", [1, 2, 3, 4, 7, 49, 50, 60])
+def test_shards_are_shared_to_within_one(nodes: int) -> None:
+    placed = shares(SHARDS, range(1, nodes + 1))
+    assert placed.keys() == set(SHARDS)
+    counts = Counter(dict.fromkeys(range(1, nodes + 1), 0))
+    counts.update(placed.values())
+    assert max(counts.values()) - min(counts.values()) <= 1
+
+
+@pytest.mark.parametrize("nodes", [2, 3, 4, 6])
+def test_few_shards_move_when_a_node_comes(nodes: int) -> None:
+    before, after = shares(SHARDS, range(1, nodes)), shares(SHARDS, range(1, nodes + 1))
+    moved = sum(before[shard] != after[shard] for shard in SHARDS)
+    assert moved <= len(SHARDS) / nodes * 1.8, "one part in n, and the evening out"
+
+
+def test_nobody_alive_holds_nothing() -> None:
+    assert shares(SHARDS, []) == {}

@@ -1,0 +1,64 @@
+"""Listeners by Kafka's names: what is bound, what is advertised, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.config.definition import ConfigError
+from gateway.config.listeners import MAX_LISTENERS, Listener, parse_listeners, render_listeners
+
+HERE = "this-host"
+
+
+def test_each_listener_has_a_name_a_protocol_and_two_addresses() -> None:
+    assert parse_listeners(
+        "internal://127.0.0.1:9092, OUTSIDE://[::1]:9094",
+        "OUTSIDE://kafka.example.org:443,INTERNAL://node-1:9092",
+        "INTERNAL:PLAINTEXT,outside:plaintext",
+        HERE,
+    ) == [
+        Listener("INTERNAL", "PLAINTEXT", ("127.0.0.1", 9092), ("node-1", 9092)),
+        Listener("OUTSIDE", "PLAINTEXT", ("::1", 9094), ("kafka.example.org", 443)),
+    ]
+
+
+@pytest.mark.parametrize("host", ["", "0.0.0.0", "[::]"])
+def test_a_listener_on_every_interface_is_advertised_as_this_host(host: str) -> None:
+    (listener,) = parse_listeners(f"PLAINTEXT://{host}:7", None, None, HERE)
+    assert listener.advertised == (HERE, 7)
+
+
+@pytest.mark.parametrize(
+    ("listeners", "advertised", "protocol_map", "setting", "reason"),
+    [
+        ("", None, None, "listeners", "NAME://HOST:PORT"),
+        ("PLAINTEXT://a", None, None, "listeners", "HOST:PORT"),
+        ("PLAINTEXT://a:70000", None, None, "listeners", "HOST:PORT"),
+        ("PLAINTEXT://::1:9092", None, None, "listeners", "brackets"),
+        ("PLAINTEXT://a:1,plaintext://a:2", None, None, "listeners", "names PLAINTEXT twice"),
+        ("PLAINTEXT://a:1,B://a:1", None, "PLAINTEXT:PLAINTEXT,B:PLAINTEXT", "listeners", "one address"),
+        ("PLAINTEXT://a:1", "OTHER://a:1", None, "advertised.listeners", "each of PLAINTEXT"),
+        ("PLAINTEXT://a:1", "PLAINTEXT://0.0.0.0:1", None, "advertised.listeners", "no address"),
+        ("PLAINTEXT://a:1", "PLAINTEXT://:1", None, "advertised.listeners", "no address"),
+        ("B://a:1", None, None, "listener.security.protocol.map", "no security protocol for B"),
+        ("B://a:1", None, "B:TLS", "listener.security.protocol.map", "expected NAME:PROTOCOL"),
+        ("B://a:1", None, "B:PLAINTEXT,b:PLAINTEXT", "listener.security.protocol.map", "twice"),
+        ("SSL://a:1", None, None, "listener.security.protocol.map", r"SSL \(SSL\) is not served"),
+        (",".join(f"L{n}://a:{n + 1}" for n in range(MAX_LISTENERS + 1)), None, None, "listeners", "at most"),
+    ],
+)
+def test_a_wrong_listener_is_refused(
+    listeners: str, advertised: str | None, protocol_map: str | None, setting: str, reason: str
+) -> None:
+    with pytest.raises(ConfigError, match=reason) as refused:
+        parse_listeners(listeners, advertised, protocol_map, HERE)
+    assert refused.value.name == setting
+
+
+def test_ports_that_the_kernel_chooses_are_not_one_address() -> None:
+    two = parse_listeners("A://h:0,B://h:0", None, "A:PLAINTEXT,B:PLAINTEXT", HERE)
+    assert [listener.bind for listener in two] == [("h", 0), ("h", 0)]
+
+
+def test_addresses_are_written_as_kafka_writes_them() -> None:
+    assert render_listeners({"A": ("::1", 1), "B": ("h", 2)}) == "A://[::1]:1,B://h:2"

@@ -1,0 +1,104 @@
+"""Through a connection pooler: served where a connection keeps its server, refused at once where it does not."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import asyncpg
+import pytest
+
+from storage.errors import StorageError, StorageUnavailable
+from storage.log import LogStore
+from storage.pool import Database
+from storage.types import PartitionKey
+from tests.gateway_process import free_ports
+from tests.storage.batches import append, new_batch
+
+PGBOUNCER = shutil.which("pgbouncer", path="/usr/sbin:/usr/bin:/usr/local/bin")
+START_S = 10
+
+pytestmark = pytest.mark.skipif(PGBOUNCER is None, reason="pgbouncer is not installed")
+
+
+@contextlib.contextmanager
+def _pooler(database_url: str, directory: Path, *, mode: str, ignored: str) -> Iterator[str]:
+    """A pgbouncer before the test's database; the URL of the database through it."""
+    parts = urlsplit(database_url)
+    query = parse_qs(parts.query)
+    host = query.get("host", [parts.hostname or ""])[0]
+    port = parts.port or int(query.get("port", ["5432"])[0])
+    user = parts.username or query.get("user", [""])[0]
+    (listen_port,) = free_ports(1)
+    (directory / "pgbouncer.ini").write_text(
+        f"""
+[databases]
+* = host={host} port={port} user={user} {f"password={parts.password}" if parts.password else ""}
+[pgbouncer]
+listen_addr = 127.0.0.1
+listen_port = {listen_port}
+unix_socket_dir =
+auth_type = any
+pool_mode = {mode}
+ignore_startup_parameters = {ignored}
+"""
+    )
+    directory.chmod(0o755)
+    assert PGBOUNCER is not None
+    with (directory / "pgbouncer.log").open("wb") as log:
+        process = subprocess.Popen(
+            [PGBOUNCER, "-u", "nobody", str(directory / "pgbouncer.ini")], stdout=log, stderr=log
+        )
+    try:
+        yield f"postgresql://{user}@127.0.0.1:{listen_port}{parts.path}"
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture(autouse=True)
+async def pooler_may_connect(sql: asyncpg.Connection) -> None:
+    """The embedded server that runs as root's child lets only root in; a pooler refuses to run as root."""
+    ident = Path(await sql.fetchval("select current_setting('ident_file')"))
+    if os.getuid() == 0 and ident.exists() and "gateway root" in ident.read_text():
+        if "nobody" not in ident.read_text():
+            with ident.open("a") as file:
+                file.write("gateway nobody sluice\n")
+        await sql.execute("select pg_reload_conf()")
+
+
+async def _open(url: str) -> Database:
+    deadline = time.monotonic() + START_S
+    while True:
+        try:
+            return await Database.open(url)
+        except StorageUnavailable as error:
+            if not isinstance(error.__cause__, ConnectionRefusedError) or time.monotonic() > deadline:
+                raise
+
+
+@pytest.mark.parametrize("mode", ["transaction", "statement"])
+async def test_a_pooler_that_moves_a_session_is_refused(database_url: str, tmp_path: Path, mode: str) -> None:
+    with (
+        _pooler(database_url, tmp_path, mode=mode, ignored="") as url,
+        pytest.raises(StorageError, match="session mode"),
+    ):
+        await (await _open(url)).close()
+
+
+async def test_a_session_pooler_serves_with_the_settings_that_are_relied_on(
+    database_url: str, tmp_path: Path, key: PartitionKey
+) -> None:
+    with _pooler(database_url, tmp_path, mode="session", ignored="extra_float_digits") as url:
+        database = await _open(url)
+        try:
+            assert await database.hot.fetch_value("select current_setting('statement_timeout')") == "10s"
+            assert await append(LogStore(database), new_batch(key)) == [0]
+        finally:
+            await database.close()
