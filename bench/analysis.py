@@ -137,13 +137,14 @@ def differences(truths: dict[str, Truth], out: Path) -> list[str]:
     return [*wrong, *([f"{broken} rules broken"] if broken else [])]
 
 
-def analyze(url: str, out: Path, master: str) -> tuple[int, float, int]:
-    """Exit code, seconds, and the greatest resident memory of the job's processes in MiB."""
+def analyze(url: str, out: Path, master: str) -> tuple[int, float, int, str]:
+    """Exit code, seconds, the greatest resident memory of the job's processes in MiB, and its last words."""
     started, peak = time.monotonic(), 0
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline.cli", "analyze", "--database-url", url, "--out", str(out), "--master", master,
          "--memory", DRIVER_MEMORY, "--conf", "spark.sql.shuffle.partitions=16"],
-        stderr=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
     )  # fmt: skip
     ended = threading.Event()
 
@@ -162,12 +163,12 @@ def analyze(url: str, out: Path, master: str) -> tuple[int, float, int]:
     watcher = threading.Thread(target=watch)
     watcher.start()
     try:
-        code = process.wait(3_600)
+        _, said = process.communicate(timeout=3_600)
     finally:
         process.kill()
         ended.set()
         watcher.join()
-    return code, time.monotonic() - started, peak >> 20
+    return process.returncode, time.monotonic() - started, peak >> 20, said.strip()[-400:]
 
 
 def main() -> int:
@@ -180,8 +181,8 @@ def main() -> int:
         started = time.monotonic()
         truths = asyncio.run(plant(url, given.rows))
         print(f"planted in {time.monotonic() - started:.0f} s", flush=True)
-        code, seconds, peak_mib = analyze(url, Path(folder), given.master)
-        wrong = differences(truths, Path(folder)) if code in (0, 3) else [f"analyze ended with {code}"]
+        code, seconds, peak_mib, said = analyze(url, Path(folder), given.master)
+        wrong = differences(truths, Path(folder)) if code in (0, 3) else [f"analyze ended with {code}: {said}"]
         server.drop(url)
     result = {"rows": given.rows, "seconds": round(seconds, 1), "peak_mib": peak_mib, "target_seconds": TARGET_SECONDS,
               "exact": not wrong}  # fmt: skip
