@@ -154,10 +154,8 @@ def commit_of_another_generation(journal: Journal, tolerance_ms: int) -> DataFra
         .agg(F.min("seq").alias("made_seq"), F.min("at_ms").alias("made_ms"))
     )
     order = Window.partitionBy("era", "group_id").orderBy("made_seq")
-    in_force = (
-        made.withColumn("next_seq", F.lead("made_seq").over(order))
-        .withColumn("next_ms", F.lead("made_ms").over(order))
-        .withColumn("first", F.first("generation_id").over(order))
+    in_force = made.withColumn("next_seq", F.lead("made_seq").over(order)).withColumn(
+        "next_ms", F.lead("made_ms").over(order)
     )
     first_known = in_force.groupBy("era", "group_id").agg(
         F.min("made_seq").alias("known_from"), F.min(F.struct("made_seq", "generation_id")).alias("oldest")
@@ -166,8 +164,8 @@ def commit_of_another_generation(journal: Journal, tolerance_ms: int) -> DataFra
         (F.col("kind") == "commit") & (F.col("error_code") == 0) & (F.col("generation_id") >= 0)
     ).select("era", "group_id", "topic", "partition", "generation_id", "seq", "at_ms")
     checked = (
-        commits.join(F.broadcast(in_force.drop("first")), ["era", "group_id", "generation_id"], "left")
-        .join(F.broadcast(first_known), ["era", "group_id"])
+        commits.join(in_force, ["era", "group_id", "generation_id"], "left")
+        .join(first_known, ["era", "group_id"])
         .withColumn("unknown", F.col("made_seq").isNull() & (F.col("generation_id") != F.col("oldest.generation_id")))
     )
     late = (F.col("seq") > F.col("next_seq")) & (F.col("at_ms") > F.col("next_ms") + tolerance_ms)
@@ -182,7 +180,7 @@ def commit_of_another_generation(journal: Journal, tolerance_ms: int) -> DataFra
     )
 
 
-def told_another_offset(walked: DataFrame, tolerance_ms: int) -> DataFrame:
+def told_another_offset(journal: Journal, walked: DataFrame, tolerance_ms: int) -> DataFrame:
     """OffsetFetch tells what was committed last, give or take what was being committed in that moment."""
     key = ("era", "group_id", "topic", "partition")
     differs = (
@@ -192,7 +190,7 @@ def told_another_offset(walked: DataFrame, tolerance_ms: int) -> DataFrame:
         & (F.col("offset") != F.col("committed_before"))
     )
     suspects = walked.where(differs).select(*key, "generation_id", "seq", "at_ms", "offset", "committed_before")
-    around = walked.where((F.col("kind") == "commit") & (F.col("error_code") == 0)).select(
+    around = journal.offset.where((F.col("kind") == "commit") & (F.col("error_code") == 0)).select(
         *key, F.col("at_ms").alias("commit_ms"), F.col("offset").alias("commit_offset")
     )
     excused = (
@@ -272,7 +270,7 @@ def violations(journal: Journal, ownership: DataFrame, walked: DataFrame, *, tol
         lambda: assigned_to_nobody(journal),
         lambda: two_owners(ownership),
         lambda: commit_of_another_generation(journal, tolerance_ms),
-        lambda: told_another_offset(walked, tolerance_ms),
+        lambda: told_another_offset(journal, walked, tolerance_ms),
         lambda: handoff_not_kept(journal, ownership),
     )
     found = checks[0]()
