@@ -301,8 +301,8 @@ def _unwell_members(tables: Tables) -> Iterator[Finding]:
                 f" after silences of up to {seconds(row.heartbeat_gap_max_ms)}" if row.heartbeat_gap_max_ms else ""
             )
             told.append(f"was thrown out {counted(row.expiries, 'time')}{silence}")
-        if row.flapping_per_h >= 6 and row.joins > 1:
-            told.append(f"joined {row.joins:,} times, which is {row.flapping_per_h:,.0f} comings and goings an hour")
+        if row.flapping_per_h >= 6 and row.comings > 1:
+            told.append(f"came {row.comings:,} times, which makes {row.flapping_per_h:,.0f} comings and goings an hour")
         if row.broken_rules:
             told.append(f"broke {counted(row.broken_rules, 'rule')} of the cooperative protocol")
         if told:
