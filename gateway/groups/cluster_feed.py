@@ -1,7 +1,7 @@
 """Hands what the catalog holds to the machines: topics as one value, another once they have changed, and settings.
 
 The one idea: many changes at once (a load, a request that creates a thousand topics) make one new value, before the
-next request is begun; and where nobody's partitions changed, the value stays what it was.
+next request is begun; and where nobody's partitions changed, its topics stay the very same mapping.
 """
 
 from __future__ import annotations
@@ -46,9 +46,13 @@ class ClusterFeed:
             topic.name: ClusterTopic(topic.topic_id, topic.name, len(topic.partitions))
             for topic in self._catalog.topics()
         }
-        if self._last is not None and self._last.topics == topics:
+        revision, last = self._catalog.revision, self._last
+        if last is None or last.topics != topics:
+            self._last = Cluster(topics, {topic.topic_id: topic for topic in topics.values()}, revision)
+        elif revision > last.revision:
+            self._last = Cluster(last.topics, last.by_id, revision)
+        else:
             return
-        self._last = Cluster(topics, {topic.topic_id: topic for topic in topics.values()})
         self._reader.cluster_changed(self._last)
 
     def _hand_over_settings(self) -> None:

@@ -263,7 +263,9 @@ class Catalog:
             self._follow_broker(changes.broker_configs)
         if changes.group_configs is not None:
             self.set_group_configs(changes.group_configs)
-        self._revision = changes.revision
+        if changes.revision != self._revision:
+            self._revision = changes.revision
+            self.changed()
 
     def _follow_broker(self, dynamic: Mapping[str, str]) -> None:
         if dynamic == self._broker.dynamic:

@@ -25,6 +25,7 @@ from gateway.coordinator.consumer.model import (
     subscription_of,
 )
 from gateway.coordinator.consumer.partitions import NOTHING
+from gateway.coordinator.consumer.views import has_news
 from gateway.coordinator.facts import (
     AssignmentGiven,
     Departure,
@@ -70,7 +71,7 @@ def _has_no_news(group: ConsumerGroup, event: ConsumerGroupHeartbeat, member: Co
         and event.rack_id is None
         and event.rebalance_timeout_ms == -1
         and event.connection_number == member.connection_number
-        and group.seen is cluster
+        and not has_news(group, cluster)
         and not group.unheard
     )
 
@@ -146,7 +147,7 @@ def _proceed(
     draft.put(member)
     subscription_changed = before is None or subscription_of(before) != subscription_of(member)
     target_is_old = draft.group_epoch > draft.assignment_epoch
-    look = subscription_changed or target_is_old or draft.seen is not draft.cluster
+    look = subscription_changed or target_is_old or has_news(draft.before, draft.cluster)
     topics_changed = look and draft.see_topics()
     if before is None:
         draft.raise_epoch(Trigger.MEMBER_JOINED, member.member_id)

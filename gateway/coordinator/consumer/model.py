@@ -136,6 +136,8 @@ class ConsumerGroup:
     """Of the subscribed topics as they were when the group epoch was last decided."""
     assignor: str = ""
     """Which one computed the target."""
+    topics_revision: int = 0
+    """Of the topics that the target was computed from: a coordinator that knows older ones must not decide."""
     members: Mapping[MemberId, ConsumerMember] = field(
         default_factory=dict[MemberId, ConsumerMember], metadata=VOLATILE
     )
