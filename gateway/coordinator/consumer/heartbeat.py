@@ -79,12 +79,11 @@ def _has_no_news(group: ConsumerGroup, event: ConsumerGroupHeartbeat, member: Co
 def _keep_alive(
     group: ConsumerGroup, event: ConsumerGroupHeartbeat, member: ConsumerMember, now_ms: int, settings: ConsumerSettings
 ) -> Step:
-    session_deadlines = dict(group.session_deadlines)
-    session_deadlines[member.member_id] = now_ms + settings.session_timeout_ms
+    heard = group.with_session_deadline(member.member_id, now_ms + settings.session_timeout_ms)
     reply = ConsumerGroupHeartbeatReply(
         ErrorCode.NONE, None, member.member_id, member.member_epoch, settings.heartbeat_interval_ms
     )
-    return Step(replace(group, session_deadlines=session_deadlines), ((event.request_id, reply),))
+    return Step(heard, ((event.request_id, reply),))
 
 
 def _join(
