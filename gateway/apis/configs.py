@@ -1,8 +1,8 @@
 """DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources: settings shown and changed.
 
 The one idea: everything derives from the two tables of settings. A topic's own settings are stored on the topic; a
-broker's dynamic ones once for all nodes, since they share one log: to alter any one broker is to alter the broker with
-the empty name, which stands for all. Both take effect on this node before the answer, on others when they next follow
+broker's dynamic ones for that node alone, or for all under the empty name, which stands for every node that has none
+of its own. Both take effect on this node before the answer, on others when they next follow
 the catalog.
 
 A group's settings are stored by its id and wait for it. Loggers and client metrics have no settings here.
@@ -49,6 +49,7 @@ from protocol.messages.list_config_resources import (
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
 )
+from storage.topics import ALL_BROKERS
 from storage.types import Refusal, Topic
 
 log = structlog.get_logger(__name__)
@@ -71,10 +72,6 @@ class Operation(IntEnum):
     DELETE = 1
     APPEND = 2
     SUBTRACT = 3
-
-
-ALL_BROKERS = ""
-"""The broker resource that stands for every node."""
 
 
 # --- DescribeConfigs ----------------------------------------------------------------------------------------------
@@ -130,6 +127,7 @@ def _describe(
             entries = [
                 _topic_entry(key, topic.configs, services.catalog.broker, request)
                 for key in _chosen(TOPIC_CONFIGS, resource)
+                if not key.internal or key.name in topic.configs
             ]
         case ResourceType.BROKER:
             entries = _describe_broker(resource, request, services)
@@ -174,6 +172,7 @@ def _describe_broker(
     keys = _chosen(BROKER_CONFIGS, resource)
     if resource.resource_name == ALL_BROKERS:
         keys = [key for key in keys if key.name in broker.dynamic]
+        broker = broker.with_dynamic(broker.dynamic)
     elif resource.resource_name != str(services.membership.node_id):
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
@@ -190,7 +189,20 @@ def _describe_broker(
         synonyms = [DescribeConfigsSynonym(name=key.name, value=value, source=source) for source, value in layers]
         read_only = key.update is not Update.DYNAMIC
         entries.append(_entry(key, value, source, synonyms, request, read_only=read_only))
-    return entries
+    return [*entries, *_unknown_entries(resource, broker)]
+
+
+def _unknown_entries(resource: DescribeConfigsResource, broker: BrokerConfig) -> list[DescribeConfigsResourceResult]:
+    """Settings that were stored under names which nobody knows. Their values are kept to ourselves, as by upstream:
+    they may be a plugin's secrets."""
+    wanted = set(resource.configuration_keys or ())
+    return [
+        DescribeConfigsResourceResult(
+            name=name, value=None, read_only=False, config_source=broker.layers(name)[0][0], is_sensitive=True
+        )
+        for name in {**broker.dynamic, **broker.own}
+        if name not in BROKER_CONFIGS and (not wanted or name in wanted)
+    ]
 
 
 def _node_facts(services: Services) -> dict[str, str | None]:
@@ -374,13 +386,17 @@ async def _alter_topic(topic: Topic, change: Change, services: Services, *, vali
 
 
 async def _alter_brokers(resource_name: str, change: Change, services: Services, *, validate_only: bool) -> None:
-    # kafka-python and web consoles can only name a single broker.
     known = {ALL_BROKERS, *(str(node.node_id) for node in services.membership.alive())}
     if resource_name not in known:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"There is no live broker '{resource_name}'.")
+    own_name = str(services.membership.node_id)
     # Another node may have changed them since this one last looked.
-    current = await services.topics.load_broker_configs()
-    broker = services.catalog.broker.with_dynamic(current)
+    of_all = await services.topics.load_broker_configs()
+    current = of_all
+    if resource_name != ALL_BROKERS:
+        current = await services.topics.load_broker_configs(resource_name)
+    static = services.catalog.broker.static
+    broker = parse_broker_configs(static, of_all, {} if resource_name == ALL_BROKERS else current)
 
     def effective(name: str) -> tuple[ConfigKey, str | None] | None:
         key = BROKER_CONFIGS.get(name)
@@ -390,12 +406,16 @@ async def _alter_brokers(resource_name: str, change: Change, services: Services,
         return key, layers[0][1] if layers else None
 
     wanted = change(current, effective)
-    altered = parse_broker_configs(broker.static, wanted)
+    layers = (wanted, services.catalog.broker.own) if resource_name == ALL_BROKERS else (of_all, wanted)
+    altered = parse_broker_configs(static, *layers)
     if validate_only:
         return
-    await services.topics.set_broker_configs(_differing(wanted, current), current.keys() - wanted.keys())
-    services.catalog.set_broker(altered)
-    log.info("broker configs altered", configs=wanted)
+    await services.topics.set_broker_configs(
+        _differing(wanted, current), current.keys() - wanted.keys(), broker=resource_name
+    )
+    if resource_name in (ALL_BROKERS, own_name):
+        services.catalog.set_broker(altered)
+    log.info("broker configs altered", broker=resource_name or "all", configs=wanted)
 
 
 async def _alter_group(group_id: str, change: Change, services: Services, *, validate_only: bool) -> None:

@@ -213,7 +213,7 @@ async def _commit(
             for row, refusal in zip(rows, results, strict=True)
             if refusal is None
         )
-        if committed:
+        if committed and groups.readers:
             epoch = request.generation_id_or_member_epoch
             groups.told(request.group_id, (OffsetsCommitted(MemberId(request.member_id), epoch, committed),))
 

@@ -215,6 +215,8 @@ class BrokerConfig:
     """What was given at start, by Kafka's names, as text. Never mutated."""
     dynamic: Mapping[str, str] = field(default_factory=dict[str, str])
     """What AlterConfigs stored for all nodes, by Kafka's names, as text. Never mutated."""
+    own: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What AlterConfigs stored for this node alone, which outranks the others. Never mutated."""
 
     @property
     def retention_ms(self) -> int:
@@ -225,20 +227,22 @@ class BrokerConfig:
             return self.log_retention_minutes * 60_000 if self.log_retention_minutes >= 0 else -1
         return self.log_retention_hours * 3_600_000 if self.log_retention_hours >= 0 else -1
 
-    def with_dynamic(self, dynamic: Mapping[str, str]) -> BrokerConfig:
-        """This configuration with another dynamic layer. ConfigError as `validate_dynamic`."""
-        return parse_broker_configs(self.static, dynamic)
+    def with_dynamic(self, dynamic: Mapping[str, str], own: Mapping[str, str] | None = None) -> BrokerConfig:
+        """This configuration with other dynamic layers. ConfigError as `validate_dynamic`."""
+        return parse_broker_configs(self.static, dynamic, own)
 
     def layers(self, name: str) -> list[tuple[ConfigSource, str | None]]:
         """The values that setting `name` has, in the text given, the strongest (effective) first."""
         found: list[tuple[ConfigSource, str | None]] = []
+        if name in self.own:
+            found.append((ConfigSource.DYNAMIC_BROKER_CONFIG, self.own[name]))
         if name in self.dynamic:
             found.append((ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, self.dynamic[name]))
         if name in self.static:
             found.append((ConfigSource.STATIC_BROKER_CONFIG, self.static[name]))
-        default = BROKER_CONFIGS[name].default
-        if default is not None:
-            found.append((ConfigSource.DEFAULT_CONFIG, render(default)))
+        key = BROKER_CONFIGS.get(name)
+        if key is not None and key.default is not None:
+            found.append((ConfigSource.DEFAULT_CONFIG, render(key.default)))
         return found
 
 
@@ -309,21 +313,25 @@ BROKER_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
 """Every broker setting by name: typed fields, shown ones, and facts of the node."""
 
 
-def parse_broker_configs(given: Mapping[str, str], dynamic: Mapping[str, str] | None = None) -> BrokerConfig:
-    """The configuration that these settings make; `dynamic` ones outrank those given at start.
+def parse_broker_configs(
+    given: Mapping[str, str], dynamic: Mapping[str, str] | None = None, own: Mapping[str, str] | None = None
+) -> BrokerConfig:
+    """The configuration that these settings make; `dynamic` ones outrank those given at start, and the node's `own`
+    outrank both.
 
     ConfigError names the first setting that is unknown, malformed, out of bounds or not to be set, or that
     contradicts another.
     """
-    dynamic = dynamic or {}
+    dynamic, own = dynamic or {}, own or {}
     for name in given:
         _known(name, given[name]).parse(given[name])
     validate_dynamic(dynamic)
-    merged = {**given, **dynamic}
+    validate_dynamic(own)
+    merged = {**given, **dynamic, **own}
     fields: dict[str, Any] = {
         field_name: key.parse(merged[key.name]) for field_name, key in _FIELDS.items() if key.name in merged
     }
-    config = BrokerConfig(**fields, static=dict(given), dynamic=dict(dynamic))
+    config = BrokerConfig(**fields, static=dict(given), dynamic=dict(dynamic), own=dict(own))
     if config.group_min_session_timeout_ms > config.group_max_session_timeout_ms:
         raise ConfigError(
             "group.min.session.timeout.ms",
@@ -357,9 +365,12 @@ def parse_broker_configs(given: Mapping[str, str], dynamic: Mapping[str, str] | 
 
 
 def validate_dynamic(dynamic: Mapping[str, str]) -> None:
-    """ConfigError if one of these cannot be set while the gateway runs, or not to this value."""
+    """ConfigError if one of these cannot be set while the gateway runs, or not to this value. A name that nobody knows
+    is kept, as by upstream, where it may belong to a plugin."""
     for name, value in dynamic.items():
-        key = _known(name, value)
+        key = BROKER_CONFIGS.get(name)
+        if key is None:
+            continue
         if key.update is not Update.DYNAMIC:
             raise ConfigError(name, value, "cannot be changed while the gateway runs")
         key.parse(value)

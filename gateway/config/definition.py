@@ -50,7 +50,7 @@ class Update(Enum):
     """When a setting may get another value."""
 
     DYNAMIC = "dynamic"
-    """At any time through AlterConfigs, for every node at once."""
+    """At any time through AlterConfigs, for one node or for all."""
     AT_START = "at_start"
     """By flag, environment or file; read-only while the gateway runs."""
     FIXED = "fixed"
@@ -91,6 +91,8 @@ class ConfigKey:
     update: Update = Update.DYNAMIC
     synonyms: tuple[Synonym, ...] = ()
     """Of a topic setting: its broker counterparts, the strongest first."""
+    internal: bool = False
+    """Taken, and shown only where it was set: upstream's own tests set it, people do not."""
 
     def parse(self, text: str) -> ConfigValue:
         """The typed value; ConfigError if the text is not of the type or outside what the setting allows."""

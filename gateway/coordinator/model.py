@@ -296,14 +296,19 @@ class Group:
     def with_session_deadline(self, member_id: MemberId, deadline_ms: int) -> Group:
         """The same group with one session deadline moved.
 
-        Heartbeats are all that is frequent here, and `dataclasses.replace` costs three times this.
+        Heartbeats are all that is frequent here. Writing the slots costs half of what a frozen dataclass' own
+        constructor does, and a fraction of `dataclasses.replace`.
         """
-        values = list(_VALUES(self))
-        session_deadlines = values[_SESSION_DEADLINES] = dict(self.session_deadlines)
+        moved = object.__new__(Group)
+        for write, value in zip(_WRITERS, _VALUES(self), strict=True):
+            write(moved, value)
+        session_deadlines = dict(self.session_deadlines)
         session_deadlines[member_id] = deadline_ms
-        return Group(*values)
+        _WRITE_SESSION_DEADLINES(moved, session_deadlines)
+        return moved
 
 
 GROUP_FIELDS = tuple(each.name for each in fields(Group))
 _VALUES = attrgetter(*GROUP_FIELDS)
-_SESSION_DEADLINES = GROUP_FIELDS.index("session_deadlines")
+_WRITERS = tuple(getattr(Group, name).__set__ for name in GROUP_FIELDS)
+_WRITE_SESSION_DEADLINES = _WRITERS[GROUP_FIELDS.index("session_deadlines")]

@@ -1,18 +1,20 @@
 """Hands what the catalog holds to the machines: topics as one value, another once they have changed, and settings.
 
 The one idea: many changes at once (a load, a request that creates a thousand topics) make one new value, before the
-next request is begun; and where nobody's partitions changed, its topics stay the very same mapping.
+next request is begun; topics that have not changed stay the same objects, and where none has, so does their mapping.
 """
 
 from __future__ import annotations
 
 import asyncio
+from types import MappingProxyType
 from typing import Protocol
 
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.model import Settings
 from gateway.groups.settings import group_settings
 from gateway.log.catalog import Catalog
+from gateway.operate.logs import NO_REQUEST
 
 
 class Reader(Protocol):
@@ -37,18 +39,23 @@ class ClusterFeed:
     def _mark(self) -> None:
         if not self._pending:
             self._pending = True
-            self._loop.call_soon(self._hand_over)
+            self._loop.call_soon(self._hand_over, context=NO_REQUEST.copy())
 
     def _hand_over(self) -> None:
         self._pending = False
         self._hand_over_settings()
-        topics = {
-            topic.name: ClusterTopic(topic.topic_id, topic.name, len(topic.partitions))
-            for topic in self._catalog.topics()
-        }
         revision, last = self._catalog.revision, self._last
+        known = Cluster().by_id if last is None else last.by_id
+        topics: dict[str, ClusterTopic] = {}
+        for topic in self._catalog.topics():
+            former = known.get(topic.topic_id)
+            if former is not None and former.partition_count == len(topic.partitions):
+                topics[topic.name] = former
+            else:
+                topics[topic.name] = ClusterTopic(topic.topic_id, topic.name, len(topic.partitions))
         if last is None or last.topics != topics:
-            self._last = Cluster(topics, {topic.topic_id: topic for topic in topics.values()}, revision)
+            by_id = {topic.topic_id: topic for topic in topics.values()}
+            self._last = Cluster(MappingProxyType(topics), MappingProxyType(by_id), revision)
         elif revision > last.revision:
             self._last = Cluster(last.topics, last.by_id, revision)
         else:

@@ -91,18 +91,18 @@ begin
 end
 $$;
 
-create function set_broker_configs(p_names text[], p_values text[], p_unset text[]) returns void
+create function set_broker_configs(p_broker text, p_names text[], p_values text[], p_unset text[]) returns void
 language plpgsql volatile
 as $$
--- Removes `p_unset`, then sets `p_names`.
+-- Removes `p_unset`, then sets `p_names`, for one broker or for all (the empty name).
 declare
     this_revision constant bigint := next_revision();
 begin
     update cluster set broker_configs_revision = this_revision;
-    delete from broker_config where name = any (p_unset);
-    insert into broker_config (name, value)
-    select unnest(p_names), unnest(p_values)
-    on conflict (name) do update set value = excluded.value;
+    delete from broker_config where broker = p_broker and name = any (p_unset);
+    insert into broker_config (broker, name, value)
+    select p_broker, unnest(p_names), unnest(p_values)
+    on conflict (broker, name) do update set value = excluded.value;
 end
 $$;
 
@@ -130,7 +130,8 @@ returns table (
 language sql stable
 as $$
 -- The present revision with what has changed since another, in one snapshot: topics in the order of their changes,
--- deleted ones without partitions, settings of brokers and of groups where they changed. One row with null topic_id where no topic has.
+-- deleted ones without partitions, settings by broker and by group where they changed. One row with null topic_id where no
+-- topic has.
 -- `whole`: these are all live topics, because deletions since `p_since` may have left no row.
     with since as (
         select
@@ -142,7 +143,10 @@ as $$
     select
         s.revision,
         case when s.broker_configs_revision > s.revision_known then
-            (select coalesce(jsonb_object_agg(b.name, b.value), '{}')::text from broker_config b) end,
+            (
+                select coalesce(jsonb_object_agg(b.broker, b.configs), '{}')::text
+                from (select broker, jsonb_object_agg(name, value) as configs from broker_config group by broker) b
+            ) end,
         case when s.group_configs_revision > s.revision_known then
             (select coalesce(jsonb_agg(jsonb_build_array(g.group_id, g.name, g.value)), '[]')::text
             from group_config g) end,

@@ -44,11 +44,14 @@ insert into cluster (cluster_id)
 select translate(rtrim(encode(uuid_send(random_uuid()), 'base64'), '='), '+/', '-_');
 
 create table broker_config (
-    name   text primary key,
-    value  text not null
+    broker  text collate "C" not null,
+    name    text not null,
+    value   text not null,
+    primary key (broker, name)
 );
 
-comment on table broker_config is 'Cluster-wide dynamic broker settings, as AlterConfigs set them.';
+comment on table broker_config is 'Dynamic broker settings, as AlterConfigs set them.';
+comment on column broker_config.broker is 'The id of the node for which a setting holds; empty: all of them, beneath their own.';
 
 create table group_config (
     group_id  text collate "C" not null,

@@ -206,7 +206,7 @@ async def test_how_administrators_see_it(node: GroupNode) -> None:
     found, missing, nameless = (await node.ask(request, 1)).groups
     assert (missing.error_code, nameless.error_code) == (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.INVALID_GROUP_ID)
     assert (found.group_state, found.group_epoch, found.assignment_epoch) == ("Stable", 1, 1)
-    assert (found.assignor_name, found.authorized_operations) == ("uniform", 1 << 3 | 1 << 6 | 1 << 8 | 1 << 10 | 1 << 11)
+    assert (found.assignor_name, found.authorized_operations) == ("uniform", sum(1 << bit for bit in (3, 6, 8, 10, 11)))
     (member,) = found.members
     assert (member.member_id, member.instance_id, member.rack_id, member.member_epoch) == ("a", "i", "r", 1)
     assert (member.client_id, member.client_host, member.member_type) == ("client", "/127.0.0.1", 1)
