@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench worst compat oracle lock readme test-pipeline pipeline-jars
+.PHONY: help run test check format bench worst compat oracle lock readme test-pipeline pipeline-jars pipeline-demo
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
@@ -44,6 +44,9 @@ pipeline-jars: $(VENV)/pipeline.stamp ## Fetch the jars of the data pipeline wit
 
 test-pipeline: pipeline-jars ## Run the data pipeline's tests (needs Java 17); ARGS="--long" adds the long fault runs
 	@$(VENV)/bin/python -m pytest tests/pipeline $(ARGS)
+
+pipeline-demo: pipeline-jars ## A gateway, a million real records, archived, verified, analysed, with plots; under five minutes
+	@$(VENV)/bin/python -m pipeline.demo $(ARGS)
 
 oracle: $(VENV)/dev.stamp ## Ask Apache Kafka (from Maven Central) what the compatibility suites ask a gateway
 	@$(VENV)/bin/python -m tests.compat.run --broker kafka $(SUITE) --report $(ARGS)

@@ -22,6 +22,8 @@ from pipeline.progress import Progress, Stop
 JOBS = {
     "archive": ("pipeline.archive.job", "topics into a Delta table, exactly once"),
     "verify": ("pipeline.verify.job", "prove that an archive is what its topics hold"),
+    "audit": ("pipeline.audit.job", "how a topic's records are spread, sized, timed, and what to do about it"),
+    "analyze": ("pipeline.analyze.job", "what rebalances cost, from the coordinator's journal"),
     "replay": ("pipeline.replay.job", "an archive into topics, without gap or duplicate"),
     "compact": ("pipeline.compact.job", "merge small files, cluster, vacuum"),
     "doctor": ("pipeline.doctor.job", "say what is missing"),

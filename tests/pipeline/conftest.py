@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,14 @@ if TYPE_CHECKING:
 
 # Short runs: compile little, collect garbage with one thread.
 FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# A handful of rows: compiling a plan costs more than interpreting it.
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+# Tests of transforms import PySpark where they begin, so without it they cannot even be collected.
+collect_ignore_glob = [] if find_spec("pyspark") else ["test_*.py"]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -65,3 +74,14 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     )
     yield opened
     opened.stop()
+
+
+@pytest.fixture(scope="module")
+def interpreted(spark: SparkSession) -> Iterator[None]:
+    """For modules whose tests have many plans and few rows."""
+    before = {name: spark.conf.get(name) for name in INTERPRETED}
+    for name, value in INTERPRETED.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, value)
