@@ -53,6 +53,11 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Run `sluice-pipeline jars`, or name their folder with --jars; spark-submit takes them by its own --jars.",
     ),
     (
+        r"Py4JNetworkError|Answer from Java side is empty|Connection refused.*py4j",
+        "Spark's JVM has ended; the system may have killed it for its memory.",
+        "Look at the system's log, give it less with --memory, and start the job again: it goes on where it was.",
+    ),
+    (
         r"OutOfMemoryError|GC overhead limit",
         "Spark ran out of memory.",
         "Give it more with --memory, or make batches smaller with --max-batch-records.",

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from confluent_kafka import KafkaException
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -133,7 +135,7 @@ class Archive:
                 self._say_retry(error, failures)
                 failures += 1
                 continue
-            except PySparkException as error:
+            except (PySparkException, Py4JJavaError) as error:
                 # What the log lost meanwhile is found by the next plan; anything else may pass, too.
                 if failures == len(RETRY_SECONDS):
                     raise
@@ -331,10 +333,14 @@ class Archive:
         for log in planned.logs:
             self._figures.lag(log.topic, log.partition, log.end - positions.get((log.topic, log.partition), log.start))
         if self._arguments.group and rows:
-            self._cluster.commit(
-                self._arguments.group,
-                {(each.topic, each.partition): positions[each.topic, each.partition] for each in planned.batch.ranges},
-            )
+            ends = {
+                (each.topic, each.partition): positions[each.topic, each.partition] for each in planned.batch.ranges
+            }
+            try:
+                self._cluster.commit(self._arguments.group, ends)
+            except KafkaException as error:
+                # What is archived is committed; only who looks at the group's lag sees an older state.
+                self._lines.say(f"the group {self._arguments.group} does not take its offsets: {error}", event="group")
 
     def _pace(self, done: int, left: int, started: float) -> None:
         """Wait until the next batch is due: at once when much is left, unless a rate is set."""

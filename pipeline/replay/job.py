@@ -14,14 +14,15 @@ import time
 from collections.abc import Mapping
 
 from confluent_kafka.admin import NewTopic
-from pyspark.errors import AnalysisException, ParseException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, ParseException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from pipeline import kafka, session, table
-from pipeline.archive.job import last_progress
+from pipeline.archive.job import RETRY_SECONDS, last_progress
 from pipeline.archive.plan import Progress, Range
 from pipeline.archive.start import milliseconds
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, explain
 from pipeline.kafka import Cluster, Partition
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
@@ -93,7 +94,7 @@ class Replay:
     def run(self) -> None:
         done = self._begun()
         settle = done.batch > 0 or self._resumed
-        bases = self._bases(done)
+        bases, failures = self._bases(done), 0
         while not self._stop.asked:
             ranges = done.plan.batch(done.following)
             if not ranges:
@@ -103,8 +104,19 @@ class Replay:
             self._lines.say(
                 f"batch {after.batch}: writes {_records(ranges):,} offsets", event="writing", batch=after.batch
             )
-            table.append(self._write(done.plan, after.batch, ranges, bases, settle), self._map, APPLICATION,
-                         after.batch, after.to_json())  # fmt: skip
+            try:
+                batch = self._write(done.plan, after.batch, ranges, bases, settle)
+                table.append(batch, self._map, APPLICATION, after.batch, after.to_json())
+            except (PySparkException, Py4JJavaError) as error:
+                # The same batch again: what of it is stored already is recognised.
+                if failures == len(RETRY_SECONDS) or _is_final(error):
+                    raise
+                cause = explain(error).cause
+                self._lines.say(f"a batch failed and is done again: {cause}", event="retry", cause=cause)
+                self._stop.wait(RETRY_SECONDS[failures])
+                failures, settle = failures + 1, True
+                continue
+            failures = 0
             rows = 0
             for (topic, partition), records in self._written(after.batch).items():
                 bases[topic, partition] += records
@@ -309,6 +321,11 @@ class Replay:
         )
         chosen = with_targets(select_records(self._records, plan, ranges), plan)
         return in_order(chosen, plan, tasks).mapInArrow(writer.write, OFFSET_MAP)
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether the same batch would fail the same way again."""
+    return isinstance(error, AnalysisException | ParseException) or "ForeignWriterError" in str(error)
 
 
 def _records(ranges: list[Range] | tuple[Range, ...]) -> int:

@@ -85,6 +85,7 @@ class _Target:
     base: int
     there: int
     """Records of this batch that the partition holds already."""
+    last_is_visible: bool
     last_mark: bytes | None
     seen: int = 0
     runs: list[tuple[str, int, int, int, int]] = field(default_factory=list)
@@ -121,8 +122,9 @@ class _Run:
         base = self._writer.bases[key]
         if end < base:
             raise ForeignWriterError(f"{key[0]}-{key[1]} ends at {end}, before {base}, where the batch began")
-        mark = self._mark_at(key, end - 1) if end > base else None
-        return _Target(key, base, end - base, mark)
+        # What the target's retention has removed already cannot be looked at; its count stands.
+        visible = base < end and end - 1 >= self._watermarks(key)[0]
+        return _Target(key, base, end - base, visible, self._mark_at(key, end - 1) if visible else None)
 
     def write(self, target: _Target, part: pa.RecordBatch) -> None:
         """Produce what of `part` is not there yet, and note its runs."""
@@ -130,7 +132,7 @@ class _Run:
         offsets, times = part["offset"].to_pylist(), part["timestamp_ms"].to_pylist()
         self._note(target, topics, partitions, part["offset"].to_numpy())
         skip = max(0, min(len(offsets), target.there - target.seen))
-        if skip and target.seen + skip == target.there:
+        if skip and target.seen + skip == target.there and target.last_is_visible:
             last = skip - 1
             expected = mark(topics[last], partitions[last], offsets[last], times[last])
             if target.last_mark != expected:
@@ -227,7 +229,10 @@ class _Run:
                 self._check()
 
     def _end(self, key: Partition) -> int:
-        return self._consumer.get_watermark_offsets(TopicPartition(*key), REQUEST_SECONDS, cached=False)[1]
+        return self._watermarks(key)[1]
+
+    def _watermarks(self, key: Partition) -> tuple[int, int]:
+        return self._consumer.get_watermark_offsets(TopicPartition(*key), REQUEST_SECONDS, cached=False)
 
     def _settled(self, key: Partition, end: int) -> int:
         """The end once it has stood still for a while: requests of a writer that was killed may be on their way."""

@@ -14,6 +14,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from confluent_kafka.admin import ConfigResource, ResourceType
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -108,8 +110,13 @@ class Verification:
         started = time.monotonic()
         expected = sum(each.records for each in work)
         self._lines.say(f"compares {expected:,} offsets in {len(work)} pieces", event="compare", offsets=expected)
-        with Ticker(self._spark, self._lines, self._stop, expected):
-            found = how(records, told, work)
+        try:
+            with Ticker(self._spark, self._lines, self._stop, expected):
+                found = how(records, told, work)
+        except (PySparkException, Py4JJavaError):
+            if self._stop.asked:
+                return []  # it was cancelled, and the report says so
+            raise
         self._lines.step("compared", expected, time.monotonic() - started, 0, event="compared")
         return found
 
@@ -181,6 +188,11 @@ class Verification:
         if differences:
             self._lines.say(f"the archive is NOT what the topics hold; first: {differences[0]}", event="different")
             return DIFFERENT
+        if not proved and any(each.remarks for each in told):
+            raise PipelineError(
+                "Nothing of the archive can be proved: its topics no longer hold what it does.",
+                "Keep records in the topic until they are verified: a longer retention, or verify more often.",
+            )
         self._lines.say(
             f"proved: {proved:,} offsets of {len(told)} partitions are the same in {self._path} and in their topics",
             event="proved", offsets=proved,

@@ -5,12 +5,15 @@ from __future__ import annotations
 import argparse
 import io
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
-from pipeline import session
+from pipeline import session, table
 from pipeline.archive import job as archive_job
 from pipeline.compact import job as compact_job
 from pipeline.kafka import Cluster
@@ -50,6 +53,26 @@ def archive_job_of(spark: SparkSession, bootstrap: str, out: str, *given: str) -
     names = [name for name in arguments.topics.split(",") if name]
     lines = _lines("archive", io.StringIO())
     return archive_job.Archive(spark, Cluster(bootstrap), arguments, names, lines, Stop())
+
+
+class DiedError(Exception):
+    """The job's process ended here."""
+
+
+@contextmanager
+def dying_before_the_commit_of(path: str, at: int | None = None) -> Iterator[None]:
+    """The append to `path` (number `at`, or the first) does all its work, and the job dies before the commit."""
+    whole = table.append
+
+    def append(frame: DataFrame, to: str, application: str, number: int, metadata: str, **options: bool) -> None:
+        if to != path or at not in (None, number):
+            whole(frame, to, application, number, metadata, **options)
+            return
+        frame.collect()
+        raise DiedError
+
+    with patch.object(table, "append", append):
+        yield
 
 
 def compact(spark: SparkSession, path: str, *given: str) -> Outcome:
