@@ -19,7 +19,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
@@ -248,6 +248,7 @@ class Database:
     hot: Pool
     cold: Pool
     control: Pool
+    url: str = field(repr=False)
 
     @classmethod
     async def open(
@@ -256,7 +257,7 @@ class Database:
         *,
         hot_connections: int = 6,
         cold_connections: int = 4,
-        control_connections: int = 2,
+        control_connections: int = 3,
         statement_timeout_ms: int = 10_000,
         acquire_timeout_s: float = 10.0,
         connect_timeout_s: float = 5.0,
@@ -279,7 +280,7 @@ class Database:
         except BaseException:
             await asyncio.gather(*(pool.close(timeout_s=1.0) for pool in pools))
             raise
-        return cls(*pools)
+        return cls(*pools, url=url)
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Waits for calls under way, at most `timeout_s`, then cuts them off."""

@@ -249,6 +249,14 @@ class Groups:
         for slot in [slot for slot in self._slots.values() if slot.lease.shard == shard]:
             self._drop(slot, ErrorCode.NOT_COORDINATOR)
 
+    def shards_in_unrest(self) -> set[int]:
+        """Shards with a group that is being rebalanced, stored or read: handed over last."""
+        return {
+            slot.lease.shard
+            for slot in self._slots.values()
+            if slot.busy or slot.group.state in (GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE)
+        }
+
     async def drain(self, timeout_s: float = 3.0) -> None:
         """Answers every held request with NOT_COORDINATOR after letting writes in flight finish; stores nothing new.
 

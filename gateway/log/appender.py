@@ -24,7 +24,7 @@ from gateway.log.tail import Tail
 from gateway.operate.logs import NO_REQUEST
 from storage.errors import StorageError, StorageUnavailable
 from storage.log import LogStore
-from storage.types import Appended, NewBatch, Refusal
+from storage.types import Appended, NewBatch, PartitionKey, Refusal
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +64,10 @@ class Appender:
         self._observe_commit = observe_commit
         self._committers = [_Committer(self) for _ in range(committers)]
         self._queued_bytes = 0
+        self.appended: Callable[[PartitionKey, int], None] = lambda key, high_watermark: None
+        """Called with a partition's new end when a commit has become durable; must not raise."""
+        self.in_doubt: Callable[[], None] = lambda: None
+        """Called when a commit ended without an outcome."""
         self._turns: dict[str, _Turns] = {}
 
     @property
@@ -157,6 +161,7 @@ class Appender:
             self._forget_bytes(group)
             if not durable:
                 self._tail.doubt(loop.time())
+                self.in_doubt()
                 self._fail_followers(group, queue)
 
     def _fail_followers(self, unwritten: Sequence[_Pending], queue: deque[_Pending]) -> None:
@@ -195,6 +200,7 @@ class Appender:
             leader_epoch=appended.leader_epoch,
             now_s=now_s,
         )
+        self.appended(batch.partition_key, appended.base_offset + batch.record_count)
 
 
 def _resumes(batch: NewBatch, lost: NewBatch) -> bool:

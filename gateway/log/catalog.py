@@ -21,6 +21,7 @@ import structlog
 from gateway.config import topic as topic_configs
 from gateway.config.broker import BrokerConfig, ConfigError
 from gateway.config.topic import TopicConfig
+from gateway.log.catalog_changes import InstallTopic, Operation, decide
 from gateway.log.tail import Tail
 from gateway.log.topic_names import RenderedNames, rendered, why_illegal
 from storage.topics import TopicStore
@@ -40,8 +41,8 @@ MAX_LOOKUPS = 16
 MAX_GONE = 10_000
 """Ids of deleted topics that are remembered, against news that was read before the deletion and arrives after it."""
 
-TOPICS_PER_STEP = 1_000
-"""Installed without giving way."""
+OPERATIONS_PER_STEP = 1_000
+"""Performed without giving way."""
 
 Key = TypeVar("Key", str, UUID)
 
@@ -61,6 +62,8 @@ class Catalog:
         self._gone: OrderedDict[UUID, None] = OrderedDict()
         self._look: asyncio.Task[None] | None = None
         self._next_look: asyncio.Task[None] | None = None
+        self.count_installed: Callable[[int], object] = lambda partitions: None
+        self.count_removed: Callable[[int], object] = lambda partitions: None
         self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
 
@@ -167,6 +170,7 @@ class Catalog:
             if former.created_revision > topic.created_revision:
                 return
             self.remove(former.topic_id)
+        self.count_installed(len(topic.partitions) - (len(known.partitions) if known is not None else 0))
         self._by_name[topic.name] = topic
         self._by_id[topic.topic_id] = topic
         self._by_rendered.setdefault(rendered(topic.name), topic.name)
@@ -175,12 +179,11 @@ class Catalog:
 
     def remove(self, topic_id: UUID) -> None:
         """The topic is deleted: its parked fetches end."""
-        self._gone[topic_id] = None
-        while len(self._gone) > MAX_GONE:
-            self._gone.popitem(last=False)
+        self._remember_gone(topic_id)
         topic = self._by_id.pop(topic_id, None)
         if topic is None:
             return
+        self.count_removed(len(topic.partitions))
         self._configs.pop(topic_id, None)
         if self._by_name.get(topic.name) is topic:
             del self._by_name[topic.name]
@@ -188,6 +191,14 @@ class Catalog:
             del self._by_rendered[rendered(topic.name)]
         for partition in topic.partitions:
             self._tail.forget(partition.partition_key)
+
+    def perform(self, operation: Operation) -> None:
+        """Synchronous and idempotent, and nobody else changes what is held; checked against what is held by now, since
+        the operation was decided on before the last await."""
+        if isinstance(operation, InstallTopic):
+            self.apply(operation.topic)
+        else:
+            self.remove(operation.topic_id)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -231,16 +242,11 @@ class Catalog:
         if after is not None:
             await asyncio.wait({after})
         changes = await self._store.changes(self._revision)
-        if changes.whole:
-            present = {topic.topic_id for topic in changes.topics}
-            for topic in self.topics():
-                if topic.topic_id not in present and topic.changed_revision <= changes.revision:
-                    self.remove(topic.topic_id)
         for topic_id in changes.deleted:
-            self.remove(topic_id)
-        for number, topic in enumerate(changes.topics, 1):
-            self.apply(topic)
-            if number % TOPICS_PER_STEP == 0:
+            self._remember_gone(topic_id)
+        for number, operation in enumerate(list(decide(self._by_id, changes)), 1):
+            self.perform(operation)
+            if number % OPERATIONS_PER_STEP == 0:
                 await asyncio.sleep(0)
         if changes.broker_configs is not None:
             self._follow_broker(changes.broker_configs)
@@ -254,6 +260,11 @@ class Catalog:
         except ConfigError as error:
             # Stored by a node of another release: the settings in force stay.
             log.error("stored broker settings refused", error=str(error))
+
+    def _remember_gone(self, topic_id: UUID) -> None:
+        self._gone[topic_id] = None
+        while len(self._gone) > MAX_GONE:
+            self._gone.popitem(last=False)
 
     def _is_unknown(self, key: str | UUID) -> bool:
         until_s = self._unknown.get(key)

@@ -163,11 +163,14 @@ create table node (
     listeners      jsonb   not null,
     rack           text,
     incarnation    bigint  not null default 1,
+    announced      bigint  not null default 0,
     registered_at  timestamptz not null default now(),
     expires_at     timestamptz not null
 ) with (fillfactor = 50);
 
 comment on column node.listeners is 'Listener name -> [host, port] at which its clients are told to connect.';
+comment on column node.announced is
+    'How many announcements of appends this incarnation had sent at its last renewal: who has heard fewer has missed some.';
 comment on column node.incarnation is 'Rises whenever a process registers under this id, and fences the one before it.';
 
 create table coordinator_lease (
@@ -175,10 +178,12 @@ create table coordinator_lease (
     node_id      integer not null,
     incarnation  bigint  not null,
     lease_epoch  integer not null,
-    expires_at   timestamptz not null
+    expires_at   timestamptz not null,
+    successor    integer
 ) with (fillfactor = 50);
 
 comment on table coordinator_lease is 'Who may write groups of a shard. lease_epoch rises with every change of owner.';
+comment on column coordinator_lease.successor is 'The node that it was handed over to, until that one has taken it.';
 
 -- --- groups and offsets ----------------------------------------------------------------------------------------------
 
