@@ -68,7 +68,7 @@ class Listener:
                 while True:
                     with contextlib.suppress(TimeoutError):
                         await asyncio.wait_for(lost.wait(), PING_INTERVAL_S)
-                    await connection.execute("")
+                    await connection.execute("select 1")
         finally:
             if hearing:
                 ended()
