@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench compat lock readme
+.PHONY: help run test check format bench compat oracle lock readme
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
@@ -35,6 +35,9 @@ bench: $(VENV)/dev.stamp ## Measure speed and size, and report them against the 
 
 compat: $(VENV)/dev.stamp ## Run stock clients of every language here against a gateway; SUITE=sarama for one
 	@$(VENV)/bin/python -m tests.compat.run $(SUITE) $(ARGS)
+
+oracle: $(VENV)/dev.stamp ## Ask Apache Kafka (from Maven Central) what the compatibility suites ask a gateway
+	@$(VENV)/bin/python -m tests.compat.run --broker kafka $(SUITE) --report $(ARGS)
 
 lock: ## Resolve the dependencies anew (needs uv); UPGRADE=1 takes the newest
 	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --group dev --group build -o requirements-dev.lock

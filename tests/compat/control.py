@@ -11,13 +11,13 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 
-from tests.gateway_process import GatewayProcess
+from tests.compat.brokers import BrokerProcess
 
 
 class Control:
     """Serves on a free port of 127.0.0.1 while entered. `before` is called ahead of each restart or kill."""
 
-    def __init__(self, gateway: GatewayProcess, before: Callable[[], None]) -> None:
+    def __init__(self, gateway: BrokerProcess, before: Callable[[], None]) -> None:
         actions = {"/restart": gateway.restart, "/kill": lambda: _kill(gateway)}
         lock = threading.Lock()
 
@@ -68,6 +68,6 @@ class Control:
         self._thread.join()
 
 
-def _kill(gateway: GatewayProcess) -> None:
+def _kill(gateway: BrokerProcess) -> None:
     gateway.kill()
     gateway.start()

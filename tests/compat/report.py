@@ -2,6 +2,9 @@
 
 The one idea: the Markdown is derived from the JSON alone. A run of single suites replaces their part of the card and
 leaves the rest, each part with its own date and gateway version.
+
+What Apache Kafka answered to the same suites lies in docs/oracle.json, with its version and date, and is asked once per
+release (`make oracle`). The card shows it beside ours: what Kafka passes and we do not is red, whatever the reason.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "skipped")
 FOLDER = Path(__file__).parents[2] / "docs"
 JSON_NAME = "compatibility.json"
 MARKDOWN_NAME = "compatibility.md"
+ORACLE_NAME = "oracle.json"
 MARKS = {"passed": "✓", "failed": "**✗**", "skipped": "–"}
 
 
@@ -64,9 +68,79 @@ def write(folder: Path, results: Sequence[SuiteResult], *, keep_others: bool) ->
     if keep_others and path.exists():
         earlier = {entry["name"]: entry for entry in json.loads(path.read_text())["suites"]}
         entries = {**earlier, **entries}
-    card = {"suites": [entries[name] for name in sorted(entries)]}
+    card = {"suites": [entries[name] for name in sorted(entries)], "oracle": _oracle()}
     path.write_text(json.dumps(card, indent=1, ensure_ascii=False) + "\n")
     (folder / MARKDOWN_NAME).write_text(markdown(card))
+
+
+def write_oracle(folder: Path, results: Sequence[SuiteResult], *, keep_others: bool) -> None:
+    """Write what Apache Kafka answered: per suite its version, the date, and the outcome of each scenario."""
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ORACLE_NAME
+    answered: dict[str, Any] = json.loads(path.read_text()) if keep_others and path.exists() else {}
+    for result in results:
+        if result.left_out:
+            continue
+        answered[result.name] = {
+            "broker": result.gateway,
+            "date": result.date,
+            "client": result.version,
+            "outcomes": {row.scenario: row.outcome for row in sorted(result.rows, key=lambda row: row.scenario)},
+            "reasons": {row.scenario: row.detail for row in result.rows if row.outcome != "passed" and row.detail},
+        }
+    path.write_text(json.dumps(answered, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+
+
+def _oracle() -> dict[str, Any]:
+    path = FOLDER / ORACLE_NAME
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+def red(card: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    """(suite, row) of every scenario that Apache Kafka passes and the gateway does not."""
+    oracle: dict[str, Any] = card.get("oracle", {})
+    return [
+        (suite, row)
+        for suite in card["suites"]
+        for row in suite["rows"]
+        if row["outcome"] != "passed"
+        and oracle.get(suite["name"], {}).get("outcomes", {}).get(row["scenario"]) == "passed"
+    ]
+
+
+def _beside_kafka(card: dict[str, Any]) -> list[str]:
+    oracle: dict[str, Any] = card.get("oracle", {})
+    asked = [suite for suite in card["suites"] if suite["name"] in oracle and not suite["left_out"]]
+    if not asked:
+        return []
+    found = red(card)
+    lines = [
+        "",
+        "## Beside Apache Kafka",
+        "",
+        "The same suites against Apache Kafka (`make oracle`). Red is what Kafka passes and we do not, whatever the",
+        "reason; what Kafka does not pass either is the client's or the suite's affair.",
+        "",
+        "| Client | Broker | Asked on | Sluice passes | Kafka passes | Red |",
+        "|---|---|---|--:|--:|--:|",
+    ]
+    for suite in asked:
+        answers = oracle[suite["name"]]
+        shared = [row for row in suite["rows"] if row["scenario"] in answers["outcomes"]]
+        ours = sum(row["outcome"] == "passed" for row in shared)
+        theirs = sum(answers["outcomes"][row["scenario"]] == "passed" for row in shared)
+        reds = sum(one is suite for one, _ in found)
+        lines.append(
+            f"| {suite['client']} | {answers['broker']} | {answers['date'][:10]} | {ours} | {theirs} |"
+            f" {f'**{reds}**' if reds else 0} |"
+        )
+    if found:
+        lines += ["", "### Red", "", "| Client | Scenario | Here | Reason |", "|---|---|---|---|"]
+        lines += [
+            f"| {suite['client']} | {row['scenario']} | {row['outcome']} | {_cell(row['detail'])} |"
+            for suite, row in found
+        ]
+    return lines
 
 
 def _entry(result: SuiteResult) -> dict[str, Any]:
@@ -107,6 +181,7 @@ def markdown(card: dict[str, Any]) -> str:
             f"| {suite['client']} | {suite['language']} | {_cell(suite['version'])} | {counts['passed']} |"
             f" {counts['failed']} | {counts['skipped']} | {suite['seconds']:.0f} |"
         )
+    lines += _beside_kafka(card)
     lines += _scenario_table([suite for suite in run if any(scenarios.find(row["scenario"]) for row in suite["rows"])])
     lines += _own_scenarios(run)
     lines += _explanations(run)

@@ -15,7 +15,6 @@ import fcntl
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -30,11 +29,11 @@ from pathlib import Path
 
 from tests.compat import report
 from tests.compat.answers import WHOLE_SUITE, ask, ending, tail_of
+from tests.compat.brokers import APACHE_KAFKA, SLUICE, Broker
 from tests.compat.control import Control
 from tests.compat.process import Limit, end_all, run_limited
 from tests.compat.report import OUTCOMES, Row, SuiteResult
 from tests.compat.suites import CACHE, ROOT, Suite, SuiteError, discover
-from tests.gateway_process import GatewayProcess
 from tests.postgres import short_directory
 
 SETTINGS = {"group.initial.rebalance.delay.ms": "0"}
@@ -43,7 +42,6 @@ SCRAPE_SECONDS = 10.0
 LOG_CHARACTERS = 500
 LIMIT_SECONDS = 2700.0
 """For all suites together. With checks and tests before it, continuous integration has an hour."""
-GATEWAY_FOLDERS = ("gateway", "protocol", "storage")
 BUILD_TRIES = 2
 SECOND_TRY = "passed at the second try"
 
@@ -54,13 +52,15 @@ _building = threading.Lock()
 class Versions:
     """Which version of each API the clients sent, summed over the gateway's restarts."""
 
-    def __init__(self, gateway: GatewayProcess) -> None:
-        self._gateway = gateway
+    def __init__(self, metrics_url: str | None) -> None:
+        self._metrics_url = metrics_url
         self.seen: dict[str, set[int]] = {}
 
     def scrape(self) -> None:
+        if self._metrics_url is None:
+            return
         with contextlib.suppress(OSError):
-            with urllib.request.urlopen(f"{self._gateway.metrics_url}/metrics", timeout=SCRAPE_SECONDS) as answer:
+            with urllib.request.urlopen(f"{self._metrics_url}/metrics", timeout=SCRAPE_SECONDS) as answer:
                 text = answer.read().decode()
             for line in text.splitlines():
                 if line.startswith("sluice_requests_total{"):
@@ -82,6 +82,7 @@ def run_suite(
     directory: Path,
     on_row: Callable[[Row], None],
     limit: Limit | None = None,
+    broker: Broker = SLUICE,
 ) -> SuiteResult:
     """Build a suite, run it (only the `named` scenarios, if any) against a gateway, and judge its delivery logs.
 
@@ -90,7 +91,7 @@ def run_suite(
     """
     limit = limit or Limit()
     started = time.monotonic()
-    result = SuiteResult(suite.name, suite.client, suite.language, date=_now(), gateway=gateway_version())
+    result = SuiteResult(suite.name, suite.client, suite.language, date=_now(), gateway=broker.version())
     if suite.fault:
         result.rows = [_reported(Row(WHOLE_SUITE, "failed", 0.0, suite.fault), on_row)]
         return result
@@ -99,7 +100,7 @@ def run_suite(
         result.left_out = missing
         return result
     with _alone(directory):
-        result.rows = _run(suite, named, build_first, directory, result, on_row, limit)
+        result.rows = _run(suite, named, build_first, directory, result, on_row, limit, broker)
     result.seconds = time.monotonic() - started
     return result
 
@@ -117,6 +118,7 @@ def _run(
     result: SuiteResult,
     on_row: Callable[[Row], None],
     limit: Limit,
+    broker: Broker,
 ) -> list[Row]:
     deliveries, stderr = directory / "deliveries", directory / "stderr.log"
     deliveries.mkdir()
@@ -132,20 +134,21 @@ def _run(
         return [_reported(Row(WHOLE_SUITE, "failed", 0.0, f"not run: {limit.reached(0)} has passed"), on_row)]
 
     with short_directory() as data, contextlib.ExitStack() as stack:
-        gateway = GatewayProcess(data, database_url=None, settings={**SETTINGS, **suite.settings}, environment={})
+        gateway = broker.process(data, {**SETTINGS, **suite.settings})
         stack.callback(shutil.copy, gateway.log_path, directory / "gateway.log")
         try:
             gateway.start()
         except AssertionError as error:
             return [_reported(Row(WHOLE_SUITE, "failed", 0.0, str(error)[-LOG_CHARACTERS:]), on_row)]
         stack.callback(gateway.close)
-        versions = Versions(gateway)
+        versions = Versions(gateway.metrics_url)
         control = stack.enter_context(Control(gateway, versions.scrape))
         environment = {
             **_environment(),
             "COMPAT_BOOTSTRAP": gateway.bootstrap,
             "COMPAT_CONTROL": control.url,
-            "COMPAT_METRICS": f"{gateway.metrics_url}/metrics",
+            "COMPAT_METRICS": "" if gateway.metrics_url is None else f"{gateway.metrics_url}/metrics",
+            "COMPAT_BROKER": broker.name,
             "COMPAT_DELIVERIES": str(deliveries),
             "COMPAT_SCENARIOS": ",".join(named),
             "COMPAT_SUITE": suite.name,
@@ -208,21 +211,6 @@ def _version(suite: Suite, stderr: Path) -> str:
     return " ".join(lines).strip() if lines and not ended.timed_out and not ended.returncode else "unknown"
 
 
-def gateway_version() -> str:
-    """The commit that last changed the gateway; `+` if there are changes that are in no commit."""
-    try:
-        commit = _git("log", "-1", "--abbrev=12", "--format=%h", "--", *GATEWAY_FOLDERS)
-        changed = _git("status", "--porcelain", "--untracked-files=no", "--", *GATEWAY_FOLDERS)
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return (commit or "unknown") + ("+" if changed else "")
-
-
-def _git(*arguments: str) -> str:
-    command = ["git", "-C", str(ROOT), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def _environment() -> Mapping[str, str]:
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("SLUICE_")}
     return {**inherited, "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1"}
@@ -268,6 +256,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--report", type=Path, nargs="?", const=report.FOLDER, help="write the report card, to a folder"
     )
+    parser.add_argument(
+        "--broker",
+        choices=("sluice", "kafka"),
+        default="sluice",
+        help="kafka: ask Apache Kafka the same, for the column beside ours (docs/oracle.json)",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="how many suites run at a time")
     parser.add_argument(
         "--again", action="store_true", help="ask a scenario that failed once more, and say so where that passes"
@@ -305,15 +299,18 @@ def _main(options: argparse.Namespace) -> int:
     scenario_names = [name for name in options.scenarios.split(",") if name]
     limit = Limit(options.limit)
 
+    broker = APACHE_KAFKA if options.broker == "kafka" else SLUICE
+    runs = CACHE / ("runs" if broker is SLUICE else "runs-kafka")
+
     def run(suite: Suite) -> SuiteResult:
         uses = used_by(suite)
-        directory = CACHE / "runs" / suite.name
+        directory = runs / suite.name
         try:
-            result = _run_and_say(suite, uses, scenario_names, directory, limit)
-            again = CACHE / "runs" / f"{suite.name}.again"
-            return ask_again(suite, uses, result, again, limit) if options.again else result
+            result = _run_and_say(suite, uses, scenario_names, directory, limit, broker)
+            again = runs / f"{suite.name}.again"
+            return ask_again(suite, uses, result, again, limit, broker) if options.again else result
         except Exception as error:  # whatever it is, the other suites and the card go on
-            return _unrunnable(suite, error)
+            return _unrunnable(suite, error, broker)
 
     # SIGTERM unwinds as Ctrl-C does, so that nothing that was started stays.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
@@ -329,9 +326,12 @@ def _main(options: argparse.Namespace) -> int:
         pool.shutdown()
     whole = not names and not scenario_names
     folder = options.report or (report.FOLDER if whole else None)
-    if folder is not None:
+    if folder is not None and broker is SLUICE:
         report.write(folder, results, keep_others=not whole)
         print(f"Report card: {folder / 'compatibility.md'}")
+    elif folder is not None:
+        report.write_oracle(folder, results, keep_others=not whole)
+        print(f"Apache Kafka's answers: {folder / report.ORACLE_NAME}")
     rows = [row for result in results for row in result.rows]
     for result in results:
         if result.left_out:
@@ -343,24 +343,26 @@ def _main(options: argparse.Namespace) -> int:
     return 1 if any(row.outcome == "failed" for row in rows) else 0
 
 
-def _unrunnable(suite: Suite, error: Exception) -> SuiteResult:
+def _unrunnable(suite: Suite, error: Exception, broker: Broker) -> SuiteResult:
     """What the runner itself could not do."""
     if not isinstance(error, SuiteError):
         traceback.print_exception(error)
     row = Row(WHOLE_SUITE, "failed", 0.0, str(error) if isinstance(error, SuiteError) else f"the runner: {error!r}")
     _say(suite.name, row)
-    return SuiteResult(suite.name, suite.client, suite.language, _now(), gateway_version(), rows=[row])
+    return SuiteResult(suite.name, suite.client, suite.language, _now(), broker.version(), rows=[row])
 
 
 def _run_and_say(
-    suite: Suite, uses: Sequence[Suite], scenario_names: Sequence[str], directory: Path, limit: Limit
+    suite: Suite, uses: Sequence[Suite], scenario_names: Sequence[str], directory: Path, limit: Limit, broker: Broker
 ) -> SuiteResult:
     print(f"{suite.name}: {suite.client} ({suite.language})", flush=True)
 
     def say(row: Row) -> None:
         _say(suite.name, row)
 
-    result = run_suite(suite, named=scenario_names, build_first=uses, directory=directory, on_row=say, limit=limit)
+    result = run_suite(
+        suite, named=scenario_names, build_first=uses, directory=directory, on_row=say, limit=limit, broker=broker
+    )
     if result.left_out:
         print(f"{suite.name}: left out: {result.left_out}", flush=True)
         return result
@@ -370,14 +372,21 @@ def _run_and_say(
     return result
 
 
-def ask_again(suite: Suite, uses: Sequence[Suite], first: SuiteResult, directory: Path, limit: Limit) -> SuiteResult:
+def ask_again(
+    suite: Suite,
+    uses: Sequence[Suite],
+    first: SuiteResult,
+    directory: Path,
+    limit: Limit,
+    broker: Broker = SLUICE,
+) -> SuiteResult:
     """The result with each failed scenario's second answer. One that passes keeps what went wrong the first time as its
     detail; a program that hung or crashed is not asked again."""
     failed = {row.scenario: row for row in first.rows if row.outcome == "failed"}
     if not failed or WHOLE_SUITE in failed:
         return first
     print(f"{suite.name}: asking again: {', '.join(failed)}", flush=True)
-    second = {row.scenario: row for row in _run_and_say(suite, uses, list(failed), directory, limit).rows}
+    second = {row.scenario: row for row in _run_and_say(suite, uses, list(failed), directory, limit, broker).rows}
     rows: list[Row] = []
     for row in first.rows:
         answer = second.get(row.scenario) if row.scenario in failed else None

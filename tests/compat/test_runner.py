@@ -17,7 +17,7 @@ import pytest
 from tests.compat import scenarios
 from tests.compat.answers import WHOLE_SUITE, ask
 from tests.compat.process import Limit
-from tests.compat.report import Row, SuiteResult, write
+from tests.compat.report import Outcome, Row, SuiteResult, red, write, write_oracle
 from tests.compat.run import SECOND_TRY, ask_again, main, run_suite
 from tests.compat.suites import FOLDER, Suite, SuiteError, discover, load
 
@@ -377,6 +377,36 @@ def test_the_card_keeps_what_was_not_run_and_says_what_was_left_out(tmp_path: Pa
     assert "| One | groups.leave | 2 | 8 | 0 |  | 40 |" in card
     names = [suite["name"] for suite in json.loads((tmp_path / "compatibility.json").read_text())["suites"]]
     assert names == ["one", "three", "two"]
+
+
+def test_what_kafka_passes_and_we_do_not_is_red(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.compat.report.FOLDER", tmp_path)
+
+    def result(broker: str, outcomes: dict[str, Outcome]) -> SuiteResult:
+        rows = [Row(scenario, outcome, 1.0, "not served") for scenario, outcome in outcomes.items()]
+        return SuiteResult("one", "One", "C", "2026-01-02T03:04:05+00:00", broker, "1.0", rows=rows)
+
+    theirs: dict[str, Outcome] = {
+        "both": "passed",
+        "ours": "failed",
+        "theirs": "passed",
+        "left": "passed",
+        "no": "skipped",
+    }
+    ours: dict[str, Outcome] = {
+        "both": "passed",
+        "ours": "passed",
+        "theirs": "failed",
+        "left": "skipped",
+        "no": "skipped",
+    }
+    write_oracle(tmp_path, [result("Apache Kafka 9", theirs)], keep_others=False)
+    write(tmp_path, [result("abc", {**ours, "new": "failed"})], keep_others=False)
+    card = json.loads((tmp_path / "compatibility.json").read_text())
+    assert [row["scenario"] for _, row in red(card)] == ["left", "theirs"]
+    text = (tmp_path / "compatibility.md").read_text()
+    assert "| One | Apache Kafka 9 | 2026-01-02 | 2 | 3 | **2** |" in text
+    assert "| One | theirs | failed | not served |" in text
 
 
 def test_the_command_refuses_suites_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:

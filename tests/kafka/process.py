@@ -1,0 +1,174 @@
+"""Apache Kafka as a process beside the gateway, with the same verbs: start, stop, kill, restart.
+
+The one idea: what a test asks of a gateway it can ask of Kafka, so that a difference is known for what it is. One node
+is broker and controller; its jars come from Maven Central once and are kept in .compat/kafka.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from tests.gateway_process import LOG_TAIL_LINES, POLL_SECONDS, ROOT, answers, free_ports
+
+POM = Path(__file__).parent / "pom.xml"
+LOGGING = Path(__file__).parent / "log4j2.properties"
+LIBRARIES = ROOT / ".compat" / "kafka" / "libs"
+START_SECONDS = 90.0
+STOP_SECONDS = 60.0
+ASSEMBLE_SECONDS = 900.0
+_JVM = ("-Xmx1g", "-Xms1g", "-XX:+UseG1GC", f"-Dlog4j2.configurationFile={LOGGING}")
+
+ONE_NODE: Mapping[str, str] = {
+    "process.roles": "broker,controller",
+    "node.id": "1",
+    "controller.listener.names": "CONTROLLER",
+    "offsets.topic.replication.factor": "1",
+    "offsets.topic.num.partitions": "4",
+    "transaction.state.log.replication.factor": "1",
+    "transaction.state.log.min.isr": "1",
+    "transaction.state.log.num.partitions": "4",
+    "share.coordinator.state.topic.replication.factor": "1",
+    "share.coordinator.state.topic.min.isr": "1",
+    "share.coordinator.state.topic.num.partitions": "4",
+    "group.coordinator.rebalance.protocols": "classic,consumer,streams,share",
+}
+SYNCED: Mapping[str, str] = {"log.flush.interval.messages": "1"}
+"""Every batch is on disk before it is acknowledged, as a gateway's is; Kafka's default leaves it to the page cache."""
+
+
+def assemble() -> str:
+    """Brings the jars here if they are not, and returns Kafka's version. Needs mvn; CalledProcessError if it fails."""
+    complete = LIBRARIES.parent / "complete"
+    wanted = POM.read_text()
+    if not complete.exists() or complete.read_text() != wanted:
+        LIBRARIES.mkdir(parents=True, exist_ok=True)
+        for jar in LIBRARIES.glob("*.jar"):
+            jar.unlink()
+        subprocess.run(
+            [
+                *("mvn", "-B", "-q", "-f", str(POM), "dependency:copy-dependencies"),
+                *("-DincludeScope=runtime", f"-DoutputDirectory={LIBRARIES}"),
+            ],
+            check=True,
+            timeout=ASSEMBLE_SECONDS,
+            stdin=subprocess.DEVNULL,
+        )
+        complete.write_text(wanted)
+    return wanted.partition("<kafka.version>")[2].partition("<")[0]
+
+
+def java(main_class: str, *arguments: str, options: Sequence[str] = ()) -> list[str]:
+    """The command that runs a class of Kafka's jars: its tools are classes too."""
+    return ["java", *options, "-cp", f"{LIBRARIES}/*", main_class, *arguments]
+
+
+class KafkaProcess:
+    """One Kafka node on a free port. `settings` are its broker's, over those of a single node."""
+
+    def __init__(self, directory: Path, *, settings: Mapping[str, str]) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.log_path = directory / "kafka.log"
+        port, controller_port = free_ports(2)
+        self.bootstrap = f"127.0.0.1:{port}"
+        addresses = {
+            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{controller_port}",
+            "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
+            "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller_port}",
+            "log.dirs": str(directory / "logs"),
+        }
+        self.metrics_url = None
+        self._properties = directory / "server.properties"
+        lines = [f"{name}={value}" for name, value in {**ONE_NODE, **addresses, **settings}.items()]
+        self._properties.write_text("\n".join(lines) + "\n")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._formatted = False
+        self._log_bytes = 0
+        """Where the lines of this start begin in the log that restarts share."""
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None, "Kafka was not started"
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def start(self) -> None:
+        """Start and wait until it serves. AssertionError with the end of the log if that fails."""
+        assert not self.running
+        with self.log_path.open("ab") as log:
+            if not self._formatted:
+                self._format(log)
+            self._log_bytes = self.log_path.stat().st_size
+            self._process = subprocess.Popen(
+                java("kafka.Kafka", str(self._properties), options=_JVM),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not (answers(self.bootstrap) and self._is_unfenced()):
+            if self._process.poll() is not None:
+                raise AssertionError(f"Kafka ended with {self._process.returncode}:\n{self.log_tail()}")
+            if time.monotonic() > deadline:
+                self.kill()
+                raise AssertionError(f"Kafka did not serve in {START_SECONDS:.0f} s:\n{self.log_tail()}")
+            time.sleep(POLL_SECONDS)
+
+    def _format(self, log: IO[bytes]) -> None:
+        storage_tool = "kafka.tools.StorageTool"
+        made = subprocess.run(java(storage_tool, "random-uuid"), capture_output=True, text=True, check=True, timeout=60)
+        cluster_id = made.stdout.split()[-1].removesuffix("\x1b[0m")
+        subprocess.run(
+            java(storage_tool, "format", "--standalone", "-t", cluster_id, "-c", str(self._properties)),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            check=True,
+            timeout=60,
+        )
+        self._formatted = True
+
+    def _is_unfenced(self) -> bool:
+        """A broker accepts connections a moment before its controller lets it lead partitions."""
+        with self.log_path.open("rb") as log:
+            log.seek(self._log_bytes)
+            return b"Kafka Server started" in log.read()
+
+    def stop(self) -> int:
+        assert self._process is not None
+        self._process.send_signal(signal.SIGTERM)
+        try:
+            return self._process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"Kafka did not stop in {STOP_SECONDS:.0f} s:\n{self.log_tail()}") from None
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def restart(self) -> None:
+        if self.running:
+            self.stop()
+        self.start()
+
+    def close(self) -> None:
+        if self.running:
+            os.kill(self.pid, signal.SIGKILL)
+            assert self._process is not None
+            self._process.wait()
+
+    def log_text(self) -> str:
+        return self.log_path.read_text(errors="replace") if self.log_path.exists() else ""
+
+    def log_tail(self) -> str:
+        return "\n".join(self.log_text().splitlines()[-LOG_TAIL_LINES:])
