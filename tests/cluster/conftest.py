@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import time
 import urllib.request
@@ -23,12 +22,15 @@ Cluster = Callable[..., list[GatewayProcess]]
 @pytest.fixture
 def cluster(postgres: Databases, database_url: str) -> Iterator[Cluster]:
     """Starts so many gateways on the test's database, and waits until they share the shards."""
-    with _gateway_factory(postgres) as factory, contextlib.ExitStack():
+    with _gateway_factory(postgres) as factory:
+        running: list[GatewayProcess] = []
 
         def start(count: int, **settings: str) -> list[GatewayProcess]:
-            nodes = [factory(settings, database_url=database_url) for _ in range(count)]
-            balanced(nodes)
-            return nodes
+            """So many more; those that were started."""
+            started = [factory(settings, database_url=database_url) for _ in range(count)]
+            running.extend(started)
+            balanced(running)
+            return started
 
         yield start
 
