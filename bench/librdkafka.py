@@ -35,9 +35,9 @@ class Latency:
     samples: int
 
 
-def create_topic(bootstrap: str, name: str, partitions: int) -> None:
+def create_topic(bootstrap: str, name: str, partitions: int, configs: dict[str, str] | None = None) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
+    admin.create_topics([NewTopic(name, partitions, 1, config=configs or {})])[name].result(30)
 
 
 def produce(bootstrap: str, topic: str, *, seconds: float, record_bytes: int = 1024) -> Throughput:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -27,10 +28,11 @@ from gateway.config.broker import ConfigError
 from gateway.config.listeners import Listener, render_address
 from gateway.config.settings import Settings, hide_password
 from gateway.coordinator import model
-from gateway.groups.runtime import Groups
+from gateway.groups.groups import Groups
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
+from gateway.log.validator import BatchValidator
 from gateway.net.connection import ConnectionLimits
 from gateway.net.context import Services
 from gateway.net.dispatch import Dispatch
@@ -51,6 +53,7 @@ from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.producers import ProducerStore
+from storage.store import open_store
 from storage.topics import TopicStore
 from storage.types import Address
 
@@ -62,6 +65,9 @@ DATABASE_RETRY_S = 0.5
 DATABASE_REMINDER_S = 10.0
 """How often it is told that one still waits for it."""
 LAG_PROBE_INTERVAL_S = 0.5
+THREAD_SWITCH_S = 0.0005
+"""How long a thread that works (validation, compaction) keeps the interpreter from the event loop, which asks for it
+anew after every call into the kernel. Python's own 5 ms would cost a busy loop most of its time."""
 STEP_TIMEOUT_S = 0.3
 """Each step of stopping after the drain; together with it and Postgres's own stop less than 5 s."""
 POSTGRES_STOP_TIMEOUT_S = 3.0
@@ -110,12 +116,16 @@ class App:
 
     async def _start(self) -> None:
         settings, metrics = self.settings, self.metrics
+        sys.setswitchinterval(THREAD_SWITCH_S)
         database = await self._open_database()
         topics = TopicStore(database)
         await create_internal_topics(topics)
         broker = settings.broker.with_dynamic(await topics.load_broker_configs())
         node_store = NodeStore(database)
-        log_store = LogStore(database)
+        directory = await open_store(database, settings.log_directory)
+        log_store = LogStore(database, directory, inline_max_bytes=broker.log_store_inline_max_bytes)
+        self._undo.append(("log", STEP_TIMEOUT_S, log_store.close))
+        metrics.damaged_chunks.set_function(lambda: log_store.damaged_chunks)
 
         tail = Tail(settings.tail_bytes)
         catalog = Catalog(topics, tail, broker)
@@ -123,6 +133,8 @@ class App:
         catalog.count_removed = metrics.partitions_removed.inc
         await catalog.refresh_if_changed()
         appender = Appender(log_store, tail, committers=settings.committers, observe_commit=metrics.observe_commit)
+        validator = BatchValidator()
+        self._undo.append(("validation threads", STEP_TIMEOUT_S, validator.close))
 
         # The listeners are bound first, so that a port that is taken is found before the node joins, and a port that
         # the kernel chose is known when it does.
@@ -171,6 +183,7 @@ class App:
             catalog=catalog,
             topics=topics,
             log=log_store,
+            validator=validator,
             appender=appender,
             tail=tail,
             producers=ProducerStore(database),
@@ -181,7 +194,7 @@ class App:
             cluster_id=await topics.cluster_id(),
             described_topics=DescribedTopics(),
         )
-        maintenance = Maintenance(database, catalog, tail, membership, leases.current, groups.in_memory)
+        maintenance = Maintenance(database, log_store, catalog, tail, membership, leases.current, groups.in_use)
         self._start_passes(reconciler, wakeups, notify.Listener(database, _hints(reconciler, wakeups)), maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
         await self._start_http(exporter, server, services, leases)

@@ -9,12 +9,13 @@ modules' business.
 from __future__ import annotations
 
 import struct
+from functools import cache
 from typing import Any, TypeVar
 
 from protocol.errors import ProtocolError
 from protocol.grammar import Array, Record, grammar
 from protocol.messages import declared_messages, find_message
-from protocol.schema import Direction, message_schema
+from protocol.schema import Direction, message_schema, struct_schema
 from protocol.specialise import Chunk, Decoder, Encoder, has_records, specialise_decoder, specialise_encoder
 from protocol.varints import Buffer
 
@@ -30,7 +31,7 @@ _request_types: dict[tuple[int, int], type[Any]] = {
     if schema.direction is Direction.REQUEST
     for version in schema.versions
 }
-_decoders: dict[tuple[type[Any], int], tuple[Decoder, bool]] = {}
+_decoders: dict[tuple[type[Any], int, int], tuple[Decoder, bool]] = {}
 _encoders: dict[tuple[type[Any], int], Encoder] = {}
 _element_encoders: dict[tuple[type[Any], str, int], Encoder] = {}
 
@@ -52,18 +53,26 @@ def _message_class(api_key: int, direction: Direction) -> type[Any]:
     return found.struct_type
 
 
-def decode(message_type: type[M], version: int, buffer: Buffer, position: int = 0) -> tuple[M, int]:
+def decode(
+    message_type: type[M],
+    version: int,
+    buffer: Buffer,
+    position: int = 0,
+    *,
+    max_elements: int = MAX_REQUEST_ELEMENTS,
+) -> tuple[M, int]:
     """The message that begins at `position`, and where it ends.
 
     `records` fields are slices of `buffer`, everything else owns its memory. Raises ProtocolError for bytes that are
-    not such a message, ValueError where the message has no such version.
+    not such a message (TooManyElementsError for a request of more than `max_elements`), ValueError where the message
+    has no such version. A few values of `max_elements` may occur: each makes functions of its own.
     """
-    found = _decoders.get((message_type, version))
+    found = _decoders.get((message_type, version, max_elements))
     if found is None:
         record = grammar(message_type, version)
         is_request = message_schema(message_type).direction is Direction.REQUEST
-        decoder = specialise_decoder(record, version, MAX_REQUEST_ELEMENTS if is_request else None)
-        found = _decoders[message_type, version] = (decoder, has_records(record))
+        decoder = specialise_decoder(record, version, max_elements if is_request else None)
+        found = _decoders[message_type, version, max_elements] = (decoder, has_records(record))
     decoder, sliced = found
     if not sliced and buffer.__class__ is not bytes:
         buffer = bytes(buffer)
@@ -106,7 +115,9 @@ def encode_element(message_type: type[Any], field: str, element: Any, version: i
         raise ValueError(f"{message_type.__name__}.{field} v{version}: {error}") from error
 
 
-def decode_request(api_key: int, version: int, buffer: Buffer, position: int = 0) -> Any:
+def decode_request(
+    api_key: int, version: int, buffer: Buffer, position: int = 0, *, max_elements: int = MAX_REQUEST_ELEMENTS
+) -> Any:
     """The request in `buffer` from `position` on; raises ProtocolError if there is none.
 
     Bytes after its last field are ignored, as upstream's broker does: librdkafka 2.16 leaves three of them behind a
@@ -115,7 +126,39 @@ def decode_request(api_key: int, version: int, buffer: Buffer, position: int = 0
     request_type = _request_types.get((api_key, version))
     if request_type is None:
         raise ProtocolError(f"no request of API key {api_key} at version {version}")
-    return decode(request_type, version, buffer, position)[0]
+    return decode(request_type, version, buffer, position, max_elements=max_elements)[0]
+
+
+def has_more_elements(message: Any, limit: int) -> bool:
+    """Whether a message's arrays, at whatever depth, have more than `limit` elements together: what encoding costs. It
+    looks at no more of them."""
+    return _count_elements(message, limit) > limit
+
+
+def _count_elements(value: Any, limit: int) -> int:
+    count = 0
+    for name, nested in _array_fields(value.__class__):
+        elements = getattr(value, name)
+        if elements is None or elements.__class__ is not tuple:
+            continue
+        count += len(elements)
+        if not nested:
+            continue
+        for element in elements:
+            if count > limit:
+                return count
+            count += _count_elements(element, limit - count)
+    return count
+
+
+@cache
+def _array_fields(struct_type: type[Any]) -> tuple[tuple[str, bool], ...]:
+    """Names of the struct's arrays, and whether their elements have arrays."""
+    return tuple(
+        (field.name, isinstance(field.kind, type) and bool(_array_fields(field.kind)))
+        for field in struct_schema(struct_type).fields
+        if field.is_array
+    )
 
 
 def encode_response(message: Any, version: int) -> list[Chunk]:

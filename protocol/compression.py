@@ -6,6 +6,7 @@ claims. Snappy comes in two framings, and both are read. It knows nothing of bat
 
 from __future__ import annotations
 
+import mmap
 import struct
 from enum import IntEnum
 from typing import cast
@@ -25,6 +26,11 @@ _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEAD_BYTES = 16
 _XERIAL_BLOCK_BYTES = 32 * 1024
 _FIRST_OUTPUT_BYTES = 64 * 1024
+_MAPPED_FROM_BYTES = 4 * 1024 * 1024
+
+
+class DecompressedTooLargeError(ProtocolError):
+    """Well-formed as far as it was read, and more than the caller allows."""
 
 
 class Compression(IntEnum):
@@ -44,20 +50,20 @@ _DECOMPRESS_INTO = {
 }
 
 
-def decompress(codec: Compression, payload: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> bytes:
+def decompress(codec: Compression, payload: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Buffer:
     """The records section of a compressed batch. ProtocolError if it is damaged or holds more than `max_bytes`.
 
-    Output goes to a buffer of known size that grows up to the bound, so memory follows what is there, never what a
-    header claims. Snappy is read in xerial's framing (Java, most clients) and raw (librdkafka's habit).
+    Snappy is read in xerial's framing (Java, most clients) and raw (librdkafka's habit). The codecs let other threads
+    run while they work, and so does all else here: no large block is filled or copied.
     """
     if codec is Compression.NONE:
-        return bytes(payload)
+        return payload
     if codec is Compression.SNAPPY:
         return _decompress_snappy(memoryview(payload), max_bytes)
     into = _DECOMPRESS_INTO[codec]
     size = min(max(_FIRST_OUTPUT_BYTES, 4 * len(payload)), max_bytes)
     while True:
-        output = bytearray(size)
+        output = _room(size)
         try:
             written = into(payload, output)
         except cramjam.DecompressionError as error:
@@ -65,19 +71,46 @@ def decompress(codec: Compression, payload: Buffer, max_bytes: int = MAX_DECOMPR
             if "failed to write whole buffer" not in str(error):
                 raise ProtocolError(f"damaged {codec.name.lower()} records: {error}") from error
             if size >= max_bytes:
-                raise ProtocolError(f"records decompress to more than {max_bytes} bytes") from error
+                raise DecompressedTooLargeError(f"records decompress to more than {max_bytes} bytes") from error
             size = min(size * 8, max_bytes)
         else:
-            return bytes(memoryview(output)[:written])
+            return output[:written]
 
 
-def _decompress_snappy(payload: memoryview, max_bytes: int) -> bytes:
+def _room(size: int) -> memoryview:
+    """Memory for `size` bytes. A bytearray is zeroed under the interpreter's lock, half a millisecond per megabyte;
+    the kernel zeroes the pages of a mapping one by one as the codec gets there."""
+    if size <= _MAPPED_FROM_BYTES:
+        return memoryview(bytearray(size))
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+def _decompress_snappy(payload: memoryview, max_bytes: int) -> memoryview:
     if bytes(payload[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        return _decompress_raw_snappy(payload, max_bytes)
+        blocks = [payload]
+    else:
+        blocks = _xerial_blocks(payload)
+    lengths = [_claimed_bytes(block) for block in blocks]
+    if sum(lengths) > max_bytes:
+        raise DecompressedTooLargeError(f"records decompress to more than {max_bytes} bytes")
+    output = _room(sum(lengths))
+    position = 0
+    for block, length in zip(blocks, lengths, strict=True):
+        try:
+            written = cramjam.snappy.decompress_raw_into(block, output[position : position + length])
+        except cramjam.DecompressionError as error:
+            raise ProtocolError(f"damaged snappy records: {error}") from error
+        if written != length:
+            raise ProtocolError(f"snappy block claims {length} bytes and holds {written}")
+        position += length
+    return output
+
+
+def _xerial_blocks(payload: memoryview) -> list[memoryview]:
     if len(payload) < _XERIAL_HEAD_BYTES:
         raise ProtocolError("snappy stream ends inside its head")
+    blocks: list[memoryview] = []
     position = _XERIAL_HEAD_BYTES
-    output = bytearray()
     while position < len(payload):
         if len(payload) - position < 4:
             raise ProtocolError("snappy stream ends inside a block length")
@@ -85,24 +118,20 @@ def _decompress_snappy(payload: memoryview, max_bytes: int) -> bytes:
         position += 4
         if not 0 < length <= len(payload) - position:
             raise ProtocolError(f"snappy block of {length} bytes leaves its stream")
-        output += _decompress_raw_snappy(payload[position : position + length], max_bytes - len(output))
+        blocks.append(payload[position : position + length])
         position += length
-    return bytes(output)
+    return blocks
 
 
-def _decompress_raw_snappy(block: memoryview, max_bytes: int) -> bytes:
+def _claimed_bytes(block: memoryview) -> int:
     try:
         claimed = cramjam.snappy.decompress_raw_len(block)
-        # Snappy's densest element makes 64 bytes from 3, so a larger claim is a lie, caught before memory is taken.
-        if claimed > max_bytes or claimed > 22 * len(block):
-            raise ProtocolError(f"snappy block of {len(block)} bytes claims {claimed}")
-        output = bytearray(claimed)
-        written = cramjam.snappy.decompress_raw_into(block, output)
     except cramjam.DecompressionError as error:
         raise ProtocolError(f"damaged snappy records: {error}") from error
-    if written != claimed:
-        raise ProtocolError(f"snappy block claims {claimed} bytes and holds {written}")
-    return bytes(output)
+    # Snappy's densest element makes 64 bytes from 3, so a larger claim is a lie, caught before memory is taken.
+    if claimed > 22 * len(block):
+        raise ProtocolError(f"snappy block of {len(block)} bytes claims {claimed}")
+    return claimed
 
 
 def compress(codec: Compression, body: Buffer) -> bytes:

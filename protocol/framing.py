@@ -56,6 +56,11 @@ class FrameSplitter:
         """Whether the stream, were it to end here, would end inside a frame."""
         return bool(self._head) or self._frame is not None
 
+    @property
+    def partial_bytes(self) -> int:
+        """What has arrived of a frame that is not yet whole."""
+        return len(self._head) if self._frame is None else self._arrived
+
     def writable(self) -> memoryview:
         """Where to receive the next bytes; never empty. Raises FrameError if the stream is broken."""
         if self.broken is not None:

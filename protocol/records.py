@@ -20,6 +20,7 @@ import crc32c
 
 from protocol.compression import MAX_DECOMPRESSED_BYTES, Compression, compress, decompress
 from protocol.errors import ProtocolError
+from protocol.varints import read_zigzag32, read_zigzag64, write_zigzag
 
 Buffer = bytes | bytearray | memoryview
 
@@ -44,7 +45,7 @@ _CODEC_MASK = 0x07
 _LOG_APPEND_TIME_BIT = 0x08
 _TRANSACTIONAL_BIT = 0x10
 _CONTROL_BIT = 0x20
-_DELETE_HORIZON_BIT = 0x40
+DELETE_HORIZON_BIT = 0x40
 
 
 class TimestampType(IntEnum):
@@ -103,7 +104,7 @@ class BatchHead(NamedTuple):
     @property
     def delete_horizon_ms(self) -> int | None:
         """When tombstones of this batch may go (KIP-534): kept in base_timestamp where attribute bit 6 is set."""
-        return self.base_timestamp if self.attributes & _DELETE_HORIZON_BIT else None
+        return self.base_timestamp if self.attributes & DELETE_HORIZON_BIT else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,6 +140,11 @@ def read_head(buffer: Buffer, position: int = 0) -> BatchHead:
     if head.batch_length < HEAD_BYTES - LENGTH_END or head.batch_length > available - LENGTH_END:
         raise ProtocolError(f"record batch length {head.batch_length} does not fit {available} bytes")
     return head
+
+
+def encode_head(head: BatchHead) -> bytes:
+    """The 61 bytes of `read_head`, as they stand in `head`: neither length nor CRC is computed."""
+    return _HEAD.pack(*head)
 
 
 def split_batches(records: Buffer) -> list[memoryview]:
@@ -195,7 +201,7 @@ def iter_records(batch: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSE
     elif head.records_count == 0 and not len(payload):
         body = b""
     else:
-        body = decompress(head.compression, payload, max_decompressed_bytes)
+        body = bytes(decompress(head.compression, payload, max_decompressed_bytes))
     if head.records_count < 0 or head.records_count * MIN_RECORD_BYTES > len(body):
         raise ProtocolError(f"{head.records_count} records cannot lie in {len(body)} bytes")
     return _read_records(head, body)
@@ -207,18 +213,18 @@ def _read_records(head: BatchHead, body: bytes) -> Iterator[Record]:
     last_delta = -1
     append_time = head.max_timestamp if head.timestamp_type is TimestampType.LOG_APPEND_TIME else None
     for _ in range(head.records_count):
-        length, position = _read_varint(body, position, end)
+        length, position = read_zigzag32(body, position, end)
         stop = position + length
         if length < 0 or stop > end:
             raise ProtocolError(f"record of {length} bytes leaves its batch")
-        timestamp_delta, position = _read_varlong(body, position + 1, stop)
-        offset_delta, position = _read_varint(body, position, stop)
+        timestamp_delta, position = read_zigzag64(body, position + 1, stop)
+        offset_delta, position = read_zigzag32(body, position, stop)
         if not last_delta < offset_delta <= head.last_offset_delta:
             raise ProtocolError(f"offset delta {offset_delta} after {last_delta}, last {head.last_offset_delta}")
         last_delta = offset_delta
         key, position = _read_bytes(body, position, stop)
         value, position = _read_bytes(body, position, stop)
-        header_count, position = _read_varint(body, position, stop)
+        header_count, position = read_zigzag32(body, position, stop)
         headers: tuple[tuple[str, bytes | None], ...] = ()
         if header_count:
             headers, position = _read_headers(body, position, stop, header_count)
@@ -250,7 +256,7 @@ def _read_headers(
 
 
 def _read_bytes(body: bytes, position: int, stop: int) -> tuple[bytes | None, int]:
-    length, position = _read_varint(body, position, stop)
+    length, position = read_zigzag32(body, position, stop)
     if length < 0:
         if length != -1:
             raise ProtocolError(f"length {length}")
@@ -259,40 +265,6 @@ def _read_bytes(body: bytes, position: int, stop: int) -> tuple[bytes | None, in
     if end > stop:
         raise ProtocolError(f"field of {length} bytes leaves its record")
     return body[position:end], end
-
-
-def _read_varint(body: bytes, position: int, stop: int) -> tuple[int, int]:
-    """Zigzag int32 in at most five bytes."""
-    if position >= stop:
-        raise ProtocolError("record ends inside a varint")
-    byte = body[position]
-    if byte < 0x80:
-        return (byte >> 1) ^ -(byte & 1), position + 1
-    return _read_long_varint(body, position, stop, 32)
-
-
-def _read_varlong(body: bytes, position: int, stop: int) -> tuple[int, int]:
-    """Zigzag int64 in at most ten bytes."""
-    return _read_long_varint(body, position, stop, 64)
-
-
-def _read_long_varint(body: bytes, position: int, stop: int, bits: int) -> tuple[int, int]:
-    raw = 0
-    shift = 0
-    while True:
-        if position >= stop:
-            raise ProtocolError("record ends inside a varint")
-        byte = body[position]
-        position += 1
-        raw |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            break
-        shift += 7
-        if shift >= bits:
-            raise ProtocolError(f"varint of more than {bits} bits")
-    if raw >> bits:
-        raise ProtocolError(f"varint of more than {bits} bits")
-    return (raw >> 1) ^ -(raw & 1), position
 
 
 # --- records: writing ---------------------------------------------------------------------------------------------
@@ -341,27 +313,30 @@ def build_batch(
         | (_LOG_APPEND_TIME_BIT if timestamp_type is TimestampType.LOG_APPEND_TIME else 0)
         | (_TRANSACTIONAL_BIT if is_transactional else 0)
         | (_CONTROL_BIT if is_control else 0)
-        | (_DELETE_HORIZON_BIT if delete_horizon_ms is not None else 0)
+        | (DELETE_HORIZON_BIT if delete_horizon_ms is not None else 0)
     )
     payload = compress(compression, body) if records else b""
-    batch = bytearray(HEAD_BYTES)
-    _HEAD.pack_into(
-        batch,
-        0,
-        base_offset,
-        HEAD_BYTES - LENGTH_END + len(payload),
-        partition_leader_epoch,
-        MAGIC,
-        0,
-        attributes,
-        last_offset_delta,
-        base_timestamp,
-        max_timestamp,
-        producer_id,
-        producer_epoch,
-        base_sequence,
-        len(records),
+    head = BatchHead(
+        base_offset=base_offset,
+        batch_length=0,
+        partition_leader_epoch=partition_leader_epoch,
+        magic=MAGIC,
+        crc=0,
+        attributes=attributes,
+        last_offset_delta=last_offset_delta,
+        base_timestamp=base_timestamp,
+        max_timestamp=max_timestamp,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        base_sequence=base_sequence,
+        records_count=len(records),
     )
+    return seal_batch(head, payload)
+
+
+def seal_batch(head: BatchHead, payload: Buffer) -> bytes:
+    """The batch of this head and these compressed records; length and CRC are computed, all else is as `head` says."""
+    batch = bytearray(encode_head(head._replace(batch_length=HEAD_BYTES - LENGTH_END + len(payload))))
     batch += payload
     _UINT32.pack_into(batch, _CRC_AT, crc32c.crc32c(memoryview(batch)[_COVERED_AT:]))
     return bytes(batch)
@@ -369,15 +344,15 @@ def build_batch(
 
 def _append_record(body: bytearray, record: Record, timestamp_delta: int, offset_delta: int) -> None:
     fields = bytearray(1)
-    _append_varint(fields, timestamp_delta)
-    _append_varint(fields, offset_delta)
+    fields += write_zigzag(timestamp_delta)
+    fields += write_zigzag(offset_delta)
     _append_bytes(fields, record.key)
     _append_bytes(fields, record.value)
-    _append_varint(fields, len(record.headers))
+    fields += write_zigzag(len(record.headers))
     for key, value in record.headers:
         _append_bytes(fields, key.encode())
         _append_bytes(fields, value)
-    _append_varint(body, len(fields))
+    body += write_zigzag(len(fields))
     body += fields
 
 
@@ -385,14 +360,5 @@ def _append_bytes(out: bytearray, value: bytes | None) -> None:
     if value is None:
         out.append(1)
         return
-    _append_varint(out, len(value))
+    out += write_zigzag(len(value))
     out += value
-
-
-def _append_varint(out: bytearray, value: int) -> None:
-    """Zigzag, for int32 and int64 alike."""
-    raw = value << 1 if value >= 0 else (-value << 1) - 1
-    while raw > 0x7F:
-        out.append(raw & 0x7F | 0x80)
-        raw >>= 7
-    out.append(raw)

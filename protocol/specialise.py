@@ -115,6 +115,14 @@ def _refuse(what: str) -> None:
     raise ProtocolError(what)
 
 
+def _crowded(max_elements: int) -> None:
+    raise TooManyElementsError(f"more than {max_elements} elements")
+
+
+class TooManyElementsError(ProtocolError):
+    """A message that may be well-formed and has more elements than its decoder was made for."""
+
+
 class _Source:
     """Lines of one function, and the objects its names stand for."""
 
@@ -175,6 +183,7 @@ class _DecoderSource(_Source):
         self.sliced = has_records(record)
         self.names |= {
             "refuse": _refuse,
+            "crowded": _crowded,
             "read_uvarint": read_uvarint,
             "skip_tagged_fields": skip_tagged_fields,
             "uvarint_tail": _uvarint_tail,
@@ -279,7 +288,7 @@ class _DecoderSource(_Source):
         if self.max_elements is not None:
             self.line(f"room -= {count}")
             with self.block("if room < 0:"):
-                self.line(f"refuse('more than {self.max_elements} elements')")
+                self.line(f"crowded({self.max_elements})")
 
     def read_array(self, piece: Array, target: str) -> None:
         name = self.read_length(piece.count, target.partition(".")[2])

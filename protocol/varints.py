@@ -1,7 +1,6 @@
-"""Unsigned varints of KIP-482, and the tagged sections that are skipped with them.
+"""Varints: unsigned ones of KIP-482 with the tagged sections that are skipped with them, and the records' zigzag ones.
 
-The one idea: five bytes and 32 bits at most, checked against an `end` that no read passes. (Zigzag varints exist only
-inside records.)
+The one idea: so many bytes and bits at most, checked against an `end` that no read passes.
 """
 
 from __future__ import annotations
@@ -58,3 +57,45 @@ def skip_tagged_fields(buffer: Buffer, position: int, end: int) -> int:
         if position > end:
             raise ProtocolError("torn tagged field")
     return position
+
+
+def read_zigzag32(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
+    """A record's int32, zigzag in at most five bytes, and the position behind it; raises ProtocolError if torn."""
+    if position < end and (byte := buffer[position]) < 0x80:
+        return (byte >> 1) ^ -(byte & 1), position + 1
+    return _read_zigzag(buffer, position, end, 32)
+
+
+def read_zigzag64(buffer: Buffer, position: int, end: int) -> tuple[int, int]:
+    """A record's int64, zigzag in at most ten bytes, and the position behind it; raises ProtocolError if torn."""
+    return _read_zigzag(buffer, position, end, 64)
+
+
+def write_zigzag(value: int) -> bytes:
+    """A record's int32 or int64."""
+    raw = value << 1 if value >= 0 else (-value << 1) - 1
+    encoded = bytearray()
+    while raw > 0x7F:
+        encoded.append(raw & 0x7F | 0x80)
+        raw >>= 7
+    encoded.append(raw)
+    return bytes(encoded)
+
+
+def _read_zigzag(buffer: Buffer, position: int, end: int, bits: int) -> tuple[int, int]:
+    raw = 0
+    shift = 0
+    while True:
+        if position >= end:
+            raise ProtocolError("record ends inside a varint")
+        byte = buffer[position]
+        position += 1
+        raw |= (byte & 0x7F) << shift
+        if byte < 0x80:
+            break
+        shift += 7
+        if shift >= bits:
+            raise ProtocolError(f"varint of more than {bits} bits")
+    if raw >> bits:
+        raise ProtocolError(f"varint of more than {bits} bits")
+    return (raw >> 1) ^ -(raw & 1), position

@@ -2,7 +2,8 @@
 
 The one idea: a run over a partition has a revision; beginning another run fences it, so of two cleaners only the later
 one writes. Offsets never change: a batch is replaced by one that lies within the offsets of those it replaces, and
-where none does, readers go on to the next batch. The newest batch is never touched, so the log end stays where it is.
+where none does, readers go on to the next batch. The chunks in which batches change are written anew, inline. The
+newest chunk is never touched, so the log end stays where it is.
 
 What it does not do: it decodes no record. Which records stay is decided by the caller, who reads through
 `storage.log.LogStore.read` and writes back through `replace`.
@@ -10,13 +11,19 @@ What it does not do: it decodes no record. Which records stay is decided by the 
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from storage.chunks import CHUNK_BYTES, Chunk, DamagedChunkError
 from storage.errors import StorageConflict, StorageError
+from storage.log import LogStore
 from storage.pool import Database, Row
 from storage.queries import statement
 from storage.types import PartitionKey, StoredBatch
+
+_ATTEMPTS = 3
+"""How often a replacement is worked out anew where the bytes of a chunk were moved meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ class DirtyRange:
     log_start_offset: int
     first_dirty_offset: int
     end_offset: int
-    """A batch boundary: the base offset of the first batch that must stay as it is."""
+    """A chunk's boundary: the base offset of the first batch that must stay as it is."""
     clean_bytes: int
     dirty_bytes: int
 
@@ -65,8 +72,9 @@ def _dirty_range(row: Row) -> DirtyRange:
 class CompactionStore:
     """Finds dirty partitions and writes what the cleaner decided."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, log: LogStore) -> None:
         self._pool = database.cold
+        self._log = log
 
     async def dirty_ranges(self, policies: Sequence[CompactionPolicy], *, limit: int = 10) -> list[DirtyRange]:
         """The dirtiest partitions among `policies`, at most `limit`. Upstream: LogCleanerManager."""
@@ -99,22 +107,45 @@ class CompactionStore:
         StorageConflict if another run began or a removed batch is gone (retention): nothing was written, start afresh.
         StorageError if the offsets do not fit.
         """
-        ordered = sorted(added, key=_base_offset)
-        refusal = await self._pool.fetch_value(
-            statement("replace_batches"),
-            run.partition_key,
-            run.revision,
-            run.end_offset,
-            list(removed),
-            [batch.base_offset for batch in ordered],
-            [batch.last_offset for batch in ordered],
-            [batch.max_timestamp_ms for batch in ordered],
-            [batch.records for batch in ordered],
-        )
-        if refusal == "outside":
-            raise StorageError(f"batches of partition {run.partition_key} from {run.end_offset} on must stay")
-        if refusal is not None:
-            raise StorageConflict(f"compaction of partition {run.partition_key} was overtaken: {refusal}")
+        if not removed:
+            if added:
+                raise StorageError("batches can only be added in the place of others")
+            return
+        refusal: str | None = None
+        for _ in range(_ATTEMPTS):
+            chunks = await self._log.chunks_between(run.partition_key, min(removed), max(removed))
+            held = await self._log.reader.batches(chunks)
+            batches: list[tuple[StoredBatch, ...]] = []
+            for chunk, result in zip(chunks, held, strict=True):
+                if isinstance(result, DamagedChunkError):
+                    raise StorageError(f"offset {chunk.base_offset} of partition {chunk.partition_key}: {result}")
+                batches.append(result)
+            replacement = _replace(run, list(zip(chunks, batches, strict=True)), set(removed), added)
+            refusal = await self._pool.fetch_value(
+                statement("replace_chunks"),
+                run.partition_key,
+                run.revision,
+                run.end_offset,
+                [chunk.base_offset for chunk in replacement.removed],
+                [chunk.object_id for chunk in replacement.removed],
+                [chunk.position for chunk in replacement.removed],
+                [batches[0].base_offset for batches in replacement.added],
+                [batches[-1].last_offset for batches in replacement.added],
+                [max(batch.max_timestamp_ms for batch in batches) for batches in replacement.added],
+                [len(batches) for batches in replacement.added],
+                replacement.leader_epochs,
+                [sum(len(batch.records) for batch in batches) for batches in replacement.added],
+                None,
+                None,
+                [b"".join(batch.records for batch in batches) for batches in replacement.added],
+            )
+            if refusal == "outside":
+                raise StorageError(f"batches of partition {run.partition_key} from {run.end_offset} on must stay")
+            if refusal is None:
+                return
+            if refusal != "changed":
+                break
+        raise StorageConflict(f"compaction of partition {run.partition_key} was overtaken: {refusal}")
 
     async def finish(self, run: CompactionRun) -> None:
         """Records that the log is clean below the run's end. StorageConflict if another run began."""
@@ -127,3 +158,73 @@ class CompactionStore:
 
 def _base_offset(batch: StoredBatch) -> int:
     return batch.base_offset
+
+
+def _last_offset(batch: StoredBatch) -> int:
+    return batch.last_offset
+
+
+@dataclass(frozen=True, slots=True)
+class _Replacement:
+    """Chunks that go, and the batches of each chunk that comes."""
+
+    removed: list[Chunk]
+    added: list[list[StoredBatch]]
+    leader_epochs: list[int]
+
+
+def _replace(
+    run: CompactionRun,
+    held: Sequence[tuple[Chunk, tuple[StoredBatch, ...]]],
+    removed: set[int],
+    added: Sequence[StoredBatch],
+) -> _Replacement:
+    """What becomes of the chunks in which batches change."""
+    going = [batch for _, batches in held for batch in batches if batch.base_offset in removed]
+    if len(going) != len(removed):
+        raise StorageConflict(f"compaction of partition {run.partition_key} was overtaken: a batch is gone")
+    if going[-1].last_offset >= run.end_offset:
+        raise StorageError(f"batches of partition {run.partition_key} from {run.end_offset} on must stay")
+    ordered = sorted(added, key=_base_offset)
+    staying = [batch for _, batches in held for batch in batches if batch.base_offset not in removed]
+    _check_places(ordered, going, staying)
+    chunks: list[Chunk] = []
+    come: list[list[StoredBatch]] = []
+    epochs: list[int] = []
+    next_added = 0
+    size_bytes = CHUNK_BYTES + 1
+    for chunk, batches in held:
+        kept = [batch for batch in batches if batch.base_offset not in removed]
+        if len(kept) == len(batches):
+            # Nothing changes in it: what lies before and behind it are chunks of their own.
+            size_bytes = CHUNK_BYTES + 1
+            continue
+        chunks.append(chunk)
+        while next_added < len(ordered) and ordered[next_added].base_offset <= chunk.last_offset:
+            kept.append(ordered[next_added])
+            next_added += 1
+        for batch in sorted(kept, key=_base_offset):
+            size_bytes += len(batch.records)
+            if size_bytes > CHUNK_BYTES:
+                come.append([])
+                epochs.append(chunk.leader_epoch)
+                size_bytes = len(batch.records)
+            come[-1].append(batch)
+    return _Replacement(chunks, come, epochs)
+
+
+def _check_places(added: Sequence[StoredBatch], going: Sequence[StoredBatch], staying: Sequence[StoredBatch]) -> None:
+    """StorageError unless each added batch lies within the offsets of batches that go, and touches no other."""
+    previous_last = -1
+    for batch in added:
+        first = bisect_left(going, batch.base_offset, key=_last_offset)
+        last = bisect_left(going, batch.last_offset, key=_last_offset)
+        stays = bisect_left(staying, batch.base_offset, key=_last_offset)
+        if (
+            last == len(going)
+            or not max(previous_last + 1, going[first].base_offset) <= batch.base_offset <= batch.last_offset
+            or going[last].base_offset > batch.last_offset
+            or (stays < len(staying) and staying[stays].base_offset <= batch.last_offset)
+        ):
+            raise StorageError(f"a batch cannot be put at offsets {batch.base_offset} to {batch.last_offset}")
+        previous_last = batch.last_offset

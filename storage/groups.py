@@ -1,119 +1,86 @@
 """Consumer groups as they are stored.
 
 The one idea: the coordinator that holds a shard's lease is the only writer of its groups, and every write checks that
-lease in its own transaction, so a coordinator that lost it without knowing is refused, not believed. A write of the
-group waits for offset commits under way in the old generation; commits that come after it see the new one.
+lease in its own transaction, so a coordinator that lost it without knowing is refused, not believed. What is written is
+what changed, of many groups at once; what a group's documents say is not known here. A write of a group waits for
+offset commits under way in the old generation; commits that come after it see the new one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import cast
+from typing import Any, cast
 
 from storage.errors import StorageConflict
 from storage.pool import Connection, Database, Row
 from storage.queries import statement
 from storage.text import loaded, loaded_or_none, stored
-from storage.types import CoordinatorLease, GroupRecord, MemberRecord
-
-
-def _member(row: Row) -> MemberRecord:
-    return MemberRecord(
-        member_id=loaded(row["member_id"]),
-        group_instance_id=loaded_or_none(row["group_instance_id"]),
-        client_id=loaded(row["client_id"]),
-        client_host=loaded(row["client_host"]),
-        session_timeout_ms=row["session_timeout_ms"],
-        rebalance_timeout_ms=row["rebalance_timeout_ms"],
-        protocols=tuple(
-            (loaded(name), metadata)
-            for name, metadata in zip(
-                cast(list[str], row["protocol_names"]), cast(list[bytes], row["protocol_metadata"]), strict=True
-            )
-        ),
-        assignment=row["assignment"],
-    )
-
-
-def _group(rows: Iterable[Row]) -> GroupRecord:
-    """From the rows of one group, of which there is at least one."""
-    members = list(rows)
-    group = members[0]
-    return GroupRecord(
-        group_id=loaded(group["group_id"]),
-        state=group["state"],
-        state_timestamp_ms=group["state_timestamp_ms"],
-        protocol_type=loaded_or_none(group["protocol_type"]),
-        protocol_name=loaded_or_none(group["protocol_name"]),
-        generation_id=group["generation_id"],
-        leader_id=loaded_or_none(group["leader_id"]),
-        members=tuple(_member(row) for row in members if row["member_id"] is not None),
-    )
+from storage.types import CoordinatorLease, Document, GroupChange, GroupRecord, MemberRecord, Saved
 
 
 class GroupStore:
-    """Reads and writes groups; writes raise StorageConflict if the lease given is not current."""
+    """Reads and writes groups."""
 
     def __init__(self, database: Database) -> None:
         self._pool = database.hot
 
-    async def load(self, group_id: str) -> GroupRecord | None:
-        rows = await self._pool.fetch(statement("load_group"), stored(group_id))
-        return _group(rows) if rows else None
+    async def load(self, group_ids: Sequence[str]) -> dict[str, GroupRecord]:
+        """Those of them that there are. Their members are waited for from now on (see `GroupRecord.silent_ms`)."""
+        rows = await self._pool.fetch(statement("load_groups"), [stored(group_id) for group_id in group_ids])
+        return {record.group_id: record for record in _groups(rows)}
 
     async def load_shard(self, shard: int) -> list[GroupRecord]:
-        rows = await self._pool.fetch(statement("load_shard"), shard)
-        return [_group(group_rows) for _, group_rows in groupby(rows, key=_group_id)]
+        """All groups with members; as `load`."""
+        return list(_groups(await self._pool.fetch(statement("load_shard"), shard)))
 
-    async def save(self, record: GroupRecord, lease: CoordinatorLease) -> None:
-        """Stores the group with exactly the members of `record`, in one transaction.
+    async def save(self, changes: Sequence[GroupChange], *, wait: bool = False) -> list[Saved]:
+        """Writes the changes of many groups, each given once, in one transaction; what became of each.
+
+        With `wait` it waits for groups that somebody else holds, until the statement's time is up.
 
         A write that was given up cannot take effect behind a later one: its COMMIT is a message of its own, sent only
         while the group's row is locked, so either it never came or the later write waited for it.
         """
-        group_id = stored(record.group_id)
         members = [
-            (
-                group_id,
-                stored(member.member_id),
-                position,
-                stored(member.group_instance_id),
-                stored(member.client_id),
-                stored(member.client_host),
-                member.session_timeout_ms,
-                member.rebalance_timeout_ms,
-                [stored(name) for name, _ in member.protocols],
-                [metadata for _, metadata in member.protocols],
-                member.assignment,
-            )
-            for position, member in enumerate(record.members)
+            (position, stored(member.member_id), member.member_epoch, _to_json(member.document))
+            for position, change in enumerate(changes, 1)
+            for member in change.changed
         ]
+        gone = [
+            (position, stored(member_id), 0, None)
+            for position, change in enumerate(changes, 1)
+            for member_id in change.gone
+        ]
+        rows: list[tuple[int, str, int, str | None]] = [*members, *gone]
 
-        async def write(connection: Connection) -> None:
-            written = await connection.fetchval(
-                statement("save_group"),
-                lease.shard,
-                lease.node_id,
-                lease.lease_epoch,
-                group_id,
-                record.state,
-                record.state_timestamp_ms,
-                stored(record.protocol_type),
-                stored(record.protocol_name),
-                record.generation_id,
-                stored(record.leader_id),
-                [member[1] for member in members],
+        async def write(connection: Connection) -> list[str]:
+            return await connection.fetchval(
+                statement("save_groups"),
+                wait,
+                [change.lease.shard for change in changes],
+                [change.lease.node_id for change in changes],
+                [change.lease.lease_epoch for change in changes],
+                [stored(change.group_id) for change in changes],
+                [change.group_type for change in changes],
+                [change.state for change in changes],
+                [stored(change.protocol_type) for change in changes],
+                [change.generation_id for change in changes],
+                [_to_json(change.document) for change in changes],
+                [change.all_heard for change in changes],
+                [change.replaced for change in changes],
+                [position for position, _, _, _ in rows],
+                [member_id for _, member_id, _, _ in rows],
+                [member_epoch for _, _, member_epoch, _ in rows],
+                [document for _, _, _, document in rows],
             )
-            if not written:
-                raise StorageConflict(f"the lease of shard {lease.shard} is no more at epoch {lease.lease_epoch}")
-            if members:
-                await connection.executemany(statement("save_member"), members)
 
-        await self._pool.transact(write)
+        return [Saved(outcome) for outcome in await self._pool.transact(write)]
 
     async def delete(self, group_id: str, lease: CoordinatorLease) -> bool:
-        """Removes the group with its members and offsets. False if there is none."""
+        """Removes the group with its members and offsets. False if there is none. StorageConflict if the lease is not
+        current."""
         outcome = await self._pool.fetch_value(
             statement("delete_group"), stored(group_id), lease.shard, lease.node_id, lease.lease_epoch
         )
@@ -121,11 +88,59 @@ class GroupStore:
             raise StorageConflict(f"the lease of shard {lease.shard} is no more at epoch {lease.lease_epoch}")
         return outcome == "deleted"
 
-    async def list(self) -> list[tuple[str, str | None, str]]:
-        """(group id, protocol type, state) of every group, ordered by id."""
+    async def list(self) -> list[tuple[str, str, str | None, str]]:
+        """(group id, group type, protocol type, state) of every group, ordered by id."""
         rows = await self._pool.fetch(statement("list_groups"))
-        return [(loaded(row["group_id"]), loaded_or_none(row["protocol_type"]), row["state"]) for row in rows]
+        return [
+            (loaded(row["group_id"]), row["group_type"], loaded_or_none(row["protocol_type"]), row["state"])
+            for row in rows
+        ]
 
 
-def _group_id(row: Row) -> str:
-    return row["group_id"]
+def _groups(rows: Iterable[Row]) -> Iterable[GroupRecord]:
+    for _, group_rows in groupby(rows, key=lambda row: row["group_id"]):
+        members = list(group_rows)
+        group = members[0]
+        yield GroupRecord(
+            group_id=loaded(group["group_id"]),
+            group_type=group["group_type"],
+            state=group["state"],
+            protocol_type=loaded_or_none(group["protocol_type"]),
+            generation_id=group["generation_id"],
+            document=_from_json(group["document"]),
+            members=tuple(
+                MemberRecord(loaded(row["member_id"]), _from_json(row["member_document"]), row["member_epoch"])
+                for row in members
+                if row["member_id"] is not None
+            ),
+            silent_ms=group["silent_ms"],
+        )
+
+
+_NUL = "\\u0000"
+"""As JSON has it; Postgres' jsonb has no such character."""
+_ESCAPE = stored("\0")[0]
+
+
+def _to_json(document: Document) -> str:
+    text = json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+    if _NUL in text or _ESCAPE in text:
+        text = json.dumps(_strings(document, stored), ensure_ascii=False, separators=(",", ":"))
+    return text
+
+
+def _from_json(text: str) -> Document:
+    document = json.loads(text)
+    return _strings(document, loaded) if _ESCAPE in text else document
+
+
+def _strings(value: Any, change: Any) -> Any:
+    """The JSON value with every string, keys too, changed."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, dict):
+        items = cast(dict[str, Any], value).items()
+        return {change(name): _strings(item, change) for name, item in items}
+    if isinstance(value, list | tuple):
+        return [_strings(item, change) for item in cast(list[Any], value)]
+    return value

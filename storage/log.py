@@ -1,23 +1,31 @@
-"""The record log: one row per batch, bytes as they came.
+"""The record log: an index in Postgres, and bytes that are kept as they came.
 
 The one idea: an append is one transaction for many partitions, in which Postgres decides offsets and duplicates under
-the partitions' row locks (`assign_offsets` in functions/log.sql); a read is one statement whose cost follows what it
-returns. Groups of small batches go as one statement; for large ones the bytes follow by binary COPY, which costs more
-round trips and less per byte.
+the partitions' row locks (`append_chunks` in functions/log.sql) and writes a row per chunk. Where the bytes lie is this
+room's business: a small commit carries them into Postgres in the same statement; a large one is written and synced to a
+segment while Postgres decides, and committed only after both. A read is one statement whose cost follows what it
+returns, and the bytes of the chunks it names.
 
-What it does not do: it looks at no byte of a batch but to write base offset and leader epoch into its head, keeps
-nothing in memory, and wakes nobody. A StorageUnavailable from `append` says nothing about whether the batches are in
-the log; a producer that retries with its sequence gets the right answer.
+What it does not do: it looks at no byte of a batch but its head, keeps of it what was read from files, and wakes
+nobody. A StorageUnavailable from `append` says nothing about whether the batches are in the log; a producer that
+retries with its sequence gets the right answer.
 """
 
 from __future__ import annotations
 
-import struct
+import asyncio
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
 
+import structlog
+
+from storage.append_group import AppendGroup
+from storage.chunk_reader import Batches, ChunkReader
+from storage.chunks import Chunk, DamagedChunkError
+from storage.errors import StorageError, StorageUnavailable
 from storage.pool import Connection, Database, Row
 from storage.queries import statement
+from storage.segment_writers import SegmentWriters
+from storage.segments import SegmentDirectory
 from storage.types import (
     Appended,
     NewBatch,
@@ -29,104 +37,90 @@ from storage.types import (
     StoredBatch,
 )
 
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
+
+INLINE_MAX_BYTES = 64 * 1024
+"""Commits up to this stay inline even where there are segments: one record then costs one statement."""
+
 COPY_FROM_MEAN_BYTES = 64 * 1024
 COPY_FROM_GROUP_BYTES = 512 * 1024
-"""Groups at least this large, of batches at least so large on average, go by COPY. The mean is within the measured
-crossover (16 to 256 KiB); the group's size is a judgement: COPY takes four round trips where a statement takes one."""
+"""Inline groups at least this large, of chunks at least so large on average, go by COPY. The mean is within the
+measured crossover (16 to 256 KiB); the group's size is a judgement: COPY takes four round trips where a statement takes
+one."""
+
+SPARE_BYTES = 8 * 1024 * 1024
+"""How many bytes a read may fetch that its limits cut off again, since chunks are read whole."""
 
 HIGH_WATERMARK = -1
 """`delete_records` up to here: everything there is."""
 
-_BASE_OFFSET = struct.Struct(">q")
-_LEADER_EPOCH = struct.Struct(">i")
-_LEADER_EPOCH_AT = 12
+_INLINE_COLUMNS = ("slot", "position", "records")
 
-_BATCH_COLUMNS = (
-    "partition_key",
-    "base_offset",
-    "last_offset",
-    "max_timestamp_ms",
-    "running_max_timestamp_ms",
-    "append_timestamp_ms",
-    "size_bytes",
-    "records",
-)
-
-_APPEND_BATCHES = statement("append_batches")
-_ASSIGN_OFFSETS = statement("assign_offsets")
-_READ_BATCHES = statement("read_batches")
+_APPEND_CHUNKS = statement("append_chunks")
+_READ_CHUNKS = statement("read_chunks")
+_CHUNKS_BETWEEN = statement("chunks_between")
 _PARTITION_STATES = statement("partition_states")
-_BATCH_AT_TIMESTAMP = statement("batch_at_timestamp")
-_BATCH_OF_GREATEST_TIMESTAMP = statement("batch_of_greatest_timestamp")
-_BATCH_OF_GREATEST_REMAINING_TIMESTAMP = statement("batch_of_greatest_remaining_timestamp")
+_CHUNK_AT_TIMESTAMP = statement("chunk_at_timestamp")
+_GREATEST_TIMESTAMP = statement("greatest_timestamp")
 _RAISE_LOG_START = statement("raise_log_start")
 
 
-def _assign_arguments(batches: Sequence[NewBatch]) -> tuple[list[int], ...]:
-    """The ten array parameters of `assign_offsets`, in its order."""
-    partition_keys = sorted({int(batch.partition_key) for batch in batches})
-    partition_positions = {key: position for position, key in enumerate(partition_keys, 1)}
-    producers: dict[tuple[int, int], int] = {}
-    producer_positions: list[int] = []
-    for batch in batches:
-        if batch.producer_id < 0:
-            producer_positions.append(0)
-        else:
-            pair = (int(batch.partition_key), batch.producer_id)
-            producer_positions.append(producers.setdefault(pair, len(producers) + 1))
-    return (
-        partition_keys,
-        [partition_positions[batch.partition_key] for batch in batches],
-        [batch.record_count for batch in batches],
-        [batch.max_timestamp_ms for batch in batches],
-        [len(batch.records) for batch in batches],
-        [partition_key for partition_key, _ in producers],
-        [producer_id for _, producer_id in producers],
-        producer_positions,
-        [batch.producer_epoch for batch in batches],
-        [batch.base_sequence for batch in batches],
+class _WriteFailedError(Exception):
+    """A segment could not be written; it leaves the transaction by this way, which is not Postgres' failure."""
+
+
+def _chunk(key: PartitionKey, row: Row) -> Chunk:
+    return Chunk(
+        key,
+        row["base_offset"],
+        row["last_offset"],
+        row["object_id"],
+        row["position"],
+        row["size_bytes"],
+        row["batch_count"],
+        row["leader_epoch"],
+        row["final_heads"],
+        row["records"],
     )
 
 
-def _outcomes(decided: Row) -> list[Appended | Refusal]:
-    """Per batch, from the row of arrays that `assign_offsets` returns."""
-    return [
-        Refusal(refusal) if refusal is not None else Appended(base_offset, log_start_offset, leader_epoch, duplicate)
-        for refusal, duplicate, base_offset, log_start_offset, leader_epoch in zip(
-            cast(list[Any], decided["refusals"]),
-            cast(list[Any], decided["duplicates"]),
-            cast(list[Any], decided["base_offsets"]),
-            cast(list[Any], decided["log_start_offsets"]),
-            cast(list[Any], decided["leader_epochs"]),
-            strict=True,
-        )
-    ]
-
-
-def _patch_heads(batches: Sequence[NewBatch], outcomes: Sequence[Appended | Refusal]) -> None:
-    for batch, outcome in zip(batches, outcomes, strict=True):
-        if isinstance(outcome, Appended) and not outcome.duplicate:
-            _BASE_OFFSET.pack_into(batch.records, 0, outcome.base_offset)
-            _LEADER_EPOCH.pack_into(batch.records, _LEADER_EPOCH_AT, outcome.leader_epoch)
-
-
-def _stored_batch(row: Row) -> StoredBatch:
-    return StoredBatch(row["base_offset"], row["last_offset"], row["max_timestamp_ms"], row["records"])
-
-
 class LogStore:
-    """Appends to and reads from the log. Safe for any number of processes on one database."""
+    """Appends to and reads from the log. Safe for any number of processes on one database.
 
-    def __init__(self, database: Database) -> None:
+    With `directory`, commits of more than `inline_max_bytes` go there; every process on the database must have the
+    same.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        directory: SegmentDirectory | None = None,
+        *,
+        inline_max_bytes: int = INLINE_MAX_BYTES,
+    ) -> None:
         self._hot = database.hot
         self._cold = database.cold
+        self._inline_max_bytes = inline_max_bytes
+        self._segments = SegmentWriters(database, directory) if directory is not None else None
+        self.reader = ChunkReader(directory)
+        self.damaged_chunks = 0
+        """How often a chunk was asked for whose bytes are missing or wrong."""
 
-    async def append(self, batches: Sequence[NewBatch]) -> list[Appended | Refusal]:
+    async def close(self) -> None:
+        """Once no call is under way."""
+        if self._segments is not None:
+            await self._segments.close()
+        self.reader.close()
+
+    # --- appending ------------------------------------------------------------------------------------------------
+
+    async def append(self, batches: Sequence[NewBatch], *, wait: bool = True) -> list[Appended | Refusal]:
         """Appends in the order given, in one durable transaction; one outcome per batch.
 
         The `records` of every batch newly appended hold base offset and leader epoch when this returns (they must be
         writable). UNKNOWN_PARTITION, OUT_OF_ORDER_SEQUENCE and INVALID_PRODUCER_EPOCH refuse one batch and leave the
-        others. On StorageUnavailable the batches may or may not be in the log.
+        others; so does PARTITION_BUSY, without `wait`, where another transaction holds the partition. On
+        StorageUnavailable the batches may or may not be in the log.
 
         Idempotence follows upstream's ProducerStateManager: a lower epoch is refused, a higher one must begin at
         sequence 0, one of the last five batches (epoch, first and last sequence) is answered with its first offset, any
@@ -134,92 +128,237 @@ class LogStore:
         """
         if not batches:
             return []
-        arguments = _assign_arguments(batches)
-        group_bytes = sum(len(batch.records) for batch in batches)
-        if group_bytes >= COPY_FROM_GROUP_BYTES and group_bytes >= COPY_FROM_MEAN_BYTES * len(batches):
-            return await self._append_by_copy(batches, arguments)
-        decided = await self._hot.fetch_row(_APPEND_BATCHES, *arguments, [batch.records for batch in batches])
-        assert decided is not None
-        outcomes = _outcomes(decided)
-        _patch_heads(batches, outcomes)
-        return outcomes
+        group = AppendGroup(batches)
+        if self._segments is not None and group.size_bytes > self._inline_max_bytes:
+            decided = await self._append_to_segment(self._segments, group, wait=wait)
+        elif (
+            group.size_bytes >= COPY_FROM_GROUP_BYTES
+            and group.size_bytes >= COPY_FROM_MEAN_BYTES * len(group.candidates)
+        ):  # fmt: skip
+            decided = await self._append_by_copy(group, wait=wait)
+        else:
+            records = [_joined(group, candidate) for candidate in range(len(group.candidates))]
+            row = await self._hot.fetch_row(_APPEND_CHUNKS, *group.arguments(wait=wait, records=records))
+            assert row is not None
+            decided = row
+        return group.settle(decided)
 
-    async def _append_by_copy(
-        self, batches: Sequence[NewBatch], arguments: tuple[list[int], ...]
-    ) -> list[Appended | Refusal]:
-        async def append(connection: Connection) -> list[Appended | Refusal]:
-            decided = await connection.fetchrow(_ASSIGN_OFFSETS, *arguments)
+    async def _append_by_copy(self, group: AppendGroup, *, wait: bool) -> Row:
+        async def append(connection: Connection) -> Row:
+            decided = await connection.fetchrow(_APPEND_CHUNKS, *group.arguments(wait=wait))
             assert decided is not None
-            outcomes = _outcomes(decided)
-            _patch_heads(batches, outcomes)
-            rows = _rows(batches, outcomes, decided["running_max_timestamps_ms"], decided["now_ms"])
+            rows: list[tuple[object, ...]] = []
+            for candidate, skipped, size_bytes, position in zip(
+                decided["chunk_candidates"] or (),
+                decided["chunk_skipped"] or (),
+                decided["chunk_sizes"] or (),
+                decided["chunk_positions"] or (),
+                strict=True,
+            ):
+                records = _joined(group, candidate - 1)
+                if size_bytes != len(records):
+                    records = memoryview(records)[skipped : skipped + size_bytes]
+                rows.append((decided["inline_slot"], position, records))
             if rows:
-                await connection.copy_records_to_table("batch", records=rows, columns=_BATCH_COLUMNS)
-            return outcomes
+                await connection.copy_records_to_table("inline_records", records=rows, columns=_INLINE_COLUMNS)
+            return decided
 
         return await self._hot.transact(append)
+
+    async def _append_to_segment(self, segments: SegmentWriters, group: AppendGroup, *, wait: bool) -> Row:
+        """Bytes and index at the same time; again in another segment where this one has been sealed by its age."""
+        buffers = [buffer for candidate in range(len(group.candidates)) for buffer in group.buffers(candidate)]
+        while True:
+            segment = await segments.take(group.size_bytes)
+            position = segment.reserve(group.size_bytes)
+            written = segments.write(segment, buffers, position)
+            arguments = group.arguments(wait=wait, object_id=segment.object_id, position=position)
+
+            async def append(
+                connection: Connection,
+                written: asyncio.Future[None] = written,
+                arguments: tuple[object, ...] = arguments,
+            ) -> Row:
+                decided = await connection.fetchrow(_APPEND_CHUNKS, *arguments)
+                assert decided is not None
+                try:
+                    await asyncio.shield(written)
+                except OSError as error:
+                    raise _WriteFailedError(str(error)) from error
+                return decided
+
+            try:
+                decided = await self._hot.transact(append)
+            except _WriteFailedError as error:
+                raise StorageUnavailable(f"the log's directory takes no bytes: {error}") from error
+            finally:
+                # The caller's bytes are in the hands of a thread until it has written them.
+                if not written.done():
+                    await asyncio.wait([written])
+                if written.exception() is not None:
+                    segments.drop(segment)
+                else:
+                    segments.give_back(segment)
+            if not decided["sealed"]:
+                return decided
+            segments.retire(segment)
+
+    # --- reading --------------------------------------------------------------------------------------------------
 
     async def read(self, requests: Sequence[ReadRequest], *, max_bytes: int) -> list[ReadResult | Refusal]:
         """States and batches of all requests from one snapshot, limits counted in the order given.
 
         Whole batches only. The first batch found is returned whatever its size; after it, those that fit into both its
         request's `max_bytes` and what is left of the call's. An offset outside the log gives the state without batches.
-        UNKNOWN_PARTITION is the only refusal.
+        UNKNOWN_PARTITION refuses a request, and DAMAGED one at whose offset the bytes are missing or wrong.
         """
         if not requests:
             return []
+        states, found, batches = await self._read(requests, max_bytes)
+        if any(isinstance(result, DamagedChunkError) for result in batches):
+            # Compaction or the roller may have moved the bytes since the index was read.
+            states, found, batches = await self._read(requests, max_bytes)
+        per_request: list[list[tuple[Chunk, Batches | DamagedChunkError]]] = [[] for _ in requests]
+        for (position, chunk), result in zip(found, batches, strict=True):
+            per_request[position].append((chunk, result))
+        results: list[ReadResult | Refusal] = []
+        remaining_bytes = max_bytes
+        returned_any = False
+        for request, state, chunks in zip(requests, states, per_request, strict=True):
+            if state is None:
+                results.append(Refusal.UNKNOWN_PARTITION)
+                continue
+            limit_bytes = min(request.max_bytes, remaining_bytes)
+            taken: list[StoredBatch] = []
+            damaged = False
+            for chunk, held in chunks:
+                if isinstance(held, DamagedChunkError):
+                    self._report(chunk, held)
+                    damaged = True
+                    break
+                if limit_bytes <= 0 and returned_any:
+                    break
+                for batch in held:
+                    if batch.last_offset < request.offset:
+                        continue
+                    size_bytes = len(batch.records)
+                    if (size_bytes > limit_bytes or limit_bytes <= 0) and returned_any:
+                        limit_bytes = 0
+                        break
+                    taken.append(batch)
+                    returned_any = True
+                    limit_bytes -= size_bytes
+                    remaining_bytes -= size_bytes
+            results.append(Refusal.DAMAGED if damaged and not taken else ReadResult(state, tuple(taken)))
+        return results
+
+    async def _read(
+        self, requests: Sequence[ReadRequest], max_bytes: int
+    ) -> tuple[list[PartitionState | None], list[tuple[int, Chunk]], list[Batches | DamagedChunkError]]:
+        """Per request its state, None if there is no such partition; the chunks with the request's position, and their
+        batches."""
         rows = await self._cold.fetch(
-            _READ_BATCHES,
+            _READ_CHUNKS,
             [request.partition_key for request in requests],
             [request.offset for request in requests],
             [request.max_bytes for request in requests],
             max_bytes,
+            SPARE_BYTES,
         )
-        states: dict[int, PartitionState] = {}
-        batches: dict[int, list[StoredBatch]] = {}
+        states: list[PartitionState | None] = [None] * len(requests)
+        chunks: list[tuple[int, Chunk]] = []
         for row in rows:
-            position: int = row["request_position"]
+            position: int = row["request_position"] - 1
             if row["base_offset"] is None:
                 states[position] = PartitionState(
-                    row["log_start_offset"], row["high_watermark"], row["leader_epoch"], row["partition_size_bytes"]
+                    row["log_start_offset"],
+                    row["high_watermark"],
+                    row["high_watermark"],
+                    row["leader_epoch"],
+                    row["partition_size_bytes"],
                 )
-                batches[position] = []
             else:
-                batches[position].append(_stored_batch(row))
-        return [
-            ReadResult(states[position], tuple(batches[position])) if position in states else Refusal.UNKNOWN_PARTITION
-            for position in range(1, len(requests) + 1)
-        ]
+                chunks.append((position, _chunk(requests[position].partition_key, row)))
+        return states, chunks, await self.reader.batches([chunk for _, chunk in chunks])
+
+    def _report(self, chunk: Chunk, error: DamagedChunkError) -> None:
+        self.damaged_chunks += 1
+        log.error(
+            "records cannot be read",
+            partition_key=chunk.partition_key,
+            base_offset=chunk.base_offset,
+            last_offset=chunk.last_offset,
+            object_id=chunk.object_id,
+            position=chunk.position,
+            reason=str(error),
+        )
 
     async def states(self, keys: Iterable[PartitionKey]) -> dict[PartitionKey, PartitionState]:
         """The state of each live partition among `keys`; unknown and deleted ones are absent."""
         rows = await self._hot.fetch(_PARTITION_STATES, list(keys))
         return {
             PartitionKey(row["partition_key"]): PartitionState(
-                row["log_start_offset"], row["next_offset"], row["leader_epoch"], row["size_bytes"]
+                row["log_start_offset"], row["next_offset"], row["next_offset"], row["leader_epoch"], row["size_bytes"]
             )
             for row in rows
         }
 
+    async def chunks_between(self, key: PartitionKey, from_offset: int, to_offset: int) -> list[Chunk]:
+        """The rows of the index that lie at least in part within these offsets, both included."""
+        rows = await self._cold.fetch(_CHUNKS_BETWEEN, key, from_offset, to_offset)
+        return [_chunk(key, row) for row in rows]
+
     async def batch_at_timestamp(
         self, key: PartitionKey, timestamp_ms: int, from_offset: int = 0
     ) -> StoredBatch | None:
-        """The first batch that begins at `from_offset` or later and whose head says that it has a record at or after
-        `timestamp_ms`; None if there is none."""
-        row = await self._cold.fetch_row(_BATCH_AT_TIMESTAMP, key, max(timestamp_ms, 0), from_offset)
-        return None if row is None else _stored_batch(row)
+        """The first batch that begins at `from_offset` or later, still in the log, whose head says that it has a record
+        at or after `timestamp_ms`; None if there is none. StorageError if its chunk is damaged."""
+        timestamp_ms = max(timestamp_ms, 0)
+        at_offset = from_offset
+        while True:
+            row = await self._cold.fetch_row(_CHUNK_AT_TIMESTAMP, key, timestamp_ms, at_offset)
+            if row is None:
+                return None
+            chunk = _chunk(key, row)
+            for batch in await self._batches_of(chunk):
+                if (
+                    batch.max_timestamp_ms >= timestamp_ms
+                    and batch.base_offset >= from_offset
+                    and batch.last_offset >= row["log_start_offset"]
+                ):
+                    return batch
+            at_offset = chunk.last_offset + 1
 
     async def batch_of_max_timestamp(self, key: PartitionKey) -> StoredBatch | None:
         """The first batch that holds the greatest timestamp in the log; None if no batch has timestamps."""
-        row = await self._cold.fetch_row(_BATCH_OF_GREATEST_TIMESTAMP, key)
+        row = await self._cold.fetch_row(_GREATEST_TIMESTAMP, key)
         if row is None:
-            row = await self._cold.fetch_row(_BATCH_OF_GREATEST_REMAINING_TIMESTAMP, key)
-        return None if row is None else _stored_batch(row)
+            return None
+        log_start_offset: int = row["log_start_offset"]
+        timestamp_ms: int = -1 if row["max_timestamp_ms"] is None else row["max_timestamp_ms"]
+        first: StoredBatch | None = None
+        for chunk in await self.chunks_between(key, log_start_offset, log_start_offset):
+            # Only of the chunk that the log start lies in is a part gone.
+            for batch in await self._batches_of(chunk):
+                if batch.last_offset >= log_start_offset and batch.max_timestamp_ms > (
+                    timestamp_ms - 1 if first is None else first.max_timestamp_ms
+                ):
+                    first = batch
+        if first is not None and first.max_timestamp_ms >= 0:
+            return first
+        return await self.batch_at_timestamp(key, timestamp_ms) if timestamp_ms >= 0 else None
+
+    async def _batches_of(self, chunk: Chunk) -> Batches:
+        (result,) = await self.reader.batches([chunk])
+        if isinstance(result, DamagedChunkError):
+            self._report(chunk, result)
+            raise StorageError(f"records of partition {chunk.partition_key} cannot be read: {result}")
+        return result
 
     async def delete_records(self, key: PartitionKey, before_offset: int) -> int | Refusal:
         """Moves the log start up to `before_offset` (−1: the high watermark) and returns it; it never moves back.
 
-        The rows below are removed by retention. OFFSET_OUT_OF_RANGE beyond the high watermark or below −1,
+        The chunks below are removed by retention. OFFSET_OUT_OF_RANGE beyond the high watermark or below −1,
         UNKNOWN_PARTITION.
         """
         row = await self._hot.fetch_row(_RAISE_LOG_START, key, before_offset)
@@ -229,24 +368,6 @@ class LogStore:
         return Refusal.OFFSET_OUT_OF_RANGE if log_start_offset is None else log_start_offset
 
 
-def _rows(
-    batches: Sequence[NewBatch],
-    outcomes: Sequence[Appended | Refusal],
-    running_max_timestamps_ms: Sequence[int],
-    now_ms: int,
-) -> list[tuple[object, ...]]:
-    """Rows of the table `batch` for what was accepted, in the order of `_BATCH_COLUMNS`."""
-    return [
-        (
-            batch.partition_key,
-            outcome.base_offset,
-            outcome.base_offset + batch.record_count - 1,
-            batch.max_timestamp_ms,
-            running_max_timestamp_ms,
-            now_ms if batch.max_timestamp_ms < 0 else None,
-            len(batch.records),
-            batch.records,
-        )
-        for batch, outcome, running_max_timestamp_ms in zip(batches, outcomes, running_max_timestamps_ms, strict=True)
-        if isinstance(outcome, Appended) and not outcome.duplicate
-    ]
+def _joined(group: AppendGroup, candidate: int) -> bytes | bytearray | memoryview:
+    buffers = group.buffers(candidate)
+    return buffers[0] if len(buffers) == 1 else b"".join(buffers)

@@ -15,11 +15,11 @@ from typing import cast
 from storage.errors import StorageConflict
 from storage.pool import Database, Row
 from storage.queries import statement
-from storage.types import Address, CoordinatorLease, Node, NodeId
+from storage.types import Address, CoordinatorLease, LeaseKind, Node, NodeId
 
 
 def _lease(row: Row) -> CoordinatorLease:
-    return CoordinatorLease(shard=row["shard"], node_id=NodeId(row["node_id"]), lease_epoch=row["lease_epoch"])
+    return CoordinatorLease(row["shard"], NodeId(row["node_id"]), row["lease_epoch"], LeaseKind(row["kind"]))
 
 
 class NodeStore:
@@ -69,7 +69,14 @@ class NodeStore:
         await self._pool.fetch(statement("withdraw_node"), node_id, self.incarnation(node_id))
 
     async def acquire_leases(
-        self, node_id: NodeId, shards: Sequence[int], ttl_ms: int, *, spare: Sequence[int] = (), grace_ms: int = 0
+        self,
+        node_id: NodeId,
+        shards: Sequence[int],
+        ttl_ms: int,
+        kind: LeaseKind = LeaseKind.GROUPS,
+        *,
+        spare: Sequence[int] = (),
+        grace_ms: int = 0,
     ) -> list[CoordinatorLease]:
         """Those of `shards` that nobody else holds, for `ttl_ms` from now, and those of `spare` that nobody has held
         for `grace_ms`; what was handed over to another node counts as held for as long. The epoch rises unless this
@@ -79,6 +86,7 @@ class NodeStore:
             statement("acquire_leases"),
             node_id,
             self.incarnation(node_id),
+            kind.value,
             list(shards),
             list(spare),
             grace_ms,
@@ -89,30 +97,36 @@ class NodeStore:
     async def renew_leases(
         self, node_id: NodeId, leases: Sequence[CoordinatorLease], ttl_ms: int
     ) -> list[CoordinatorLease]:
-        """Prolongs `leases`; those that are still this node's, at the same epoch."""
+        """Prolongs `leases`, all of one kind; those that are still this node's, at the same epoch."""
+        if not leases:
+            return []
         rows = await self._pool.fetch(
             statement("renew_leases"),
             node_id,
             self.incarnation(node_id),
+            leases[0].kind.value,
             [lease.shard for lease in leases],
             [lease.lease_epoch for lease in leases],
             ttl_ms,
         )
         return [_lease(row) for row in rows]
 
-    async def release_leases(self, node_id: NodeId, successors: Mapping[int, NodeId | None]) -> None:
+    async def release_leases(
+        self, node_id: NodeId, successors: Mapping[int, NodeId | None], kind: LeaseKind = LeaseKind.GROUPS
+    ) -> None:
         """Lets each shard's successor take it at once; None lets whoever should have it."""
         await self._pool.fetch(
             statement("release_leases"),
             node_id,
             self.incarnation(node_id),
+            kind.value,
             list(successors),
             list(successors.values()),
         )
 
-    async def lease_owners(self) -> dict[int, Node]:
+    async def lease_owners(self, kind: LeaseKind = LeaseKind.GROUPS) -> dict[int, Node]:
         """The node that holds each shard, of leases that have not run out."""
-        rows = await self._pool.fetch(statement("lease_owners"))
+        rows = await self._pool.fetch(statement("lease_owners"), kind.value)
         return {row["shard"]: _node(row) for row in rows}
 
 

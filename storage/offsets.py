@@ -1,8 +1,8 @@
 """Committed offsets.
 
 The one idea: whether a commit stands is decided in the transaction that writes it, by the shard's lease and the group's
-stored generation (`commit_offsets` in functions/groups.sql), so neither a former coordinator nor a former generation
-can write after its successor has begun. Many commits, of many groups, go in one call.
+stored generation or its member's epoch (`commit_offsets` in functions/groups.sql), so neither a former coordinator nor
+a former generation can write after its successor has begun. Many commits, of many groups, go in one call.
 """
 
 from __future__ import annotations
@@ -50,33 +50,34 @@ class OffsetStore:
         """Writes all that stand, in one durable transaction; None or the refusal per commit.
 
         NOT_COORDINATOR: the lease is not current. ILLEGAL_GENERATION: the stored group has another generation, is
-        missing, or (generation −1) has members. UNKNOWN_TOPIC: no live topic has the id; UNKNOWN_PARTITION: it has no
+        missing, or (generation −1) has members. UNKNOWN_MEMBER, STALE_MEMBER_EPOCH: the member that the commit names is
+        not in the group, or is at another epoch. UNKNOWN_TOPIC: no live topic has the id; UNKNOWN_PARTITION: it has no
         such partition. Of several commits of one partition the last accepted one is kept.
         """
         if not commits:
             return []
-        fences: dict[tuple[CoordinatorLease, str, int], int] = {}
+        fences: dict[tuple[CoordinatorLease, str, str | None, int], int] = {}
         fence_positions = [
-            fences.setdefault((commit.lease, commit.group_id, commit.generation_id), len(fences) + 1)
+            fences.setdefault((commit.lease, commit.group_id, commit.member_id, commit.generation_id), len(fences) + 1)
             for commit in commits
         ]
         refusals = cast(
             list[Any],
             await self._hot.fetch_value(
                 statement("commit_offsets"),
-                [lease.shard for lease, _, _ in fences],
-                [lease.node_id for lease, _, _ in fences],
-                [lease.lease_epoch for lease, _, _ in fences],
-                [stored(group_id) for _, group_id, _ in fences],
-                [generation_id for _, _, generation_id in fences],
+                [lease.shard for lease, _, _, _ in fences],
+                [lease.node_id for lease, _, _, _ in fences],
+                [lease.lease_epoch for lease, _, _, _ in fences],
+                [stored(group_id) for _, group_id, _, _ in fences],
+                [stored(member_id) for _, _, member_id, _ in fences],
+                [generation_id for _, _, _, generation_id in fences],
                 fence_positions,
                 [commit.topic_id for commit in commits],
                 [commit.partition_index for commit in commits],
                 [commit.committed_offset for commit in commits],
                 [commit.leader_epoch for commit in commits],
                 [stored(commit.metadata) for commit in commits],
-                [commit.commit_timestamp_ms for commit in commits],
-                [commit.expire_timestamp_ms for commit in commits],
+                [commit.retention_ms for commit in commits],
             ),
         )
         return [None if refusal is None else Refusal(refusal) for refusal in refusals]

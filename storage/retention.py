@@ -1,8 +1,10 @@
 """What leaves the log: by time, by size, by DeleteRecords, and with its topic.
 
-The one idea: the log start moves first, in one small update that readers see at once; rows below it follow in bounded
-pieces, each a short transaction. Batches go from the oldest, whole, up to the first that must stay, so what readers see
-is always a suffix of the log. Time is the database's clock; a batch without timestamps ages from its append.
+The one idea: the log start moves first, in one small update that readers see at once; rows of the index below it follow
+in bounded pieces, each a short transaction, one partition after the other. Chunks go from the oldest, whole, up to the
+first that must stay, so what readers see is always a suffix of the log. Only rows are removed here, whatever the bytes:
+these go with their file or slot, once nothing in it is alive (`storage/roller.py`). Time is the database's clock; a
+chunk without timestamps ages from its append.
 
 What it does not do: it knows no topic configs. The caller passes each partition's limits, −1 where there is none, and
 passes partitions without any limit too, since DeleteRecords leaves rows to remove there.
@@ -10,6 +12,7 @@ passes partitions without any limit too, since DeleteRecords leaves rows to remo
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -22,11 +25,10 @@ UNLIMITED = -1
 DEFAULT_RETENTION_MS = 7 * 24 * 60 * 60 * 1000
 """Kafka's log.retention.ms when nothing is set."""
 
-_ROWS_PER_STATEMENT = 1000
-_BYTES_PER_STATEMENT = 64 * 1024 * 1024
-"""Deleting a row deletes its TOAST chunks, about 500 per MB: this bounds how long one statement takes."""
+_CHUNKS_PER_STATEMENT = 1000
 
 _PARTITIONS_PER_PURGE = 1000
+_PRODUCERS_PER_STATEMENT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,98 +52,88 @@ class RetentionPass:
     """False if a bound ended the pass: more is due."""
 
 
-class _Budget:
-    """How much a pass may still delete."""
+class _Removed:
+    """How much a pass has removed, and how much it still may."""
 
-    def __init__(self, batches: int, size_bytes: int) -> None:
-        self._batches = batches
-        self._bytes = size_bytes
-        self.deleted_batches = 0
-        self.deleted_bytes = 0
-
-    @property
-    def batches(self) -> int:
-        return self._batches - self.deleted_batches
+    def __init__(self, max_chunks: int) -> None:
+        self._max_chunks = max_chunks
+        self.chunks = 0
+        self.batches = 0
+        self.size_bytes = 0
 
     @property
-    def exhausted(self) -> bool:
-        return self.batches <= 0 or self.deleted_bytes >= self._bytes
+    def room(self) -> int:
+        return min(_CHUNKS_PER_STATEMENT, self._max_chunks - self.chunks)
 
-    async def delete(self, database: Database, query: str, key: PartitionKey) -> None:
-        """Runs a bounded delete statement until it finds nothing more or the budget is spent."""
-        while not self.exhausted:
-            rows = min(_ROWS_PER_STATEMENT, self.batches)
-            size_bytes = min(_BYTES_PER_STATEMENT, self._bytes - self.deleted_bytes)
-            row = await database.cold.fetch_row(query, key, rows, size_bytes)
-            assert row is not None
-            if row["batch_count"] == 0:
-                return
-            self.deleted_batches += row["batch_count"]
-            self.deleted_bytes += row["size_bytes"]
+    async def run(self, database: Database, query: str, key: PartitionKey) -> bool:
+        """One bounded statement; whether there may be more to remove."""
+        limit = self.room
+        row = await database.cold.fetch_row(query, key, limit)
+        assert row is not None
+        self.chunks += row["chunk_count"]
+        self.batches += row["batch_count"]
+        self.size_bytes += row["size_bytes"]
+        return row["chunk_count"] == limit
 
 
-async def apply(
-    database: Database,
-    policies: Sequence[RetentionPolicy],
-    *,
-    max_batches: int = 20_000,
-    max_bytes: int = 1024 * 1024 * 1024,
-) -> RetentionPass:
+async def apply(database: Database, policies: Sequence[RetentionPolicy], *, max_chunks: int = 200_000) -> RetentionPass:
     """One pass over `policies`: moves log starts as time and size demand and deletes what lies below.
 
-    Safe beside other passes, appends and reads. Upstream: UnifiedLog.deleteOldSegments, with a batch in the place of a
-    segment and no exception for the newest one.
+    Partitions take turns, so that one with much to remove keeps no other from its share. Safe beside other passes,
+    appends and reads. Upstream: UnifiedLog.deleteOldSegments, with a chunk in the place of a segment and no exception
+    for the newest one.
     """
-    candidates = await database.cold.fetch(
-        statement("retention_candidates"),
-        [policy.partition_key for policy in policies],
-        [policy.retention_ms for policy in policies],
-        [policy.retention_bytes for policy in policies],
+    waiting = deque(
+        await database.cold.fetch(
+            statement("retention_candidates"),
+            [policy.partition_key for policy in policies],
+            [policy.retention_ms for policy in policies],
+            [policy.retention_bytes for policy in policies],
+        )
     )
-    budget = _Budget(max_batches, max_bytes)
+    removed = _Removed(max_chunks)
     log_starts: dict[PartitionKey, int] = {}
     delete = statement("delete_below_log_start")
-    for candidate in candidates:
+    while waiting and removed.room > 0:
+        candidate = waiting.popleft()
         key = PartitionKey(candidate["partition_key"])
-        await budget.delete(database, delete, key)
-        while not budget.exhausted:
-            looked_at = min(_ROWS_PER_STATEMENT, budget.batches)
-            boundary = await database.cold.fetch_value(
-                statement("retention_boundary"),
-                key,
-                candidate["retention_ms"],
-                candidate["retention_bytes"],
-                looked_at,
-            )
-            if boundary is None:
-                break
-            log_start = await database.cold.fetch_value(statement("advance_log_start"), key, boundary)
-            if log_start is None:
-                break
-            log_starts[key] = log_start
-            await budget.delete(database, delete, key)
-        if budget.exhausted:
+        if await removed.run(database, delete, key):
+            waiting.append(candidate)
+            continue
+        if removed.room <= 0:
+            waiting.append(candidate)
             break
-    return RetentionPass(log_starts, budget.deleted_batches, budget.deleted_bytes, not budget.exhausted)
+        boundary = await database.cold.fetch_value(
+            statement("retention_boundary"),
+            key,
+            candidate["retention_ms"],
+            candidate["retention_bytes"],
+            removed.room,
+        )
+        if boundary is None:
+            continue
+        log_start = await database.cold.fetch_value(statement("advance_log_start"), key, boundary)
+        if log_start is not None:
+            log_starts[key] = log_start
+            waiting.append(candidate)
+    return RetentionPass(log_starts, removed.batches, removed.size_bytes, not waiting)
 
 
-async def purge(
-    database: Database,
-    *,
-    max_batches: int = 20_000,
-    max_bytes: int = 1024 * 1024 * 1024,
-    grace_ms: int = 60_000,
-) -> RetentionPass:
+async def purge(database: Database, *, max_chunks: int = 200_000, grace_ms: int = 60_000) -> RetentionPass:
     """One pass over the rows of topics deleted at least `grace_ms` ago, which is longer than any call that began before
     the deletion may last. The topic's own row goes last."""
-    budget = _Budget(max_batches, max_bytes)
+    removed = _Removed(max_chunks)
     partitions = await database.cold.fetch(statement("deleted_partitions"), grace_ms, _PARTITIONS_PER_PURGE)
+    complete = len(partitions) < _PARTITIONS_PER_PURGE
     for partition in partitions:
         key = PartitionKey(partition["partition_key"])
-        await budget.delete(database, statement("delete_batches"), key)
-        if budget.exhausted:
+        while removed.room > 0 and await removed.run(database, statement("delete_chunks"), key):
+            pass
+        if removed.room <= 0:
+            complete = False
             break
-        await database.cold.fetch(statement("delete_producer_states"), key, max_batches)
+        while await database.cold.fetch_value(statement("delete_producer_states"), key, _PRODUCERS_PER_STATEMENT):
+            pass
         await database.cold.fetch(statement("delete_partition"), key)
 
     async def delete_emptied(connection: Connection) -> None:
@@ -152,5 +144,4 @@ async def purge(
             await connection.execute(statement("delete_emptied_topics"), topic_ids)
 
     await database.cold.transact(delete_emptied)
-    complete = not budget.exhausted and len(partitions) < _PARTITIONS_PER_PURGE
-    return RetentionPass({}, budget.deleted_batches, budget.deleted_bytes, complete)
+    return RetentionPass({}, removed.batches, removed.size_bytes, complete)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NewType
+from typing import Any, NewType
 from uuid import UUID
 
 PartitionKey = NewType("PartitionKey", int)
@@ -26,11 +26,17 @@ class Refusal(Enum):
     """Why Postgres refused one element of a call; the rest of the call stands."""
 
     UNKNOWN_PARTITION = "unknown_partition"
+    PARTITION_BUSY = "partition_busy"
+    """Another transaction holds the partition, and the caller did not want to wait for it."""
+    DAMAGED = "damaged"
+    """Records are in the log, but their bytes are missing or wrong."""
     OUT_OF_ORDER_SEQUENCE = "out_of_order_sequence"
     INVALID_PRODUCER_EPOCH = "invalid_producer_epoch"
     OFFSET_OUT_OF_RANGE = "offset_out_of_range"
     NOT_COORDINATOR = "not_coordinator"
     ILLEGAL_GENERATION = "illegal_generation"
+    UNKNOWN_MEMBER = "unknown_member"
+    STALE_MEMBER_EPOCH = "stale_member_epoch"
     UNKNOWN_TOPIC = "unknown_topic"
     TOPIC_EXISTS = "topic_exists"
     INVALID_PARTITIONS = "invalid_partitions"
@@ -121,6 +127,8 @@ class PartitionState:
 
     log_start_offset: int
     high_watermark: int
+    last_stable_offset: int
+    """The high watermark, as long as there are no transactions."""
     leader_epoch: int
     size_bytes: int
 
@@ -137,7 +145,7 @@ class StoredBatch:
     base_offset: int
     last_offset: int
     max_timestamp_ms: int
-    records: bytes
+    records: bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,49 +159,87 @@ class ReadResult:
 # --- groups and offsets -------------------------------------------------------------------------------------------
 
 
+class LeaseKind(Enum):
+    """What a lease is leave to coordinate; each kind has shards of its own."""
+
+    GROUPS = "groups"
+    TRANSACTIONS = "transactions"
+    JOBS = "jobs"
+
+
 @dataclass(frozen=True, slots=True)
 class CoordinatorLease:
-    """Leave to coordinate the groups of one shard. `lease_epoch` rises with every change of owner and fences writes."""
+    """Leave to coordinate what is in one shard. `lease_epoch` rises with every change of owner and fences writes."""
 
     shard: int
     node_id: NodeId
     lease_epoch: int
+    kind: LeaseKind = LeaseKind.GROUPS
+
+
+Document = Mapping[str, Any]
+"""JSON that storage keeps and does not read: strings, numbers, booleans, None, lists, mappings."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemberRecord:
+    """`member_epoch` fences offset commits that name the member."""
+
     member_id: str
-    group_instance_id: str | None
-    client_id: str
-    client_host: str
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    protocols: tuple[tuple[str, bytes], ...]
-    assignment: bytes
+    document: Document
+    member_epoch: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """Everything about a classic group that survives a restart, stored before the answers that reveal it."""
+    """Everything about a group that survives a restart, stored before the answers that reveal it."""
 
     group_id: str
+    group_type: str
+    """Who can read the documents."""
     state: str
-    """`Empty`, `CompletingRebalance` or `Stable`: a join phase in flight is not stored."""
-    state_timestamp_ms: int
     protocol_type: str | None
-    protocol_name: str | None
     generation_id: int
-    leader_id: str | None
+    document: Document
     members: tuple[MemberRecord, ...]
-    """In the order in which they joined."""
+    silent_ms: int | None = None
+    """Since when a coordinator waits to hear all members again; None: it was just read for the first time since."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroupChange:
+    """What is to be written of one group. Repeating it is harmless: it says what is so, not what to do."""
+
+    lease: CoordinatorLease
+    group_id: str
+    group_type: str
+    state: str
+    protocol_type: str | None
+    generation_id: int
+    document: Document
+    all_heard: bool
+    changed: tuple[MemberRecord, ...] = ()
+    """Members that are new or different."""
+    gone: tuple[str, ...] = ()
+    replaced: bool = False
+    """Members that are not in `changed` are gone."""
+
+
+class Saved(Enum):
+    """What became of one change: `BUSY` was not written, because somebody else holds the group at this moment."""
+
+    SAVED = "saved"
+    FENCED = "fenced"
+    BUSY = "busy"
 
 
 @dataclass(frozen=True, slots=True)
 class OffsetCommit:
-    """One partition's commit. The fence: the shard's lease, and the group's stored generation.
+    """One partition's commit. The fence: the shard's lease, and the group's stored generation or the member's epoch.
 
-    `generation_id` −1 is the simple consumer or admin commit: it stands only while the stored group has no members
-    (or does not exist, in which case an Empty group without protocol_type is created).
+    With `member_id`, `generation_id` is that member's epoch. Without, −1 is the simple consumer or admin commit: it
+    stands only while the stored group has no members (or does not exist, in which case an Empty group without
+    protocol_type is created). Commits are dated, and expire, by Postgres' clock.
     """
 
     lease: CoordinatorLease
@@ -204,8 +250,9 @@ class OffsetCommit:
     committed_offset: int
     leader_epoch: int
     metadata: str
-    commit_timestamp_ms: int
-    expire_timestamp_ms: int | None = None
+    retention_ms: int | None = None
+    """How long it is kept; None: as the cluster is set."""
+    member_id: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 
-import gateway.apis as apis
 from gateway.net.context import RequestContext
-from gateway.net.dispatch import versions_response
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 
@@ -23,4 +21,10 @@ async def api_versions(request: ApiVersionsRequest, context: RequestContext) -> 
                 raise KafkaError(ErrorCode.INVALID_REQUEST)
         context.connection.client_software_name = request.client_software_name
         context.connection.client_software_version = request.client_software_version
-    return versions_response(apis.SERVED)
+    return ApiVersionsResponse(api_keys=context.served)
+
+
+def refuse_api_versions(
+    request: ApiVersionsRequest, version: int, code: ErrorCode, message: str | None
+) -> ApiVersionsResponse:
+    return ApiVersionsResponse(error_code=code)

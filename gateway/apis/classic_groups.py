@@ -79,6 +79,12 @@ async def join_group(request: JoinGroupRequest, context: RequestContext) -> Join
     )
 
 
+def refuse_join_group(
+    request: JoinGroupRequest, version: int, code: ErrorCode, message: str | None
+) -> JoinGroupResponse:
+    return JoinGroupResponse(error_code=code, member_id=request.member_id, protocol_name=None if version >= 7 else "")
+
+
 def _new_member_id(prefix: str) -> MemberId:
     return MemberId(f"{prefix[:MAX_MEMBER_ID_PREFIX]}-{uuid.uuid4()}")
 
@@ -119,6 +125,12 @@ async def sync_group(request: SyncGroupRequest, context: RequestContext) -> Sync
     )
 
 
+def refuse_sync_group(
+    request: SyncGroupRequest, version: int, code: ErrorCode, message: str | None
+) -> SyncGroupResponse:
+    return SyncGroupResponse(error_code=code)
+
+
 async def heartbeat(request: HeartbeatRequest, context: RequestContext) -> HeartbeatResponse:
     """Answered from memory, without a task switch, unless the group is being read or stored."""
     if not request.group_id:
@@ -137,6 +149,12 @@ async def heartbeat(request: HeartbeatRequest, context: RequestContext) -> Heart
     if isinstance(reply, asyncio.Future):
         reply = await reply
     return HeartbeatResponse(error_code=reply.error)
+
+
+def refuse_heartbeat(
+    request: HeartbeatRequest, version: int, code: ErrorCode, message: str | None
+) -> HeartbeatResponse:
+    return HeartbeatResponse(error_code=code)
 
 
 async def leave_group(request: LeaveGroupRequest, context: RequestContext) -> LeaveGroupResponse:
@@ -174,3 +192,10 @@ async def leave_group(request: LeaveGroupRequest, context: RequestContext) -> Le
             for member in reply.members
         ),
     )
+
+
+def refuse_leave_group(
+    request: LeaveGroupRequest, version: int, code: ErrorCode, message: str | None
+) -> LeaveGroupResponse:
+    """Only the top level: upstream lists members only when the group itself could be asked."""
+    return LeaveGroupResponse(error_code=code)

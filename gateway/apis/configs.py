@@ -10,7 +10,6 @@ Loggers, client metrics and groups have no settings here.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import IntEnum
 from functools import partial
@@ -31,6 +30,7 @@ from gateway.config.topic import (
 from gateway.log.topic_names import why_illegal
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import REFUSAL_CODES
+from gateway.net.pieces import in_pieces, tally
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import alter_configs as legacy
 from protocol.messages import incremental_alter_configs as incremental
@@ -84,7 +84,7 @@ async def describe_configs(request: DescribeConfigsRequest, context: RequestCont
     services = context.services
     await services.catalog.refresh_if_changed()
     results: list[DescribeConfigsResult] = []
-    for resource in dict.fromkeys(request.resources):
+    async for resource in in_pieces(dict.fromkeys(request.resources)):
         try:
             configs = _describe(resource, request, services)
             code, message = ErrorCode.NONE, None
@@ -101,6 +101,22 @@ async def describe_configs(request: DescribeConfigsRequest, context: RequestCont
             )
         )
     return DescribeConfigsResponse(results=tuple(results))
+
+
+def refuse_describe_configs(
+    request: DescribeConfigsRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeConfigsResponse:
+    return DescribeConfigsResponse(
+        results=tuple(
+            DescribeConfigsResult(
+                error_code=code,
+                error_message=message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
+            )
+            for resource in request.resources
+        )
+    )
 
 
 def _describe(
@@ -231,15 +247,30 @@ async def alter_configs(request: legacy.AlterConfigsRequest, context: RequestCon
     """Replaces all settings of each resource: those not named fall back to their defaults."""
     changes: list[tuple[Identity, Change]] = [
         ((resource.resource_type, resource.resource_name), partial(_replace, resource.configs))
-        for resource in request.resources
+        async for resource in in_pieces(request.resources)
     ]
     errors = await _alter_all(changes, context.services, validate_only=request.validate_only)
+    responses = [
+        legacy.AlterConfigsResourceResponse(
+            error_code=error.code, error_message=error.message, resource_type=kind, resource_name=name
+        )
+        async for (kind, name), error in in_pieces(errors.items())
+    ]
+    return legacy.AlterConfigsResponse(responses=tuple(responses))
+
+
+def refuse_alter_configs(
+    request: legacy.AlterConfigsRequest, version: int, code: ErrorCode, message: str | None
+) -> legacy.AlterConfigsResponse:
     return legacy.AlterConfigsResponse(
         responses=tuple(
             legacy.AlterConfigsResourceResponse(
-                error_code=error.code, error_message=error.message, resource_type=kind, resource_name=name
+                error_code=code,
+                error_message=message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
             )
-            for (kind, name), error in errors.items()
+            for resource in request.resources
         )
     )
 
@@ -251,15 +282,30 @@ async def incremental_alter_configs(
     same moment may lose one of the entries."""
     changes: list[tuple[Identity, Change]] = [
         ((resource.resource_type, resource.resource_name), partial(_apply, resource.configs))
-        for resource in request.resources
+        async for resource in in_pieces(request.resources)
     ]
     errors = await _alter_all(changes, context.services, validate_only=request.validate_only)
+    responses = [
+        incremental.AlterConfigsResourceResponse(
+            error_code=error.code, error_message=error.message, resource_type=kind, resource_name=name
+        )
+        async for (kind, name), error in in_pieces(errors.items())
+    ]
+    return incremental.IncrementalAlterConfigsResponse(responses=tuple(responses))
+
+
+def refuse_incremental_alter_configs(
+    request: incremental.IncrementalAlterConfigsRequest, version: int, code: ErrorCode, message: str | None
+) -> incremental.IncrementalAlterConfigsResponse:
     return incremental.IncrementalAlterConfigsResponse(
         responses=tuple(
             incremental.AlterConfigsResourceResponse(
-                error_code=error.code, error_message=error.message, resource_type=kind, resource_name=name
+                error_code=code,
+                error_message=message,
+                resource_type=resource.resource_type,
+                resource_name=resource.resource_name,
             )
-            for (kind, name), error in errors.items()
+            for resource in request.resources
         )
     )
 
@@ -268,10 +314,10 @@ async def _alter_all(
     changes: Sequence[tuple[Identity, Change]], services: Services, *, validate_only: bool
 ) -> dict[Identity, KafkaError]:
     """Changes each resource alone; what stood in the way of it, or NONE."""
-    named = Counter(identity for identity, _ in changes)
+    named = await tally(identity for identity, _ in changes)
     await services.catalog.refresh_if_changed()
     errors: dict[Identity, KafkaError] = {}
-    for identity, change in changes:
+    async for identity, change in in_pieces(changes):
         try:
             if named[identity] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
@@ -421,3 +467,9 @@ async def list_config_resources(
             for node in services.membership.alive()
         )
     return ListConfigResourcesResponse(config_resources=tuple(resources))
+
+
+def refuse_list_config_resources(
+    request: ListConfigResourcesRequest, version: int, code: ErrorCode, message: str | None
+) -> ListConfigResourcesResponse:
+    return ListConfigResourcesResponse(error_code=code)

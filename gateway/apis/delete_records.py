@@ -7,6 +7,7 @@ import structlog
 from gateway.log.partition_lookup import find_partition, look_up_topics
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
+from gateway.net.pieces import in_pieces
 from protocol.errors import ErrorCode
 from protocol.messages.delete_records import (
     DeleteRecordsPartition,
@@ -28,11 +29,30 @@ async def delete_records(request: DeleteRecordsRequest, context: RequestContext)
     """−1 means up to the high watermark. A topic that is only compacted refuses, as upstream's ReplicaManager does."""
     known = await look_up_topics((topic.name for topic in request.topics), context)
     topics: list[DeleteRecordsTopicResult] = []
-    for topic in request.topics:
+    async for topic in in_pieces(request.topics):
         deletable = _deletable(known[topic.name], context)
-        partitions = [await _delete(deletable, part, context) for part in topic.partitions]
+        partitions = [await _delete(deletable, part, context) async for part in in_pieces(topic.partitions)]
         topics.append(DeleteRecordsTopicResult(name=topic.name, partitions=tuple(partitions)))
     return DeleteRecordsResponse(topics=tuple(topics))
+
+
+def refuse_delete_records(
+    request: DeleteRecordsRequest, version: int, code: ErrorCode, message: str | None
+) -> DeleteRecordsResponse:
+    return DeleteRecordsResponse(
+        topics=tuple(
+            DeleteRecordsTopicResult(
+                name=topic.name,
+                partitions=tuple(
+                    DeleteRecordsPartitionResult(
+                        partition_index=partition.partition_index, low_watermark=-1, error_code=code
+                    )
+                    for partition in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        )
+    )
 
 
 def _deletable(topic: Topic | ErrorCode, context: RequestContext) -> Topic | ErrorCode:

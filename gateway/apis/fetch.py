@@ -53,6 +53,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
     """Sizes follow KIP-74 with whole batches only; sessions are declined by answering id 0 (KIP-227).
 
     There are no transactions, so the last stable offset is the high watermark and no aborted ones are ever listed.
+    An answer takes no more than the node has room for, but for its first batch.
     A partition that must be read from Postgres never makes another's records wait for a failed read: it alone
     carries the error.
     """
@@ -62,13 +63,15 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
     tail = services.tail
     loop = asyncio.get_running_loop()
     deadline_s = loop.time() + max(request.max_wait_ms, 0) / 1000
-    max_bytes = max(min(request.max_bytes, services.catalog.broker.fetch_max_bytes), 0)
-    min_bytes = min(request.min_bytes, max_bytes)
+    asked_bytes = max(min(request.max_bytes, services.catalog.broker.fetch_max_bytes), 0)
     named = ((topic.topic, topic.topic_id) for topic in request.topics)
     missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
     watch: Watch | None = None
     try:
         while True:
+            # A node that holds as much as it may goes on batch by batch.
+            max_bytes = min(asked_bytes, context.connection.holdings.room_bytes())
+            min_bytes = min(request.min_bytes, asked_bytes, max(max_bytes, 1))
             parts = _plan(request, context, missing_topic, max_bytes)
             cold = [part for row in parts for part in row if not part.decided]
             if cold:
@@ -92,6 +95,24 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
     finally:
         if watch is not None:
             watch.close()
+
+
+def refuse_fetch(request: FetchRequest, version: int, code: ErrorCode, message: str | None) -> FetchResponse:
+    """Top level from v7, and on each partition: librdkafka and Java read the first, older clients only the second."""
+    return FetchResponse(
+        error_code=code,
+        responses=tuple(
+            FetchableTopicResponse(
+                topic=topic.topic,
+                topic_id=topic.topic_id,
+                partitions=tuple(
+                    PartitionData(partition_index=partition.partition, error_code=code, high_watermark=-1, records=b"")
+                    for partition in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        ),
+    )
 
 
 def _by_id(context: RequestContext) -> bool:

@@ -7,9 +7,11 @@ Transactions and share groups are not served: see `find_coordinator`.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 from gateway.net.context import RequestContext, Services
+from gateway.net.pieces import PIECE
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from storage.types import Node
@@ -26,10 +28,14 @@ async def find_coordinator(request: FindCoordinatorRequest, context: RequestCont
     Share keys (type 2) and unknown types answer INVALID_REQUEST.
     """
     keys = request.coordinator_keys if context.version >= FIRST_VERSION_WITH_KEYS else (request.key,)
-    coordinators = [
-        _coordinator(key, found, context.connection.listener)
-        for key, found in zip(keys, await _find(keys, request.key_type, context.services), strict=True)
-    ]
+    coordinators: list[Coordinator] = []
+    for start in range(0, len(keys), PIECE):
+        some = keys[start : start + PIECE]
+        found = await _find(some, request.key_type, context.services)
+        listener = context.connection.listener
+        coordinators += (_coordinator(key, node, listener) for key, node in zip(some, found, strict=True))
+        if start:
+            await asyncio.sleep(0)
     if context.version >= FIRST_VERSION_WITH_KEYS:
         return FindCoordinatorResponse(coordinators=tuple(coordinators))
     (only,) = coordinators
@@ -39,6 +45,19 @@ async def find_coordinator(request: FindCoordinatorRequest, context: RequestCont
         node_id=only.node_id,
         host=only.host,
         port=only.port,
+    )
+
+
+def refuse_find_coordinator(
+    request: FindCoordinatorRequest, version: int, code: ErrorCode, message: str | None
+) -> FindCoordinatorResponse:
+    if version < 4:
+        return FindCoordinatorResponse(error_code=code, error_message=message, node_id=-1, host="", port=-1)
+    return FindCoordinatorResponse(
+        coordinators=tuple(
+            Coordinator(key=key, node_id=-1, host="", port=-1, error_code=code, error_message=message)
+            for key in request.coordinator_keys
+        )
     )
 
 

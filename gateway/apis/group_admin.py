@@ -10,6 +10,7 @@ import asyncio
 
 from gateway.coordinator.model import DeleteGroup
 from gateway.coordinator.views import describe
+from gateway.net.authorized_operations import NOT_ASKED, Resource, authorized_operations
 from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
@@ -23,20 +24,27 @@ from protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGr
 
 FIRST_VERSION_WITH_GROUP_ID_NOT_FOUND = 6
 CLASSIC = "classic"
-AUTHORIZED_OPERATIONS_NOT_REQUESTED = -(2**31)
-GROUP_OPERATIONS = 1 << 3 | 1 << 6 | 1 << 8
-"""READ, DELETE and DESCRIBE (AclOperation codes): what everyone may do to a group while there are no ACLs."""
 
 
 async def describe_groups(request: DescribeGroupsRequest, context: RequestContext) -> DescribeGroupsResponse:
     """A group that does not exist is `Dead`; from version 6 also GROUP_ID_NOT_FOUND."""
-    operations = GROUP_OPERATIONS if request.include_authorized_operations else AUTHORIZED_OPERATIONS_NOT_REQUESTED
+    with_operations = request.include_authorized_operations
     return DescribeGroupsResponse(
-        groups=tuple([await _described(group_id, operations, context) for group_id in request.groups])
+        groups=tuple([await _described(group_id, with_operations, context) for group_id in request.groups])
     )
 
 
-async def _described(group_id: str, operations: int, context: RequestContext) -> DescribedGroup:
+def refuse_describe_groups(
+    request: DescribeGroupsRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeGroupsResponse:
+    return DescribeGroupsResponse(
+        groups=tuple(
+            DescribedGroup(group_id=group_id, error_code=code, error_message=message) for group_id in request.groups
+        )
+    )
+
+
+async def _described(group_id: str, with_operations: bool, context: RequestContext) -> DescribedGroup:
     try:
         group = await context.services.groups.view(group_id)
     except KafkaError as refused:
@@ -44,7 +52,7 @@ async def _described(group_id: str, operations: int, context: RequestContext) ->
             group_id=group_id,
             error_code=refused.code,
             error_message=refused.message,
-            authorized_operations=operations,
+            authorized_operations=NOT_ASKED,
         )
     missing = not group.exists and context.version >= FIRST_VERSION_WITH_GROUP_ID_NOT_FOUND
     shown = describe(group)
@@ -66,7 +74,10 @@ async def _described(group_id: str, operations: int, context: RequestContext) ->
             )
             for member in shown.members
         ),
-        authorized_operations=operations,
+        # As upstream: nobody may do anything to what does not exist.
+        authorized_operations=authorized_operations(
+            Resource.GROUP, group_id, context, asked=with_operations and not missing
+        ),
     )
 
 
@@ -75,14 +86,23 @@ async def list_groups(request: ListGroupsRequest, context: RequestContext) -> Li
     nothing."""
     states = {state.lower() for state in request.states_filter}
     types = {group_type.lower() for group_type in request.types_filter}
-    if types and CLASSIC not in types:
-        return ListGroupsResponse()
     listed = [
-        ListedGroup(group_id=group_id, protocol_type=protocol_type, group_state=state, group_type=CLASSIC)
-        for group_id, (protocol_type, state) in (await context.services.groups.list()).items()
-        if not states or state.lower() in states
+        ListedGroup(
+            group_id=group.group_id,
+            protocol_type=group.protocol_type,
+            group_state=group.state,
+            group_type=group.group_type,
+        )
+        for group in await context.services.groups.list()
+        if (not states or group.state.lower() in states) and (not types or group.group_type.lower() in types)
     ]
     return ListGroupsResponse(groups=tuple(listed))
+
+
+def refuse_list_groups(
+    request: ListGroupsRequest, version: int, code: ErrorCode, message: str | None
+) -> ListGroupsResponse:
+    return ListGroupsResponse(error_code=code)
 
 
 async def delete_groups(request: DeleteGroupsRequest, context: RequestContext) -> DeleteGroupsResponse:
@@ -95,3 +115,11 @@ async def delete_groups(request: DeleteGroupsRequest, context: RequestContext) -
             reply = await reply
         results.append(DeletableGroupResult(group_id=group_id, error_code=reply.error))
     return DeleteGroupsResponse(results=tuple(results))
+
+
+def refuse_delete_groups(
+    request: DeleteGroupsRequest, version: int, code: ErrorCode, message: str | None
+) -> DeleteGroupsResponse:
+    return DeleteGroupsResponse(
+        results=tuple(DeletableGroupResult(group_id=group_id, error_code=code) for group_id in request.groups_names)
+    )

@@ -30,3 +30,9 @@ async def init_producer_id(request: InitProducerIdRequest, context: RequestConte
         raise KafkaError(ErrorCode.INVALID_REQUEST, "producer id and epoch must be given together")
     producer_id = await context.services.producers.allocate_producer_id()
     return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
+
+
+def refuse_init_producer_id(
+    request: InitProducerIdRequest, version: int, code: ErrorCode, message: str | None
+) -> InitProducerIdResponse:
+    return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
-import structlog
-
+from gateway.log.batch_search import Place, first_since, newest
 from gateway.log.partition_lookup import find_partition, look_up_topics, read_states, state_of
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
-from protocol.errors import ErrorCode, ProtocolError
+from gateway.net.pieces import in_pieces, tally
+from protocol.errors import ErrorCode
 from protocol.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsPartitionResponse,
@@ -17,11 +15,8 @@ from protocol.messages.list_offsets import (
     ListOffsetsResponse,
     ListOffsetsTopicResponse,
 )
-from protocol.records import iter_records
 from storage.errors import StorageError
-from storage.types import Partition, PartitionKey, PartitionState, StoredBatch, Topic
-
-log = structlog.get_logger(__name__)
+from storage.types import Partition, PartitionKey, PartitionState, Topic
 
 LATEST = -1
 EARLIEST = -2
@@ -43,31 +38,46 @@ FIRST_VERSION = {
 NEVER = 2**15
 NOTHING = (-1, -1)
 
-Place = tuple[int, int]
-"""(timestamp, offset) of a record."""
-
 
 async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> ListOffsetsResponse:
     """Start and end come from Postgres, never from the tail's copy: a tool that asks for the end wants the truth.
 
     Nothing is tiered, so the local log is the whole log. Without transactions both isolation levels see the same end.
     """
-    named = Counter((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
+    named = await tally((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
     found: dict[tuple[str, int], Partition | ErrorCode] = {}
     known = await look_up_topics((topic.name for topic in request.topics), context)
-    for topic in request.topics:
-        for part in topic.partitions:
+    async for topic in in_pieces(request.topics):
+        async for part in in_pieces(topic.partitions):
             asked = (topic.name, part.partition_index)
             twice = named[asked] > 1
             found[asked] = ErrorCode.INVALID_REQUEST if twice else _find(known[topic.name], part, context.version)
     states = await read_states([part for part in found.values() if isinstance(part, Partition)], context)
     topics: list[ListOffsetsTopicResponse] = []
-    for topic in request.topics:
+    async for topic in in_pieces(request.topics):
         answers = [
-            await _answer(part, found[topic.name, part.partition_index], states, context) for part in topic.partitions
+            await _answer(part, found[topic.name, part.partition_index], states, context)
+            async for part in in_pieces(topic.partitions)
         ]
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=tuple(answers)))
     return ListOffsetsResponse(topics=tuple(topics))
+
+
+def refuse_list_offsets(
+    request: ListOffsetsRequest, version: int, code: ErrorCode, message: str | None
+) -> ListOffsetsResponse:
+    return ListOffsetsResponse(
+        topics=tuple(
+            ListOffsetsTopicResponse(
+                name=topic.name,
+                partitions=tuple(
+                    ListOffsetsPartitionResponse(partition_index=partition.partition_index, error_code=code)
+                    for partition in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        )
+    )
 
 
 def _find(topic: Topic | ErrorCode, part: ListOffsetsPartition, version: int) -> Partition | ErrorCode:
@@ -110,28 +120,13 @@ async def _place_at(timestamp: int, key: PartitionKey, state: PartitionState, co
         return NOTHING
     if timestamp == MAX_TIMESTAMP:
         batch = await log_store.batch_of_max_timestamp(key)
-        places = [] if batch is None else _places(batch, state.log_start_offset)
-        return max(places, key=lambda place: (place[0], -place[1]), default=NOTHING)
+        place = None if batch is None else await newest(batch, state.log_start_offset)
+        return place or NOTHING
     batch = await log_store.batch_at_timestamp(key, timestamp)
     while batch is not None:
-        for place in _places(batch, state.log_start_offset):
-            if place[0] >= timestamp:
-                return place
+        if place := await first_since(batch, timestamp, state.log_start_offset):
+            return place
         # Only where the records that made this batch a match lie below a log start inside it, or its producer put a
         # greater timestamp into its head than into any record.
         batch = await log_store.batch_at_timestamp(key, timestamp, batch.last_offset + 1)
     return NOTHING
-
-
-def _places(batch: StoredBatch, log_start_offset: int) -> list[Place]:
-    """The batch's records that are still in the log."""
-    try:
-        return [
-            (record.timestamp, record.offset)
-            for record in iter_records(batch.records)
-            if record.offset >= log_start_offset
-        ]
-    except ProtocolError as error:
-        # The CRC was right, so this is what its producer wrote: all that can be said is about the whole batch.
-        log.warning("stored batch cannot be read", base_offset=batch.base_offset, error=str(error))
-        return [(batch.max_timestamp_ms, max(batch.base_offset, log_start_offset))]

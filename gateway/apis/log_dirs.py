@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from gateway.config.broker import BROKER_CONFIGS
 from gateway.config.definition import render
 from gateway.net.context import RequestContext, Services
+from protocol.errors import ErrorCode
 from protocol.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
     DescribeLogDirsRequest,
@@ -54,6 +55,13 @@ async def describe_log_dirs(request: DescribeLogDirsRequest, context: RequestCon
         ),
     )
     return DescribeLogDirsResponse(results=(result,))
+
+
+def refuse_describe_log_dirs(
+    request: DescribeLogDirsRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeLogDirsResponse:
+    """One nameless directory that failed: before v3 there is no other place for the code."""
+    return DescribeLogDirsResponse(error_code=code, results=(DescribeLogDirsResult(error_code=code),))
 
 
 def _choose(wanted: dict[str, set[int]], services: Services) -> Iterable[tuple[Topic, tuple[Partition, ...]]]:

@@ -3,8 +3,7 @@
 The one idea: leaders and replicas are a routing hint. Any node could serve any partition, so the hint only spreads the
 load over the nodes that are alive; replicas are as many of them as the topic's replication factor asks for.
 
-Known topics are answered from memory, so clients keep their routes while Postgres is away. There is no authorizer:
-where authorized operations are asked for, they are all that the resource has.
+Known topics are answered from memory, so clients keep their routes while Postgres is away.
 """
 
 from __future__ import annotations
@@ -18,8 +17,10 @@ from gateway.apis.described_topics import MIN_PARTITIONS
 from gateway.apis.topics import make_topics, plan_automatic
 from gateway.config.topic import requested_replication_factor
 from gateway.log.topic_names import why_illegal
+from gateway.net.authorized_operations import CLUSTER, Resource, authorized_operations
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import storage_code
+from gateway.net.pieces import in_pieces, mapped
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import (
     DescribeClusterBroker,
@@ -46,15 +47,6 @@ from storage.types import NewTopic, Partition, Topic
 log = structlog.get_logger(__name__)
 
 NO_ID = UUID(int=0)
-NOT_ASKED = -(2**31)
-"""Authorized operations that nobody asked for."""
-
-TOPIC_OPERATIONS = sum(1 << operation for operation in (3, 4, 5, 6, 7, 8, 10, 11))
-"""READ WRITE CREATE DELETE ALTER DESCRIBE DESCRIBE_CONFIGS ALTER_CONFIGS (upstream's AclEntry.supportedOperations)."""
-
-CLUSTER_OPERATIONS = sum(1 << operation for operation in (5, 7, 8, 9, 10, 11, 12))
-"""CREATE ALTER DESCRIBE CLUSTER_ACTION DESCRIBE_CONFIGS ALTER_CONFIGS IDEMPOTENT_WRITE."""
-
 MAX_CREATED = 100
 """Topics that one Metadata request creates; a client that wants more is told to ask again (LEADER_NOT_AVAILABLE)."""
 
@@ -120,7 +112,7 @@ async def metadata(request: MetadataRequest, context: RequestContext) -> Metadat
     """Creates missing topics where client and broker both allow it; an all-topics request never does."""
     services = context.services
     placement = Placement(context)
-    operations = TOPIC_OPERATIONS if request.include_topic_authorized_operations else NOT_ASKED
+    with_operations = request.include_topic_authorized_operations
     found = await _find_topics(request, context)
     return MetadataResponse(
         brokers=tuple(
@@ -129,26 +121,41 @@ async def metadata(request: MetadataRequest, context: RequestContext) -> Metadat
         ),
         cluster_id=services.cluster_id,
         controller_id=placement.controller_id,
-        topics=await _describe_all(found, context, placement, operations),
-        cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+        topics=await _describe_all(found, context, placement, with_operations),
+        cluster_authorized_operations=authorized_operations(
+            Resource.CLUSTER, CLUSTER, context, asked=request.include_cluster_authorized_operations
         ),
     )
 
 
 async def _describe_all(
-    found: Sequence[Topic | MetadataResponseTopic], context: RequestContext, placement: Placement, operations: int
+    found: Sequence[Topic | MetadataResponseTopic], context: RequestContext, placement: Placement, with_operations: bool
 ) -> tuple[MetadataResponseTopic, ...]:
     """Many at once as bytes that are kept, few as they are."""
     topics = [answer for answer in found if isinstance(answer, Topic)]
     if len(topics) < len(found) or sum(len(topic.partitions) for topic in topics) < MIN_PARTITIONS:
         return tuple(
-            _describe(answer, context, placement, operations) if isinstance(answer, Topic) else answer
-            for answer in found
+            [
+                _describe(answer, context, placement, with_operations) if isinstance(answer, Topic) else answer
+                async for answer in in_pieces(found)
+            ]
         )
-    view = (placement.view, operations, context.services.catalog.broker.default_replication_factor)
+    view = (placement.view, with_operations, context.services.catalog.broker.default_replication_factor)
     return await context.services.described_topics.encode(
-        topics, context.version, view, lambda topic: _describe(topic, context, placement, operations)
+        topics, context.version, view, lambda topic: _describe(topic, context, placement, with_operations)
+    )
+
+
+def refuse_metadata(request: MetadataRequest, version: int, code: ErrorCode, message: str | None) -> MetadataResponse:
+    """Without brokers, so that Java and librdkafka keep the metadata they have and ask again."""
+    return MetadataResponse(
+        error_code=code,
+        topics=tuple(
+            MetadataResponseTopic(
+                error_code=code, name=topic.name if version >= 12 else topic.name or "", topic_id=topic.topic_id
+            )
+            for topic in request.topics or ()
+        ),
     )
 
 
@@ -195,9 +202,11 @@ async def _find_by_name(
     names: Sequence[str], may_create: bool, context: RequestContext
 ) -> list[Topic | MetadataResponseTopic]:
     catalog = context.services.catalog
-    missing = [name for name in names if catalog.get(name) is None]
-    codes = {name: ErrorCode.INVALID_TOPIC_EXCEPTION for name in missing if why_illegal(name) is not None}
-    missing = [name for name in missing if name not in codes]
+    missing = [name async for name in in_pieces(names) if catalog.get(name) is None]
+    codes = {
+        name: ErrorCode.INVALID_TOPIC_EXCEPTION async for name in in_pieces(missing) if why_illegal(name) is not None
+    }
+    missing = [name async for name in in_pieces(missing) if name not in codes]
     try:
         await catalog.resolve_all(missing)
         missing = [name for name in missing if catalog.get(name) is None]
@@ -205,7 +214,7 @@ async def _find_by_name(
             codes.update(await _create_missing(missing, context.services))
     except StorageError as error:
         codes.update(dict.fromkeys(missing, storage_code(context.api_key, error)))
-    return [catalog.get(name) or _failed(name, codes) for name in names]
+    return await mapped(lambda name: catalog.get(name) or _failed(name, codes), names)
 
 
 def _failed(name: str, codes: dict[str, ErrorCode]) -> MetadataResponseTopic:
@@ -230,7 +239,9 @@ async def _create_missing(names: Sequence[str], services: Services) -> dict[str,
     return codes
 
 
-def _describe(topic: Topic, context: RequestContext, placement: Placement, operations: int) -> MetadataResponseTopic:
+def _describe(
+    topic: Topic, context: RequestContext, placement: Placement, with_operations: bool
+) -> MetadataResponseTopic:
     factor = requested_replication_factor(topic.configs, context.services.catalog.broker)
     partitions: list[MetadataResponsePartition] = []
     for partition in topic.partitions:
@@ -253,7 +264,7 @@ def _describe(topic: Topic, context: RequestContext, placement: Placement, opera
         topic_id=topic.topic_id,
         is_internal=topic.internal,
         partitions=tuple(partitions),
-        topic_authorized_operations=operations,
+        topic_authorized_operations=authorized_operations(Resource.TOPIC, topic.name, context, asked=with_operations),
     )
 
 
@@ -289,17 +300,25 @@ async def describe_topic_partitions(
         first = cursor.partition_index if cursor is not None and cursor.topic_name == name else 0
         page = topic.partitions[first : first + remaining]
         remaining -= len(page)
-        described.append(_describe_page(topic, page, services, placement))
+        described.append(_describe_page(topic, page, context, placement))
         if first + len(page) < len(topic.partitions):
             next_cursor = Cursor(topic_name=name, partition_index=first + len(page))
             break
     return DescribeTopicPartitionsResponse(topics=tuple(described), next_cursor=next_cursor)
 
 
+def refuse_describe_topic_partitions(
+    request: DescribeTopicPartitionsRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeTopicPartitionsResponse:
+    return DescribeTopicPartitionsResponse(
+        topics=tuple(DescribeTopicPartitionsResponseTopic(error_code=code, name=topic.name) for topic in request.topics)
+    )
+
+
 def _describe_page(
-    topic: Topic, page: Iterable[Partition], services: Services, placement: Placement
+    topic: Topic, page: Iterable[Partition], context: RequestContext, placement: Placement
 ) -> DescribeTopicPartitionsResponseTopic:
-    factor = requested_replication_factor(topic.configs, services.catalog.broker)
+    factor = requested_replication_factor(topic.configs, context.services.catalog.broker)
     partitions: list[DescribeTopicPartitionsResponsePartition] = []
     for partition in page:
         leader = placement.leader(partition)
@@ -324,7 +343,7 @@ def _describe_page(
         topic_id=topic.topic_id,
         is_internal=topic.internal,
         partitions=tuple(partitions),
-        topic_authorized_operations=TOPIC_OPERATIONS,
+        topic_authorized_operations=authorized_operations(Resource.TOPIC, topic.name, context, asked=True),
     )
 
 
@@ -345,7 +364,13 @@ async def describe_cluster(request: DescribeClusterRequest, context: RequestCont
             DescribeClusterBroker(broker_id=node.node_id, host=host, port=port, rack=node.rack)
             for node, host, port in placement.brokers
         ),
-        cluster_authorized_operations=(
-            CLUSTER_OPERATIONS if request.include_cluster_authorized_operations else NOT_ASKED
+        cluster_authorized_operations=authorized_operations(
+            Resource.CLUSTER, CLUSTER, context, asked=request.include_cluster_authorized_operations
         ),
     )
+
+
+def refuse_describe_cluster(
+    request: DescribeClusterRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeClusterResponse:
+    return DescribeClusterResponse(error_code=code, error_message=message, endpoint_type=request.endpoint_type)

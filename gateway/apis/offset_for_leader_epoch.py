@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from gateway.log.partition_lookup import find_partition, look_up_topics, read_states, state_of
 from gateway.net.context import RequestContext
+from gateway.net.pieces import in_pieces, mapped
 from protocol.errors import ErrorCode
 from protocol.messages.offset_for_leader_epoch import (
     EpochEndOffset,
@@ -24,20 +25,35 @@ async def offset_for_leader_epoch(
     """The log is never cut behind a reader, so every epoch up to the present one ends at the log's end (KIP-320)."""
     known = await look_up_topics((topic.topic for topic in request.topics), context)
     found = [
-        [find_partition(known[topic.topic], part.partition, part.current_leader_epoch) for part in topic.partitions]
-        for topic in request.topics
+        await mapped(
+            lambda part, topic=known[topic.topic]: find_partition(topic, part.partition, part.current_leader_epoch),
+            topic.partitions,
+        )
+        async for topic in in_pieces(request.topics)
     ]
     states = await read_states([part for row in found for part in row if isinstance(part, Partition)], context)
+    topics: list[OffsetForLeaderTopicResult] = []
+    async for topic, row in in_pieces(zip(request.topics, found, strict=True)):
+        answers = [
+            _answer(part, state_of(partition, states))
+            async for part, partition in in_pieces(zip(topic.partitions, row, strict=True))
+        ]
+        topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=tuple(answers)))
+    return OffsetForLeaderEpochResponse(topics=tuple(topics))
+
+
+def refuse_offset_for_leader_epoch(
+    request: OffsetForLeaderEpochRequest, version: int, code: ErrorCode, message: str | None
+) -> OffsetForLeaderEpochResponse:
     return OffsetForLeaderEpochResponse(
         topics=tuple(
             OffsetForLeaderTopicResult(
                 topic=topic.topic,
                 partitions=tuple(
-                    _answer(part, state_of(partition, states))
-                    for part, partition in zip(topic.partitions, row, strict=True)
+                    EpochEndOffset(partition=partition.partition, error_code=code) for partition in topic.partitions
                 ),
             )
-            for topic, row in zip(request.topics, found, strict=True)
+            for topic in request.topics
         )
     )
 

@@ -10,17 +10,18 @@ There are no transactions, so RequireStable asks for nothing.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from gateway.coordinator.facts import OffsetsCommitted
 from gateway.coordinator.model import ConnectionId, MemberId
 from gateway.coordinator.model import OffsetCommit as OffsetCommitEvent
 from gateway.coordinator.views import offset_delete_refusal, subscribes_to
 from gateway.log.catalog import Catalog
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import REFUSAL_CODES, storage_code
+from gateway.net.pieces import in_pieces, mapped
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -52,15 +53,15 @@ COMMIT_BY_TOPIC_ID = 10
 FETCH_BY_TOPIC_ID = 10
 FETCH_MANY_GROUPS = 8
 FETCH_WITH_TOP_LEVEL_ERROR = 2
-MAX_INT64 = 2**63 - 1
 
 
 async def _resolve(asked: Sequence[OffsetCommitRequestTopic | _AskedTopic], by_id: bool, catalog: Catalog) -> None:
     """Makes known to the catalog which of these topics there are."""
     if by_id:
-        await catalog.resolve_all_ids(topic.topic_id for topic in asked)
+        ids = [one.topic_id async for one in in_pieces(asked) if catalog.get_by_id(one.topic_id) is None]
+        await catalog.resolve_all_ids(ids)
     else:
-        await catalog.resolve_all(topic.name for topic in asked)
+        await catalog.resolve_all([one.name async for one in in_pieces(asked) if catalog.get(one.name) is None])
 
 
 def _has_partition(topic: Topic, partition_index: int) -> bool:
@@ -90,10 +91,10 @@ async def offset_commit(request: OffsetCommitRequest, context: RequestContext) -
     catalog = context.services.catalog
     await _resolve(request.topics, by_id, catalog)
     topics: list[tuple[str, UUID, list[_Commit]]] = []
-    for asked in request.topics:
+    async for asked in in_pieces(request.topics):
         topic = catalog.get_by_id(asked.topic_id) if by_id else catalog.get(asked.name)
         if topic is None:
-            commits = [_Commit(partition, None, unknown) for partition in asked.partitions]
+            commits = [_Commit(partition, None, unknown) async for partition in in_pieces(asked.partitions)]
         else:
             commits = [
                 _Commit(
@@ -101,25 +102,39 @@ async def offset_commit(request: OffsetCommitRequest, context: RequestContext) -
                     topic.topic_id,
                     None if _has_partition(topic, partition.partition_index) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
                 )
-                for partition in asked.partitions
+                async for partition in in_pieces(asked.partitions)
             ]
         topics.append((asked.name, asked.topic_id, commits))
     surviving = [commit for _, _, commits in topics for commit in commits if commit.error is None]
     if surviving:
         await _commit(surviving, request, unknown, context)
+    answered: list[OffsetCommitResponseTopic] = []
+    async for name, topic_id, commits in in_pieces(topics):
+        partitions = await mapped(_committed, commits)
+        answered.append(OffsetCommitResponseTopic(name=name, topic_id=topic_id, partitions=tuple(partitions)))
+    return OffsetCommitResponse(topics=tuple(answered))
+
+
+def _committed(commit: _Commit) -> OffsetCommitResponsePartition:
+    return OffsetCommitResponsePartition(
+        partition_index=commit.partition.partition_index, error_code=commit.error or ErrorCode.NONE
+    )
+
+
+def refuse_offset_commit(
+    request: OffsetCommitRequest, version: int, code: ErrorCode, message: str | None
+) -> OffsetCommitResponse:
     return OffsetCommitResponse(
         topics=tuple(
             OffsetCommitResponseTopic(
-                name=name,
-                topic_id=topic_id,
+                name=topic.name,
+                topic_id=topic.topic_id,
                 partitions=tuple(
-                    OffsetCommitResponsePartition(
-                        partition_index=commit.partition.partition_index, error_code=commit.error or ErrorCode.NONE
-                    )
-                    for commit in commits
+                    OffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=code)
+                    for partition in topic.partitions
                 ),
             )
-            for name, topic_id, commits in topics
+            for topic in request.topics
         )
     )
 
@@ -138,6 +153,11 @@ async def _commit(
             member_id=MemberId(request.member_id),
             group_instance_id=request.group_instance_id,
             generation_id=request.generation_id_or_member_epoch,
+            partitions=tuple(
+                (commit.topic_id, commit.partition.partition_index)
+                for commit in surviving
+                if commit.topic_id is not None
+            ),
         ),
     )
     if isinstance(reply, asyncio.Future):
@@ -151,13 +171,10 @@ async def _commit(
         return
 
     max_metadata = context.services.settings.broker.offset_metadata_max_bytes
-    now_ms = time.time_ns() // 1_000_000
-    expire_ms = None
-    if request.retention_time_ms >= 0:
-        expire_ms = min(now_ms + request.retention_time_ms, MAX_INT64)
+    retention_ms = request.retention_time_ms if request.retention_time_ms >= 0 else None
     storing: list[_Commit] = []
     rows: list[OffsetCommit] = []
-    for commit in surviving:
+    async for commit in in_pieces(surviving):
         metadata = commit.partition.committed_metadata or ""
         if len(metadata) > max_metadata:
             commit.error = ErrorCode.OFFSET_METADATA_TOO_LARGE
@@ -173,8 +190,8 @@ async def _commit(
                     committed_offset=commit.partition.committed_offset,
                     leader_epoch=commit.partition.committed_leader_epoch,
                     metadata=metadata,
-                    commit_timestamp_ms=now_ms,
-                    expire_timestamp_ms=expire_ms,
+                    retention_ms=retention_ms,
+                    member_id=request.member_id if reply.by_member_epoch else None,
                 )
             )
     if not rows:
@@ -188,6 +205,14 @@ async def _commit(
     else:
         for commit, refusal in zip(storing, results, strict=True):
             commit.error = _commit_error(refusal, request.generation_id_or_member_epoch, unknown)
+        committed = tuple(
+            (row.topic_id, row.partition_index, row.committed_offset)
+            for row, refusal in zip(rows, results, strict=True)
+            if refusal is None
+        )
+        if committed:
+            epoch = request.generation_id_or_member_epoch
+            groups.told(request.group_id, (OffsetsCommitted(MemberId(request.member_id), epoch, committed),))
 
 
 def _set_all(commits: Iterable[_Commit], error: ErrorCode) -> None:
@@ -254,7 +279,7 @@ async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> 
             else:
                 groups.append(
                     OffsetFetchResponseGroup(
-                        group_id=group.group_id, topics=tuple(_response_topics(topic) for topic in fetched)
+                        group_id=group.group_id, topics=tuple([await _response_topics(topic) for topic in fetched])
                     )
                 )
         return OffsetFetchResponse(groups=tuple(groups))
@@ -294,21 +319,43 @@ async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> 
     )
 
 
-def _response_topics(topic: _FetchedTopic) -> OffsetFetchResponseTopics:
-    return OffsetFetchResponseTopics(
-        name=topic.name,
-        topic_id=topic.topic_id,
-        partitions=tuple(
-            OffsetFetchResponsePartitions(
-                partition_index=partition.partition_index,
-                committed_offset=partition.offset,
-                committed_leader_epoch=partition.leader_epoch,
-                metadata=partition.metadata,
-                error_code=partition.error,
+def refuse_offset_fetch(
+    request: OffsetFetchRequest, version: int, code: ErrorCode, message: str | None
+) -> OffsetFetchResponse:
+    """v1 on each partition, v2-7 at the top level, v8+ on each group."""
+    if version >= 8:
+        return OffsetFetchResponse(
+            groups=tuple(OffsetFetchResponseGroup(group_id=group.group_id, error_code=code) for group in request.groups)
+        )
+    topics: tuple[OffsetFetchResponseTopic, ...] = ()
+    if version < 2:
+        topics = tuple(
+            OffsetFetchResponseTopic(
+                name=topic.name,
+                partitions=tuple(
+                    OffsetFetchResponsePartition(
+                        partition_index=partition_index, committed_offset=-1, metadata="", error_code=code
+                    )
+                    for partition_index in topic.partition_indexes
+                ),
             )
-            for partition in topic.partitions
-        ),
-    )
+            for topic in request.topics or ()
+        )
+    return OffsetFetchResponse(error_code=code, topics=topics)
+
+
+async def _response_topics(topic: _FetchedTopic) -> OffsetFetchResponseTopics:
+    partitions = [
+        OffsetFetchResponsePartitions(
+            partition_index=partition.partition_index,
+            committed_offset=partition.offset,
+            committed_leader_epoch=partition.leader_epoch,
+            metadata=partition.metadata,
+            error_code=partition.error,
+        )
+        async for partition in in_pieces(topic.partitions)
+    ]
+    return OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id, partitions=tuple(partitions))
 
 
 async def _fetch(
@@ -324,7 +371,7 @@ async def _fetch(
 
 async def _fetch_all(group_id: str, services: Services) -> list[_FetchedTopic]:
     by_topic: dict[UUID, list[_Fetched]] = {}
-    for committed in await services.offsets.fetch(group_id, None):
+    async for committed in in_pieces(await services.offsets.fetch(group_id, None)):
         by_topic.setdefault(committed.topic_id, []).append(_fetched(committed))
     await services.catalog.resolve_all_ids(by_topic)
     fetched: list[_FetchedTopic] = []
@@ -341,15 +388,15 @@ async def _fetch_asked(group_id: str, asked: list[_AskedTopic], by_id: bool, ser
     topics = [(one, catalog.get_by_id(one.topic_id) if by_id else catalog.get(one.name)) for one in asked]
     wanted = [
         (topic.topic_id, index)
-        for one, topic in topics
+        async for one, topic in in_pieces(topics)
         if topic is not None
-        for index in one.partition_indexes
+        async for index in in_pieces(one.partition_indexes)
         if _has_partition(topic, index)
     ]
     stored: Mapping[tuple[UUID, int], CommittedOffset] = {}
     if wanted:
         committed = await services.offsets.fetch(group_id, wanted)
-        stored = {(one.topic_id, one.partition_index): one for one in committed}
+        stored = {(one.topic_id, one.partition_index): one async for one in in_pieces(committed)}
 
     def answer(topic: Topic | None, index: int) -> _Fetched:
         if topic is None:
@@ -358,8 +405,12 @@ async def _fetch_asked(group_id: str, asked: list[_AskedTopic], by_id: bool, ser
         return _Fetched(index) if found is None else _fetched(found)
 
     return [
-        _FetchedTopic(one.name, one.topic_id, tuple(answer(topic, index) for index in one.partition_indexes))
-        for one, topic in topics
+        _FetchedTopic(
+            one.name,
+            one.topic_id,
+            tuple(await mapped(lambda index, of=topic: answer(of, index), one.partition_indexes)),
+        )
+        async for one, topic in in_pieces(topics)
     ]
 
 
@@ -402,3 +453,9 @@ async def offset_delete(request: OffsetDeleteRequest, context: RequestContext) -
         if doomed:
             await services.offsets.delete(request.group_id, doomed, lease)
     return OffsetDeleteResponse(topics=tuple(answers))
+
+
+def refuse_offset_delete(
+    request: OffsetDeleteRequest, version: int, code: ErrorCode, message: str | None
+) -> OffsetDeleteResponse:
+    return OffsetDeleteResponse(error_code=code)

@@ -6,16 +6,18 @@ import asyncio
 import time
 from collections import Counter
 from dataclasses import dataclass
+from itertools import islice
 
 import structlog
 
-from gateway.log.batch_validation import Refused, validate
+from gateway.log.batch_validation import Refused
 from gateway.log.partition_lookup import resolve_topics, unknown_topic
 from gateway.log.topic_names import why_illegal
-from gateway.net.connection import UnanswerableError
+from gateway.log.validator import MAX_AT_ONCE_BATCHES, Unchecked, Verdict
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
-from protocol.errors import ErrorCode
+from gateway.net.pieces import PIECE, tally
+from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.produce import (
     BatchIndexAndErrorMessage,
     PartitionProduceData,
@@ -40,6 +42,15 @@ MAX_LOGGED_REFUSALS = 10
 
 
 @dataclass(frozen=True, slots=True)
+class _Planned:
+    """A batch for a partition that exists, not yet looked at."""
+
+    topic: str
+    partition: Partition
+    batch: Unchecked
+
+
+@dataclass(frozen=True, slots=True)
 class _Submitted:
     topic: str
     partition: Partition
@@ -47,39 +58,76 @@ class _Submitted:
     log_append_time_ms: int
 
 
+_Plan = Refused | _Planned
 _Attempt = Refused | _Submitted
+"""One for each partition of a request, in its order."""
 
 
-async def produce(request: ProduceRequest, context: RequestContext) -> ProduceResponse | None:
-    """acks 1 and −1 both wait for the durable commit; acks 0 is answered by silence, or by closing on a refusal.
+async def produce(request: ProduceRequest, context: RequestContext) -> ProduceResponse:
+    """acks 1 and −1 both wait for the durable commit; acks 0 too, but nobody waits for its answer, so what it may not
+    write is refused as a whole.
 
-    Every batch is submitted before the first await, so that requests of one connection enter the log as they came.
-    Only a topic that this node does not know yet makes a request wait first, and then its connection's later ones
-    wait behind it. Idempotence is decided in Postgres: a duplicate is answered with its first offset.
-    Transactional batches are refused.
+    Batches are submitted when the request's place in line is reached, so that requests of one connection enter the
+    log as they came, whatever was awaited before. Idempotence is decided in Postgres: a duplicate is answered with
+    its first offset. Transactional batches are refused.
     """
     if request.acks not in (-1, 0, 1):
         refused = Refused(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
         return _respond(
-            request, [[_refusal(data.index, refused) for data in topic.partition_data] for topic in request.topic_data]
+            request, [_refusal(data.index, refused) for topic in request.topic_data for data in topic.partition_data]
         )
-    appender = context.services.appender
-    connection_id = context.connection.connection_id
-    if appender.must_wait(connection_id) or any(_known(topic, context) is None for topic in request.topic_data):
-        async with appender.turn(connection_id):
-            named = ((topic.name, topic.topic_id) for topic in request.topic_data)
-            missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
-            attempts = _submit(request, context, missing_topic)
-    else:
-        attempts = _submit(request, context, unknown_topic(by_id=_by_id(context)))
+    async with context.place:
+        attempts = await _submit_in_place(request, context)
     await _settle(request, attempts)
-    answers = [[await _answer(data.index, attempt, context) for data, attempt in row] for row in attempts]
-    if request.acks == 0:
-        for answer in (answer for row in answers for answer in row):
+    indexes = (data.index for topic in request.topic_data for data in topic.partition_data)
+    answers: list[PartitionProduceResponse] = []
+    for number, (index, attempt) in enumerate(zip(indexes, attempts, strict=True), 1):
+        answers.append(await _answer(index, attempt, context))
+        if number % PIECE == 0:
+            await asyncio.sleep(0)
+    if not awaits_answer(request):
+        for answer in answers:
             if answer.error_code:
-                raise UnanswerableError("acks_0_refused", f"produce with acks=0 refused: {answer.error_code!r}")
-        return None
+                raise KafkaError(ErrorCode(answer.error_code), answer.error_message)
     return _respond(request, answers)
+
+
+def refuse_produce(request: ProduceRequest, version: int, code: ErrorCode, message: str | None) -> ProduceResponse:
+    return ProduceResponse(
+        responses=tuple(
+            TopicProduceResponse(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition_responses=tuple(
+                    PartitionProduceResponse(
+                        index=partition.index, error_code=code, base_offset=-1, error_message=message
+                    )
+                    for partition in topic.partition_data
+                ),
+            )
+            for topic in request.topic_data
+        )
+    )
+
+
+def awaits_answer(request: ProduceRequest) -> bool:
+    return request.acks != 0
+
+
+async def _submit_in_place(request: ProduceRequest, context: RequestContext) -> list[_Attempt]:
+    """Judge every batch and enqueue what is good. Later requests of the connection wait for their place meanwhile."""
+    missing_topic = unknown_topic(by_id=_by_id(context))
+    if any(_known(topic, context) is None for topic in request.topic_data):
+        named = ((topic.name, topic.topic_id) for topic in request.topic_data)
+        missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
+    plans = await _plan(request, context, missing_topic)
+    now_ms = _wall_ms()
+    batches = _unchecked(plans)
+    validator = context.services.validator
+    verdicts = validator.judge_at_once(batches, now_ms) if len(batches) <= MAX_AT_ONCE_BATCHES else None
+    if verdicts is None:
+        verdicts = await validator.judge(batches, now_ms)
+    return await _submit(request, plans, verdicts, context, now_ms)
 
 
 def _by_id(context: RequestContext) -> bool:
@@ -91,33 +139,53 @@ def _known(topic: TopicProduceData, context: RequestContext) -> Topic | None:
     return catalog.get_by_id(topic.topic_id) if _by_id(context) else catalog.get(topic.name)
 
 
-def _submit(
-    request: ProduceRequest, context: RequestContext, missing_topic: ErrorCode
-) -> list[list[tuple[PartitionProduceData, _Attempt]]]:
-    """Validate and enqueue everything, without an await: this is where the order of the log is made."""
-    named = Counter(
+async def _plan(request: ProduceRequest, context: RequestContext, missing_topic: ErrorCode) -> list[_Plan]:
+    named = await tally(
         (topic.name, topic.topic_id, data.index) for topic in request.topic_data for data in topic.partition_data
     )
-    now_ms = time.time_ns() // 1_000_000
-    refusals: Counter[ErrorCode] = Counter()
-    attempts: list[list[tuple[PartitionProduceData, _Attempt]]] = []
+    plans: list[_Plan] = []
     for requested in request.topic_data:
         topic = _writable(requested, context, missing_topic)
-        row: list[tuple[PartitionProduceData, _Attempt]] = []
         for data in requested.partition_data:
-            attempt: _Attempt
             if named[requested.name, requested.topic_id, data.index] > 1:
-                attempt = Refused(ErrorCode.INVALID_REQUEST, f"partition {data.index} appears more than once")
-            elif isinstance(topic, Refused):
-                attempt = topic
+                plans.append(Refused(ErrorCode.INVALID_REQUEST, f"partition {data.index} appears more than once"))
             else:
-                attempt = _submit_partition(topic, data, context, now_ms)
+                plans.append(topic if isinstance(topic, Refused) else _plan_partition(topic, data, context))
+            if len(plans) % PIECE == 0:
+                await asyncio.sleep(0)
+    return plans
+
+
+def _plan_partition(topic: Topic, data: PartitionProduceData, context: RequestContext) -> _Plan:
+    if not 0 <= data.index < len(topic.partitions):
+        return Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic.name} has no partition {data.index}")
+    config = context.services.catalog.config(topic)
+    records = None if data.records is None else memoryview(data.records)
+    return _Planned(topic.name, topic.partitions[data.index], Unchecked(records, context.version, config))
+
+
+def _unchecked(plans: list[_Plan]) -> list[Unchecked]:
+    return [plan.batch for plan in plans if isinstance(plan, _Planned)]
+
+
+async def _submit(
+    request: ProduceRequest, plans: list[_Plan], verdicts: list[Verdict], context: RequestContext, now_ms: int
+) -> list[_Attempt]:
+    """Enqueue what was found good. The verdicts are those of the planned batches, in their order."""
+    refusals: Counter[ErrorCode] = Counter()
+    attempts: list[_Attempt] = []
+    judged = iter(verdicts)
+    for requested in request.topic_data:
+        for data in requested.partition_data:
+            plan = plans[len(attempts)]
+            attempt = plan if isinstance(plan, Refused) else _submit_partition(plan, next(judged), context, now_ms)
             if isinstance(attempt, Refused):
                 refusals[attempt.code] += 1
                 if refusals.total() <= MAX_LOGGED_REFUSALS:
                     _log_refusal(requested.name or str(requested.topic_id), data.index, attempt)
-            row.append((data, attempt))
-        attempts.append(row)
+            attempts.append(attempt)
+            if len(attempts) % PIECE == 0:
+                await asyncio.sleep(0)
     for code, count in refusals.items():
         context.services.metrics.refused_batches.labels(code.name).inc(count)
     return attempts
@@ -136,44 +204,41 @@ def _writable(requested: TopicProduceData, context: RequestContext, missing_topi
     return topic
 
 
-def _submit_partition(topic: Topic, data: PartitionProduceData, context: RequestContext, now_ms: int) -> _Attempt:
-    if not 0 <= data.index < len(topic.partitions):
-        return Refused(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"{topic.name} has no partition {data.index}")
-    config = context.services.catalog.config(topic)
-    head = validate(data.records, version=context.version, config=config, now_ms=now_ms)
+def _submit_partition(plan: _Planned, head: Verdict, context: RequestContext, now_ms: int) -> _Attempt:
     if isinstance(head, Refused):
         return head
-    records = memoryview(data.records or b"")
+    records = memoryview(plan.batch.records or b"")
     if records.readonly:
         records = memoryview(bytearray(records))
     log_append_time_ms = -1
-    if config.log_append_time:
+    if plan.batch.config.log_append_time:
         set_log_append_time(records, now_ms)
         log_append_time_ms = now_ms
-    partition = topic.partitions[data.index]
     outcome = context.services.appender.submit(
         NewBatch(
-            partition_key=partition.partition_key,
+            partition_key=plan.partition.partition_key,
             records=records,
             record_count=head.records_count,
-            max_timestamp_ms=now_ms if config.log_append_time else head.max_timestamp,
+            max_timestamp_ms=head.max_timestamp if log_append_time_ms < 0 else now_ms,
             producer_id=head.producer_id,
             producer_epoch=head.producer_epoch,
             base_sequence=head.base_sequence,
         )
     )
-    return _Submitted(topic.name, partition, outcome, log_append_time_ms)
+    return _Submitted(plan.topic, plan.partition, outcome, log_append_time_ms)
 
 
 def _log_refusal(topic: str, partition: int, refused: Refused) -> None:
     log.info("record batch refused", topic=topic, partition=partition, error=refused.code.name, reason=refused.message)
 
 
-async def _settle(request: ProduceRequest, attempts: list[list[tuple[PartitionProduceData, _Attempt]]]) -> None:
-    outcomes = [attempt.outcome for topic in attempts for _, attempt in topic if isinstance(attempt, _Submitted)]
-    if outcomes:
-        timeout_ms = min(max(request.timeout_ms, MIN_TIMEOUT_MS), MAX_TIMEOUT_MS)
-        _, late = await asyncio.wait(outcomes, timeout=timeout_ms / 1000)
+async def _settle(request: ProduceRequest, attempts: list[_Attempt]) -> None:
+    outcomes = [attempt.outcome for attempt in attempts if isinstance(attempt, _Submitted)]
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + min(max(request.timeout_ms, MIN_TIMEOUT_MS), MAX_TIMEOUT_MS) / 1000
+    for start in range(0, len(outcomes), PIECE):
+        piece = outcomes[start : start + PIECE]
+        _, late = await asyncio.wait(piece, timeout=max(0.0, deadline - loop.time()))
         for outcome in late:
             # Its producer is told to repeat it, so it need not be written if its commit has not begun.
             outcome.cancel()
@@ -221,13 +286,22 @@ async def _first_append_time(partition: Partition, base_offset: int, context: Re
     return -1
 
 
-def _respond(request: ProduceRequest, answers: list[list[PartitionProduceResponse]]) -> ProduceResponse:
+def _respond(request: ProduceRequest, answers: list[PartitionProduceResponse]) -> ProduceResponse:
+    rest = iter(answers)
     return ProduceResponse(
         responses=tuple(
-            TopicProduceResponse(name=topic.name, topic_id=topic.topic_id, partition_responses=tuple(row))
-            for topic, row in zip(request.topic_data, answers, strict=True)
+            TopicProduceResponse(
+                name=topic.name,
+                topic_id=topic.topic_id,
+                partition_responses=tuple(islice(rest, len(topic.partition_data))),
+            )
+            for topic in request.topic_data
         )
     )
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000
 
 
 def _refusal(index: int, refused: Refused) -> PartitionProduceResponse:

@@ -9,7 +9,7 @@ Replicas do not exist: a replication factor is remembered and shown, a manual as
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from uuid import UUID
 
 import structlog
@@ -25,9 +25,10 @@ from gateway.config.topic import (
     topic_layers,
     validate_topic_configs,
 )
-from gateway.log.topic_names import CONSUMER_OFFSETS, RenderedNames, why_illegal
+from gateway.log.topic_names import CLUSTER_METADATA, CONSUMER_OFFSETS, INTERNAL_TOPICS, RenderedNames, why_illegal
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import REFUSAL_CODES
+from gateway.net.pieces import in_pieces, mapped, tally
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_partitions import (
     CreatePartitionsRequest,
@@ -85,13 +86,18 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
     plans: dict[str, NewTopic | KafkaError] = {}
     named = Counter(topic.name for topic in request.topics)
     rendered = services.catalog.rendered_names()
+    live = _live_brokers(services)
     for topic in request.topics:
         try:
             if named[topic.name] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+            if topic.name == CLUSTER_METADATA:
+                raise KafkaError(
+                    ErrorCode.INVALID_REQUEST, f"Creation of internal topic {CLUSTER_METADATA} is prohibited."
+                )
             if services.catalog.get(topic.name) is not None:
                 raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
-            plans[topic.name] = _plan(topic, broker, rendered)
+            plans[topic.name] = _plan(topic, broker, rendered, live)
         except KafkaError as error:
             plans[topic.name] = error
     wanted = {name: plan for name, plan in plans.items() if isinstance(plan, NewTopic)}
@@ -109,6 +115,16 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
         if isinstance(plan, KafkaError):
             results[name] = CreatableTopicResult(name=name, error_code=plan.code, error_message=plan.message)
     return CreateTopicsResponse(topics=tuple(results[name] for name in plans))
+
+
+def refuse_create_topics(
+    request: CreateTopicsRequest, version: int, code: ErrorCode, message: str | None
+) -> CreateTopicsResponse:
+    return CreateTopicsResponse(
+        topics=tuple(
+            CreatableTopicResult(name=topic.name, error_code=code, error_message=message) for topic in request.topics
+        )
+    )
 
 
 async def make_topics(wanted: Sequence[NewTopic], services: Services) -> dict[str, Topic | KafkaError]:
@@ -129,31 +145,36 @@ async def make_topics(wanted: Sequence[NewTopic], services: Services) -> dict[st
 def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames) -> NewTopic:
     """A topic that a Metadata request creates, all defaults. KafkaError INVALID_TOPIC_EXCEPTION for its name."""
     _check_name(name, rendered)
-    return NewTopic(name, broker.num_partitions, {})
+    return NewTopic(name, broker.num_partitions, {}, internal=name in INTERNAL_TOPICS)
 
 
-def _plan(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames) -> NewTopic:
+def _plan(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames, live: Set[int]) -> NewTopic:
     """What is to be created, or KafkaError with the first thing that is wrong, in upstream's order."""
     _check_name(topic.name, rendered)
     partition_count = topic.num_partitions
     replication_factor = topic.replication_factor
     if topic.assignments:
-        if replication_factor != DEFAULT or partition_count != DEFAULT:
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST,
-                "A manual assignment leaves the number of partitions and the replication factor at -1.",
-            )
-        partition_count, replication_factor = _read_assignments(topic.assignments)
+        for given, what in ((replication_factor, "replication factor"), (partition_count, "numPartitions")):
+            if given != DEFAULT:
+                raise KafkaError(
+                    ErrorCode.INVALID_REQUEST,
+                    f"A manual partition assignment was specified, but {what} was not set to -1.",
+                )
+        partition_count, replication_factor = _read_assignments(topic.assignments, live)
     if replication_factor != DEFAULT and replication_factor < 1:
         raise KafkaError(
-            ErrorCode.INVALID_REPLICATION_FACTOR, "Replication factor must be above 0, or -1 for the default."
+            ErrorCode.INVALID_REPLICATION_FACTOR,
+            "Replication factor must be larger than 0, or -1 to use the default value.",
         )
     if partition_count != DEFAULT and partition_count < 1:
-        raise KafkaError(ErrorCode.INVALID_PARTITIONS, "Number of partitions must be above 0, or -1 for the default.")
+        raise KafkaError(
+            ErrorCode.INVALID_PARTITIONS, "Number of partitions must be larger than 0, or -1 to use the default value."
+        )
     configs = _read_configs(topic, broker)
     if replication_factor != DEFAULT:
         configs[REPLICATION_FACTOR] = str(replication_factor)
-    return NewTopic(topic.name, broker.num_partitions if partition_count == DEFAULT else partition_count, configs)
+    count = broker.num_partitions if partition_count == DEFAULT else partition_count
+    return NewTopic(topic.name, count, configs, internal=topic.name in INTERNAL_TOPICS)
 
 
 def _check_name(name: str, rendered: RenderedNames) -> None:
@@ -165,24 +186,52 @@ def _check_name(name: str, rendered: RenderedNames) -> None:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {collision}")
 
 
-def _read_assignments(assignments: Sequence[CreatableReplicaAssignment]) -> tuple[int, int]:
-    """(partitions, replication factor) of a manual assignment. Nodes that are not alive may be named: no data goes to
-    them, and a tool that restores a topic names those of the cluster it came from."""
-    if sorted(part.partition_index for part in assignments) != list(range(len(assignments))):
-        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, "Partitions must be numbered from 0 without gaps.")
-    sizes = {len(part.broker_ids) for part in assignments}
-    if len(sizes) != 1 or 0 in sizes:
-        raise KafkaError(
-            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "Each partition must be assigned to the same number of brokers."
-        )
+def _live_brokers(services: Services) -> Set[int]:
+    return {int(node.node_id) for node in services.membership.alive()}
+
+
+def _read_assignments(assignments: Sequence[CreatableReplicaAssignment], live: Set[int]) -> tuple[int, int]:
+    """(partitions, replication factor) of a manual assignment. No data goes to the brokers that it names, but they
+    must be brokers, as many for each partition."""
+    factor: int | None = None
+    seen: set[int] = set()
     for part in assignments:
-        _check_brokers(part.broker_ids)
-    return len(assignments), sizes.pop()
+        if part.partition_index in seen:
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"Found multiple manual partition assignments for partition {part.partition_index}",
+            )
+        seen.add(part.partition_index)
+        _check_brokers(part.broker_ids, live, factor)
+        factor = len(part.broker_ids)
+    if seen != set(range(len(assignments))) or factor is None:
+        raise KafkaError(
+            ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence"
+        )
+    return len(assignments), factor
 
 
-def _check_brokers(broker_ids: Sequence[int]) -> None:
-    if not broker_ids or len(set(broker_ids)) < len(broker_ids) or min(broker_ids) < 0:
-        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"Not a list of brokers: {list(broker_ids)}")
+def _check_brokers(broker_ids: Sequence[int], live: Set[int], factor: int | None) -> None:
+    """Refuses what ReplicationControlManager.validateManualPartitionAssignment does, in its order and words."""
+    reason: str | None = None
+    if not broker_ids:
+        reason = "an empty replica list."
+    before: int | None = None
+    for broker_id in sorted(broker_ids):
+        if broker_id not in live:
+            reason = f"broker {broker_id}, but no such broker is registered."
+        elif broker_id == before:
+            reason = f"the broker {broker_id} more than once."
+        if reason is not None:
+            break
+        before = broker_id
+    if reason is None and factor is not None and len(broker_ids) != factor:
+        reason = (
+            f"a partition with {len(broker_ids)} replica(s), but this is not consistent with previous partitions, "
+            f"which have {factor} replica(s)."
+        )
+    if reason is not None:
+        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes {reason}")
 
 
 def _read_configs(topic: CreatableTopic, broker: BrokerConfig) -> dict[str, str]:
@@ -242,11 +291,11 @@ async def delete_topics(request: DeleteTopicsRequest, context: RequestContext) -
     if not services.catalog.broker.delete_topic_enable:
         code = ErrorCode.TOPIC_DELETION_DISABLED if context.version >= 3 else ErrorCode.INVALID_REQUEST
         raise KafkaError(code, "delete.topic.enable is false.")
-    asked = request.topics or tuple(DeleteTopicState(name=name) for name in request.topic_names)
-    named = Counter(state.topic_id if state.name is None else state.name for state in asked)
+    asked = request.topics or await mapped(lambda name: DeleteTopicState(name=name), request.topic_names)
+    named = await tally(state.topic_id if state.name is None else state.name for state in asked)
     await services.catalog.refresh_if_changed()
     responses: dict[DeleteTopicState, DeletableTopicResult] = {}
-    for state in asked:
+    async for state in in_pieces(asked):
         if state in responses:
             continue
         try:
@@ -262,6 +311,21 @@ async def delete_topics(request: DeleteTopicsRequest, context: RequestContext) -
             log.info("topic deleted", topic=topic.name)
             responses[state] = DeletableTopicResult(name=topic.name, topic_id=topic.topic_id)
     return DeleteTopicsResponse(responses=tuple(responses.values()))
+
+
+def refuse_delete_topics(
+    request: DeleteTopicsRequest, version: int, code: ErrorCode, message: str | None
+) -> DeleteTopicsResponse:
+    if version >= 6:
+        responses = tuple(
+            DeletableTopicResult(name=topic.name, topic_id=topic.topic_id, error_code=code, error_message=message)
+            for topic in request.topics
+        )
+    else:
+        responses = tuple(
+            DeletableTopicResult(name=name, error_code=code, error_message=message) for name in request.topic_names
+        )
+    return DeleteTopicsResponse(responses=responses)
 
 
 def _find_deletable(state: DeleteTopicState, named: Counter[str | UUID], services: Services) -> Topic:
@@ -322,6 +386,17 @@ async def create_partitions(request: CreatePartitionsRequest, context: RequestCo
     return CreatePartitionsResponse(results=tuple(results.values()))
 
 
+def refuse_create_partitions(
+    request: CreatePartitionsRequest, version: int, code: ErrorCode, message: str | None
+) -> CreatePartitionsResponse:
+    return CreatePartitionsResponse(
+        results=tuple(
+            CreatePartitionsTopicResult(name=topic.name, error_code=code, error_message=message)
+            for topic in request.topics
+        )
+    )
+
+
 def _growth(topic: CreatePartitionsTopic, services: Services) -> int:
     known = services.catalog.get(topic.name)
     return max(topic.count - len(known.partitions), 0) if known is not None else 0
@@ -330,23 +405,29 @@ def _growth(topic: CreatePartitionsTopic, services: Services) -> int:
 def _find_growable(topic: CreatePartitionsTopic, services: Services) -> Topic:
     known = services.catalog.get(topic.name)
     if known is None:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic '{topic.name}'.")
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
     if known.internal:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"Topic '{topic.name}' is internal.")
     present = len(known.partitions)
-    if topic.count <= present:
+    if topic.count == present:
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, f"Topic already has {present} partition(s).")
+    if topic.count < present:
         raise KafkaError(
             ErrorCode.INVALID_PARTITIONS,
-            f"The topic '{topic.name}' has {present} partition(s); {topic.count} would not be an increase.",
+            f"The topic {topic.name} currently has {present} partition(s); {topic.count} would not be an increase.",
         )
     if topic.assignments is not None:
         if len(topic.assignments) != topic.count - present:
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
-                f"{topic.count - present} partition(s) are added, {len(topic.assignments)} assigned.",
+                f"Attempted to add {topic.count - present} additional partition(s), but only "
+                f"{len(topic.assignments)} assignment(s) were specified.",
             )
+        live = _live_brokers(services)
+        # Compared with what Metadata shows, which is all that a client can know of the topic's replicas.
+        factor = min(requested_replication_factor(known.configs, services.catalog.broker), len(live))
         for assignment in topic.assignments:
-            _check_brokers(assignment.broker_ids)
+            _check_brokers(assignment.broker_ids, live, factor)
     return known
 
 

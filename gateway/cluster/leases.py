@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -25,12 +25,13 @@ from gateway.cluster.placement import Leaders, shares
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError
 from storage.nodes import NodeStore
-from storage.types import CoordinatorLease, Node, NodeId
+from storage.types import CoordinatorLease, LeaseKind, Node, NodeId
 
 log = structlog.get_logger(__name__)
 
-SHARDS = 50
-"""offsets.topic.num.partitions: fixed, since a group's shard is stored with it."""
+SHARD_COUNTS: Mapping[LeaseKind, int] = {LeaseKind.GROUPS: 50, LeaseKind.TRANSACTIONS: 50, LeaseKind.JOBS: 8}
+"""Kafka's offsets.topic.num.partitions and transaction.state.log.num.partitions. Fixed: shards are stored."""
+SHARDS = SHARD_COUNTS[LeaseKind.GROUPS]
 
 GRACE_MS = 2_000
 """How long a free lease waits for the node that should have it before any other takes it."""

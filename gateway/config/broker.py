@@ -149,6 +149,14 @@ class BrokerConfig:
         _LONG, MAX_LONG, "How long a record may stay uncompacted at most.", at_least(1)
     )
 
+    log_store_inline_max_bytes: int = setting(
+        _INT,
+        65_536,
+        "Commits up to this size keep their bytes in Postgres, store or not. Not a Kafka setting.",
+        at_least(0),
+        update=_AT_START,
+    )
+
     # offsets and producers
     offsets_retention_minutes: int = setting(
         _INT, 10_080, "How long the offsets of a group without members are kept.", at_least(1), update=_AT_START

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, ConfigError, parse_broker_configs
 from gateway.config.listeners import (
@@ -50,6 +50,8 @@ class Settings:
     database_url: str | None
     """None: the node runs an embedded Postgres below `data_dir`."""
     data_dir: Path
+    log_store: Path | Literal["auto"] | None
+    """Where record bytes lie beside Postgres; None: nowhere. `log_directory` resolves "auto"."""
     rack: str | None
     metrics_listen: Address | None
     metrics_max_series: int
@@ -62,6 +64,13 @@ class Settings:
     node_ttl_ms: int
     drain_ms: int
     broker: BrokerConfig
+
+    @property
+    def log_directory(self) -> Path | None:
+        """Where the log's segments lie; None: all bytes are in Postgres."""
+        if self.log_store == "auto":
+            return self.data_dir / "log" if self.database_url is None else None
+        return self.log_store
 
     @property
     def max_request_bytes(self) -> int:
@@ -102,6 +111,12 @@ def _directory(text: str) -> Path:
     if path.exists() and not path.is_dir():
         raise ValueError("is not a directory")
     return path
+
+
+def _log_store(text: str) -> Path | Literal["auto"] | None:
+    if text == "auto":
+        return "auto"
+    return None if text == "inline" else _directory(text)
 
 
 def _whole(minimum: int, maximum: int) -> Callable[[str], int]:
@@ -181,6 +196,14 @@ OPTIONS: tuple[Option, ...] = (
         secret=True,
     ),
     Option("data-dir", _directory, ".sluice", "DIR", "where the embedded Postgres lives"),
+    Option(
+        "log-store",
+        _log_store,
+        "auto",
+        "DIR|inline|auto",
+        "where the bytes of large commits go: a directory that every node of the database reaches, or inline, into "
+        "Postgres; auto: below the data directory with the embedded Postgres, else inline",
+    ),
     Option("rack", _text, None, "NAME", "rack of this node, as clients see it (broker.rack)"),
     Option(
         "metrics-listen",

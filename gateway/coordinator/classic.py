@@ -2,25 +2,55 @@
 
 The one idea: `step` is a look-up in `table.TABLE`, total over state × event. Values in, values out: the caller stores
 what changed and sends the replies, so that restart, failover and simulation need no other code. What the protocol is
-stands in the modules that the table names.
+stands in the modules that the table names. `CLASSIC` is the same as the runner plays it.
 """
 
 from __future__ import annotations
 
-from gateway.coordinator.deadlines import next_deadline
-from gateway.coordinator.model import Event, Group, Settings, Step
-from gateway.coordinator.restore import StoredGroup, StoredMember, restore
+from collections.abc import Sequence
+from typing import Any
+
+from gateway.coordinator import restore as records
+from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.deadlines import next_deadline, postponed
+from gateway.coordinator.facts import (
+    AssignmentGiven,
+    EveryoneHeard,
+    Fact,
+    GenerationStarted,
+    GroupDeleted,
+    MemberId,
+)
+from gateway.coordinator.machine import Machine, StoredGroup, StoredMember, Summary
+from gateway.coordinator.model import (
+    DeleteGroup,
+    DeleteReply,
+    Event,
+    Group,
+    GroupState,
+    Heartbeat,
+    HeartbeatReply,
+    JoinGroup,
+    JoinReply,
+    LeaveGroup,
+    LeaveReply,
+    OffsetCommit,
+    OffsetCommitReply,
+    Reply,
+    Settings,
+    Step,
+    SyncGroup,
+    SyncReply,
+)
+from gateway.coordinator.restore import restore, stored, stored_member
 from gateway.coordinator.table import TABLE
 from gateway.coordinator.views import describe
+from protocol.errors import ErrorCode
 
-__all__ = [
-    "StoredGroup",
-    "StoredMember",
-    "describe",
-    "next_deadline",
-    "restore",
-    "step",
-]
+__all__ = ["CLASSIC", "DURABLE", "describe", "next_deadline", "postponed", "restore", "step", "stored", "stored_member"]
+
+DURABLE: frozenset[type[Fact]] = frozenset({GenerationStarted, AssignmentGiven, EveryoneHeard, GroupDeleted})
+"""What binds: a generation, its assignments, that the group is gone. A join phase in flight may be lost."""
 
 
 def step(group: Group, event: Event, now_ms: int, settings: Settings) -> Step:
@@ -29,3 +59,86 @@ def step(group: Group, event: Event, now_ms: int, settings: Settings) -> Step:
     An event that is refused, or changes nothing, gives back the same `group` object.
     """
     return TABLE[type(event)][group.state].handler(group, event, now_ms, settings)
+
+
+def refuse(event: Any, error: ErrorCode, *, loading: bool = False) -> Reply:
+    """Heartbeats for a group that could not be read are answered NONE: upstream keeps members alive meanwhile."""
+    match event:
+        case JoinGroup():
+            return JoinReply(error, event.member_id)
+        case SyncGroup():
+            return SyncReply(error)
+        case Heartbeat():
+            return HeartbeatReply(ErrorCode.NONE if loading else error)
+        case LeaveGroup():
+            return LeaveReply(error)
+        case OffsetCommit():
+            return OffsetCommitReply(error)
+        case DeleteGroup():
+            return DeleteReply(error)
+        case _:
+            raise TypeError(f"{type(event).__name__} is no request of a classic group")
+
+
+class _Classic:
+    """`Machine` for `Group`."""
+
+    group_type = "classic"
+    events = frozenset[type]({JoinGroup, SyncGroup, Heartbeat, LeaveGroup, OffsetCommit, DeleteGroup})
+    beats = frozenset[type]({Heartbeat, OffsetCommit})
+    durable = DURABLE
+
+    def missing(self, group_id: str) -> Group:
+        return Group(group_id)
+
+    def adopt(self, group: Any, event: Any) -> Group | None:
+        return None
+
+    def step(self, group: Group, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+        return TABLE[type(event)][group.state].handler(group, event, now_ms, settings)
+
+    def refuse(self, event: Any, error: ErrorCode, *, loading: bool = False) -> Reply:
+        return refuse(event, error, loading=loading)
+
+    def next_deadline(self, group: Group) -> int | None:
+        return next_deadline(group)
+
+    def postponed(self, group: Group, by_ms: int) -> Group:
+        return postponed(group, by_ms)
+
+    def watches(self, group: Group) -> bool:
+        """Classic members watch their topics themselves."""
+        return False
+
+    def is_idle(self, group: Group) -> bool:
+        return not group.members and not group.pending
+
+    def is_deleted(self, group: Group) -> bool:
+        return group.state is GroupState.DEAD
+
+    def summary(self, group: Group) -> Summary:
+        return Summary(
+            group_id=group.group_id,
+            group_type=self.group_type,
+            exists=group.exists,
+            state=group.state.value,
+            protocol_type=group.protocol_type or "",
+            generation_id=group.generation_id,
+            member_count=len(group.members),
+            subscribed_topics=group.subscribed_topics,
+            is_stable=group.state is GroupState.STABLE,
+        )
+
+    def stored(self, group: Group) -> StoredGroup:
+        return stored(group)
+
+    def stored_member(self, group: Group, member_id: MemberId) -> StoredMember | None:
+        return stored_member(group, member_id)
+
+    def member_ids(self, group: Group) -> Sequence[MemberId]:
+        return tuple(group.members)
+
+    restore = staticmethod(records.restore)
+
+
+CLASSIC: Machine = _Classic()

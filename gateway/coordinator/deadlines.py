@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from gateway.coordinator.draft import Draft
+from gateway.coordinator.facts import Departure, MemberDisconnected, PendingMemberExpired, Trigger
 from gateway.coordinator.model import (
     ConnectionClosed,
     ConnectionId,
@@ -36,6 +37,20 @@ def next_deadline(group: Group) -> int | None:
     return min(_deadlines(group), default=None)
 
 
+def postponed(group: Group, by_ms: int) -> Group:
+    """The same group with every deadline later: for this long nobody could be heard, or be told."""
+    phase_deadline_ms = group.phase_deadline_ms
+    return replace(
+        group,
+        session_deadlines={key: at_ms + by_ms for key, at_ms in group.session_deadlines.items()},
+        connection_deadlines={key: at_ms + by_ms for key, at_ms in group.connection_deadlines.items()},
+        pending={
+            key: replace(pending, deadline_ms=pending.deadline_ms + by_ms) for key, pending in group.pending.items()
+        },
+        phase_deadline_ms=None if phase_deadline_ms is None else phase_deadline_ms + by_ms,
+    )
+
+
 def _deadlines(group: Group) -> Iterator[int]:
     if group.phase_deadline_ms is not None:
         yield group.phase_deadline_ms
@@ -51,9 +66,8 @@ def tick(group: Group, event: Tick, now_ms: int, settings: Settings) -> Step:
         return Step(group)
     draft = Draft(group, now_ms, settings)
     pending_went = _expire_pending(draft)
-    lost = _expire_members(draft)
-    if lost:
-        rebalance(draft, ", ".join(lost))
+    if _expire_members(draft):
+        rebalance(draft, Trigger.MEMBER_LEFT)
     elif pending_went and draft.state is GroupState.PREPARING_REBALANCE:
         maybe_complete_join_phase(draft)
     if draft.phase_deadline_ms is not None and draft.phase_deadline_ms <= now_ms:
@@ -65,25 +79,23 @@ def _expire_pending(draft: Draft) -> bool:
     expired = [pending for pending in draft.pending.values() if pending.deadline_ms <= draft.now_ms]
     for pending in expired:
         del draft.pending[pending.member_id]
-        draft.say(f"pending member {pending.member_id} never joined")
+        draft.tell(PendingMemberExpired(pending.member_id))
     return bool(expired)
 
 
-def _expire_members(draft: Draft) -> list[str]:
-    """Who is lost, and why."""
-    lost: list[str] = []
+def _expire_members(draft: Draft) -> bool:
+    """Whether anyone is lost."""
+    before = len(draft.members)
     for member in list(draft.members.values()):
         if draft.connection_deadlines.get(member.member_id, draft.now_ms + 1) <= draft.now_ms:
-            lost.append(f"member {member.member_id} lost its connection")
-            draft.remove(member.member_id)
+            draft.remove(member.member_id, Departure.CONNECTION_CLOSED)
         elif draft.session_deadlines.get(member.member_id, draft.now_ms + 1) <= draft.now_ms:
             if _waits_on_us(member):
                 # Silent because it is being held; its session starts again with the answer.
                 del draft.session_deadlines[member.member_id]
                 continue
-            lost.append(f"member {member.member_id} has expired")
-            draft.remove(member.member_id)
-    return lost
+            draft.remove(member.member_id, Departure.SESSION_EXPIRED)
+    return len(draft.members) < before
 
 
 def _waits_on_us(member: Member) -> bool:
@@ -100,9 +112,8 @@ def _end_phase(draft: Draft) -> None:
         return
     silent = [member_id for member_id in draft.members if member_id in draft.pending_sync]
     for member_id in silent:
-        draft.remove(member_id)
-        draft.say(f"member {member_id} never synced")
-    prepare_rebalance(draft, f"{len(silent)} member(s) never synced")
+        draft.remove(member_id, Departure.NEVER_SYNCED)
+    prepare_rebalance(draft, Trigger.MEMBER_LEFT)
 
 
 def connection_closed(group: Group, event: ConnectionClosed, now_ms: int, settings: Settings) -> Step:
@@ -144,7 +155,7 @@ def _disconnect(draft: Draft, member: Member, closed: ConnectionId) -> None:
     grace_ms = draft.settings.group_connection_grace_ms
     if connection_id is None and member.group_instance_id is None and grace_ms >= 0:
         draft.connection_deadlines[member.member_id] = draft.now_ms + grace_ms
-        draft.say(f"member {member.member_id}: connection closed")
+        draft.tell(MemberDisconnected(member.member_id))
 
 
 def _unless_on(closed: ConnectionId, parked: Parked | None) -> Parked | None:

@@ -3,15 +3,25 @@
 The one idea: mutation lives for the length of one step. A handler that accepts a request opens a `Draft`, says in
 domain verbs what happens to members, and seals it into a `Step`; a handler that refuses gives back the very group it
 was given. The verbs keep in agreement what must agree: a member that goes takes its deadlines and its parked requests
-with it, every parked request that is displaced is answered, counts follow members. When rebalances start and end is not
-decided here, but in `rebalance.py`.
+with it, every parked request that is displaced is answered, counts follow members, what happened is told. When
+rebalances start and end is not decided here, but in `rebalance.py`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from gateway.coordinator.facts import (
+    Departure,
+    EveryoneHeard,
+    Fact,
+    MemberFenced,
+    MemberLeft,
+    MemberReplaced,
+    shortened,
+)
 from gateway.coordinator.model import (
+    GROUP_FIELDS,
     LEGAL_TRANSITIONS,
     ConnectionId,
     Group,
@@ -20,6 +30,7 @@ from gateway.coordinator.model import (
     Member,
     MemberId,
     Parked,
+    PendingMember,
     Reply,
     RequestId,
     Settings,
@@ -29,86 +40,60 @@ from gateway.coordinator.model import (
 from gateway.coordinator.protocols import names
 from protocol.errors import ErrorCode
 
-MAX_REASON_CHARS = 255
-"""As clients cut them; whoever does not is cut here."""
+_STORED_WITH_MEMBERS = (GroupState.COMPLETING_REBALANCE, GroupState.STABLE)
 
 
 class Draft:
-    """Fields are those of `Group`, under the same names; `seal` puts them together again."""
+    """Fields are those of `Group`, under the same names, as far as steps change them; `seal` puts them together."""
 
-    __slots__ = (
-        "awaiting_join",
-        "connection_deadlines",
-        "exists",
-        "generation_id",
-        "group_id",
-        "initial_delay_remaining_ms",
-        "leader_id",
-        "members",
-        "new_member_added",
-        "now_ms",
-        "pending",
-        "pending_sync",
-        "persist",
-        "phase_deadline_ms",
-        "protocol_name",
-        "protocol_support",
-        "protocol_type",
-        "reasons",
-        "replies",
-        "session_deadlines",
-        "settings",
-        "state",
-        "subscribed_topics",
-    )
+    group_id: str
+    state: GroupState
+    exists: bool
+    protocol_type: str | None
+    protocol_name: str | None
+    generation_id: int
+    leader_id: MemberId | None
+    members: dict[MemberId, Member]
+    pending: dict[MemberId, PendingMember]
+    pending_sync: set[MemberId]
+    unheard: set[MemberId]
+    session_deadlines: dict[MemberId, int]
+    connection_deadlines: dict[MemberId, int]
+    phase_deadline_ms: int | None
+    initial_delay_remaining_ms: int | None
+    new_member_added: bool
+    subscribed_topics: frozenset[str] | None
+    awaiting_join: int
+    protocol_support: dict[str, int]
 
     def __init__(self, group: Group, now_ms: int, settings: Settings) -> None:
         self.now_ms = now_ms
         self.settings = settings
         self.replies: list[tuple[RequestId, Reply]] = []
-        self.reasons: list[str] = []
-        self.persist = False
-        self.group_id = group.group_id
-        self.state = group.state
-        self.exists = group.exists
-        self.protocol_type = group.protocol_type
-        self.protocol_name = group.protocol_name
-        self.generation_id = group.generation_id
-        self.leader_id = group.leader_id
+        self.facts: list[Fact] = []
+        for name in GROUP_FIELDS:
+            setattr(self, name, getattr(group, name))
         self.members = dict(group.members)
         self.pending = dict(group.pending)
         self.pending_sync = set(group.pending_sync)
+        self.unheard = set(group.unheard)
         self.session_deadlines = dict(group.session_deadlines)
         self.connection_deadlines = dict(group.connection_deadlines)
-        self.phase_deadline_ms = group.phase_deadline_ms
-        self.initial_delay_remaining_ms = group.initial_delay_remaining_ms
-        self.new_member_added = group.new_member_added
-        self.subscribed_topics = group.subscribed_topics
-        self.awaiting_join = group.awaiting_join
         self.protocol_support = dict(group.protocol_support)
+        self._had_unheard = bool(group.unheard)
 
     def seal(self) -> Step:
-        group = Group(
-            group_id=self.group_id,
-            state=self.state,
-            exists=self.exists,
-            protocol_type=self.protocol_type,
-            protocol_name=self.protocol_name,
-            generation_id=self.generation_id,
-            leader_id=self.leader_id,
-            members=self.members,
-            pending=self.pending,
-            pending_sync=frozenset(self.pending_sync),
-            session_deadlines=self.session_deadlines,
-            connection_deadlines=self.connection_deadlines,
-            phase_deadline_ms=self.phase_deadline_ms,
-            initial_delay_remaining_ms=self.initial_delay_remaining_ms,
-            new_member_added=self.new_member_added,
-            subscribed_topics=self.subscribed_topics,
-            awaiting_join=self.awaiting_join,
-            protocol_support=self.protocol_support,
-        )
-        return Step(group, tuple(self.replies), self.persist, tuple(self.reasons))
+        # During a join phase nothing is stored; its end is, and says the same.
+        if (
+            self._had_unheard
+            and not self.unheard
+            and self.state in (GroupState.COMPLETING_REBALANCE, GroupState.STABLE)
+        ):
+            self.tell(EveryoneHeard())
+        values = {name: getattr(self, name) for name in GROUP_FIELDS}
+        values["pending_sync"] = frozenset(self.pending_sync)
+        values["unheard"] = frozenset(self.unheard)
+        return Step(Group(**values), tuple(self.replies), tuple(self.facts))
 
     def transition(self, to: GroupState) -> None:
         if to not in LEGAL_TRANSITIONS[self.state]:
@@ -118,8 +103,8 @@ class Draft:
     def answer(self, request_id: RequestId, reply: Reply) -> None:
         self.replies.append((request_id, reply))
 
-    def say(self, reason: str) -> None:
-        self.reasons.append(reason)
+    def tell(self, fact: Fact) -> None:
+        self.facts.append(fact)
 
     # --- members ----------------------------------------------------------------------------------------------------
 
@@ -127,6 +112,9 @@ class Draft:
         """Adds the member, or replaces what is held under its id."""
         before = self.members.get(member.member_id)
         if before is None:
+            last = next(reversed(self.members.values()), None)
+            if last is not None and member.position <= last.position:
+                member = replace(member, position=last.position + 1)
             self._count(member, +1)
         else:
             if before.protocols is not member.protocols:
@@ -135,17 +123,18 @@ class Draft:
             self.awaiting_join += (member.parked_join is not None) - (before.parked_join is not None)
         self.members[member.member_id] = member
 
-    def remove(self, member_id: MemberId, error: ErrorCode = ErrorCode.UNKNOWN_MEMBER_ID) -> None:
-        """Takes the member out; its parked requests are answered with `error`. A leader's place goes to the eldest."""
+    def remove(self, member_id: MemberId, departure: Departure, reason: str | None = None) -> None:
+        """Takes the member out; its parked requests are answered. A leader's place goes to the eldest."""
         member = self.members.pop(member_id)
+        self.tell(MemberLeft(member_id, departure, shortened(reason)))
         self._count(member, -1)
-        self._refuse_parked(member, error)
-        self._forget_deadlines(member_id)
+        self._refuse_parked(member, ErrorCode.UNKNOWN_MEMBER_ID)
+        self._forget(member_id)
         self.pending_sync.discard(member_id)
         if self.leader_id == member_id:
             self.leader_id = next(iter(self.members), None)
 
-    def rename(self, old_id: MemberId, new: Member) -> None:
+    def rename(self, old_id: MemberId, new: Member, reason: str | None) -> None:
         """Puts `new` in the place of a static member: order, leadership and a sync still awaited go over to it.
 
         The old id's parked requests are answered FENCED_INSTANCE_ID (`replaceStaticMember`).
@@ -154,7 +143,9 @@ class Draft:
         self._refuse_parked(old, ErrorCode.FENCED_INSTANCE_ID)
         self._count(old, -1)
         self._count(new, +1)
-        self._forget_deadlines(old_id)
+        self._forget(old_id)
+        self.tell(MemberReplaced(new.member_id, old_id, new.group_instance_id or "", shortened(reason)))
+        self.tell(MemberFenced(old_id, new.group_instance_id))
         self.members = {
             (new.member_id if member_id == old_id else member_id): (new if member_id == old_id else member)
             for member_id, member in self.members.items()
@@ -205,6 +196,7 @@ class Draft:
     def hear(self, member: Member, connection_id: ConnectionId) -> Member:
         """The member has spoken through this connection, which is its key from here on."""
         self.connection_deadlines.pop(member.member_id, None)
+        self.unheard.discard(member.member_id)
         if member.connection_id != connection_id:
             member = replace(member, connection_id=connection_id)
             self.put(member)
@@ -217,7 +209,8 @@ class Draft:
         """The longest that any member asked for."""
         return max((member.rebalance_timeout_ms for member in self.members.values()), default=0)
 
-    def _forget_deadlines(self, member_id: MemberId) -> None:
+    def _forget(self, member_id: MemberId) -> None:
+        self.unheard.discard(member_id)
         self.session_deadlines.pop(member_id, None)
         self.connection_deadlines.pop(member_id, None)
 
@@ -226,8 +219,3 @@ def session_ms(member: Member, settings: Settings) -> int:
     """How long the member may be silent. A new member's first join may be held for longer than any session."""
     first_join_held = member.is_new and member.parked_join is not None
     return settings.new_member_join_timeout_ms if first_join_held else member.session_timeout_ms
-
-
-def because(what: str, reason: str | None) -> str:
-    """What happened, with the client's own words for it (KIP-800), which mean nothing to the protocol."""
-    return f"{what}: {reason[:MAX_REASON_CHARS]}" if reason else what

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.coordinator.draft import Draft, session_ms
+from gateway.coordinator.facts import Fact
 from gateway.coordinator.identity import NO_MEMBER_ID, refusal
 from gateway.coordinator.model import (
     ConnectionId,
@@ -37,8 +38,8 @@ def heartbeat_preparing(group: Group, event: Heartbeat, now_ms: int, settings: S
     error = _heartbeat_error(group, event)
     if error is not None:
         return _beat(group, event, error)
-    group = hear(group, event.member_id, event.connection_id, now_ms, settings)
-    return _beat(group, event, ErrorCode.REBALANCE_IN_PROGRESS)
+    heard = hear(group, event.member_id, event.connection_id, now_ms, settings)
+    return _beat(heard.group, event, ErrorCode.REBALANCE_IN_PROGRESS, heard.facts)
 
 
 def heartbeat_live(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step:
@@ -46,7 +47,8 @@ def heartbeat_live(group: Group, event: Heartbeat, now_ms: int, settings: Settin
     error = _heartbeat_error(group, event)
     if error is not None:
         return _beat(group, event, error)
-    return _beat(hear(group, event.member_id, event.connection_id, now_ms, settings), event, ErrorCode.NONE)
+    heard = hear(group, event.member_id, event.connection_id, now_ms, settings)
+    return _beat(heard.group, event, ErrorCode.NONE, heard.facts)
 
 
 def heartbeat_dead(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step:
@@ -60,8 +62,8 @@ def _heartbeat_error(group: Group, event: Heartbeat) -> ErrorCode | None:
     return error
 
 
-def _beat(group: Group, event: Heartbeat, error: ErrorCode) -> Step:
-    return Step(group, ((event.request_id, HeartbeatReply(error)),))
+def _beat(group: Group, event: Heartbeat, error: ErrorCode, facts: tuple[Fact, ...] = ()) -> Step:
+    return Step(group, ((event.request_id, HeartbeatReply(error)),), facts)
 
 
 def commit_empty(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:
@@ -80,7 +82,8 @@ def commit_live(group: Group, event: OffsetCommit, now_ms: int, settings: Settin
     error = _commit_error(group, event)
     if error is not None:
         return _commit(group, event, error)
-    return _commit(hear(group, event.member_id, event.connection_id, now_ms, settings), event, ErrorCode.NONE)
+    heard = hear(group, event.member_id, event.connection_id, now_ms, settings)
+    return _commit(heard.group, event, ErrorCode.NONE, heard.facts)
 
 
 def commit_completing(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:
@@ -101,15 +104,15 @@ def _commit_error(group: Group, event: OffsetCommit) -> ErrorCode | None:
     return error
 
 
-def _commit(group: Group, event: OffsetCommit, error: ErrorCode) -> Step:
-    return Step(group, ((event.request_id, OffsetCommitReply(error)),))
+def _commit(group: Group, event: OffsetCommit, error: ErrorCode, facts: tuple[Fact, ...] = ()) -> Step:
+    return Step(group, ((event.request_id, OffsetCommitReply(error)),), facts)
 
 
-def hear(group: Group, member_id: MemberId, connection_id: ConnectionId, now_ms: int, settings: Settings) -> Group:
+def hear(group: Group, member_id: MemberId, connection_id: ConnectionId, now_ms: int, settings: Settings) -> Step:
     """The group once it has heard from a member: its session starts again, its key is this connection."""
     member = group.members[member_id]
     if member.connection_id == connection_id:
-        return group.with_session_deadline(member_id, now_ms + session_ms(member, settings))
+        return Step(group.with_session_deadline(member_id, now_ms + session_ms(member, settings)))
     draft = Draft(group, now_ms, settings)
     draft.arm_session(draft.hear(member, connection_id))
-    return draft.seal().group
+    return draft.seal()

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gateway.coordinator.draft import Draft, because
+from gateway.coordinator.draft import Draft
+from gateway.coordinator.facts import AssignmentGiven, Departure, MemberJoined, MemberRejoined, Trigger, shortened
 from gateway.coordinator.identity import NO_MEMBER_ID, Requester, Standing, identify
 from gateway.coordinator.model import (
     Group,
@@ -92,9 +93,9 @@ def _turn_away(group: Group, event: JoinGroup, requester: Requester, now_ms: int
     draft = Draft(group, now_ms, settings)
     draft.answer(event.request_id, reply)
     if draft.pending.pop(member_id, None) is None:
-        draft.remove(member_id)
+        draft.remove(member_id, Departure.TURNED_AWAY)
     if draft.state is GroupState.PREPARING_REBALANCE:
-        rebalance(draft, f"member {member_id} turned away, group.max.size reached")
+        rebalance(draft, Trigger.TOO_MANY_MEMBERS, member_id)
     return draft.seal()
 
 
@@ -133,13 +134,14 @@ def admit(draft: Draft, event: JoinGroup, pending_id: MemberId) -> None:
     draft.park_join(member, _parked(event))
     if draft.initial_delay_remaining_ms is not None:
         draft.new_member_added = True
-    rebalance(draft, because(f"new member {member.member_id}", event.reason))
+    draft.tell(MemberJoined(member.member_id, member.group_instance_id, shortened(event.reason)))
+    rebalance(draft, Trigger.MEMBER_JOINED, member.member_id)
 
 
 def return_to_barrier(draft: Draft, event: JoinGroup, old_id: MemberId) -> None:
     """A static member restarted in the join phase, and has joined; or after it, and cannot sync as who it was."""
-    _replace_static(draft, event, old_id, park=True)
-    rebalance(draft, because(f"static member {event.group_instance_id} returned", event.reason))
+    member = _replace_static(draft, event, old_id, park=True)
+    rebalance(draft, Trigger.MEMBER_RETURNED, member.member_id)
 
 
 def return_while_stable(draft: Draft, event: JoinGroup, old_id: MemberId) -> None:
@@ -151,10 +153,9 @@ def return_while_stable(draft: Draft, event: JoinGroup, old_id: MemberId) -> Non
     leader = draft.members[draft.leader_id]
     if select_protocol(draft.members, draft.protocol_support, leader) != draft.protocol_name:
         draft.park_join(member, _parked(event))
-        rebalance(draft, because(f"static member {event.group_instance_id} changed the protocol", event.reason))
+        rebalance(draft, Trigger.MEMBER_RETURNED, member.member_id)
         return
-    draft.persist = True
-    draft.say(because(f"static member {event.group_instance_id} returned as {member.member_id}", event.reason))
+    draft.tell(AssignmentGiven(member.member_id, draft.generation_id))
     if event.version >= SKIP_ASSIGNMENT:
         reply = joined(draft, member, skip_assignment=member.member_id == draft.leader_id)
     else:
@@ -164,7 +165,7 @@ def return_while_stable(draft: Draft, event: JoinGroup, old_id: MemberId) -> Non
 
 
 def rejoin_while_preparing(draft: Draft, event: JoinGroup, member_id: MemberId) -> None:
-    _wait_at_barrier(draft, event, member_id, f"member {member_id} re-joined")
+    _wait_at_barrier(draft, event, member_id)
 
 
 def rejoin_while_completing(draft: Draft, event: JoinGroup, member_id: MemberId) -> None:
@@ -172,15 +173,13 @@ def rejoin_while_completing(draft: Draft, event: JoinGroup, member_id: MemberId)
     if draft.members[member_id].protocols == event.protocols:
         _answer_at_once(draft, event, member_id)
     else:
-        _wait_at_barrier(draft, event, member_id, f"member {member_id} re-joined with other metadata")
+        _wait_at_barrier(draft, event, member_id)
 
 
 def rejoin_while_stable(draft: Draft, event: JoinGroup, member_id: MemberId) -> None:
     """A leader that joins again wants to assign again, whatever it offers (it has seen new partitions)."""
-    if member_id == draft.leader_id:
-        _wait_at_barrier(draft, event, member_id, f"leader {member_id} re-joined")
-    elif draft.members[member_id].protocols != event.protocols:
-        _wait_at_barrier(draft, event, member_id, f"member {member_id} re-joined with other metadata")
+    if member_id == draft.leader_id or draft.members[member_id].protocols != event.protocols:
+        _wait_at_barrier(draft, event, member_id)
     else:
         _answer_at_once(draft, event, member_id)
 
@@ -191,7 +190,7 @@ def _answer_at_once(draft: Draft, event: JoinGroup, member_id: MemberId) -> None
     draft.answer(event.request_id, joined(draft, member))
 
 
-def _wait_at_barrier(draft: Draft, event: JoinGroup, member_id: MemberId, reason: str) -> None:
+def _wait_at_barrier(draft: Draft, event: JoinGroup, member_id: MemberId) -> None:
     member = replace(
         draft.hear(draft.members[member_id], event.connection_id),
         protocols=event.protocols,
@@ -199,7 +198,8 @@ def _wait_at_barrier(draft: Draft, event: JoinGroup, member_id: MemberId, reason
         rebalance_timeout_ms=_rebalance_timeout_ms(event),
     )
     draft.park_join(member, _parked(event))
-    rebalance(draft, because(reason, event.reason))
+    draft.tell(MemberRejoined(member_id, shortened(event.reason)))
+    rebalance(draft, Trigger.MEMBER_REJOINED, member_id)
 
 
 def _replace_static(draft: Draft, event: JoinGroup, old_id: MemberId, *, park: bool) -> Member:
@@ -217,7 +217,7 @@ def _replace_static(draft: Draft, event: JoinGroup, old_id: MemberId, *, park: b
         parked_sync=None,
         connection_id=event.connection_id,
     )
-    draft.rename(old_id, member)
+    draft.rename(old_id, member, event.reason)
     draft.arm_session(member)
     return member
 

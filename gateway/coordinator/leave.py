@@ -6,7 +6,8 @@ and, only if the leader went, one election. Follows `classicGroupLeaveToClassicG
 
 from __future__ import annotations
 
-from gateway.coordinator.draft import Draft, because
+from gateway.coordinator.draft import Draft
+from gateway.coordinator.facts import Departure, GroupDeleted, Trigger
 from gateway.coordinator.identity import NO_MEMBER_ID, refusal, static_member
 from gateway.coordinator.model import (
     DeleteGroup,
@@ -33,7 +34,7 @@ def leave(group: Group, event: LeaveGroup, now_ms: int, settings: Settings) -> S
         return Step(group, ((event.request_id, reply),))
     draft.answer(event.request_id, reply)
     if len(draft.members) < len(group.members):
-        rebalance(draft, f"{len(group.members) - len(draft.members)} member(s) left")
+        rebalance(draft, Trigger.MEMBER_LEFT)
     elif draft.state is GroupState.PREPARING_REBALANCE:
         maybe_complete_join_phase(draft)
     return draft.seal()
@@ -62,8 +63,7 @@ def _take_out(draft: Draft, leaving: LeavingMember) -> ErrorCode:
         error = refusal(draft.members, member_id, leaving.group_instance_id)
         if error is not None:
             return error
-    draft.remove(member_id)
-    draft.say(because(f"member {member_id} left", leaving.reason))
+    draft.remove(member_id, Departure.LEFT, leaving.reason)
     return ErrorCode.NONE
 
 
@@ -72,7 +72,7 @@ def delete_empty(group: Group, event: DeleteGroup, now_ms: int, settings: Settin
     if not group.exists:
         return _answer(group, event, ErrorCode.GROUP_ID_NOT_FOUND)
     deleted = Group(group.group_id, GroupState.DEAD)
-    return Step(deleted, ((event.request_id, DeleteReply(ErrorCode.NONE)),), persist=True, reasons=("group deleted",))
+    return Step(deleted, ((event.request_id, DeleteReply(ErrorCode.NONE)),), (GroupDeleted(),))
 
 
 def delete_live(group: Group, event: DeleteGroup, now_ms: int, settings: Settings) -> Step:

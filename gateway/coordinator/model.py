@@ -3,23 +3,31 @@
 The one idea: nothing here does anything. `classic.step(group, event, now_ms, settings)` reads a `Group` and an event
 and returns a `Step`; the runner (`gateway/groups/runtime.py`) stores what changed, then sends the replies. There are no
 futures, sockets or clocks: a parked request is its `request_id`, a timer is a deadline in ms on the runner's monotonic
-clock.
+clock. A field declared here is stored by that (`document.py`), unless it is volatile.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
-from typing import NewType
+from operator import attrgetter
+from uuid import UUID
 
+from gateway.coordinator.document import VOLATILE
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import (
+    ClientRequest,
+    ConnectionClosed,
+    ConnectionId,
+    Request,
+    RequestId,
+    Step,
+    Tick,
+)
 from protocol.errors import ErrorCode
 
-RequestId = NewType("RequestId", int)
-"""Names one request that awaits exactly one reply; the runner's key to the connection that sent it."""
-
-ConnectionId = NewType("ConnectionId", str)
-MemberId = NewType("MemberId", str)
+__all__ = ["ConnectionClosed", "ConnectionId", "MemberId", "RequestId", "Step", "Tick"]
 
 Protocols = tuple[tuple[str, bytes], ...]
 """Protocols in the member's order of preference: (name, metadata)."""
@@ -78,11 +86,13 @@ class Member:
     protocols: Protocols
     assignment: bytes = b""
     """What the leader gave it in the group's current generation; b"" until the leader has spoken."""
-    is_new: bool = False
+    position: int = 0
+    """Members are told, and lead, in the order of joining."""
+    is_new: bool = field(default=False, metadata=VOLATILE)
     """Awaits its first join answer; while that join is held, the session timer is the new-member timeout."""
-    parked_join: Parked | None = None
-    parked_sync: Parked | None = None
-    connection_id: ConnectionId | None = None
+    parked_join: Parked | None = field(default=None, metadata=VOLATILE)
+    parked_sync: Parked | None = field(default=None, metadata=VOLATILE)
+    connection_id: ConnectionId | None = field(default=None, metadata=VOLATILE)
     """The connection that last spoke for this member; None after a restart or once it has closed."""
 
 
@@ -93,95 +103,6 @@ class PendingMember:
     member_id: MemberId
     connection_id: ConnectionId
     deadline_ms: int
-
-
-# --- events: each that carries a request_id gets exactly one reply, now or in a later step -------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class JoinGroup:
-    request_id: RequestId
-    connection_id: ConnectionId
-    version: int
-    """Request version: >= 4 requires a known member id (KIP-394), >= 9 understands skip_assignment (KIP-814)."""
-    client_id: str
-    client_host: str
-    member_id: MemberId
-    group_instance_id: str | None
-    protocol_type: str
-    protocols: Protocols
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    new_member_id: MemberId
-    """An unguessable id, taken if this request makes a new member (the coordinator has no randomness of its own)."""
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SyncGroup:
-    request_id: RequestId
-    connection_id: ConnectionId
-    member_id: MemberId
-    group_instance_id: str | None
-    generation_id: int
-    protocol_type: str | None
-    protocol_name: str | None
-    assignments: tuple[tuple[MemberId, bytes], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Heartbeat:
-    request_id: RequestId
-    connection_id: ConnectionId
-    member_id: MemberId
-    group_instance_id: str | None
-    generation_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class LeavingMember:
-    member_id: MemberId
-    group_instance_id: str | None
-    reason: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class LeaveGroup:
-    request_id: RequestId
-    connection_id: ConnectionId
-    members: tuple[LeavingMember, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class OffsetCommit:
-    """Asks whether a commit may go to Postgres; the generation is fenced there once more."""
-
-    request_id: RequestId
-    connection_id: ConnectionId
-    version: int
-    member_id: MemberId
-    group_instance_id: str | None
-    generation_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class DeleteGroup:
-    request_id: RequestId
-
-
-@dataclass(frozen=True, slots=True)
-class ConnectionClosed:
-    """The peer closed (or lost) a connection; its parked requests can no longer be answered."""
-
-    connection_id: ConnectionId
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """Time has passed: due deadlines fire. Sent at `next_deadline(group)` or later; late ones are harmless."""
-
-
-Event = JoinGroup | SyncGroup | Heartbeat | LeaveGroup | OffsetCommit | DeleteGroup | ConnectionClosed | Tick
 
 
 # --- replies --------------------------------------------------------------------------------------------------------
@@ -235,6 +156,8 @@ class LeaveReply:
 @dataclass(frozen=True, slots=True)
 class OffsetCommitReply:
     error: ErrorCode
+    by_member_epoch: bool = False
+    """The commit is to be fenced by the epoch of the member that it names, not by the group's generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,6 +168,76 @@ class DeleteReply:
 Reply = JoinReply | SyncReply | HeartbeatReply | LeaveReply | OffsetCommitReply | DeleteReply
 
 
+# --- events: each that carries a request_id gets exactly one reply, now or in a later step -------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JoinGroup(ClientRequest[JoinReply]):
+    version: int
+    """Request version: >= 4 requires a known member id (KIP-394), >= 9 understands skip_assignment (KIP-814)."""
+    client_id: str
+    client_host: str
+    member_id: MemberId
+    group_instance_id: str | None
+    protocol_type: str
+    protocols: Protocols
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    new_member_id: MemberId
+    """An unguessable id, taken if this request makes a new member (the coordinator has no randomness of its own)."""
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SyncGroup(ClientRequest[SyncReply]):
+    member_id: MemberId
+    group_instance_id: str | None
+    generation_id: int
+    protocol_type: str | None
+    protocol_name: str | None
+    assignments: tuple[tuple[MemberId, bytes], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat(ClientRequest[HeartbeatReply]):
+    member_id: MemberId
+    group_instance_id: str | None
+    generation_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeavingMember:
+    member_id: MemberId
+    group_instance_id: str | None
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveGroup(ClientRequest[LeaveReply]):
+    members: tuple[LeavingMember, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetCommit(ClientRequest[OffsetCommitReply]):
+    """Asks whether a commit may go to Postgres; the generation is fenced there once more."""
+
+    version: int
+    member_id: MemberId
+    group_instance_id: str | None
+    generation_id: int
+    """Or the member's epoch."""
+    partitions: tuple[tuple[UUID, int], ...] = ()
+    """(topic id, partition): what is to be committed."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteGroup(Request[DeleteReply]):
+    """Takes the group away, if it is Empty."""
+
+
+Event = JoinGroup | SyncGroup | Heartbeat | LeaveGroup | OffsetCommit | DeleteGroup | ConnectionClosed | Tick
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """One classic group at one moment. A missing group is `Group(group_id)`: Empty, generation 0, never stored.
@@ -253,72 +246,49 @@ class Group:
     the state allows (initial delay, join phase, pending sync), pending members' own. No mapping is ever mutated.
     """
 
-    group_id: str
+    group_id: str = field(metadata=VOLATILE)
     state: GroupState = GroupState.EMPTY
-    exists: bool = False
+    exists: bool = field(default=False, metadata=VOLATILE)
     """False until the first join, commit or stored record: an id that nobody has used."""
     protocol_type: str | None = None
     protocol_name: str | None = None
     """The vote's winner of the current generation; None while the group is Empty."""
     generation_id: int = 0
     leader_id: MemberId | None = None
-    members: Mapping[MemberId, Member] = field(default_factory=dict[MemberId, Member])
-    """In the order of joining."""
-    pending: Mapping[MemberId, PendingMember] = field(default_factory=dict[MemberId, PendingMember])
-    pending_sync: frozenset[MemberId] = frozenset()
+    members: Mapping[MemberId, Member] = field(default_factory=dict[MemberId, Member], metadata=VOLATILE)
+    """In the order of joining. Stored member by member."""
+    pending: Mapping[MemberId, PendingMember] = field(default_factory=dict[MemberId, PendingMember], metadata=VOLATILE)
+    pending_sync: frozenset[MemberId] = field(default=frozenset(), metadata=VOLATILE)
     """Members whose SyncGroup this generation still awaits; whoever stays here until the phase deadline is removed."""
-    session_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int])
+    unheard: frozenset[MemberId] = field(default=frozenset(), metadata=VOLATILE)
+    """Members who have not spoken since the group was read back."""
+    session_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
     """A member without one has a parked request, which is sign of life enough."""
-    connection_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int])
+    connection_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
     """Members whose connection has closed, and when the grace ends."""
-    phase_deadline_ms: int | None = None
-    initial_delay_remaining_ms: int | None = None
+    phase_deadline_ms: int | None = field(default=None, metadata=VOLATILE)
+    initial_delay_remaining_ms: int | None = field(default=None, metadata=VOLATILE)
     """Not None while the initial rebalance delay runs: what is left of the rebalance timeout for extensions."""
-    new_member_added: bool = False
+    new_member_added: bool = field(default=False, metadata=VOLATILE)
     """A member was added since the initial delay was last extended."""
-    subscribed_topics: frozenset[str] | None = None
+    subscribed_topics: frozenset[str] | None = field(default=None, metadata=VOLATILE)
     """Topics of all members' subscriptions; None where they cannot be known (other protocol types, malformed)."""
-    awaiting_join: int = 0
+    awaiting_join: int = field(default=0, metadata=VOLATILE)
     """How many members have a parked join. Follows from `members`; kept so that a join need not count them."""
-    protocol_support: Mapping[str, int] = field(default_factory=dict[str, int])
+    protocol_support: Mapping[str, int] = field(default_factory=dict[str, int], metadata=VOLATILE)
     """How many members list each protocol. Follows from `members`; kept so that a join need not ask them all."""
 
     def with_session_deadline(self, member_id: MemberId, deadline_ms: int) -> Group:
         """The same group with one session deadline moved.
 
-        Written out because heartbeats are all that is frequent here, and `dataclasses.replace` costs three times this.
+        Heartbeats are all that is frequent here, and `dataclasses.replace` costs three times this.
         """
-        session_deadlines = dict(self.session_deadlines)
+        values = list(_VALUES(self))
+        session_deadlines = values[_SESSION_DEADLINES] = dict(self.session_deadlines)
         session_deadlines[member_id] = deadline_ms
-        return Group(
-            self.group_id,
-            self.state,
-            self.exists,
-            self.protocol_type,
-            self.protocol_name,
-            self.generation_id,
-            self.leader_id,
-            self.members,
-            self.pending,
-            self.pending_sync,
-            session_deadlines,
-            self.connection_deadlines,
-            self.phase_deadline_ms,
-            self.initial_delay_remaining_ms,
-            self.new_member_added,
-            self.subscribed_topics,
-            self.awaiting_join,
-            self.protocol_support,
-        )
+        return Group(*values)
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """What one event did. If `persist`, the group must be stored before any reply is sent; if storing fails the
-    runner keeps the group it had, so a refused step has changed nothing. A group that is Dead is to be deleted."""
-
-    group: Group
-    replies: tuple[tuple[RequestId, Reply], ...] = ()
-    persist: bool = False
-    reasons: tuple[str, ...] = ()
-    """Why the group moved, in words for logs and metrics, e.g. "member m1 left", "rebalance: new member m2"."""
+GROUP_FIELDS = tuple(each.name for each in fields(Group))
+_VALUES = attrgetter(*GROUP_FIELDS)
+_SESSION_DEADLINES = GROUP_FIELDS.index("session_deadlines")

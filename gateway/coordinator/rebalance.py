@@ -10,22 +10,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.coordinator.draft import Draft
+from gateway.coordinator.facts import Departure, GenerationStarted, RebalanceBegun, Trigger
 from gateway.coordinator.model import GroupState, JoinedMember, JoinReply, Member, MemberId, SyncReply
 from gateway.coordinator.protocols import metadata_of, select_protocol, subscribed_topics
 from protocol.errors import ErrorCode
 
 
-def rebalance(draft: Draft, reason: str) -> None:
+def rebalance(draft: Draft, trigger: Trigger, member_id: MemberId | None = None) -> None:
     """The membership or somebody's metadata has changed: opens the barrier, or looks whether an open one can fall."""
     if draft.state is GroupState.PREPARING_REBALANCE:
-        draft.say(reason)
         maybe_complete_join_phase(draft)
     else:
-        prepare_rebalance(draft, reason)
+        prepare_rebalance(draft, trigger, member_id)
 
 
-def prepare_rebalance(draft: Draft, reason: str) -> None:
-    draft.say(f"rebalance: {reason}")
+def prepare_rebalance(draft: Draft, trigger: Trigger, member_id: MemberId | None = None) -> None:
+    draft.tell(RebalanceBegun(trigger, member_id))
     if draft.state is GroupState.COMPLETING_REBALANCE:
         _refuse_parked_syncs(draft)
     was_empty = draft.state is GroupState.EMPTY
@@ -80,8 +80,7 @@ def complete_join_phase(draft: Draft) -> None:
     """The barrier falls, whoever is missing. Dynamic members that have not re-joined are out; static ones stay."""
     for member in list(draft.members.values()):
         if member.parked_join is None and member.group_instance_id is None:
-            draft.remove(member.member_id)
-            draft.say(f"member {member.member_id} did not re-join in time")
+            draft.remove(member.member_id, Departure.NOT_REJOINED)
     draft.initial_delay_remaining_ms = None
     draft.new_member_added = False
     if draft.members and draft.awaiting_join == 0:
@@ -89,7 +88,6 @@ def complete_join_phase(draft: Draft) -> None:
         draft.phase_deadline_ms = draft.now_ms + draft.rebalance_timeout_ms()
         return
     draft.generation_id += 1
-    draft.persist = True
     if draft.members:
         _begin_generation(draft)
     else:
@@ -98,7 +96,7 @@ def complete_join_phase(draft: Draft) -> None:
         draft.leader_id = None
         draft.subscribed_topics = frozenset()
         draft.phase_deadline_ms = None
-        draft.say(f"generation {draft.generation_id} is empty")
+        draft.tell(GenerationStarted(draft.generation_id, None, ()))
 
 
 def _begin_generation(draft: Draft) -> None:
@@ -107,7 +105,7 @@ def _begin_generation(draft: Draft) -> None:
     draft.protocol_name = select_protocol(draft.members, draft.protocol_support, leader)
     draft.subscribed_topics = subscribed_topics(draft.protocol_type, draft.protocol_name, draft.members.values())
     draft.transition(GroupState.COMPLETING_REBALANCE)
-    draft.say(f"generation {draft.generation_id} of {len(draft.members)} members, protocol {draft.protocol_name}")
+    draft.tell(GenerationStarted(draft.generation_id, draft.protocol_name, tuple(draft.members)))
     for member in list(draft.members.values()):
         # What the last generation assigned must not be served in this one.
         settled = replace(member, parked_join=None, is_new=False, assignment=b"")

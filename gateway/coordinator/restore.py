@@ -1,78 +1,75 @@
-"""A group read back from storage, by a coordinator that has just begun or taken over.
+"""A classic group on its way to and from storage.
 
-The one idea: members are given a full session to be heard again, so a restart of the gateway is not a rebalance. What
-is not stored is lost without harm: a join phase in flight (whoever was held in it asks again), pending ids, parked
-requests, connections.
+The one idea: what is stored is what the dataclasses declare, so nothing here names a field twice. Members are given a
+full session to be heard again, so a restart of the gateway is not a rebalance; but only once: while some have not been
+heard since, further restarts go on with the session that was running. What is not stored is lost without harm: a join
+phase in flight (whoever was held in it asks again), pending ids, parked requests, connections.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 
+from gateway.coordinator.document import dump, load
 from gateway.coordinator.draft import Draft
-from gateway.coordinator.model import Group, GroupState, Member, MemberId, Protocols, Settings
+from gateway.coordinator.facts import Trigger
+from gateway.coordinator.machine import Document, StoredGroup, StoredMember
+from gateway.coordinator.model import Group, GroupState, Member, MemberId, Settings
 from gateway.coordinator.protocols import subscribed_topics
 from gateway.coordinator.rebalance import prepare_rebalance
 
+SHORTEST_SESSION_MS = 10_000
+"""What a member has to be heard after any restart, however long ago the first one was: time to find the node again."""
 
-@dataclass(frozen=True, slots=True)
-class StoredMember:
-    member_id: MemberId
-    group_instance_id: str | None
-    client_id: str
-    client_host: str
-    session_timeout_ms: int
-    rebalance_timeout_ms: int
-    protocols: Protocols
-    assignment: bytes
+_COLUMNS = ("state", "protocol_type", "generation_id")
+"""Fields that Postgres understands, too, and that are stored beside the document."""
 
 
-@dataclass(frozen=True, slots=True)
-class StoredGroup:
-    """What a `Step` with `persist` asked to store."""
-
-    group_id: str
-    state: GroupState
-    """Empty, CompletingRebalance or Stable."""
-    protocol_type: str | None
-    protocol_name: str | None
-    generation_id: int
-    leader_id: MemberId | None
-    members: tuple[StoredMember, ...]
-    """In the order of joining."""
+def stored(group: Group) -> StoredGroup:
+    document = dump(group)
+    for name in _COLUMNS:
+        del document[name]
+    return StoredGroup(
+        group.state.value, group.protocol_type, group.generation_id, document, all_heard=not group.unheard
+    )
 
 
-def restore(stored: StoredGroup, now_ms: int, settings: Settings) -> Group:
+def stored_member(group: Group, member_id: MemberId) -> StoredMember | None:
+    member = group.members.get(member_id)
+    return None if member is None else StoredMember(dump(member))
+
+
+def restore(
+    group_id: str,
+    stored: StoredGroup,
+    members: Mapping[MemberId, Document],
+    silent_ms: int | None,
+    now_ms: int,
+    settings: Settings,
+) -> Group:
     """A group larger than `group.max.size` opens a rebalance at once, whose latecomers are then turned away."""
-    draft = Draft(Group(stored.group_id), now_ms, settings)
-    draft.exists = True
-    draft.state = stored.state
-    draft.protocol_type = stored.protocol_type
-    draft.protocol_name = stored.protocol_name
-    draft.generation_id = stored.generation_id
-    draft.leader_id = stored.leader_id
-    for each in stored.members:
-        member = _member(each)
+    columns = {name: getattr(stored, name) for name in _COLUMNS}
+    group = load(Group, {**stored.document, **columns}, group_id=group_id, exists=True)
+    draft = Draft(group, now_ms, settings)
+    for member in sorted((load(Member, document) for document in members.values()), key=_position):
         draft.put(member)
-        draft.arm_session(member)
-    if stored.protocol_name is not None:
-        draft.subscribed_topics = subscribed_topics(stored.protocol_type, stored.protocol_name, draft.members.values())
-    if stored.state is GroupState.COMPLETING_REBALANCE:
+        draft.session_deadlines[member.member_id] = now_ms + _session_left_ms(member, silent_ms)
+        draft.unheard.add(member.member_id)
+    if group.protocol_name is not None:
+        draft.subscribed_topics = subscribed_topics(group.protocol_type, group.protocol_name, draft.members.values())
+    if group.state is GroupState.COMPLETING_REBALANCE:
         draft.pending_sync = set(draft.members)
         draft.phase_deadline_ms = now_ms + draft.rebalance_timeout_ms()
     if len(draft.members) > settings.group_max_size:
-        prepare_rebalance(draft, "restored with more members than group.max.size")
+        prepare_rebalance(draft, Trigger.TOO_MANY_MEMBERS)
     return draft.seal().group
 
 
-def _member(stored: StoredMember) -> Member:
-    return Member(
-        member_id=stored.member_id,
-        group_instance_id=stored.group_instance_id,
-        client_id=stored.client_id,
-        client_host=stored.client_host,
-        session_timeout_ms=stored.session_timeout_ms,
-        rebalance_timeout_ms=stored.rebalance_timeout_ms,
-        protocols=stored.protocols,
-        assignment=stored.assignment,
-    )
+def _position(member: Member) -> int:
+    return member.position
+
+
+def _session_left_ms(member: Member, silent_ms: int | None) -> int:
+    if silent_ms is None:
+        return member.session_timeout_ms
+    return max(member.session_timeout_ms - silent_ms, min(member.session_timeout_ms, SHORTEST_SESSION_MS))

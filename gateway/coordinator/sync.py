@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.coordinator.draft import Draft
+from gateway.coordinator.facts import AssignmentGiven, GenerationAssigned
 from gateway.coordinator.identity import refusal
 from gateway.coordinator.model import (
     Group,
@@ -22,8 +23,6 @@ from gateway.coordinator.model import (
     SyncGroup,
     SyncReply,
 )
-from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
-from protocol.consumer import EMPTY_ASSIGNMENT
 from protocol.errors import ErrorCode
 
 
@@ -87,13 +86,14 @@ def _differ(given: str | None, own: str | None) -> bool:
 
 
 def _hand_out(draft: Draft, assignments: dict[MemberId, bytes]) -> None:
-    """Members the leader left out get nothing to read, which is an assignment too; ids it made up are ignored."""
+    """Members that the leader left out are given zero bytes; ids that it made up are ignored."""
     draft.transition(GroupState.STABLE)
-    draft.persist = True
-    draft.say(f"generation {draft.generation_id} assigned by {draft.leader_id}")
+    assert draft.leader_id is not None
+    draft.tell(GenerationAssigned(draft.generation_id, draft.leader_id))
     for member in list(draft.members.values()):
         settled = replace(member, assignment=assignments.get(member.member_id, b""), parked_sync=None)
         draft.put(settled)
+        draft.tell(AssignmentGiven(settled.member_id, draft.generation_id))
         if member.parked_sync is not None:
             draft.arm_session(settled)
             _answer(draft, member.parked_sync.request_id, settled.assignment)
@@ -106,7 +106,4 @@ def _close_sync_phase(draft: Draft) -> None:
 
 
 def _answer(draft: Draft, request_id: RequestId, assignment: bytes) -> None:
-    if draft.protocol_type == CONSUMER_PROTOCOL_TYPE and not assignment:
-        # The Java consumer cannot read a zero-byte assignment; other protocol types are opaque.
-        assignment = EMPTY_ASSIGNMENT
     draft.answer(request_id, SyncReply(ErrorCode.NONE, draft.protocol_type, draft.protocol_name, assignment))

@@ -1,7 +1,8 @@
-"""Groups as they are stored: the coordinator's values on their way to and from Postgres, which know nothing of it.
+"""Groups as they are stored: the machines' values on their way to and from Postgres, which know nothing of it.
 
-The one idea: a record is the group's whole surviving state. So a write whose outcome is unknown can be repeated, a read
-needs nothing else, and all that is left to care for is order: a group is not read while a write of it is under way.
+The one idea: what is written is what changed, and says what is so, not what to do. So a write whose outcome is unknown
+can be repeated, writes of many groups share a transaction (`gatherer.py`), and all that is left to care for is order: a
+group is not read while a write of it is under way. What a row holds is the machine's business.
 """
 
 from __future__ import annotations
@@ -15,11 +16,14 @@ from typing import TypeVar
 import structlog
 
 from gateway.cluster.leases import shard_of
-from gateway.coordinator.model import Group, GroupState, MemberId, Settings
-from gateway.coordinator.restore import StoredGroup, StoredMember, restore
-from storage.errors import StorageUnavailable
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import Document, Machines, StoredGroup, Value
+from gateway.coordinator.model import Settings
+from gateway.groups.gatherer import Gatherer
+from gateway.groups.slot import Unstored
+from storage.errors import StorageConflict, StorageUnavailable
 from storage.groups import GroupStore
-from storage.types import CoordinatorLease, GroupRecord, MemberRecord
+from storage.types import CoordinatorLease, GroupChange, GroupRecord, MemberRecord, Saved
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -27,6 +31,10 @@ T = TypeVar("T")
 
 FIRST_RETRY_MS = 50
 LAST_RETRY_MS = 1_000
+MAX_ROWS_PER_TRANSACTION = 1_000
+MAX_GROUPS_PER_READ = 500
+MAX_WAITING_WRITES = 4
+"""Transactions that wait for a group that somebody else holds; they must not take all connections."""
 
 Wanted = Callable[[], bool]
 """Whether anybody still waits for a read or write that failed: one that nobody wants is not tried again."""
@@ -38,37 +46,103 @@ class GroupRecords:
     All of it raises StorageUnavailable once it is in vain, writes StorageConflict when the lease is not current.
     """
 
-    def __init__(self, store: GroupStore, patience_ms: int) -> None:
+    def __init__(self, store: GroupStore, machines: Machines, patience_ms: int) -> None:
         self._store = store
+        self._machines = machines
         self._patience_ms = patience_ms
         self._writes: dict[str, asyncio.Future[None]] = {}
+        self._saves: Gatherer[GroupChange, Saved] = Gatherer(
+            "group writer", self._save, max_size=MAX_ROWS_PER_TRANSACTION, size=_rows
+        )
+        self._loads: Gatherer[str, GroupRecord | None] = Gatherer(
+            "group reader", self._load, max_size=MAX_GROUPS_PER_READ
+        )
+        self._waiting = asyncio.Semaphore(MAX_WAITING_WRITES)
         self._loop = asyncio.get_running_loop()
 
-    async def write(self, group: Group, state_timestamp_ms: int, lease: CoordinatorLease, wanted: Wanted) -> None:
-        """Stores the group; a Dead one is removed, with its offsets. Nothing else may write it meanwhile."""
-        with self._writing(group.group_id):
-            if group.state is GroupState.DEAD:
-                await self._patiently(
-                    lambda: self._store.delete(group.group_id, lease), wanted, group_id=group.group_id
-                )
+    async def write(
+        self, group_id: str, group: Value, unstored: Unstored, lease: CoordinatorLease, wanted: Wanted
+    ) -> None:
+        """Stores what changed of the group; a deleted one is removed, with its offsets. Nothing else may write it
+        meanwhile."""
+        with self._writing(group_id):
+            if self._machines.of(group).is_deleted(group):
+                await self._patiently(lambda: self._store.delete(group_id, lease), wanted, group_id=group_id)
             else:
-                record = to_record(group, state_timestamp_ms)
-                await self._patiently(lambda: self._store.save(record, lease), wanted, group_id=group.group_id)
+                change = self._change(group_id, group, unstored, lease)
+                await self._patiently(lambda: self._write(change), wanted, group_id=group_id)
 
     async def read(self, group_id: str, wanted: Wanted) -> GroupRecord | None:
         await self._written((group_id,))
-        return await self._patiently(lambda: self._store.load(group_id), wanted, group_id=group_id)
+        return await self._patiently(lambda: self._loads.submit(group_id), wanted, group_id=group_id)
 
     async def read_shard(self, shard: int, wanted: Wanted) -> Sequence[GroupRecord]:
-        """Does not give up before nobody wants it."""
+        """All of the shard that have members. Does not give up before nobody wants it."""
         await self._written([group_id for group_id in self._writes if shard_of(group_id) == shard])
         return await self._patiently(
             lambda: self._store.load_shard(shard), wanted, patience_ms=math.inf, all_of_shard=shard
         )
 
-    async def list(self) -> list[tuple[str, str | None, str]]:
-        """(group id, protocol type, state) of every group of the cluster; tried once."""
+    async def list(self) -> list[tuple[str, str, str | None, str]]:
+        """(group id, group type, protocol type, state) of every group of the cluster; tried once."""
         return await self._store.list()
+
+    def restored(self, record: GroupRecord, now_ms: int, settings: Settings) -> Value:
+        """The group as its machine goes on with it, `now_ms` being monotonic."""
+        return self._machines.of_type(record.group_type).restore(
+            record.group_id,
+            StoredGroup(record.state, record.protocol_type, record.generation_id, record.document),
+            {MemberId(member.member_id): member.document for member in record.members},
+            record.silent_ms,
+            now_ms,
+            settings,
+        )
+
+    # --- writing ------------------------------------------------------------------------------------------------
+
+    def _change(self, group_id: str, group: Value, unstored: Unstored, lease: CoordinatorLease) -> GroupChange:
+        machine = self._machines.of(group)
+        stored = machine.stored(group)
+        changed: list[MemberRecord] = []
+        gone: list[str] = []
+        for member_id in machine.member_ids(group) if unstored.whole else sorted(unstored.members):
+            member = machine.stored_member(group, member_id)
+            if member is None:
+                gone.append(member_id)
+            else:
+                changed.append(MemberRecord(member_id, member.document, member.member_epoch))
+        return GroupChange(
+            lease=lease,
+            group_id=group_id,
+            group_type=machine.group_type,
+            state=stored.state,
+            protocol_type=stored.protocol_type,
+            generation_id=stored.generation_id,
+            document=stored.document,
+            all_heard=stored.all_heard,
+            changed=tuple(changed),
+            gone=tuple(gone),
+            replaced=unstored.whole,
+        )
+
+    async def _write(self, change: GroupChange) -> None:
+        """A group that somebody else holds is waited for apart from the others."""
+        saved = await self._saves.submit(change)
+        if saved is Saved.BUSY:
+            async with self._waiting:
+                (saved,) = await self._store.save((change,), wait=True)
+        if saved is not Saved.SAVED:
+            lease = change.lease
+            raise StorageConflict(f"the lease of shard {lease.shard} is no more at epoch {lease.lease_epoch}")
+
+    async def _save(self, changes: Sequence[GroupChange]) -> Sequence[Saved]:
+        return await self._store.save(changes)
+
+    async def _load(self, group_ids: Sequence[str]) -> Sequence[GroupRecord | None]:
+        records = await self._store.load(group_ids)
+        return [records.get(group_id) for group_id in group_ids]
+
+    # --- order and patience -------------------------------------------------------------------------------------
 
     @contextmanager
     def _writing(self, group_id: str) -> Generator[None, None, None]:
@@ -102,56 +176,22 @@ class GroupRecords:
             pause_ms = min(pause_ms * 2, LAST_RETRY_MS)
 
 
-def to_record(group: Group, state_timestamp_ms: int) -> GroupRecord:
-    """`state_timestamp_ms` is the wall-clock time of the group's last change of state: offset expiry counts from it."""
-    return GroupRecord(
-        group_id=group.group_id,
-        state=group.state.value,
-        state_timestamp_ms=state_timestamp_ms,
-        protocol_type=group.protocol_type,
-        protocol_name=group.protocol_name,
-        generation_id=group.generation_id,
-        leader_id=group.leader_id,
-        members=tuple(
-            MemberRecord(
-                member_id=member.member_id,
-                group_instance_id=member.group_instance_id,
-                client_id=member.client_id,
-                client_host=member.client_host,
-                session_timeout_ms=member.session_timeout_ms,
-                rebalance_timeout_ms=member.rebalance_timeout_ms,
-                protocols=member.protocols,
-                assignment=member.assignment,
-            )
-            for member in group.members.values()
-        ),
-    )
+ROW_CHARS = 4_096
+"""A member whose document is longer counts as several rows."""
 
 
-def restored(record: GroupRecord, now_ms: int, settings: Settings) -> Group:
-    """The group with every member's session beginning at `now_ms` (monotonic); see `coordinator.restore`."""
-    return restore(
-        StoredGroup(
-            group_id=record.group_id,
-            state=GroupState(record.state),
-            protocol_type=record.protocol_type,
-            protocol_name=record.protocol_name,
-            generation_id=record.generation_id,
-            leader_id=None if record.leader_id is None else MemberId(record.leader_id),
-            members=tuple(
-                StoredMember(
-                    member_id=MemberId(member.member_id),
-                    group_instance_id=member.group_instance_id,
-                    client_id=member.client_id,
-                    client_host=member.client_host,
-                    session_timeout_ms=member.session_timeout_ms,
-                    rebalance_timeout_ms=member.rebalance_timeout_ms,
-                    protocols=member.protocols,
-                    assignment=member.assignment,
-                )
-                for member in record.members
-            ),
-        ),
-        now_ms,
-        settings,
-    )
+def _rows(change: GroupChange) -> int:
+    return 1 + len(change.gone) + sum(1 + _chars(member.document) // ROW_CHARS for member in change.changed)
+
+
+def _chars(document: Document) -> int:
+    """About how long a document is: what clients fill it with are strings, in lists at most two deep."""
+    return sum(len(text) for value in document.values() for text in _texts(value))
+
+
+def _texts(value: object) -> Iterable[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list):
+        for item in value:  # pyright: ignore[reportUnknownVariableType]
+            yield from _texts(item)  # pyright: ignore[reportUnknownArgumentType]

@@ -1,61 +1,49 @@
-"""Runs the pure coordinator: one queue per group, store what changed, then send the replies.
+"""Plays machines: one queue per id, store what changed, then send the replies.
 
 The one idea: a group is a value in a slot. An event that finds the slot idle is stepped at once, in the caller's own
 call, so a heartbeat costs neither a task nor a future; a step that must be stored makes the slot busy until Postgres
 has it, and everything that arrives meanwhile waits in the slot's mailbox. Memory is a cache under a lease: a slot whose
 lease has moved, or whose last write has an unknown outcome for too long, is dropped and read again.
 
-What a group does is decided in `gateway/coordinator`; who may coordinate it in `gateway/cluster/leases.py`; how it is
-read and written in `gateway/groups/records.py`; nothing here knows about sockets or messages. Offsets never pass
-through a slot: see `gateway/groups/offset_committer.py`.
+Time stands still for a group while it is stored, and while this process does not run: deadlines count from the reply,
+and from when a member could be heard.
+
+What a group does is decided by its machine (`gateway/coordinator/machine.py`), who may coordinate it in
+`gateway/cluster/leases.py`, how it is read and written in `gateway/groups/records.py`. What has happened is told to
+`tell`, once it is settled. Nothing here knows about sockets, messages, or any one kind of group.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
-import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
 from contextlib import asynccontextmanager, contextmanager
-from typing import Any, overload
+from typing import Any, Protocol
 
 import structlog
 
-from gateway.cluster.leases import Leases
-from gateway.coordinator.classic import next_deadline, step
-from gateway.coordinator.model import (
+from gateway.coordinator.cluster import NO_TOPICS, Cluster
+from gateway.coordinator.facts import Fact
+from gateway.coordinator.machine import (
+    ClientRequest,
+    ClusterChanged,
     ConnectionClosed,
     ConnectionId,
-    DeleteGroup,
-    DeleteReply,
     Event,
-    Group,
-    GroupState,
-    Heartbeat,
-    HeartbeatReply,
-    JoinGroup,
-    JoinReply,
-    LeaveGroup,
-    LeaveReply,
-    OffsetCommit,
-    OffsetCommitReply,
-    Reply,
+    Machines,
+    ReplyT,
+    Request,
     RequestId,
-    Settings,
     Step,
-    SyncGroup,
-    SyncReply,
     Tick,
+    Value,
 )
-from gateway.groups.offset_committer import OffsetCommitter
-from gateway.groups.records import GroupRecords, restored
-from gateway.groups.slot import Hold, Request, Slot, refuse
+from gateway.groups.records import Wanted
+from gateway.groups.slot import Slot, Turn, Unstored
 from gateway.operate.logs import NO_REQUEST
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageConflict, StorageError, StorageUnavailable
-from storage.groups import GroupStore
-from storage.offsets import OffsetStore
-from storage.types import CoordinatorLease, GroupRecord, Node
+from storage.types import CoordinatorLease
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -66,34 +54,54 @@ MAX_GROUP_ID_BYTES = 1_024
 MAX_MAILBOX = 20_000
 MAX_GROUPS_PER_CONNECTION = 10_000
 """Groups told when a connection closes; members of any further ones count on their session timeout alone."""
-STORE_PATIENCE_MS = 15_000
-"""How long one write or load is tried again before those who wait for it are sent away."""
 SHORTEST_TIMER_MS = 5
 """A deadline that a Tick did not clear cannot spin the loop."""
+STALL_MS = 100
+"""A timer that is later than this was held up by this process: what members sent meanwhile may lie unread."""
 
 
-class Groups:
-    """The classic groups this node coordinates.
+class Records(Protocol):
+    """Where one kind of id is kept. See `GroupRecords`."""
 
-    `settings` may be replaced while running: the next event uses it. Times are ms on the loop's monotonic clock;
-    only `GroupRecord.state_timestamp_ms` is wall-clock.
+    async def write(
+        self, group_id: str, group: Value, unstored: Unstored, lease: CoordinatorLease, wanted: Wanted
+    ) -> None: ...
+
+    async def read(self, group_id: str, wanted: Wanted) -> Record | None: ...
+
+    async def read_shard(self, shard: int, wanted: Wanted) -> Sequence[Record]: ...
+
+    def restored(self, record: Any, now_ms: int, settings: Any) -> Value: ...
+
+
+class Record(Protocol):
+    @property
+    def group_id(self) -> str: ...
+
+
+class LeaseHolder(Protocol):
+    """Who may coordinate what: `gateway.cluster.leases.Leases`, for one kind of lease."""
+
+    def lease_for(self, group_id: str) -> CoordinatorLease | None: ...
+
+
+Tell = Callable[[Value, Value, tuple[Fact, ...]], None]
+"""Is given a group before and after a step that is settled, and what happened."""
+
+
+class Runtime:
+    """The ids of one kind that this node coordinates.
+
+    `settings` may be replaced while running: the next event uses it. Times are ms on the loop's monotonic clock.
     """
 
-    def __init__(
-        self,
-        store: GroupStore,
-        offsets: OffsetStore,
-        leases: Leases,
-        settings: Settings,
-        *,
-        store_patience_ms: int = STORE_PATIENCE_MS,
-        count_rebalance: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, machines: Machines, records: Records, leases: LeaseHolder, settings: Any, tell: Tell) -> None:
         self.settings = settings
-        self.offset_committer = OffsetCommitter(offsets)
-        self._records = GroupRecords(store, store_patience_ms)
-        self._leases = leases
-        self._count_rebalance = count_rebalance
+        self._machines = machines
+        self._records = records
+        self._lease_holder = leases
+        self._tell = tell
+        self._cluster = NO_TOPICS
         self._slots: dict[str, Slot] = {}
         self._connections: dict[ConnectionId, set[str]] = {}
         self._shards_loading: dict[int, CoordinatorLease] = {}
@@ -108,19 +116,7 @@ class Groups:
         self._last_request_id += 1
         return RequestId(self._last_request_id)
 
-    @overload
-    def submit(self, group_id: str, request: JoinGroup) -> JoinReply | asyncio.Future[JoinReply]: ...
-    @overload
-    def submit(self, group_id: str, request: SyncGroup) -> SyncReply | asyncio.Future[SyncReply]: ...
-    @overload
-    def submit(self, group_id: str, request: Heartbeat) -> HeartbeatReply | asyncio.Future[HeartbeatReply]: ...
-    @overload
-    def submit(self, group_id: str, request: LeaveGroup) -> LeaveReply | asyncio.Future[LeaveReply]: ...
-    @overload
-    def submit(self, group_id: str, request: OffsetCommit) -> OffsetCommitReply | asyncio.Future[OffsetCommitReply]: ...
-    @overload
-    def submit(self, group_id: str, request: DeleteGroup) -> DeleteReply | asyncio.Future[DeleteReply]: ...
-    def submit(self, group_id: str, request: Request) -> Any:
+    def submit(self, group_id: str, request: Request[ReplyT]) -> ReplyT | asyncio.Future[ReplyT]:
         """The reply, or a future of it where the group must be read or stored first or holds the request.
 
         A refusal is a reply, never raised: NOT_COORDINATOR without the lease or while draining,
@@ -128,26 +124,26 @@ class Groups:
         """
         slot = self._slot(group_id)
         if isinstance(slot, ErrorCode):
-            return refuse(request, slot)
+            return self._machines.refuse(request, slot)
         if slot.busy:
             if len(slot.mailbox) >= MAX_MAILBOX:
-                return refuse(request, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+                return self._machines.refuse(request, ErrorCode.COORDINATOR_NOT_AVAILABLE)
             slot.mailbox.append(request)
             return self._park(slot, request)
-        taken = step(slot.group, request, self._now_ms(), self.settings)
-        if taken.persist:
+        taken = self._step(slot, request)
+        if self._machines.must_store(taken):
             future = self._park(slot, request)
             self._store_then_settle(slot, taken, request)
             return future
         reply = self._settle(slot, taken, request)
         if reply is None:
             return self._park(slot, request)
-        if slot.group.members or slot.group.pending:
+        if not self._machines.of(slot.group).is_idle(slot.group):
             self._remember(slot, request)
         self._retire_if_idle(slot)
         return reply
 
-    async def view(self, group_id: str) -> Group:
+    async def view(self, group_id: str) -> Value:
         """The group as it was last settled: what a step that is still being stored will say is not in it.
 
         Raises KafkaError: NOT_COORDINATOR, COORDINATOR_NOT_AVAILABLE.
@@ -156,7 +152,7 @@ class Groups:
             return group
 
     @asynccontextmanager
-    async def holding(self, group_id: str) -> AsyncGenerator[tuple[Group, CoordinatorLease], None]:
+    async def holding(self, group_id: str) -> AsyncGenerator[tuple[Value, CoordinatorLease], None]:
         """The settled group and its lease; nothing else happens to the group until the block ends.
 
         For work in Postgres that is right only while the group stays as it is (OffsetDelete). Raises KafkaError as
@@ -170,13 +166,13 @@ class Groups:
         else:
             if len(slot.mailbox) >= MAX_MAILBOX:
                 raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE)
-            hold = Hold(self._loop.create_future())
-            slot.mailbox.append(hold)
+            turn = Turn(self._loop.create_future())
+            slot.mailbox.append(turn)
             try:
-                await hold.turn
+                await turn.come
             except asyncio.CancelledError:
-                # Cancelled between the turn's coming and our hearing of it: nobody else would end the hold.
-                if hold.turn.done() and not hold.turn.cancelled():
+                # Cancelled between the turn's coming and our hearing of it: nobody else would end it.
+                if turn.come.done() and not turn.come.cancelled():
                     self._resume(slot)
                 raise
         try:
@@ -184,40 +180,22 @@ class Groups:
         finally:
             self._resume(slot)
 
-    async def list(self) -> dict[str, tuple[str, str]]:
-        """Protocol type ("" if none) and state of every group this node coordinates, by id.
+    def in_memory(self) -> list[Value]:
+        """Groups that this node coordinates and that are more than what is stored of them, as last settled."""
+        return [slot.group for slot in self._slots.values() if not self._machines.of(slot.group).is_idle(slot.group)]
 
-        Raises StorageUnavailable.
-        """
-        listed = {
-            group_id: (protocol_type or "", state)
-            for group_id, protocol_type, state in await self._records.list()
-            if self.lease_for(group_id) is not None
-        }
-        for group_id, slot in self._slots.items():
-            if slot.group.exists:
-                listed[group_id] = (slot.group.protocol_type or "", slot.group.state.value)
-        return listed
+    def group_ids(self) -> list[str]:
+        """What is in memory, idle or not."""
+        return list(self._slots)
 
-    def in_memory(self) -> list[Group]:
-        """Groups with members or pending ids that this node coordinates, as last settled: what offset expiry must know
-        beyond what is stored (which topics a Stable group reads, that a rebalance is under way)."""
-        return [slot.group for slot in self._slots.values() if slot.group.members or slot.group.pending]
-
-    async def coordinators_of(self, group_ids: Sequence[str]) -> list[Node | KafkaError]:
-        """The nodes to ask, as Postgres has it now; COORDINATOR_NOT_AVAILABLE where none holds the group's shard."""
-        await self._leases.look_up(group_ids)
-        found: list[Node | KafkaError] = []
-        for group_id in group_ids:
-            try:
-                found.append(self._leases.coordinator_of(group_id))
-            except KafkaError as refused:
-                found.append(refused)
-        return found
+    @property
+    def shards_loading(self) -> frozenset[int]:
+        """Shards whose groups are being read because this node has just begun to coordinate them."""
+        return frozenset(self._shards_loading)
 
     def lease_for(self, group_id: str) -> CoordinatorLease | None:
         """This node's leave to coordinate the group; None also while draining."""
-        return None if self._draining else self._leases.lease_for(group_id)
+        return None if self._draining else self._lease_holder.lease_for(group_id)
 
     def connection_closed(self, connection_id: str, by_peer: bool = True) -> None:
         """A connection has ended. If its peer closed it or failed, every group it spoke for is told; for a close of our
@@ -226,14 +204,8 @@ class Groups:
         group_ids = self._connections.pop(event.connection_id, set[str]())
         for group_id in group_ids if by_peer else ():
             slot = self._slots.get(group_id)
-            if slot is None:
-                continue
-            if slot.busy:
-                slot.mailbox.append(event)
-            else:
-                with self._or_dropped(slot):
-                    self._process(slot, event)
-                    self._after_events(slot)
+            if slot is not None:
+                self._send(slot, event)
 
     # --- what the cluster calls ---------------------------------------------------------------------------------
 
@@ -249,16 +221,19 @@ class Groups:
         for slot in [slot for slot in self._slots.values() if slot.lease.shard == shard]:
             self._drop(slot, ErrorCode.NOT_COORDINATOR)
 
-    def shards_in_unrest(self) -> set[int]:
-        """Shards with a group that is being rebalanced, stored or read: handed over last."""
-        return {
-            slot.lease.shard
-            for slot in self._slots.values()
-            if slot.busy or slot.group.state in (GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE)
-        }
+    def shards_where(self, unrest: Callable[[Value], bool]) -> set[int]:
+        """Shards with a group that is being stored or read, or of which `unrest` holds."""
+        return {slot.lease.shard for slot in self._slots.values() if slot.busy or unrest(slot.group)}
 
-    async def drain(self, timeout_s: float = 3.0) -> None:
-        """Answers every held request with NOT_COORDINATOR after letting writes in flight finish; stores nothing new.
+    def cluster_changed(self, cluster: Cluster) -> None:
+        """Steps that follow are given this cluster; groups whose machine watches it are told."""
+        self._cluster = cluster
+        for slot in list(self._slots.values()):
+            if self._machines.of(slot.group).watches(slot.group):
+                self._send(slot, ClusterChanged())
+
+    async def drain(self, timeout_s: float = 3.0, also: Sequence[Awaitable[None]] = ()) -> None:
+        """Answers every held request with NOT_COORDINATOR after letting writes in flight, and `also`, finish.
 
         From the call on everything is refused, and closing connections say nothing about members any more: they stay
         members in Postgres, where the group's next coordinator finds them, so a restart is not a rebalance.
@@ -267,8 +242,8 @@ class Groups:
         for slot in list(self._slots.values()):
             if not slot.busy:
                 self._drop(slot, ErrorCode.NOT_COORDINATOR)
-        writes = {*self._tasks, self._loop.create_task(self.offset_committer.drain())}
-        _, late = await asyncio.wait(writes, timeout=timeout_s)
+        writes = {*self._tasks, *(asyncio.ensure_future(each) for each in also)}
+        late = (await asyncio.wait(writes, timeout=timeout_s))[1] if writes else set[asyncio.Future[None]]()
         for slot in list(self._slots.values()):
             self._drop(slot, ErrorCode.NOT_COORDINATOR)
         for task in late:
@@ -293,58 +268,57 @@ class Groups:
             return ErrorCode.NOT_COORDINATOR
         if len(self._slots) >= MAX_GROUPS:
             return ErrorCode.COORDINATOR_NOT_AVAILABLE
-        slot = self._slots[group_id] = Slot(group_id, lease)
+        slot = self._slots[group_id] = Slot(group_id, lease, self._machines.missing(group_id))
         slot.busy = True
         self._spawn(self._load(slot), f"load group {group_id}")
         return slot
 
+    def _step(self, slot: Slot, event: Event) -> Step:
+        return self._machines.step(slot.group, event, self._cluster, self._now_ms(), self.settings)
+
+    def _send(self, slot: Slot, event: Event) -> None:
+        """An event that nobody waits for."""
+        if slot.busy:
+            slot.mailbox.append(event)
+            return
+        with self._or_dropped(slot):
+            self._process(slot, event)
+            self._after_events(slot)
+
     def _process(self, slot: Slot, event: Event) -> None:
         """One event of an idle slot; its requester, if it has one, is parked already."""
-        taken = step(slot.group, event, self._now_ms(), self.settings)
-        if taken.persist:
+        taken = self._step(slot, event)
+        if self._machines.must_store(taken):
             self._store_then_settle(slot, taken, event)
         else:
             self._settle(slot, taken, event)
         if isinstance(event, ConnectionClosed):
-            slot.refuse_parked_on(event.connection_id)
+            slot.refuse_parked_on(event.connection_id, self._machines.refuse)
 
-    def _settle(self, slot: Slot, taken: Step, event: Event) -> Reply | None:
+    def _settle(self, slot: Slot, taken: Step, event: Event) -> Any:
         """Takes over the step's group and sends its replies. Gives back the reply to `event` if it is not parked."""
-        before, group = slot.group, taken.group
-        slot.group = group
-        if before.state is not group.state:
-            slot.state_timestamp_ms = _wall_ms()
-            if group.state is GroupState.PREPARING_REBALANCE:
-                self._count_rebalance()
-        if taken.reasons:
-            moved = before.state is not group.state or before.generation_id != group.generation_id
-            log.log(
-                logging.INFO if moved else logging.DEBUG,
-                "group moved" if moved else "group changed",
-                group_id=slot.group_id,
-                state=group.state.value,
-                generation_id=group.generation_id,
-                members=len(group.members),
-                reasons=taken.reasons,
-            )
-        own: Reply | None = None
+        before, slot.group = slot.group, taken.group
+        if taken.facts:
+            slot.unstored.note(taken.facts)
+            self._tell(before, taken.group, taken.facts)
+        own: Any = None
         for request_id, reply in taken.replies:
             if not slot.answer(request_id, reply):
                 own = reply
-        # Heartbeats and commits only move a deadline away (or give a held member one, which means nothing): the
-        # timer finds that out when it fires.
-        if slot.timer is None or not isinstance(event, Heartbeat | OffsetCommit):
+        # What only moves a deadline away (or gives a held member one, which means nothing) needs no other timer: the
+        # one that is set finds it out when it fires.
+        if slot.timer is None or type(event) not in self._machines.of(taken.group).beats:
             self._arm(slot)
         return own
 
-    def _park(self, slot: Slot, request: Request) -> asyncio.Future[Any]:
+    def _park(self, slot: Slot, request: Request[Any]) -> asyncio.Future[Any]:
         self._remember(slot, request)
         return slot.park(request, self._loop)
 
-    def _remember(self, slot: Slot, request: Request) -> None:
+    def _remember(self, slot: Slot, request: Request[Any]) -> None:
         """The group is to hear when the request's connection closes. Done as the request arrives: once the connection
         has closed, nobody would forget it again."""
-        if isinstance(request, DeleteGroup):
+        if not isinstance(request, ClientRequest):
             return
         group_ids = self._connections.get(request.connection_id)
         if group_ids is None:
@@ -360,11 +334,11 @@ class Groups:
         with self._or_dropped(slot):
             while slot.mailbox and not slot.busy:
                 item = slot.mailbox.popleft()
-                if not isinstance(item, Hold):
+                if not isinstance(item, Turn):
                     self._process(slot, item)
-                elif not item.turn.done():
+                elif not item.come.done():
                     slot.busy = True
-                    item.turn.set_result(None)
+                    item.come.set_result(None)
             self._after_events(slot)
 
     def _after_events(self, slot: Slot) -> None:
@@ -373,8 +347,8 @@ class Groups:
             self._retire_if_idle(slot)
 
     def _retire_if_idle(self, slot: Slot) -> None:
-        """A group without members is all in Postgres."""
-        if slot.busy or slot.parked or slot.group.members or slot.group.pending:
+        """A group that is all in Postgres need not be here."""
+        if slot.busy or slot.parked or not self._machines.of(slot.group).is_idle(slot.group):
             return
         # A shard that is being read may hold an older state of this group, which must not come back.
         if slot.lease.shard not in self._shards_loading:
@@ -384,7 +358,13 @@ class Groups:
         """Forgets the group; whoever waits for it gets `error`."""
         if self._slots.get(slot.group_id) is slot:
             del self._slots[slot.group_id]
-        slot.let_go(error)
+        slot.let_go(error, self._refuse if slot.loaded else self._refuse_unread)
+
+    def _refuse(self, request: Request[Any], error: ErrorCode) -> Any:
+        return self._machines.refuse(request, error)
+
+    def _refuse_unread(self, request: Request[Any], error: ErrorCode) -> Any:
+        return self._machines.refuse(request, error, loading=error is ErrorCode.COORDINATOR_NOT_AVAILABLE)
 
     @contextmanager
     def _or_dropped(self, slot: Slot) -> Generator[None, None, None]:
@@ -404,7 +384,7 @@ class Groups:
 
     def _arm(self, slot: Slot) -> None:
         """One timer per group, never later than the next deadline; one that fires early looks again."""
-        deadline_ms = next_deadline(slot.group)
+        deadline_ms = self._machines.of(slot.group).next_deadline(slot.group)
         if deadline_ms is None:
             slot.disarm()
             return
@@ -413,9 +393,9 @@ class Groups:
             if slot.timer.when() <= when:
                 return
             slot.disarm()
-        slot.timer = self._loop.call_at(when, self._on_timer, slot, context=NO_REQUEST)
+        slot.timer = self._loop.call_at(when, self._on_timer, slot, when, context=NO_REQUEST)
 
-    def _on_timer(self, slot: Slot) -> None:
+    def _on_timer(self, slot: Slot, due_s: float) -> None:
         slot.timer = None
         # A busy slot arms its timer when it resumes, after the heartbeats that waited: a write that took long must not
         # cost the members who spoke meanwhile their sessions.
@@ -425,8 +405,13 @@ class Groups:
         if lease is None or lease.lease_epoch != slot.lease.lease_epoch:
             self._drop(slot, ErrorCode.NOT_COORDINATOR)
             return
+        late_ms = int((self._loop.time() - due_s) * 1000)
+        # Once: on a node that is always this late, sessions must still end.
+        slot.reprieved = late_ms > STALL_MS and not slot.reprieved
+        if slot.reprieved:
+            slot.group = self._machines.of(slot.group).postponed(slot.group, late_ms)
         with self._or_dropped(slot):
-            deadline_ms = next_deadline(slot.group)
+            deadline_ms = self._machines.of(slot.group).next_deadline(slot.group)
             if deadline_ms is not None and deadline_ms <= self._now_ms():
                 self._process(slot, Tick())
             self._after_events(slot)
@@ -435,18 +420,20 @@ class Groups:
 
     def _store_then_settle(self, slot: Slot, taken: Step, event: Event) -> None:
         slot.busy = True
-        self._spawn(self._persist(slot, taken, event), f"store group {slot.group_id}")
+        self._spawn(self._persist(slot, taken, event, self._now_ms()), f"store group {slot.group_id}")
 
-    async def _persist(self, slot: Slot, taken: Step, event: Event) -> None:
-        unmoved = taken.group.state is slot.group.state
-        state_timestamp_ms = slot.state_timestamp_ms if unmoved else _wall_ms()
+    async def _persist(self, slot: Slot, taken: Step, event: Event, since_ms: int) -> None:
         async with self._resuming(slot):
-            await self._records.write(taken.group, state_timestamp_ms, slot.lease, self._wanted(slot))
-            if not slot.dropped:
-                self._settle(slot, taken, event)
-                slot.state_timestamp_ms = state_timestamp_ms
-                if slot.group.state is GroupState.DEAD:
-                    slot.group = Group(slot.group_id)
+            slot.unstored.note(taken.facts)
+            await self._records.write(slot.group_id, taken.group, slot.unstored, slot.lease, self._wanted(slot))
+            if slot.dropped:
+                return
+            machine = self._machines.of(taken.group)
+            group = machine.postponed(taken.group, self._now_ms() - since_ms)
+            self._settle(slot, Step(group, taken.replies, taken.facts), event)
+            slot.unstored.clear()
+            if machine.is_deleted(group):
+                slot.group = self._machines.missing(slot.group_id)
 
     async def _load(self, slot: Slot) -> None:
         async with self._resuming(slot):
@@ -455,19 +442,20 @@ class Groups:
                 self._take_over(slot, record)
             slot.loaded = True
 
-    def _take_over(self, slot: Slot, record: GroupRecord) -> None:
+    def _take_over(self, slot: Slot, record: Record) -> None:
         slot.loaded = True
-        slot.group = restored(record, self._now_ms(), self.settings)
-        slot.state_timestamp_ms = record.state_timestamp_ms
+        slot.group = self._records.restored(record, self._now_ms(), self.settings)
 
     async def _load_shard(self, lease: CoordinatorLease) -> None:
         def wanted() -> bool:
             return self._shards_loading.get(lease.shard) is lease and not self._draining
 
+        records: Sequence[Record] = ()
         try:
             records = await self._records.read_shard(lease.shard, wanted)
         except StorageUnavailable:
-            records = ()
+            # Given up because nobody wants it any more: looked at below.
+            pass
         finally:
             in_vain = not wanted()
             if self._shards_loading.get(lease.shard) is lease:
@@ -476,13 +464,14 @@ class Groups:
             return
         for record in records:
             # A group that somebody has spoken for meanwhile is in memory already, and newer than this.
-            if record.members and record.group_id not in self._slots and len(self._slots) < MAX_GROUPS:
-                slot = self._slots[record.group_id] = Slot(record.group_id, lease)
+            if record.group_id not in self._slots and len(self._slots) < MAX_GROUPS:
+                slot = Slot(record.group_id, lease, self._machines.missing(record.group_id))
+                self._slots[record.group_id] = slot
                 self._take_over(slot, record)
         for slot in [slot for slot in self._slots.values() if slot.lease.shard == lease.shard]:
             self._after_events(slot)
 
-    def _wanted(self, slot: Slot) -> Callable[[], bool]:
+    def _wanted(self, slot: Slot) -> Wanted:
         return lambda: not slot.dropped and not self._draining
 
     @asynccontextmanager
@@ -517,7 +506,3 @@ class Groups:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("group task failed", task=task.get_name(), exc_info=error)
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000

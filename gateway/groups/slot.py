@@ -2,64 +2,59 @@
 
 The one idea: every request that has no answer yet is in `parked`, whether it waits in the mailbox, in a write that is
 under way, or is held by the group itself; so to let go of a group is to answer everything in `parked`, and nobody is
-forgotten. What happens to the group is decided in `gateway/groups/runtime.py`.
+forgotten. What happens to the group is decided in `gateway/groups/runtime.py`, and by the machine that the value is of.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.coordinator.model import (
-    ConnectionId,
-    DeleteGroup,
-    DeleteReply,
-    Event,
-    Group,
-    Heartbeat,
-    HeartbeatReply,
-    JoinGroup,
-    JoinReply,
-    LeaveGroup,
-    LeaveReply,
-    OffsetCommit,
-    OffsetCommitReply,
-    Reply,
-    RequestId,
-    SyncGroup,
-    SyncReply,
-)
+from gateway.coordinator.facts import Fact, GroupTypeChanged, MemberId
+from gateway.coordinator.machine import ClientRequest, ConnectionId, Event, Request, RequestId, Value
 from protocol.errors import ErrorCode, KafkaError
 from storage.types import CoordinatorLease
 
-Request = JoinGroup | SyncGroup | Heartbeat | LeaveGroup | OffsetCommit | DeleteGroup
-"""Events that someone waits for: each gets exactly one reply."""
+Refuse = Callable[[Request[Any], ErrorCode], Any]
+"""The reply that says only an error, in the shape that the request's handler expects."""
 
-
-def refuse(request: Request, error: ErrorCode) -> Reply:
-    """The reply to `request` that says only `error`, in the shape the request's handler expects."""
-    match request:
-        case JoinGroup():
-            return JoinReply(error, request.member_id)
-        case SyncGroup():
-            return SyncReply(error)
-        case Heartbeat():
-            return HeartbeatReply(error)
-        case LeaveGroup():
-            return LeaveReply(error)
-        case OffsetCommit():
-            return OffsetCommitReply(error)
-        case DeleteGroup():
-            return DeleteReply(error)
+MAX_TOUCHED = 10_000
+"""Members known to differ from what is stored; beyond it the group is stored whole."""
 
 
 @dataclass(slots=True, eq=False)
-class Hold:
-    """Someone who wants the settled group to keep still for a while: `turn` resolves when it does."""
+class Turn:
+    """Someone who wants the settled group to keep still for a while: `come` resolves when it does."""
 
-    turn: asyncio.Future[None]
+    come: asyncio.Future[None]
+
+
+class Unstored:
+    """What differs from what is stored of a group, as far as facts have said: what the next write must say."""
+
+    __slots__ = ("members", "whole")
+
+    def __init__(self) -> None:
+        self.members: set[MemberId] = set()
+        self.whole = False
+        """Any member may differ."""
+
+    def note(self, facts: Iterable[Fact]) -> None:
+        for fact in facts:
+            self.members.update(fact.touches())
+            if isinstance(fact, GroupTypeChanged):
+                self.whole = True
+        if len(self.members) > MAX_TOUCHED:
+            self.whole = True
+        if self.whole:
+            self.members.clear()
+
+    def clear(self) -> None:
+        self.members.clear()
+        self.whole = False
 
 
 class Slot:
@@ -74,30 +69,32 @@ class Slot:
         "loaded",
         "mailbox",
         "parked",
-        "state_timestamp_ms",
+        "reprieved",
         "timer",
+        "unstored",
     )
 
-    def __init__(self, group_id: str, lease: CoordinatorLease) -> None:
+    def __init__(self, group_id: str, lease: CoordinatorLease, group: Value) -> None:
         self.group_id = group_id
         self.lease = lease
-        self.group = Group(group_id)
+        self.group = group
         self.loaded = False
-        self.state_timestamp_ms = 0
-        """Wall-clock time of the last change of state."""
         self.busy = False
         self.dropped = False
-        self.mailbox: deque[Event | Hold] = deque()
-        self.parked: dict[RequestId, tuple[Request, asyncio.Future[Any]]] = {}
+        self.unstored = Unstored()
+        self.mailbox: deque[Event | Turn] = deque()
+        self.parked: dict[RequestId, tuple[Request[Any], asyncio.Future[Any]]] = {}
         self.timer: asyncio.TimerHandle | None = None
+        self.reprieved = False
+        """The last timer came so late that nothing was counted against anyone."""
 
-    def park(self, request: Request, loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
+    def park(self, request: Request[Any], loop: asyncio.AbstractEventLoop) -> asyncio.Future[Any]:
         """The future of the reply to `request`, which somebody else will answer."""
         future: asyncio.Future[Any] = loop.create_future()
         self.parked[request.request_id] = (request, future)
         return future
 
-    def answer(self, request_id: RequestId, reply: Reply) -> bool:
+    def answer(self, request_id: RequestId, reply: Any) -> bool:
         """Whether the request was parked here."""
         parked = self.parked.pop(request_id, None)
         if parked is None:
@@ -107,23 +104,21 @@ class Slot:
             parked[1].set_result(reply)
         return True
 
-    def refuse_parked_on(self, connection_id: ConnectionId) -> None:
+    def refuse_parked_on(self, connection_id: ConnectionId, refuse: Refuse) -> None:
         """Nothing held for a closed connection can be sent any more; it must not be held either."""
         for request_id, (request, _) in list(self.parked.items()):
-            if not isinstance(request, DeleteGroup) and request.connection_id == connection_id:
+            if isinstance(request, ClientRequest) and request.connection_id == connection_id:
                 self.answer(request_id, refuse(request, ErrorCode.COORDINATOR_NOT_AVAILABLE))
 
-    def let_go(self, error: ErrorCode) -> None:
-        """Answers everyone with `error`, for good. Heartbeats for a group that could not be read are answered NONE:
-        upstream keeps members alive while it loads them."""
+    def let_go(self, error: ErrorCode, refuse: Refuse) -> None:
+        """Answers everyone with `error`, for good."""
         self.dropped = True
         self.disarm()
         for request_id, (request, _) in list(self.parked.items()):
-            alive = isinstance(request, Heartbeat) and not self.loaded and error is ErrorCode.COORDINATOR_NOT_AVAILABLE
-            self.answer(request_id, refuse(request, ErrorCode.NONE if alive else error))
+            self.answer(request_id, refuse(request, error))
         for item in self.mailbox:
-            if isinstance(item, Hold) and not item.turn.done():
-                item.turn.set_exception(KafkaError(error))
+            if isinstance(item, Turn) and not item.come.done():
+                item.come.set_exception(KafkaError(error))
         self.mailbox.clear()
 
     def disarm(self) -> None:

@@ -2,7 +2,8 @@
 
 The one idea: commit when idle, and while a commit runs gather whatever arrives; so a lone record waits for nobody and a
 flood shares its flushes. A partition belongs to one committer, so two commits never touch the same partition and the
-order of `submit` is the order of the log.
+order of `submit` is the order of the log. A partition that another transaction holds leaves its committer for a lane of
+its own, where it is waited for, so that it stops no other.
 
 It does not validate, does not assign offsets (Postgres does), and never repeats a commit whose outcome is unknown: the
 client decides, and an idempotent producer's repeat is recognised by its sequence. What such a producer has sent behind
@@ -14,8 +15,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import structlog
@@ -44,6 +44,10 @@ class _Pending:
         return self.batch.partition_key, self.batch.producer_id
 
 
+LANES_AT_ONCE = 2
+"""Lanes that may wait in Postgres at once: each occupies a connection meanwhile."""
+
+
 class Appender:
     """`committers` groups at a time, each at most `max_commit_bytes` and `max_commit_batches` (or one larger)."""
 
@@ -63,17 +67,18 @@ class Appender:
         self._max_commit_batches = max_commit_batches
         self._observe_commit = observe_commit
         self._committers = [_Committer(self) for _ in range(committers)]
+        self._lanes: dict[PartitionKey, _Committer] = {}
+        self._waiting_lanes = asyncio.Semaphore(LANES_AT_ONCE)
         self._queued_bytes = 0
         self.appended: Callable[[PartitionKey, int], None] = lambda key, high_watermark: None
         """Called with a partition's new end when a commit has become durable; must not raise."""
         self.in_doubt: Callable[[], None] = lambda: None
         """Called when a commit ended without an outcome."""
-        self._turns: dict[str, _Turns] = {}
 
     @property
     def queued_bytes(self) -> int:
-        """Bytes submitted and neither settled nor dropped; bounded by the intake of `gateway/net/connection.py`, since
-        what a request gave up after its timeout is dropped with the next commit."""
+        """Bytes submitted and neither settled nor dropped; bounded by what a node holds
+        (`gateway/net/holdings.py`), since what a request gave up after its timeout is dropped with the next commit."""
         return self._queued_bytes
 
     def submit(self, batch: NewBatch) -> asyncio.Future[Appended | Refusal]:
@@ -82,36 +87,24 @@ class Appender:
         gives the batch up: it is not written unless its commit has begun."""
         pending = _Pending(batch, len(batch.records), asyncio.get_running_loop().create_future())
         self._queued_bytes += pending.size_bytes
-        self._committers[batch.partition_key % len(self._committers)].enqueue(pending)
+        lane = self._lanes.get(batch.partition_key)
+        (lane or self._committers[batch.partition_key % len(self._committers)]).enqueue(pending)
         return pending.outcome
-
-    @asynccontextmanager
-    async def turn(self, connection_id: str) -> AsyncGenerator[None]:
-        """Hold this connection's later produce requests back until the block ends; first come, first served.
-
-        Needed only while a request must await something before it can submit; see `must_wait`.
-        """
-        turns = self._turns.setdefault(connection_id, _Turns())
-        turns.waiting += 1
-        try:
-            async with turns.lock:
-                yield
-        finally:
-            turns.waiting -= 1
-            if not turns.waiting:
-                del self._turns[connection_id]
-
-    def must_wait(self, connection_id: str) -> bool:
-        """Whether an earlier request of this connection has still to submit."""
-        return connection_id in self._turns
 
     async def drain(self, timeout_s: float) -> bool:
         """Finish what is queued; False if the time was not enough (the rest is left to its clients' retries)."""
-        tasks = [committer.task for committer in self._committers if committer.task is not None]
-        if not tasks:
-            return True
-        _, unfinished = await asyncio.wait(tasks, timeout=timeout_s)
-        return not unfinished
+        loop = asyncio.get_running_loop()
+        deadline_s = loop.time() + timeout_s
+        while tasks := self._tasks():
+            remaining_s = deadline_s - loop.time()
+            if remaining_s <= 0:
+                return False
+            await asyncio.wait(tasks, timeout=remaining_s)
+        return True
+
+    def _tasks(self) -> list[asyncio.Task[None]]:
+        committers = (*self._committers, *self._lanes.values())
+        return [committer.task for committer in committers if committer.task is not None]
 
     # --- for the committers ---------------------------------------------------------------------------------------
 
@@ -137,32 +130,67 @@ class Appender:
 
     async def commit(self, group: list[_Pending], queue: deque[_Pending]) -> None:
         """One durable transaction. Every future of the group is resolved when this returns or raises, and where it was
-        not durable, those that may not be written without it (`queue` is what waits behind it)."""
+        not durable, those that may not be written without it (`queue` is what waits behind it). What belongs to a
+        partition that others hold goes to its lane."""
+        await self._commit(group, queue, wait=False)
+
+    async def commit_patiently(self, group: list[_Pending], queue: deque[_Pending]) -> None:
+        """The same of one partition, waiting for whoever holds it."""
+        async with self._waiting_lanes:
+            await self._commit(group, queue, wait=True)
+
+    async def _commit(self, group: list[_Pending], queue: deque[_Pending], *, wait: bool) -> None:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         durable = False
+        settled = group
         try:
-            results = await self._store.append([pending.batch for pending in group])
+            results = await self._store.append([pending.batch for pending in group], wait=wait)
             durable = True
             ended_s = loop.time()
-            for pending, result in zip(group, results, strict=True):
+            outcomes = list(zip(group, results, strict=True))
+            busy = [pending for pending, result in outcomes if result is Refusal.PARTITION_BUSY]
+            settled = [pending for pending, result in outcomes if result is not Refusal.PARTITION_BUSY]
+            for pending, result in outcomes:
+                if result is Refusal.PARTITION_BUSY:
+                    continue
                 # Into the tail before the answer: the producer's next fetch, on any connection, finds its record.
                 if isinstance(result, Appended) and not result.duplicate:
                     self._record(pending.batch, result, ended_s)
                 if not pending.outcome.done():
                     pending.outcome.set_result(result)
-            if self._observe_commit is not None:
-                self._observe_commit(len(group), sum(pending.size_bytes for pending in group), ended_s - started_s)
+            if busy:
+                self._divert(busy, queue)
+            if settled and self._observe_commit is not None:
+                self._observe_commit(len(settled), sum(pending.size_bytes for pending in settled), ended_s - started_s)
         except StorageError as error:
             log.warning("a group commit failed", batches=len(group), error=str(error))
             _fail(group, error)
         finally:
-            _fail(group, StorageUnavailable("the commit ended without an outcome"))
-            self._forget_bytes(group)
+            _fail(settled, StorageUnavailable("the commit ended without an outcome"))
+            self._forget_bytes(settled)
             if not durable:
                 self._tail.doubt(loop.time())
                 self.in_doubt()
                 self._fail_followers(group, queue)
+
+    def _divert(self, busy: Sequence[_Pending], queue: deque[_Pending]) -> None:
+        """Give the partitions of `busy` lanes of their own, with what `queue` has of them, in order."""
+        keys = {pending.batch.partition_key for pending in busy}
+        for key in keys:
+            self._lanes[key] = _Committer(self, key)
+        for pending in busy:
+            self._lanes[pending.batch.partition_key].enqueue(pending)
+        for _ in range(len(queue)):
+            pending = queue.popleft()
+            if pending.batch.partition_key in keys:
+                self._lanes[pending.batch.partition_key].enqueue(pending)
+            else:
+                queue.append(pending)
+
+    def leave_lane(self, key: PartitionKey) -> None:
+        """Nothing waits in it any more: the partition's next batch goes the usual way."""
+        del self._lanes[key]
 
     def _fail_followers(self, unwritten: Sequence[_Pending], queue: deque[_Pending]) -> None:
         """Answer what idempotent producers have queued behind batches that were not, or perhaps not, written; up to
@@ -207,21 +235,14 @@ def _resumes(batch: NewBatch, lost: NewBatch) -> bool:
     return batch.base_sequence == lost.base_sequence or batch.producer_epoch != lost.producer_epoch
 
 
-class _Turns:
-    __slots__ = ("lock", "waiting")
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.waiting = 0
-
-
 class _Committer:
-    """One queue and at most one running commit."""
+    """One queue and at most one running commit. With `lane`, of that partition alone, until the queue is empty."""
 
-    __slots__ = ("_appender", "_queue", "task")
+    __slots__ = ("_appender", "_lane", "_queue", "task")
 
-    def __init__(self, appender: Appender) -> None:
+    def __init__(self, appender: Appender, lane: PartitionKey | None = None) -> None:
         self._appender = appender
+        self._lane = lane
         self._queue: deque[_Pending] = deque()
         self.task: asyncio.Task[None] | None = None
 
@@ -235,10 +256,11 @@ class _Committer:
         self.task.add_done_callback(self._ended)
 
     async def _run(self) -> None:
+        commit = self._appender.commit if self._lane is None else self._appender.commit_patiently
         while self._queue:
             group = self._appender.take_group(self._queue)
             if group:
-                await self._appender.commit(group, self._queue)
+                await commit(group, self._queue)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.task = None
@@ -246,9 +268,11 @@ class _Committer:
             log.error("a committer failed", exc_info=error)
         if self._queue:
             self._start()
+        elif self._lane is not None:
+            self._appender.leave_lane(self._lane)
 
 
-def _fail(group: list[_Pending], error: StorageError) -> None:
+def _fail(group: Sequence[_Pending], error: StorageError) -> None:
     for pending in group:
         if not pending.outcome.done():
             pending.outcome.set_exception(error)

@@ -1,10 +1,11 @@
 """What a broker checks in a record batch before it may enter the log: one table of checks, in upstream's order.
 
 The one idea: a verdict is a value. `validate` takes bytes and the topic's config and gives the batch's head or a
-`Refused`, so every row of the table is a test without sockets. Records are decoded only where a rule speaks of single
-records (null keys on a compacted topic, timestamp bounds); otherwise only the 61-byte head and the CRC are looked at.
+`Refused`, so every row of the table is a test without sockets. Every record is read: a batch that claims what it does
+not hold would stop its consumers for ever at its offset.
 
-It does not look at sequences and epochs (Postgres decides those under the partition's lock), and changes no byte.
+It does not look at sequences and epochs (Postgres decides those under the partition's lock), and changes no byte. On
+which thread it runs is `gateway/log/validator.py`'s to say.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gateway.config.topic import TopicConfig
-from protocol.compression import Compression
+from protocol.compression import MAX_DECOMPRESSED_BYTES, Compression, DecompressedTooLargeError
 from protocol.errors import ErrorCode, ProtocolError
+from protocol.record_reader import DAMAGED, ReadRecord, RecordReader
 from protocol.records import (
     HEAD_BYTES,
     LENGTH_END,
@@ -21,7 +23,6 @@ from protocol.records import (
     BatchHead,
     Buffer,
     TimestampType,
-    iter_records,
     magic_of,
     read_head,
     verify_crc,
@@ -43,11 +44,19 @@ class Refused:
     record_errors: tuple[tuple[int, str], ...] = ()
 
 
-def validate(records: Buffer | None, *, version: int, config: TopicConfig, now_ms: int) -> BatchHead | Refused:
+def validate(
+    records: Buffer | None,
+    *,
+    version: int,
+    config: TopicConfig,
+    now_ms: int,
+    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+) -> BatchHead | Refused:
     """The head of the one valid batch in `records`, or the first check it fails.
 
     Mirrors ProduceRequest.validateRecords, UnifiedLog.analyzeAndValidateRecords and LogValidator, in that order.
-    `version` is the Produce request's.
+    `version` is the Produce request's. Raises DecompressedTooLargeError where `max_decompressed_bytes` was lowered and
+    a larger bound may give a verdict.
     """
     if not records:
         return Refused(ErrorCode.INVALID_RECORD, "a partition must carry exactly one record batch, and has none")
@@ -70,7 +79,7 @@ def validate(records: Buffer | None, *, version: int, config: TopicConfig, now_m
         )
     if not verify_crc(records):
         return Refused(ErrorCode.CORRUPT_MESSAGE, "batch does not match its CRC")
-    return _check_head(head) or _check_records(records, head, config, now_ms) or head
+    return _check_head(head) or _check_records(records, head, config, now_ms, max_decompressed_bytes) or head
 
 
 def _read_only_batch(records: Buffer) -> BatchHead | Refused:
@@ -116,38 +125,82 @@ def _check_head(head: BatchHead) -> Refused | None:
     return None
 
 
-def _check_records(records: Buffer, head: BatchHead, config: TopicConfig, now_ms: int) -> Refused | None:
-    earliest_ms = NO_TIMESTAMP
-    latest_ms = UNBOUNDED_MS
-    if not config.log_append_time:
-        latest_ms = now_ms + config.timestamp_after_max_ms
-        if config.timestamp_before_max_ms < UNBOUNDED_MS:
-            earliest_ms = now_ms - config.timestamp_before_max_ms
-    bounded = earliest_ms > NO_TIMESTAMP or head.max_timestamp > latest_ms or head.base_timestamp > latest_ms
-    if not bounded and not config.cleanup_compact:
-        return None
+def _check_records(
+    records: Buffer, head: BatchHead, config: TopicConfig, now_ms: int, max_decompressed_bytes: int
+) -> Refused | None:
+    rules = _Rules.of(config, now_ms)
+    try:
+        reader = RecordReader(records, max_decompressed_bytes=max_decompressed_bytes)
+        if rules.look_at_records or head.max_timestamp > rules.latest_ms or head.base_timestamp > rules.latest_ms:
+            return _judge_records(reader, rules)
+        # Nothing else may be in this loop: it is what a produced record costs.
+        expected = 0
+        for window in reader.windows():
+            for record in window:
+                if record.offset != expected:
+                    return _out_of_order(expected, record)
+                expected += 1
+    except DecompressedTooLargeError as error:
+        if max_decompressed_bytes < MAX_DECOMPRESSED_BYTES:
+            raise
+        return Refused(ErrorCode.INVALID_RECORD, str(error))
+    except DAMAGED as error:
+        return Refused(ErrorCode.INVALID_RECORD, f"records cannot be read: {error}")
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What a topic asks of single records."""
+
+    keys_needed: bool
+    earliest_ms: int
+    latest_ms: int
+
+    @classmethod
+    def of(cls, config: TopicConfig, now_ms: int) -> _Rules:
+        earliest_ms, latest_ms = NO_TIMESTAMP, UNBOUNDED_MS
+        if not config.log_append_time:
+            latest_ms = now_ms + config.timestamp_after_max_ms
+            if config.timestamp_before_max_ms < UNBOUNDED_MS:
+                earliest_ms = now_ms - config.timestamp_before_max_ms
+        return cls(config.cleanup_compact, earliest_ms, latest_ms)
+
+    @property
+    def look_at_records(self) -> bool:
+        return self.keys_needed or self.earliest_ms > NO_TIMESTAMP
+
+
+def _judge_records(reader: RecordReader, rules: _Rules) -> Refused | None:
     null_keys: list[tuple[int, str]] = []
     bad_timestamps: list[tuple[int, str]] = []
-    try:
-        for index, record in enumerate(iter_records(records)):
-            if config.cleanup_compact and record.key is None and len(null_keys) < MAX_RECORD_ERRORS:
+    index = 0
+    for window in reader.windows():
+        for record in window:
+            if record.offset != index:
+                return _out_of_order(index, record)
+            if rules.keys_needed and record.key is None and len(null_keys) < MAX_RECORD_ERRORS:
                 null_keys.append((index, "a compacted topic takes no record without a key"))
+            timestamp = record.timestamp
             if (
-                record.timestamp != NO_TIMESTAMP
-                and not earliest_ms <= record.timestamp <= latest_ms
+                timestamp != NO_TIMESTAMP
+                and not rules.earliest_ms <= timestamp <= rules.latest_ms
                 and len(bad_timestamps) < MAX_RECORD_ERRORS
             ):
                 bad_timestamps.append(
-                    (index, f"timestamp {record.timestamp} is not within [{earliest_ms}, {latest_ms}]")
+                    (index, f"timestamp {timestamp} is not within [{rules.earliest_ms}, {rules.latest_ms}]")
                 )
-    except ProtocolError as error:
-        return Refused(ErrorCode.INVALID_RECORD, str(error))
+            index += 1
     if null_keys:
         return Refused(ErrorCode.INVALID_RECORD, "one or more records have been rejected", tuple(null_keys))
-    if bad_timestamps or head.max_timestamp > latest_ms:
+    if bad_timestamps or reader.head.max_timestamp > rules.latest_ms:
         return Refused(
             ErrorCode.INVALID_TIMESTAMP,
             "one or more records have been rejected due to invalid timestamps",
             tuple(bad_timestamps),
         )
     return None
+
+
+def _out_of_order(index: int, record: ReadRecord) -> Refused:
+    return Refused(ErrorCode.INVALID_RECORD, f"record {index} of the batch has offset delta {record.offset}")

@@ -13,41 +13,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from hashlib import blake2b
 
 import structlog
 
-from protocol.errors import ProtocolError
-from protocol.records import (
-    BatchHead,
-    Buffer,
-    Record,
-    TimestampType,
-    build_batch,
-    iter_records,
-    read_head,
-)
+from gateway.log.offset_map import OffsetMap
+from protocol.compression import compress
+from protocol.record_reader import DAMAGED, RecordReader, record_spans, shift_timestamp
+from protocol.records import DELETE_HORIZON_BIT, Buffer, TimestampType, read_head, seal_batch
 from storage.types import StoredBatch
 
 log = structlog.get_logger(__name__)
 
-DIGEST_BYTES = 16
-
-
-@dataclass(slots=True)
-class KeyIndex:
-    """The newest offset of each key, by digest; at most `max_keys` and the keys of one batch more."""
-
-    max_keys: int
-    newest: dict[bytes, int] = field(default_factory=dict[bytes, int])
-
-    @property
-    def full(self) -> bool:
-        return len(self.newest) >= self.max_keys
-
-    def superseded(self, record: Record) -> bool:
-        """Whether a newer record has this one's key, or it has none and so no place in a compacted log."""
-        return record.key is None or self.newest.get(_digest(record.key), -1) > record.offset
+MAX_KEYS = 12_000_000
+"""Distinct keys of one compaction run: 268 MB, and 134 more for a moment while the map grows. A log with more is
+cleaned in several runs."""
 
 
 @dataclass(slots=True)
@@ -59,72 +38,107 @@ class Cleaned:
     dropped_records: int = 0
 
 
-def index_keys(batches: Iterable[StoredBatch], index: KeyIndex) -> int | None:
+def index_keys(batches: Iterable[StoredBatch], index: OffsetMap) -> int | None:
     """Add the batches' keys, in offset order. If the index fills up: the offset behind the last batch that is in it."""
     for batch in batches:
-        for record in _records_of(batch) or ():
-            if record.key is not None:
-                index.newest[_digest(record.key)] = record.offset
+        if not index.covers(batch.last_offset):
+            return batch.base_offset
+        reader = _reader_of(batch)
+        if reader is not None:
+            for window in reader.windows():
+                for record in window:
+                    if record.key is not None:
+                        index.put(record.key, record.offset)
         if index.full:
             return batch.last_offset + 1
     return None
 
 
-def clean(batches: Iterable[StoredBatch], index: KeyIndex, *, now_ms: int, delete_retention_ms: int) -> Cleaned:
+def clean(batches: Iterable[StoredBatch], index: OffsetMap, *, now_ms: int, delete_retention_ms: int) -> Cleaned:
     """Judge every record of the batches, all of which lie below the end of what was indexed."""
     cleaned = Cleaned()
     for batch in batches:
-        records = _records_of(batch)
-        if records is None:
+        reader = _reader_of(batch)
+        if reader is None:
             continue
-        head = read_head(batch.records)
-        horizon_ms = head.delete_horizon_ms
-        tombstones_go = horizon_ms is not None and now_ms >= horizon_ms
-        kept = [
-            record
-            for record in records
-            if not index.superseded(record) and not (record.value is None and tombstones_go)
-        ]
-        has_tombstones = any(record.value is None for record in kept)
-        if len(kept) == len(records) and (not has_tombstones or horizon_ms is not None):
+        horizon_ms = reader.head.delete_horizon_ms
+        kept = _judge(reader, index, tombstones_go=horizon_ms is not None and now_ms >= horizon_ms)
+        records_count = reader.head.records_count
+        if len(kept.numbers) == records_count and (not kept.has_tombstones or horizon_ms is not None):
             continue
         cleaned.removed.append(batch.base_offset)
-        cleaned.dropped_records += len(records) - len(kept)
-        if kept:
-            if horizon_ms is None and has_tombstones:
+        cleaned.dropped_records += records_count - len(kept.numbers)
+        if kept.numbers:
+            if horizon_ms is None and kept.has_tombstones:
                 horizon_ms = now_ms + delete_retention_ms
-            cleaned.added.append(_rebuilt(head, kept, horizon_ms))
+            cleaned.added.append(_rebuilt(reader, kept, horizon_ms))
     return cleaned
 
 
-def _records_of(batch: StoredBatch) -> list[Record] | None:
-    """None for what compaction must not touch."""
+@dataclass(slots=True)
+class _Kept:
+    """The records of a batch that stay, by their number in it."""
+
+    numbers: list[int] = field(default_factory=list[int])
+    has_tombstones: bool = False
+    max_timestamp_ms: int = -1
+
+
+def _judge(reader: RecordReader, index: OffsetMap, *, tombstones_go: bool) -> _Kept:
+    kept = _Kept()
+    number = -1
+    for window in reader.windows():
+        for record in window:
+            number += 1
+            # One without a key has no place in a compacted log.
+            if record.key is None or index.newest(record.key) > record.offset:
+                continue
+            if record.value is None:
+                if tombstones_go:
+                    continue
+                kept.has_tombstones = True
+            kept.numbers.append(number)
+            kept.max_timestamp_ms = max(kept.max_timestamp_ms, record.timestamp)
+    return kept
+
+
+def _rebuilt(reader: RecordReader, kept: _Kept, horizon_ms: int | None) -> StoredBatch:
+    """The batch with fewer records, each as its producer wrote it: only where a delete horizon comes into the field of
+    the base timestamp the distances to it are written anew."""
+    head, body = reader.head, reader.body
+    spans = list(record_spans(body))
+    records: Iterable[Buffer] = (body[slice(*spans[number])] for number in kept.numbers)
+    attributes, base_timestamp = head.attributes, head.base_timestamp
+    if horizon_ms is not None:
+        attributes |= DELETE_HORIZON_BIT
+        if horizon_ms != base_timestamp:
+            by_ms, base_timestamp = base_timestamp - horizon_ms, horizon_ms
+            records = (shift_timestamp(body[slice(*spans[number])], by_ms) for number in kept.numbers)
+    append_time = head.timestamp_type is TimestampType.LOG_APPEND_TIME
+    sealed = seal_batch(
+        head._replace(
+            attributes=attributes,
+            base_timestamp=base_timestamp,
+            max_timestamp=head.max_timestamp if append_time else kept.max_timestamp_ms,
+            records_count=len(kept.numbers),
+        ),
+        compress(head.compression, b"".join(records)),
+    )
+    return StoredBatch(head.base_offset, head.last_offset, read_head(sealed).max_timestamp, sealed)
+
+
+def _reader_of(batch: StoredBatch) -> RecordReader | None:
+    """A reader of a batch that can be read to its end; None for what compaction must not touch, since the keys of half
+    a batch must not supersede what can be read."""
     head = read_head(batch.records)
     if head.is_control or head.is_transactional:
         return None
     try:
-        return list(iter_records(batch.records))
-    except ProtocolError as error:
+        reader = RecordReader(batch.records)
+        for window in reader.windows():
+            for _ in window:
+                pass
+    except DAMAGED as error:
         log.warning("batch left uncompacted: it cannot be read", base_offset=batch.base_offset, error=str(error))
         return None
-
-
-def _rebuilt(head: BatchHead, kept: list[Record], horizon_ms: int | None) -> StoredBatch:
-    records = build_batch(
-        kept,
-        compression=head.compression,
-        base_offset=head.base_offset,
-        last_offset_delta=head.last_offset_delta,
-        partition_leader_epoch=head.partition_leader_epoch,
-        timestamp_type=head.timestamp_type,
-        max_timestamp=head.max_timestamp if head.timestamp_type is TimestampType.LOG_APPEND_TIME else None,
-        producer_id=head.producer_id,
-        producer_epoch=head.producer_epoch,
-        base_sequence=head.base_sequence,
-        delete_horizon_ms=horizon_ms,
-    )
-    return StoredBatch(head.base_offset, head.last_offset, read_head(records).max_timestamp, records)
-
-
-def _digest(key: Buffer) -> bytes:
-    return blake2b(key, digest_size=DIGEST_BYTES).digest()
+    return reader

@@ -10,6 +10,7 @@ from uuid import UUID
 
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
+from gateway.net.pieces import in_pieces
 from protocol.errors import ErrorCode
 from storage.errors import StorageError
 from storage.types import Partition, PartitionKey, PartitionState, Topic
@@ -33,11 +34,15 @@ async def resolve_topics(topics: Iterable[tuple[str, UUID]], context: RequestCon
     """Asks Postgres for those of the topics, of which a request gives either name or id, that are missing here; the
     code of those that are missing still."""
     catalog = context.services.catalog
+    # What is not known is sorted out in pieces; then one call asks for all of it.
+    if by_id:
+        ids = [topic_id async for _, topic_id in in_pieces(topics) if catalog.get_by_id(topic_id) is None]
+        names = []
+    else:
+        ids, names = [], [name async for name, _ in in_pieces(topics) if catalog.get(name) is None]
     try:
-        if by_id:
-            await catalog.resolve_all_ids(topic_id for _, topic_id in topics)
-        else:
-            await catalog.resolve_all(name for name, _ in topics)
+        await catalog.resolve_all_ids(ids)
+        await catalog.resolve_all(names)
     except StorageError as error:
         return storage_code(context.api_key, error)
     return unknown_topic(by_id=by_id)
@@ -47,7 +52,8 @@ async def look_up_topics(names: Iterable[str], context: RequestContext) -> dict[
     """Each topic, or why there is none."""
     asked = dict.fromkeys(names)
     missing = await resolve_topics(((name, NO_ID) for name in asked), context, by_id=False)
-    return {name: context.services.catalog.get(name) or missing for name in asked}
+    catalog = context.services.catalog
+    return {name: catalog.get(name) or missing async for name in in_pieces(asked)}
 
 
 def find_partition(topic: Topic | ErrorCode, partition_index: int, current_leader_epoch: int) -> Partition | ErrorCode:

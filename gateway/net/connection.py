@@ -2,18 +2,19 @@
 
 The one idea: to its client a connection is sequential, as upstream's is: a request sees what those before it did, for
 clients pipeline (librdkafka sends JoinGroup behind an OffsetCommit whose answer it has not seen). So a request starts
-when those before it are done, with two exceptions. Produce may follow Produce at once, since the appender keeps their
-order and commits them together (and Heartbeat Heartbeat). And what is held for others (a parked JoinGroup, a long
-poll) delays only the answers behind it, not the work.
+when those before it are done, with the exceptions that `gateway/net/requests.py` names: Produce and Heartbeat may
+follow their like at once, and what waits for others (a parked JoinGroup, a long poll) delays only the answers behind
+it, not the work.
 
 A reply slot is taken for a request when it starts, and only the head of the queue of slots may be written.
 
 Memory is bounded whatever the peer sends: reading stops while too many requests or bytes are unanswered, while the
-peer does not read its answers, and, for large frames, while the node as a whole holds too much. What was read and may
-not start yet (at most one read of the shared scratch buffer, or one large frame) waits in order.
+peer does not read its answers, while it is muted, and while the node as a whole holds too much
+(`gateway/net/holdings.py`). What was read and may not start yet (at most one read of the shared scratch buffer, or one
+large frame) waits in order. A peer that makes no progress, in what it sends or in what it reads, is closed.
 
-It neither cuts frames (`protocol/framing.py`) nor knows an API: what a frame means, and how it may be held, it asks a
-`RequestHandler` (`gateway/net/dispatch.py`).
+It neither cuts frames (`protocol/framing.py`) nor knows an API: what a frame means, and how it is placed among others,
+it asks a `RequestHandler` (`gateway/net/dispatch.py`).
 """
 
 from __future__ import annotations
@@ -25,19 +26,17 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
+from functools import partial
 from typing import Any, Protocol, cast
 
 import structlog
 
 from gateway.net.context import ConnectionInfo
+from gateway.net.holdings import SMALL_BYTES, Holdings
+from gateway.net.requests import Admission, Chunk, Order, RequestHandler, UnanswerableError
 from protocol.errors import ProtocolError
 from protocol.framing import Frame, FrameSplitter
 
-Chunk = bytes | bytearray | memoryview
-
-SMALL_FRAME_BYTES = 16 * 1024
-"""Frames up to this size pass the node's intake even when it is full, so heartbeats survive a storage outage."""
 MAX_BULKY_IN_FLIGHT = 4
 MAX_KEPT_FRAMES = 64
 MAX_KEPT_BYTES = 256 * 1024
@@ -45,47 +44,14 @@ MAX_KEPT_BYTES = 256 * 1024
 WRITE_HIGH_WATER_BYTES = 512 * 1024
 HALF_FRAME_MS = 60_000
 """How long a peer may fall silent in the middle of a frame."""
+UNREAD_MS = 60_000
+"""How long a peer may leave answers unread without taking a byte of them."""
+UNREAD_WHEN_FULL_MS = 5_000
+"""The same while the node holds as much as it may."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
 log = structlog.stdlib.get_logger(__name__)
-
-
-class UnanswerableError(ProtocolError):
-    """A request that has no answer: the connection closes, and `reason` (one of few) counts it."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(detail)
-        self.reason = reason
-
-
-class Hold(Enum):
-    """How a request may be held, and so what happens to it when its peer goes away."""
-
-    NO = "no"
-    """Answered as fast as storage allows, and nothing starts behind it until it is done. Finished even if the peer has
-    gone, since its effect was asked for."""
-    PIPELINED = "pipelined"
-    """As NO, but may start beside others of its kind: Produce, whose order the appender keeps, and Heartbeat, which
-    changes nothing that a request behind it could see."""
-    PARKED = "parked"
-    """Waits for other clients (JoinGroup, SyncGroup); cancelled when the peer goes."""
-    BULKY = "bulky"
-    """Waits for data and answers with megabytes (Fetch); few at a time, cancelled when the peer goes."""
-
-    @property
-    def held(self) -> bool:
-        """Whether it waits for others, so that requests behind it may be worked on."""
-        return self is Hold.PARKED or self is Hold.BULKY
-
-
-class RequestHandler(Protocol):
-    def hold(self, frame: Frame) -> Hold: ...
-
-    def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[Any, Any, Sequence[Chunk]]:
-        """The answer as chunks, length prefix included; empty when the request has none (Produce with acks=0).
-        ProtocolError closes the connection; it raises nothing else."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,43 +61,12 @@ class ConnectionLimits:
     """Requests of one connection that are not yet answered."""
     max_held_bytes: int = 32 * 1024 * 1024
     """Bytes of one connection's unanswered requests and unwritten answers; one request may exceed it alone."""
-    max_intake_bytes: int = 96 * 1024 * 1024
-    """Bytes of large requests in work on the whole node."""
+    max_node_bytes: int = 128 * 1024 * 1024
+    """Bytes that all connections of the node hold in work and answers, and as many again in requests that are still
+    arriving. One of each may exceed it."""
     max_idle_ms: int = 600_000
     """−1: connections may be idle for ever."""
     max_connections: int = 10_000
-
-
-class Intake:
-    """Bytes of large requests that the node holds. Connections that find it full wait for their turn."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._limit_bytes = limit_bytes
-        self._held_bytes = 0
-        self._waiting: dict[Connection, None] = {}
-
-    @property
-    def held_bytes(self) -> int:
-        return self._held_bytes
-
-    def has_room(self) -> bool:
-        return self._held_bytes < self._limit_bytes
-
-    def take(self, count_bytes: int) -> None:
-        self._held_bytes += count_bytes
-
-    def give_back(self, count_bytes: int) -> None:
-        self._held_bytes -= count_bytes
-        while self._waiting and self.has_room():
-            connection = next(iter(self._waiting))
-            del self._waiting[connection]
-            connection.proceed()
-
-    def wait(self, connection: Connection) -> None:
-        self._waiting[connection] = None
-
-    def forget(self, connection: Connection) -> None:
-        self._waiting.pop(connection, None)
 
 
 class ConnectionObserver(Protocol):
@@ -152,11 +87,10 @@ class ConnectionObserver(Protocol):
 class _Slot:
     """The place of one request in the order of answers."""
 
-    hold: Hold
-    frame_bytes: int
-    intake_bytes: int
+    admission: Admission
+    held_bytes: int
+    """Of the request until it is answered, then of the answer."""
     chunks: Sequence[Chunk] = ()
-    answer_bytes: int = 0
     ready: bool = False
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
@@ -169,17 +103,19 @@ class Connection(asyncio.BufferedProtocol):
         requests: RequestHandler,
         observer: ConnectionObserver,
         limits: ConnectionLimits,
-        intake: Intake,
+        holdings: Holdings,
         scratch: bytearray,
         loop: asyncio.AbstractEventLoop,
         listener: str,
     ) -> None:
-        self.info = ConnectionInfo(connection_id=secrets.token_hex(12), client_host="", listener=listener)
+        self.info = ConnectionInfo(
+            connection_id=secrets.token_hex(12), client_host="", listener=listener, holdings=holdings
+        )
         self.last_active = loop.time()
         self._requests = requests
         self._observer = observer
         self._limits = limits
-        self._intake = intake
+        self._holdings = holdings
         self._scratch = scratch
         self._loop = loop
         self._create_task: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]] = loop.create_task
@@ -190,6 +126,9 @@ class Connection(asyncio.BufferedProtocol):
         self._splitter = FrameSplitter(limits.max_request_bytes, scratch)
         self._kept: deque[Frame] = deque()
         self._kept_bytes = 0
+        self._partial_bytes = 0
+        """What has arrived of a frame that is not yet whole."""
+        self._unmute: asyncio.TimerHandle | None = None
         self._reading = True
         self._stopped_reading = False
         # Answering
@@ -200,6 +139,10 @@ class Connection(asyncio.BufferedProtocol):
         self._pipelined_in_work = 0
         self._flush_scheduled = False
         self._write_paused = False
+        self._unsent_bytes = 0
+        """What the peer has left in the socket's buffer, counted once it is more than a little."""
+        self._unread: tuple[int, float] = (0, 0.0)
+        """How much the peer had left unread when this was last looked at, and since when it is exactly that."""
         self._finishing: set[asyncio.Task[None]] = set()
 
     # --- what the server asks -----------------------------------------------------------------------------------
@@ -213,9 +156,23 @@ class Connection(asyncio.BufferedProtocol):
         `HALF_FRAME_MS`."""
         silent_ms = (now - self.last_active) * 1000
         max_idle_ms = self._limits.max_idle_ms if self._limits.max_idle_ms >= 0 else float("inf")
-        if self._splitter.torn:
-            return self._reading and silent_ms > min(HALF_FRAME_MS, max_idle_ms)
-        return not self._slots and silent_ms > max_idle_ms
+        in_work = bool(self._slots or self._kept)
+        if self._splitter.torn and (self._reading or not in_work):
+            return silent_ms > min(HALF_FRAME_MS, max_idle_ms)
+        return not in_work and silent_ms > max_idle_ms
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether the peer leaves answers unread: no byte of them was taken for `UNREAD_MS`, or for less while the node
+        is full. To be asked regularly."""
+        self._count_unsent()
+        unread_bytes = self._unsent_bytes
+        if not unread_bytes or unread_bytes != self._unread[0]:
+            self._unread = (unread_bytes, now)
+            return False
+        patience_ms = UNREAD_MS if self._holdings.has_room() else UNREAD_WHEN_FULL_MS
+        if self._limits.max_idle_ms >= 0:
+            patience_ms = min(patience_ms, self._limits.max_idle_ms)
+        return (now - self._unread[1]) * 1000 > patience_ms
 
     def stop_reading(self) -> None:
         """Takes no further request, for good; what was started is still answered, then the socket closes (drain)."""
@@ -233,6 +190,11 @@ class Connection(asyncio.BufferedProtocol):
     def close_idle(self) -> None:
         """Ends a connection that `is_idle`. One that fell silent within a frame has a peer that failed."""
         self._closed_by_us = not self._splitter.torn
+        if self._transport is not None:
+            self._transport.abort()
+
+    def close_stalled(self) -> None:
+        """Ends a connection that `is_stalled`: its peer has failed."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -259,45 +221,71 @@ class Connection(asyncio.BufferedProtocol):
         """A peer that has finished sending may still wait for answers that storage owes it: half-open until they are
         written. With a parked request this is taken for a peer that has gone, as a killed consumer's is."""
         self._stopped_reading = True
-        return bool(self._slots) and not any(slot.hold.held for slot in self._slots)
+        return bool(self._slots) and not any(slot.admission.order is Order.PARKED for slot in self._slots)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
         self._stopped_reading = True
         self._write_paused = False
+        self._holdings.forget(self)
+        self._count_partial(0)
+        self._count_unsent()
+        if self._unmute is not None:
+            self._unmute.cancel()
+            self._unmute = None
+        self.info.muted_until_s = 0.0
         for slot in self._slots:
-            if slot.task is not None and not slot.task.done():
-                if slot.hold.held:
+            if slot.task is None or slot.task.done():
+                slot.ready = True
+            else:
+                if _matters_to_peer_alone(slot.admission):
                     slot.task.cancel()
-                self._finish(slot.task)
+                self._finish(slot, slot.task)
         # What was read before the peer went is carried out (a LeaveGroup, say); nobody is there to be waited for.
-        self._kept = deque(frame for frame in self._kept if not self._requests.hold(frame).held)
+        self._kept = deque(frame for frame in self._kept if not _matters_to_peer_alone(self._requests.admission(frame)))
         self._run_out()
 
-    def _finish(self, task: asyncio.Task[None]) -> None:
+    def _finish(self, slot: _Slot, task: asyncio.Task[None]) -> None:
         self._finishing.add(task)
-        task.add_done_callback(self._finished)
+        task.add_done_callback(partial(self._finished, slot))
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _finished(self, slot: _Slot, task: asyncio.Task[None]) -> None:
         self._finishing.discard(task)
+        # Also of one that was cancelled, maybe before it began: it has its end, and must not hold up those behind it.
+        slot.ready = True
         self._run_out()
 
     def _run_out(self) -> None:
         """Without a peer: starts what is left, one after the other, then ends."""
         slots = self._slots
         while slots and slots[0].ready:
-            self._held_bytes -= slots.popleft().answer_bytes
+            self._forget(slots.popleft())
         while self._kept and self._start(self._kept[0]):
             self._kept.popleft()
-            task = slots[-1].task
-            assert task is not None
-            self._finish(task)
+            slot = slots[-1]
+            assert slot.task is not None
+            self._finish(slot, slot.task)
         if not self._finishing and not self._kept:
-            self._intake.forget(self)
+            self._holdings.forget(self)
             self._end()
 
+    def _forget(self, slot: _Slot) -> None:
+        """The slot's answer is written, or nobody is there to read it."""
+        if slot.admission.bulky:
+            self._bulky_in_flight -= 1
+        self._hold(-slot.held_bytes)
+
+    def _hold(self, more_bytes: int) -> None:
+        """Counts what this connection holds, for itself and for the node; less may let others go on."""
+        self._held_bytes += more_bytes
+        if more_bytes > 0:
+            self._holdings.take(more_bytes)
+        elif more_bytes:
+            self._holdings.give_back(-more_bytes)
+
     def _end(self) -> None:
-        self._slots.clear()
+        while self._slots:
+            self._forget(self._slots.popleft())
         if self._opened:
             self._opened = False
             self._observer.connection_ended(self, by_peer=not self._closed_by_us)
@@ -305,8 +293,9 @@ class Connection(asyncio.BufferedProtocol):
     def _fail(self, reason: str, error: ProtocolError) -> None:
         if self._transport is None or self._closed_by_us:
             return
+        what = "a request without an answer" if isinstance(error, UnanswerableError) else "not the Kafka protocol"
         log.warning(
-            "connection closed: not the Kafka protocol",
+            f"connection closed: {what}",
             reason=reason,
             detail=str(error),
             connection=self.info.connection_id,
@@ -326,50 +315,66 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         self.last_active = self._loop.time()
         splitter = self._splitter
-        for frame in splitter.received(nbytes):
+        frames = splitter.received(nbytes)
+        partial_bytes = splitter.partial_bytes
+        if partial_bytes != self._partial_bytes:
+            self._count_partial(partial_bytes)
+        for frame in frames:
             if self._kept or not self._start(frame):
                 self._kept.append(frame)
                 self._kept_bytes += len(frame)
         if self._kept:
-            if len(self._kept) >= MAX_KEPT_FRAMES or self._kept_bytes >= MAX_KEPT_BYTES or splitter.broken is not None:
+            if (
+                len(self._kept) >= MAX_KEPT_FRAMES
+                or self._kept_bytes >= MAX_KEPT_BYTES
+                or splitter.broken is not None
+                or self.info.muted_until_s
+                or not self._holdings.has_room()
+            ):
                 self._apply_reading(False)
         elif splitter.broken is not None:
             self._fail("frame_size", splitter.broken)
-        elif splitter.torn and nbytes > SMALL_FRAME_BYTES and not self._intake.has_room():
-            self._intake.wait(self)
+        elif partial_bytes > SMALL_BYTES and not self._holdings.may_read_on(self):
+            self._holdings.wait(self)
             self._apply_reading(False)
+
+    def _count_partial(self, partial_bytes: int) -> None:
+        more_bytes, self._partial_bytes = partial_bytes - self._partial_bytes, partial_bytes
+        self._holdings.arrive(self, more_bytes)
 
     def _start(self, frame: Frame) -> bool:
         """Starts the frame's handler, or returns False while those before it or the limits forbid it."""
         frame_bytes = len(frame)
         if self._alone_in_work or self._write_paused or len(self._slots) >= self._limits.max_in_flight:
             return False
+        if self.info.muted_until_s:
+            return False
         if self._slots and self._held_bytes + frame_bytes > self._limits.max_held_bytes:
             return False
-        hold = self._requests.hold(frame)
-        if self._pipelined_in_work and hold is not Hold.PIPELINED:
+        admission = self._requests.admission(frame)
+        order = admission.order
+        pipelined = order is Order.PIPELINED or order is Order.PLACED
+        if self._pipelined_in_work and not pipelined:
             return False
-        intake_bytes = 0
-        if hold is Hold.BULKY:
-            if self._bulky_in_flight >= MAX_BULKY_IN_FLIGHT:
+        if admission.bulky and self._bulky_in_flight >= MAX_BULKY_IN_FLIGHT:
+            return False
+        if not self._holdings.has_room():
+            # What waits for data looks at the room there is when it has some.
+            large = admission.bulky and order is not Order.PARKED
+            if large or self._held_bytes + frame_bytes > SMALL_BYTES:
+                self._holdings.wait(self)
                 return False
+        if admission.bulky:
             self._bulky_in_flight += 1
-        elif not hold.held and frame_bytes > SMALL_FRAME_BYTES:
-            # What is parked, maybe for minutes, is bounded per connection; it must not use up the node's intake.
-            if not self._intake.has_room():
-                self._intake.wait(self)
-                return False
-            intake_bytes = frame_bytes
-            self._intake.take(intake_bytes)
-        if hold is Hold.NO:
+        if order is Order.ALONE:
             self._alone_in_work += 1
-        elif hold is Hold.PIPELINED:
+        elif pipelined:
             self._pipelined_in_work += 1
-        slot = _Slot(hold, frame_bytes, intake_bytes)
+        slot = _Slot(admission, frame_bytes)
         self._slots.append(slot)
-        self._held_bytes += frame_bytes
-        # The event loop starts tasks in the order of their creation, so handlers start in the order of arrival.
-        slot.task = self._create_task(self._answer(slot, frame))
+        self._hold(frame_bytes)
+        # A place in order is taken by this call; the event loop starts tasks in the order of their creation.
+        slot.task = self._create_task(self._answer(slot, self._requests.handle(frame, self.info)))
         return True
 
     def proceed(self) -> None:
@@ -386,7 +391,7 @@ class Connection(asyncio.BufferedProtocol):
         if self._splitter.broken is not None:
             self._fail("frame_size", self._splitter.broken)
         else:
-            self._apply_reading(not self._write_paused)
+            self._apply_reading(not self._write_paused and not self.info.muted_until_s)
 
     def _apply_reading(self, reading: bool) -> None:
         transport = self._transport
@@ -402,31 +407,30 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- answering ------------------------------------------------------------------------------------------------
 
-    async def _answer(self, slot: _Slot, frame: Frame) -> None:
+    async def _answer(self, slot: _Slot, request: Coroutine[Any, Any, Sequence[Chunk]]) -> None:
         chunks: Sequence[Chunk] | None = None
         try:
-            chunks = await self._requests.handle(frame, self.info)
+            chunks = slot.chunks = await request
         except ProtocolError as error:
             self._fail(error.reason if isinstance(error, UnanswerableError) else "malformed", error)
             return
         finally:
-            if slot.hold is Hold.NO:
+            if slot.admission.order is Order.ALONE:
                 self._alone_in_work -= 1
-            elif slot.hold is Hold.PIPELINED:
+            elif slot.admission.order is not Order.PARKED:
                 self._pipelined_in_work -= 1
-            if slot.intake_bytes:
-                self._intake.give_back(slot.intake_bytes)
             if chunks is None:
                 if slot.task is not None:
                     slot.task.add_done_callback(_log_failure)
                 if self._transport is not None:
                     self._transport.abort()
-        slot.chunks = chunks
+        if self.info.muted_until_s:
+            self._keep_muted()
         answer_bytes = 0
-        for chunk in chunks:
+        for chunk in slot.chunks:
             answer_bytes += len(chunk)
-        slot.answer_bytes = answer_bytes
-        self._held_bytes += answer_bytes - slot.frame_bytes
+        self._hold(answer_bytes - slot.held_bytes)
+        slot.held_bytes = answer_bytes
         slot.ready = True
         if not self._flush_scheduled and self._slots and (self._slots[0] is slot or self._kept):
             self._flush_scheduled = True
@@ -442,9 +446,8 @@ class Connection(asyncio.BufferedProtocol):
             while slots and slots[0].ready and gathered_bytes < WRITE_HIGH_WATER_BYTES:
                 slot = slots.popleft()
                 chunks.extend(slot.chunks)
-                gathered_bytes += slot.answer_bytes
-                self._held_bytes -= slot.answer_bytes
-                if slot.hold is Hold.BULKY:
+                gathered_bytes += slot.held_bytes
+                if slot.admission.bulky:
                     self._bulky_in_flight -= 1
             # As upstream counts: who was answered a moment ago is not idle, however long the answer took.
             self.last_active = self._loop.time()
@@ -452,9 +455,23 @@ class Connection(asyncio.BufferedProtocol):
                 self._transport.write(chunks[0])
             elif chunks:
                 self._transport.writelines(chunks)
+            # Last, for it may let others go on, and them this one.
+            self._hold(-gathered_bytes)
         if self._kept or not self._reading:
             self.proceed()
         self._close_if_drained()
+
+    def _keep_muted(self) -> None:
+        """Starts nothing and reads nothing until the time that dispatch set (KIP-219)."""
+        self._apply_reading(False)
+        if self._unmute is not None:
+            self._unmute.cancel()
+        self._unmute = self._loop.call_at(self.info.muted_until_s, self._unmuted)
+
+    def _unmuted(self) -> None:
+        self._unmute = None
+        self.info.muted_until_s = 0.0
+        self.proceed()
 
     def _close_if_drained(self) -> None:
         if self._stopped_reading and not self._slots and not self._kept and self._transport is not None:
@@ -463,12 +480,24 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self._write_paused = True
         self._apply_reading(False)
+        self._count_unsent()
 
     def resume_writing(self) -> None:
         self._write_paused = False
+        self._count_unsent()
         self._flush()
         if not self._write_paused:
             self.proceed()
+
+    def _count_unsent(self) -> None:
+        unsent_bytes = self._transport.get_write_buffer_size() if self._transport is not None else 0
+        self._hold(unsent_bytes - self._unsent_bytes)
+        self._unsent_bytes = unsent_bytes
+
+
+def _matters_to_peer_alone(admission: Admission) -> bool:
+    """Whether a request is not worth finishing without who asked."""
+    return admission.order is Order.PARKED or admission.bulky
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

@@ -6,20 +6,24 @@ can call with values. It holds no state of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gateway.config.listeners import DEFAULT_NAME
+from gateway.net.holdings import UNBOUNDED, Holdings
+from gateway.net.places import NO_PLACE, Line, Place
 from protocol.api_keys import ApiKey
+from protocol.messages.api_versions import ApiVersion
 
 if TYPE_CHECKING:
     from gateway.apis.described_topics import DescribedTopics
     from gateway.cluster.membership import Membership
     from gateway.config.settings import Settings
-    from gateway.groups.runtime import Groups
+    from gateway.groups.groups import Groups
     from gateway.log.appender import Appender
     from gateway.log.catalog import Catalog
     from gateway.log.tail import Tail
+    from gateway.log.validator import BatchValidator
     from gateway.operate.metrics import Metrics
     from storage.log import LogStore
     from storage.offsets import OffsetStore
@@ -43,7 +47,8 @@ ANONYMOUS = Principal("ANONYMOUS")
 
 @dataclass(slots=True)
 class ConnectionInfo:
-    """One client connection, for as long as it is open. Only ApiVersions writes to it (client software)."""
+    """One client connection, for as long as it is open. ApiVersions (client software) and dispatch
+    (`muted_until_s`) write to it."""
 
     connection_id: str
     """Unguessable and never reused; group members are keyed by it."""
@@ -52,6 +57,12 @@ class ConnectionInfo:
     listener: str = DEFAULT_NAME
     """Name of the listener it came by; it is told addresses of the listeners of that name."""
     principal: Principal = ANONYMOUS
+    holdings: Holdings = field(default=UNBOUNDED, repr=False)
+    """What the node holds; a handler whose answer may be large asks how much room there is."""
+    line: Line = field(default_factory=Line)
+    """Of its produce requests, by arrival."""
+    muted_until_s: float = 0.0
+    """Loop time before which the connection takes no further request. Dispatch writes it, the connection obeys."""
     client_software_name: str = ""
     client_software_version: str = ""
 
@@ -64,6 +75,7 @@ class Services:
     catalog: Catalog
     topics: TopicStore
     log: LogStore
+    validator: BatchValidator
     appender: Appender
     tail: Tail
     producers: ProducerStore
@@ -83,3 +95,7 @@ class RequestContext:
     client_id: str | None
     connection: ConnectionInfo
     services: Services
+    place: Place = NO_PLACE
+    """Where the request stands in its connection's line; `async with` it before anything that must keep the order."""
+    served: tuple[ApiVersion, ...] = ()
+    """What this node promises, for ApiVersions."""

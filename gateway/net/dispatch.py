@@ -1,33 +1,39 @@
-"""From a frame to its answer: header, API, decode, handler, encode.
+"""From a frame to its answer: decode → place in order → authorize → throttle → handle → shape the refusal → encode.
 
-The one idea: everything that is the same for all APIs is here and only here. A handler returns a response or raises;
-how a refusal, a lost database or a bug is answered, logged and counted is decided in one place, so that no client is
-left without an answer and no handler repeats it.
+The one idea: everything that is the same for all APIs is here and only here, as one line of stages that `Dispatch._run`
+shows in the order in which a request passes them. A handler returns a response or raises; how a refusal, a lost
+database or a bug is answered, logged and counted is decided in one place, so that no client is left without an answer
+and no handler repeats it.
 
-Which APIs exist is the table it is given (`gateway/apis/__init__.py`); order and back-pressure are the connection's.
+Which APIs exist, how each is placed among others and how its refusal looks is the table that it is given
+(`gateway/apis/__init__.py`); back-pressure is the connection's.
 """
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
-from gateway.net.connection import Chunk, Hold, UnanswerableError
+from gateway.net.coding import decode_aside, encode_aside
 from gateway.net.context import ConnectionInfo, RequestContext, Services
-from gateway.net.error_responses import error_response, top_level_error_response
 from gateway.net.errors import storage_code
+from gateway.net.places import NO_PLACE, Place
+from gateway.net.requests import Admission, Chunk, Order, UnanswerableError
 from gateway.operate.logs import REQUEST
 from gateway.operate.metrics import Metrics, RequestSeries
 from protocol.api_keys import ApiKey
-from protocol.codec import decode_request, encode_response
+from protocol.codec import response_class
 from protocol.errors import ErrorCode, KafkaError, ProtocolError
 from protocol.framing import Frame
 from protocol.headers import RequestHeader, decode_request_header, encode_response_header
 from protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
+from protocol.schema import message_schema
 from storage.errors import StorageError
 
 log = structlog.stdlib.get_logger(__name__)
@@ -39,34 +45,64 @@ MAX_STRUCTURED_BYTES = 8 * 1024 * 1024
 """Largest request of any API but Produce: decoded it takes several times its size in memory. Produce is bounded by
 socket.request.max.bytes alone, for its records stay bytes."""
 
+MAX_THROTTLE_MS = 60_000
+"""Longest time for which one request mutes its connection."""
+
+_ALONE = Admission()
+_KAFKA_KEYS = frozenset(int(api_key) for api_key in ApiKey)
+
 Handler = Callable[[Any, RequestContext], Coroutine[Any, Any, Any]]
+
+Refusal = Callable[[Any, int, ErrorCode, str | None], Any]
+"""(request, version, code, message) → the response in which everything asked for failed with the code, where clients of
+that API look for it, so that none waits for an element that is missing."""
+
+Authorize = Callable[[Any, RequestContext], Awaitable[None]]
+"""Refuses a whole request by raising KafkaError. What may fail element by element is the handler's to ask."""
+
+Throttle = Callable[[Any, RequestContext], int]
+"""How many milliseconds the connection must be silent after this request; 0 for none."""
+
+
+def _answered(request: Any) -> bool:
+    return True
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One line of the table of what is served: an API, the versions promised for it, and who answers."""
+    """One line of the table of what is served: an API, the versions promised for it, who answers, and who refuses."""
 
     api_key: ApiKey
     min_version: int
     max_version: int
     handler: Handler
-    hold: Hold = Hold.NO
+    refuse: Refusal
+    order: Order = Order.ALONE
+    bulky: bool = False
     advertised_min: int | None = None
     """Where ApiVersions must claim a lower version than is served (Produce); None: `min_version`."""
+    awaits_answer: Callable[[Any], bool] = _answered
+    """Whether the sender of a request waits for its answer; where not, a refusal closes the connection."""
 
 
-def versions_response(served: Sequence[Served], code: ErrorCode = ErrorCode.NONE) -> ApiVersionsResponse:
-    """What ApiVersions answers for a table: each API once, by key; no features."""
-    return ApiVersionsResponse(
-        error_code=code,
-        api_keys=tuple(
-            ApiVersion(
-                api_key=line.api_key,
-                min_version=line.min_version if line.advertised_min is None else line.advertised_min,
-                max_version=line.max_version,
-            )
-            for line in sorted(served, key=lambda line: line.api_key)
-        ),
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """What a request passes between its place in order and its handler. A node without authorizer and quotas has
+    neither."""
+
+    authorize: Authorize | None = None
+    throttle: Throttle | None = None
+
+
+def served_versions(served: Sequence[Served]) -> tuple[ApiVersion, ...]:
+    """What ApiVersions promises for a table: each API once, by key."""
+    return tuple(
+        ApiVersion(
+            api_key=line.api_key,
+            min_version=line.min_version if line.advertised_min is None else line.advertised_min,
+            max_version=line.max_version,
+        )
+        for line in sorted(served, key=lambda line: line.api_key)
     )
 
 
@@ -90,98 +126,162 @@ class _Route:
 class Dispatch:
     """Answers frames by a table of served APIs. It is the `RequestHandler` of every connection."""
 
-    def __init__(self, served: Sequence[Served], services: Services, metrics: Metrics) -> None:
-        self._served = tuple(served)
+    def __init__(
+        self, served: Sequence[Served], services: Services, metrics: Metrics, stages: Stages = Stages()
+    ) -> None:
+        self._served = served_versions(served)
         self._services = services
         self._metrics = metrics
+        self._stages = stages
         self._routes = {int(line.api_key): _Route(line, metrics) for line in served}
-        self._holds = {int(line.api_key): line.hold for line in served if line.hold is not Hold.NO}
+        self._admissions = {int(line.api_key): Admission(line.order, line.bulky) for line in served}
 
-    def hold(self, frame: Frame) -> Hold:
+    def admission(self, frame: Frame) -> Admission:
         if len(frame) < 2:
-            return Hold.NO
-        return self._holds.get(frame[0] << 8 | frame[1], Hold.NO)
+            return _ALONE
+        return self._admissions.get(frame[0] << 8 | frame[1], _ALONE)
 
-    async def handle(self, frame: Frame, connection: ConnectionInfo) -> Sequence[Chunk]:
-        """The answer's chunks, length first; none for Produce with acks=0.
+    def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[Any, Any, Sequence[Chunk]]:
+        """The request takes its place in order now; the stages run when the result is awaited: the answer's chunks,
+        length first; none for Produce with acks=0.
 
-        Raises ProtocolError if no answer is possible and the connection must close: no Kafka request, an API or
+        They raise ProtocolError if no answer is possible and the connection must close: no Kafka request, an API or
         version that is not served and has no shape to say so, or a refused request that awaits no answer.
         """
+        if self.admission(frame).order is Order.PLACED:
+            return self._run_placed(frame, connection, connection.line.take())
+        return self._run(frame, connection, NO_PLACE)
+
+    async def _run_placed(self, frame: Frame, connection: ConnectionInfo, place: Place) -> Sequence[Chunk]:
+        try:
+            return await self._run(frame, connection, place)
+        finally:
+            place.leave()
+
+    async def _run(self, frame: Frame, connection: ConnectionInfo, place: Place) -> Sequence[Chunk]:
         started = time.perf_counter()
         header, position = decode_request_header(frame)
-        route = self._routes.get(header.api_key)
-        if route is None:
-            raise UnanswerableError("unknown_api", f"api key {header.api_key} version {header.api_version}")
+        route = self._find_route(header)
         version = header.api_version
         series = route.series.get(version)
         if series is None:
-            return self._answer_unsupported(route, header)
+            return await self._answer_unsupported(route, header)
         api_key = route.api_key
         if len(frame) > MAX_STRUCTURED_BYTES and api_key is not ApiKey.PRODUCE:
             raise UnanswerableError("request_size", f"{route.api_name} of {len(frame)} bytes")
         REQUEST.set((connection.connection_id, route.api_name, header.correlation_id))
-        request = decode_request(api_key, version, frame, position)
-        context = RequestContext(api_key, version, header.correlation_id, header.client_id, connection, self._services)
-        code = 0
+        request = await decode_aside(api_key, version, frame, position)
+        context = RequestContext(
+            api_key,
+            version,
+            header.correlation_id,
+            header.client_id,
+            connection,
+            self._services,
+            place,
+            self._served,
+        )
+        code, throttle_ms, stages = 0, 0, self._stages
         try:
+            if stages.authorize is not None:
+                await stages.authorize(request, context)
+            if stages.throttle is not None:
+                throttle_ms = _mute(connection, stages.throttle(request, context))
             response = await route.handler(request, context)
-            if response is None:
-                series.observe(time.perf_counter() - started, 0)
-                return ()
             code = getattr(response, "error_code", 0)
-            chunks = _frame(api_key, version, header.correlation_id, response)
+            chunks: Sequence[Chunk] = ()
+            if route.line.awaits_answer(request):
+                chunks = await _encode(api_key, version, header.correlation_id, response, throttle_ms)
         except ProtocolError:
             raise
         except KafkaError as error:
             code = error.code
-            chunks = self._refuse(route, header, request, error.code, error.message)
+            chunks = await self._refuse(route, header, request, error.code, error.message, throttle_ms)
         except StorageError as error:
             code = storage_code(api_key, error)
             self._metrics.storage_errors.labels(route.api_name).inc()
             if started >= route.storage_logged_at + STORAGE_LOG_INTERVAL_S:
                 route.storage_logged_at = started
                 log.warning("storage could not serve a request", error=str(error), answer=code.name)
-            chunks = self._refuse(route, header, request, code, "storage is not available")
+            chunks = await self._refuse(route, header, request, code, "storage is not available", throttle_ms)
         except Exception:
             code = ErrorCode.UNKNOWN_SERVER_ERROR
             self._metrics.internal_errors.labels(route.api_name).inc()
             log.exception("a handler failed", version=version, client_id=header.client_id)
-            chunks = self._refuse(route, header, request, code, None)
+            chunks = await self._refuse(route, header, request, code, None, throttle_ms)
         series.observe(time.perf_counter() - started, code)
         return chunks
 
-    def _refuse(
-        self, route: _Route, header: RequestHeader, request: Any, code: ErrorCode, message: str | None
-    ) -> Sequence[Chunk]:
-        if route.api_key is ApiKey.PRODUCE and request.acks == 0:
-            # As upstream: a producer that awaits no answer learns of a refusal only from a closed connection.
-            raise UnanswerableError("acks_0_refused", f"produce with acks=0 refused: {code.name}")
-        version = header.api_version
-        response = error_response(route.api_key, version, request, code, message)
-        return _frame(route.api_key, version, header.correlation_id, response)
+    def _find_route(self, header: RequestHeader) -> _Route:
+        route = self._routes.get(header.api_key)
+        if route is None:
+            if header.api_key in _KAFKA_KEYS:
+                name = ApiKey(header.api_key).name.lower()
+                raise UnanswerableError("unserved_api", f"{name} version {header.api_version} is not served")
+            raise UnanswerableError("unknown_api", f"api key {header.api_key} version {header.api_version}")
+        return route
 
-    def _answer_unsupported(self, route: _Route, header: RequestHeader) -> Sequence[Chunk]:
+    async def _refuse(
+        self,
+        route: _Route,
+        header: RequestHeader,
+        request: Any,
+        code: ErrorCode,
+        message: str | None,
+        throttle_ms: int,
+    ) -> Sequence[Chunk]:
+        if not route.line.awaits_answer(request):
+            # As upstream: who awaits no answer (a producer with acks=0) learns of a refusal only from a closed
+            # connection.
+            raise UnanswerableError("acks_0_refused", f"{route.api_name} with acks=0 refused: {code.name}")
+        response = route.line.refuse(request, header.api_version, code, message)
+        return await _encode(route.api_key, header.api_version, header.correlation_id, response, throttle_ms)
+
+    async def _answer_unsupported(self, route: _Route, header: RequestHeader) -> Sequence[Chunk]:
         """ApiVersions in v0 with the whole list, so that the client can choose again. Others in the served version
         nearest to the one asked for, if it has a place for the code."""
         reason = f"{route.api_name} version {header.api_version}"
         code = ErrorCode.UNSUPPORTED_VERSION
         if route.api_key is ApiKey.API_VERSIONS:
             self._metrics.unsupported_versions.labels(route.api_name).inc()
-            return _frame(route.api_key, 0, header.correlation_id, versions_response(self._served, code))
+            versions = ApiVersionsResponse(error_code=code, api_keys=self._served)
+            return await _encode(route.api_key, 0, header.correlation_id, versions)
         line = route.line
         nearest = min(max(header.api_version, line.min_version), line.max_version)
-        response = top_level_error_response(route.api_key, nearest, code)
+        response = top_level_refusal(route.api_key, nearest, code)
         if response is None:
             raise UnanswerableError("unsupported_version", reason)
         self._metrics.unsupported_versions.labels(route.api_name).inc()
         log.warning("request of a version that is not served", request=reason, client_id=header.client_id)
-        return _frame(route.api_key, nearest, header.correlation_id, response)
+        return await _encode(route.api_key, nearest, header.correlation_id, response)
 
 
-def _frame(api_key: ApiKey, version: int, correlation_id: int, response: Any) -> Sequence[Chunk]:
+def top_level_refusal(api_key: ApiKey, version: int, code: ErrorCode) -> Any | None:
+    """The response with nothing but a top-level code, for a request that could not be read; None where `version` of
+    the response has no such field."""
+    response_type = response_class(api_key)
+    for field in message_schema(response_type).fields:
+        if field.name == "error_code" and version in field.versions:
+            return response_type(error_code=code)
+    return None
+
+
+def _mute(connection: ConnectionInfo, throttle_ms: int) -> int:
+    """The time for which the connection is silent from now, which is also what its client is told (KIP-219)."""
+    throttle_ms = min(throttle_ms, MAX_THROTTLE_MS)
+    if throttle_ms > 0:
+        until_s = asyncio.get_running_loop().time() + throttle_ms / 1000
+        connection.muted_until_s = max(connection.muted_until_s, until_s)
+    return throttle_ms
+
+
+async def _encode(
+    api_key: ApiKey, version: int, correlation_id: int, response: Any, throttle_ms: int = 0
+) -> Sequence[Chunk]:
+    if throttle_ms > 0 and hasattr(response, "throttle_time_ms"):
+        response = dataclasses.replace(response, throttle_time_ms=throttle_ms)
     head = encode_response_header(api_key, version, correlation_id)
-    body = encode_response(response, version)
+    body = await encode_aside(response, version)
     if len(body) == 1:
         chunk = body[0]
         return (b"".join(((len(head) + len(chunk)).to_bytes(4, "big"), head, chunk)),)

@@ -1,8 +1,7 @@
 """Which of Kafka's codes says what storage said: one table for refusals, one for a database that is away.
 
 The one idea: handlers pass on what storage decided, and the translation is in one place. How a code is laid out in an
-answer is `gateway/net/error_responses.py`'s; which element of a partly successful request fails is the handler's
-business.
+answer, and which element of a partly successful request fails, is the handler's business.
 """
 
 from __future__ import annotations
@@ -16,11 +15,15 @@ from storage.types import Refusal
 
 REFUSAL_CODES: Mapping[Refusal, ErrorCode] = {
     Refusal.UNKNOWN_PARTITION: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    Refusal.PARTITION_BUSY: ErrorCode.REQUEST_TIMED_OUT,
+    Refusal.DAMAGED: ErrorCode.KAFKA_STORAGE_ERROR,
     Refusal.OUT_OF_ORDER_SEQUENCE: ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
     Refusal.INVALID_PRODUCER_EPOCH: ErrorCode.INVALID_PRODUCER_EPOCH,
     Refusal.OFFSET_OUT_OF_RANGE: ErrorCode.OFFSET_OUT_OF_RANGE,
     Refusal.NOT_COORDINATOR: ErrorCode.NOT_COORDINATOR,
     Refusal.ILLEGAL_GENERATION: ErrorCode.ILLEGAL_GENERATION,
+    Refusal.UNKNOWN_MEMBER: ErrorCode.UNKNOWN_MEMBER_ID,
+    Refusal.STALE_MEMBER_EPOCH: ErrorCode.STALE_MEMBER_EPOCH,
     Refusal.UNKNOWN_TOPIC: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
     Refusal.TOPIC_EXISTS: ErrorCode.TOPIC_ALREADY_EXISTS,
     Refusal.INVALID_PARTITIONS: ErrorCode.INVALID_PARTITIONS,

@@ -1,8 +1,8 @@
 """The listening sockets and every connection they accepted.
 
-The one idea: the server owns what connections share (the scratch buffer, the node's intake, the limits) and their end:
-who was closed by its peer is reported, so that the group coordinator can count a vanished client as a failed member;
-what we closed ourselves is not.
+The one idea: the server owns what connections share (the scratch buffer, the count of what the node holds, the
+limits) and their end: who was closed by its peer is reported, so that the group coordinator can count a vanished client
+as a failed member; what we closed ourselves is not.
 
 It reads no bytes (`gateway/net/connection.py`) and knows no API.
 """
@@ -15,14 +15,16 @@ from collections.abc import Callable
 import structlog
 
 from gateway.config.listeners import DEFAULT_NAME
-from gateway.net.connection import Connection, ConnectionLimits, Intake, RequestHandler
+from gateway.net.connection import Connection, ConnectionLimits
+from gateway.net.holdings import Holdings
+from gateway.net.requests import RequestHandler
 from gateway.operate.metrics import Metrics
 from protocol.framing import SCRATCH_BYTES
 
 log = structlog.stdlib.get_logger(__name__)
 
 BACKLOG = 1024
-MAX_SWEEP_S = 30.0
+MAX_SWEEP_S = 10.0
 CLOSE_TIMEOUT_S = 0.5
 
 ConnectionClosed = Callable[[str, bool], None]
@@ -35,7 +37,7 @@ class Server:
     def __init__(self, metrics: Metrics, limits: ConnectionLimits) -> None:
         self._metrics = metrics
         self._limits = limits
-        self._intake = Intake(limits.max_intake_bytes)
+        self._holdings = Holdings(limits.max_node_bytes)
         self._scratch = bytearray(SCRATCH_BYTES)
         self._connections: set[Connection] = set()
         self._listeners: dict[str, asyncio.Server] = {}
@@ -46,7 +48,7 @@ class Server:
         self._draining = False
         self._refused_since_log = 0
         metrics.connections.set_function(lambda: len(self._connections))
-        metrics.intake_bytes.set_function(lambda: self._intake.held_bytes)
+        metrics.held_bytes.set_function(lambda: self._holdings.held_bytes)
 
     async def bind(self, host: str, port: int, listener: str = DEFAULT_NAME) -> int:
         """Takes the address for a listener without listening on it yet, and returns the port (the one given, or the
@@ -75,7 +77,7 @@ class Server:
     def _new_connection(self, listener: str) -> Connection:
         assert self._requests is not None
         loop = asyncio.get_running_loop()
-        return Connection(self._requests, self, self._limits, self._intake, self._scratch, loop, listener)
+        return Connection(self._requests, self, self._limits, self._holdings, self._scratch, loop, listener)
 
     @property
     def is_listening(self) -> bool:
@@ -125,7 +127,8 @@ class Server:
         return True
 
     def _sweep(self) -> None:
-        """Closes connections that are idle; the interval keeps a close at most a quarter late."""
+        """Closes connections that are idle and those whose peer reads no answers; the interval keeps a close at most a
+        quarter late."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         for connection in list(self._connections):
@@ -133,6 +136,10 @@ class Server:
                 log.info("idle connection closed", connection=connection.info.connection_id)
                 self._metrics.idle_closed.inc()
                 connection.close_idle()
+            elif connection.is_stalled(now):
+                log.warning("connection closed: its peer reads no answers", connection=connection.info.connection_id)
+                self._metrics.protocol_errors.labels("unread_answers").inc()
+                connection.close_stalled()
         if self._refused_since_log:
             log.warning("connections refused: max.connections reached", count=self._refused_since_log)
             self._refused_since_log = 0

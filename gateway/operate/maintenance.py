@@ -22,9 +22,10 @@ import structlog
 from gateway.cluster.leases import shard_of
 from gateway.cluster.membership import Membership
 from gateway.config.topic import TopicConfig
-from gateway.coordinator.model import Group, GroupState
+from gateway.coordinator.machine import Summary
 from gateway.log.catalog import Catalog
-from gateway.log.compactor import KeyIndex, clean, index_keys
+from gateway.log.compactor import MAX_KEYS, clean, index_keys
+from gateway.log.offset_map import OffsetMap
 from gateway.log.tail import Tail
 from storage import retention
 from storage.compaction import CompactionPolicy, CompactionRun, CompactionStore, DirtyRange
@@ -49,9 +50,6 @@ RANGES_PER_PASS = 10
 CHUNK_BYTES = 4 * 1024 * 1024
 """Batches that are read, decoded and replaced at a time."""
 
-MAX_KEYS = 200_000
-"""Distinct keys of one compaction run, about 200 bytes each; a log with more is cleaned in several runs."""
-
 SEGMENT_BYTES = 1024 * 1024 * 1024
 """Uncompacted bytes from which segment.ms no longer holds compaction back, as a broker's segment is closed by size."""
 
@@ -68,16 +66,17 @@ class Maintenance:
     """The passes of one node. `leases` gives those held at this moment, `groups` what is in memory under them."""
 
     database: Database
+    log: LogStore
     catalog: Catalog
     tail: Tail
     membership: Membership
     leases: Callable[[], Sequence[CoordinatorLease]]
-    groups: Callable[[], Sequence[Group]]
+    groups: Callable[[], Sequence[Summary]]
 
     def passes(self) -> list[Pass]:
         """What to give to the supervisor."""
         broker = self.catalog.broker
-        compaction = Compaction(self.database, self.catalog)
+        compaction = Compaction(self.database, self.log, self.catalog)
         return [
             ("retention", self._on_one_node(self.retain), broker.log_retention_check_interval_ms),
             ("purge", self._on_one_node(self.purge), PURGE_INTERVAL_MS),
@@ -88,7 +87,7 @@ class Maintenance:
                 self._on_one_node(self.expire_producers),
                 broker.producer_id_expiration_check_interval_ms,
             ),
-            ("offset expiry", self.expire_offsets, broker.offsets_retention_check_interval_ms),
+            ("offset expiry", _from_the_second_on(self.expire_offsets), broker.offsets_retention_check_interval_ms),
         ]
 
     def _on_one_node(self, run: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
@@ -126,7 +125,7 @@ class Maintenance:
             if self.tail.holds(partition.partition_key) and self.catalog.config(topic).cleanup_compact
         ]
         if keys:
-            for key, end_offset in (await CompactionStore(self.database).cleaned_to(keys)).items():
+            for key, end_offset in (await CompactionStore(self.database, self.log).cleaned_to(keys)).items():
                 self.tail.compacted(key, end_offset)
 
     async def purge(self) -> None:
@@ -170,13 +169,30 @@ class Maintenance:
                 except StorageConflict:
                     log.info("offset expiry fenced", shard=lease.shard)
                     break
-                if expired.offset_count or expired.deleted_groups:
-                    log.info("offsets expired", offsets=expired.offset_count, groups=expired.deleted_groups)
+                if expired.offset_count:
+                    log.info("offsets expired", offsets=expired.offset_count)
+                if expired.deleted_groups:
+                    log.info("empty groups removed", groups=expired.deleted_groups)
                 if expired.offset_count < OFFSETS_PER_STATEMENT and len(expired.deleted_groups) < GROUPS_PER_STATEMENT:
                     break
 
 
-def subscriptions(groups: Sequence[Group]) -> dict[str, frozenset[str]]:
+def _from_the_second_on(run: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    """Leaves the first pass out. At start a group without members or offsets is likely one whose members will be back
+    in a moment, and its generation must not begin anew."""
+    passes = iter([_nothing])
+
+    async def run_later() -> None:
+        await next(passes, run)()
+
+    return run_later
+
+
+async def _nothing() -> None:
+    pass
+
+
+def subscriptions(groups: Sequence[Summary]) -> dict[str, frozenset[str]]:
     """Topics of each Stable consumer group whose subscriptions are known: the others' offsets may expire."""
     return {
         group.group_id: group.subscribed_topics
@@ -185,17 +201,17 @@ def subscriptions(groups: Sequence[Group]) -> dict[str, frozenset[str]]:
     }
 
 
-def unsettled(groups: Sequence[Group]) -> list[str]:
+def unsettled(groups: Sequence[Summary]) -> list[str]:
     """Groups of which nothing may expire: with members, and rebalancing or of a protocol that is opaque here."""
     return [
         group.group_id
         for group in groups
-        if group.state is not GroupState.EMPTY and not (_settled(group) and group.subscribed_topics is not None)
+        if group.state != "Empty" and not (_settled(group) and group.subscribed_topics is not None)
     ]
 
 
-def _settled(group: Group) -> bool:
-    return group.state is GroupState.STABLE and group.protocol_type == "consumer"
+def _settled(group: Summary) -> bool:
+    return group.is_stable and group.protocol_type == "consumer"
 
 
 def _retention_policy(key: PartitionKey, config: TopicConfig) -> RetentionPolicy:
@@ -209,11 +225,16 @@ class Compaction:
     """Looks for dirty partitions of compacted topics and cleans them, chunk by chunk, off the event loop's thread."""
 
     def __init__(
-        self, database: Database, catalog: Catalog, *, monotonic: Callable[[], float] = time.monotonic
+        self,
+        database: Database,
+        log_store: LogStore,
+        catalog: Catalog,
+        *,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._monotonic = monotonic
-        self._log = LogStore(database)
-        self._store = CompactionStore(database)
+        self._log = log_store
+        self._store = CompactionStore(database, log_store)
         self._catalog = catalog
         self._due_s: dict[UUID, float] = {}
         """When each compacted topic is to be looked at next."""
@@ -280,9 +301,9 @@ class Compaction:
             dropped_records=dropped_records,
         )
 
-    async def _index(self, dirty: DirtyRange) -> tuple[KeyIndex, int]:
+    async def _index(self, dirty: DirtyRange) -> tuple[OffsetMap, int]:
         """The keys of the dirty range, and where the index ends: at the range's end unless it fills up before."""
-        index = KeyIndex(MAX_KEYS)
+        index = OffsetMap(dirty.first_dirty_offset, MAX_KEYS)
         offset = dirty.first_dirty_offset
         while chunk := await self._read(dirty.partition_key, offset, dirty.end_offset):
             full_at = await asyncio.to_thread(index_keys, chunk, index)

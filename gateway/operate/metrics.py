@@ -95,7 +95,7 @@ class Metrics:
         self.connections = self._gauge("connections", "Open client connections.")
         self.connections_opened = self._counter("connections_opened", "Client connections accepted.")
         self.idle_closed = self._counter("connections_idle_closed", "Connections closed for being idle.")
-        self.intake_bytes = self._gauge("intake_bytes", "Bytes of large requests in work.")
+        self.held_bytes = self._gauge("held_bytes", "Bytes of requests in work and of answers not yet read.")
         self.protocol_errors = self._counter("protocol_errors", "Connections closed or refused by reason.", "reason")
         self.unsupported_versions = self._counter(
             "unsupported_versions", "Requests answered with UNSUPPORTED_VERSION.", "api"
@@ -111,6 +111,9 @@ class Metrics:
         self.committed_batches = self._counter("committed_batches", "Record batches made durable.")
         self.refused_batches = self._counter("refused_batches", "Record batches refused, by error.", "error")
         self.committed_bytes = self._counter("committed_bytes", "Bytes of record batches made durable.")
+        self.damaged_chunks = self._gauge(
+            "damaged_chunks", "Times that records were asked for whose bytes are missing or wrong, since the start."
+        )
         self.group_rebalances = self._counter("group_rebalances", "Groups that entered PreparingRebalance.")
         self.leases_held = self._gauge("coordinator_leases", "Group coordinator shards this node holds.")
 

@@ -1,22 +1,31 @@
 -- Writes of the group coordinator, each fenced by its lease in the transaction that writes.
 
-create function lease_is_current(p_shard integer, p_node_id integer, p_lease_epoch integer) returns boolean
+create function now_ms() returns bigint
+language sql volatile
+as $$
+-- The one clock by which offsets and groups age.
+    select (extract(epoch from clock_timestamp()) * 1000)::bigint
+$$;
+
+create function lease_is_current(p_kind text, p_shard integer, p_node_id integer, p_lease_epoch integer)
+returns boolean
 language plpgsql volatile
 as $$
 -- Holds the lease still, so that a change of owner waits until this transaction has ended.
 begin
     perform 1 from coordinator_lease l
-    where l.shard = p_shard and l.node_id = p_node_id and l.lease_epoch = p_lease_epoch
+    where l.kind = p_kind and l.shard = p_shard and l.node_id = p_node_id and l.lease_epoch = p_lease_epoch
     for share;
     return found;
 end
 $$;
 
 create function commit_offsets(
-    p_shards               integer[], -- per fence: distinct (lease, group, generation)
+    p_shards               integer[], -- per fence: distinct (lease, group, member, generation)
     p_node_ids             integer[],
     p_lease_epochs         integer[],
     p_group_ids            text[],
+    p_member_ids           text[],    -- whose epoch the generation is, or null: the group's
     p_generation_ids       integer[],
     p_fence_positions      integer[], -- per commit: position of its fence
     p_topic_ids            uuid[],    -- per commit, as are the rest
@@ -24,8 +33,7 @@ create function commit_offsets(
     p_committed_offsets    bigint[],
     p_leader_epochs        integer[],
     p_metadata             text[],
-    p_commit_timestamps_ms bigint[],
-    p_expire_timestamps_ms bigint[],
+    p_retentions_ms        bigint[],  -- how long the offset is kept, or null: as the cluster is set
     out refusals           text[]
 )
 language plpgsql volatile
@@ -35,18 +43,23 @@ as $$
 -- while a new generation waits for the commits of the old one, and a commit that comes after it is refused.
 declare
     verdicts text[];
+    committed_ms bigint;
 begin
-    perform 1 from coordinator_lease l where l.shard = any (p_shards) order by l.shard for share;
+    perform 1 from coordinator_lease l
+    where l.kind = 'groups' and l.shard = any (p_shards)
+    order by l.shard for share;
+    committed_ms := now_ms();
 
-    insert into consumer_group (group_id, shard, state, state_timestamp_ms, generation_id)
-    select fence.group_id, fence.shard, 'Empty', p_commit_timestamps_ms[1], 0
+    insert into consumer_group (group_id, shard, group_type, state, state_timestamp_ms, generation_id, document)
+    select fence.group_id, fence.shard, 'classic', 'Empty', committed_ms, 0, '{}'
     from (
         select
             unnest(p_group_ids) as group_id, unnest(p_shards) as shard, unnest(p_node_ids) as node_id,
             unnest(p_lease_epochs) as lease_epoch, unnest(p_generation_ids) as generation_id
     ) fence
     join coordinator_lease l using (shard, node_id, lease_epoch)
-    where fence.generation_id < 0
+    where l.kind = 'groups'
+        and fence.generation_id < 0
         and not exists (select from consumer_group g where g.group_id = fence.group_id)
     order by fence.group_id
     on conflict (group_id) do nothing;
@@ -57,6 +70,9 @@ begin
         case
             when l.shard is null then 'not_coordinator'
             when g.group_id is null then 'illegal_generation'
+            when fence.member_id is not null then
+                case when m.member_id is null then 'unknown_member'
+                    when m.member_epoch <> fence.generation_id then 'stale_member_epoch' end
             when fence.generation_id < 0 then
                 case when exists (select from group_member m where m.group_id = fence.group_id)
                     then 'illegal_generation' end
@@ -68,11 +84,14 @@ begin
     from (
         select
             unnest(p_group_ids) as group_id, unnest(p_shards) as shard, unnest(p_node_ids) as node_id,
-            unnest(p_lease_epochs) as lease_epoch, unnest(p_generation_ids) as generation_id,
-            generate_series(1, cardinality(p_group_ids)) as position
+            unnest(p_lease_epochs) as lease_epoch, unnest(p_member_ids) as member_id,
+            unnest(p_generation_ids) as generation_id, generate_series(1, cardinality(p_group_ids)) as position
     ) fence
-    left join coordinator_lease l using (shard, node_id, lease_epoch)
-    left join consumer_group g on g.group_id = fence.group_id;
+    left join coordinator_lease l
+        on l.kind = 'groups' and l.shard = fence.shard and l.node_id = fence.node_id
+            and l.lease_epoch = fence.lease_epoch
+    left join consumer_group g on g.group_id = fence.group_id
+    left join group_member m on m.group_id = fence.group_id and m.member_id = fence.member_id;
 
     select array_agg(
         coalesce(
@@ -101,14 +120,14 @@ begin
     select distinct on (1, 2, 3)
         p_group_ids[accepted.fence_position], accepted.topic_id, accepted.partition_index,
         accepted.committed_offset, accepted.leader_epoch, accepted.metadata,
-        accepted.commit_timestamp_ms, accepted.expire_timestamp_ms
+        committed_ms, case when accepted.retention_ms is not null then
+            committed_ms + least(accepted.retention_ms, 9223372036854775807 - committed_ms) end
     from (
         select
             unnest(refusals) as refusal, unnest(p_fence_positions) as fence_position, unnest(p_topic_ids) as topic_id,
             unnest(p_partition_indexes) as partition_index, unnest(p_committed_offsets) as committed_offset,
             unnest(p_leader_epochs) as leader_epoch, unnest(p_metadata) as metadata,
-            unnest(p_commit_timestamps_ms) as commit_timestamp_ms,
-            unnest(p_expire_timestamps_ms) as expire_timestamp_ms,
+            unnest(p_retentions_ms) as retention_ms,
             generate_series(1, cardinality(p_topic_ids)) as position
     ) accepted
     where accepted.refusal is null
@@ -128,7 +147,7 @@ language plpgsql volatile
 as $$
 -- 'deleted', 'missing', or 'fenced' if the lease is not current. Offsets go with the group.
 begin
-    if not lease_is_current(p_shard, p_node_id, p_lease_epoch) then
+    if not lease_is_current('groups', p_shard, p_node_id, p_lease_epoch) then
         return 'fenced';
     end if;
     perform 1 from consumer_group g where g.group_id = p_group_id for update;
@@ -193,12 +212,12 @@ as $$
 -- One bounded pass over a shard. Groups are locked before their offsets are judged, so that no commit slips between;
 -- those that a commit holds at this moment wait for the next pass. Empty groups left without offsets are deleted.
 declare
-    now_ms constant bigint := (extract(epoch from clock_timestamp()) * 1000)::bigint;
+    passed_ms constant bigint := now_ms();
     locked_groups text[];
 begin
     expired_offsets := 0;
     deleted_groups := '{}';
-    fenced := not lease_is_current(p_shard, p_node_id, p_lease_epoch);
+    fenced := not lease_is_current('groups', p_shard, p_node_id, p_lease_epoch);
     if fenced then
         return;
     end if;
@@ -212,7 +231,7 @@ begin
                 g.group_id in (
                     select e.group_id
                     from expirable_offsets(
-                        p_shard, now_ms, p_retention_ms, p_settled_groups, p_subscriptions, p_unsettled_groups
+                        p_shard, passed_ms, p_retention_ms, p_settled_groups, p_subscriptions, p_unsettled_groups
                     ) e
                 )
                 or (
@@ -230,7 +249,7 @@ begin
     using (
         select e.*
         from expirable_offsets(
-            p_shard, now_ms, p_retention_ms, p_settled_groups, p_subscriptions, p_unsettled_groups
+            p_shard, passed_ms, p_retention_ms, p_settled_groups, p_subscriptions, p_unsettled_groups
         ) e
         where e.group_id = any (locked_groups)
         order by e.group_id, e.topic_id, e.partition_index
@@ -254,42 +273,124 @@ begin
 end
 $$;
 
-create function save_group(
-    p_shard              integer,
-    p_node_id            integer,
-    p_lease_epoch        integer,
-    p_group_id           text,
-    p_state              text,
-    p_state_timestamp_ms bigint,
-    p_protocol_type      text,
-    p_protocol_name      text,
-    p_generation_id      integer,
-    p_leader_id          text,
-    p_member_ids         text[]
-) returns boolean
+create function save_groups(
+    p_wait             boolean,   -- for groups that somebody has locked; else they are left out
+    p_shards           integer[], -- per group: its lease, then what is stored of it
+    p_node_ids         integer[],
+    p_lease_epochs     integer[],
+    p_group_ids        text[],
+    p_group_types      text[],
+    p_states           text[],
+    p_protocol_types   text[],
+    p_generation_ids   integer[],
+    p_documents        text[],
+    p_all_heard        boolean[],
+    p_replaced         boolean[], -- members that are not among the rows below are gone
+    p_member_positions integer[], -- per member that changed: position of its group
+    p_member_ids       text[],
+    p_member_epochs    integer[],
+    p_member_documents text[],    -- null: the member is gone
+    out outcomes       text[]     -- per group: 'saved', 'fenced' or 'busy'
+)
 language plpgsql volatile
 as $$
--- Writes the group and drops members that are gone; the caller writes the present ones in the same transaction.
--- False if the lease is not current. The update of the group row waits for commits of the generation before.
+-- Writes what changed in many groups. The lock of a group's row waits for commits of the generation before; groups
+-- that somebody else holds are busy unless they are to be waited for, so that one of them cannot keep the others.
+-- The state's timestamp moves with the state, the generation or the type.
+declare
+    saved_ms bigint;
+    locked   text[];
 begin
-    if not lease_is_current(p_shard, p_node_id, p_lease_epoch) then
-        return false;
+    perform 1 from coordinator_lease l
+    where l.kind = 'groups' and l.shard = any (p_shards)
+    order by l.shard for share;
+
+    if p_wait then
+        perform 1 from consumer_group g where g.group_id = any (p_group_ids) order by g.group_id for no key update;
+        locked := p_group_ids;
+    else
+        select coalesce(array_agg(free.group_id), '{}') into locked
+        from (
+            select g.group_id from consumer_group g
+            where g.group_id = any (p_group_ids)
+            order by g.group_id for no key update skip locked
+        ) free;
     end if;
-    insert into consumer_group as g (
-        group_id, shard, state, state_timestamp_ms, protocol_type, protocol_name, generation_id, leader_id
-    ) values (
-        p_group_id, p_shard, p_state, p_state_timestamp_ms, p_protocol_type, p_protocol_name, p_generation_id,
-        p_leader_id
+    saved_ms := now_ms();
+
+    select array_agg(
+        case
+            when l.shard is null then 'fenced'
+            when change.group_id = any (locked) or g.group_id is null then 'saved'
+            else 'busy'
+        end
+        order by change.position
     )
+    into outcomes
+    from unnest(p_shards, p_node_ids, p_lease_epochs, p_group_ids)
+        with ordinality as change (shard, node_id, lease_epoch, group_id, position)
+    left join coordinator_lease l
+        on l.kind = 'groups' and l.shard = change.shard and l.node_id = change.node_id
+            and l.lease_epoch = change.lease_epoch
+    left join consumer_group g on g.group_id = change.group_id;
+
+    insert into consumer_group as g (
+        group_id, shard, group_type, state, state_timestamp_ms, protocol_type, generation_id, restored_at_ms, document
+    )
+    select
+        change.group_id, change.shard, change.group_type, change.state, saved_ms, change.protocol_type,
+        change.generation_id, case when change.all_heard then null else saved_ms end, change.document::jsonb
+    from unnest(
+        outcomes, p_group_ids, p_shards, p_group_types, p_states, p_protocol_types, p_generation_ids, p_all_heard,
+        p_documents
+    ) change (
+        outcome, group_id, shard, group_type, state, protocol_type, generation_id, all_heard, document
+    )
+    where change.outcome = 'saved'
+    order by change.group_id
     on conflict (group_id) do update set
         shard              = excluded.shard,
+        group_type         = excluded.group_type,
         state              = excluded.state,
-        state_timestamp_ms = excluded.state_timestamp_ms,
+        state_timestamp_ms = case
+            when (g.group_type, g.state, g.generation_id)
+                is distinct from (excluded.group_type, excluded.state, excluded.generation_id)
+            then excluded.state_timestamp_ms else g.state_timestamp_ms end,
         protocol_type      = excluded.protocol_type,
-        protocol_name      = excluded.protocol_name,
         generation_id      = excluded.generation_id,
-        leader_id          = excluded.leader_id;
-    delete from group_member m where m.group_id = p_group_id and m.member_id <> all (p_member_ids);
-    return true;
+        restored_at_ms     = case
+            when excluded.restored_at_ms is not null then coalesce(g.restored_at_ms, excluded.restored_at_ms) end,
+        document           = excluded.document;
+
+    if true = any (p_replaced) then
+        delete from group_member m
+        using unnest(outcomes, p_group_ids, p_replaced)
+            with ordinality as change (outcome, group_id, replaced, position)
+        where m.group_id = change.group_id
+            and change.outcome = 'saved'
+            and change.replaced
+            and not exists (
+                select from unnest(p_member_positions, p_member_ids) kept (position, member_id)
+                where kept.position = change.position and kept.member_id = m.member_id
+            );
+    end if;
+
+    delete from group_member m
+    using unnest(p_member_positions, p_member_ids, p_member_documents) gone (position, member_id, document)
+    where gone.document is null
+        and outcomes[gone.position] = 'saved'
+        and m.group_id = p_group_ids[gone.position]
+        and m.member_id = gone.member_id;
+
+    insert into group_member as m (group_id, member_id, member_epoch, document)
+    select p_group_ids[changed.position], changed.member_id, changed.member_epoch, changed.document::jsonb
+    from unnest(p_member_positions, p_member_ids, p_member_epochs, p_member_documents)
+        changed (position, member_id, member_epoch, document)
+    where changed.document is not null and outcomes[changed.position] = 'saved'
+    order by 1, 2
+    on conflict (group_id, member_id) do update set
+        member_epoch = excluded.member_epoch,
+        document     = excluded.document
+    where (m.member_epoch, m.document) is distinct from (excluded.member_epoch, excluded.document);
 end
 $$;

@@ -1,37 +1,53 @@
 -- The log's decisions: offsets and duplicates on append, O(result) reads.
 
-create function assign_offsets(
+create function append_chunks(
     p_partition_keys           bigint[],  -- distinct and ascending
-    p_partition_positions      integer[], -- per batch: position in p_partition_keys
-    p_record_counts            integer[], -- per batch
-    p_max_timestamps_ms        bigint[],  -- per batch
-    p_size_bytes               integer[], -- per batch
+    p_wait                     boolean,   -- for partitions that others have locked; else their entries are refused
+    p_object_id                bigint,    -- where the bytes lie; null: inline
+    p_chunk_partitions         integer[], -- per candidate chunk: position in p_partition_keys
+    p_chunk_positions          bigint[],  -- per candidate chunk: where its bytes begin in the object; null: inline
+    p_chunk_records            bytea[],   -- per candidate chunk: its bytes, if inline; null: the caller inserts them
+    p_entry_chunks             integer[], -- per entry: its candidate chunk, ascending
+    p_batch_counts             integer[], -- per entry
+    p_record_counts            integer[], -- per entry
+    p_max_timestamps_ms        bigint[],  -- per entry
+    p_size_bytes               integer[], -- per entry
     p_producer_partition_keys  bigint[],  -- distinct pairs (partition, producer)
     p_producer_ids             bigint[],
-    p_producer_positions       integer[], -- per batch: position in p_producer_ids, 0 = not idempotent
-    p_producer_epochs          integer[], -- per batch
-    p_base_sequences           integer[], -- per batch
-    out refusals                   text[],
-    out duplicates                 boolean[],
-    out base_offsets               bigint[],
-    out log_start_offsets          bigint[],
-    out leader_epochs              integer[],
-    out running_max_timestamps_ms  bigint[]
+    p_producer_positions       integer[], -- per entry: position in p_producer_ids, 0 = not idempotent
+    p_producer_epochs          integer[], -- per entry
+    p_base_sequences           integer[], -- per entry
+    out sealed             boolean,       -- nothing was written: the object takes no more appends
+    out refusals           text[],        -- per entry, as are the next four
+    out duplicates         boolean[],
+    out base_offsets       bigint[],
+    out log_start_offsets  bigint[],
+    out leader_epochs      integer[],
+    out inline_slot        smallint,      -- where inline bytes go, and per chunk:
+    out chunk_candidates   integer[],
+    out chunk_skipped      integer[],     -- bytes of the candidate before the chunk
+    out chunk_sizes        integer[],
+    out chunk_positions    bigint[]
 )
 language plpgsql volatile
 as $$
--- Decides, under the partitions' row locks and in the order given, which batches are appended and where.
+-- Decides, under the partitions' row locks and in the order given, which entries are appended and where, and writes the
+-- rows of the index. An entry is one idempotent batch, or batches without a producer that follow each other.
 --
--- The caller inserts the accepted batches (refusal null, duplicate false) in the same transaction. Row locks are taken
--- in the order of partition_key by every writer, and duplicates are looked up only once they are held: of two copies of
--- one batch in flight, the second waits here and then finds the first.
+-- Entries of one candidate chunk lie back to back. Those accepted that follow each other become one chunk: the whole
+-- candidate, unless some of it is refused. Row locks are taken in the order of partition_key by every writer, and
+-- duplicates are looked up only once they are held: of two copies of one batch in flight, the second waits here and
+-- then finds the first.
 declare
-    batch_total      constant integer := coalesce(cardinality(p_partition_positions), 0);
+    entry_total      constant integer := coalesce(cardinality(p_entry_chunks), 0);
     partition_total  constant integer := coalesce(cardinality(p_partition_keys), 0);
     producer_total   constant integer := coalesce(cardinality(p_producer_ids), 0);
     sequence_limit   constant bigint  := 2147483648; -- sequences wrap from 2^31 - 1 to 0
+    now_ms           constant bigint  := (extract(epoch from clock_timestamp()) * 1000)::bigint;
 
+    missing      bigint[]  := p_partition_keys;
     known        boolean[] := array_fill(false, array[partition_total]);
+    busy         boolean[] := array_fill(false, array[partition_total]);
     changed      boolean[] := array_fill(false, array[partition_total]);
     next_offsets bigint[]  := array_fill(0::bigint, array[partition_total]);
     log_starts   bigint[]  := array_fill(0::bigint, array[partition_total]);
@@ -48,24 +64,54 @@ declare
     state_last     integer[] := array_fill(-1, array[producer_total, 5]);
     state_offsets  bigint[]  := array_fill(-1::bigint, array[producer_total, 5]);
 
+    chunk_total      integer := 0; -- chunks to insert, and per chunk:
+    chunk_bases      bigint[];
+    chunk_lasts      bigint[];
+    chunk_batches    integer[];
+    chunk_max_ms     bigint[];
+    chunk_running_ms bigint[];
+
     found_row       record;
-    k               integer := 1; -- position of a partition
-    s               integer;      -- position of a producer's state
-    slot            integer;
+    c               integer := 0;     -- candidate of the entry
+    skipped_bytes   integer := 0;     -- of the candidate, before the entry
+    open_chunk      boolean := false; -- whether the entry before this one was accepted, in the same candidate
+    k               integer := 1;     -- position of a partition
+    s               integer;          -- position of a producer's state
+    ring            integer;
     last_sequence   bigint;
     found_offset    bigint;
 begin
-    refusals                  := array_fill(null::text, array[batch_total]);
-    duplicates                := array_fill(false, array[batch_total]);
-    base_offsets              := array_fill(-1::bigint, array[batch_total]);
-    log_start_offsets         := array_fill(-1::bigint, array[batch_total]);
-    leader_epochs             := array_fill(-1, array[batch_total]);
-    running_max_timestamps_ms := array_fill(-1::bigint, array[batch_total]);
+    sealed            := false;
+    refusals          := array_fill(null::text, array[entry_total]);
+    duplicates        := array_fill(false, array[entry_total]);
+    base_offsets      := array_fill(-1::bigint, array[entry_total]);
+    log_start_offsets := array_fill(-1::bigint, array[entry_total]);
+    leader_epochs     := array_fill(-1, array[entry_total]);
 
+    if p_object_id is not null then
+        perform 1 from log_object o where o.object_id = p_object_id and o.sealed_at is null;
+        if not found then
+            sealed := true;
+            return;
+        end if;
+    else
+        select r.current_slot into inline_slot from inline_rotation r;
+    end if;
+
+    if not p_wait then
+        select array_agg(free.partition_key) into missing
+        from (
+            select p.partition_key
+            from partition p
+            where p.partition_key = any (p_partition_keys) and not p.deleted
+            order by p.partition_key
+            for no key update skip locked
+        ) free;
+    end if;
     for found_row in
         select p.partition_key, p.next_offset, p.log_start_offset, p.leader_epoch, p.max_timestamp_ms
         from partition p
-        where p.partition_key = any (p_partition_keys) and not p.deleted
+        where p.partition_key = any (missing) and not p.deleted
         order by p.partition_key
         for no key update
     loop
@@ -78,6 +124,13 @@ begin
         epochs[k]       := found_row.leader_epoch;
         greatest_ms[k]  := found_row.max_timestamp_ms;
     end loop;
+    if not p_wait and coalesce(cardinality(missing), 0) < partition_total then
+        for i in 1..partition_total loop
+            continue when known[i];
+            perform 1 from partition p where p.partition_key = p_partition_keys[i] and not p.deleted;
+            busy[i] := found;
+        end loop;
+    end if;
 
     if producer_total > 0 then
         for found_row in
@@ -103,10 +156,18 @@ begin
         end loop;
     end if;
 
-    for i in 1..batch_total loop
-        k := p_partition_positions[i];
+    for i in 1..entry_total loop
+        if p_entry_chunks[i] <> c then
+            c := p_entry_chunks[i];
+            skipped_bytes := 0;
+            open_chunk := false;
+        else
+            skipped_bytes := skipped_bytes + p_size_bytes[i - 1];
+        end if;
+        k := p_chunk_partitions[c];
         if not known[k] then
-            refusals[i] := 'unknown_partition';
+            refusals[i] := case when busy[k] then 'partition_busy' else 'unknown_partition' end;
+            open_chunk := false;
             continue;
         end if;
         log_start_offsets[i] := log_starts[k];
@@ -118,6 +179,7 @@ begin
             if state_known[s] then
                 if p_producer_epochs[i] < state_epochs[s] then
                     refusals[i] := 'invalid_producer_epoch';
+                    open_chunk := false;
                     continue;
                 end if;
                 if p_producer_epochs[i] = state_epochs[s] then
@@ -131,37 +193,86 @@ begin
                     if found_offset is not null then
                         duplicates[i]   := true;
                         base_offsets[i] := found_offset;
+                        open_chunk := false;
                         continue;
                     end if;
                     if p_base_sequences[i] <> state_next[s] then
                         refusals[i] := 'out_of_order_sequence';
+                        open_chunk := false;
                         continue;
                     end if;
                 elsif p_base_sequences[i] <> 0 then
                     refusals[i] := 'out_of_order_sequence';
+                    open_chunk := false;
                     continue;
                 else
                     state_counts[s] := 0;
                 end if;
             end if;
-            slot := state_counts[s] % 5 + 1;
+            ring := state_counts[s] % 5 + 1;
             state_known[s]            := true;
             state_changed[s]          := true;
             state_epochs[s]           := p_producer_epochs[i];
             state_next[s]             := (last_sequence + 1) % sequence_limit;
             state_counts[s]           := state_counts[s] + 1;
-            state_first[s][slot]      := p_base_sequences[i];
-            state_last[s][slot]       := last_sequence;
-            state_offsets[s][slot]    := next_offsets[k];
+            state_first[s][ring]      := p_base_sequences[i];
+            state_last[s][ring]       := last_sequence;
+            state_offsets[s][ring]    := next_offsets[k];
         end if;
 
-        changed[k]                   := true;
-        base_offsets[i]              := next_offsets[k];
-        next_offsets[k]              := next_offsets[k] + p_record_counts[i];
-        added_bytes[k]               := added_bytes[k] + p_size_bytes[i];
-        greatest_ms[k]               := greatest(greatest_ms[k], p_max_timestamps_ms[i]);
-        running_max_timestamps_ms[i] := greatest_ms[k];
+        changed[k]      := true;
+        base_offsets[i] := next_offsets[k];
+        next_offsets[k] := next_offsets[k] + p_record_counts[i];
+        added_bytes[k]  := added_bytes[k] + p_size_bytes[i];
+        greatest_ms[k]  := greatest(greatest_ms[k], p_max_timestamps_ms[i]);
+        if open_chunk then
+            chunk_lasts[chunk_total]      := next_offsets[k] - 1;
+            chunk_batches[chunk_total]    := chunk_batches[chunk_total] + p_batch_counts[i];
+            chunk_sizes[chunk_total]      := chunk_sizes[chunk_total] + p_size_bytes[i];
+            chunk_max_ms[chunk_total]     := greatest(chunk_max_ms[chunk_total], p_max_timestamps_ms[i]);
+            chunk_running_ms[chunk_total] := greatest_ms[k];
+        else
+            open_chunk  := true;
+            chunk_total := chunk_total + 1;
+            chunk_candidates[chunk_total] := c;
+            chunk_positions[chunk_total]  := case
+                when p_object_id is null then nextval('inline_position')
+                else p_chunk_positions[c] + skipped_bytes end;
+            chunk_skipped[chunk_total]    := skipped_bytes;
+            chunk_bases[chunk_total]      := base_offsets[i];
+            chunk_lasts[chunk_total]      := next_offsets[k] - 1;
+            chunk_batches[chunk_total]    := p_batch_counts[i];
+            chunk_sizes[chunk_total]      := p_size_bytes[i];
+            chunk_max_ms[chunk_total]     := p_max_timestamps_ms[i];
+            chunk_running_ms[chunk_total] := greatest_ms[k];
+        end if;
     end loop;
+
+    if chunk_total = 0 then
+        return;
+    end if;
+
+    insert into chunk (
+        partition_key, base_offset, last_offset, max_timestamp_ms, running_max_timestamp_ms, append_timestamp_ms,
+        object_id, position, size_bytes, batch_count, leader_epoch, inline_slot, final_heads
+    )
+    select
+        p_partition_keys[p_chunk_partitions[chunk_candidates[i]]], chunk_bases[i], chunk_lasts[i], chunk_max_ms[i],
+        chunk_running_ms[i], case when chunk_max_ms[i] < 0 then now_ms end,
+        p_object_id, chunk_positions[i], chunk_sizes[i], chunk_batches[i],
+        epochs[p_chunk_partitions[chunk_candidates[i]]], append_chunks.inline_slot, false
+    from generate_series(1, chunk_total) i;
+
+    if p_chunk_records is not null then
+        insert into inline_records (slot, position, records)
+        select
+            append_chunks.inline_slot, chunk_positions[i],
+            case
+                when chunk_sizes[i] = octet_length(p_chunk_records[chunk_candidates[i]]) then p_chunk_records[chunk_candidates[i]]
+                else substring(p_chunk_records[chunk_candidates[i]] from chunk_skipped[i] + 1 for chunk_sizes[i])
+            end
+        from generate_series(1, chunk_total) i;
+    end if;
 
     update partition p
     set next_offset      = grown.next_offset,
@@ -204,11 +315,12 @@ begin
 end
 $$;
 
-create function read_batches(
+create function read_chunks(
     p_partition_keys  bigint[], -- per request
     p_offsets         bigint[], -- per request
     p_max_bytes       bigint[], -- per request
-    p_total_max_bytes bigint
+    p_total_max_bytes bigint,
+    p_spare_bytes     bigint    -- how much may be returned that the limits will cut off again
 ) returns table (
     request_position      integer,
     log_start_offset      bigint,
@@ -217,18 +329,24 @@ create function read_batches(
     partition_size_bytes  bigint,
     base_offset           bigint,
     last_offset           bigint,
-    max_timestamp_ms      bigint,
+    object_id             bigint,
+    "position"            bigint,
+    size_bytes            integer,
+    batch_count           integer,
+    final_heads           boolean,
     records               bytea
 )
 language plpgsql stable
-set enable_sort = off -- see first_batch_at
+set enable_sort = off -- see chunk_at
 as $$
--- Per request in order: one row of state (no row: unknown partition), then one row per batch from the one that holds
--- the offset, or the next after a gap. Stable, so all of it is one snapshot. Sizes are counted from size_bytes: the
--- bytes of a batch that is not returned are never fetched from TOAST.
+-- Per request in order: one row of state (no row: unknown partition), then one row per chunk from the one that holds
+-- the offset, or the next after a gap, up to the one that reaches the limit. Stable, so all of it is one snapshot. The
+-- chunk that holds the offset counts by the share of it that lies behind the offset.
 declare
     remaining_bytes  bigint := p_total_max_bytes;
+    spare_bytes      bigint := p_spare_bytes;
     limit_bytes      bigint;
+    counted_bytes    bigint;
     returned_any     boolean := false;
     end_offset       bigint;
     from_offset      bigint;
@@ -236,7 +354,8 @@ declare
     candidate        record;
 begin
     for i in 1..coalesce(cardinality(p_partition_keys), 0) loop
-        base_offset := null; last_offset := null; max_timestamp_ms := null; records := null;
+        base_offset := null; last_offset := null; object_id := null; "position" := null; size_bytes := null;
+        batch_count := null; final_heads := null; records := null;
         request_position := i;
         select p.log_start_offset, p.next_offset, p.leader_epoch, p.size_bytes
         into log_start_offset, high_watermark, leader_epoch, partition_size_bytes
@@ -248,82 +367,141 @@ begin
 
         continue when p_offsets[i] < log_start_offset or p_offsets[i] >= end_offset;
         limit_bytes := least(p_max_bytes[i], remaining_bytes);
-        continue when limit_bytes <= 0 and returned_any;
+        continue when (limit_bytes <= 0 or spare_bytes <= 0) and returned_any;
 
-        select b.base_offset, b.last_offset into holder
-        from batch b
-        where b.partition_key = p_partition_keys[i] and b.base_offset <= p_offsets[i]
-        order by b.base_offset desc
+        select c.base_offset, c.last_offset into holder
+        from chunk c
+        where c.partition_key = p_partition_keys[i] and c.base_offset <= p_offsets[i]
+        order by c.base_offset desc
         limit 1;
         from_offset := case when holder.last_offset >= p_offsets[i] then holder.base_offset else p_offsets[i] end;
 
-        log_start_offset := null; high_watermark := null; leader_epoch := null; partition_size_bytes := null;
+        log_start_offset := null; high_watermark := null; partition_size_bytes := null;
         for candidate in
-            select b.base_offset, b.last_offset, b.max_timestamp_ms, b.size_bytes, b.records
-            from batch b
-            where b.partition_key = p_partition_keys[i] and b.base_offset >= from_offset
-            order by b.base_offset
+            select c.*
+            from chunk c
+            where c.partition_key = p_partition_keys[i] and c.base_offset >= from_offset
+            order by c.base_offset
         loop
-            exit when candidate.size_bytes > limit_bytes and returned_any;
-            base_offset      := candidate.base_offset;
-            last_offset      := candidate.last_offset;
-            max_timestamp_ms := candidate.max_timestamp_ms;
-            records          := candidate.records;
+            exit when candidate.batch_count = 1 and candidate.size_bytes > limit_bytes and returned_any;
+            base_offset  := candidate.base_offset;
+            last_offset  := candidate.last_offset;
+            object_id    := candidate.object_id;
+            "position"   := candidate.position;
+            size_bytes   := candidate.size_bytes;
+            batch_count  := candidate.batch_count;
+            leader_epoch := candidate.leader_epoch;
+            final_heads  := candidate.final_heads;
+            records      := null;
+            if candidate.inline_slot is not null then
+                select r.records into records
+                from inline_records r
+                where r.slot = candidate.inline_slot and r.position = candidate.position;
+            end if;
             return next;
-            returned_any    := true;
-            limit_bytes     := limit_bytes - candidate.size_bytes;
-            remaining_bytes := remaining_bytes - candidate.size_bytes;
-            exit when limit_bytes <= 0;
+            returned_any := true;
+            counted_bytes := candidate.size_bytes;
+            if candidate.base_offset < p_offsets[i] then
+                counted_bytes := greatest(1, (
+                    candidate.size_bytes * (candidate.last_offset - p_offsets[i] + 1)::double precision
+                    / (candidate.last_offset - candidate.base_offset + 1)
+                )::bigint);
+            end if;
+            counted_bytes   := least(counted_bytes, limit_bytes);
+            limit_bytes     := limit_bytes - counted_bytes;
+            remaining_bytes := remaining_bytes - counted_bytes;
+            spare_bytes     := spare_bytes - (candidate.size_bytes - counted_bytes);
+            exit when limit_bytes <= 0 or spare_bytes <= 0;
         end loop;
     end loop;
 end
 $$;
 
-create function first_batch_at(p_partition_key bigint, p_timestamp_ms bigint, p_from_offset bigint) returns table (
-    base_offset       bigint,
-    last_offset       bigint,
-    max_timestamp_ms  bigint,
-    records           bytea
-)
+create function chunk_at(p_partition_key bigint, p_timestamp_ms bigint, p_from_offset bigint)
+returns setof chunk
 language plpgsql stable
 -- The planner takes a partition that its statistics do not know yet for one of a single row, and may then sort a whole
 -- partition of millions. Without sorting, only the index that has the order is left to it.
 set enable_sort = off
 as $$
--- The first batch from p_from_offset on whose greatest timestamp is at least p_timestamp_ms. running_max_timestamp_ms rises
--- with the offset, so the index leads to where it first reaches that time; if the batch that did so is no longer in the
--- log, the filter goes on to the next that has it.
+-- The first chunk that reaches p_from_offset and whose greatest timestamp is at least p_timestamp_ms.
+-- running_max_timestamp_ms rises with the offset, so halving finds where it first reaches that time; if the chunk that
+-- did so is no longer in the log, the filter goes on to the next that has it.
+declare
+    low      bigint;
+    high     bigint;
+    middle   bigint;
+    probe    record;
 begin
+    select greatest(p.log_start_offset, p_from_offset), p.next_offset into low, high
+    from partition p
+    where p.partition_key = p_partition_key and not p.deleted;
+    if not found then
+        return;
+    end if;
+    p_from_offset := low;
+    while low < high loop
+        middle := low + (high - low) / 2;
+        select c.base_offset, c.last_offset, c.running_max_timestamp_ms into probe
+        from chunk c
+        where c.partition_key = p_partition_key and c.base_offset <= middle
+        order by c.base_offset desc
+        limit 1;
+        if not found then
+            low := middle + 1;
+        elsif probe.running_max_timestamp_ms >= p_timestamp_ms then
+            high := probe.base_offset;
+        else
+            low := greatest(middle, probe.last_offset) + 1;
+        end if;
+    end loop;
     return query
-        select b.base_offset, b.last_offset, b.max_timestamp_ms, b.records
-        from batch b
-        where b.partition_key = p_partition_key
-            and b.running_max_timestamp_ms >= p_timestamp_ms
-            and b.max_timestamp_ms >= p_timestamp_ms
-            and b.base_offset >= p_from_offset
-            and b.last_offset >= (
-                select p.log_start_offset from partition p where p.partition_key = p_partition_key and not p.deleted
-            )
-        order by b.running_max_timestamp_ms, b.base_offset
+        select c.*
+        from chunk c
+        where c.partition_key = p_partition_key
+            and c.base_offset >= high
+            and c.max_timestamp_ms >= p_timestamp_ms
+            and c.last_offset >= p_from_offset
+        order by c.base_offset
         limit 1;
 end
 $$;
 
 create function first_offset_after(p_partition_key bigint, p_from_offset bigint, p_timestamp_ms bigint) returns bigint
 language plpgsql stable
-set enable_sort = off -- see first_batch_at
+set enable_sort = off -- see chunk_at
 as $$
--- Base offset of the first batch from p_from_offset on that is younger than p_timestamp_ms, by its own time or else by
+-- Base offset of the first chunk from p_from_offset on that is younger than p_timestamp_ms, by its own time or else by
 -- that of its arrival; null if there is none.
+declare
+    low     bigint := p_from_offset;
+    high    bigint;
+    middle  bigint;
+    probe   record;
 begin
+    select p.next_offset into high from partition p where p.partition_key = p_partition_key;
+    while low < high loop
+        middle := low + (high - low) / 2;
+        select c.base_offset, c.last_offset, c.running_max_timestamp_ms into probe
+        from chunk c
+        where c.partition_key = p_partition_key and c.base_offset <= middle
+        order by c.base_offset desc
+        limit 1;
+        if not found then
+            low := middle + 1;
+        elsif probe.running_max_timestamp_ms > p_timestamp_ms then
+            high := probe.base_offset;
+        else
+            low := greatest(middle, probe.last_offset) + 1;
+        end if;
+    end loop;
     return (
-        select b.base_offset
-        from batch b
-        where b.partition_key = p_partition_key
-            and b.running_max_timestamp_ms > p_timestamp_ms
-            and coalesce(b.append_timestamp_ms, b.max_timestamp_ms) > p_timestamp_ms
-            and b.base_offset >= p_from_offset
-        order by b.running_max_timestamp_ms, b.base_offset
+        select c.base_offset
+        from chunk c
+        where c.partition_key = p_partition_key
+            and c.base_offset >= greatest(high, p_from_offset)
+            and coalesce(c.append_timestamp_ms, c.max_timestamp_ms) > p_timestamp_ms
+        order by c.base_offset
         limit 1
     );
 end

@@ -1,55 +1,82 @@
--- What compaction writes. Like retention it takes batch rows first and the partition's row last, for as short as can be.
+-- What maintenance writes: compaction_state first, then rows of chunk, the partition's row last and for as short as can be.
 
-create function replace_batches(
+create function replace_chunks(
     p_partition_key         bigint,
-    p_revision              bigint,
-    p_end_offset            bigint,
-    p_removed_base_offsets  bigint[],
-    p_added_base_offsets    bigint[],
+    p_revision              bigint,   -- of a compaction run; null: the same batches, their bytes elsewhere
+    p_end_offset            bigint,   -- what reaches it stays; null: no such bound
+    p_removed_base_offsets  bigint[], -- ascending
+    p_removed_objects       bigint[], -- where their bytes were when they were read
+    p_removed_positions     bigint[],
+    p_added_base_offsets    bigint[], -- ascending
     p_added_last_offsets    bigint[],
     p_max_timestamps_ms     bigint[],
-    p_records               bytea[]
+    p_batch_counts          integer[],
+    p_leader_epochs         integer[],
+    p_size_bytes            integer[],
+    p_object_id             bigint,   -- null: inline
+    p_positions             bigint[], -- in the object
+    p_records               bytea[]   -- inline
 ) returns text
 language plpgsql volatile
 as $$
--- Null, or why nothing was written: 'fenced' (another run began since), 'changed' (a row to remove is gone), 'outside'
--- (an added batch does not lie within removed rows alone, or a row is not below the end of the range).
+-- Null, or why nothing was written: 'fenced' (another run began since), 'changed' (a row to remove is gone, or its bytes
+-- lie elsewhere by now), 'sealed' (the object takes no more), 'outside' (a row is not below the end of the range). An
+-- added chunk must lie within removed rows alone. Its batches have their final heads.
 declare
     revision_now   bigint;
+    slot_now       smallint;
     removed_total  constant integer := coalesce(cardinality(p_removed_base_offsets), 0);
     added_total    constant integer := coalesce(cardinality(p_added_base_offsets), 0);
-    bases          bigint[] := '{}';
-    lasts          bigint[] := '{}';
-    running_max_ms bigint[] := '{}';
-    appended_ms    bigint[] := '{}';
-    sizes          bigint[] := '{}';
+    grown_bytes    bigint;
+    bases          bigint[];
+    lasts          bigint[];
+    running_max_ms bigint[];
+    appended_ms    bigint[];
+    sizes          bigint[];
+    objects        bigint[];
+    positions      bigint[];
+    new_position   bigint;
     first_row      integer := 1;
     last_row       integer;
     previous_last  bigint := -1;
 begin
-    select revision into revision_now from compaction_state where partition_key = p_partition_key for update;
-    if revision_now is distinct from p_revision then
-        return 'fenced';
+    if p_revision is not null then
+        select revision into revision_now from compaction_state where partition_key = p_partition_key for update;
+        if revision_now is distinct from p_revision then
+            return 'fenced';
+        end if;
+    end if;
+    if p_object_id is not null then
+        perform 1 from log_object o where o.object_id = p_object_id and o.sealed_at is null;
+        if not found then
+            return 'sealed';
+        end if;
+    else
+        select r.current_slot into slot_now from inline_rotation r;
     end if;
 
-    select array_agg(base_offset), array_agg(last_offset), array_agg(running_max_timestamp_ms),
-        array_agg(append_timestamp_ms), array_agg(size_bytes)
-    into bases, lasts, running_max_ms, appended_ms, sizes
+    select array_agg(held.base_offset), array_agg(held.last_offset), array_agg(held.running_max_timestamp_ms),
+        array_agg(held.append_timestamp_ms), array_agg(held.size_bytes), array_agg(held.object_id),
+        array_agg(held.position)
+    into bases, lasts, running_max_ms, appended_ms, sizes, objects, positions
     from (
-        select b.base_offset, b.last_offset, b.running_max_timestamp_ms, b.append_timestamp_ms, b.size_bytes
-        from batch b
-        where b.partition_key = p_partition_key and b.base_offset = any (p_removed_base_offsets)
-        order by b.base_offset
+        select c.*
+        from chunk c
+        where c.partition_key = p_partition_key and c.base_offset = any (p_removed_base_offsets)
+        order by c.base_offset
         for update
     ) held;
-    if coalesce(cardinality(bases), 0) <> removed_total then
+    if coalesce(cardinality(bases), 0) <> removed_total
+        or objects is distinct from p_removed_objects
+        or positions is distinct from p_removed_positions
+    then
         return 'changed';
     end if;
     if lasts[removed_total] >= p_end_offset then
         return 'outside';
     end if;
 
-    delete from batch b where b.partition_key = p_partition_key and b.base_offset = any (bases);
+    delete from chunk c where c.partition_key = p_partition_key and c.base_offset = any (bases);
 
     for i in 1..added_total loop
         while first_row <= removed_total and lasts[first_row] < p_added_base_offsets[i] loop
@@ -65,32 +92,106 @@ begin
             or p_added_base_offsets[i] < bases[first_row]
             or p_added_last_offsets[i] > lasts[last_row]
             or exists (
-                select from batch b
-                where b.partition_key = p_partition_key
-                    and b.base_offset between p_added_base_offsets[i] and p_added_last_offsets[i]
+                select from chunk c
+                where c.partition_key = p_partition_key
+                    and c.base_offset between p_added_base_offsets[i] and p_added_last_offsets[i]
             )
         then
             -- Takes back the delete as well.
-            raise exception 'replaced batches do not cover offsets % to %',
+            raise exception 'replaced chunks do not cover offsets % to %',
                 p_added_base_offsets[i], p_added_last_offsets[i] using errcode = 'SL001';
         end if;
         previous_last := p_added_last_offsets[i];
+        new_position := case when p_object_id is null then nextval('inline_position') else p_positions[i] end;
         -- The running maximum of the row that held the last offset is an upper bound and does not fall.
-        insert into batch (
+        insert into chunk (
             partition_key, base_offset, last_offset, max_timestamp_ms, running_max_timestamp_ms, append_timestamp_ms,
-            size_bytes, records
+            object_id, position, size_bytes, batch_count, leader_epoch, inline_slot, final_heads
         ) values (
             p_partition_key, p_added_base_offsets[i], p_added_last_offsets[i], p_max_timestamps_ms[i],
             greatest(running_max_ms[last_row], p_max_timestamps_ms[i]), appended_ms[last_row],
-            octet_length(p_records[i]), p_records[i]
+            p_object_id, new_position, p_size_bytes[i], p_batch_counts[i], p_leader_epochs[i], slot_now, true
         );
+        if p_object_id is null then
+            insert into inline_records (slot, position, records) values (slot_now, new_position, p_records[i]);
+        end if;
     end loop;
 
-    update partition p
-    set size_bytes = p.size_bytes
-        - coalesce((select sum(size) from unnest(sizes) size), 0)
-        + coalesce((select sum(octet_length(r)) from unnest(p_records) r), 0)
-    where p.partition_key = p_partition_key;
+    grown_bytes := coalesce((select sum(size) from unnest(p_size_bytes) size), 0)
+        - coalesce((select sum(size) from unnest(sizes) size), 0);
+    if grown_bytes <> 0 then
+        update partition p set size_bytes = p.size_bytes + grown_bytes where p.partition_key = p_partition_key;
+    end if;
     return null;
+end
+$$;
+
+create function delete_below_log_start(
+    p_partition_key bigint, p_limit integer, out chunk_count bigint, out batch_count bigint, out size_bytes bigint
+)
+language plpgsql volatile
+as $$
+-- Removes whole chunks below the log start, oldest first, at most p_limit. Deletes up to an offset rather than by a join,
+-- which a planner that takes the partition for small would turn around: it would look for the doomed anew for each row.
+declare
+    first_dirty      bigint;
+    log_start        bigint;
+    last_base        bigint;
+    clean_size_bytes bigint;
+begin
+    select s.first_dirty_offset into first_dirty
+    from compaction_state s where s.partition_key = p_partition_key for update;
+    select p.log_start_offset into log_start from partition p where p.partition_key = p_partition_key;
+    select max(oldest.base_offset) into last_base
+    from (
+        select c.base_offset, c.last_offset
+        from chunk c
+        where c.partition_key = p_partition_key and c.base_offset < log_start
+        order by c.base_offset
+        limit p_limit
+    ) oldest
+    where oldest.last_offset < log_start;
+    with removed as (
+        delete from chunk c
+        where c.partition_key = p_partition_key and c.base_offset <= last_base
+        returning c.base_offset, c.batch_count, c.size_bytes
+    )
+    select
+        count(*), coalesce(sum(r.batch_count), 0), coalesce(sum(r.size_bytes), 0),
+        coalesce(sum(r.size_bytes) filter (where r.base_offset < first_dirty), 0)
+    into chunk_count, batch_count, size_bytes, clean_size_bytes
+    from removed r;
+    if clean_size_bytes > 0 then
+        update compaction_state s set clean_bytes = s.clean_bytes - clean_size_bytes
+        where s.partition_key = p_partition_key;
+    end if;
+    if chunk_count > 0 then
+        update partition p set size_bytes = p.size_bytes - delete_below_log_start.size_bytes
+        where p.partition_key = p_partition_key;
+    end if;
+end
+$$;
+
+create function delete_chunks(
+    p_partition_key bigint, p_limit integer, out chunk_count bigint, out batch_count bigint, out size_bytes bigint
+)
+language plpgsql volatile
+as $$
+-- Removes rows of a deleted partition, oldest first, at most p_limit; see delete_below_log_start for why up to an offset.
+declare
+    last_base bigint;
+begin
+    select max(oldest.base_offset) into last_base
+    from (
+        select c.base_offset from chunk c where c.partition_key = p_partition_key order by c.base_offset limit p_limit
+    ) oldest;
+    with removed as (
+        delete from chunk c
+        where c.partition_key = p_partition_key and c.base_offset <= last_base
+        returning c.batch_count, c.size_bytes
+    )
+    select count(*), coalesce(sum(r.batch_count), 0), coalesce(sum(r.size_bytes), 0)
+    into chunk_count, batch_count, size_bytes
+    from removed r;
 end
 $$;

@@ -35,8 +35,8 @@ end
 $$;
 
 create function acquire_leases(
-    p_node_id integer, p_incarnation bigint, p_shards integer[], p_spare_shards integer[], p_grace_ms bigint,
-    p_ttl_ms bigint
+    p_node_id integer, p_incarnation bigint, p_kind text, p_shards integer[], p_spare_shards integer[],
+    p_grace_ms bigint, p_ttl_ms bigint
 ) returns setof coordinator_lease
 language plpgsql volatile
 as $$
@@ -51,11 +51,13 @@ begin
     if not found then
         return;
     end if;
-    insert into coordinator_lease (shard, node_id, incarnation, lease_epoch, expires_at)
-    select distinct shard, 0, 0, 0, '-infinity'::timestamptz from unnest(p_shards || p_spare_shards) shard order by shard
-    on conflict (shard) do nothing;
+    insert into coordinator_lease (kind, shard, node_id, incarnation, lease_epoch, expires_at)
+    select distinct p_kind, shard, 0, 0, 0, '-infinity'::timestamptz
+    from unnest(p_shards || p_spare_shards) shard
+    order by shard
+    on conflict (kind, shard) do nothing;
     perform 1 from coordinator_lease l
-    where l.shard = any (p_shards || p_spare_shards)
+    where l.kind = p_kind and l.shard = any (p_shards || p_spare_shards)
         and (l.node_id = p_node_id or l.expires_at <= now_)
     order by l.shard for no key update;
     return query
@@ -67,7 +69,7 @@ begin
             else l.lease_epoch + 1 end,
         expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond',
         successor = null
-    where l.shard = any (p_shards || p_spare_shards)
+    where l.kind = p_kind and l.shard = any (p_shards || p_spare_shards)
         and case
             when l.expires_at <= now_ - grace or l.successor = p_node_id then l.expires_at <= now_
             when l.successor is not null and l.expires_at <= now_ then false
@@ -76,17 +78,20 @@ begin
 end
 $$;
 
-create function release_leases(p_node_id integer, p_incarnation bigint, p_shards integer[], p_successors integer[])
-returns void
+create function release_leases(
+    p_node_id integer, p_incarnation bigint, p_kind text, p_shards integer[], p_successors integer[]
+) returns void
 language plpgsql volatile
 as $$
 -- Lets the successor (null: whoever should have it) take each at once. The epoch stays, and rises when one does.
 begin
-    perform 1 from coordinator_lease l where l.shard = any (p_shards) order by l.shard for no key update;
+    perform 1 from coordinator_lease l
+    where l.kind = p_kind and l.shard = any (p_shards)
+    order by l.shard for no key update;
     update coordinator_lease l
     set expires_at = clock_timestamp(), successor = given.successor
     from (select unnest(p_shards) as shard, unnest(p_successors) as successor) given
-    where l.shard = given.shard and l.node_id = p_node_id and l.incarnation = p_incarnation;
+    where l.kind = p_kind and l.shard = given.shard and l.node_id = p_node_id and l.incarnation = p_incarnation;
     perform pg_notify('sluice_nodes', p_node_id::text);
 end
 $$;
@@ -102,18 +107,21 @@ end
 $$;
 
 create function renew_leases(
-    p_node_id integer, p_incarnation bigint, p_shards integer[], p_lease_epochs integer[], p_ttl_ms bigint
+    p_node_id integer, p_incarnation bigint, p_kind text, p_shards integer[], p_lease_epochs integer[], p_ttl_ms bigint
 ) returns setof coordinator_lease
 language plpgsql volatile
 as $$
 -- Those still held, even if the time had run out: until another owner comes, the epoch fences nobody out.
 begin
-    perform 1 from coordinator_lease l where l.shard = any (p_shards) order by l.shard for no key update;
+    perform 1 from coordinator_lease l
+    where l.kind = p_kind and l.shard = any (p_shards)
+    order by l.shard for no key update;
     return query
     update coordinator_lease l
     set expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond', successor = null
     from (select unnest(p_shards) as shard, unnest(p_lease_epochs) as lease_epoch) held
-    where l.shard = held.shard
+    where l.kind = p_kind
+        and l.shard = held.shard
         and l.lease_epoch = held.lease_epoch
         and l.node_id = p_node_id
         and l.incarnation = p_incarnation

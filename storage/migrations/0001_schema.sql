@@ -1,8 +1,8 @@
 -- Everything Sluice keeps, in its own schema. Written for people too: see the views at the end.
 --
--- Lock order, so that no two writers can deadlock: cluster, node, coordinator_lease by shard, consumer_group by group_id,
--- topic, rows of batch (only maintenance locks any, of one partition), partition by partition_key, producer_state,
--- committed_offset by primary key.
+-- Lock order, so that no two writers can deadlock: cluster, node, coordinator_lease by kind and shard, consumer_group by
+-- group_id, topic, compaction_state by partition_key, rows of chunk (of one partition; only maintenance locks any),
+-- partition by partition_key, producer_state, committed_offset by primary key, log_object, inline_rotation.
 --
 -- Times named *_ms are Unix milliseconds as Kafka's protocol gives them; leases and nodes use the database's clock.
 
@@ -90,39 +90,106 @@ create table partition (
 
 comment on table partition is 'The truth of a partition. Every append updates its row, in place (HOT): hence the fillfactor.';
 comment on column partition.next_offset is 'Offset of the next record: the log end and the high watermark.';
-comment on column partition.size_bytes is 'Sum of batch.size_bytes.';
-comment on column partition.max_timestamp_ms is 'Greatest timestamp ever appended; where batch.running_max_timestamp_ms goes on.';
+comment on column partition.size_bytes is 'Sum of chunk.size_bytes.';
+comment on column partition.max_timestamp_ms is 'Greatest timestamp ever appended; where chunk.running_max_timestamp_ms goes on.';
 
 -- --- log -------------------------------------------------------------------------------------------------------------
 
--- No foreign key to partition: rows are written only under its row lock, and the check would cost a lock per batch.
-create table batch (
-    partition_key             bigint  not null,
-    base_offset               bigint  not null,
-    last_offset               bigint  not null,
-    max_timestamp_ms          bigint  not null,
-    running_max_timestamp_ms  bigint  not null,
-    append_timestamp_ms       bigint,
-    size_bytes                integer not null,
-    records                   bytea   not null,
-    primary key (partition_key, base_offset)
-) with (
-    autovacuum_vacuum_scale_factor = 0.02,
-    autovacuum_vacuum_insert_scale_factor = 0.1,
-    autovacuum_analyze_scale_factor = 0.05,
-    toast.autovacuum_vacuum_scale_factor = 0.02,
-    toast.autovacuum_vacuum_insert_scale_factor = 0.1
+-- Bytes outside of Postgres: segments (files) or objects of one store, which every node of the cluster must reach.
+create table log_store (
+    singleton  boolean primary key default true check (singleton),
+    store_id   uuid not null,
+    location   text not null
 );
 
+comment on table log_store is 'No row: all bytes are inline. A marker beside the bytes carries the same store_id.';
+
+create table log_object (
+    object_id   bigint generated always as identity primary key,
+    created_at  timestamptz not null default clock_timestamp(),
+    sealed_at   timestamptz,
+    size_bytes  bigint
+) with (fillfactor = 70);
+
+comment on table log_object is 'A file or object with bytes of chunks. It is registered before it exists and forgotten after it is deleted.';
+comment on column log_object.sealed_at is 'From then on no append refers to it anew; what no chunk names may be deleted after a grace.';
+
+create index log_object_sealed on log_object (sealed_at, object_id);
+
+-- The index of the log. No foreign key to partition: rows are written only under its row lock, and the check would cost
+-- a lock per row.
+create table chunk (
+    partition_key             bigint   not null,
+    base_offset               bigint   not null,
+    last_offset               bigint   not null,
+    max_timestamp_ms          bigint   not null,
+    running_max_timestamp_ms  bigint   not null,
+    append_timestamp_ms       bigint,
+    object_id                 bigint,
+    position                  bigint   not null,
+    size_bytes                integer  not null,
+    batch_count               integer  not null,
+    leader_epoch              integer  not null,
+    inline_slot               smallint,
+    final_heads               boolean  not null,
+    primary key (partition_key, base_offset),
+    check ((object_id is null) <> (inline_slot is null))
+) partition by hash (partition_key);
+
+do $$
+begin
+    for i in 0..7 loop
+        execute format(
+            'create table chunk_%s partition of chunk for values with (modulus 8, remainder %s) with (
+                autovacuum_vacuum_scale_factor = 0.05,
+                autovacuum_vacuum_insert_scale_factor = 0.2,
+                autovacuum_analyze_scale_factor = 0.1
+            )', i, i);
+    end loop;
+end
+$$;
+
+comment on table chunk is 'Record batches (magic 2) of one partition, back to back: at first what one commit appended. Where the bytes lie: (inline_slot, position) of inline_records, or at a position of an object.';
+comment on column chunk.running_max_timestamp_ms is
+    'At least the greatest max_timestamp_ms of this and all earlier chunks: never falls with rising offset, so a binary search finds the first chunk at or after a time.';
+comment on column chunk.append_timestamp_ms is 'Set only where no batch carries a timestamp (-1): what retention by time goes by.';
+comment on column chunk.final_heads is
+    'Whether the heads of the batches hold base offset and leader epoch. If not, the bytes were written before the offsets were known, the offsets follow each other without a gap, and readers write both into the heads.';
+
+-- Bytes inside Postgres. New ones go to the current slot; a slot that no chunk names any more is truncated, so that no
+-- vacuum ever walks bytes. Rows are never updated, and never deleted one by one.
+create table inline_rotation (
+    singleton     boolean  primary key default true check (singleton),
+    current_slot  smallint not null default 0,
+    rotated_at    timestamptz not null default clock_timestamp()
+) with (fillfactor = 10);
+
+insert into inline_rotation default values;
+
+create sequence inline_position;
+
+create table inline_records (
+    slot      smallint not null,
+    position  bigint   not null,
+    records   bytea    not null,
+    primary key (slot, position)
+) partition by list (slot);
+
 -- Clients compress; compressing again would only cost.
-alter table batch alter column records set storage external;
+alter table inline_records alter column records set storage external;
 
-create index batch_by_timestamp on batch (partition_key, running_max_timestamp_ms, base_offset);
+do $$
+begin
+    for i in 0..7 loop
+        execute format(
+            'create table inline_records_%s partition of inline_records for values in (%s)
+                with (autovacuum_enabled = off, toast.autovacuum_enabled = off)', i, i);
+        execute format('alter table inline_records_%s alter column records set storage external', i);
+    end loop;
+end
+$$;
 
-comment on table batch is 'One record batch (magic 2) per row, bytes as the producer sent them but for base offset and leader epoch.';
-comment on column batch.running_max_timestamp_ms is
-    'At least the greatest max_timestamp_ms of this and all earlier batches: never falls with rising offset, so an index finds the first batch at or after a time.';
-comment on column batch.append_timestamp_ms is 'Set only where the batch carries no timestamp (-1): what retention by time goes by.';
+comment on table inline_rotation is 'One row: which slot of inline_records takes new bytes.';
 
 create table producer_state (
     partition_key    bigint  not null,
@@ -174,15 +241,18 @@ comment on column node.announced is
 comment on column node.incarnation is 'Rises whenever a process registers under this id, and fences the one before it.';
 
 create table coordinator_lease (
-    shard        integer primary key,
+    kind         text    not null,
+    shard        integer not null,
     node_id      integer not null,
     incarnation  bigint  not null,
     lease_epoch  integer not null,
     expires_at   timestamptz not null,
-    successor    integer
+    successor    integer,
+    primary key (kind, shard)
 ) with (fillfactor = 50);
 
-comment on table coordinator_lease is 'Who may write groups of a shard. lease_epoch rises with every change of owner.';
+comment on table coordinator_lease is
+    'Who may write what is in a shard of a kind (groups, transactions, jobs). lease_epoch rises with every change of owner.';
 comment on column coordinator_lease.successor is 'The node that it was handed over to, until that one has taken it.';
 
 -- --- groups and offsets ----------------------------------------------------------------------------------------------
@@ -190,32 +260,32 @@ comment on column coordinator_lease.successor is 'The node that it was handed ov
 create table consumer_group (
     group_id            text collate "C" primary key,
     shard               integer not null,
+    group_type          text    not null,
     state               text    not null,
     state_timestamp_ms  bigint  not null,
     protocol_type       text,
-    protocol_name       text,
     generation_id       integer not null,
-    leader_id           text
+    restored_at_ms      bigint,
+    document            jsonb   not null
 ) with (fillfactor = 50);
+
+comment on table consumer_group is
+    'What Postgres decides by has a column, the rest is a document that only the machine of the group''s type reads.';
+comment on column consumer_group.generation_id is 'Generation or group epoch: fences offset commits that name no member epoch.';
+comment on column consumer_group.restored_at_ms is
+    'Since when a coordinator, or one after another, waits to hear all members again; null once they all were heard.';
 
 create index consumer_group_shard on consumer_group (shard, group_id);
 
 create table group_member (
     group_id              text collate "C" not null references consumer_group,
     member_id             text collate "C" not null,
-    position              integer not null,
-    group_instance_id     text,
-    client_id             text    not null,
-    client_host           text    not null,
-    session_timeout_ms    integer not null,
-    rebalance_timeout_ms  integer not null,
-    protocol_names        text[]  not null,
-    protocol_metadata     bytea[] not null,
-    assignment            bytea   not null,
+    member_epoch          integer not null,
+    document              jsonb   not null,
     primary key (group_id, member_id)
 ) with (fillfactor = 70);
 
-comment on column group_member.position is 'Order of joining.';
+comment on column group_member.member_epoch is 'Fences offset commits that name the member; 0 where the group''s generation does.';
 
 create table committed_offset (
     group_id             text collate "C" not null references consumer_group,
@@ -257,17 +327,19 @@ comment on view consumer_lag is 'Records each group has yet to read, per partiti
 create view consumer_group_member as
 select
     g.group_id,
+    g.group_type,
     g.state,
     g.generation_id,
     g.protocol_type,
-    g.protocol_name,
+    g.document ->> 'protocol_name' as protocol_name,
     m.member_id,
-    m.member_id = g.leader_id as leader,
-    m.group_instance_id,
-    m.client_id,
-    m.client_host,
-    m.session_timeout_ms,
-    m.rebalance_timeout_ms
+    m.member_epoch,
+    m.member_id = g.document ->> 'leader_id' as leader,
+    m.document ->> 'group_instance_id' as group_instance_id,
+    m.document ->> 'client_id' as client_id,
+    m.document ->> 'client_host' as client_host,
+    (m.document ->> 'session_timeout_ms')::integer as session_timeout_ms,
+    (m.document ->> 'rebalance_timeout_ms')::integer as rebalance_timeout_ms
 from consumer_group g
 left join group_member m using (group_id);
 

@@ -1,7 +1,7 @@
 -- name: dirty_ranges
 -- Of the partitions given (key, min.cleanable.dirty.ratio, min.compaction.lag.ms, max.compaction.lag.ms), those worth
--- cleaning, dirtiest first. The range ends before the last batch, which always stays as it is, and before the first
--- batch within the minimum lag. Sizes come from running totals, not from the rows.
+-- cleaning, dirtiest first. The range ends before the last chunk, which always stays as it is, and before the first
+-- chunk within the minimum lag. Sizes come from running totals, not from the rows.
 select
     judged.partition_key, judged.log_start_offset, judged.first_dirty_offset, judged.end_offset,
     judged.clean_bytes, judged.dirty_bytes
@@ -26,14 +26,14 @@ from (
     join partition p on p.partition_key = policy.partition_key and not p.deleted
     left join compaction_state s on s.partition_key = policy.partition_key
     join lateral (
-        select b.base_offset from batch b
+        select b.base_offset from chunk b
         where b.partition_key = policy.partition_key
         order by b.base_offset desc
         limit 1
     ) newest on true
 ) judged
 left join lateral (
-    select coalesce(b.append_timestamp_ms, b.max_timestamp_ms) as timestamp_ms from batch b
+    select coalesce(b.append_timestamp_ms, b.max_timestamp_ms) as timestamp_ms from chunk b
     where b.partition_key = judged.partition_key and b.base_offset >= judged.first_dirty_offset
     order by b.base_offset
     limit 1
@@ -60,16 +60,16 @@ select p.partition_key, 1 from partition p where p.partition_key = $1 and not p.
 on conflict (partition_key) do update set revision = s.revision + 1
 returning revision;
 
--- name: replace_batches
+-- name: replace_chunks
 -- Null, or why nothing was written.
-select replace_batches($1, $2, $3, $4, $5, $6, $7, $8);
+select replace_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15);
 
 -- name: finish_compaction
 -- Records how far the log is clean; no row if another run began since.
 update compaction_state s
 set first_dirty_offset = $3,
     clean_bytes = (
-        select coalesce(sum(b.size_bytes), 0) from batch b where b.partition_key = $1 and b.base_offset < $3
+        select coalesce(sum(b.size_bytes), 0) from chunk b where b.partition_key = $1 and b.base_offset < $3
     ),
     cleaned_at = clock_timestamp()
 where s.partition_key = $1 and s.revision = $2

@@ -1,55 +1,53 @@
--- name: load_group
--- One row per member in order of joining; one row with null member_id for a group without members.
+-- name: load_groups
+-- One row per member; one row with null member_id for a group without members. Whoever reads a group with members is
+-- about to wait for them: since when anyone does is noted with it, and given as it was before.
+with waited_for as (
+    update consumer_group g
+    set restored_at_ms = now_ms()
+    from (
+        select w.group_id from consumer_group w
+        where w.group_id = any ($1) and w.restored_at_ms is null
+            and exists (select from group_member m where m.group_id = w.group_id)
+        order by w.group_id for no key update skip locked
+    ) unmarked
+    where g.group_id = unmarked.group_id
+)
 select
-    g.group_id, g.state, g.state_timestamp_ms, g.protocol_type, g.protocol_name, g.generation_id, g.leader_id,
-    m.member_id, m.group_instance_id, m.client_id, m.client_host, m.session_timeout_ms, m.rebalance_timeout_ms,
-    m.protocol_names, m.protocol_metadata, m.assignment
+    g.group_id, g.group_type, g.state, g.protocol_type, g.generation_id, g.document,
+    now_ms() - g.restored_at_ms as silent_ms,
+    m.member_id, m.member_epoch, m.document as member_document
 from consumer_group g left join group_member m using (group_id)
-where g.group_id = $1
-order by m.position;
+where g.group_id = any ($1)
+order by g.group_id;
 
 -- name: load_shard
--- The same for every group of a shard.
+-- The same for every group of a shard that has members.
+with waited_for as (
+    update consumer_group g
+    set restored_at_ms = now_ms()
+    from (
+        select w.group_id from consumer_group w
+        where w.shard = $1 and w.restored_at_ms is null
+            and exists (select from group_member m where m.group_id = w.group_id)
+        order by w.group_id for no key update skip locked
+    ) unmarked
+    where g.group_id = unmarked.group_id
+)
 select
-    g.group_id, g.state, g.state_timestamp_ms, g.protocol_type, g.protocol_name, g.generation_id, g.leader_id,
-    m.member_id, m.group_instance_id, m.client_id, m.client_host, m.session_timeout_ms, m.rebalance_timeout_ms,
-    m.protocol_names, m.protocol_metadata, m.assignment
-from consumer_group g left join group_member m using (group_id)
+    g.group_id, g.group_type, g.state, g.protocol_type, g.generation_id, g.document,
+    now_ms() - g.restored_at_ms as silent_ms,
+    m.member_id, m.member_epoch, m.document as member_document
+from consumer_group g join group_member m using (group_id)
 where g.shard = $1
-order by g.group_id, m.position;
+order by g.group_id;
 
 -- name: list_groups
 -- Every group of the cluster.
-select group_id, protocol_type, state from consumer_group order by group_id;
+select group_id, group_type, protocol_type, state from consumer_group order by group_id;
 
--- name: save_group
--- False if the lease is not current; members that are gone are removed.
-select save_group($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
-
--- name: save_member
--- Writes a member unless it is stored just so.
-insert into group_member as m (
-    group_id, member_id, position, group_instance_id, client_id, client_host, session_timeout_ms,
-    rebalance_timeout_ms, protocol_names, protocol_metadata, assignment
-) values ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
-on conflict (group_id, member_id) do update set
-    position             = excluded.position,
-    group_instance_id    = excluded.group_instance_id,
-    client_id            = excluded.client_id,
-    client_host          = excluded.client_host,
-    session_timeout_ms   = excluded.session_timeout_ms,
-    rebalance_timeout_ms = excluded.rebalance_timeout_ms,
-    protocol_names       = excluded.protocol_names,
-    protocol_metadata    = excluded.protocol_metadata,
-    assignment           = excluded.assignment
-where (
-    m.position, m.group_instance_id, m.client_id, m.client_host, m.session_timeout_ms, m.rebalance_timeout_ms,
-    m.protocol_names, m.protocol_metadata, m.assignment
-) is distinct from (
-    excluded.position, excluded.group_instance_id, excluded.client_id, excluded.client_host,
-    excluded.session_timeout_ms, excluded.rebalance_timeout_ms, excluded.protocol_names, excluded.protocol_metadata,
-    excluded.assignment
-);
+-- name: save_groups
+-- What changed in many groups; per group: saved, fenced or busy.
+select save_groups($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) as outcomes;
 
 -- name: delete_group
 -- 'deleted', 'missing' or 'fenced'.

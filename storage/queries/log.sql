@@ -1,45 +1,28 @@
--- name: append_batches
--- Small groups: decides offsets and inserts the accepted batches in one statement, the bytes as its last parameter.
--- Base offset (bytes 0-7) and leader epoch (12-15) are written into what is stored. The sets are unnested side by side
--- in the select list because a function in the from clause would first copy all bytes into a work table.
-with decided as materialized (
-    select * from assign_offsets($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
-), appended as (
-    insert into batch (
-        partition_key, base_offset, last_offset, max_timestamp_ms, running_max_timestamp_ms, append_timestamp_ms,
-        size_bytes, records
-    )
-    select
-        ($1::bigint[])[b.partition_position], b.base_offset, b.base_offset + b.record_count - 1,
-        b.max_timestamp_ms, b.running_max_timestamp_ms,
-        case when b.max_timestamp_ms < 0 then (extract(epoch from clock_timestamp()) * 1000)::bigint end,
-        b.size_bytes,
-        int8send(b.base_offset) || (substring(b.records from 9 for 4) || int4send(b.leader_epoch))
-            || substring(b.records from 17)
-    from (
-        select
-            unnest(d.refusals) as refusal, unnest(d.duplicates) as duplicate, unnest(d.base_offsets) as base_offset,
-            unnest(d.leader_epochs) as leader_epoch,
-            unnest(d.running_max_timestamps_ms) as running_max_timestamp_ms,
-            unnest($2::integer[]) as partition_position, unnest($3::integer[]) as record_count,
-            unnest($4::bigint[]) as max_timestamp_ms, unnest($5::integer[]) as size_bytes,
-            unnest($11::bytea[]) as records
-        from decided d
-    ) b
-    where b.refusal is null and not b.duplicate
-)
-select refusals, duplicates, base_offsets, log_start_offsets, leader_epochs from decided;
+-- name: append_chunks
+-- One group commit: decides offsets, writes the index, and the bytes where they are inline and given.
+select * from append_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16);
 
--- name: assign_offsets
--- Large groups: only decides offsets; the accepted batches follow by COPY in the same transaction.
+-- name: read_chunks
+-- One fetch: states and chunks of all requested partitions, in one snapshot.
+select * from read_chunks($1, $2, $3, $4, $5);
+
+-- name: chunks_between
+-- The chunks of a partition that lie at least in part within offsets $2 to $3, and their bytes where they are inline.
 select
-    refusals, duplicates, base_offsets, log_start_offsets, leader_epochs, running_max_timestamps_ms,
-    (extract(epoch from clock_timestamp()) * 1000)::bigint as now_ms
-from assign_offsets($1, $2, $3, $4, $5, $6, $7, $8, $9, $10);
-
--- name: read_batches
--- One fetch: states and batches of all requested partitions, in one snapshot.
-select * from read_batches($1, $2, $3, $4);
+    c.base_offset, c.last_offset, c.object_id, c.position, c.size_bytes, c.batch_count, c.leader_epoch, c.final_heads,
+    (select i.records from inline_records i where i.slot = c.inline_slot and i.position = c.position) as records
+from chunk c
+where c.partition_key = $1
+    and c.base_offset >= coalesce(
+        (
+            select b.base_offset from chunk b
+            where b.partition_key = $1 and b.base_offset <= $2
+            order by b.base_offset desc
+            limit 1
+        ), $2)
+    and c.last_offset >= $2
+    and c.base_offset <= $3
+order by c.base_offset;
 
 -- name: partition_states
 -- Live partitions among those asked for.
@@ -47,25 +30,31 @@ select partition_key, log_start_offset, next_offset, leader_epoch, size_bytes
 from partition
 where partition_key = any ($1::bigint[]) and not deleted;
 
--- name: batch_at_timestamp
--- The first batch from offset $3 on whose greatest timestamp is at least $2.
-select base_offset, last_offset, max_timestamp_ms, records from first_batch_at($1, $2, $3);
-
--- name: batch_of_greatest_timestamp
--- The first batch with the greatest timestamp ever appended to the partition, if it is still in the log.
-select b.base_offset, b.last_offset, b.max_timestamp_ms, b.records
+-- name: chunk_at_timestamp
+-- The first chunk that reaches offset $3 and whose greatest timestamp is at least $2, with its inline bytes and the log
+-- start.
+select
+    c.base_offset, c.last_offset, c.object_id, c.position, c.size_bytes, c.batch_count, c.leader_epoch, c.final_heads,
+    (select i.records from inline_records i where i.slot = c.inline_slot and i.position = c.position) as records,
+    p.log_start_offset
 from partition p
-cross join lateral first_batch_at(p.partition_key, p.max_timestamp_ms, 0) b
+cross join lateral chunk_at(p.partition_key, $2, $3) c
+where p.partition_key = $1;
+
+-- name: greatest_timestamp
+-- The log start, and the greatest timestamp of the chunks that lie wholly behind it; null if none has any. It is the
+-- greatest ever appended, if a chunk that has it is still there; else every chunk is looked at.
+select
+    p.log_start_offset,
+    coalesce(
+        (select c.max_timestamp_ms from chunk_at($1, p.max_timestamp_ms, 0) c where c.base_offset >= p.log_start_offset),
+        (
+            select max(c.max_timestamp_ms) from chunk c
+            where c.partition_key = $1 and c.base_offset >= p.log_start_offset and c.max_timestamp_ms >= 0
+        )
+    ) as max_timestamp_ms
+from partition p
 where p.partition_key = $1 and not p.deleted and p.max_timestamp_ms >= 0;
-
--- name: batch_of_greatest_remaining_timestamp
--- The same by looking at every batch of the partition (never at its bytes), for when that one is gone.
-select b.base_offset, b.last_offset, b.max_timestamp_ms, b.records
-from partition p
-join batch b on b.partition_key = p.partition_key and b.last_offset >= p.log_start_offset
-where p.partition_key = $1 and not p.deleted and b.max_timestamp_ms >= 0
-order by b.max_timestamp_ms desc, b.base_offset
-limit 1;
 
 -- name: raise_log_start
 -- DeleteRecords: no row = unknown partition; null = $2 is not within the log. -1 = all that is there. The row lock makes
@@ -77,3 +66,21 @@ set log_start_offset = case
     else p.log_start_offset end
 where p.partition_key = $1 and not p.deleted
 returning case when $2::bigint between -1 and p.next_offset then p.log_start_offset end as log_start_offset;
+
+-- name: register_object
+-- A new object, before there is a file of its name.
+insert into log_object default values returning object_id;
+
+-- name: seal_object
+-- Nobody appends to it any more; how large it came to be.
+update log_object set sealed_at = clock_timestamp(), size_bytes = $2
+where object_id = $1 and sealed_at is null
+returning object_id;
+
+-- name: log_store
+-- The store that the bytes lie in; no row where all are inline.
+select store_id, location from log_store;
+
+-- name: claim_log_store
+-- The first directory or bucket becomes the database's store.
+insert into log_store (store_id, location) values ($1, $2) on conflict do nothing;

@@ -22,23 +22,23 @@ select node_id, listeners, rack, incarnation, announced from node where expires_
 select withdraw_node($1, $2);
 
 -- name: acquire_leases
--- Those of $3 that were free, and of $4 those that nobody has had for $5 ms.
-select shard, node_id, lease_epoch from acquire_leases($1, $2, $3, $4, $5, $6) order by shard;
+-- Those of $4 that were free, and of $5 those that nobody has had for $6 ms.
+select kind, shard, node_id, lease_epoch from acquire_leases($1, $2, $3, $4, $5, $6, $7) order by shard;
 
 -- name: renew_leases
 -- Those still held.
-select shard, node_id, lease_epoch from renew_leases($1, $2, $3, $4, $5) order by shard;
+select kind, shard, node_id, lease_epoch from renew_leases($1, $2, $3, $4, $5, $6) order by shard;
 
 -- name: release_leases
--- Lets the nodes $4 take the shards $3 at once.
-select release_leases($1, $2, $3, $4);
+-- Lets the nodes $5 take the shards $4 of kind $3 at once.
+select release_leases($1, $2, $3, $4, $5);
 
 -- name: lease_owners
--- Who holds each shard, of leases that have not run out.
+-- Who holds each shard of a kind, of leases that have not run out.
 select l.shard, n.node_id, n.listeners, n.rack, n.incarnation, n.announced
 from coordinator_lease l
 join node n on n.node_id = l.node_id and n.incarnation = l.incarnation
-where l.expires_at > clock_timestamp()
+where l.kind = $1 and l.expires_at > clock_timestamp()
 order by l.shard;
 
 -- name: announce

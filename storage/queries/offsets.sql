@@ -26,7 +26,7 @@ order by o.topic_id, o.partition_index;
 
 -- name: lease_is_current
 -- Locks the lease against a change of owner until the transaction ends.
-select lease_is_current($1, $2, $3);
+select lease_is_current('groups', $1, $2, $3);
 
 -- name: delete_offsets
 -- Of one group, for the partitions given as two arrays.

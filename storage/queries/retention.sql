@@ -13,7 +13,7 @@ from (
 join partition p on p.partition_key = policy.partition_key and not p.deleted
 join lateral (
     select b.last_offset, b.size_bytes, coalesce(b.append_timestamp_ms, b.max_timestamp_ms) as timestamp_ms
-    from batch b
+    from chunk b
     where b.partition_key = policy.partition_key
     order by b.base_offset
     limit 1
@@ -27,7 +27,7 @@ where oldest.last_offset < p.log_start_offset
 order by policy.partition_key;
 
 -- name: retention_boundary
--- The offset after the last batch that may go, looking at the $4 oldest: null if none may. By time: the batches before
+-- The offset after the last chunk that may go, looking at the $4 oldest: null if none may. By time: the chunks before
 -- the first that is not past it. By size: as many as leave at least retention_bytes, as upstream counts. Rows below the
 -- log start are gone before this is asked, so size_bytes is that of the live log.
 select max(last_offset) + 1
@@ -42,7 +42,7 @@ from (
     from (
         select b.*, p.size_bytes as partition_size_bytes
         from partition p
-        join batch b on b.partition_key = p.partition_key
+        join chunk b on b.partition_key = p.partition_key
         where p.partition_key = $1 and not p.deleted
         order by b.base_offset
         limit $4
@@ -58,38 +58,8 @@ where partition_key = $1 and not deleted
 returning log_start_offset;
 
 -- name: delete_below_log_start
--- Removes whole rows below the log start, oldest first, at most $2 rows, and no more once $3 bytes are reached. Deletes
--- up to an offset rather than by a join, which a planner that takes the partition for small would turn around: it would
--- look for the doomed anew for each row of the partition.
-with oldest as (
-    select b.base_offset, b.size_bytes
-    from partition p
-    join batch b on b.partition_key = p.partition_key
-    where p.partition_key = $1 and b.base_offset < p.log_start_offset and b.last_offset < p.log_start_offset
-    order by b.base_offset
-    limit $2
-), doomed as (
-    select max(base_offset) as last_base_offset
-    from (
-        select base_offset, sum(size_bytes) over (order by base_offset rows unbounded preceding) - size_bytes
-            as bytes_before
-        from oldest
-    ) counted
-    where bytes_before < $3::bigint
-), removed as (
-    delete from batch b
-    where b.partition_key = $1 and b.base_offset <= (select last_base_offset from doomed)
-    returning b.base_offset, b.size_bytes
-), uncleaned as (
-    update compaction_state s
-    set clean_bytes = s.clean_bytes - (select sum(r.size_bytes) from removed r where r.base_offset < s.first_dirty_offset)
-    where s.partition_key = $1 and exists (select from removed r where r.base_offset < s.first_dirty_offset)
-), shrunk as (
-    update partition p
-    set size_bytes = p.size_bytes - (select sum(size_bytes) from removed)
-    where p.partition_key = $1 and exists (select from removed)
-)
-select count(*) as batch_count, coalesce(sum(size_bytes), 0)::bigint as size_bytes from removed;
+-- Whole chunks below the log start, oldest first, at most $2.
+select * from delete_below_log_start($1, $2);
 
 -- name: deleted_partitions
 -- Partitions of topics deleted at least $1 ms ago, whose rows are to go.
@@ -101,38 +71,22 @@ where t.deleted_at is not null
 order by t.deleted_at, p.partition_key
 limit $2;
 
--- name: delete_batches
--- Removes rows of a deleted partition, oldest first, at most $2 rows, and no more once $3 bytes are reached. See
--- delete_below_log_start for why up to an offset.
-with oldest as (
-    select b.base_offset, b.size_bytes
-    from batch b
-    where b.partition_key = $1
-    order by b.base_offset
-    limit $2
-), doomed as (
-    select max(base_offset) as last_base_offset
-    from (
-        select base_offset, sum(size_bytes) over (order by base_offset rows unbounded preceding) - size_bytes
-            as bytes_before
-        from oldest
-    ) counted
-    where bytes_before < $3::bigint
-), removed as (
-    delete from batch b
-    where b.partition_key = $1 and b.base_offset <= (select last_base_offset from doomed)
-    returning b.size_bytes
-)
-select count(*) as batch_count, coalesce(sum(size_bytes), 0)::bigint as size_bytes from removed;
+-- name: delete_chunks
+-- Chunks of a deleted partition, oldest first, at most $2.
+select * from delete_chunks($1, $2);
 
 -- name: delete_producer_states
--- Of a deleted partition, at most $2. See delete_below_log_start for why up to an id.
-delete from producer_state
-where partition_key = $1
-    and producer_id <= (
-        select max(producer_id)
-        from (select producer_id from producer_state where partition_key = $1 order by producer_id limit $2) lowest
-    );
+-- Of a deleted partition, at most $2; how many they were. Up to an id for the reason that delete_below_log_start gives.
+with removed as (
+    delete from producer_state
+    where partition_key = $1
+        and producer_id <= (
+            select max(producer_id)
+            from (select producer_id from producer_state where partition_key = $1 order by producer_id limit $2) lowest
+        )
+    returning producer_id
+)
+select count(*) from removed;
 
 -- name: delete_partition
 -- The partition itself, once nothing hangs off it.
@@ -142,7 +96,7 @@ with cleaned as (
 delete from partition p
 where p.partition_key = $1
     and p.deleted
-    and not exists (select from batch b where b.partition_key = p.partition_key)
+    and not exists (select from chunk c where c.partition_key = p.partition_key)
     and not exists (select from producer_state s where s.partition_key = p.partition_key);
 
 -- name: lock_emptied_topics

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from gateway.coordinator.classic import DURABLE
 from gateway.coordinator.model import Group, GroupState, RequestId, Step
 
 PREPARING = GroupState.PREPARING_REBALANCE
@@ -75,9 +76,13 @@ def broken_invariants(group: Group) -> list[str]:
     return [claim for claim, holds in claims.items() if not holds]
 
 
+def must_store(taken: Step) -> bool:
+    return any(type(fact) in DURABLE for fact in taken.facts)
+
+
 def broken_by(taken: Step) -> list[str]:
     """`broken_invariants` of the group that a step left, and what the step asks to be stored."""
     broken = broken_invariants(taken.group)
-    if taken.persist and taken.group.state is PREPARING:
+    if must_store(taken) and taken.group.state is PREPARING:
         broken.append("a join phase in flight is not stored")
     return broken

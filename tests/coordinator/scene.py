@@ -39,7 +39,7 @@ from gateway.coordinator.table import TABLE
 from protocol.consumer import Subscription, encode_subscription
 from protocol.errors import ErrorCode
 
-from .invariants import broken_by, held_requests
+from .invariants import broken_by, held_requests, must_store
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -253,7 +253,7 @@ class Scene:
 
         Its own request is gone: the runner has answered it with an error.
         """
-        assert self.last.persist
+        assert must_store(self.last)
         self.group = self._before_last
         held = held_requests(self.group)
         for request_id, _ in self.last.replies:

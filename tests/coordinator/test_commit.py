@@ -7,6 +7,7 @@ import pytest
 from gateway.coordinator.model import Group, GroupState
 from protocol.errors import ErrorCode
 
+from .invariants import must_store
 from .scene import Scene
 
 NONE = ErrorCode.NONE
@@ -51,7 +52,7 @@ def test_a_commit_without_identity_needs_a_group_without_members() -> None:
     assert scene.commit("x", generation=-1).error is NONE
     assert scene.group.exists
     assert scene.commit("x", generation=-1, instance="ix").error is NONE
-    assert not scene.last.persist
+    assert not must_store(scene.last)
     (a,) = scene.stable("a")
     assert scene.commit("x", generation=-1).error is ErrorCode.UNKNOWN_MEMBER_ID
     scene.leave("a", a)
@@ -67,4 +68,4 @@ def test_a_commit_keeps_the_session() -> None:
         scene.advance(9_000)
         assert scene.commit("b", b).error is NONE
     assert b in scene.group.members
-    assert not scene.last.persist
+    assert not must_store(scene.last)

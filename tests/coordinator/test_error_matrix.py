@@ -14,6 +14,7 @@ import pytest
 from gateway.coordinator.model import Group, GroupState, Settings
 from protocol.errors import ErrorCode
 
+from .invariants import must_store
 from .scene import Asked, Scene, protocols
 
 CODES = {
@@ -83,7 +84,7 @@ def check(cast: Cast, ask: Callable[[], Asked], expected: str) -> None:
     assert asked.error is CODES[outcome]
     if asked.error not in (None, ErrorCode.NONE, ErrorCode.MEMBER_ID_REQUIRED, ErrorCode.REBALANCE_IN_PROGRESS):
         assert cast.scene.group is before, "a refused request has changed the group"
-        assert not cast.scene.last.persist
+        assert not must_store(cast.scene.last)
     assert cast.scene.state.value.startswith(state or before.state.value)
 
 

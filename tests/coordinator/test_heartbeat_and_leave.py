@@ -7,6 +7,7 @@ from gateway.coordinator.model import Group, GroupState
 from gateway.coordinator.views import offset_delete_refusal, subscribes_to
 from protocol.errors import ErrorCode
 
+from .invariants import must_store
 from .scene import Scene, protocols
 
 NONE = ErrorCode.NONE
@@ -85,7 +86,7 @@ def test_the_last_member_that_leaves_empties_the_group() -> None:
     (a,) = scene.stable("a")
     assert scene.leave("a", a).codes == [NONE]
     assert (scene.state, scene.generation, scene.group.protocol_name) == (EMPTY, 2, None)
-    assert scene.last.persist
+    assert must_store(scene.last)
 
 
 def test_leave_checks_the_instance() -> None:
@@ -175,7 +176,7 @@ def test_only_an_empty_group_can_be_deleted() -> None:
     assert scene.group is before
     scene.leave("a", a)
     assert scene.delete().error is NONE
-    assert (scene.state, scene.last.persist, scene.group.exists) == (GroupState.DEAD, True, False)
+    assert (scene.state, must_store(scene.last), scene.group.exists) == (GroupState.DEAD, True, False)
     assert scene.delete().error is ErrorCode.GROUP_ID_NOT_FOUND
 
 

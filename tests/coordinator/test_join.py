@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.coordinator.facts import MemberJoined
 from gateway.coordinator.model import Group, GroupState, Protocols
 from protocol.errors import ErrorCode
 
+from .invariants import must_store
 from .scene import RANGE, SESSION_MS, Scene, protocols
 
 NONE = ErrorCode.NONE
@@ -187,7 +189,7 @@ def test_the_end_of_the_join_phase_must_be_stored_before_it_is_answered() -> Non
     scene = Scene()
     asked = scene.join("a")
     assert asked.error is NONE
-    assert scene.last.persist
+    assert must_store(scene.last)
     assert scene.generation == 1
     assert [member.assignment for member in scene.group.members.values()] == [b""]
 
@@ -282,8 +284,9 @@ def test_a_retried_join_answers_the_one_it_replaces() -> None:
     assert second.join.generation_id == scene.generation
 
 
-def test_reasons_say_why_in_the_clients_words_but_not_without_bound() -> None:
+def test_facts_say_why_in_the_clients_words_but_not_without_bound() -> None:
     scene = Scene()
-    scene.join("a", reason="x" * 10_000)
-    assert any("x" * 255 in reason for reason in scene.last.reasons)
-    assert all(len(reason) < 500 for reason in scene.last.reasons)
+    asked = scene.join("a", reason="x" * 10_000)
+    assert scene.last.facts[0] == MemberJoined(asked.join.member_id, None, "x" * 255)
+    assert str(scene.last.facts[0]).endswith(": " + "x" * 255)
+    assert all(len(str(fact)) < 500 for fact in scene.last.facts)

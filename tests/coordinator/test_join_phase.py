@@ -8,6 +8,7 @@ from gateway.coordinator.classic import next_deadline
 from gateway.coordinator.model import GroupState
 from protocol.errors import ErrorCode
 
+from .invariants import must_store
 from .scene import REBALANCE_MS, SESSION_MS, Scene, protocols
 
 NONE = ErrorCode.NONE
@@ -284,7 +285,7 @@ def test_members_who_all_leave_the_initial_delay_leave_an_empty_group() -> None:
     assert scene.state is PREPARING
     scene.advance(3000)
     assert scene.state is EMPTY
-    assert scene.last.persist
+    assert must_store(scene.last)
     assert scene.join("b").parked
 
 

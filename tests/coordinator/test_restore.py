@@ -2,47 +2,41 @@
 
 from __future__ import annotations
 
-from gateway.coordinator.classic import StoredGroup, StoredMember, next_deadline, restore
-from gateway.coordinator.model import Group, GroupState
+import dataclasses
+import json
+
+from gateway.coordinator.classic import next_deadline, restore, stored, stored_member
+from gateway.coordinator.facts import EveryoneHeard
+from gateway.coordinator.machine import Document, StoredGroup
+from gateway.coordinator.model import Group, GroupState, MemberId
 from protocol.errors import ErrorCode
 
-from .invariants import broken_invariants
+from .invariants import broken_invariants, must_store
 from .scene import SESSION_MS, Scene
 
 NONE = ErrorCode.NONE
 
 
-def stored(group: Group) -> StoredGroup:
-    return StoredGroup(
-        group_id=group.group_id,
-        state=group.state,
-        protocol_type=group.protocol_type,
-        protocol_name=group.protocol_name,
-        generation_id=group.generation_id,
-        leader_id=group.leader_id,
-        members=tuple(
-            StoredMember(
-                member.member_id,
-                member.group_instance_id,
-                member.client_id,
-                member.client_host,
-                member.session_timeout_ms,
-                member.rebalance_timeout_ms,
-                member.protocols,
-                member.assignment,
-            )
-            for member in group.members.values()
-        ),
-    )
-
-
-def restart(scene: Scene, **settings: int) -> Scene:
+def restart(scene: Scene, *, after_ms: int = 7, silent_ms: int | None = None, **settings: int) -> Scene:
     again = Scene(**settings)
-    again.now_ms = scene.now_ms + 7
+    again.now_ms = scene.now_ms + after_ms
     again.last_id = scene.last_id
-    again.group = restore(stored(scene.group), again.now_ms, again.settings)
+    group = scene.group
+    # Rows come back in any order.
+    members = {key: member_row(group, key) for key in reversed(group.members)}
+    again.group = restore("g", through_json(stored(group)), members, silent_ms, again.now_ms, again.settings)
     assert not broken_invariants(again.group)
     return again
+
+
+def member_row(group: Group, member_id: MemberId) -> Document:
+    row = stored_member(group, member_id)
+    assert row is not None
+    return json.loads(json.dumps(row.document))
+
+
+def through_json(group: StoredGroup) -> StoredGroup:
+    return dataclasses.replace(group, document=json.loads(json.dumps(group.document)))
 
 
 def test_a_stable_group_goes_on_without_a_rebalance() -> None:
@@ -109,3 +103,28 @@ def test_a_group_that_became_too_large_rebalances_at_once() -> None:
     assert again.state is GroupState.PREPARING_REBALANCE
     joins = [again.join("a2", a), again.join("b2", b), again.join("c2", c)]
     assert [asked.error for asked in joins] == [NONE, NONE, ErrorCode.GROUP_MAX_SIZE_REACHED]
+
+
+def test_long_sessions_go_on_where_they_were() -> None:
+    scene = Scene()
+    ids = [scene.join(connection, session_ms=60_000) for connection in ("a",)]
+    a = ids[0].join.member_id
+    scene.sync("a", a, {a: b"1"})
+    again = restart(scene, silent_ms=45_000)
+    assert again.group.session_deadlines[MemberId(a)] == again.now_ms + 15_000
+    again = restart(scene, silent_ms=59_999)
+    assert again.group.session_deadlines[MemberId(a)] == again.now_ms + 10_000
+
+
+def test_once_all_were_heard_it_is_stored() -> None:
+    scene = Scene()
+    a, b = scene.stable("a", "b")
+    again = restart(scene)
+    again.heartbeat("a2", a)
+    assert not again.last.facts
+    again.heartbeat("b2", b)
+    assert again.last.facts == (EveryoneHeard(),)
+    assert must_store(again.last)
+    assert stored(again.group).all_heard
+    again.heartbeat("b2", b)
+    assert not again.last.facts

@@ -87,8 +87,8 @@ MUTANTS = [
     Mutant(
         "a heartbeat does not keep the session",
         "heartbeat",
-        "return group.with_session_deadline(member_id, now_ms + session_ms(member, settings))",
-        "return group",
+        "return Step(group.with_session_deadline(member_id, now_ms + session_ms(member, settings)))",
+        "return Step(group)",
     ),
     Mutant(
         "a pending id is given to whoever asks next",
@@ -118,7 +118,7 @@ MUTANTS = [
     Mutant(
         "the held requests of a removed member are never answered",
         "draft",
-        "        self._refuse_parked(member, error)\n",
+        "        self._refuse_parked(member, ErrorCode.UNKNOWN_MEMBER_ID)\n",
         "",
     ),
     Mutant(
@@ -140,13 +140,25 @@ MUTANTS = [
         "        draft = Draft(group, now_ms, settings)\n"
         "        draft.answer(event.request_id, JoinReply(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, event.member_id))\n"
         "        if requester.member_id in draft.members:\n"
-        "            draft.remove(requester.member_id)\n"
+        "            draft.remove(requester.member_id, Departure.LEFT)\n"
         "        return draft.seal()\n",
     ),
     Mutant(
         "a returning static member's new id is not stored",
         "join",
-        "    draft.persist = True\n",
+        "    draft.tell(AssignmentGiven(member.member_id, draft.generation_id))\n",
+        "",
+    ),
+    Mutant(
+        "a member that left is stored for ever",
+        "draft",
+        "        self.tell(MemberLeft(member_id, departure, shortened(reason)))\n",
+        "",
+    ),
+    Mutant(
+        "a member's new assignment is not stored",
+        "sync",
+        "        draft.tell(AssignmentGiven(settled.member_id, draft.generation_id))\n",
         "",
     ),
     Mutant(
@@ -158,8 +170,8 @@ MUTANTS = [
     Mutant(
         "members are not told of a rebalance",
         "heartbeat",
-        "    return _beat(group, event, ErrorCode.REBALANCE_IN_PROGRESS)\n",
-        "    return _beat(group, event, ErrorCode.NONE)\n",
+        "    return _beat(heard.group, event, ErrorCode.REBALANCE_IN_PROGRESS, heard.facts)\n",
+        "    return _beat(heard.group, event, ErrorCode.NONE, heard.facts)\n",
     ),
     Mutant(
         "who never syncs is never removed",
@@ -170,9 +182,9 @@ MUTANTS = [
     Mutant(
         "the join phase begins anew with each join",
         "rebalance",
-        "        draft.say(reason)\n        maybe_complete_join_phase(draft)\n",
-        "        draft.say(reason)\n        draft.phase_deadline_ms = draft.now_ms + draft.rebalance_timeout_ms()\n"
-        "        maybe_complete_join_phase(draft)\n",
+        "        maybe_complete_join_phase(draft)\n    else:\n        prepare_rebalance(draft, trigger, member_id)\n",
+        "        draft.phase_deadline_ms = draft.now_ms + draft.rebalance_timeout_ms()\n"
+        "        maybe_complete_join_phase(draft)\n    else:\n        prepare_rebalance(draft, trigger, member_id)\n",
     ),
     Mutant(
         "the initial delay is cut short by the second join",

@@ -7,6 +7,7 @@ import pytest
 from gateway.coordinator.model import GroupState
 from protocol.errors import ErrorCode
 
+from .invariants import must_store
 from .scene import REBALANCE_MS, Scene, protocols
 
 NONE = ErrorCode.NONE
@@ -66,7 +67,7 @@ def test_a_follower_that_returns_takes_its_assignment_over(scene: Scene, ids: li
     asked = scene.join("b2", instance="ib", version=version)
     new_id = asked.join.member_id
     assert new_id != ids[1]
-    assert scene.last.persist
+    assert must_store(scene.last)
     assert (asked.join.generation_id, asked.join.leader, asked.join.members) == (before, ids[0], ())
     assert not asked.join.skip_assignment
     assert scene.sync("b2", new_id, instance="ib").sync.assignment == b"for b"
@@ -130,7 +131,7 @@ def test_a_member_that_returns_with_other_topics_does_not_rebalance(scene: Scene
 def test_a_replacement_that_could_not_be_stored_has_not_happened(scene: Scene, ids: list[str]) -> None:
     """65."""
     scene.join("b2", instance="ib", version=5)
-    assert scene.last.persist
+    assert must_store(scene.last)
     scene.fail_to_store()
     assert scene.heartbeat("b", ids[1], instance="ib").error is NONE
 

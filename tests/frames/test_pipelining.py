@@ -86,6 +86,22 @@ async def test_an_offset_is_there_for_the_fetch_behind_its_commit(gateway: Gatew
             assert stored.groups[0].topics[0].partitions[0].committed_offset == offset
 
 
+async def test_a_fetch_of_offsets_does_not_see_the_commit_behind_it(gateway: GatewayProcess) -> None:
+    topic, group_id = fresh("unseen"), fresh("unseen")
+    async with member(gateway.bootstrap, group_id) as one:
+        await create_topic(one.client, topic)
+        await join_all(one)
+        await settle(one)
+        for offset in range(1, ROUNDS):
+            before = one.client.send_nowait(commit_of(one, topic, offset), 9)
+            fetched = one.client.send_nowait(everything_of(group_id), 8)
+            after = one.client.send_nowait(commit_of(one, topic, offset + 1000), 9)
+            stored = await asyncio.wait_for(fetched, 10)
+            assert stored.groups[0].topics[0].partitions[0].committed_offset == offset
+            for answer in (await before, await after):
+                assert answer.topics[0].partitions[0].error_code == ErrorCode.NONE
+
+
 async def test_a_topic_is_there_for_the_metadata_behind_its_creation(gateway: GatewayProcess) -> None:
     async with await WireClient.connect(gateway.bootstrap) as client:
         for _ in range(ROUNDS):

@@ -7,7 +7,6 @@ import socket
 
 import pytest
 
-from protocol.consumer import EMPTY_ASSIGNMENT
 from protocol.errors import ErrorCode
 from protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
 from tests.frames.members import Member, describe, fresh, in_state, join_all, leader_of, member, settle
@@ -159,7 +158,7 @@ async def test_item_7_a_follower_that_rejoins_gets_its_assignment_and_never_an_o
         assert follower.generation_id == generation_id + 1
         held = follower.sync_nowait()
         await leader.sync({leader.member_id: b"all"})
-        assert (await held).assignment == EMPTY_ASSIGNMENT
+        assert (await held).assignment == b""
 
 
 @pytest.mark.parametrize("version", range(6))

@@ -68,6 +68,7 @@ class AdminNode:
             catalog=self.catalog,
             topics=self.topics,
             log=self.log,
+            validator=unused,
             appender=unused,
             tail=self.tail,
             producers=unused,

@@ -19,7 +19,9 @@ from gateway.config.broker import BrokerConfig
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
+from gateway.log.validator import BatchValidator
 from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.net.places import NO_PLACE
 from gateway.operate.metrics import Metrics
 from protocol.api_keys import ApiKey
 from protocol.compression import Compression
@@ -59,6 +61,7 @@ class DataPlane:
         self.topics = TopicStore(database)
         self.log = LogStore(database)
         self.tail = Tail(tail_bytes)
+        self.connections: dict[str, ConnectionInfo] = {}
         self.commits: list[tuple[int, int]] = []
         self.appender = Appender(
             self.log,
@@ -66,6 +69,7 @@ class DataPlane:
             committers=committers,
             observe_commit=lambda batches, size_bytes, _: self.commits.append((batches, size_bytes)),
         )
+        self.validator = BatchValidator()
         self.catalog = Catalog(self.topics, self.tail, BrokerConfig())
         self.membership = Membership(NodeStore(database), {"PLAINTEXT": (name, 9092)}, None, 60_000)
         unused = cast("Any", None)
@@ -74,6 +78,7 @@ class DataPlane:
             catalog=self.catalog,
             topics=self.topics,
             log=self.log,
+            validator=self.validator,
             appender=self.appender,
             tail=self.tail,
             producers=ProducerStore(database),
@@ -98,7 +103,9 @@ class DataPlane:
         self.catalog.remove(topic.topic_id)
 
     def context(self, api_key: ApiKey, version: int, connection_id: str = "connection") -> RequestContext:
-        return RequestContext(api_key, version, 1, "tests", ConnectionInfo(connection_id, "/127.0.0.1"), self.services)
+        connection = self.connections.setdefault(connection_id, ConnectionInfo(connection_id, "/127.0.0.1"))
+        place = connection.line.take() if api_key is ApiKey.PRODUCE else NO_PLACE
+        return RequestContext(api_key, version, 1, "tests", connection, self.services, place)
 
     # --- produce ------------------------------------------------------------------------------------------------------
 
@@ -210,6 +217,7 @@ async def data_plane(
         await node.catalog.refresh_if_changed()
         yield node
         await node.appender.drain(5.0)
+        await node.validator.close()
     finally:
         await database.close()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any, cast
 
 import asyncpg
 
+from gateway.apis import SERVED
 from gateway.apis.classic_groups import heartbeat, join_group, leave_group, sync_group
 from gateway.apis.find_coordinator import find_coordinator
 from gateway.apis.group_admin import delete_groups, describe_groups, list_groups
@@ -18,8 +20,11 @@ from gateway.apis.offsets import offset_commit, offset_delete, offset_fetch
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
 from gateway.config.broker import BrokerConfig
+from gateway.coordinator.classic import CLASSIC
+from gateway.coordinator.machine import StoredGroup
 from gateway.coordinator.model import (
     ConnectionId,
+    Group,
     Heartbeat,
     JoinGroup,
     JoinReply,
@@ -31,11 +36,10 @@ from gateway.coordinator.model import (
     SyncGroup,
     SyncReply,
 )
-from gateway.groups.runtime import Groups
+from gateway.groups.groups import Groups
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
 from gateway.net.context import ConnectionInfo, RequestContext, Services
-from gateway.net.error_responses import error_response
 from protocol import codec
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
@@ -48,6 +52,7 @@ from storage.topics import TopicStore
 from storage.types import NewTopic, Topic
 
 QUICK = Settings(group_initial_rebalance_delay_ms=0, group_min_session_timeout_ms=10)
+REFUSE = {line.api_key: line.refuse for line in SERVED}
 HANDLERS: dict[ApiKey, Any] = {
     ApiKey.JOIN_GROUP: join_group,
     ApiKey.SYNC_GROUP: sync_group,
@@ -87,6 +92,20 @@ class GroupNode:
     def member(self, group_id: str, connection_id: str, **given: Any) -> Member:
         return Member(self.groups, group_id, ConnectionId(connection_id), **given)
 
+    async def stored(self, group_id: str) -> Group | None:
+        """The classic group as its rows are at this moment, which reading them so does not change."""
+        rows = await self.database.hot.fetch(
+            "select g.*, m.member_id, m.document as member from consumer_group g left join group_member m "
+            "using (group_id) where group_id = $1",
+            group_id,
+        )
+        if not rows:
+            return None
+        row = rows[0]
+        members = {MemberId(each["member_id"]): json.loads(each["member"]) for each in rows if each["member_id"]}
+        stored = StoredGroup(row["state"], row["protocol_type"], row["generation_id"], json.loads(row["document"]))
+        return CLASSIC.restore(group_id, stored, members, None, 0, QUICK)
+
     async def create_topic(self, name: str, partitions: int = 1) -> Topic:
         (topic,) = await self.topics.create([NewTopic(name, partitions, {})])
         assert isinstance(topic, Topic)
@@ -110,7 +129,7 @@ class GroupNode:
         try:
             response = await HANDLERS[api_key](decoded, context)
         except KafkaError as refused:
-            response = error_response(api_key, version, decoded, refused.code, refused.message)
+            response = REFUSE[api_key](decoded, version, refused.code, refused.message)
         body = b"".join(codec.encode_response(response, version))
         answer, end = codec.decode(codec.response_class(api_key), version, body)
         assert end == len(body)
@@ -169,6 +188,8 @@ class Member:
         group_instance_id: str | None = None,
         session_timeout_ms: int = 10_000,
         rebalance_timeout_ms: int = 20_000,
+        protocol_type: str = "consumer",
+        metadata: bytes = b"subscription",
     ) -> None:
         self.groups = groups
         self.group_id = group_id
@@ -176,6 +197,8 @@ class Member:
         self.group_instance_id = group_instance_id
         self.session_timeout_ms = session_timeout_ms
         self.rebalance_timeout_ms = rebalance_timeout_ms
+        self.protocol_type = protocol_type
+        self.metadata = metadata
         self.member_id = MemberId("")
         self.generation_id = -1
         self.members: tuple[MemberId, ...] = ()
@@ -192,8 +215,8 @@ class Member:
                 client_host="/127.0.0.1",
                 member_id=self.member_id,
                 group_instance_id=self.group_instance_id,
-                protocol_type="consumer",
-                protocols=(("range", b"subscription"),),
+                protocol_type=self.protocol_type,
+                protocols=(("range", self.metadata),),
                 session_timeout_ms=self.session_timeout_ms,
                 rebalance_timeout_ms=self.rebalance_timeout_ms,
                 new_member_id=MemberId(f"member-{self.connection_id}"),

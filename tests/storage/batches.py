@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 
 import asyncpg
+import crc32c
 
 from storage.log import LogStore
 from storage.types import Appended, NewBatch, PartitionKey, ReadRequest, ReadResult, StoredBatch
@@ -22,7 +24,21 @@ def new_batch(
     fill: int = 0xAB,
 ) -> NewBatch:
     """`producer` is (id, epoch, base sequence)."""
-    return NewBatch(key, bytearray([fill]) * size_bytes, records, max_timestamp_ms, *producer)
+    return NewBatch(
+        key, batch_bytes(size_bytes, records, max_timestamp_ms, fill=fill), records, max_timestamp_ms, *producer
+    )
+
+
+def batch_bytes(
+    size_bytes: int, records: int = 1, max_timestamp_ms: int = 1_000, *, base_offset: int = 0, fill: int = 0xAB
+) -> bytearray:
+    """A batch whose head is right, as a producer sends it; behind the head there are no records."""
+    batch = bytearray([fill]) * size_bytes
+    struct.pack_into(
+        ">qiibIhiqq", batch, 0, base_offset, size_bytes - 12, -1, 2, 0, 0, records - 1, 0, max_timestamp_ms
+    )
+    struct.pack_into(">I", batch, 17, crc32c.crc32c(memoryview(batch)[21:]))
+    return batch
 
 
 async def append(log: LogStore, *batches: NewBatch) -> list[int]:
@@ -31,6 +47,11 @@ async def append(log: LogStore, *batches: NewBatch) -> list[int]:
     for outcome in outcomes:
         assert isinstance(outcome, Appended), outcomes
     return [outcome.base_offset for outcome in outcomes if isinstance(outcome, Appended)]
+
+
+async def append_each(log: LogStore, *batches: NewBatch) -> list[int]:
+    """The same, a commit and so a chunk for each."""
+    return [(await append(log, batch))[0] for batch in batches]
 
 
 async def read(log: LogStore, key: PartitionKey, offset: int = 0, max_bytes: int = 10**8) -> ReadResult:

@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from pathlib import Path
 
 import asyncpg
 import pytest
 
+import storage.log
 from storage.log import LogStore
 from storage.nodes import NodeStore
 from storage.pool import SESSION_SETTINGS, Database
+from storage.segments import SegmentDirectory
 from storage.topics import TopicStore
 from storage.types import CoordinatorLease, NewTopic, PartitionKey, Topic
 from tests.postgres import Databases
 
 MakeTopic = Callable[..., Awaitable[Topic]]
+MakeLog = Callable[[Database], LogStore]
 
+SMALL_SEGMENT_BYTES = 256 * 1024
+"""So that tests come to the end of a file."""
 
 EMPTY = """
 delete from committed_offset; delete from group_member; delete from consumer_group; delete from coordinator_lease;
-delete from node; delete from compaction_state; delete from producer_state; delete from batch; delete from partition;
+delete from node; delete from compaction_state; delete from producer_state; delete from chunk;
+truncate inline_records; delete from log_object; update inline_rotation set current_slot = 0; delete from partition;
 delete from topic; delete from broker_config;
 """
 
@@ -60,8 +67,32 @@ async def sql(database_url: str) -> AsyncIterator[asyncpg.Connection]:
 
 
 @pytest.fixture
-def log(database: Database) -> LogStore:
-    return LogStore(database)
+def place() -> str:
+    """Where the log's bytes go: `statement` and `copy` are inline, the two ways there; `segment` is a directory."""
+    return "statement"
+
+
+@pytest.fixture
+async def make_log(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MakeLog]:
+    never, always = 2**62, 0
+    limit = always if place == "copy" else never
+    monkeypatch.setattr(storage.log, "COPY_FROM_MEAN_BYTES", limit)
+    monkeypatch.setattr(storage.log, "COPY_FROM_GROUP_BYTES", limit)
+    made: list[LogStore] = []
+
+    def make(database: Database) -> LogStore:
+        directory = SegmentDirectory(tmp_path, segment_bytes=SMALL_SEGMENT_BYTES) if place == "segment" else None
+        made.append(LogStore(database, directory, inline_max_bytes=0))
+        return made[-1]
+
+    yield make
+    for log in made:
+        await log.close()
+
+
+@pytest.fixture
+def log(database: Database, make_log: MakeLog) -> LogStore:
+    return make_log(database)
 
 
 @pytest.fixture

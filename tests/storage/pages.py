@@ -8,18 +8,23 @@ from typing import Any
 import asyncpg
 
 from storage.types import PartitionKey
+from tests.storage.batches import batch_bytes
 
 FILL = """
-insert into batch (partition_key, base_offset, last_offset, max_timestamp_ms, running_max_timestamp_ms, size_bytes,
-    records)
-select $1, i * 2, i * 2 + 1, 1000 + i, 1000 + i, 100, decode(repeat('ab', 100), 'hex')
-from generate_series(0::bigint, $2::bigint - 1) i
+with added as (
+    insert into chunk (partition_key, base_offset, last_offset, max_timestamp_ms, running_max_timestamp_ms, position,
+        size_bytes, batch_count, leader_epoch, inline_slot, final_heads)
+    select $1, i * 2, i * 2 + 1, 1000 + i, 1000 + i, nextval('inline_position'), 100, 1, 0, 0, false
+    from generate_series(0::bigint, $2::bigint - 1) i
+    returning position
+)
+insert into inline_records (slot, position, records) select 0, position, $3 from added
 """
 
 
 async def fill(sql: asyncpg.Connection, key: PartitionKey, depth: int) -> None:
     """So many batches of two records and 100 bytes, a millisecond after each other from 1000 on."""
-    await sql.execute(FILL, key, depth)
+    await sql.execute(FILL, key, depth, bytes(batch_bytes(100, 2)))
     await sql.execute(
         "update partition set next_offset = $2 * 2, size_bytes = $2 * 100, max_timestamp_ms = 999 + $2 "
         "where partition_key = $1",
@@ -31,10 +36,10 @@ async def fill(sql: asyncpg.Connection, key: PartitionKey, depth: int) -> None:
 async def fill_unknown(sql: asyncpg.Connection, keys: list[PartitionKey], depth: int) -> PartitionKey:
     """Fills the last of `keys` so that the planner's statistics, which know all the others, do not know it."""
     *known, new = keys
-    await sql.execute("truncate batch")
+    await sql.execute("truncate chunk, inline_records")
     for key in known:
         await fill(sql, key, 100)
-    await sql.execute("vacuum analyze batch")
+    await sql.execute("vacuum analyze chunk, inline_records")
     await fill(sql, new, depth)
     return new
 

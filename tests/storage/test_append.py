@@ -7,27 +7,23 @@ import random
 import struct
 
 import asyncpg
+import crc32c
 import pytest
 
-import storage.log
 from storage.log import LogStore
 from storage.pool import Database
 from storage.topics import TopicStore
 from storage.types import Appended, NewBatch, PartitionKey, Refusal
-from tests.storage.batches import append, new_batch, offsets, read, until_blocked
-from tests.storage.conftest import MakeTopic
+from tests.storage.batches import append, batch_bytes, new_batch, offsets, read, until_blocked
+from tests.storage.conftest import MakeLog, MakeTopic
 
 PRODUCER = 4000
 LAST_SEQUENCE = 2**31 - 1
 
 
-@pytest.fixture(params=["statement", "copy"], autouse=True)
-def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Every test of this module runs on both ways into the table."""
-    never, always = 2**62, 0
-    limit = never if request.param == "statement" else always
-    monkeypatch.setattr(storage.log, "COPY_FROM_MEAN_BYTES", limit)
-    monkeypatch.setattr(storage.log, "COPY_FROM_GROUP_BYTES", limit)
+@pytest.fixture(params=["statement", "copy", "segment"])
+def place(request: pytest.FixtureRequest) -> str:
+    """Every test of this module runs on every way into the log."""
     return request.param
 
 
@@ -49,7 +45,9 @@ async def test_only_base_offset_and_leader_epoch_differ_from_what_was_given(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     await sql.execute("update partition set leader_epoch = 7, next_offset = 258 where partition_key = $1", key)
-    given = bytearray(random.Random(1).randbytes(5000))
+    given = batch_bytes(5000, records=2)
+    given[61:] = random.Random(1).randbytes(5000 - 61)
+    struct.pack_into(">I", given, 17, crc32c.crc32c(memoryview(given)[21:]))
     batch = NewBatch(key, memoryview(bytearray(given)), 2, 1_000)
     (outcome,) = await log.append([batch])
     assert outcome == Appended(base_offset=258, log_start_offset=0, leader_epoch=7)
@@ -63,7 +61,7 @@ async def test_one_call_appends_to_many_partitions(log: LogStore, make_topic: Ma
     keys = [partition.partition_key for partition in (await make_topic(partition_count=3)).partitions]
     order = [keys[2], keys[0], keys[2], keys[1]]
     assert await append(log, *(new_batch(key, fill=i) for i, key in enumerate(order))) == [0, 0, 1, 0]
-    assert [batch.records[20] for batch in (await read(log, keys[2])).batches] == [0, 2]
+    assert [batch.records[70] for batch in (await read(log, keys[2])).batches] == [0, 2]
 
 
 async def test_nothing_to_append(log: LogStore) -> None:
@@ -205,14 +203,14 @@ async def test_producers_and_partitions_do_not_mix(log: LogStore, make_topic: Ma
 
 
 async def test_two_copies_of_one_batch_in_flight_are_appended_once(
-    database_url: str, log: LogStore, key: PartitionKey, sql: asyncpg.Connection
+    database_url: str, log: LogStore, make_log: MakeLog, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     await append(log, idempotent(key, 0))
     other = await Database.open(database_url, hot_connections=1, cold_connections=1)
     try:
         async with sql.transaction():
             await sql.execute("select from partition where partition_key = $1 for update", key)
-            copies = [asyncio.create_task(store.append([idempotent(key, 1)])) for store in (log, LogStore(other))]
+            copies = [asyncio.create_task(store.append([idempotent(key, 1)])) for store in (log, make_log(other))]
             await _until_blocked_elsewhere(database_url, 2)
         outcomes = [(await copy)[0] for copy in copies]
     finally:
@@ -233,7 +231,7 @@ async def _until_blocked_elsewhere(database_url: str, backends: int) -> None:
 
 
 async def test_overlapping_committers_neither_deadlock_nor_leave_gaps(
-    database_url: str, make_topic: MakeTopic, log: LogStore, sql: asyncpg.Connection
+    database_url: str, make_topic: MakeTopic, make_log: MakeLog, log: LogStore, sql: asyncpg.Connection
 ) -> None:
     topic = await make_topic(partition_count=6)
     keys = [partition.partition_key for partition in topic.partitions]
@@ -254,7 +252,7 @@ async def test_overlapping_committers_neither_deadlock_nor_leave_gaps(
                 appended[batch.partition_key].append((outcome.base_offset, batch.record_count))
 
     try:
-        await asyncio.gather(*(commit(LogStore(database), seed) for seed, database in enumerate(databases)))
+        await asyncio.gather(*(commit(make_log(database), seed) for seed, database in enumerate(databases)))
     finally:
         for database in databases:
             await database.close()

@@ -12,15 +12,15 @@ from storage.log import LogStore
 from storage.pool import Database
 from storage.topics import TopicStore
 from storage.types import PartitionKey, StoredBatch
-from tests.storage.batches import append, new_batch, offsets, read
+from tests.storage.batches import append, append_each, batch_bytes, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
 
 HOUR_MS = 3_600_000
 
 
 @pytest.fixture
-def compaction(database: Database) -> CompactionStore:
-    return CompactionStore(database)
+def compaction(database: Database, log: LogStore) -> CompactionStore:
+    return CompactionStore(database, log)
 
 
 @pytest.fixture
@@ -31,12 +31,13 @@ async def now_ms(sql: asyncpg.Connection) -> int:
 @pytest.fixture
 async def ten(log: LogStore, key: PartitionKey) -> PartitionKey:
     """Ten batches of two records and 100 bytes at offsets 0-19, times 1000-1009."""
-    await append(log, *(new_batch(key, records=2, max_timestamp_ms=1000 + i) for i in range(10)))
+    await append_each(log, *(new_batch(key, records=2, max_timestamp_ms=1000 + i) for i in range(10)))
     return key
 
 
-def batch(base_offset: int, last_offset: int, size_bytes: int = 50, max_timestamp_ms: int = 1000) -> StoredBatch:
-    return StoredBatch(base_offset, last_offset, max_timestamp_ms, b"\xcd" * size_bytes)
+def batch(base_offset: int, last_offset: int, size_bytes: int = 70, max_timestamp_ms: int = 1000) -> StoredBatch:
+    records = bytes(batch_bytes(size_bytes, last_offset - base_offset + 1, max_timestamp_ms, base_offset=base_offset))
+    return StoredBatch(base_offset, last_offset, max_timestamp_ms, records)
 
 
 async def dirty_range(compaction: CompactionStore, key: PartitionKey, **limits: float) -> DirtyRange | None:
@@ -66,7 +67,7 @@ async def test_a_cleaned_log_is_dirty_again_by_ratio(
     await compaction.replace(run, list(range(0, 18, 2)), [batch(16, 17, 300)])
     await compaction.finish(run)
     assert await dirty_range(compaction, ten) is None, "300 clean bytes, 100 dirty ones"
-    await append(log, *(new_batch(ten) for _ in range(2)))
+    await append_each(log, *(new_batch(ten) for _ in range(2)))
     assert await dirty_range(compaction, ten) == DirtyRange(ten, 0, 18, 21, 300, 300)
     assert await dirty_range(compaction, ten, min_cleanable_dirty_ratio=0.51) is None
 
@@ -75,7 +76,7 @@ async def test_how_far_partitions_are_clean(
     compaction: CompactionStore, log: LogStore, ten: PartitionKey, make_topic: MakeTopic
 ) -> None:
     other = (await make_topic("payments")).partitions[0].partition_key
-    await append(log, *(new_batch(other) for _ in range(2)))
+    await append_each(log, *(new_batch(other) for _ in range(2)))
     assert await compaction.cleaned_to([ten, other]) == {}
     dirty = await dirty_range(compaction, ten)
     assert dirty is not None
@@ -91,7 +92,7 @@ async def test_the_dirtiest_come_first_and_the_answer_is_bounded(
 ) -> None:
     keys = [partition.partition_key for partition in (await make_topic(partition_count=3)).partitions]
     for i, key in enumerate(keys):
-        await append(log, *(new_batch(key) for _ in range(10)))
+        await append_each(log, *(new_batch(key) for _ in range(10)))
         await sql.execute("insert into compaction_state values ($1, 0, 2, $2)", key, [200, 0, 100][i])
     policies = [CompactionPolicy(key) for key in keys]
     assert [found.partition_key for found in await compaction.dirty_ranges(policies)] == [keys[1], keys[2], keys[0]]
@@ -102,7 +103,7 @@ async def test_the_range_ends_where_the_minimum_lag_begins(
     compaction: CompactionStore, log: LogStore, key: PartitionKey, now_ms: int
 ) -> None:
     ages = [5, 4, 0.5, 3, 0.1]
-    await append(log, *(new_batch(key, max_timestamp_ms=now_ms - int(age * HOUR_MS)) for age in ages))
+    await append_each(log, *(new_batch(key, max_timestamp_ms=now_ms - int(age * HOUR_MS)) for age in ages))
     dirty = await dirty_range(compaction, key, min_compaction_lag_ms=HOUR_MS)
     assert dirty is not None
     assert (dirty.first_dirty_offset, dirty.end_offset) == (0, 2)
@@ -125,13 +126,13 @@ async def test_replacing_keeps_offsets_and_the_log_end(
     assert dirty is not None
     run = await compaction.begin(dirty)
     # 0-1 vanishes, 2-3 shrinks, 4-9 become one batch, 10-11 and 12-13 stay.
-    await compaction.replace(run, [0, 2, 4, 6, 8], [batch(5, 9, 70, 1004), batch(2, 3, 40)])
+    await compaction.replace(run, [0, 2, 4, 6, 8], [batch(5, 9, 70, 1004), batch(2, 3, 65)])
     await compaction.finish(run)
     result = await read(log, ten)
     assert offsets(result.batches) == [(2, 3), (5, 9), (10, 11), (12, 13), (14, 15), (16, 17), (18, 19)]
-    assert result.batches[1].records == b"\xcd" * 70, "stored as given"
+    assert result.batches[1].records == batch(5, 9, 70, 1004).records, "stored as given"
     state = result.state
-    assert (state.log_start_offset, state.high_watermark, state.size_bytes) == (0, 20, 610)
+    assert (state.log_start_offset, state.high_watermark, state.size_bytes) == (0, 20, 635)
     assert offsets((await read(log, ten, 4)).batches)[0] == (5, 9)
     assert await append(log, new_batch(ten)) == [20]
 
@@ -146,7 +147,7 @@ async def test_lookups_by_time_stay_right_after_replacing(
     await compaction.replace(
         await compaction.begin(dirty),
         [0, 1, 2, 3],
-        [StoredBatch(0, 1, 5000, b"a" * 61), StoredBatch(2, 2, 3000, b"b" * 61), StoredBatch(3, 3, 7000, b"c" * 61)],
+        [batch(0, 1, 61, 5000), batch(2, 2, 61, 3000), batch(3, 3, 61, 7000)],
     )
     times = {0: 5000, 2: 3000, 3: 7000, 4: 8000, 5: 9500}
     for timestamp_ms in range(0, 11_000, 500):
@@ -241,7 +242,7 @@ async def test_a_deleted_partition_is_not_compacted(
 ) -> None:
     topic = await make_topic("gone")
     key = topic.partitions[0].partition_key
-    await append(log, new_batch(key), new_batch(key))
+    await append_each(log, new_batch(key), new_batch(key))
     dirty = await dirty_range(compaction, key)
     assert dirty is not None
     await topics.delete(topic.topic_id)

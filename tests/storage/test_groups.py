@@ -1,9 +1,10 @@
-"""Groups: stored whole, fenced by the lease."""
+"""Groups: what changed of them is stored, many at once, fenced by the lease."""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+from collections.abc import Sequence
 
 import asyncpg
 import pytest
@@ -13,41 +14,59 @@ from storage.groups import GroupStore
 from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
 from storage.pool import Database
-from storage.types import CoordinatorLease, GroupRecord, MemberRecord, OffsetCommit
+from storage.types import CoordinatorLease, GroupChange, GroupRecord, MemberRecord, OffsetCommit, Saved
 from tests.storage.batches import until_blocked
 from tests.storage.conftest import MakeTopic
 
 
-def member(member_id: str, **changes: object) -> MemberRecord:
-    return dataclasses.replace(
-        MemberRecord(
-            member_id=member_id,
-            group_instance_id=None,
-            client_id="client",
-            client_host="/127.0.0.1",
-            session_timeout_ms=45_000,
-            rebalance_timeout_ms=300_000,
-            protocols=(("range", b"\0\1meta"), ("roundrobin", b"")),
-            assignment=b"assigned",
-        ),
-        **changes,  # type: ignore[arg-type]
-    )
+def member(member_id: str, member_epoch: int = 0, **document: object) -> MemberRecord:
+    return MemberRecord(member_id, {"client_id": "client", "assignment": "YQ==", **document}, member_epoch)
 
 
 def group(group_id: str = "g", **changes: object) -> GroupRecord:
     return dataclasses.replace(
         GroupRecord(
             group_id=group_id,
+            group_type="classic",
             state="Stable",
-            state_timestamp_ms=1_700_000_000_000,
             protocol_type="consumer",
-            protocol_name="range",
             generation_id=3,
-            leader_id="m2",
-            members=(member("m2"), member("m1", group_instance_id="instance-1")),
+            document={"protocol_name": "range", "leader_id": "m2"},
+            members=(member("m1", group_instance_id="instance-1"), member("m2")),
         ),
         **changes,  # type: ignore[arg-type]
     )
+
+
+def whole(record: GroupRecord, lease: CoordinatorLease, **changes: object) -> GroupChange:
+    """The change that leaves the group exactly as `record`."""
+    return dataclasses.replace(
+        GroupChange(
+            lease=lease,
+            group_id=record.group_id,
+            group_type=record.group_type,
+            state=record.state,
+            protocol_type=record.protocol_type,
+            generation_id=record.generation_id,
+            document=record.document,
+            all_heard=True,
+            changed=record.members,
+            replaced=True,
+        ),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+async def save(groups: GroupStore, record: GroupRecord, lease: CoordinatorLease) -> None:
+    assert await groups.save([whole(record, lease)], wait=True) == [Saved.SAVED]
+
+
+async def load(groups: GroupStore, group_id: str) -> GroupRecord | None:
+    return (await groups.load([group_id])).get(group_id)
+
+
+async def row_versions(sql: asyncpg.Connection) -> dict[str, str]:
+    return {row[0]: row[1] for row in await sql.fetch("select member_id, xmin::text from group_member")}
 
 
 @pytest.fixture
@@ -59,56 +78,147 @@ def groups(database: Database) -> GroupStore:
     "record",
     [
         group(),
-        group(members=(), state="Empty", leader_id=None, protocol_name=None),
-        group(members=(), state="Empty", leader_id=None, protocol_name=None, protocol_type=None, generation_id=0),
-        group("", members=(member("m1", protocols=(), assignment=b""),)),
-        group("nul\0and\u241b\u241b0\0", leader_id="\0", members=(member("\0", client_id="\0\u241b", client_host=""),)),
-        group(members=tuple(member(f"m{i}", assignment=bytes([i % 256]) * 300) for i in range(300))),
+        group(members=(), state="Empty", document={}),
+        group(members=(), state="Empty", protocol_type=None, generation_id=0, document={"a": [1, None, {"b": True}]}),
+        group("", members=(MemberRecord("m1", {}),)),
+        group("nul\0and\u241b\u241b0\0", document={"\0": ["\0\u241b"]}, members=(member("\0", client_id="\u241b0\0"),)),
+        group(document={"looks like one": "\\u0000"}),
+        group(members=tuple(member(f"m{i:03}", i, assignment="x" * 300) for i in range(300))),
     ],
-    ids=["two members", "empty", "simple", "bare member", "odd strings", "many members"],
+    ids=["two members", "empty", "simple", "bare member", "odd strings", "escape", "many members"],
 )
 async def test_a_group_comes_back_as_it_was_saved(
     groups: GroupStore, leases: list[CoordinatorLease], record: GroupRecord
 ) -> None:
-    await groups.save(record, leases[1])
-    assert await groups.load(record.group_id) == record
-    assert await groups.load_shard(1) == [record]
+    await save(groups, record, leases[1])
+    loaded = await load(groups, record.group_id)
+    assert loaded is not None
+    assert dataclasses.replace(loaded, members=_by_id(loaded.members)) == record
+    shard = await groups.load_shard(1)
+    assert [each.group_id for each in shard] == ([record.group_id] if record.members else [])
     assert await groups.load_shard(0) == []
 
 
-async def test_saving_again_replaces_members_and_keeps_their_new_order(
+def _by_id(members: Sequence[MemberRecord]) -> tuple[MemberRecord, ...]:
+    return tuple(sorted(members, key=lambda each: each.member_id))
+
+
+async def test_one_members_change_is_one_row(
+    groups: GroupStore, leases: list[CoordinatorLease], sql: asyncpg.Connection
+) -> None:
+    """N members that acknowledge one after the other are N rows, not N times N."""
+    record = group(members=tuple(member(f"m{i}") for i in range(20)))
+    await save(groups, record, leases[0])
+    before = await row_versions(sql)
+    change = whole(record, leases[0], replaced=False, changed=(member("m7", 4),), gone=("m3", "never there"))
+    assert await groups.save([change]) == [Saved.SAVED]
+    after = await row_versions(sql)
+    assert before.keys() - after.keys() == {"m3"}
+    assert {key for key, version in after.items() if before[key] != version} == {"m7"}
+    loaded = await load(groups, "g")
+    assert loaded is not None
+    assert next(each for each in loaded.members if each.member_id == "m7") == member("m7", 4)
+
+
+async def test_replacing_members_removes_those_that_are_not_given(
     groups: GroupStore, leases: list[CoordinatorLease]
 ) -> None:
-    await groups.save(group(), leases[0])
-    changed = group(
-        generation_id=4,
-        leader_id="m3",
-        members=(member("m3"), member("m2", assignment=b"other"), member("m4", protocols=())),
-    )
-    await groups.save(changed, leases[0])
-    assert await groups.load("g") == changed
+    await save(groups, group(), leases[0])
+    await save(groups, group("other"), leases[0])
+    changed = group(generation_id=4, group_type="consumer", members=(member("m2", 7), member("m3")))
+    await save(groups, changed, leases[0])
+    loaded = await load(groups, "g")
+    assert loaded is not None
+    assert dataclasses.replace(loaded, members=_by_id(loaded.members)) == changed
+    other = await load(groups, "other")
+    assert other is not None
+    assert len(other.members) == 2
 
 
 async def test_saving_what_is_stored_writes_no_member(
     groups: GroupStore, leases: list[CoordinatorLease], sql: asyncpg.Connection
 ) -> None:
-    await groups.save(group(), leases[0])
-    before = await sql.fetch("select member_id, xmin::text from group_member order by 1")
-    await groups.save(group(state_timestamp_ms=5), leases[0])
-    assert await sql.fetch("select member_id, xmin::text from group_member order by 1") == before
+    await save(groups, group(), leases[0])
+    before = await row_versions(sql)
+    await save(groups, group(), leases[0])
+    assert await row_versions(sql) == before
+
+
+async def test_many_groups_are_one_transaction_in_which_each_has_its_own_outcome(
+    groups: GroupStore, leases: list[CoordinatorLease], sql: asyncpg.Connection
+) -> None:
+    records = [group(f"g{i}", members=(member(f"m{i}"),)) for i in range(6)]
+    stale = dataclasses.replace(leases[1], lease_epoch=99)
+    changes = [whole(record, stale if i == 2 else leases[i % 3]) for i, record in enumerate(records)]
+    outcomes = [Saved.FENCED if i == 2 else Saved.SAVED for i in range(6)]
+    assert await groups.save(changes) == outcomes
+    assert set(await groups.load([f"g{i}" for i in range(6)])) == {"g0", "g1", "g3", "g4", "g5"}
+    assert len(set((await row_versions(sql)).values())) == 1
+
+
+async def test_a_group_that_somebody_holds_does_not_keep_the_others(
+    groups: GroupStore, leases: list[CoordinatorLease], sql: asyncpg.Connection
+) -> None:
+    for group_id in ("g", "held"):
+        await save(groups, group(group_id), leases[0])
+    changes = [whole(group(group_id, generation_id=4), leases[0]) for group_id in ("g", "held")]
+    async with sql.transaction():
+        await sql.execute("select from consumer_group where group_id = 'held' for share")
+        assert await groups.save(changes) == [Saved.SAVED, Saved.BUSY]
+    loaded = await groups.load(["g", "held"])
+    assert {key: record.generation_id for key, record in loaded.items()} == {"g": 4, "held": 3}
+
+
+async def test_the_states_time_is_postgres_and_moves_with_state_and_generation(
+    groups: GroupStore, leases: list[CoordinatorLease], sql: asyncpg.Connection
+) -> None:
+    await save(groups, group(), leases[0])
+    for changes, moves in (
+        ({"document": {"leader_id": "m1"}}, False),
+        ({"generation_id": 4}, True),
+        ({"generation_id": 4, "state": "Empty", "members": ()}, True),
+        ({"generation_id": 4, "state": "Empty", "members": (), "group_type": "consumer"}, True),
+    ):
+        await sql.execute("update consumer_group set state_timestamp_ms = 1")
+        await save(groups, group(**changes), leases[0])
+        age_ms = await sql.fetchval(
+            "select extract(epoch from clock_timestamp()) * 1000 - state_timestamp_ms from consumer_group"
+        )
+        assert (age_ms < 60_000) == moves, changes
+
+
+async def test_a_reader_learns_since_when_members_are_waited_for(
+    groups: GroupStore, leases: list[CoordinatorLease], sql: asyncpg.Connection
+) -> None:
+    await save(groups, group(), leases[0])
+    await save(groups, group("nobody", members=()), leases[0])
+    first = await groups.load(["g", "nobody"])
+    assert {key: record.silent_ms for key, record in first.items()} == {"g": None, "nobody": None}
+    await sql.execute("update consumer_group set restored_at_ms = restored_at_ms - 5000")
+    (again,) = await groups.load_shard(0)
+    assert again.silent_ms is not None
+    assert 5_000 <= again.silent_ms < 60_000
+    assert await groups.save([whole(group(), leases[0], all_heard=False)]) == [Saved.SAVED]
+    (still,) = await groups.load_shard(0)
+    assert still.silent_ms is not None
+    assert still.silent_ms >= again.silent_ms
+    await save(groups, group(), leases[0])
+    (anew,) = await groups.load_shard(0)
+    assert anew.silent_ms is None
+    assert (await groups.load(["nobody"]))["nobody"].silent_ms is None
 
 
 async def test_listing_and_loading_by_shard(groups: GroupStore, leases: list[CoordinatorLease]) -> None:
-    one, two = group("one"), group("two", members=(), state="Empty", protocol_type=None)
-    await groups.save(two, leases[2])
-    await groups.save(one, leases[2])
-    assert await groups.load_shard(2) == [one, two]
-    assert await groups.list() == [("one", "consumer", "Stable"), ("two", None, "Empty")]
-    assert await groups.load("three") is None
+    one, two = group("one"), group("two", members=(), state="Empty", protocol_type=None, group_type="consumer")
+    await save(groups, two, leases[2])
+    await save(groups, one, leases[2])
+    assert [record.group_id for record in await groups.load_shard(2)] == ["one"], "those with members"
+    assert await groups.list() == [("one", "classic", "consumer", "Stable"), ("two", "consumer", None, "Empty")]
+    assert await groups.load(["three"]) == {}
 
 
 async def test_a_lease_that_is_not_current_writes_nothing(groups: GroupStore, leases: list[CoordinatorLease]) -> None:
-    await groups.save(group(), leases[0])
+    await save(groups, group(), leases[0])
     lost = [
         dataclasses.replace(leases[0], lease_epoch=leases[0].lease_epoch - 1),
         dataclasses.replace(leases[0], lease_epoch=leases[0].lease_epoch + 1),
@@ -116,17 +226,25 @@ async def test_a_lease_that_is_not_current_writes_nothing(groups: GroupStore, le
         dataclasses.replace(leases[0], shard=77),
     ]
     for lease in lost:
-        with pytest.raises(StorageConflict):
-            await groups.save(group(generation_id=9, members=()), lease)
+        assert await groups.save([whole(group(generation_id=9, members=()), lease)]) == [Saved.FENCED]
         with pytest.raises(StorageConflict):
             await groups.delete("g", lease)
-    assert await groups.load("g") == group()
+    loaded = await load(groups, "g")
+    assert loaded is not None
+    assert dataclasses.replace(loaded, members=_by_id(loaded.members)) == group()
+
+
+async def test_a_lease_of_another_kind_writes_nothing(
+    groups: GroupStore, leases: list[CoordinatorLease], sql: asyncpg.Connection
+) -> None:
+    await sql.execute("update coordinator_lease set kind = 'jobs'")
+    assert await groups.save([whole(group(), leases[0])]) == [Saved.FENCED]
 
 
 async def test_a_former_coordinator_is_fenced_by_the_next(
     database: Database, groups: GroupStore, leases: list[CoordinatorLease]
 ) -> None:
-    await groups.save(group(), leases[0])
+    await save(groups, group(), leases[0])
     other = NodeStore(database)
     # The first node, in another process.
     await NodeStore(database).register("localhost:9092", {"PLAINTEXT": ("localhost", 9092)}, None, 60_000)
@@ -135,9 +253,8 @@ async def test_a_former_coordinator_is_fenced_by_the_next(
     await _expire_leases(database)
     (taken,) = await other.acquire_leases(node_id, [0], 60_000)
     assert taken.lease_epoch == leases[0].lease_epoch + 1
-    with pytest.raises(StorageConflict):
-        await groups.save(group(generation_id=4), leases[0])
-    await groups.save(group(generation_id=4), taken)
+    assert await groups.save([whole(group(generation_id=4), leases[0])]) == [Saved.FENCED]
+    await save(groups, group(generation_id=4), taken)
 
 
 async def _expire_leases(database: Database) -> None:
@@ -150,11 +267,11 @@ async def test_deleting_a_group_takes_its_members_and_offsets(
     topic = await make_topic()
     offsets = OffsetStore(database)
     for group_id in ("g", "h"):
-        await groups.save(group(group_id), leases[0])
-        assert await offsets.commit([OffsetCommit(leases[0], group_id, 3, topic.topic_id, 0, 7, -1, "", 1)]) == [None]
+        await save(groups, group(group_id), leases[0])
+        assert await offsets.commit([OffsetCommit(leases[0], group_id, 3, topic.topic_id, 0, 7, -1, "")]) == [None]
     assert await groups.delete("g", leases[0])
     assert not await groups.delete("g", leases[0])
-    assert await groups.load("g") is None
+    assert await load(groups, "g") is None
     assert await offsets.fetch("g") == []
     assert len(await offsets.fetch("h")) == 1
 
@@ -168,8 +285,8 @@ async def test_a_new_generation_waits_for_commits_of_the_old_one_under_way(
 ) -> None:
     topic = await make_topic()
     offsets = OffsetStore(database)
-    await groups.save(group(generation_id=1), leases[0])
-    commit = OffsetCommit(leases[0], "g", 1, topic.topic_id, 0, 5, -1, "", 1)
+    await save(groups, group(generation_id=1), leases[0])
+    commit = OffsetCommit(leases[0], "g", 1, topic.topic_id, 0, 5, -1, "")
 
     # A commit of generation 1 that has been judged and has not ended yet.
     async with database.hot.connection() as connection:
@@ -177,14 +294,14 @@ async def test_a_new_generation_waits_for_commits_of_the_old_one_under_way(
         await transaction.__aenter__()
         await connection.fetchval(
             "select commit_offsets($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
-            [0], [leases[0].node_id], [leases[0].lease_epoch], ["g"], [1], [1], [topic.topic_id], [0], [5], [-1],
-            [""], [1], [None],
+            [0], [leases[0].node_id], [leases[0].lease_epoch], ["g"], [None], [1], [1], [topic.topic_id], [0], [5],
+            [-1], [""], [None],
         )  # fmt: skip
-        save = asyncio.create_task(groups.save(group(generation_id=2), leases[0]))
+        saving = asyncio.create_task(save(groups, group(generation_id=2), leases[0]))
         await until_blocked(sql, 1)
-        assert not save.done()
+        assert not saving.done()
         await transaction.__aexit__(None, None, None)
-    await save
+    await saving
     assert [offset.committed_offset for offset in await offsets.fetch("g")] == [5]
     assert [str(refusal) for refusal in await offsets.commit([commit])] == ["Refusal.ILLEGAL_GENERATION"]
 
@@ -198,10 +315,10 @@ async def test_a_commit_that_comes_during_a_new_generations_save_is_refused(
 ) -> None:
     topic = await make_topic()
     offsets = OffsetStore(database)
-    await groups.save(group(generation_id=1), leases[0])
+    await save(groups, group(generation_id=1), leases[0])
     async with database.hot.connection() as connection, connection.transaction():
         await connection.execute("update consumer_group set generation_id = 2 where group_id = 'g'")
-        commit = asyncio.create_task(offsets.commit([OffsetCommit(leases[0], "g", 1, topic.topic_id, 0, 5, -1, "", 1)]))
+        commit = asyncio.create_task(offsets.commit([OffsetCommit(leases[0], "g", 1, topic.topic_id, 0, 5, -1, "")]))
         await until_blocked(sql, 1)
     assert [str(refusal) for refusal in await commit] == ["Refusal.ILLEGAL_GENERATION"]
     assert await offsets.fetch("g") == []
@@ -215,8 +332,8 @@ async def test_people_see_members_and_lag_in_sql(
     sql: asyncpg.Connection,
 ) -> None:
     topic = await make_topic("orders")
-    await groups.save(group(), leases[0])
-    await OffsetStore(database).commit([OffsetCommit(leases[0], "g", 3, topic.topic_id, 0, 5, -1, "", 1)])
+    await save(groups, group(), leases[0])
+    await OffsetStore(database).commit([OffsetCommit(leases[0], "g", 3, topic.topic_id, 0, 5, -1, "")])
     await sql.execute("update partition set next_offset = 12")
     assert await sql.fetch("select group_id, topic, partition, committed_offset, lag from consumer_lag") == [
         ("g", "orders", 0, 5, 7)

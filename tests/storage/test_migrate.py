@@ -140,6 +140,7 @@ async def test_a_database_that_is_not_utf8_is_refused(empty: Database, empty_dat
 async def test_the_bytes_are_not_compressed_again(empty: Database) -> None:
     await migrate(empty)
     storage = await empty.hot.fetch_value(
-        "select attstorage::text from pg_attribute where attrelid = 'batch'::regclass and attname = 'records'"
+        "select attstorage::text from pg_attribute "
+        "where attrelid = 'inline_records_3'::regclass and attname = 'records'"
     )
     assert storage == "e"

@@ -21,7 +21,7 @@ from storage.types import CommittedOffset, CoordinatorLease, OffsetCommit, Refus
 from tests.storage.batches import until_blocked
 from tests.storage.conftest import MakeTopic
 from tests.storage.pages import pages_touched
-from tests.storage.test_groups import group, member
+from tests.storage.test_groups import group, load, member, save
 
 DAY_MS = 24 * 60 * 60 * 1000
 
@@ -44,13 +44,13 @@ async def topic(make_topic: MakeTopic) -> Topic:
 @pytest.fixture
 async def lease(leases: list[CoordinatorLease], groups: GroupStore) -> CoordinatorLease:
     """Shard 0, with the group "g" in generation 3, which has members."""
-    await groups.save(group("g", generation_id=3), leases[0])
+    await save(groups, group("g", generation_id=3), leases[0])
     return leases[0]
 
 
 def commit(lease: CoordinatorLease, topic: Topic, **changes: object) -> OffsetCommit:
     return dataclasses.replace(
-        OffsetCommit(lease, "g", 3, topic.topic_id, 0, 42, 7, "meta", 1_700_000_000_000),
+        OffsetCommit(lease, "g", 3, topic.topic_id, 0, 42, 7, "meta"),
         **changes,  # type: ignore[arg-type]
     )
 
@@ -78,16 +78,56 @@ async def test_what_was_committed_comes_back_exactly(
 ) -> None:
     commits = [commit(lease, topic, committed_offset=committed_offset, leader_epoch=leader_epoch, metadata=metadata)]
     assert await offsets.commit(commits) == [None]
-    expected = [CommittedOffset(topic.topic_id, 0, committed_offset, leader_epoch, metadata, 1_700_000_000_000)]
-    assert await offsets.fetch("g") == expected
-    assert await offsets.fetch("g", [(topic.topic_id, 0)]) == expected
+    (fetched,) = await offsets.fetch("g")
+    at_ms = fetched.commit_timestamp_ms
+    assert fetched == CommittedOffset(topic.topic_id, 0, committed_offset, leader_epoch, metadata, at_ms)
+    assert await offsets.fetch("g", [(topic.topic_id, 0)]) == [fetched]
 
 
-async def test_a_later_commit_replaces_everything(offsets: OffsetStore, lease: CoordinatorLease, topic: Topic) -> None:
-    await offsets.commit([commit(lease, topic, expire_timestamp_ms=5)])
-    later = commit(lease, topic, committed_offset=1, leader_epoch=-1, metadata="", commit_timestamp_ms=9)
-    await offsets.commit([later])
-    assert await offsets.fetch("g") == [CommittedOffset(topic.topic_id, 0, 1, -1, "", 9)]
+async def test_a_later_commit_replaces_everything(
+    offsets: OffsetStore, lease: CoordinatorLease, topic: Topic, sql: asyncpg.Connection
+) -> None:
+    await offsets.commit([commit(lease, topic, retention_ms=5)])
+    await sql.execute("update committed_offset set commit_timestamp_ms = 7")
+    await offsets.commit([commit(lease, topic, committed_offset=1, leader_epoch=-1, metadata="")])
+    (fetched,) = await offsets.fetch("g")
+    assert fetched.commit_timestamp_ms > 7
+    assert fetched == CommittedOffset(topic.topic_id, 0, 1, -1, "", fetched.commit_timestamp_ms)
+    assert await sql.fetchval("select expire_timestamp_ms from committed_offset") is None
+
+
+async def test_commits_are_dated_by_postgres(
+    offsets: OffsetStore, lease: CoordinatorLease, topic: Topic, now_ms: int, sql: asyncpg.Connection
+) -> None:
+    """A gateway whose clock is days behind must not make a commit that is old enough to expire."""
+    retentions = (None, 0, DAY_MS, 2**63 - 1)
+    await offsets.commit(
+        [commit(lease, topic, partition_index=index, retention_ms=ms) for index, ms in enumerate(retentions)]
+    )
+    rows = await sql.fetch("select * from committed_offset order by partition_index")
+    at_ms = rows[0]["commit_timestamp_ms"]
+    assert now_ms <= at_ms < now_ms + 60_000
+    assert [row["expire_timestamp_ms"] for row in rows] == [None, at_ms, at_ms + DAY_MS, 2**63 - 1]
+
+
+async def test_a_commit_that_names_a_member_is_fenced_by_its_epoch(
+    offsets: OffsetStore, groups: GroupStore, leases: list[CoordinatorLease], topic: Topic
+) -> None:
+    """Members of one group are at different epochs; the group's own says nothing of theirs."""
+    await save(
+        groups, group("g", group_type="consumer", generation_id=9, members=(member("a", 4), member("b", 5))), leases[0]
+    )
+    cases = {
+        commit(leases[0], topic, member_id="a", generation_id=4): None,
+        commit(leases[0], topic, member_id="a", generation_id=5): Refusal.STALE_MEMBER_EPOCH,
+        commit(leases[0], topic, member_id="b", generation_id=5, partition_index=1): None,
+        commit(leases[0], topic, member_id="b", generation_id=9): Refusal.STALE_MEMBER_EPOCH,
+        commit(leases[0], topic, member_id="c", generation_id=5): Refusal.UNKNOWN_MEMBER,
+        commit(leases[0], topic, member_id="c", generation_id=-1): Refusal.UNKNOWN_MEMBER,
+        commit(leases[0], topic, group_id="none", member_id="c", generation_id=1): Refusal.ILLEGAL_GENERATION,
+    }
+    assert dict(zip(cases, await offsets.commit(list(cases)), strict=True)) == cases
+    assert await committed(offsets) == {0: 42, 1: 42}
 
 
 async def test_of_several_commits_of_a_partition_the_last_is_kept(
@@ -146,10 +186,10 @@ async def test_a_simple_commit_creates_an_empty_group_without_type(
             [commit(leases[2], topic, group_id="simple", generation_id=-1, committed_offset=value)]
         ) == [None]
     assert await committed(offsets, "simple") == {0: 2}
-    record = await groups.load("simple")
+    record = await load(groups, "simple")
     assert record is not None
     assert (record.state, record.protocol_type, record.generation_id, record.members) == ("Empty", None, 0, ())
-    assert await groups.load_shard(2) == [record]
+    assert (record.group_type, record.document) == ("classic", {})
 
 
 async def test_a_fenced_simple_commit_creates_no_group(
@@ -157,7 +197,7 @@ async def test_a_fenced_simple_commit_creates_no_group(
 ) -> None:
     stale = dataclasses.replace(lease, lease_epoch=lease.lease_epoch - 1)
     await offsets.commit([commit(stale, topic, group_id="simple", generation_id=-1)])
-    assert await groups.load("simple") is None
+    assert await load(groups, "simple") is None
 
 
 async def test_a_simple_commit_stands_once_a_group_has_lost_its_members(
@@ -165,7 +205,7 @@ async def test_a_simple_commit_stands_once_a_group_has_lost_its_members(
 ) -> None:
     simple = commit(lease, topic, generation_id=-1)
     assert await offsets.commit([simple]) == [Refusal.ILLEGAL_GENERATION]
-    await groups.save(group("g", state="Empty", generation_id=4, members=(), leader_id=None), lease)
+    await save(groups, group("g", state="Empty", generation_id=4, members=()), lease)
     assert await offsets.commit([simple]) == [None]
 
 
@@ -177,7 +217,7 @@ async def test_a_change_of_coordinator_waits_for_commits_under_way(
     await sql.execute("update coordinator_lease set expires_at = '-infinity'")
     async with database.hot.connection() as connection, connection.transaction():
         assert await connection.fetchval(
-            "select lease_is_current($1, $2, $3)", lease.shard, lease.node_id, lease.lease_epoch
+            "select lease_is_current('groups', $1, $2, $3)", lease.shard, lease.node_id, lease.lease_epoch
         )
         acquire = asyncio.create_task(nodes.acquire_leases(node_id, [0], 60_000))
         await until_blocked(sql, 1)
@@ -200,7 +240,8 @@ async def test_fetching_costs_what_is_fetched_however_many_topics_groups_and_off
 ) -> None:
     await sql.execute("insert into topic (name) select 't' || i from generate_series(1, 5000) i")
     await sql.execute(
-        "insert into consumer_group select 'g' || i, 0, 'Empty', 0, null, null, 0 from generate_series(1, 20) i"
+        "insert into consumer_group select 'g' || i, 0, 'classic', 'Empty', 0, null, 0, null, '{}' "
+        "from generate_series(1, 20) i"
     )
     if known:
         await sql.execute("vacuum analyze topic, consumer_group, committed_offset")
@@ -253,7 +294,7 @@ async def test_overlapping_committers_do_not_deadlock(
     sql: asyncpg.Connection,
 ) -> None:
     for i in range(6):
-        await groups.save(group(f"g{i}"), leases[i % 3])
+        await save(groups, group(f"g{i}"), leases[i % 3])
     databases = [await Database.open(database_url, hot_connections=1, cold_connections=1) for _ in range(3)]
 
     async def run(store: OffsetStore, seed: int) -> None:
@@ -267,7 +308,7 @@ async def test_overlapping_committers_do_not_deadlock(
 
     async def rebalance() -> None:
         for i in range(30):
-            await groups.save(group(f"g{i % 6}", state_timestamp_ms=i), leases[i % 3])
+            await save(groups, group(f"g{i % 6}", document={"i": i}), leases[i % 3])
 
     try:
         await asyncio.gather(rebalance(), *(run(OffsetStore(database), i) for i, database in enumerate(databases)))
@@ -294,16 +335,21 @@ async def store_group(
     commit_ms: int,
     *,
     expire_ms: int | None = None,
+    state_timestamp_ms: int | None = None,
     **changes: object,
 ) -> None:
-    await groups.save(group(group_id, **changes), lease)
+    await save(groups, group(group_id, **changes), lease)
+    if state_timestamp_ms is not None:
+        await sql.execute(
+            "update consumer_group set state_timestamp_ms = $2 where group_id = $1", group_id, state_timestamp_ms
+        )
     await sql.execute(
         "insert into committed_offset values ($1, $2, 0, 1, -1, '', $3, $4)",
         group_id, topic.topic_id, commit_ms, expire_ms,
     )  # fmt: skip
 
 
-EMPTY = {"state": "Empty", "members": (), "leader_id": None}
+EMPTY = {"state": "Empty", "members": ()}
 SIMPLE = {**EMPTY, "protocol_type": None}
 
 
@@ -347,7 +393,7 @@ async def test_when_offsets_expire(
     )  # fmt: skip
     outcome = await offsets.expire(leases[0], 7 * DAY_MS, subscriptions={}, unsettled=[])
     assert outcome == (ExpiredOffsets(1, ("g",)) if expires else ExpiredOffsets(0, ()))
-    assert (await groups.load("g") is None) == expires
+    assert (await load(groups, "g") is None) == expires
     assert len(await offsets.fetch("g")) == (0 if expires else 1)
 
 
@@ -375,7 +421,7 @@ async def test_what_the_coordinator_holds_as_unsettled_stays(
     sql: asyncpg.Connection,
 ) -> None:
     await store_group(sql, groups, leases[0], topic, "g", 5, state_timestamp_ms=5, **EMPTY)
-    await groups.save(group("bare", **EMPTY), leases[0])
+    await save(groups, group("bare", **EMPTY), leases[0])
     nothing = await offsets.expire(leases[0], DAY_MS, subscriptions={}, unsettled=["g", "bare"])
     assert nothing == ExpiredOffsets(0, ())
     assert await offsets.expire(leases[0], DAY_MS, subscriptions={}, unsettled=["g"]) == ExpiredOffsets(0, ("bare",))

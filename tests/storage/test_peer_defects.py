@@ -20,7 +20,7 @@ from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.retention import RetentionPolicy
 from storage.types import Appended, CoordinatorLease, OffsetCommit, PartitionKey, ReadRequest, Refusal
-from tests.storage.batches import append, new_batch, offsets, read
+from tests.storage.batches import append, append_each, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
 from tests.storage.test_groups import group
 
@@ -39,7 +39,7 @@ async def left(database: Database, log: LogStore, policy: RetentionPolicy) -> in
 
 
 async def test_retention_minus_one_keeps_for_ever(database: Database, log: LogStore, key: PartitionKey) -> None:
-    await append(log, new_batch(key, max_timestamp_ms=0), new_batch(key, max_timestamp_ms=1))
+    await append_each(log, new_batch(key, max_timestamp_ms=0), new_batch(key, max_timestamp_ms=1))
     assert await left(database, log, RetentionPolicy(key, retention_ms=-1, retention_bytes=-1)) == 2
 
 
@@ -48,7 +48,7 @@ async def test_retention_of_thirty_days_and_more_fits(
     database: Database, log: LogStore, key: PartitionKey, now_ms: int, retention_ms: int
 ) -> None:
     age_ms = min(retention_ms, 60 * DAY_MS)
-    await append(
+    await append_each(
         log,
         new_batch(key, max_timestamp_ms=now_ms - age_ms - DAY_MS),
         new_batch(key, max_timestamp_ms=now_ms - age_ms + DAY_MS),
@@ -77,15 +77,15 @@ async def test_the_default_policy_deletes_after_seven_days(
     database: Database, log: LogStore, key: PartitionKey, now_ms: int
 ) -> None:
     ages_days = [30, 8, 6, 0]
-    await append(log, *(new_batch(key, max_timestamp_ms=now_ms - days * DAY_MS) for days in ages_days))
+    await append_each(log, *(new_batch(key, max_timestamp_ms=now_ms - days * DAY_MS) for days in ages_days))
     assert await left(database, log, RetentionPolicy(key)) == 2
 
 
 async def test_compaction_leaves_what_was_appended_since_it_looked(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
-    store = CompactionStore(database)
-    await append(log, *(new_batch(key) for _ in range(3)))
+    store = CompactionStore(database, log)
+    await append_each(log, *(new_batch(key) for _ in range(3)))
     (dirty,) = await store.dirty_ranges([CompactionPolicy(key)])
     run = await store.begin(dirty)
     await append(log, new_batch(key))
@@ -96,14 +96,12 @@ async def test_compaction_leaves_what_was_appended_since_it_looked(
 
 async def test_what_is_inside_a_batch_is_no_business_of_the_database(log: LogStore, key: PartitionKey) -> None:
     every_byte = bytes(range(256)) * 20
-    batch = new_batch(key)
-    batch.records[:] = every_byte[: len(batch.records)]
-    twice = [new_batch(key, size_bytes=5120), new_batch(key, size_bytes=5120)]
-    for same in twice:
-        same.records[:] = every_byte
-    await append(log, batch, *twice)
+    batches = [new_batch(key), new_batch(key, size_bytes=5120), new_batch(key, size_bytes=5120)]
+    for batch in batches:
+        batch.records[61:] = every_byte[61 : len(batch.records)]
+    await append(log, *batches)
     stored = (await read(log, key)).batches
-    assert [one.records[16:] for one in stored] == [every_byte[16:100], every_byte[16:], every_byte[16:]]
+    assert [one.records[61:] for one in stored] == [every_byte[61:100], every_byte[61:], every_byte[61:]]
 
 
 async def test_many_copies_of_one_batch_at_once_are_one_batch(
@@ -134,7 +132,7 @@ async def test_sequences_go_on_past_the_greatest_int(log: LogStore, key: Partiti
 
 
 async def test_an_offset_out_of_range_can_be_told_from_the_end_of_the_log(log: LogStore, key: PartitionKey) -> None:
-    await append(log, *(new_batch(key) for _ in range(5)))
+    await append_each(log, *(new_batch(key) for _ in range(5)))
     await log.delete_records(key, 2)
     for offset in (0, 1, 5, 6):
         result = await read(log, key, offset)
@@ -157,7 +155,7 @@ async def test_a_zombie_writes_no_offset_before_it_is_told(
 async def test_the_latest_offset_stays_when_the_newest_records_are_gone(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
-    await append(log, *(new_batch(key) for _ in range(5)))
+    await append_each(log, *(new_batch(key) for _ in range(5)))
     await log.delete_records(key, -1)
     await retention.apply(database, [RetentionPolicy(key, 0)])
     assert (await log.states([key]))[key].high_watermark == 5
@@ -171,7 +169,7 @@ async def test_no_record_at_or_after_a_time_is_none_not_the_first(log: LogStore,
 
 
 async def test_a_record_larger_than_the_fetch_limit_does_not_stop_a_consumer(log: LogStore, key: PartitionKey) -> None:
-    await append(log, new_batch(key, size_bytes=5000), new_batch(key))
+    await append_each(log, new_batch(key, size_bytes=5000), new_batch(key))
     (result,) = await log.read([ReadRequest(key, 0, 100)], max_bytes=100)
     assert not isinstance(result, Refusal)
     assert offsets(result.batches) == [(0, 0)]

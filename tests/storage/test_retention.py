@@ -14,7 +14,7 @@ from storage.queries import statement
 from storage.retention import RetentionPolicy
 from storage.topics import TopicStore
 from storage.types import PartitionKey, Refusal
-from tests.storage.batches import append, new_batch, offsets, read
+from tests.storage.batches import append, append_each, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
 from tests.storage.pages import fill_unknown, pages_touched
 
@@ -36,7 +36,7 @@ async def kept(database: Database, log: LogStore, key: PartitionKey, **limits: i
     assert state.size_bytes == sum(len(batch.records) for batch in result.batches)
     if outcome.log_starts:
         assert outcome.log_starts == {key: state.log_start_offset}
-    rows = await database.cold.fetch("select base_offset from batch where partition_key = $1 order by 1", key)
+    rows = await database.cold.fetch("select base_offset from chunk where partition_key = $1 order by 1", key)
     assert [row["base_offset"] for row in rows] == [batch.base_offset for batch in result.batches]
     return [batch.base_offset for batch in result.batches]
 
@@ -45,7 +45,7 @@ async def test_by_time_the_batches_before_the_first_that_is_young_enough(
     database: Database, log: LogStore, key: PartitionKey, now_ms: int
 ) -> None:
     ages = [50, 40, 5, 30, 1]  # minutes: the fourth is older than the third and stays behind it
-    await append(log, *(new_batch(key, max_timestamp_ms=now_ms - age * MINUTE_MS) for age in ages))
+    await append_each(log, *(new_batch(key, max_timestamp_ms=now_ms - age * MINUTE_MS) for age in ages))
     assert await kept(database, log, key, retention_ms=20 * MINUTE_MS) == [2, 3, 4]
     assert await kept(database, log, key, retention_ms=20 * MINUTE_MS) == [2, 3, 4]
 
@@ -53,7 +53,7 @@ async def test_by_time_the_batches_before_the_first_that_is_young_enough(
 async def test_a_log_that_is_past_its_time_becomes_empty_and_goes_on(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
-    await append(log, *(new_batch(key, records=4) for _ in range(3)))
+    await append_each(log, *(new_batch(key, records=4) for _ in range(3)))
     assert await kept(database, log, key, retention_ms=MINUTE_MS) == []
     state = (await log.states([key]))[key]
     assert (state.log_start_offset, state.high_watermark, state.size_bytes) == (12, 12, 0)
@@ -63,14 +63,14 @@ async def test_a_log_that_is_past_its_time_becomes_empty_and_goes_on(
 async def test_by_size_as_many_as_leave_at_least_the_limit(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
-    await append(log, *(new_batch(key) for _ in range(10)))
+    await append_each(log, *(new_batch(key) for _ in range(10)))
     assert await kept(database, log, key, retention_ms=-1, retention_bytes=10_000) == list(range(10))
     assert await kept(database, log, key, retention_ms=-1, retention_bytes=350) == [6, 7, 8, 9]
     assert await kept(database, log, key, retention_ms=-1, retention_bytes=0) == []
 
 
 async def test_time_and_size_together(database: Database, log: LogStore, key: PartitionKey, now_ms: int) -> None:
-    await append(log, new_batch(key), *(new_batch(key, max_timestamp_ms=now_ms) for _ in range(4)))
+    await append_each(log, new_batch(key), *(new_batch(key, max_timestamp_ms=now_ms) for _ in range(4)))
     assert await kept(database, log, key, retention_ms=MINUTE_MS, retention_bytes=450) == [1, 2, 3, 4]
     assert await kept(database, log, key, retention_ms=MINUTE_MS, retention_bytes=200) == [3, 4]
 
@@ -78,10 +78,10 @@ async def test_time_and_size_together(database: Database, log: LogStore, key: Pa
 async def test_a_batch_without_timestamps_ages_from_its_append(
     database: Database, log: LogStore, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
-    await append(log, new_batch(key, max_timestamp_ms=-1), new_batch(key, max_timestamp_ms=-1, size_bytes=600_000))
+    await append_each(log, new_batch(key, max_timestamp_ms=-1), new_batch(key, max_timestamp_ms=-1, size_bytes=600_000))
     assert await kept(database, log, key, retention_ms=MINUTE_MS) == [0, 1]
     await sql.execute(
-        "update batch set append_timestamp_ms = append_timestamp_ms - $1 where base_offset = 0", MINUTE_MS
+        "update chunk set append_timestamp_ms = append_timestamp_ms - $1 where base_offset = 0", MINUTE_MS
     )
     assert await kept(database, log, key, retention_ms=MINUTE_MS) == [1]
 
@@ -89,7 +89,7 @@ async def test_a_batch_without_timestamps_ages_from_its_append(
 async def test_delete_records_moves_the_log_start_and_retention_removes_the_rows(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
-    await append(log, *(new_batch(key, records=10) for _ in range(3)))
+    await append_each(log, *(new_batch(key, records=10) for _ in range(3)))
     assert await log.delete_records(key, 15) == 15
     assert await log.delete_records(key, 3) == 15, "never back"
     assert await kept(database, log, key, retention_ms=-1) == [10, 20], "the batch of the log start stays whole"
@@ -106,18 +106,14 @@ async def test_a_pass_is_bounded_and_says_that_more_is_due(
 ) -> None:
     keys = [partition.partition_key for partition in (await make_topic(partition_count=2)).partitions]
     for key in keys:
-        await append(log, *(new_batch(key) for _ in range(10)))
+        await append_each(log, *(new_batch(key) for _ in range(10)))
     policies = [RetentionPolicy(key, MINUTE_MS) for key in keys]
 
-    first = await retention.apply(database, policies, max_batches=4)
+    first = await retention.apply(database, policies, max_chunks=4)
     assert (first.deleted_batches, first.deleted_bytes, first.complete) == (4, 400, False)
-    assert first.log_starts == {keys[0]: 4}
-    by_bytes = await retention.apply(database, policies, max_bytes=250)
-    assert (by_bytes.deleted_batches, by_bytes.complete) == (3, False), (
-        "whole batches, ending once the bound is reached"
-    )
+    assert first.log_starts == {keys[0]: 4, keys[1]: 4}, "partitions take turns"
     rest = await retention.apply(database, policies)
-    assert (rest.deleted_batches, rest.complete) == (13, True)
+    assert (rest.deleted_batches, rest.complete) == (16, True)
     states = await log.states(keys)
     assert [(states[key].log_start_offset, states[key].size_bytes) for key in keys] == [(10, 0), (10, 0)]
 
@@ -125,7 +121,7 @@ async def test_a_pass_is_bounded_and_says_that_more_is_due(
 async def test_rows_below_a_log_start_count_neither_as_size_nor_twice(
     database: Database, log: LogStore, key: PartitionKey
 ) -> None:
-    await append(log, *(new_batch(key) for _ in range(10)))
+    await append_each(log, *(new_batch(key) for _ in range(10)))
     await log.delete_records(key, 5)
     assert await kept(database, log, key, retention_ms=-1, retention_bytes=500) == [5, 6, 7, 8, 9]
 
@@ -133,14 +129,14 @@ async def test_rows_below_a_log_start_count_neither_as_size_nor_twice(
 async def test_passes_side_by_side_and_appends_agree(
     database: Database, log: LogStore, key: PartitionKey, now_ms: int
 ) -> None:
-    await append(log, *(new_batch(key) for _ in range(200)))
+    await append_each(log, *(new_batch(key) for _ in range(200)))
 
     async def produce() -> None:
         for _ in range(20):
             await append(log, new_batch(key, max_timestamp_ms=now_ms))
 
     policy = RetentionPolicy(key, MINUTE_MS)
-    passes = [retention.apply(database, [policy], max_batches=150) for _ in range(3)]
+    passes = [retention.apply(database, [policy], max_chunks=150) for _ in range(3)]
     outcomes = await asyncio.gather(produce(), *passes)
     deleted = sum(outcome.deleted_batches for outcome in outcomes if outcome is not None)
     assert deleted == 200
@@ -159,7 +155,7 @@ async def test_partitions_that_nothing_is_due_of_are_only_looked_at(
 
 # --- deleted topics -------------------------------------------------------------------------------------------------
 
-TABLES = ("topic", "partition", "batch", "producer_state", "compaction_state", "committed_offset")
+TABLES = ("topic", "partition", "chunk", "producer_state", "compaction_state", "committed_offset")
 
 
 async def rows(sql: asyncpg.Connection) -> dict[str, int]:
@@ -176,24 +172,24 @@ async def test_purge_removes_every_row_of_a_deleted_topic_and_of_no_other(
     kept_topic, gone = await make_topic("kept", 2), await make_topic("gone", 2)
     for topic in (kept_topic, gone):
         for partition in topic.partitions:
-            await append(log, *(new_batch(partition.partition_key, producer=(1, 0, i)) for i in range(5)))
+            await append_each(log, *(new_batch(partition.partition_key, producer=(1, 0, i)) for i in range(5)))
             await sql.execute("insert into compaction_state (partition_key) values ($1)", partition.partition_key)
     await topics.delete(gone.topic_id)
     await sql.execute(  # a commit that was under way while the topic was deleted
-        "insert into consumer_group (group_id, shard, state, state_timestamp_ms, generation_id) "
-        "values ('g', 0, 'Empty', 0, 0)"
+        "insert into consumer_group (group_id, shard, group_type, state, state_timestamp_ms, generation_id, document) "
+        "values ('g', 0, 'classic', 'Empty', 0, 0, '{}')"
     )
     await sql.execute("insert into committed_offset values ('g', $1, 0, 1, -1, '', 0)", gone.topic_id)
 
     assert (await retention.purge(database)).deleted_batches == 0, "within the time that calls under way may take"
-    outcome = await retention.purge(database, grace_ms=0, max_batches=7)
+    outcome = await retention.purge(database, grace_ms=0, max_chunks=7)
     assert (outcome.deleted_batches, outcome.complete) == (7, False)
     outcome = await retention.purge(database, grace_ms=0)
     assert (outcome.deleted_batches, outcome.complete) == (3, True)
     assert await rows(sql) == {
         "topic": 1,
         "partition": 2,
-        "batch": 10,
+        "chunk": 10,
         "producer_state": 2,
         "compaction_state": 2,
         "committed_offset": 0,
@@ -206,8 +202,8 @@ async def test_purge_waits_for_a_commit_that_refers_to_the_topic(
 ) -> None:
     gone = await make_topic("gone")
     await sql.execute(
-        "insert into consumer_group (group_id, shard, state, state_timestamp_ms, generation_id) "
-        "values ('g', 0, 'Empty', 0, 0)"
+        "insert into consumer_group (group_id, shard, group_type, state, state_timestamp_ms, generation_id, document) "
+        "values ('g', 0, 'classic', 'Empty', 0, 0, '{}')"
     )
     await topics.delete(gone.topic_id)
     async with sql.transaction():
@@ -235,8 +231,8 @@ async def test_removing_the_oldest_rows_costs_the_same_in_a_deep_partition_the_s
     topic = await make_topic(partition_count=11)
     new = await fill_unknown(sql, [partition.partition_key for partition in topic.partitions], depth)
     await sql.execute("update partition set log_start_offset = 400 where partition_key = $1", new)
-    for name in ("delete_below_log_start", "delete_batches"):
-        assert await pages_touched(sql, statement(name), new, 100, 10**9) < 1_000, name
+    for name in ("delete_below_log_start", "delete_chunks"):
+        assert await pages_touched(sql, statement(name), new, 100) < 1_000, name
     assert await pages_touched(sql, statement("retention_candidates"), [new], [1], [1]) < 20
     assert await pages_touched(sql, statement("retention_boundary"), new, 1, 1, 100) < 300
 

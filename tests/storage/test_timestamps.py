@@ -9,7 +9,7 @@ from storage import retention
 from storage.log import LogStore
 from storage.pool import Database
 from storage.types import PartitionKey
-from tests.storage.batches import append, new_batch
+from tests.storage.batches import append, append_each, new_batch
 
 TIMES_MS = (5_000, 4_000, 9_000, 3_000, 9_000, 7_000)
 
@@ -17,7 +17,7 @@ TIMES_MS = (5_000, 4_000, 9_000, 3_000, 9_000, 7_000)
 @pytest.fixture
 async def timed(log: LogStore, key: PartitionKey) -> PartitionKey:
     """Six batches of one record whose times are out of order."""
-    await append(log, *(new_batch(key, max_timestamp_ms=timestamp_ms) for timestamp_ms in TIMES_MS))
+    await append_each(log, *(new_batch(key, max_timestamp_ms=timestamp_ms) for timestamp_ms in TIMES_MS))
     return key
 
 
@@ -85,6 +85,6 @@ async def test_batches_without_timestamps_are_found_by_no_time(
     assert await log.batch_at_timestamp(key, 0) is None
     assert await log.batch_at_timestamp(key, -1) is None
     assert await log.batch_of_max_timestamp(key) is None
-    await append(log, new_batch(key, max_timestamp_ms=10), new_batch(key, max_timestamp_ms=-1))
+    await append_each(log, new_batch(key, max_timestamp_ms=10), new_batch(key, max_timestamp_ms=-1))
     assert await base_offset(log, key, 0) == 1
-    assert await sql.fetch("select running_max_timestamp_ms from batch order by base_offset") == [(-1,), (10,), (10,)]
+    assert await sql.fetch("select running_max_timestamp_ms from chunk order by base_offset") == [(-1,), (10,), (10,)]

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 from gateway.coordinator.model import JoinedMember, MemberId
 from protocol.consumer import (
-    EMPTY_ASSIGNMENT,
     Assignment,
     TopicPartition,
     decode_assignment,
@@ -42,13 +41,11 @@ def _write(generation_id: int, member_id: MemberId, partitions: tuple[int, ...],
 
 def read(assignment: bytes, protocol_type: str) -> tuple[int, str, tuple[int, ...]] | None:
     """Generation, member and partitions; None for an assignment of nothing."""
+    if not assignment:
+        return None
     if protocol_type == CONSUMER:
-        if assignment == EMPTY_ASSIGNMENT:
-            return None
         decoded = decode_assignment(assignment)
         generation_id, member_id = (decoded.user_data or b"").decode().split(" ")
         return int(generation_id), member_id, decoded.assigned_partitions[0].partitions
-    if not assignment:
-        return None
     generation_id, member_id, partitions = assignment.decode().split(" ")
     return int(generation_id), member_id, tuple(int(each) for each in partitions.split(",") if each)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
 
+from gateway.coordinator.machine import Document, StoredGroup
 from gateway.coordinator.model import (
     ConnectionClosed,
     Event,
@@ -28,11 +28,10 @@ from gateway.coordinator.model import (
     SyncReply,
     Tick,
 )
-from protocol.consumer import EMPTY_ASSIGNMENT
 from protocol.errors import ErrorCode
-from tests.coordinator.invariants import broken_by, broken_invariants, held_requests
+from tests.coordinator.invariants import broken_by, broken_invariants, held_requests, must_store
 
-from .assignor import CONSUMER, PARTITIONS, read
+from .assignor import PARTITIONS, read
 
 NONE = ErrorCode.NONE
 CHANGES_THE_GROUP = {
@@ -42,6 +41,7 @@ CHANGES_THE_GROUP = {
 }
 """The refusals that are none, or that upstream lets have an effect."""
 NEVER = 1 << 60
+Stored = tuple[StoredGroup, dict[MemberId, Document]]
 EMPTY = GroupState.EMPTY
 PREPARING = GroupState.PREPARING_REBALANCE
 COMPLETING = GroupState.COMPLETING_REBALANCE
@@ -54,8 +54,10 @@ class FoulError(AssertionError):
 
 class Referee:
     def __init__(self, coordinator: ModuleType, settings: Settings) -> None:
-        self.stored: Any = None
-        """What storage holds: a `StoredGroup` of the coordinator under test."""
+        self.stored: Stored | None = None
+        """What storage holds: the group's row and its members'."""
+        self._touched: set[MemberId] = set()
+        """Members that facts named since the group was last stored."""
         self.seen: set[tuple[str, GroupState, GroupState]] = set()
         """Event and states before and after, of each step."""
         self._coordinator = coordinator
@@ -96,6 +98,9 @@ class Referee:
     def restored(self, group: Group, waiting: set[RequestId], now_ms: int) -> None:
         self.require(not broken_invariants(group), f"restored: {broken_invariants(group)}")
         self.check_held(group, waiting)
+        self._touched.clear()
+        if self.stored is not None and group.members:
+            self.stored = replace(self.stored[0], all_heard=False), self.stored[1]
         self._heard_ms = dict.fromkeys(group.members, now_ms)
         self._initial_delay_ends_ms = 0
 
@@ -119,7 +124,7 @@ class Referee:
                 refused = reply.error is not NONE and (type(reply), reply.error) not in CHANGES_THE_GROUP
             if refused:
                 self.require(taken.group is before, f"refused with {reply.error.name}, but changed: {event}")
-                self.require(len(taken.replies) == 1 and not taken.persist, f"a refusal with consequences: {event}")
+                self.require(len(taken.replies) == 1 and not must_store(taken), f"a refusal with consequences: {event}")
 
     def _check_generation(self, before: Group, event: Event, taken: Step) -> None:
         after = taken.group
@@ -195,8 +200,7 @@ class Referee:
             slot = _slot(after, member_id)
             self.require(slot in self._assigned, f"{member_id} was answered before the leader assigned")
             given = self._assigned[slot]
-            expected = EMPTY_ASSIGNMENT if not given and after.protocol_type == CONSUMER else given
-            self.require(reply.assignment == expected, f"{member_id} was not given what the leader assigned")
+            self.require(reply.assignment == given, f"{member_id} was not given what the leader assigned")
             self.require(
                 (reply.protocol_type, reply.protocol_name) == self._told[after.generation_id], "another protocol"
             )
@@ -255,35 +259,25 @@ class Referee:
         self._heard_ms.update(dict.fromkeys(heard & after.members.keys(), now_ms))
 
     def _store(self, taken: Step) -> None:
+        """Keeps rows as the runner does: what durable steps, and all since the last of them, say that they touched."""
         group = taken.group
-        if taken.persist:
-            self.stored = None if group.state is GroupState.DEAD else self._record(group)
-        elif group.state in (EMPTY, COMPLETING, STABLE) and group.generation_id > 0:
-            self.require(self._record(group) == self.stored, "the group shows what was not stored")
+        self._touched.update(member_id for fact in taken.facts for member_id in fact.touches())
+        if must_store(taken):
+            self.stored = None if group.state is GroupState.DEAD else self._written(group)
+            self._touched.clear()
+        if self.stored is not None and (must_store(taken) or group.state in (EMPTY, COMPLETING, STABLE)):
+            shown = self._coordinator.stored(group), _member_rows(self._coordinator, group)
+            self.require(shown == self.stored, "the group shows what was not stored")
 
-    def _record(self, group: Group) -> object:
-        make = self._coordinator
-        return make.StoredGroup(
-            group.group_id,
-            group.state,
-            group.protocol_type,
-            group.protocol_name,
-            group.generation_id,
-            group.leader_id,
-            tuple(
-                make.StoredMember(
-                    m.member_id,
-                    m.group_instance_id,
-                    m.client_id,
-                    m.client_host,
-                    m.session_timeout_ms,
-                    m.rebalance_timeout_ms,
-                    m.protocols,
-                    m.assignment,
-                )
-                for m in group.members.values()
-            ),
-        )
+    def _written(self, group: Group) -> Stored:
+        members = {} if self.stored is None else dict(self.stored[1])
+        for member_id in self._touched:
+            row = self._coordinator.stored_member(group, member_id)
+            if row is None:
+                members.pop(member_id, None)
+            else:
+                members[member_id] = row.document
+        return self._coordinator.stored(group), members
 
     # --- time ---------------------------------------------------------------------------------------------------------
 
@@ -373,6 +367,10 @@ class Referee:
         self.require(set(self._owners) == set(range(PARTITIONS)), f"only {sorted(self._owners)} have an owner")
         slots = {_slot(group, member_id) for member_id in group.members}
         self.require(set(self._owners.values()) <= slots, "partitions of somebody who is gone")
+
+
+def _member_rows(coordinator: ModuleType, group: Group) -> dict[MemberId, Document]:
+    return {key: coordinator.stored_member(group, key).document for key in group.members}
 
 
 def _slot(group: Group, member_id: MemberId) -> str:

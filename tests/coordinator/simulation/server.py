@@ -33,6 +33,7 @@ from gateway.coordinator.model import (
     Tick,
 )
 from protocol.errors import ErrorCode
+from tests.coordinator.invariants import must_store
 
 from .referee import Referee, frozen_copy
 from .world import Connection, World
@@ -113,7 +114,8 @@ class Server:
         if stored is None:
             self.group = Group("g")
         else:
-            self.group = self._coordinator.restore(stored, self._world.now_ms, self.settings)
+            group, members = stored
+            self.group = self._coordinator.restore("g", group, members, None, self._world.now_ms, self.settings)
         self.referee.restored(self.group, set(self._open), self._world.now_ms)
         self._arm()
 
@@ -126,7 +128,7 @@ class Server:
         taken: Step = self._coordinator.step(before, event, world.now_ms, self.settings)
         world.tell(_line(event, before, taken))
         self.referee.require(before == copy, f"the group that was given has been mutated by {event}")
-        if taken.persist and world.chance(world.weather.store_failure):
+        if must_store(taken) and world.chance(world.weather.store_failure):
             self._fail_to_store(before, event, taken)
             return
         self.referee.judge(before, event, taken, world.now_ms)
@@ -216,5 +218,5 @@ def _line(event: Event, before: Group, taken: Step) -> str:
     words.append(f"| {before.state.value} {before.generation_id} -> {after.state.value} {after.generation_id}")
     words.append(f"({len(after.members)} members, {len(after.pending)} pending)")
     words.extend(f"| {request_id}: {type(reply).__name__} {reply.error.name}" for request_id, reply in taken.replies)
-    words.extend(f"| {reason}" for reason in taken.reasons)
+    words.extend(f"| {fact}" for fact in taken.facts)
     return " ".join(words)

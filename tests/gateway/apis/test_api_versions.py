@@ -11,9 +11,9 @@ import pytest
 
 from gateway.apis import SERVED
 from gateway.apis.api_versions import api_versions
-from gateway.net.connection import Hold
 from gateway.net.context import ConnectionInfo, RequestContext, Services
-from gateway.net.dispatch import versions_response
+from gateway.net.dispatch import served_versions
+from gateway.net.requests import Order
 from protocol import codec
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
@@ -24,7 +24,10 @@ REFERENCE = Path(__file__).parents[2] / "protocol" / "reference" / "messages-4.2
 
 
 def context(version: int, connection: ConnectionInfo) -> RequestContext:
-    return RequestContext(ApiKey.API_VERSIONS, version, 1, "client", connection, cast(Services, None))
+    services = cast(Services, None)
+    return RequestContext(
+        ApiKey.API_VERSIONS, version, 1, "client", connection, services, served=served_versions(SERVED)
+    )
 
 
 def test_29_apis_each_once() -> None:
@@ -55,12 +58,12 @@ def test_the_versions_are_kafkas(line: Any) -> None:
 
 
 def test_only_requests_that_wait_for_others_are_parked() -> None:
-    assert {line.api_key for line in SERVED if line.hold is Hold.PARKED} == {ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP}
-    assert next(line for line in SERVED if line.api_key == ApiKey.FETCH).hold is Hold.BULKY
+    parked = {ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.FETCH}
+    assert {line.api_key for line in SERVED if line.order is Order.PARKED} == parked
 
 
 def test_produce_is_advertised_from_0_and_nothing_else_is_promised_beyond_what_is_served() -> None:
-    ranges = {entry.api_key: (entry.min_version, entry.max_version) for entry in versions_response(SERVED).api_keys}
+    ranges = {entry.api_key: (entry.min_version, entry.max_version) for entry in served_versions(SERVED)}
     assert ranges.pop(ApiKey.PRODUCE) == (0, 13)
     assert ranges == {
         int(line.api_key): (line.min_version, line.max_version) for line in SERVED if line.api_key != ApiKey.PRODUCE
@@ -72,7 +75,7 @@ async def test_api_versions_lists_the_table_and_no_features(version: int) -> Non
     connection = ConnectionInfo("c", "/127.0.0.1")
     request = ApiVersionsRequest(client_software_name="librdkafka", client_software_version="2.16.0-rc.1")
     response = await api_versions(request, context(version, connection))
-    assert response == versions_response(SERVED)
+    assert response.api_keys == served_versions(SERVED)
     assert response.supported_features == response.finalized_features == ()
     assert response.finalized_features_epoch == -1
     assert connection.client_software_name == ("librdkafka" if version >= 3 else "")

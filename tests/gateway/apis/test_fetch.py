@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 
 from gateway.apis.fetch import fetch
+from gateway.net.holdings import Holdings
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
@@ -89,6 +90,27 @@ async def test_the_whole_answers_limit_goes_by_the_order_of_the_request(sized: D
         assert sizes(await sized.fetch(asked, max_bytes=1300)) == [[400, 400], [400], []]
         assert sizes(await sized.fetch(asked, max_bytes=10)) == [[400], [], []]
         assert sizes(await sized.fetch(asked, max_bytes=2400)) == [[400, 400]] * 3
+
+
+async def test_a_node_that_is_full_answers_batch_by_batch(sized: DataPlane) -> None:
+    """What clients ask for bounds no node: sixty megabytes for each of many is more than one has."""
+    topic = await sized.create_topic("t")
+    await sized.fill(topic, [200, 300, 400])
+    holdings = Holdings(1000)
+    sized.context(ApiKey.FETCH, 12).connection.holdings = holdings
+    ask = [(topic, at(0))]
+    holdings.take(500)
+    assert sizes(await sized.fetch(ask, min_bytes=900)) == [[200, 300]]
+    holdings.take(500)
+    assert sizes(await sized.fetch(ask, min_bytes=900)) == [[200]]
+    holdings.give_back(1000)
+    assert sizes(await sized.fetch(ask, min_bytes=900)) == [[200, 300, 400]]
+    holdings.take(1000)
+    waiting = await parked(sized, sized.fetch([(topic, at(3))], max_wait_ms=LONG_MS))
+    await settle()
+    assert not waiting.done(), "a full node is no reason to answer with nothing"
+    await sized.fill(topic, [200])
+    assert sizes(await answer_of(waiting)) == [[200]]
 
 
 async def test_a_later_partitions_first_batch_must_fit(sized: DataPlane) -> None:
@@ -394,7 +416,7 @@ async def test_a_slow_cold_read_does_not_hold_the_tail_back(
         await warm.fill(topic, [300], partition=partition)
     warm.tail.forget(topic.partitions[1].partition_key)
     async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
-        await connection.execute("lock table sluice.batch in access exclusive mode")
+        await connection.execute("lock table sluice.chunk in access exclusive mode")
         response = await asyncio.wait_for(warm.fetch([(topic, at(0, 0)), (topic, at(0, 1))]), 4)
     assert sizes(response) == [[300], []]
     assert response.responses[1].partitions[0].error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER

@@ -118,7 +118,7 @@ async def test_refused_joins_have_no_generation_and_no_protocol(
         assert answer.protocol_type is None
         assert answer.protocol_name == (None if version >= 7 else "")
         assert answer.member_id == given.get("member_id", "")
-    assert await node.store.load(G) is None
+    assert await node.stored(G) is None
 
 
 async def test_version_0_uses_the_session_timeout_for_the_rebalance(node: GroupNode) -> None:
@@ -242,7 +242,11 @@ async def test_leaving_alone_answers_at_the_top(node: GroupNode, version: int) -
 async def test_leaving_in_a_batch_answers_each(node: GroupNode, version: int) -> None:
     dynamic = await join(node, 3)
     static = asyncio.create_task(node.ask(join_request(group_instance_id="i"), 5, connection="s"))
-    await until(lambda: len(node.groups._slots[G].group.members) == 2)
+
+    async def both_are_in() -> bool:
+        return len((await node.groups.view(G)).members) == 2
+
+    await until(both_are_in)
     rejoined = await node.ask(join_request(dynamic.member_id), 3)
     assert (await static).error_code == rejoined.error_code == ErrorCode.NONE
     answer = await node.ask(
@@ -357,7 +361,11 @@ async def test_operations_are_told_when_asked_for(node: GroupNode, version: int)
     await settle(node.member(G, "c1"))
     request = DescribeGroupsRequest(groups=(G,), include_authorized_operations=True)
     (group,) = (await node.ask(request, version)).groups
-    assert group.authorized_operations == 1 << 3 | 1 << 6 | 1 << 8
+    # READ, DELETE, DESCRIBE, DESCRIBE_CONFIGS and ALTER_CONFIGS, as AclEntry.supportedOperations of a group.
+    assert group.authorized_operations == sum(1 << operation for operation in (3, 6, 8, 10, 11))
+    request = DescribeGroupsRequest(groups=("missing",), include_authorized_operations=True)
+    (missing,) = (await node.ask(request, version)).groups
+    assert (missing.authorized_operations == -(2**31)) == bool(missing.error_code) == (version >= 6)
 
 
 async def test_a_group_coordinated_elsewhere_is_described_as_such_alone(node: GroupNode) -> None:
@@ -438,6 +446,6 @@ async def test_groups_are_deleted_when_empty(node: GroupNode, version: int) -> N
         ("missing", ErrorCode.GROUP_ID_NOT_FOUND),
         ("", ErrorCode.GROUP_ID_NOT_FOUND),
     ]
-    assert await node.store.load("emptied") is None
+    assert await node.stored("emptied") is None
     again = await node.ask(request, version)
     assert again.results[1].error_code == ErrorCode.GROUP_ID_NOT_FOUND

@@ -13,7 +13,7 @@ from gateway.apis.init_producer_id import init_producer_id
 from gateway.apis.list_offsets import list_offsets
 from gateway.apis.offset_for_leader_epoch import offset_for_leader_epoch
 from protocol.api_keys import ApiKey
-from protocol.compression import Compression
+from protocol.compression import Compression, compress
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_records import (
     DeleteRecordsPartition,
@@ -29,8 +29,8 @@ from protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from protocol.records import Record, build_batch
-from storage.types import Topic
+from protocol.records import Record, build_batch, read_head
+from storage.types import NewBatch, Topic
 from tests.gateway.data_plane import DataPlane, batch_of, data_plane, offsets_in, only
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = -1, -2, -3, -4, -5, -6
@@ -205,12 +205,46 @@ async def test_the_end_is_the_truth_of_postgres(node: DataPlane, database_url: s
 
 
 async def test_a_batch_that_cannot_be_read_answers_as_a_whole(node: DataPlane) -> None:
+    """Produce takes no such batch; a release that did may have left one in the log."""
     topic = await node.create_topic("t")
     records = bytearray(batch_of(b"a", b"b", timestamps=[1000, 1001]))
     records[61] = 0x7F
-    struct.pack_into(">I", records, 17, crc32c.crc32c(memoryview(records)[21:]))
-    assert (await node.send(topic, records)).error_code == ErrorCode.NONE
+    await append(node, topic, records)
     assert await place(node, topic, 1001) == (1001, 0)
+    assert await place(node, topic, MAX_TIMESTAMP) == (1001, 0)
+    assert await place(node, topic, 1002) == (-1, -1)
+
+
+async def append(node: DataPlane, topic: Topic, records: bytearray) -> None:
+    """Into the log as it is, whatever Produce would say of it."""
+    struct.pack_into(">I", records, 17, crc32c.crc32c(memoryview(records)[21:]))
+    head = read_head(records)
+    await node.appender.submit(
+        NewBatch(
+            partition_key=topic.partitions[0].partition_key,
+            records=memoryview(records),
+            record_count=head.records_count,
+            max_timestamp_ms=head.max_timestamp,
+            producer_id=-1,
+            producer_epoch=-1,
+            base_sequence=-1,
+        )
+    )
+
+
+@pytest.mark.parametrize("codec", list(Compression))
+async def test_a_search_by_time_reads_no_further_than_its_match(node: DataPlane, codec: Compression) -> None:
+    """Behind the match there are bytes that no search may meet: it would answer for the whole batch."""
+    topic = await node.create_topic("t")
+    timestamps = [1000 + n for n in range(3000)]
+    body = bytearray(batch_of(*[bytes(100)] * 3000, timestamps=timestamps))
+    body[-1] = 0x7F
+    records = body[:61] + compress(codec, body[61:])
+    struct.pack_into(">i", records, 8, len(records) - 12)
+    struct.pack_into(">h", records, 21, codec)
+    await append(node, topic, records)
+    assert await place(node, topic, 1700) == (1700, 700)
+    assert await place(node, topic, 3999) == (3999, 0), "this one reads to the end and cannot"
 
 
 async def test_lost_storage_is_retriable(node: DataPlane) -> None:

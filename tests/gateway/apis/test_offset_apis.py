@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import uuid
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 import pytest_asyncio
 
 from gateway.groups.offset_committer import OffsetCommitter
+from protocol.consumer import Subscription, encode_subscription
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -36,8 +36,8 @@ from tests.gateway.group_node import (
     forget_everything,
     group_node,
     locked_group,
+    reply_of,
     settle,
-    until,
     write_is_waiting,
 )
 from tests.postgres import Databases
@@ -257,8 +257,8 @@ async def test_commits_to_a_missing_group(
     topic = await node.create_topic("t", 2)
     answer = await node.ask(commit_request(topic, partition(0, 1), partition(1, 2), **given), version)
     assert codes(answer) == [(0, code), (1, code)]
-    stored = await node.store.load(G)
-    assert (stored is not None and stored.state == "Empty" and stored.protocol_type is None) is (code is NONE)
+    stored = await node.stored(G)
+    assert (stored is not None and stored.state.value == "Empty" and stored.protocol_type is None) is (code is NONE)
 
 
 async def test_commits_of_members_and_strangers(node: GroupNode) -> None:
@@ -280,8 +280,7 @@ async def test_commits_of_members_and_strangers(node: GroupNode) -> None:
     assert (await member.join()).generation_id == 2
     mine["generation_id_or_member_epoch"] = 2
     assert await commit(6, **mine) == ErrorCode.REBALANCE_IN_PROGRESS
-    member.sync({})
-    await until(lambda: node.groups._slots[G].group.state.value == "Stable")
+    assert (await reply_of(member.sync({}))).error is NONE
     held = node.member(G, "c2").join()
     assert await commit(7, **mine) == NONE
     held.cancel()
@@ -312,10 +311,7 @@ async def test_an_outside_commit_to_a_group_that_gained_members_meanwhile_lacks_
         committing = asyncio.create_task(node.ask(commit_request(topic, partition(0, 9)), 9))
         await write_is_waiting(lock)
         await lock.execute(
-            "insert into group_member (group_id, member_id, position, client_id, client_host, session_timeout_ms,"
-            " rebalance_timeout_ms, protocol_names, protocol_metadata, assignment)"
-            " values ($1, 'm', 0, '', '', 1, 1, '{}', '{}', '')",
-            G,
+            "insert into group_member (group_id, member_id, member_epoch, document) values ($1, 'm', 0, '{}')", G
         )
     assert codes(await committing) == [(0, ErrorCode.UNKNOWN_MEMBER_ID)]
 
@@ -388,7 +384,7 @@ async def test_offsets_of_an_empty_group_are_deleted(node: GroupNode) -> None:
 
 async def test_offsets_of_subscribed_topics_stay(node: GroupNode) -> None:
     topic = await node.create_topic("t")
-    member = node.member(G, "c1")
+    member = node.member(G, "c1", metadata=encode_subscription(Subscription(1, ("t",), b"")))
     await settle(member)
     mine = {"member_id": member.member_id, "generation_id_or_member_epoch": 1}
     await node.ask(commit_request(topic, partition(0, 1), **mine), 9)
@@ -396,12 +392,20 @@ async def test_offsets_of_subscribed_topics_stay(node: GroupNode) -> None:
     assert (answer.error_code, codes(answer)) == (NONE, [(0, ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC)])
     assert set(await fetched(node, 9, None)) == {("t", 0)}
 
-    slot = node.groups._slots[G]
-    slot.group = dataclasses.replace(slot.group, subscribed_topics=frozenset({"another"}))
+
+async def test_offsets_of_topics_that_are_no_more_read_can_go(node: GroupNode) -> None:
+    topic = await node.create_topic("t")
+    member = node.member(G, "c1", metadata=encode_subscription(Subscription(1, ("another",), b"")))
+    await settle(member)
+    mine = {"member_id": member.member_id, "generation_id_or_member_epoch": 1}
+    await node.ask(commit_request(topic, partition(0, 1), **mine), 9)
     assert codes(await node.ask(delete_request(("t", (0,))), 0)) == [(0, NONE)]
     assert await fetched(node, 9, None) == {}
 
-    slot.group = dataclasses.replace(slot.group, protocol_type="connect")
+
+async def test_what_members_of_another_protocol_read_is_not_known(node: GroupNode) -> None:
+    await node.create_topic("t")
+    await settle(node.member(G, "c1", protocol_type="connect"))
     answer = await node.ask(delete_request(("t", (0,))), 0)
     assert (answer.error_code, answer.topics) == (ErrorCode.NON_EMPTY_GROUP, ())
 
@@ -421,7 +425,7 @@ async def test_there_must_be_a_group_to_delete_from(node: GroupNode, group_id: s
 def row(node: GroupNode, topic: Topic, offset: int, *, group_id: str = G, index: int = 0) -> OffsetCommit:
     lease = node.leases.lease_for(group_id)
     assert lease is not None
-    return OffsetCommit(lease, group_id, -1, topic.topic_id, index, offset, -1, "", 1)
+    return OffsetCommit(lease, group_id, -1, topic.topic_id, index, offset, -1, "")
 
 
 async def test_commits_that_arrive_during_a_transaction_share_the_next(node: GroupNode, database_url: str) -> None:

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import struct
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 from uuid import uuid4
 
+import crc32c
 import pytest
 import structlog
 
-from gateway.apis.produce import MAX_LOGGED_REFUSALS, produce
-from gateway.net.connection import UnanswerableError
+from gateway.apis.produce import MAX_LOGGED_REFUSALS, awaits_answer, produce
+from gateway.log import batch_validation
+from gateway.net.context import ConnectionInfo
 from protocol.api_keys import ApiKey
-from protocol.errors import ErrorCode
+from protocol.compression import Compression
+from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from protocol.records import TimestampType, read_head, verify_crc
+from protocol.records import HEAD_BYTES, TimestampType, read_head, verify_crc
 from storage.types import NewTopic, Topic
 from tests.gateway.data_plane import (
     DataPlane,
@@ -148,20 +154,95 @@ async def test_two_headers_with_one_key(node: DataPlane) -> None:
     assert records_in(await node.fetch_one(topic, 0))[0].headers == headers
 
 
+async def test_a_body_that_does_not_decode_is_refused_and_its_neighbours_written(node: DataPlane) -> None:
+    """Such a batch, once in the log, stops every consumer of its partition at its offset."""
+    topic = await node.create_topic("t", 2)
+    damaged = bytearray(batch_of(b"damaged", compression=Compression.ZSTD)[:HEAD_BYTES] + b"not zstd at all")
+    struct.pack_into(">i", damaged, 8, len(damaged) - 12)
+    struct.pack_into(">I", damaged, 17, crc32c.crc32c(memoryview(damaged)[21:]))
+    answers = await node.send_all([(topic, 0, damaged), (topic, 1, batch_of(b"b"))])
+    assert [answer.error_code for answer in answers] == [ErrorCode.INVALID_RECORD, ErrorCode.NONE]
+    assert [await values_of(node, topic, partition) for partition in range(2)] == [[], [b"b"]]
+
+
+async def test_a_batch_that_takes_long_to_judge_keeps_its_place(node: DataPlane) -> None:
+    """Requests of one connection, large and small in turn: a small one is judged at once and still waits."""
+    topic = await node.create_topic("t")
+    values = [b"large %d" % n + bytes(300_000) if n % 3 == 0 else b"small %d" % n for n in range(12)]
+    sent = [asyncio.create_task(node.send(topic, batch_of(value))) for value in values]
+    assert [(await task).base_offset for task in sent] == list(range(12))
+
+
+async def test_another_connection_does_not_wait_for_what_takes_long_to_judge(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await node.create_topic("t", 2)
+    let_go = threading.Event()
+
+    def validate(*given: Any, **rest: Any) -> object:
+        if threading.current_thread() is not threading.main_thread():
+            assert let_go.wait(10)
+        return batch_validation.validate(*given, **rest)
+
+    monkeypatch.setattr("gateway.log.validator.validate", validate)
+    large = asyncio.create_task(node.send(topic, batch_of(bytes(300_000))))
+    try:
+        await asyncio.sleep(0)
+        context = replace(node.context(ApiKey.PRODUCE, 9), connection=ConnectionInfo("another", "/127.0.0.1"))
+        assert await produce(produce_request([(topic, 1, batch_of(b"small"))]), context) is not None
+        assert not large.done()
+    finally:
+        let_go.set()
+    assert (await large).error_code == ErrorCode.NONE
+
+
+@pytest.mark.parametrize("step", ["_plan_partition", "_submit_partition", "_answer"])
+async def test_a_request_of_very_many_partitions_lets_others_run(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """In each step of the work, and all of it is written."""
+    topic = await node.create_topic("t", 500)
+    module = importlib.import_module("gateway.apis.produce")
+    original = getattr(module, step)
+    turns = 0
+    seen: list[int] = []
+
+    def watched(*given: Any) -> Any:
+        seen.append(turns)
+        return original(*given)
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    monkeypatch.setattr(module, step, watched)
+    counting = asyncio.create_task(count_turns())
+    answers = await node.send_all([(topic, partition, batch_of(b"%d" % partition)) for partition in range(500)])
+    counting.cancel()
+    assert [answer.error_code for answer in answers] == [0] * 500
+    assert len(seen) == 500
+    assert len(set(seen)) > 1, "the work was done in one go"
+    assert await values_of(node, topic, 499) == [b"499"]
+
+
 # --- acks ------------------------------------------------------------------------------------------------------------
 
 
-async def test_acks_0_is_answered_by_silence(node: DataPlane) -> None:
+async def test_acks_0_is_written_though_nobody_waits_for_the_answer(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     request = produce_request([(topic, 0, batch_of(b"a"))], acks=0)
-    assert await produce(request, node.context(ApiKey.PRODUCE, 9)) is None
+    assert not awaits_answer(request)
+    await produce(request, node.context(ApiKey.PRODUCE, 9))
     assert await values_of(node, topic) == [b"a"]
 
 
-async def test_a_refused_acks_0_closes_the_connection(node: DataPlane) -> None:
+async def test_a_batch_of_acks_0_that_is_refused_refuses_the_request(node: DataPlane) -> None:
     request = produce_request([("missing", 0, batch_of(b"a"))], acks=0)
-    with pytest.raises(UnanswerableError):
+    with pytest.raises(KafkaError) as refused:
         await produce(request, node.context(ApiKey.PRODUCE, 9))
+    assert refused.value.code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 @pytest.mark.parametrize("acks", [1, -1])
@@ -304,13 +385,11 @@ async def test_requests_of_one_connection_enter_the_log_as_they_came(node: DataP
         assert {p.error_code for topic in response.responses for p in topic.partition_responses} == {0}
     assert await values_of(node, hidden) == [b"0", b"1", b"3", b"4"]
     assert await values_of(node, known) == [b"1", b"2", b"4"]
-    assert not node.appender.must_wait("connection"), "nothing is kept of the wait"
 
 
 async def test_another_connection_does_not_wait_for_a_lookup(node: DataPlane) -> None:
     await node.create_topic("known")
-    async with node.appender.turn("slow"):
-        assert node.appender.must_wait("slow")
+    async with node.context(ApiKey.PRODUCE, 9, "slow").place:
         behind = asyncio.create_task(node.send("known", batch_of(b"behind"), connection_id="slow"))
         answer = await node.send("known", batch_of(b"other"), connection_id="other")
         assert answer.base_offset == 0

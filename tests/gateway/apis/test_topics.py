@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from uuid import UUID, uuid4
 
 import pytest
@@ -85,9 +86,38 @@ async def test_any_replication_factor_is_remembered(database_url: str) -> None:
 
 
 async def test_manual_assignment_counts_partitions(database_url: str) -> None:
+    async with admin_node(database_url, name="node-2"), admin_node(database_url) as node:
+        (result,) = await create(node, new("orders", assignments=assigned((1, 2), (2, 1), (1, 2))))
+        assert (result.error_code, result.num_partitions, result.replication_factor) == (ErrorCode.NONE, 3, 2)
+        for assignments, words in (
+            (assigned((1, 7)), "broker 7, but no such broker is registered"),
+            (assigned((1, 1)), "the broker 1 more than once"),
+            (assigned((1, 2), (1,)), r"1 replica\(s\), but .* previous partitions, which have 2"),
+            (assigned(()), "an empty replica list"),
+            (assigned((1,), first=1), "consecutive 0-based"),
+        ):
+            (result,) = await create(node, new("wrong", assignments=assignments))
+            assert result.error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+            assert re.search(words, result.error_message)
+
+
+async def test_more_replicas_than_nodes_are_accepted_and_those_alive_are_named(database_url: str) -> None:
+    """On purpose: durability is Postgres', and a client's habit of asking for three must not fail on one node."""
     async with admin_node(database_url) as node:
-        (result,) = await create(node, new("orders", assignments=assigned((1, 7), (7, 1), (2, 0))))
-        assert (result.num_partitions, result.replication_factor) == (3, 2)
+        (result,) = await create(node, new("orders", 1, 3))
+        assert (result.error_code, result.replication_factor) == (ErrorCode.NONE, 3)
+
+
+async def test_internal_topics_are_internal_by_their_names(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        results = await create(node, new("__transaction_state"), new("__share_group_state"), new("__cluster_metadata"))
+        none, invalid = ErrorCode.NONE, ErrorCode.INVALID_REQUEST
+        assert [result.error_code for result in results] == [none, none, invalid]
+        assert results[2].error_message == "Creation of internal topic __cluster_metadata is prohibited."
+        assert {topic.name: topic.internal for topic in node.catalog.topics()} == {
+            "__transaction_state": True,
+            "__share_group_state": True,
+        }
 
 
 async def test_validate_only_creates_nothing(database_url: str) -> None:
@@ -331,6 +361,24 @@ async def test_create_partitions_with_assignments(database_url: str) -> None:
         (result,) = await grow(node, growth("orders", 3, (1,), (1,)))
         assert result.error_code == ErrorCode.NONE
         assert len(node.catalog.get("orders").partitions) == 3
+        for wrong, words in (
+            (growth("orders", 4, (1, 1)), "the broker 1 more than once"),
+            (growth("orders", 4, (9,)), "no such broker is registered"),
+            (growth("orders", 5, (1,)), r"add 2 additional partition\(s\), but only 1 assignment"),
+        ):
+            (result,) = await grow(node, wrong)
+            assert result.error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+            assert re.search(words, result.error_message)
+
+
+async def test_added_partitions_have_as_many_replicas_as_the_others(database_url: str) -> None:
+    async with admin_node(database_url, name="node-2"), admin_node(database_url) as node:
+        await node.create("orders", 1, factor=2)
+        (result,) = await grow(node, growth("orders", 2, (1,)))
+        assert result.error_code == ErrorCode.INVALID_REPLICA_ASSIGNMENT
+        assert "previous partitions, which have 2 replica(s)" in result.error_message
+        (result,) = await grow(node, growth("orders", 2, (2, 1)))
+        assert result.error_code == ErrorCode.NONE
 
 
 async def test_create_partitions_validate_only(database_url: str) -> None:

@@ -53,6 +53,7 @@ def test_every_option_has_flag_variable_and_file_key(tmp_path: Path) -> None:
         "rack": "r1",
         "metrics-listen": "off",
         "log-format": "json",
+        "log-store": "inline",
         "log-level": "debug",
     }
     for option in OPTIONS:

@@ -5,16 +5,29 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
-from collections.abc import AsyncGenerator
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
+from gateway.coordinator.facts import (
+    AssignmentGiven,
+    Fact,
+    GenerationAssigned,
+    GenerationStarted,
+    MemberJoined,
+    MemberRejoined,
+    RebalanceBegun,
+)
+from gateway.coordinator.machine import Machines
 from gateway.coordinator.model import DeleteGroup, GroupState, HeartbeatReply
 from gateway.groups import runtime as groups_module
+from gateway.groups.groups import log as groups_log
 from gateway.operate.logs import REQUEST
 from protocol.errors import ErrorCode, KafkaError
-from storage.types import CoordinatorLease, GroupRecord
+from storage.types import GroupChange, Saved
 from tests.gateway.group_node import (
     QUICK,
     GroupNode,
@@ -37,10 +50,10 @@ class Gate:
         self._save, self._open = node.store.save, asyncio.Event()
         monkeypatch.setattr(node.store, "save", self._save_once_open)
 
-    async def _save_once_open(self, record: GroupRecord, lease: CoordinatorLease) -> None:
+    async def _save_once_open(self, changes: Sequence[GroupChange], *, wait: bool = False) -> list[Saved]:
         self.waiting += 1
         await self._open.wait()
-        await self._save(record, lease)
+        return await self._save(changes, wait=wait)
 
     def open(self) -> None:
         self._open.set()
@@ -59,14 +72,14 @@ async def test_answers_of_a_new_generation_wait_until_it_is_stored(node: GroupNo
         joins = [second.join(), first.join()]
         await write_is_waiting(lock)
         assert not any(join.done() for join in joins)
-        stored = await node.store.load(G)
+        stored = await node.stored(G)
         assert stored is not None
         assert stored.generation_id == 1
     replies = await asyncio.gather(*joins)
     assert [(reply.error, reply.generation_id) for reply in replies] == [(ErrorCode.NONE, 2)] * 2
-    stored = await node.store.load(G)
+    stored = await node.stored(G)
     assert stored is not None
-    assert (stored.generation_id, stored.state, len(stored.members)) == (2, "CompletingRebalance", 2)
+    assert (stored.generation_id, stored.state, len(stored.members)) == (2, GroupState.COMPLETING_REBALANCE, 2)
 
 
 async def test_assignments_wait_until_they_are_stored(node: GroupNode, database_url: str) -> None:
@@ -82,9 +95,9 @@ async def test_assignments_wait_until_they_are_stored(node: GroupNode, database_
         assert not leader.done()
         assert not follower.done()
     assert [(await reply_of(sync)).assignment for sync in (leader, follower)] == [b"new 1", b"new 2"]
-    stored = await node.store.load(G)
+    stored = await node.stored(G)
     assert stored is not None
-    assert {member.assignment for member in stored.members} == {b"new 1", b"new 2"}
+    assert {member.assignment for member in stored.members.values()} == {b"new 1", b"new 2"}
 
 
 async def test_a_heartbeat_to_an_idle_group_is_answered_in_the_call_and_without_postgres(node: GroupNode) -> None:
@@ -124,9 +137,9 @@ async def test_one_load_serves_all_who_come_first(node: GroupNode, monkeypatch: 
     loads: list[str] = []
     load = node.store.load
 
-    async def counted(group_id: str) -> object:
-        loads.append(group_id)
-        return await load(group_id)
+    async def counted(group_ids: Sequence[str]) -> object:
+        loads.extend(group_ids)
+        return await load(group_ids)
 
     monkeypatch.setattr(node.store, "load", counted)
     member = node.member(G, "c1")
@@ -157,24 +170,93 @@ async def test_a_group_nobody_speaks_for_after_a_kill_still_expires(database_url
     async with group_node(database_url) as after:
 
         async def emptied() -> bool:
-            stored = await after.store.load(G)
-            return stored is not None and stored.state == "Empty" and not stored.members
+            stored = await after.stored(G)
+            return stored is not None and stored.state is GroupState.EMPTY and not stored.members
 
         await until(emptied)
 
 
-async def test_the_state_timestamp_moves_with_the_state_only(node: GroupNode) -> None:
-    member = node.member(G, "c1", group_instance_id="i")
-    await settle(member)
-    stable = await node.store.load(G)
-    assert stable is not None
-    member.member_id = ""  # type: ignore[assignment]
-    replaced = await member.join()
-    assert replaced.error is ErrorCode.NONE
-    again = await node.store.load(G)
-    assert again is not None
-    assert again.state == stable.state == "Stable"
-    assert again.state_timestamp_ms == stable.state_timestamp_ms
+async def test_each_restart_goes_on_with_the_sessions_of_the_one_before(database_url: str) -> None:
+    """Who died with the first coordinator must not be given a whole new session by each one that follows."""
+    async with group_node(database_url) as before:
+        dead = before.member(G, "c1", session_timeout_ms=60_000)
+        await settle(dead)
+    left_ms: list[float] = []
+    for _ in range(3):
+        async with group_node(database_url) as after:
+            now_ms = asyncio.get_running_loop().time() * 1000
+            group = await after.groups.view(G)
+            left_ms.append(min(group.session_deadlines.values()) - now_ms)
+            await after.database.hot.fetch("update consumer_group set restored_at_ms = restored_at_ms - 20000")
+    assert [round(ms / 10_000) for ms in left_ms] == [6, 4, 2]
+
+
+async def test_once_all_members_were_heard_a_restart_gives_whole_sessions_again(database_url: str) -> None:
+    async with group_node(database_url) as before:
+        first, second = (before.member(G, name, session_timeout_ms=60_000) for name in ("c1", "c2"))
+        await settle(first, second)
+    for _ in range(2):
+        async with group_node(database_url) as after:
+            group = await after.groups.view(G)
+            now_ms = asyncio.get_running_loop().time() * 1000
+            assert min(group.session_deadlines.values()) > now_ms + 50_000
+            for was in (first, second):
+                member = after.member(G, f"d-{was.connection_id}")
+                member.member_id, member.generation_id = was.member_id, was.generation_id
+                assert await member.beat() is ErrorCode.NONE
+            await after.database.hot.fetch("update consumer_group set restored_at_ms = restored_at_ms - 50000")
+
+
+async def test_writes_of_many_groups_share_transactions(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    save = node.store.save
+
+    async def counted(changes: Sequence[GroupChange], *, wait: bool = False) -> list[Saved]:
+        calls.append(len(changes))
+        return await save(changes, wait=wait)
+
+    monkeypatch.setattr(node.store, "save", counted)
+    replies = await asyncio.gather(*(node.member(f"g{index}", f"c{index}").join() for index in range(300)))
+    assert {reply.error for reply in replies} == {ErrorCode.NONE}
+    assert sum(calls) == 300
+    assert len(calls) <= 20
+
+
+async def test_a_group_that_somebody_locked_holds_up_no_other(node: GroupNode, database_url: str) -> None:
+    first, second, other = node.member(G, "c1"), node.member(G, "c2"), node.member("other", "c3")
+    await settle(first)
+    async with locked_group(database_url, G) as lock:
+        joins = [second.join(), first.join()]
+        await write_is_waiting(lock)
+        await asyncio.wait_for(settle(other), 5)
+        assert not any(join.done() for join in joins)
+    assert {(await join).error for join in joins} == {ErrorCode.NONE}
+
+
+async def test_readers_hear_facts_once_they_are_stored_and_before_anyone_is_answered(
+    node: GroupNode, database_url: str
+) -> None:
+    heard: list[tuple[str, tuple[Fact, ...]]] = []
+    node.groups.readers.append(lambda group_id, facts: heard.append((group_id, facts)))
+    first, second = node.member(G, "c1"), node.member(G, "c2")
+    await settle(first)
+    assert [type(fact) for _, facts in heard for fact in facts] == [
+        MemberJoined,
+        RebalanceBegun,
+        GenerationStarted,
+        GenerationAssigned,
+        AssignmentGiven,
+    ]
+    heard.clear()
+    async with locked_group(database_url, G) as lock:
+        joins = [second.join(), first.join()]
+        await write_is_waiting(lock)
+        assert [type(fact) for _, facts in heard for fact in facts] == [MemberJoined, RebalanceBegun]
+    await asyncio.gather(*joins)
+    assert heard[-1] == (
+        G,
+        (MemberRejoined(first.member_id), GenerationStarted(2, "range", (first.member_id, second.member_id))),
+    )
 
 
 # --- leases ---------------------------------------------------------------------------------------------------------
@@ -208,7 +290,7 @@ async def test_a_write_fenced_by_another_owner_sends_everyone_of_the_shard_away(
         rejoin = first.join()
         assert [(await join).error for join in (waits, rejoin)] == [ErrorCode.NOT_COORDINATOR] * 2
         assert await taken_over.beat() is ErrorCode.NONE
-        stored = await node.store.load(G)
+        stored = await node.stored(G)
         assert stored is not None
         assert (stored.generation_id, len(stored.members)) == (1, 1)
 
@@ -245,6 +327,7 @@ async def test_memory_of_a_former_lease_is_not_used_under_a_new_one(node: GroupN
     node.leases._held[shard] = dataclasses.replace(
         lost, lease=dataclasses.replace(lost.lease, lease_epoch=lost.lease.lease_epoch + 1)
     )
+    await node.database.hot.fetch("update coordinator_lease set lease_epoch = lease_epoch + 1")
     assert await first.beat() is ErrorCode.NONE
     assert (await held).error is ErrorCode.NOT_COORDINATOR
 
@@ -253,10 +336,10 @@ async def test_nobodys_session_runs_out_under_a_lapsed_lease(node: GroupNode) ->
     member = node.member(G, "c1", session_timeout_ms=20)
     await settle(member)
     node.lease_clock.seconds += 3600
-    await until(lambda: G not in node.groups._slots)
-    stored = await node.store.load(G)
+    await until(lambda: G not in node.groups.group_ids())
+    stored = await node.stored(G)
     assert stored is not None
-    assert (stored.state, len(stored.members)) == ("Stable", 1)
+    assert (stored.state, len(stored.members)) == (GroupState.STABLE, 1)
 
 
 async def test_whoever_waits_for_a_held_group_is_sent_away_with_its_shard(node: GroupNode) -> None:
@@ -283,9 +366,9 @@ async def test_a_write_of_a_lapsed_lease_is_seen_by_whoever_reads_the_group_next
     await node.leases.renew()
     assert {(await join).error for join in joins} == {ErrorCode.NOT_COORDINATOR}
     read_again = asyncio.create_task(node.groups.view(G))
-    await until(lambda: node.groups._shards_loading.keys() <= {node.leases.shard_of(G)})
+    await until(lambda: node.groups.shards_loading <= {node.leases.shard_of(G)})
     gate.open()
-    group, stored = await read_again, await node.store.load(G)
+    group, stored = await read_again, await node.stored(G)
     assert stored is not None
     assert (group.generation_id, len(group.members)) == (stored.generation_id, len(stored.members)) == (2, 2)
 
@@ -301,10 +384,10 @@ async def test_a_write_of_a_lapsed_lease_is_seen_by_the_reading_of_its_shard(
     node.lease_clock.seconds += 3600
     await node.leases.renew()
     assert {(await join).error for join in joins} == {ErrorCode.NOT_COORDINATOR}
-    await until(lambda: node.groups._shards_loading.keys() <= {node.leases.shard_of(G)})
+    await until(lambda: node.groups.shards_loading <= {node.leases.shard_of(G)})
     gate.open()
-    await until(lambda: not node.groups._shards_loading)
-    assert node.groups._slots[G].group.generation_id == 2
+    await until(lambda: not node.groups.shards_loading)
+    assert (await node.groups.view(G)).generation_id == 2
 
 
 async def test_a_write_fenced_after_its_lease_was_lost_says_nothing_of_the_next_lease(
@@ -324,8 +407,8 @@ async def test_a_write_fenced_after_its_lease_was_lost_says_nothing_of_the_next_
     gate.open()
     await asyncio.wait(late_write)
     assert await beat is ErrorCode.NONE
-    await until(lambda: not node.groups._shards_loading)
-    assert node.groups._slots[G].group.generation_id == 1
+    await until(lambda: not node.groups.shards_loading)
+    assert (await node.groups.view(G)).generation_id == 1
 
 
 # --- Postgres away --------------------------------------------------------------------------------------------------
@@ -335,12 +418,12 @@ async def test_a_write_is_repeated_until_postgres_takes_it(database_url: str) ->
     async with group_node(database_url, statement_timeout_ms=100) as node:
         first, second = node.member(G, "c1"), node.member(G, "c2")
         await settle(first)
-        attempts: list[object] = []
+        attempts: list[GroupChange] = []
         save = node.store.save
 
-        async def counted(*given: object) -> None:
-            attempts.append(given)
-            await save(*given)  # type: ignore[arg-type]
+        async def counted(changes: Sequence[GroupChange], *, wait: bool = False) -> list[Saved]:
+            attempts.extend(changes)
+            return await save(changes, wait=wait)
 
         node.store.save = counted  # type: ignore[method-assign]
         async with locked_group(database_url, G):
@@ -348,7 +431,7 @@ async def test_a_write_is_repeated_until_postgres_takes_it(database_url: str) ->
             await until(lambda: len(attempts) >= 3)
             assert not any(join.done() for join in joins)
         assert {(await join).error for join in joins} == {ErrorCode.NONE}
-        assert len(set(map(id, [given[0] for given in attempts]))) == 1  # type: ignore[index]
+        assert len(set(map(id, attempts))) == 1
 
 
 async def test_a_group_that_cannot_be_stored_for_long_is_given_up_and_read_again(database_url: str) -> None:
@@ -391,9 +474,68 @@ async def test_heartbeats_that_waited_for_a_slow_write_count_before_the_sessions
         sessions_end = loop.time() + 0.35
         beats = [each.heartbeat() for each in (first, second, third)]
         await until(lambda: loop.time() > sessions_end)
-        node.groups._on_timer(node.groups._slots[G])
     assert {(await reply_of(answer)).error for answer in (sync, *waiting, *beats)} == {ErrorCode.NONE}
     assert len((await node.groups.view(G)).members) == 3
+
+
+async def test_a_session_counts_from_the_answer_not_from_the_step_that_was_being_stored(
+    node: GroupNode, database_url: str
+) -> None:
+    """Storing that takes longer than a session must not leave the member a few milliseconds."""
+    first, second = node.member(G, "c1", session_timeout_ms=1_500), node.member(G, "c2", session_timeout_ms=1_500)
+    await settle(first)
+    loop = asyncio.get_running_loop()
+    async with locked_group(database_url, G) as lock:
+        joins = [second.join(), first.join()]
+        await write_is_waiting(lock)
+        sessions_end = loop.time() + 1.6
+        await until(lambda: loop.time() > sessions_end)
+    assert {(await join).error for join in joins} == {ErrorCode.NONE}
+    answered_ms = loop.time() * 1000
+    group = await node.groups.view(G)
+    assert min(group.session_deadlines.values()) > answered_ms + 1_000
+    assert group.phase_deadline_ms > answered_ms + first.rebalance_timeout_ms - 500
+
+
+async def test_what_came_while_this_process_stood_still_counts_before_the_sessions_that_ran_out(
+    node: GroupNode,
+) -> None:
+    member = node.member(G, "c1", session_timeout_ms=300)
+    await settle(member)
+    loop = asyncio.get_running_loop()
+    beats: list[asyncio.Task[ErrorCode]] = []
+
+    def read() -> None:
+        """As a handler's task does: in a turn of the loop after the one that found the bytes."""
+        beats.append(loop.create_task(member.beat()))
+
+    loop.call_soon(lambda: loop.call_soon(read))
+    time.sleep(0.5)  # nothing of this process runs
+    await until(lambda: beats)
+    assert await beats[0] is ErrorCode.NONE
+
+
+async def test_a_member_that_stays_silent_after_a_stall_expires_all_the_same(node: GroupNode) -> None:
+    await settle(node.member(G, "c1", session_timeout_ms=300))
+    time.sleep(0.5)
+    await until(lambda: not node.groups.group_ids(), seconds=3)
+    stored = await node.stored(G)
+    assert stored is not None
+    assert not stored.members
+
+
+async def test_sessions_end_on_a_node_whose_every_timer_is_late(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop = asyncio.get_running_loop()
+    call_at = loop.call_at
+
+    def late(when: float, *given: Any, **options: Any) -> asyncio.TimerHandle:
+        return call_at(when + 0.2, *given, **options)
+
+    monkeypatch.setattr(loop, "call_at", late)
+    await settle(node.member(G, "c1", session_timeout_ms=300))
+    await until(lambda: not node.groups.group_ids(), seconds=5)
 
 
 async def test_a_bug_in_the_coordinator_hangs_nobody(
@@ -409,7 +551,7 @@ async def test_a_bug_in_the_coordinator_hangs_nobody(
         joins = [second.join(), first.join()]
         await write_is_waiting(lock)
         behind = first.heartbeat()
-        monkeypatch.setattr(groups_module, "step", broken)
+        monkeypatch.setattr(Machines, "step", broken)
     assert {(await join).error for join in joins} == {ErrorCode.NONE}
     assert (await behind).error is ErrorCode.UNKNOWN_SERVER_ERROR
     monkeypatch.undo()
@@ -453,7 +595,7 @@ async def test_what_a_timer_moves_is_logged_as_no_requests_doing(
         if level >= logging.INFO:
             told.append((GroupState(state), REQUEST.get()))
 
-    monkeypatch.setattr(groups_module.log, "log", log)
+    monkeypatch.setattr(groups_log, "log", log)
     request = ("c1", "join_group", 7)
     token = REQUEST.set(request)
     await settle(node.member(G, "c1", session_timeout_ms=50))
@@ -470,7 +612,7 @@ async def test_a_request_held_for_a_closed_connection_is_let_go(node: GroupNode)
     assert not held.done()
     node.groups.connection_closed("c2")
     await asyncio.wait_for(held, 5)
-    assert not node.groups._slots[G].parked
+    assert not held.cancelled()
     assert ("c2" in node.groups._connections) is False
 
 
@@ -515,13 +657,13 @@ async def test_drain_answers_who_is_held_and_leaves_the_stored_group_alone(datab
     async with group_node(database_url) as node:
         first, second = node.member(G, "c1"), node.member(G, "c2")
         await settle(first)
-        before = await node.store.load(G)
+        before = await node.stored(G)
         held = second.join()
         await node.groups.drain()
         assert (await held).error is ErrorCode.NOT_COORDINATOR
         node.groups.connection_closed("c1")
         assert first.heartbeat().error is ErrorCode.NOT_COORDINATOR
-        assert await node.store.load(G) == before
+        assert await node.stored(G) == before
     async with group_node(database_url) as after:
         member = after.member(G, "d1")
         member.member_id, member.generation_id = first.member_id, first.generation_id
@@ -542,7 +684,7 @@ async def test_drain_lets_a_write_in_flight_finish_and_answers_it(node: GroupNod
     await draining
     assert [(await join).generation_id for join in joins] == [2, 2]
     assert (await behind).error is ErrorCode.NOT_COORDINATOR
-    stored = await node.store.load(G)
+    stored = await node.stored(G)
     assert stored is not None
     assert stored.generation_id == 2
 
@@ -563,14 +705,14 @@ async def test_drain_gives_up_a_write_that_does_not_end(node: GroupNode, monkeyp
 async def test_groups_without_members_are_not_kept_in_memory(node: GroupNode) -> None:
     member = node.member(G, "c1")
     assert await member.beat() is ErrorCode.UNKNOWN_MEMBER_ID
-    await until(lambda: not node.groups._slots)
+    await until(lambda: not node.groups.group_ids())
     await settle(member)
-    assert list(node.groups._slots) == [G]
+    assert node.groups.group_ids() == [G]
     assert (await reply_of(member.leave())).error is ErrorCode.NONE
-    await until(lambda: not node.groups._slots)
-    stored = await node.store.load(G)
+    await until(lambda: not node.groups.group_ids())
+    stored = await node.stored(G)
     assert stored is not None
-    assert (stored.state, stored.generation_id, stored.members) == ("Empty", 2, ())
+    assert (stored.state, stored.generation_id, stored.members) == (GroupState.EMPTY, 2, {})
 
 
 async def test_a_group_emptied_while_its_shard_is_read_does_not_come_back(
@@ -595,9 +737,9 @@ async def test_a_group_emptied_while_its_shard_is_read_does_not_come_back(
     await asked.wait()
     assert (await reply_of(member.leave())).error is ErrorCode.NONE
     answer.set()
-    await until(lambda: not node.groups._shards_loading)
+    await until(lambda: not node.groups.shards_loading)
     assert (await node.groups.view(G)).state is GroupState.EMPTY
-    await until(lambda: not node.groups._slots)
+    await until(lambda: not node.groups.group_ids())
 
 
 async def test_too_much_waiting_for_one_group_is_refused(
@@ -656,7 +798,7 @@ async def test_deleting_a_group_takes_its_record_away(node: GroupNode) -> None:
     await reply_of(member.leave())
     deleted = node.groups.submit(G, DeleteGroup(node.groups.next_request_id()))
     assert (await reply_of(deleted)).error is ErrorCode.NONE
-    assert await node.store.load(G) is None
+    assert await node.stored(G) is None
     again = node.groups.submit(G, DeleteGroup(node.groups.next_request_id()))
     assert (await reply_of(again)).error is ErrorCode.GROUP_ID_NOT_FOUND
 
@@ -665,9 +807,9 @@ async def test_five_hundred_members_settle_in_one_generation(node: GroupNode) ->
     members = [node.member(G, f"c{index}") for index in range(500)]
     await settle(*members)
     assert {member.generation_id for member in members} == {2}
-    stored = await node.store.load(G)
+    stored = await node.stored(G)
     assert stored is not None
-    assert (stored.state, len(stored.members)) == ("Stable", 500)
+    assert (stored.state, len(stored.members)) == (GroupState.STABLE, 500)
     assert {await member.beat() for member in members} == {ErrorCode.NONE}
 
 

@@ -289,21 +289,23 @@ async def test_two_nodes_append_to_the_same_partitions(node: DataPlane, database
                 assert offsets_in(await at.fetch_one(topic, 0, partition=index, max_wait_ms=0)) == expected
 
 
-async def test_only_whole_turns(node: DataPlane) -> None:
-    order: list[str] = []
-
-    async def take(name: str, pauses: int) -> None:
-        async with node.appender.turn("c"):
-            for _ in range(pauses):
-                await asyncio.sleep(0)
-            order.append(name)
-
-    tasks = [asyncio.create_task(take(name, pauses)) for name, pauses in [("a", 5), ("b", 0), ("c", 3), ("d", 0)]]
-    await asyncio.sleep(0)
-    tasks[2].cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
-    assert order == ["a", "b", "d"]
-    assert not node.appender.must_wait("c")
+async def test_a_partition_that_is_locked_stops_no_other_of_its_committer(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t", 4)
+    await node.appender.submit(new_batch(topic, batch_of(b"before"), 0))
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        held = [node.appender.submit(new_batch(topic, batch_of(b"%d" % number), 0)) for number in range(3)]
+        for index in (1, 2, 3):
+            assert (
+                appended(await asyncio.wait_for(node.appender.submit(new_batch(topic, batch_of(b"x"), index)), 3)) == 0
+            )
+        await wait_for_blocked_append(connection)
+        held.append(node.appender.submit(new_batch(topic, batch_of(b"3"), 0)))
+        assert not any(future.done() for future in held)
+    assert [appended(await future) for future in held] == [1, 2, 3, 4], "in the order in which they came"
+    assert appended(await node.appender.submit(new_batch(topic, batch_of(b"after"), 0))) == 5
+    values = [record.value for record in records_in(await node.fetch_one(topic, 0))]
+    assert values == [b"before", b"0", b"1", b"2", b"3", b"after"]
+    assert node.appender.queued_bytes == 0
 
 
 async def test_a_bug_in_a_commit_hangs_nobody_and_what_waits_is_committed(
@@ -312,9 +314,9 @@ async def test_a_bug_in_a_commit_hangs_nobody_and_what_waits_is_committed(
     topic = await node.create_topic("t")
     append, begun, broken = node.log.append, asyncio.Event(), asyncio.Event()
 
-    async def break_once(batches: Sequence[NewBatch]) -> list[Appended | Refusal]:
+    async def break_once(batches: Sequence[NewBatch], *, wait: bool) -> list[Appended | Refusal]:
         if begun.is_set():
-            return await append(batches)
+            return await append(batches, wait=wait)
         begun.set()
         await broken.wait()
         raise RuntimeError("bug")

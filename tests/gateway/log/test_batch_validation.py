@@ -11,7 +11,7 @@ import pytest
 
 from gateway.config.topic import TopicConfig
 from gateway.log.batch_validation import MAX_RECORD_ERRORS, Refused, validate
-from protocol.compression import Compression
+from protocol.compression import Compression, DecompressedTooLargeError
 from protocol.errors import ErrorCode
 from protocol.records import BatchHead, Record, TimestampType, build_batch
 
@@ -181,3 +181,47 @@ def test_log_append_time_ignores_the_producers_timestamps() -> None:
 def test_headers_with_one_key_twice_are_valid() -> None:
     twice = Record(0, NOW_MS, b"k", b"v", (("h", b"1"), ("h", b"2"), ("h", None)))
     assert isinstance(judge(build_batch([twice]), config=replace(CONFIG, cleanup_policy=("compact",))), BatchHead)
+
+
+def forged(payload: bytes, count: int, codec: Compression = Compression.NONE) -> bytearray:
+    """A head with the right CRC and length over `payload`."""
+    records = bytearray(batch(count, compression=codec)[:61] + payload)
+    struct.pack_into(">i", records, 8, len(records) - 12)
+    struct.pack_into(">I", records, 17, crc32c.crc32c(memoryview(records)[21:]))
+    return records
+
+
+@pytest.mark.parametrize("codec", [codec for codec in Compression if codec is not Compression.NONE])
+def test_what_its_codec_cannot_read_is_refused(codec: Compression) -> None:
+    payload = f"not {codec.name.lower()} at all".encode()
+    assert code_of(judge(forged(payload, 1, codec))) == ErrorCode.INVALID_RECORD
+
+
+@pytest.mark.parametrize("count", [1, 5])
+def test_a_head_that_claims_records_over_an_empty_body_is_refused(count: int) -> None:
+    assert code_of(judge(forged(b"", count))) == ErrorCode.INVALID_RECORD
+
+
+@pytest.mark.parametrize("codec", list(Compression))
+@pytest.mark.parametrize("held", [2, 4])
+def test_a_body_of_another_count_than_its_head_is_refused(codec: Compression, held: int) -> None:
+    payload = bytes(batch(held, compression=codec)[61:])
+    assert code_of(judge(forged(payload, 3, codec))) == ErrorCode.INVALID_RECORD
+    assert isinstance(judge(forged(payload, held, codec)), BatchHead)
+
+
+@pytest.mark.parametrize("offsets", [(0, 2), (1, 2), (5,), (0, 1, 3)])
+@pytest.mark.parametrize("policy", [("delete",), ("compact",)])
+def test_offsets_that_do_not_count_up_from_zero_are_refused(offsets: tuple[int, ...], policy: tuple[str, ...]) -> None:
+    """Upstream gives such records of a compressed batch new offsets and takes those of an uncompressed one as they are:
+    two consumers of the same log would disagree on where a record lies."""
+    records = build_batch([record(offset) for offset in offsets], last_offset_delta=max(offsets))
+    payload = records[61:]
+    assert code_of(judge(forged(payload, len(offsets)), config=replace(CONFIG, cleanup_policy=policy))) == 87
+
+
+def test_a_lower_bound_says_that_a_larger_one_may_give_a_verdict() -> None:
+    records = bytearray(build_batch([record(0, value=bytes(200_000))], compression=Compression.ZSTD))
+    with pytest.raises(DecompressedTooLargeError):
+        validate(records, version=9, config=CONFIG, now_ms=NOW_MS, max_decompressed_bytes=100_000)
+    assert isinstance(judge(records), BatchHead)

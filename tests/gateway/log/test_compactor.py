@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from gateway.log.compactor import Cleaned, KeyIndex, clean, index_keys
+from gateway.log.compactor import Cleaned, clean, index_keys
+from gateway.log.offset_map import MAX_SPAN, OffsetMap
 from protocol.compression import Compression
 from protocol.records import Record, TimestampType, build_batch, iter_records, read_head, verify_crc
 from storage.types import StoredBatch
@@ -40,7 +41,7 @@ def stored(base_offset: int, *pairs: Pair, **fields: object) -> StoredBatch:
 def compacted(
     batches: Sequence[StoredBatch], *, now_ms: int = NOW_MS, dirty_from: int = 0
 ) -> tuple[list[StoredBatch], Cleaned]:
-    index = KeyIndex(MANY)
+    index = OffsetMap(dirty_from, MANY)
     assert index_keys([batch for batch in batches if batch.base_offset >= dirty_from], index) is None
     cleaned = clean(batches, index, now_ms=now_ms, delete_retention_ms=RETENTION_MS)
     kept = [batch for batch in batches if batch.base_offset not in cleaned.removed]
@@ -149,11 +150,48 @@ def test_a_batch_that_cannot_be_read_is_left_alone() -> None:
     assert log == batches
 
 
+def test_the_keys_of_a_batch_that_ends_in_damage_supersede_nothing() -> None:
+    damaged = bytearray(stored(1, ("a", "2"), ("b", "2")).records)
+    damaged[-1] = 0x7F
+    batches = [stored(0, ("a", "1")), StoredBatch(1, 2, NOW_MS, bytes(damaged)), stored(3, ("c", "1"))]
+    log, cleaned = compacted(batches)
+    assert cleaned.removed == []
+    assert log == batches
+
+
+@pytest.mark.parametrize("codec", list(Compression))
+def test_records_of_all_sizes_are_kept_as_they_are(codec: Compression) -> None:
+    """On both sides of what the parser gets at a time, with headers, with and without a tombstone among them."""
+    chance = random.Random(7)
+    for tombstone in (False, True):
+        records = [
+            Record(
+                offset,
+                NOW_MS + chance.randrange(-10_000, 10_000),
+                b"key %d" % offset,
+                bytes(chance.choice([0, 100, 70_000, 200_000])) if offset or not tombstone else None,
+                (("h", b"x" * offset), ("g", None)),
+            )
+            for offset in range(30)
+        ]
+        batch = StoredBatch(0, 29, NOW_MS, build_batch(records, compression=codec))
+        log, _ = compacted([batch, stored(30, *[(f"key {offset}", "2") for offset in range(0, 30, 3) if offset])])
+        gone = set(range(3, 30, 3))
+        assert list(iter_records(log[0].records)) == [record for record in records if record.offset not in gone]
+        assert read_head(log[0].records).delete_horizon_ms == (NOW_MS + RETENTION_MS if tombstone else None)
+
+
+def test_a_run_ends_before_what_its_index_cannot_tell_apart() -> None:
+    index = OffsetMap(10, MANY)
+    assert index_keys([stored(10, ("a", "1")), stored(10 + MAX_SPAN, ("b", "1"))], index) == 10 + MAX_SPAN
+    assert index.newest(b"b") == -1
+
+
 def test_a_full_index_says_where_it_ends() -> None:
     batches = [stored(0, ("a", "1"), ("b", "1")), stored(2, ("c", "1"), ("d", "1")), stored(4, ("e", "1"))]
-    index = KeyIndex(max_keys=3)
+    index = OffsetMap(0, max_keys=3)
     assert index_keys(batches, index) == 4
-    assert len(index.newest) == 4
+    assert len(index) == 4
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -42,7 +42,7 @@ def offsets(found: TailRead | None) -> list[int]:
 
 
 def state(log_start_offset: int, high_watermark: int) -> PartitionState:
-    return PartitionState(log_start_offset, high_watermark, 0, 0)
+    return PartitionState(log_start_offset, high_watermark, high_watermark, 0, 0)
 
 
 def test_what_has_been_compacted_is_not_served_from_here() -> None:

@@ -11,14 +11,21 @@ from typing import Any
 
 import pytest
 
-from gateway.net.connection import MAX_BULKY_IN_FLIGHT, SMALL_FRAME_BYTES, Chunk, ConnectionLimits, Hold
+from gateway.net.connection import MAX_BULKY_IN_FLIGHT, ConnectionLimits
 from gateway.net.context import ConnectionInfo
+from gateway.net.holdings import SMALL_BYTES
+from gateway.net.requests import Admission, Chunk, Order
 from gateway.net.server import Server
 from gateway.operate.metrics import Metrics
 from protocol.errors import ProtocolError
 from protocol.framing import Frame
 
-HOLDS = {b"p": Hold.PARKED, b"b": Hold.BULKY, b"l": Hold.PIPELINED}
+ADMISSIONS = {
+    b"p": Admission(Order.PARKED),
+    b"b": Admission(Order.PARKED, bulky=True),
+    b"r": Admission(Order.ALONE, bulky=True),
+    b"l": Admission(Order.PIPELINED),
+}
 
 
 def framed(*bodies: bytes) -> bytes:
@@ -26,7 +33,7 @@ def framed(*bodies: bytes) -> bytes:
 
 
 class Words:
-    """A frame is `<hold letter><verb>:<rest>`. It is answered by itself, when and how the test says."""
+    """A frame is `<admission letter><verb>:<rest>`. It is answered by itself, when and how the test says."""
 
     def __init__(self) -> None:
         self.started: list[bytes] = []
@@ -35,9 +42,10 @@ class Words:
         self.gates: dict[bytes, asyncio.Event] = {}
         self.arrival = asyncio.Event()
         self.cancellation = asyncio.Event()
+        self.mute_s = 0.0
 
-    def hold(self, frame: Frame) -> Hold:
-        return HOLDS.get(bytes(frame[:1]), Hold.NO)
+    def admission(self, frame: Frame) -> Admission:
+        return ADMISSIONS.get(bytes(frame[:1]), Admission())
 
     def gate(self, body: bytes) -> asyncio.Event:
         return self.gates.setdefault(body, asyncio.Event())
@@ -57,6 +65,8 @@ class Words:
                 raise
         self.finished.append(name)
         self.arrival.set()
+        if verb == b"mute":
+            connection.muted_until_s = asyncio.get_running_loop().time() + self.mute_s
         if verb == b"silent":
             return ()
         if verb == b"refuse":
@@ -103,6 +113,15 @@ class Node:
         for index in range(50):
             self._settling.send(b"-echo:settle %d" % index)
             await self._settling.answer()
+
+    @property
+    def held_bytes(self) -> float:
+        return self.metrics.registry.get_sample_value("sluice_held_bytes") or 0.0
+
+    async def until_held(self, count_bytes: int) -> None:
+        async with asyncio.timeout(10):
+            while self.held_bytes < count_bytes:
+                await self.settle()
 
     def finished_of(self, prefix: bytes) -> list[bytes]:
         return [name for name in self.words.finished if name.startswith(prefix)]
@@ -215,6 +234,22 @@ async def test_a_request_sees_what_those_before_it_did() -> None:
         await asyncio.wait_for(served.words.until_started(4), 10)
         served.words.gate(b"pwait:join").set()
         assert await peer.answers(2) == [b"pwait:join", b"-echo:heartbeat"]
+
+
+async def test_a_bulky_read_sees_what_came_before_it_and_nothing_that_came_after() -> None:
+    """An OffsetFetch between two OffsetCommits."""
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"-wait:before", b"rwait:fetch", b"-echo:after")
+        await served.words.until_started(1)
+        await served.settle()
+        assert [name for name in served.words.started if b"settle" not in name] == [b"-wait:before"]
+        served.words.gate(b"-wait:before").set()
+        assert await peer.answer() == b"-wait:before"
+        await served.settle()
+        assert [name for name in served.words.started if b"settle" not in name] == [b"-wait:before", b"rwait:fetch"]
+        served.words.gate(b"rwait:fetch").set()
+        assert await peer.answers(2) == [b"rwait:fetch", b"-echo:after"]
 
 
 async def test_pipelined_requests_start_beside_each_other_and_nothing_else_does() -> None:
@@ -331,10 +366,10 @@ async def test_nothing_overtakes_a_request_that_is_held_back() -> None:
         assert [name for name in served.words.started if b"settle" not in name] == [*bulky, b"-echo:last"]
 
 
-async def test_a_full_intake_holds_back_large_requests_and_lets_small_ones_pass() -> None:
-    first_large = b"-wait:first" + bytes(2 * SMALL_FRAME_BYTES)
-    second_large = b"-echo:second" + bytes(2 * SMALL_FRAME_BYTES)
-    async with node(max_intake_bytes=SMALL_FRAME_BYTES) as served:
+async def test_a_full_node_holds_back_large_requests_and_lets_small_ones_pass() -> None:
+    first_large = b"-wait:first" + bytes(2 * SMALL_BYTES)
+    second_large = b"-echo:second" + bytes(2 * SMALL_BYTES)
+    async with node(max_node_bytes=SMALL_BYTES) as served:
         first, second, third = [await served.connect() for _ in range(3)]
         first.send(first_large)
         await served.words.until_started(1)
@@ -349,8 +384,8 @@ async def test_a_full_intake_holds_back_large_requests_and_lets_small_ones_pass(
 
 
 async def test_a_waiting_connection_that_ends_gives_up_its_turn() -> None:
-    large = bytes(2 * SMALL_FRAME_BYTES)
-    async with node(max_intake_bytes=SMALL_FRAME_BYTES) as served:
+    large = bytes(2 * SMALL_BYTES)
+    async with node(max_node_bytes=SMALL_BYTES) as served:
         first, second, third = [await served.connect() for _ in range(3)]
         first.send(b"-wait:first" + large)
         await served.words.until_started(1)
@@ -365,20 +400,91 @@ async def test_a_waiting_connection_that_ends_gives_up_its_turn() -> None:
         assert len(served.finished_of(b"-echo:second")) == 1, "what was read of it is done all the same"
 
 
-async def test_a_full_intake_stops_the_reading_of_a_large_frame_until_there_is_room() -> None:
-    large = bytes(2 * SMALL_FRAME_BYTES)
-    async with node(max_intake_bytes=SMALL_FRAME_BYTES) as served:
-        first, second = await served.connect(), await served.connect()
+async def test_a_full_node_reads_one_large_frame_on_and_no_other_until_there_is_room() -> None:
+    large = bytes(2 * SMALL_BYTES)
+    async with node(max_node_bytes=SMALL_BYTES) as served:
+        first, *others = [await served.connect() for _ in range(4)]
         first.send(b"-wait:first" + large)
         await served.words.until_started(1)
-        whole = framed(b"-echo:second" + bytes(16 * SMALL_FRAME_BYTES))
-        second.writer.write(whole[: len(whole) // 2])
+        whole = framed(b"-echo:other" + bytes(16 * SMALL_BYTES))
+        for peer in others:
+            peer.writer.write(whole[: len(whole) // 2])
         await served.settle()
         reading = [connection._reading for connection in served.server._connections]  # pyright: ignore[reportPrivateUsage]
-        assert reading.count(False) == 1
-        second.writer.write(whole[len(whole) // 2 :])
+        assert reading.count(False) == 2
+        for peer in others:
+            peer.writer.write(whole[len(whole) // 2 :])
         served.words.gate((b"-wait:first" + large)[:40]).set()
-        assert await second.answer() == whole[4:44]
+        for peer in others:
+            assert await peer.answer() == whole[4:44]
+
+
+async def test_a_full_node_lets_a_connection_have_a_little_and_no_more() -> None:
+    """Small frames, sent by the thousand while storage stands still, are held to the bound as large ones are."""
+    body = b"lwait:" + bytes(1000)
+    limit, connections = 100_000, 20
+    async with node(max_node_bytes=limit) as served:
+        peers = [await served.connect() for _ in range(connections)]
+        for peer in peers:
+            peer.send(*[body] * 300)
+        await served.until_held(limit)
+        await served.settle()
+        assert served.held_bytes < limit + connections * SMALL_BYTES + connections * len(body)
+        served.words.gate(body[:40]).set()
+        for peer in peers:
+            assert len(await peer.answers(300)) == 300
+        assert served.held_bytes == 0
+
+
+async def test_many_large_requests_that_arrive_together_become_whole_one_after_the_other() -> None:
+    """None of them fits beside another, and none waits for ever."""
+    async with node(max_node_bytes=200_000) as served:
+        peers = [await served.connect() for _ in range(5)]
+        whole = framed(b"-echo:large" + bytes(600_000))
+        for peer in peers:
+            peer.writer.write(whole[:300_000])
+        await served.settle()
+        for peer in peers:
+            peer.writer.write(whole[300_000:])
+        for peer in peers:
+            assert await peer.answer() == whole[4:44]
+        assert served.held_bytes == 0
+
+
+async def test_a_peer_that_leaves_answers_unread_is_closed_and_its_share_given_back() -> None:
+    async with node(max_node_bytes=10_000_000, max_idle_ms=400) as served:
+        deaf = await served.connect()
+        deaf.send(*[b"bbig:%04d" % index for index in range(400)])
+        assert await asyncio.wait_for(served.gone.get(), 10), "for the coordinator this is a client that failed"
+        assert served.closed_for("unread_answers") == 1
+        assert served.held_bytes == 0
+        reader = await served.connect()
+        reader.send(b"bbig:reader")
+        assert len(await reader.answer()) == 300_000
+        deaf.writer.transport.abort()
+
+
+async def test_a_slow_reader_is_not_a_stalled_one() -> None:
+    async with node(max_idle_ms=400) as served:
+        peer = await served.connect()
+        peer.send(*[b"bbig:%04d" % index for index in range(60)])
+        for _ in range(60):
+            assert len(await peer.answer()) == 300_000
+            await asyncio.sleep(0.02)
+        assert served.closed_for("unread_answers") == 0
+
+
+async def test_a_muted_connection_starts_nothing_until_its_time() -> None:
+    async with node() as served:
+        served.words.mute_s = 0.3
+        peer = await served.connect()
+        loop = asyncio.get_running_loop()
+        before = loop.time()
+        peer.send(b"-mute:1", b"-echo:2", b"-echo:3")
+        assert await peer.answer() == b"-mute:1"
+        assert loop.time() - before < 0.25, "its own answer is not delayed (KIP-219)"
+        assert await peer.answers(2) == [b"-echo:2", b"-echo:3"]
+        assert loop.time() - before >= 0.3
 
 
 async def test_what_came_before_a_frame_of_an_impossible_size_is_answered() -> None:
@@ -463,6 +569,41 @@ async def test_what_was_read_is_carried_out_in_order_though_the_peer_has_gone() 
         started = [name for name in served.words.started if b"settle" not in name]
         assert started == [b"-wait:commit", b"-echo:leave", b"-echo:last"]
         assert [name for name in served.words.finished if b"settle" not in name] == started
+
+
+@pytest.mark.parametrize("parked", [b"pwait:join", b"bwait:fetch"])
+async def test_a_peer_that_goes_with_a_full_pipeline_behind_a_parked_request_ends(parked: bytes) -> None:
+    """The parked one is cancelled and takes no place any more: what was read behind it is done, and the end told."""
+    async with node(max_in_flight=10) as served:
+        peer = await served.connect()
+        peer.send(parked, *[b"lecho:%d" % index for index in range(30)])
+        await served.words.until_started(10)
+        await served.settle()
+        peer.reset()
+        assert await asyncio.wait_for(served.gone.get(), 10)
+        assert len(served.finished_of(b"lecho")) == 30
+        assert served.held_bytes == 0
+
+
+async def test_a_peer_that_goes_before_its_parked_request_began_ends() -> None:
+    async with node(max_in_flight=1) as served:
+        peer = await served.connect()
+        peer.send(b"pwait:join", b"-echo:leave")
+        peer.writer.transport.abort()
+        assert await asyncio.wait_for(served.gone.get(), 10)
+        assert served.held_bytes == 0
+
+
+async def test_a_connection_that_ends_with_unwritten_answers_leaves_nothing_held() -> None:
+    async with node() as served:
+        peer = await served.connect()
+        peer.send(b"pwait:1", *[b"-big:%d" % index for index in range(20)])
+        await served.words.until_started(21)
+        await served.settle()
+        assert served.held_bytes > 1_000_000
+        peer.reset()
+        assert await asyncio.wait_for(served.gone.get(), 10)
+        assert served.held_bytes == 0
 
 
 async def test_closing_what_has_lost_its_peer_lets_its_work_finish() -> None:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
 import struct
 from typing import Any, cast
 
 import pytest
 
-from gateway.net.connection import Chunk, Hold, UnanswerableError
+from gateway.apis import SERVED
 from gateway.net.context import ConnectionInfo, RequestContext, Services
-from gateway.net.dispatch import Dispatch, Handler, Served
+from gateway.net.dispatch import Dispatch, Handler, Served, Stages
+from gateway.net.requests import Admission, Chunk, Order, UnanswerableError
 from gateway.operate.logs import REQUEST
 from gateway.operate.metrics import Metrics
 from protocol import codec
@@ -38,10 +41,20 @@ def raising(error: Exception) -> Handler:
     return handler
 
 
+def line(api_key: ApiKey, min_version: int, max_version: int, handler: Handler, **how: Any) -> Served:
+    """A line of the table with a handler of the test's own; it refuses, and is placed, as what is served."""
+    (own,) = [served for served in SERVED if served.api_key is api_key]
+    changes = {"min_version": min_version, "max_version": max_version, "handler": handler, **how}
+    return dataclasses.replace(own, **changes)
+
+
+NO_STAGES = Stages()
+
+
 class Table:
-    def __init__(self, *served: Served) -> None:
+    def __init__(self, *served: Served, stages: Stages = NO_STAGES) -> None:
         self.metrics = Metrics()
-        self.dispatch = Dispatch(served, cast(Services, None), self.metrics)
+        self.dispatch = Dispatch(served, cast(Services, None), self.metrics, stages)
 
     async def ask(self, request: Any, version: int, *, answered_in: int | None = None) -> Any:
         """The response to `request` sent as `version`, read as `answered_in` (default: the same)."""
@@ -66,7 +79,7 @@ class Table:
         return self.metrics.registry.get_sample_value(f"sluice_{name}_total", labels) or 0.0
 
 
-HEARTBEAT = Served(ApiKey.HEARTBEAT, 0, 4, accept)
+HEARTBEAT = line(ApiKey.HEARTBEAT, 0, 4, accept)
 
 
 async def test_a_handler_gets_the_request_and_who_asks() -> None:
@@ -76,7 +89,7 @@ async def test_a_handler_gets_the_request_and_who_asks() -> None:
         seen.append((request, context, REQUEST.get()))
         return HeartbeatResponse(error_code=ErrorCode.REBALANCE_IN_PROGRESS)
 
-    table = Table(Served(ApiKey.HEARTBEAT, 0, 4, heartbeat))
+    table = Table(line(ApiKey.HEARTBEAT, 0, 4, heartbeat))
     request = HeartbeatRequest(group_id="g", generation_id=3, member_id="m")
     response = await table.ask(request, 4)
     assert response.error_code == ErrorCode.REBALANCE_IN_PROGRESS
@@ -94,6 +107,7 @@ async def test_a_handler_gets_the_request_and_who_asks() -> None:
         (b"", None),
         (b"\x00", None),
         (struct.pack(">hhih", 9999, 0, 1, -1), "unknown_api"),
+        (struct.pack(">hhih", ApiKey.DESCRIBE_ACLS, 0, 1, -1), "unserved_api"),
         (struct.pack(">hhih", 12, 4, 1, 300), None),
         (struct.pack(">hhih", 12, 0, 1, -1) + b"\x00", None),
     ],
@@ -108,7 +122,7 @@ async def test_what_is_no_request_closes_the_connection(frame: bytes, reason: st
 
 async def test_only_produce_may_be_larger_than_eight_mebibytes() -> None:
     """Decoded, a request that is all structure takes many times its size."""
-    table = Table(HEARTBEAT, Served(ApiKey.PRODUCE, 3, 13, accept))
+    table = Table(HEARTBEAT, line(ApiKey.PRODUCE, 3, 13, accept))
     with pytest.raises(UnanswerableError) as raised:
         await table.ask_bytes(struct.pack(">hhih", 12, 0, 1, -1) + bytes(8 * 1024 * 1024))
     assert raised.value.reason == "request_size"
@@ -122,7 +136,7 @@ async def test_only_produce_may_be_larger_than_eight_mebibytes() -> None:
 
 @pytest.mark.parametrize("version", [5, 99, 32767, -1])
 async def test_api_versions_of_an_unknown_version_is_answered_in_v0_with_the_list(version: int) -> None:
-    table = Table(Served(ApiKey.API_VERSIONS, 0, 4, accept), Served(ApiKey.PRODUCE, 3, 13, accept, advertised_min=0))
+    table = Table(line(ApiKey.API_VERSIONS, 0, 4, accept), line(ApiKey.PRODUCE, 3, 13, accept, advertised_min=0))
     response: ApiVersionsResponse = await table.ask(ApiVersionsRequest(), version, answered_in=0)
     assert response.error_code == ErrorCode.UNSUPPORTED_VERSION
     ranges = {entry.api_key: (entry.min_version, entry.max_version) for entry in response.api_keys}
@@ -132,7 +146,7 @@ async def test_api_versions_of_an_unknown_version_is_answered_in_v0_with_the_lis
 
 @pytest.mark.parametrize(("version", "answered_in"), [(5, 4), (1, 2)])
 async def test_an_unserved_version_is_answered_in_the_nearest_that_is(version: int, answered_in: int) -> None:
-    table = Table(Served(ApiKey.HEARTBEAT, 2, 4, accept))
+    table = Table(line(ApiKey.HEARTBEAT, 2, 4, accept))
     response = await table.ask(HeartbeatRequest(), version, answered_in=answered_in)
     assert response.error_code == ErrorCode.UNSUPPORTED_VERSION
     assert table.count("unsupported_versions", api="heartbeat") == 1
@@ -141,9 +155,9 @@ async def test_an_unserved_version_is_answered_in_the_nearest_that_is(version: i
 @pytest.mark.parametrize(
     ("served", "request_type", "version"),
     [
-        (Served(ApiKey.PRODUCE, 3, 13, accept, advertised_min=0), ProduceRequest, 2),
-        (Served(ApiKey.OFFSET_FETCH, 1, 10, accept), OffsetFetchRequest, 11),
-        (Served(ApiKey.METADATA, 0, 12, accept), MetadataRequest, 13),
+        (line(ApiKey.PRODUCE, 3, 13, accept, advertised_min=0), ProduceRequest, 2),
+        (line(ApiKey.OFFSET_FETCH, 1, 10, accept), OffsetFetchRequest, 11),
+        (line(ApiKey.METADATA, 0, 12, accept), MetadataRequest, 13),
     ],
 )
 async def test_an_unserved_version_without_a_place_for_the_code_closes(
@@ -158,7 +172,7 @@ async def test_an_unserved_version_without_a_place_for_the_code_closes(
 
 
 async def test_a_refusal_is_answered_in_the_shape_of_the_api() -> None:
-    table = Table(Served(ApiKey.HEARTBEAT, 0, 4, raising(KafkaError(ErrorCode.UNKNOWN_MEMBER_ID))))
+    table = Table(line(ApiKey.HEARTBEAT, 0, 4, raising(KafkaError(ErrorCode.UNKNOWN_MEMBER_ID))))
     assert (await table.ask(HeartbeatRequest(), 3)).error_code == ErrorCode.UNKNOWN_MEMBER_ID
     assert table.count("requests", api="heartbeat", version="3", error="UNKNOWN_MEMBER_ID") == 1
 
@@ -174,13 +188,13 @@ async def test_a_refusal_is_answered_in_the_shape_of_the_api() -> None:
 async def test_storage_errors_become_codes(
     api_key: ApiKey, request_type: type[Any], error: StorageError, code: ErrorCode
 ) -> None:
-    table = Table(Served(api_key, 0, 4, raising(error)))
+    table = Table(line(api_key, 0, 4, raising(error)))
     assert (await table.ask(request_type(), 4)).error_code == code
     assert table.count("storage_errors", api=api_key.name.lower()) == 1
 
 
 async def test_a_bug_is_answered_and_counted() -> None:
-    table = Table(Served(ApiKey.HEARTBEAT, 0, 4, raising(ZeroDivisionError())))
+    table = Table(line(ApiKey.HEARTBEAT, 0, 4, raising(ZeroDivisionError())))
     assert (await table.ask(HeartbeatRequest(), 4)).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
     assert table.count("internal_errors", api="heartbeat") == 1
     assert table.count("requests", api="heartbeat", version="4", error="UNKNOWN_SERVER_ERROR") == 1
@@ -190,7 +204,7 @@ async def test_a_response_that_cannot_be_encoded_is_a_bug_that_is_answered() -> 
     async def metadata(request: MetadataRequest, context: RequestContext) -> MetadataResponse:
         return MetadataResponse(controller_id=2**40)
 
-    table = Table(Served(ApiKey.METADATA, 0, 13, metadata))
+    table = Table(line(ApiKey.METADATA, 0, 13, metadata))
     assert (await table.ask(MetadataRequest(), 13)).error_code == ErrorCode.UNKNOWN_SERVER_ERROR
     assert table.count("internal_errors", api="metadata") == 1
 
@@ -201,10 +215,10 @@ RECORDS = (TopicProduceData(name="t", partition_data=(PartitionProduceData(index
 
 
 async def test_produce_with_acks_0_has_no_answer() -> None:
-    async def produce(request: ProduceRequest, context: RequestContext) -> ProduceResponse | None:
-        return None
+    async def produce(request: ProduceRequest, context: RequestContext) -> ProduceResponse:
+        return ProduceResponse()
 
-    table = Table(Served(ApiKey.PRODUCE, 3, 13, produce))
+    table = Table(line(ApiKey.PRODUCE, 3, 13, produce))
     header = encode_request_header(RequestHeader(0, 9, 1, None))
     body = b"".join(bytes(chunk) for chunk in codec.encode(ProduceRequest(acks=0, topic_data=RECORDS), 9))
     assert await table.ask_bytes(header + body) == []
@@ -213,7 +227,7 @@ async def test_produce_with_acks_0_has_no_answer() -> None:
 
 @pytest.mark.parametrize("error", [KafkaError(ErrorCode.INVALID_RECORD), StorageUnavailable("gone"), ValueError()])
 async def test_a_refused_produce_with_acks_0_closes_the_connection(error: Exception) -> None:
-    table = Table(Served(ApiKey.PRODUCE, 3, 13, raising(error)))
+    table = Table(line(ApiKey.PRODUCE, 3, 13, raising(error)))
     with pytest.raises(UnanswerableError) as raised:
         await table.ask(ProduceRequest(acks=0, topic_data=RECORDS), 9)
     assert raised.value.reason == "acks_0_refused"
@@ -222,18 +236,74 @@ async def test_a_refused_produce_with_acks_0_closes_the_connection(error: Except
 
 
 async def test_a_handler_may_close_the_connection() -> None:
-    table = Table(Served(ApiKey.PRODUCE, 3, 13, raising(ProtocolError("refused"))))
+    table = Table(line(ApiKey.PRODUCE, 3, 13, raising(ProtocolError("refused"))))
     with pytest.raises(ProtocolError, match="refused"):
         await table.ask(ProduceRequest(acks=0, topic_data=RECORDS), 9)
     assert table.count("internal_errors", api="produce") == 0
 
 
-# --- hold -------------------------------------------------------------------------------------------------------------
+# --- stages -----------------------------------------------------------------------------------------------------------
 
 
-def test_how_a_request_may_be_held_follows_from_its_line() -> None:
-    table = Table(HEARTBEAT, Served(ApiKey.JOIN_GROUP, 0, 9, accept, Hold.PARKED))
-    assert table.dispatch.hold(struct.pack(">hh", 11, 9)) is Hold.PARKED
-    assert table.dispatch.hold(struct.pack(">hh", 12, 4)) is Hold.NO
-    assert table.dispatch.hold(struct.pack(">hh", 9999, 4)) is Hold.NO
-    assert table.dispatch.hold(b"\x00") is Hold.NO
+async def test_a_request_that_is_not_authorized_is_refused_in_its_shape_and_never_handled() -> None:
+    async def authorize(request: object, context: RequestContext) -> None:
+        assert str(context.connection.principal) == "User:ANONYMOUS"
+        raise KafkaError(ErrorCode.GROUP_AUTHORIZATION_FAILED)
+
+    table = Table(line(ApiKey.HEARTBEAT, 0, 4, raising(AssertionError())), stages=Stages(authorize=authorize))
+    assert (await table.ask(HeartbeatRequest(), 4)).error_code == ErrorCode.GROUP_AUTHORIZATION_FAILED
+    assert table.count("internal_errors", api="heartbeat") == 0
+
+
+async def test_produce_keeps_its_order_though_a_stage_before_it_is_slow() -> None:
+    """The place is taken when a request arrives: the first is let through last, and still enters the log first."""
+    log: list[int] = []
+    gates = [asyncio.Event() for _ in range(4)]
+
+    async def authorize(request: ProduceRequest, context: RequestContext) -> None:
+        await gates[request.timeout_ms].wait()
+        if request.timeout_ms == 2:
+            raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+    async def produce(request: ProduceRequest, context: RequestContext) -> ProduceResponse:
+        async with context.place:
+            log.append(request.timeout_ms)
+        return ProduceResponse()
+
+    table = Table(line(ApiKey.PRODUCE, 3, 13, produce), stages=Stages(authorize=authorize))
+    connection = ConnectionInfo("c", "/127.0.0.1")
+    header = encode_request_header(RequestHeader(0, 9, 1, None))
+    running = [
+        asyncio.create_task(
+            table.dispatch.handle(header + b"".join(codec.encode(ProduceRequest(acks=1, timeout_ms=n), 9)), connection)
+        )
+        for n in range(4)
+    ]
+    for gate in reversed(gates):
+        gate.set()
+        for _ in range(5):
+            await asyncio.sleep(0)
+    await asyncio.wait_for(asyncio.gather(*running), 10)
+    assert log == [0, 1, 3], "a refused one leaves its place to those behind it, and only to them"
+
+
+async def test_a_throttled_request_is_answered_with_its_time_and_mutes_its_connection() -> None:
+    table = Table(line(ApiKey.HEARTBEAT, 0, 4, accept), stages=Stages(throttle=lambda request, context: 700))
+    connection = ConnectionInfo("c", "/127.0.0.1")
+    header = encode_request_header(RequestHeader(12, 4, 1, None))
+    before = asyncio.get_running_loop().time()
+    (answer,) = await table.dispatch.handle(header + b"".join(codec.encode(HeartbeatRequest(), 4)), connection)
+    _, position = decode_response_header(12, 4, bytes(answer)[4:])
+    assert codec.decode(HeartbeatResponse, 4, bytes(answer)[4:], position)[0].throttle_time_ms == 700
+    assert 0.69 < connection.muted_until_s - before < 5
+
+
+# --- admission --------------------------------------------------------------------------------------------------------
+
+
+def test_how_a_request_is_placed_follows_from_its_line() -> None:
+    table = Table(HEARTBEAT, line(ApiKey.FETCH, 4, 18, accept))
+    assert table.dispatch.admission(struct.pack(">hh", 1, 9)) == Admission(Order.PARKED, bulky=True)
+    assert table.dispatch.admission(struct.pack(">hh", 12, 4)) == Admission(Order.PIPELINED)
+    assert table.dispatch.admission(struct.pack(">hh", 9999, 4)) == Admission(Order.ALONE)
+    assert table.dispatch.admission(b"\x00") == Admission(Order.ALONE)

@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from gateway.apis import SERVED
-from gateway.net.error_responses import error_response, top_level_error_response
+from gateway.net.dispatch import top_level_refusal
 from gateway.net.errors import REFUSAL_CODES, UNAVAILABLE_CODES, storage_code
 from protocol import codec
 from protocol.api_keys import ApiKey
@@ -26,7 +26,12 @@ from storage.errors import StorageConflict, StorageUnavailable
 from storage.types import Refusal
 
 CODE = ErrorCode.POLICY_VIOLATION
+REFUSE = {line.api_key: line.refuse for line in SERVED}
 LINES = [(line.api_key, version) for line in SERVED for version in range(line.min_version, line.max_version + 1)]
+
+
+def refused(api_key: ApiKey, version: int, request: Any, code: ErrorCode, message: str | None = None) -> Any:
+    return REFUSE[api_key](request, version, code, message)
 
 
 def filled(struct_type: type[Any], version: int) -> Any:
@@ -65,7 +70,7 @@ def codes(message: Any, version: int) -> Iterator[int]:
 @pytest.mark.parametrize(("api_key", "version"), LINES)
 def test_everything_asked_for_fails_with_the_code(api_key: ApiKey, version: int) -> None:
     request = filled(codec.request_class(api_key), version)
-    response = error_response(api_key, version, request, CODE, "because")
+    response = refused(api_key, version, request, CODE, "because")
     encoded = b"".join(bytes(chunk) for chunk in codec.encode(response, version))
     decoded, end = codec.decode(codec.response_class(api_key), version, encoded)
     assert end == len(encoded)
@@ -77,12 +82,12 @@ def test_everything_asked_for_fails_with_the_code(api_key: ApiKey, version: int)
 @pytest.mark.parametrize(("api_key", "version"), LINES)
 def test_a_request_for_nothing_can_be_refused_too(api_key: ApiKey, version: int) -> None:
     request = codec.request_class(api_key)()
-    codec.encode(error_response(api_key, version, request, CODE), version)
+    codec.encode(refused(api_key, version, request, CODE), version)
 
 
 @pytest.mark.parametrize(("api_key", "version"), LINES)
 def test_the_top_level_alone_is_used_where_there_is_one(api_key: ApiKey, version: int) -> None:
-    response = top_level_error_response(api_key, version, CODE)
+    response = top_level_refusal(api_key, version, CODE)
     fields = {field.name: field for field in message_schema(codec.response_class(api_key)).fields}
     has_place = "error_code" in fields and version in fields["error_code"].versions
     assert (response is not None) == has_place
@@ -101,7 +106,7 @@ def test_produce_fails_each_partition_with_offset_minus_one() -> None:
             TopicProduceData(name="b", partition_data=(PartitionProduceData(index=1),)),
         )
     )
-    response = error_response(ApiKey.PRODUCE, 9, request, CODE, "because")
+    response = refused(ApiKey.PRODUCE, 9, request, CODE, "because")
     found = [
         (topic.name, partition.index, partition.error_code, partition.base_offset, partition.error_message)
         for topic in response.responses
@@ -112,7 +117,7 @@ def test_produce_fails_each_partition_with_offset_minus_one() -> None:
 
 def test_fetch_fails_at_the_top_and_on_each_partition() -> None:
     request = FetchRequest(topics=(FetchTopic(topic="a", partitions=(FetchPartition(partition=4),)),))
-    response = error_response(ApiKey.FETCH, 12, request, CODE)
+    response = refused(ApiKey.FETCH, 12, request, CODE)
     assert response.error_code == CODE
     partition = response.responses[0].partitions[0]
     assert (partition.partition_index, partition.error_code, partition.high_watermark) == (4, CODE, -1)
@@ -128,7 +133,7 @@ def test_offset_fetch_places_the_code_by_version(version: int, top: bool, partit
         topics=(OffsetFetchRequestTopic(name="t", partition_indexes=(0, 1)),),
         groups=(OffsetFetchRequestGroup(group_id="g"), OffsetFetchRequestGroup(group_id="h")),
     )
-    response = error_response(ApiKey.OFFSET_FETCH, version, request, CODE)
+    response = refused(ApiKey.OFFSET_FETCH, version, request, CODE)
     decoded, _ = codec.decode(type(response), version, b"".join(map(bytes, codec.encode(response, version))))
     assert (decoded.error_code == CODE) == top
     assert [p.error_code for topic in decoded.topics for p in topic.partitions] == ([CODE, CODE] if partitions else [])
@@ -136,9 +141,9 @@ def test_offset_fetch_places_the_code_by_version(version: int, top: bool, partit
 
 
 def test_find_coordinator_names_no_node() -> None:
-    old = error_response(ApiKey.FIND_COORDINATOR, 3, FindCoordinatorRequest(key="g"), CODE)
+    old = refused(ApiKey.FIND_COORDINATOR, 3, FindCoordinatorRequest(key="g"), CODE)
     assert (old.error_code, old.node_id, old.host, old.port) == (CODE, -1, "", -1)
-    new = error_response(ApiKey.FIND_COORDINATOR, 4, FindCoordinatorRequest(coordinator_keys=("g", "h")), CODE)
+    new = refused(ApiKey.FIND_COORDINATOR, 4, FindCoordinatorRequest(coordinator_keys=("g", "h")), CODE)
     assert [(c.key, c.error_code, c.node_id, c.port) for c in new.coordinators] == [
         ("g", CODE, -1, -1),
         ("h", CODE, -1, -1),
@@ -149,7 +154,7 @@ def test_metadata_by_name_and_by_id() -> None:
     request = MetadataRequest(
         topics=(MetadataRequestTopic(name=None, topic_id=UUID(int=9)), MetadataRequestTopic(name="t"))
     )
-    response = error_response(ApiKey.METADATA, 12, request, CODE)
+    response = refused(ApiKey.METADATA, 12, request, CODE)
     assert [(topic.name, topic.topic_id.int, topic.error_code) for topic in response.topics] == [
         (None, 9, CODE),
         ("t", 0, CODE),
@@ -159,7 +164,7 @@ def test_metadata_by_name_and_by_id() -> None:
 
 def test_create_topics_gives_each_topic_the_message() -> None:
     request = CreateTopicsRequest(topics=(CreatableTopic(name="a"), CreatableTopic(name="b")))
-    response = error_response(ApiKey.CREATE_TOPICS, 7, request, CODE, "because")
+    response = refused(ApiKey.CREATE_TOPICS, 7, request, CODE, "because")
     assert [(t.name, t.error_code, t.error_message) for t in response.topics] == [
         ("a", CODE, "because"),
         ("b", CODE, "because"),
@@ -168,7 +173,7 @@ def test_create_topics_gives_each_topic_the_message() -> None:
 
 def test_leave_group_lists_no_members() -> None:
     request = LeaveGroupRequest(members=(MemberIdentity(member_id="m"),))
-    response = error_response(ApiKey.LEAVE_GROUP, 5, request, CODE)
+    response = refused(ApiKey.LEAVE_GROUP, 5, request, CODE)
     assert (response.error_code, response.members) == (CODE, ())
 
 

@@ -18,7 +18,7 @@ from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.topics import TopicStore
-from storage.types import GroupRecord, MemberRecord, NewTopic, OffsetCommit, Topic
+from storage.types import GroupChange, MemberRecord, NewTopic, OffsetCommit, Saved, Topic
 
 GROUP_ID = "a\0b"
 """Kafka allows what Postgres text does not."""
@@ -47,10 +47,9 @@ async def populated(database: Database) -> tuple[Membership, Topic]:
     assert isinstance(topic, Topic)
     lease = leases.lease_for(GROUP_ID)
     assert lease is not None
-    member = MemberRecord("m", None, "client", "/127.0.0.1", 1000, 1000, (("range", b""),), b"")
-    record = GroupRecord(GROUP_ID, "Stable", 0, "consumer", "range", 1, "m", (member,))
-    await GroupStore(database).save(record, lease)
-    commits = [OffsetCommit(lease, GROUP_ID, 1, topic.topic_id, partition, 0, -1, "", 0) for partition in range(3)]
+    change = GroupChange(lease, GROUP_ID, "classic", "Stable", "consumer", 1, {}, True, (MemberRecord("m", {}),))
+    assert await GroupStore(database).save([change]) == [Saved.SAVED]
+    commits = [OffsetCommit(lease, GROUP_ID, 1, topic.topic_id, partition, 0, -1, "") for partition in range(3)]
     assert await OffsetStore(database).commit(commits) == [None] * 3
     return membership, topic
 

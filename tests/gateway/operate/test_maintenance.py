@@ -12,6 +12,7 @@ import pytest
 import gateway.operate.maintenance as maintenance_module
 from gateway.cluster.leases import SHARDS, shard_of
 from gateway.config.broker import parse_broker_configs
+from gateway.coordinator.classic import CLASSIC
 from gateway.coordinator.model import Group, GroupState, Member, MemberId
 from gateway.operate.maintenance import Compaction, Maintenance, subscriptions, unsettled
 from protocol.compression import Compression
@@ -20,7 +21,7 @@ from storage.compaction import CompactionRun, CompactionStore, DirtyRange
 from storage.groups import GroupStore
 from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
-from storage.types import OffsetCommit, Topic
+from storage.types import GroupChange, OffsetCommit, Topic
 from tests.gateway.data_plane import DataPlane, batch_of, data_plane, offsets_in, records_in
 
 HOUR_MS = 3_600_000
@@ -33,7 +34,7 @@ async def node(database_url: str) -> AsyncIterator[DataPlane]:
 
 
 def maintenance(node: DataPlane) -> Maintenance:
-    return Maintenance(node.database, node.catalog, node.tail, node.membership, list, list)
+    return Maintenance(node.database, node.log, node.catalog, node.tail, node.membership, list, list)
 
 
 def now_ms() -> int:
@@ -97,7 +98,7 @@ async def test_rows_of_deleted_records_go(node: DataPlane, database_url: str) ->
     await node.fill(topic, [300] * 5)
     await node.log.delete_records(topic.partitions[0].partition_key, 3)
     await maintenance(node).retain()
-    assert await count_rows(database_url, "batch") == 2
+    assert await count_rows(database_url, "chunk") == 2
 
 
 async def test_a_deleted_topic_leaves_nothing(node: DataPlane, database_url: str) -> None:
@@ -108,7 +109,7 @@ async def test_a_deleted_topic_leaves_nothing(node: DataPlane, database_url: str
     await connection.execute("update sluice.topic set deleted_at = now() - interval '1 hour'")
     await connection.close()
     await maintenance(node).purge()
-    for table in ("batch", "partition", "topic"):
+    for table in ("chunk", "partition", "topic"):
         assert await count_rows(database_url, table) == 0
 
 
@@ -126,7 +127,7 @@ EAGER = {"cleanup.policy": "compact", "segment.ms": "1", "min.cleanable.dirty.ra
 
 
 async def compact(node: DataPlane) -> None:
-    await Compaction(node.database, node.catalog).run()
+    await Compaction(node.database, node.log, node.catalog).run()
 
 
 async def send_pairs(node: DataPlane, topic: Topic, *pairs: tuple[bytes, bytes | None], age_ms: int = 1000) -> None:
@@ -261,7 +262,7 @@ async def test_idle_topics_wait_for_the_cleaners_backoff(node: DataPlane) -> Non
     await node.create_topic("fast", configs={**EAGER, "segment.ms": "500"})
     await node.create_topic("deleted", configs={"cleanup.policy": "delete"})
     clock = [100.0]
-    compaction = Compaction(node.database, node.catalog, monotonic=lambda: clock[0])
+    compaction = Compaction(node.database, node.log, node.catalog, monotonic=lambda: clock[0])
     due: list[set[str]] = []
     for now_s in (100.0, 100.4, 100.5, 3699.0, 3700.0):
         clock[0] = now_s
@@ -306,7 +307,7 @@ async def test_idle_producers_are_forgotten(node: DataPlane, database_url: str) 
 
 
 async def test_old_offsets_go_round_by_round_and_those_of_a_reading_group_stay(
-    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+    node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(maintenance_module, "OFFSETS_PER_STATEMENT", 2)
     topic = await node.create_topic("t", 5)
@@ -315,6 +316,7 @@ async def test_old_offsets_go_round_by_round_and_those_of_a_reading_group_stay(
     leases = await nodes.acquire_leases(node_id, range(SHARDS), 60_000)
     stale = replace(leases[shard_of("fenced")], lease_epoch=0)
     old_ms = now_ms() - 8 * 24 * HOUR_MS
+    sql = await asyncpg.connect(database_url)
     for group_id, at_ms in (
         ("old", old_ms),
         ("young", old_ms + 2 * 24 * HOUR_MS),
@@ -322,18 +324,24 @@ async def test_old_offsets_go_round_by_round_and_those_of_a_reading_group_stay(
         ("fenced", old_ms),
     ):
         commits = [
-            OffsetCommit(leases[shard_of(group_id)], group_id, -1, topic.topic_id, index, 1, -1, "", at_ms)
+            OffsetCommit(leases[shard_of(group_id)], group_id, -1, topic.topic_id, index, 1, -1, "")
             for index in range(5)
         ]
         assert await offsets.commit(commits) == [None] * 5
-    reads = Group("reads", state=GroupState.STABLE, protocol_type="consumer", subscribed_topics=frozenset({"t"}))
+        await sql.execute(
+            "update sluice.committed_offset set commit_timestamp_ms = $2 where group_id = $1", group_id, at_ms
+        )
+    await sql.close()
+    reads = CLASSIC.summary(
+        Group("reads", state=GroupState.STABLE, protocol_type="consumer", subscribed_topics=frozenset({"t"}))
+    )
     held = [stale, *(lease for lease in leases if lease.shard != stale.shard)]
     await Maintenance(
-        node.database, node.catalog, node.tail, node.membership, lambda: held, lambda: [reads]
+        node.database, node.log, node.catalog, node.tail, node.membership, lambda: held, lambda: [reads]
     ).expire_offsets()
     left = {group_id: len(await offsets.fetch(group_id)) for group_id in ("old", "young", "reads", "fenced")}
     assert left == {"old": 0, "young": 5, "reads": 5, "fenced": 5}
-    assert "old" not in {group_id for group_id, _, _ in await GroupStore(node.database).list()}
+    assert "old" not in {group_id for group_id, *_ in await GroupStore(node.database).list()}
 
 
 def test_which_groups_offsets_may_expire() -> None:
@@ -352,5 +360,21 @@ def test_which_groups_offsets_may_expire() -> None:
         replace(stable, group_id="rebalancing", state=GroupState.PREPARING_REBALANCE),
         replace(stable, group_id="empty", state=GroupState.EMPTY, members={}, subscribed_topics=None),
     ]
-    assert subscriptions(groups) == {"stable": frozenset({"t"})}
-    assert unsettled(groups) == ["opaque", "connect", "rebalancing"]
+    summaries = [CLASSIC.summary(group) for group in groups]
+    assert subscriptions(summaries) == {"stable": frozenset({"t"})}
+    assert unsettled(summaries) == ["opaque", "connect", "rebalancing"]
+
+
+async def test_a_group_that_is_empty_when_the_node_starts_is_still_there_after_the_first_pass(node: DataPlane) -> None:
+    """Its members may be about to come back, and would find their generation begun anew."""
+    nodes, groups = NodeStore(node.database), GroupStore(node.database)
+    node_id = await nodes.register("127.0.0.1", 9093, None, 60_000)
+    leases = await nodes.acquire_leases(node_id, range(SHARDS), 60_000)
+    lease = leases[shard_of("g")]
+    await groups.save([GroupChange(lease, "g", "classic", "Empty", "consumer", 7, {}, True)])
+    maintenance = Maintenance(node.database, node.catalog, node.tail, node.membership, lambda: leases, list)
+    (expire,) = [run for name, run, _ in maintenance.passes() if name == "offset expiry"]
+    await expire()
+    assert [group_id for group_id, *_ in await groups.list()] == ["g"]
+    await expire()
+    assert await groups.list() == []

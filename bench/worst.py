@@ -1,0 +1,343 @@
+"""`python -m bench.worst`: the worst that is legal on every API, and how long each held the gateway's event loop.
+
+    python -m bench.worst                 everything, some minutes
+    python -m bench.worst produce fetch   cases whose name contains one of these
+
+For every served API each of its arrays, at whatever depth, is filled as far as a request may be; beside these stand
+requests made to be costly by their content. Held is CPU time of the loop's thread between two turns of the loop
+(`bench/probe.py`), so other processes on the machine do not matter; late is by the wall clock and they do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import crc32c
+
+from bench.frames import Connection, frame
+from bench.librdkafka import create_topic
+from gateway.apis import SERVED
+from protocol.api_keys import ApiKey
+from protocol.codec import decode_request, encode, request_class
+from protocol.compression import Compression, compress
+from protocol.errors import ProtocolError
+from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from protocol.messages.metadata import MetadataRequest
+from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
+from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from protocol.records import HEAD_BYTES, Record, build_batch
+from protocol.schema import Field, struct_schema
+from tests.gateway_process import GatewayProcess
+
+LIMIT_MS = 20.0
+MAX_FRAME_BYTES = 8 * 1024 * 1024 - 1024
+ELEMENTS = 100_000
+WIDE, WIDE_PARTITIONS = "wide", 5_000
+ANSWER_TIMEOUT_S = 120.0
+GROUP = "worst"
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    name: str
+    api_key: ApiKey
+    version: int
+    requests: list[Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    case: str
+    held_ms: float
+    late_ms: float
+    took_s: float
+    note: str
+
+
+# --- requests as large as they may be, from the declarations ---------------------------------------------------------
+
+
+def array_paths(struct_type: type[Any], version: int) -> Iterator[tuple[Field, ...]]:
+    """Every array of a struct at a version, as the fields that lead to it."""
+    for field in struct_schema(struct_type).fields:
+        if version not in field.versions or field.tag is not None:
+            continue
+        if field.is_array:
+            yield (field,)
+        if isinstance(field.kind, type):
+            for path in array_paths(field.kind, version):
+                yield (field, *path)
+
+
+def filled(struct_type: type[Any], version: int, path: tuple[Field, ...], count: int, number: int = 0) -> Any:
+    """A struct in which the array at the end of `path` has `count` elements and every other array one."""
+    values: dict[str, Any] = {}
+    for field in struct_schema(struct_type).fields:
+        if version not in field.versions or field.tag is not None:
+            continue
+        on_path = bool(path) and field is path[0]
+        if field.is_array:
+            times = count if on_path and len(path) == 1 else 1
+            rest = path[1:] if on_path else ()
+            values[field.name] = tuple(value_of(field, version, rest, count, index) for index in range(times))
+        elif isinstance(field.kind, type):
+            values[field.name] = filled(field.kind, version, path[1:] if on_path else (), count, number)
+        else:
+            values[field.name] = value_of(field, version, (), count, number)
+    return struct_type(**values)
+
+
+def value_of(field: Field, version: int, path: tuple[Field, ...], count: int, number: int) -> Any:
+    if isinstance(field.kind, type):
+        return filled(field.kind, version, path, count, number)
+    match field.kind.name:
+        case "string":
+            return string_of(field.name, number)
+        case "bytes":
+            return b""
+        case "records":
+            return None
+        case "uuid":
+            return UUID(int=number)
+        case "bool":
+            return False
+        case "float64":
+            return 0.0
+        case _:
+            return int_of(field.name, number)
+
+
+def string_of(name: str, number: int) -> str:
+    if name in ("topic", "name", "topic_name", "resource_name", "topic_names", "topics") and number == 0:
+        return WIDE
+    if name in ("group_id", "key") and number == 0:
+        return GROUP
+    return f"{name[:1]}{number}"
+
+
+def int_of(name: str, number: int) -> int:
+    match name:
+        case "timeout_ms" | "session_timeout_ms" | "rebalance_timeout_ms":
+            return 10_000
+        case "max_wait_ms" | "min_bytes":
+            return 0
+        case "partition_max_bytes" | "max_bytes":
+            return 2**20
+        case "generation_id_or_member_epoch" | "session_epoch" | "acks" | "current_leader_epoch":
+            return -1
+        case "resource_type":
+            return 2
+        case "num_partitions" | "replication_factor":
+            return 1
+        case _ if "partition" in name or name == "index":
+            return number
+    return 0
+
+
+def whole_apis() -> Iterator[Case]:
+    for line in SERVED:
+        struct_type = request_class(line.api_key)
+        for path in array_paths(struct_type, line.max_version):
+            request = None
+            for count in (ELEMENTS, 2 * ELEMENTS // 3, ELEMENTS // 2, ELEMENTS // 5):
+                request = filled(struct_type, line.max_version, path, count)
+                body = b"".join(bytes(chunk) for chunk in encode(request, line.max_version))
+                with contextlib.suppress(ProtocolError):
+                    decode_request(line.api_key, line.max_version, body)
+                    if len(body) <= MAX_FRAME_BYTES:
+                        break
+            name = f"{line.api_key.name.lower()}: {'.'.join(field.name for field in path)}"
+            yield Case(name, line.api_key, line.max_version, [request])
+
+
+# --- requests whose content is what costs ----------------------------------------------------------------------------
+
+
+def batch(count: int, value: bytes = b"", *, timestamp: int, codec: Compression = Compression.ZSTD) -> bytes:
+    return recoded(build_batch([Record(offset, timestamp, None, value) for offset in range(count)]), codec)
+
+
+def recoded(plain: bytes, codec: Compression) -> bytes:
+    """The same records in another codec: building a million anew takes seconds."""
+    batch = bytearray(plain[:HEAD_BYTES] + compress(codec, plain[HEAD_BYTES:]))
+    struct.pack_into(">i", batch, 8, len(batch) - 12)
+    struct.pack_into(">h", batch, 21, codec)
+    struct.pack_into(">I", batch, 17, crc32c.crc32c(memoryview(batch)[21:]))
+    return bytes(batch)
+
+
+def produce_of(topic: str, batches: list[bytes]) -> ProduceRequest:
+    return ProduceRequest(
+        acks=-1,
+        timeout_ms=60_000,
+        topic_data=(
+            TopicProduceData(
+                name=topic,
+                partition_data=tuple(
+                    PartitionProduceData(index=index, records=records) for index, records in enumerate(batches)
+                ),
+            ),
+        ),
+    )
+
+
+def costly_contents() -> Iterator[Case]:
+    now_ms = time.time_ns() // 1_000_000
+    plain_crowd = batch(1_000_000, timestamp=now_ms, codec=Compression.NONE)
+    crowd = recoded(plain_crowd, Compression.ZSTD)
+    late = batch(1_000_000, timestamp=now_ms + 10**9)
+    large = batch(1, bytes(100_000_000), timestamp=now_ms)
+    headers = build_batch([Record(0, now_ms, None, b"", (("", None),) * 500_000)])
+    usual = batch(1000, os.urandom(1000), timestamp=now_ms, codec=Compression.NONE)
+    for topic, what, content in (
+        ("plain", "a million records in zstd", crowd),
+        ("plain", "a million records of the future", late),
+        ("compacted", "a million records on a compacted topic", crowd),
+        ("plain", "one record of 100 MB in zstd", large),
+        ("plain", "half a million headers", headers),
+        ("plain", "1 MB of usual records", usual),
+        ("stamped", "1 MB of usual records, append time", usual),
+    ):
+        yield Case(f"produce: 8 × {what}", ApiKey.PRODUCE, 9, [produce_of(topic, [content] * 8)] * 4)
+    for codec in (Compression.GZIP, Compression.SNAPPY, Compression.LZ4):
+        request = produce_of("plain", [recoded(plain_crowd, codec)])
+        yield Case(f"produce: a million records in {codec.name.lower()}", ApiKey.PRODUCE, 9, [request])
+    many = ListOffsetsRequest(
+        replica_id=-1,
+        topics=(
+            ListOffsetsTopic(
+                name="plain",
+                partitions=tuple(
+                    ListOffsetsPartition(partition_index=index, timestamp=timestamp, current_leader_epoch=-1)
+                    for index, timestamp in ((0, now_ms), (1, now_ms), (2, -3), (3, -3))
+                ),
+            ),
+        ),
+    )
+    yield Case("list_offsets: by time among a million records", ApiKey.LIST_OFFSETS, 7, [many] * 4)
+    yield Case("metadata: every topic", ApiKey.METADATA, 12, [MetadataRequest(topics=None)] * 3)
+    everything = OffsetFetchRequest(groups=(OffsetFetchRequestGroup(group_id=GROUP, topics=None),))
+    yield Case("offset_fetch: all of a group", ApiKey.OFFSET_FETCH, 8, [everything] * 3)
+
+
+# --- measuring -----------------------------------------------------------------------------------------------------
+
+
+class Gateway(GatewayProcess):
+    """A gateway with the probe in it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.report = directory / "probe.json"
+        super().__init__(
+            directory,
+            database_url=None,
+            settings={"group.initial.rebalance.delay.ms": "0", "message.max.bytes": "8000000"},
+            environment={"BENCH_PROBE": str(self.report)},
+        )
+        self._arguments[self._arguments.index("gateway.cli")] = "bench.probe"
+
+    async def probe(self) -> tuple[float, float]:
+        """(held, late) in ms since the last call."""
+        self.report.unlink(missing_ok=True)
+        os.kill(self.pid, signal.SIGUSR1)
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            while not self.report.exists():  # noqa: ASYNC110 (another process writes it)
+                await asyncio.sleep(0.01)
+        figures = json.loads(self.report.read_text())
+        return figures["held_ms"], figures["late_ms"]
+
+
+@contextlib.contextmanager
+def probed_gateway() -> Iterator[Gateway]:
+    directory = Path(tempfile.mkdtemp(prefix="sluice-worst-", dir=os.environ.get("SLUICE_BENCH_DIR")))
+    directory.chmod(0o755)
+    gateway = Gateway(directory)
+    gateway.start()
+    try:
+        yield gateway
+    finally:
+        gateway.close()
+        shutil.rmtree(directory)
+
+
+async def ask_all(gateway: Gateway, case: Case) -> str:
+    """Send the case's requests, each when the last is answered; what became of them."""
+    host, _, port = gateway.bootstrap.rpartition(":")
+    connection = await Connection.open(host, int(port))
+    outcome = "answered"
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT_S):
+            for request in case.requests:
+                connection.writer.write(frame(case.api_key, case.version, 1, request))
+                await connection.writer.drain()
+                size = int.from_bytes(await connection.reader.readexactly(4), "big")
+                left = size
+                while left:
+                    left -= len(await connection.reader.readexactly(min(left, 2**20)))
+    except asyncio.IncompleteReadError:
+        outcome = "closed"
+    except TimeoutError:
+        outcome = "not answered in time"
+    connection.writer.close()
+    return outcome
+
+
+async def measure(chosen: Callable[[str], bool]) -> list[Held]:
+    rows: list[Held] = []
+    with probed_gateway() as gateway:
+        make = asyncio.to_thread
+        await make(create_topic, gateway.bootstrap, "plain", 8)
+        await make(create_topic, gateway.bootstrap, "compacted", 8, {"cleanup.policy": "compact"})
+        await make(create_topic, gateway.bootstrap, "stamped", 8, {"message.timestamp.type": "LogAppendTime"})
+        await make(create_topic, gateway.bootstrap, WIDE, WIDE_PARTITIONS)
+        for case in [*costly_contents(), *whole_apis()]:
+            if not chosen(case.name):
+                continue
+            await gateway.probe()
+            started = time.perf_counter()
+            note = await ask_all(gateway, case)
+            took_s = time.perf_counter() - started
+            held_ms, late_ms = await gateway.probe()
+            rows.append(Held(case.name, held_ms, late_ms, took_s, note))
+            line = f"  {held_ms:7.1f} ms held, {late_ms:7.1f} late, {took_s:6.1f} s: {case.name} ({note})"
+            print(line, file=sys.stderr, flush=True)
+    return rows
+
+
+def report(rows: list[Held]) -> str:
+    lines = ["| request | held, ms | late, ms | took, s | |", "|---|---|---|---|---|"]
+    for row in sorted(rows, key=lambda row: -row.held_ms):
+        held = f"**{row.held_ms:.1f}**" if row.held_ms > LIMIT_MS else f"{row.held_ms:.1f}"
+        lines.append(f"| {row.case} | {held} | {row.late_ms:.1f} | {row.took_s:.1f} | {row.note} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.worst", description=__doc__.splitlines()[0] if __doc__ else None
+    )
+    parser.add_argument("names", nargs="*", help="measure cases whose name contains one of these")
+    arguments = parser.parse_args()
+    names: list[str] = arguments.names
+    rows = asyncio.run(measure(lambda case: not names or any(name in case for name in names)))
+    print(report(rows))
+    return int(any(row.held_ms > LIMIT_MS for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

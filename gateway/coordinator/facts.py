@@ -1,0 +1,241 @@
+"""What happened to a group, as typed values: the facts that a step tells besides its replies.
+
+The one idea: a machine tells each thing once, and everyone who must know reads it there. Storage writes the rows of
+the members that facts touch, the log prints `str(fact)`, metrics count by type. A machine says which of its facts must
+be in Postgres before any reply leaves (`Machine.durable`), since the same fact may bind one machine and not another: a
+member that waits in a classic group's join phase is not stored, a member of a consumer group is.
+
+A fact names its member by id and says why in an enum of its own or in the client's words; it holds no group, no member
+and no assignment, so it stays small and can be kept.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import NewType
+from uuid import UUID
+
+MemberId = NewType("MemberId", str)
+
+MAX_REASON_CHARS = 255
+"""As clients cut the reasons that they send (KIP-800); whoever does not is cut here."""
+
+
+class Departure(Enum):
+    """Why a member is no more in the group."""
+
+    LEFT = "left"
+    SESSION_EXPIRED = "was not heard within its session"
+    CONNECTION_CLOSED = "did not come back after its connection closed"
+    NOT_REJOINED = "did not re-join in time"
+    NEVER_SYNCED = "never synced"
+    TURNED_AWAY = "was turned away: group.max.size is reached"
+
+
+class Trigger(Enum):
+    """Why a rebalance began."""
+
+    MEMBER_JOINED = "a member joined"
+    MEMBER_REJOINED = "a member re-joined"
+    MEMBER_RETURNED = "a static member returned"
+    MEMBER_LEFT = "a member left"
+    TOO_MANY_MEMBERS = "there are more members than group.max.size"
+    TOPICS_CHANGED = "subscribed topics changed"
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """`touches`: the members whose stored form the fact may have changed, made or ended."""
+
+    def touches(self) -> tuple[MemberId, ...]:
+        return ()
+
+
+# --- members --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFact(Fact):
+    """Something that happened to one member."""
+
+    member_id: MemberId
+
+    def touches(self) -> tuple[MemberId, ...]:
+        return (self.member_id,)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberJoined(MemberFact):
+    group_instance_id: str | None = None
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        return _because(f"new member {self.member_id}", self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRejoined(MemberFact):
+    """A member joined again: with other metadata, as the leader that wants to assign anew, or because it was asked to.
+
+    In the classic protocol it waits at the join barrier.
+    """
+
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        return _because(f"member {self.member_id} re-joined", self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberLeft(MemberFact):
+    departure: Departure
+    reason: str | None = None
+
+    def __str__(self) -> str:
+        return _because(f"member {self.member_id} {self.departure.value}", self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberReplaced(MemberFact):
+    """A static member came back as `member_id`, in the place of `former_id`."""
+
+    former_id: MemberId
+    group_instance_id: str
+    reason: str | None = None
+
+    def touches(self) -> tuple[MemberId, ...]:
+        return (self.member_id, self.former_id)
+
+    def __str__(self) -> str:
+        return _because(f"static member {self.group_instance_id} returned as {self.member_id}", self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberFenced(Fact):
+    """Whoever still speaks as `member_id` is refused from here on: another process has its instance or its epoch."""
+
+    member_id: MemberId
+    group_instance_id: str | None = None
+
+    def __str__(self) -> str:
+        return f"member {self.member_id} is fenced"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberDisconnected(Fact):
+    """The member's connection closed; it may come back on another until the grace ends."""
+
+    member_id: MemberId
+
+    def __str__(self) -> str:
+        return f"member {self.member_id}: connection closed"
+
+
+@dataclass(frozen=True, slots=True)
+class PendingMemberExpired(Fact):
+    """An id that was handed out (KIP-394) was not used in time."""
+
+    member_id: MemberId
+
+    def __str__(self) -> str:
+        return f"pending member {self.member_id} never joined"
+
+
+@dataclass(frozen=True, slots=True)
+class AssignmentGiven(MemberFact):
+    """What the member is to read was decided: by the leader in generation `epoch`, or by the group at that epoch."""
+
+    epoch: int
+
+    def __str__(self) -> str:
+        return f"member {self.member_id} assigned at {self.epoch}"
+
+
+# --- the group ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class RebalanceBegun(Fact):
+    trigger: Trigger
+    member_id: MemberId | None = None
+    """Whose doing it was, where it was one member's."""
+
+    def __str__(self) -> str:
+        return f"rebalance: {self.trigger.value}" + (f" ({self.member_id})" if self.member_id else "")
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationStarted(Fact):
+    """A join phase ended. All members' assignments of the generation before are void. Without members: it is empty."""
+
+    generation_id: int
+    protocol_name: str | None
+    members: tuple[MemberId, ...]
+
+    def touches(self) -> tuple[MemberId, ...]:
+        return self.members
+
+    def __str__(self) -> str:
+        if not self.members:
+            return f"generation {self.generation_id} is empty"
+        return f"generation {self.generation_id} of {len(self.members)} members, protocol {self.protocol_name}"
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationAssigned(Fact):
+    """The leader's assignments are in; each member's own is an `AssignmentGiven`."""
+
+    generation_id: int
+    leader_id: MemberId
+
+    def __str__(self) -> str:
+        return f"generation {self.generation_id} assigned by {self.leader_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class EveryoneHeard(Fact):
+    """Since a coordinator took the group over, each of its members has spoken or gone."""
+
+    def __str__(self) -> str:
+        return "all members were heard since the restart"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupTypeChanged(Fact):
+    """Another machine plays this id from here on; every member is stored anew."""
+
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        return f"{self.before} group became a {self.after} group"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupDeleted(Fact):
+    def __str__(self) -> str:
+        return "group deleted"
+
+
+@dataclass(frozen=True, slots=True)
+class OffsetsCommitted(Fact):
+    """Offsets are durable. Told by whoever stored them: offsets do not pass through a step."""
+
+    member_id: MemberId
+    epoch: int
+    """The generation or member epoch under which they were committed; −1 for a simple consumer or admin."""
+    offsets: tuple[tuple[UUID, int, int], ...]
+    """(topic id, partition, committed offset)."""
+
+    def __str__(self) -> str:
+        return f"{self.member_id or 'an admin'} committed {len(self.offsets)} offset(s)"
+
+
+def shortened(reason: str | None) -> str | None:
+    return None if reason is None else reason[:MAX_REASON_CHARS]
+
+
+def _because(what: str, reason: str | None) -> str:
+    """What happened, with the client's own words for it (KIP-800), which mean nothing to the protocol."""
+    return f"{what}: {reason}" if reason else what

@@ -1,0 +1,114 @@
+"""Group commit: while one transaction runs, everything that arrives is gathered for the next.
+
+The one idea: a thousand callers at once cost a few transactions instead of a thousand, and a caller who is alone waits
+for nobody. Items go in the order in which they came. What must not happen is that one item, which Postgres cannot take,
+costs the others theirs: if a transaction of many is refused, each is tried alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Generic, TypeVar
+
+from gateway.operate.logs import NO_REQUEST
+from storage.errors import StorageError, StorageUnavailable
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+
+def _one(item: object) -> int:
+    return 1
+
+
+class Gatherer(Generic[Item, Result]):
+    """`work` gives one result per item, in their order, or raises StorageError for all.
+
+    A transaction takes items until their sizes come to `max_size`; an item is never split, so a larger one is a
+    transaction of its own.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        work: Callable[[Sequence[Item]], Awaitable[Sequence[Result]]],
+        *,
+        max_size: int,
+        size: Callable[[Item], int] = _one,
+    ) -> None:
+        self.name = name
+        self.queued_size = 0
+        self._work = work
+        self._size = size
+        self._max_size = max_size
+        self._queue: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        self._running: asyncio.Task[None] | None = None
+
+    def submit(self, item: Item) -> asyncio.Future[Result]:
+        """The item's result. Queues before it returns, so the order of calls is the order of transactions.
+
+        The future raises StorageUnavailable when the outcome is unknown, and other StorageErrors as `work` does.
+        """
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
+        self._queue.append((item, future))
+        self.queued_size += self._size(item)
+        if self._running is None:
+            self._running = asyncio.create_task(self._run(), name=self.name, context=NO_REQUEST.copy())
+        return future
+
+    async def drain(self) -> None:
+        """Waits until nothing is queued or in flight; the caller bounds the wait."""
+        while self._running is not None:
+            await asyncio.wait((self._running,))
+
+    async def _run(self) -> None:
+        taken: list[tuple[Item, asyncio.Future[Result]]] = []
+        try:
+            while self._queue:
+                taken = self._take()
+                await self._commit(taken)
+        finally:
+            self._running = None
+            # Only an unforeseen error or a cancelled task leaves anything here; nobody may wait for ever because of it.
+            _fail((*taken, *self._queue), StorageError(f"{self.name} has stopped"))
+            self._queue.clear()
+            self.queued_size = 0
+
+    def _take(self) -> list[tuple[Item, asyncio.Future[Result]]]:
+        taken: list[tuple[Item, asyncio.Future[Result]]] = []
+        size = 0
+        while self._queue:
+            item, future = self._queue[0]
+            item_size = self._size(item)
+            if taken and size + item_size > self._max_size:
+                break
+            self._queue.popleft()
+            taken.append((item, future))
+            size += item_size
+        self.queued_size -= size
+        return taken
+
+    async def _commit(self, taken: Sequence[tuple[Item, asyncio.Future[Result]]]) -> None:
+        try:
+            results = await self._work([item for item, _ in taken])
+        except StorageUnavailable as error:
+            _fail(taken, error)
+            return
+        except StorageError as error:
+            if len(taken) == 1:
+                _fail(taken, error)
+                return
+            for one in taken:
+                await self._commit((one,))
+            return
+        for (_, future), result in zip(taken, results, strict=True):
+            if not future.done():
+                future.set_result(result)
+
+
+def _fail(taken: Sequence[tuple[Item, asyncio.Future[Result]]], error: StorageError) -> None:
+    for _, future in taken:
+        if not future.done():
+            future.set_exception(error)

@@ -1,0 +1,124 @@
+"""The groups this node coordinates: which machines play them, where they are kept, who hears of what happens.
+
+The one idea: everything here is choice and wiring. How a machine is played stands in `runtime.py`; a new kind of group
+is a machine more in `MACHINES`. Offsets never pass through a slot: see `offset_committer.py`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from gateway.cluster.leases import Leases
+from gateway.coordinator.classic import CLASSIC
+from gateway.coordinator.facts import Fact, RebalanceBegun
+from gateway.coordinator.machine import Machines, Summary, Value
+from gateway.coordinator.model import Group, Settings
+from gateway.groups.offset_committer import OffsetCommitter
+from gateway.groups.records import GroupRecords
+from gateway.groups.runtime import Runtime
+from protocol.errors import KafkaError
+from storage.groups import GroupStore
+from storage.offsets import OffsetStore
+from storage.types import Node
+
+log = structlog.stdlib.get_logger(__name__)
+
+MACHINES = Machines({Group: CLASSIC})
+STORE_PATIENCE_MS = 15_000
+"""How long one write or load is tried again before those who wait for it are sent away."""
+MAX_FACTS_LOGGED = 20
+UNREST = frozenset({"PreparingRebalance", "CompletingRebalance"})
+"""States in which a join phase is in memory only."""
+
+
+class Groups(Runtime):
+    """Consumer groups of every type."""
+
+    def __init__(
+        self,
+        store: GroupStore,
+        offsets: OffsetStore,
+        leases: Leases,
+        settings: Settings,
+        *,
+        machines: Machines = MACHINES,
+        store_patience_ms: int = STORE_PATIENCE_MS,
+        count_rebalance: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.offset_committer = OffsetCommitter(offsets)
+        self._group_records = GroupRecords(store, machines, store_patience_ms)
+        self._leases = leases
+        self._count_rebalance = count_rebalance
+        self.readers: list[Callable[[str, tuple[Fact, ...]], None]] = []
+        """Are given a group's id and what happened, once it is settled, before anyone is answered."""
+        super().__init__(machines, self._group_records, leases, settings, self._happened)
+
+    async def list(self) -> list[Summary]:
+        """Every group this node coordinates; of those that are only stored, what storage has in columns.
+
+        Raises StorageUnavailable.
+        """
+        listed = {
+            group_id: Summary(group_id, group_type, True, state, protocol_type or "", 0, 0, None, False)
+            for group_id, group_type, protocol_type, state in await self._group_records.list()
+            if self.lease_for(group_id) is not None
+        }
+        for slot in self._slots.values():
+            summary = self._machines.of(slot.group).summary(slot.group)
+            if summary.exists:
+                listed[slot.group_id] = summary
+        return list(listed.values())
+
+    def in_use(self) -> list[Summary]:
+        """Groups with members or pending ids that this node coordinates, as last settled: what offset expiry must know
+        beyond what is stored (which topics a Stable group reads, that a rebalance is under way)."""
+        return [self._machines.of(group).summary(group) for group in self.in_memory()]
+
+    def shards_in_unrest(self) -> set[int]:
+        """Shards with a group that is being rebalanced, stored or read: handed over last."""
+        return self.shards_where(lambda group: self._machines.of(group).summary(group).state in UNREST)
+
+    async def coordinators_of(self, group_ids: Sequence[str]) -> list[Node | KafkaError]:
+        """The nodes to ask, as Postgres has it now; COORDINATOR_NOT_AVAILABLE where none holds the group's shard."""
+        await self._leases.look_up(group_ids)
+        found: list[Node | KafkaError] = []
+        for group_id in group_ids:
+            try:
+                found.append(self._leases.coordinator_of(group_id))
+            except KafkaError as refused:
+                found.append(refused)
+        return found
+
+    async def drain(self, timeout_s: float = 3.0, also: Sequence[Awaitable[None]] = ()) -> None:
+        """As `Runtime.drain`; offset commits in flight finish, too."""
+        await super().drain(timeout_s, (*also, self.offset_committer.drain()))
+
+    def told(self, group_id: str, facts: tuple[Fact, ...]) -> None:
+        """Passes on what happened to a group, or was stored for it, to whoever reads facts."""
+        for read in self.readers:
+            read(group_id, facts)
+
+    def _happened(self, before: Value, after: Value, facts: tuple[Fact, ...]) -> None:
+        """Facts as log lines and metrics."""
+        for fact in facts:
+            if isinstance(fact, RebalanceBegun):
+                self._count_rebalance()
+        was, now = self._machines.of(before).summary(before), self._machines.of(after).summary(after)
+        self.told(now.group_id, facts)
+        moved = (was.group_type, was.state, was.generation_id) != (now.group_type, now.state, now.generation_id)
+        level = logging.INFO if moved else logging.DEBUG
+        told = [str(fact) for fact in facts[:MAX_FACTS_LOGGED]]
+        if len(facts) > MAX_FACTS_LOGGED:
+            told.append(f"and {len(facts) - MAX_FACTS_LOGGED} more")
+        log.log(
+            level,
+            "group moved" if moved else "group changed",
+            group_id=now.group_id,
+            state=now.state,
+            generation_id=now.generation_id,
+            members=now.member_count,
+            facts=told,
+        )

@@ -1,0 +1,131 @@
+"""Which thread checks a produced batch: the event loop's what is small, others the rest.
+
+The one idea: what a batch may cost is bounded before it is looked at, by what it claims (records) and what it is
+allowed (decompressed bytes). What is small enough for the event loop is judged there at once, since a hop to a thread
+and back costs more; the rest goes to a lane whose bound it fits, so that a bomb holds up bombs only. Codecs and CRC
+give the interpreter's lock back, and the parser keeps it a few milliseconds at most.
+
+What is checked is `gateway/log/batch_validation.py`'s to say; in which order batches enter the log, its caller's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import cast
+
+from gateway.config.topic import TopicConfig
+from gateway.log.batch_validation import Refused, validate
+from protocol.compression import MAX_DECOMPRESSED_BYTES, DecompressedTooLargeError
+from protocol.records import HEAD_BYTES, BatchHead
+
+MAX_AT_ONCE_BYTES = 64 * 1024
+MAX_AT_ONCE_RECORDS = 2_000
+MAX_AT_ONCE_BATCHES = 64
+"""Of one request: a fraction of a millisecond, and four where a record is nothing but headers."""
+COMPRESSED_AT_ONCE_BYTES = 32 * 1024
+"""What a batch may decompress to on the event loop, and what it counts for whatever it holds."""
+
+_CODEC_AT = 22
+_COUNT = struct.Struct(">i")
+
+
+@dataclass(frozen=True, slots=True)
+class Unchecked:
+    """What a request carries for one partition; `version` is the Produce request's."""
+
+    records: memoryview | None
+    version: int
+    config: TopicConfig
+
+
+Verdict = BatchHead | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class _Bounds:
+    """The most that a batch may decompress to, and claim to count."""
+
+    decompressed_bytes: int
+    records: int
+
+
+_AT_ONCE = _Bounds(COMPRESSED_AT_ONCE_BYTES, MAX_AT_ONCE_RECORDS)
+_USUAL = _Bounds(8 * 1024 * 1024, 100_000)
+_WHATEVER = _Bounds(MAX_DECOMPRESSED_BYTES, 2**31 - 1)
+
+
+class BatchValidator:
+    """Judges batches off the event loop's thread where they may be costly. `close` when no request is left."""
+
+    def __init__(self, *, threads: int = 2) -> None:
+        self._usual = ThreadPoolExecutor(threads, thread_name_prefix="validate")
+        self._costly = ThreadPoolExecutor(1, thread_name_prefix="validate-costly")
+
+    def judge_at_once(self, batches: Sequence[Unchecked], now_ms: int) -> list[Verdict] | None:
+        """The verdicts, if they can be had in about a millisecond; else None, and `judge` gives them."""
+        if len(batches) > MAX_AT_ONCE_BATCHES:
+            return None
+        total_bytes = total_records = 0
+        for batch in batches:
+            records = batch.records
+            if records is not None:
+                total_bytes += max(len(records), COMPRESSED_AT_ONCE_BYTES) if _is_compressed(records) else len(records)
+                total_records += _claimed_records(records)
+        if total_bytes > MAX_AT_ONCE_BYTES or total_records > MAX_AT_ONCE_RECORDS:
+            return None
+        verdicts = _judge(batches, now_ms, _AT_ONCE)
+        return None if None in verdicts else cast("list[Verdict]", verdicts)
+
+    async def judge(self, batches: Sequence[Unchecked], now_ms: int) -> list[Verdict]:
+        """The verdicts, in the order of the batches."""
+        loop = asyncio.get_running_loop()
+        verdicts = await loop.run_in_executor(self._usual, _judge, batches, now_ms, _USUAL)
+        costly = [place for place, verdict in enumerate(verdicts) if verdict is None]
+        if costly:
+            rest = await loop.run_in_executor(
+                self._costly, _judge, [batches[place] for place in costly], now_ms, _WHATEVER
+            )
+            for place, verdict in zip(costly, rest, strict=True):
+                verdicts[place] = verdict
+        return cast("list[Verdict]", verdicts)
+
+    async def close(self) -> None:
+        """Begins nothing more; what is being judged ends by itself."""
+        self._usual.shutdown(wait=False, cancel_futures=True)
+        self._costly.shutdown(wait=False, cancel_futures=True)
+
+
+def _judge(batches: Sequence[Unchecked], now_ms: int, bounds: _Bounds) -> list[Verdict | None]:
+    """None for what is beyond the bounds."""
+    verdicts: list[Verdict | None] = []
+    for batch in batches:
+        verdict: Verdict | None = None
+        if batch.records is None or _claimed_records(batch.records) <= bounds.records:
+            try:
+                verdict = validate(
+                    batch.records,
+                    version=batch.version,
+                    config=batch.config,
+                    now_ms=now_ms,
+                    max_decompressed_bytes=bounds.decompressed_bytes,
+                )
+            except DecompressedTooLargeError:
+                verdict = None
+        verdicts.append(verdict)
+    return verdicts
+
+
+def _is_compressed(records: memoryview) -> bool:
+    return len(records) >= HEAD_BYTES and bool(records[_CODEC_AT] & 0x07)
+
+
+def _claimed_records(records: memoryview) -> int:
+    """What the head counts; no more are read, so it bounds the work."""
+    if len(records) < HEAD_BYTES:
+        return 0
+    (count,) = cast("tuple[int]", _COUNT.unpack_from(records, HEAD_BYTES - 4))
+    return count

@@ -1,0 +1,89 @@
+"""What the whole node holds of its clients' bytes, under one bound: requests read and not yet answered, answers not yet
+written, and what a peer that does not read has left in its socket's buffer; and, under the same bound again, requests
+that are still arriving.
+
+The one idea: each connection says how much more or less it holds; who wants to start something while the node is full
+waits for its turn, first come, first served. A connection that holds little may go on with small requests, so
+heartbeats survive a storage outage that fills the node with produce requests. Requests that arrive cannot keep each
+other from becoming whole: one of them may always be read on.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+SMALL_BYTES = 16 * 1024
+"""What a connection may hold in requests however full the node is."""
+
+
+class Waiter(Protocol):
+    def proceed(self) -> None:
+        """There is room: go on with what was kept back, and `wait` again if it is not enough."""
+        ...
+
+
+class Holdings:
+    """One counter for a node's connections, and the line of those that wait for room."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._in_work_bytes = 0
+        self._arriving_bytes = 0
+        self._reader: Waiter | None = None
+        self._waiting: dict[Waiter, None] = {}
+
+    @property
+    def held_bytes(self) -> int:
+        return self._in_work_bytes + self._arriving_bytes
+
+    def has_room(self) -> bool:
+        """Whether another request may be worked on."""
+        return self._in_work_bytes < self._limit_bytes
+
+    def room_bytes(self) -> int:
+        """How much more may be in work; 0 when the node is full."""
+        return max(self._limit_bytes - self._in_work_bytes, 0)
+
+    def may_read_on(self, waiter: Waiter) -> bool:
+        """Whether more of a large request may be read: while there is room, and of one request also when there is
+        none."""
+        if self._in_work_bytes < self._limit_bytes and self._arriving_bytes < self._limit_bytes:
+            return True
+        if self._reader is None:
+            self._reader = waiter
+        return self._reader is waiter
+
+    def arrive(self, waiter: Waiter, more_bytes: int) -> None:
+        """More of a request has arrived; less than nothing when it is whole, or its connection has gone."""
+        self._arriving_bytes += more_bytes
+        if more_bytes < 0:
+            if self._reader is waiter:
+                self._reader = None
+            self._let_go_on()
+
+    def take(self, count_bytes: int) -> None:
+        self._in_work_bytes += count_bytes
+
+    def give_back(self, count_bytes: int) -> None:
+        self._in_work_bytes -= count_bytes
+        if self._waiting:
+            self._let_go_on()
+
+    def _let_go_on(self) -> None:
+        # Each at most once: who finds too little room waits again, behind the others.
+        for _ in range(len(self._waiting)):
+            if not self._waiting or not self.has_room():
+                return
+            waiter = next(iter(self._waiting))
+            del self._waiting[waiter]
+            waiter.proceed()
+
+    def wait(self, waiter: Waiter) -> None:
+        self._waiting[waiter] = None
+
+    def forget(self, waiter: Waiter) -> None:
+        self._waiting.pop(waiter, None)
+
+
+UNBOUNDED = Holdings(2**62)
+"""Of what is no connection of a server."""

@@ -1,0 +1,72 @@
+"""The line in which a connection's produce requests enter the log.
+
+The one idea: a place is taken when the request arrives, before anything is awaited, and used when everything that had
+to be awaited is done. So whatever stands between arrival and the log may be asynchronous, and the log's order is still
+the order of arrival.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+
+
+class Place:
+    """One request's place: `async with place:` waits until all before it have left, and leaves at the end.
+
+    Leaving twice is no error, and one that leaves out of turn (it was refused) holds up nobody and lets nobody pass.
+    """
+
+    __slots__ = ("_before", "_left", "_next", "_reached")
+
+    def __init__(self, before: Place | None = None) -> None:
+        self._before = before
+        self._next: Place | None = None
+        self._left = False
+        self._reached: asyncio.Future[None] | None = None
+        if before is not None:
+            before._next = self
+
+    async def __aenter__(self) -> None:
+        if self._before is not None:
+            self._reached = asyncio.get_running_loop().create_future()
+            await self._reached
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.leave()
+
+    @property
+    def passed(self) -> bool:
+        """Whether it and everything before it has left."""
+        return self._left and self._before is None
+
+    def leave(self) -> None:
+        self._left = True
+        place: Place = self
+        while place.passed and place._next is not None:
+            behind, place._next = place._next, None
+            behind._before = None
+            if behind._reached is not None and not behind._reached.done():
+                behind._reached.set_result(None)
+            place = behind
+
+
+class Line:
+    """The places of one connection."""
+
+    __slots__ = ("_last",)
+
+    def __init__(self) -> None:
+        self._last: Place | None = None
+
+    def take(self) -> Place:
+        """The place behind all that were taken before."""
+        last = self._last
+        self._last = Place(None if last is None or last.passed else last)
+        return self._last
+
+
+NO_PLACE = Place()
+"""Of a request whose order does not matter: never waited for."""

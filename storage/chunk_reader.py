@@ -1,0 +1,124 @@
+"""From rows of the index to batches: bytes are fetched where they lie, checked, and kept for the next who asks.
+
+The one idea: a chunk never changes under its place, so what was read and checked once may be kept as long as there is
+room, and several readers of one place share it. Files are read and batches are told apart in threads.
+
+It asks Postgres nothing: a chunk that is missing here may have moved, and only the caller can look again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from storage.chunks import Chunk, DamagedChunkError, split
+from storage.segments import SegmentDirectory
+from storage.types import StoredBatch
+
+CACHE_BYTES = 64 * 1024 * 1024
+READERS = 4
+BATCH_OVERHEAD_BYTES = 300
+"""What a batch that is kept costs besides its bytes."""
+
+INLINE_ON_LOOP_BYTES = 64 * 1024
+"""Inline chunks of fewer bytes in all are told apart where the caller is: a thread would cost more."""
+
+Batches = tuple[StoredBatch, ...]
+Results = list[Batches | DamagedChunkError]
+Place = tuple[int, int]
+
+
+class ChunkReader:
+    """Reads chunks; `directory` is None where all bytes are inline."""
+
+    def __init__(self, directory: SegmentDirectory | None = None, *, cache_bytes: int = CACHE_BYTES) -> None:
+        self._directory = directory
+        self._cache_bytes = cache_bytes
+        self._cached_bytes = 0
+        self._cache: OrderedDict[Place, tuple[int, Batches]] = OrderedDict()
+        self._threads: ThreadPoolExecutor | None = None
+
+    @property
+    def cached_bytes(self) -> int:
+        return self._cached_bytes
+
+    async def batches(self, chunks: Sequence[Chunk]) -> Results:
+        """The batches of each chunk, or why it has none."""
+        found: list[Batches | DamagedChunkError | None] = [None] * len(chunks)
+        inline: list[int] = []
+        by_object: dict[int, list[int]] = {}
+        for index, chunk in enumerate(chunks):
+            if chunk.object_id is None:
+                inline.append(index)
+            elif (cached := self._cache.get((chunk.object_id, chunk.position))) is not None:
+                self._cache.move_to_end((chunk.object_id, chunk.position))
+                found[index] = cached[1]
+            else:
+                by_object.setdefault(chunk.object_id, []).append(index)
+        if sum(chunks[index].size_bytes for index in inline) <= INLINE_ON_LOOP_BYTES:
+            for index in inline:
+                found[index] = _inline(chunks[index])
+        elif inline:
+            told = await self._in_thread(lambda: [_inline(chunks[index]) for index in inline])
+            for index, result in zip(inline, told, strict=True):
+                found[index] = result
+        for object_id, indexes in by_object.items():
+            wanted = [chunks[index] for index in indexes]
+            for index, result in zip(indexes, await self._load(object_id, wanted), strict=True):
+                found[index] = result
+                if not isinstance(result, DamagedChunkError):
+                    self._keep((object_id, chunks[index].position), chunks[index].size_bytes, result)
+        return [result if result is not None else DamagedChunkError("it was not read") for result in found]
+
+    async def _load(self, object_id: int, chunks: Sequence[Chunk]) -> Results:
+        directory = self._directory
+        if directory is None:
+            error = DamagedChunkError(f"object {object_id} is in a store that this node has not")
+            return [error] * len(chunks)
+
+        def load() -> Results:
+            try:
+                pieces = directory.read(object_id, [(chunk.position, chunk.size_bytes) for chunk in chunks])
+            except OSError as error:
+                return [DamagedChunkError(f"object {object_id} cannot be read: {error}")] * len(chunks)
+            return [_checked(chunk, piece) for chunk, piece in zip(chunks, pieces, strict=True)]
+
+        return await self._in_thread(load)
+
+    async def _in_thread(self, work: Callable[[], Results]) -> Results:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="chunk-reader")
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    def _keep(self, place: Place, size_bytes: int, batches: Batches) -> None:
+        size_bytes += BATCH_OVERHEAD_BYTES * len(batches)
+        before = self._cache.pop(place, None)
+        if before is not None:
+            self._cached_bytes -= before[0]
+        self._cache[place] = (size_bytes, batches)
+        self._cached_bytes += size_bytes
+        while self._cached_bytes > self._cache_bytes:
+            _, (freed_bytes, _) = self._cache.popitem(last=False)
+            self._cached_bytes -= freed_bytes
+
+    def close(self) -> None:
+        if self._threads is not None:
+            self._threads.shutdown(wait=False)
+
+
+def _inline(chunk: Chunk) -> Batches | DamagedChunkError:
+    if chunk.records is None:
+        return DamagedChunkError("its inline bytes are gone")
+    try:
+        return split(chunk, chunk.records, verify=False)
+    except DamagedChunkError as error:
+        return error
+
+
+def _checked(chunk: Chunk, records: bytearray) -> Batches | DamagedChunkError:
+    try:
+        return split(chunk, records, verify=True)
+    except DamagedChunkError as error:
+        return error

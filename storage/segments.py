@@ -1,0 +1,183 @@
+"""Segments: files of a local directory that hold the bytes of chunks, many partitions in one file.
+
+The one idea: a file is only ever appended to, and a position in it is used once; which bytes count is said by the index
+in Postgres alone. So a write that nobody came to refer to is litter, not damage, and a file may go when no row names
+it. Whatever `append` has returned is on disk: data by fdatasync, the file's name by a sync of its directory when it was
+made.
+
+It does not know what the bytes are. Its calls block, and are made from threads.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SEGMENT_BYTES = 64 * 1024 * 1024
+READ_AHEAD_BYTES = 4 * 1024 * 1024
+"""What the kernel is asked to read behind a range that was read, for those who go on in order."""
+
+_MAX_BUFFERS = 1024
+"""IOV_MAX of Linux."""
+
+_NAME = re.compile(r"^([0-9a-f]{16})\.segment$")
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSegment:
+    object_id: int
+    size_bytes: int
+    age_s: float
+    """Since it was last written to."""
+
+
+class OpenSegment:
+    """A file that takes appends, for one writer at a time."""
+
+    def __init__(self, object_id: int, fd: int, limit_bytes: int) -> None:
+        self.object_id = object_id
+        self._fd = fd
+        self._limit_bytes = limit_bytes
+        self.end = 0
+        self.opened_at = time.monotonic()
+
+    def has_room(self, size_bytes: int) -> bool:
+        """An empty file takes whatever comes."""
+        return not self.end or self.end + size_bytes <= self._limit_bytes
+
+    def reserve(self, size_bytes: int) -> int:
+        """The position of the next append of so many bytes."""
+        position = self.end
+        self.end += size_bytes
+        return position
+
+    def append(self, buffers: Sequence[Buffer], position: int) -> None:
+        """Writes the buffers from `position` on and syncs; after an OSError the file must take no more."""
+        for first in range(0, len(buffers), _MAX_BUFFERS):
+            position = self._write(buffers[first : first + _MAX_BUFFERS], position)
+        os.fdatasync(self._fd)
+
+    def _write(self, buffers: Sequence[Buffer], position: int) -> int:
+        rest = [memoryview(buffer) for buffer in buffers]
+        while rest:
+            written = os.pwritev(self._fd, rest, position)
+            position += written
+            while rest and written >= len(rest[0]):
+                written -= len(rest.pop(0))
+            if rest and written:
+                rest[0] = rest[0][written:]
+        return position
+
+    def close(self) -> None:
+        """Gives back the room that was taken in advance."""
+        try:
+            os.ftruncate(self._fd, self.end)
+        finally:
+            os.close(self._fd)
+
+
+class SegmentDirectory:
+    """The files of one store."""
+
+    def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+        self.directory = directory
+        self.segment_bytes = segment_bytes
+
+    def path(self, object_id: int) -> Path:
+        return self.directory / f"{object_id:016x}.segment"
+
+    def create(self, object_id: int) -> OpenSegment:
+        """A new file, its room taken and its name durable. OSError where it cannot be, and then there is none."""
+        path = self.path(object_id)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+        try:
+            try:
+                os.posix_fallocate(fd, 0, self.segment_bytes)
+            except OSError as error:
+                if error.errno != errno.EOPNOTSUPP:
+                    raise
+            sync_directory(self.directory)
+        except BaseException:
+            os.close(fd)
+            path.unlink(missing_ok=True)
+            raise
+        return OpenSegment(object_id, fd, self.segment_bytes)
+
+    def read(self, object_id: int, ranges: Iterable[tuple[int, int]]) -> list[bytearray]:
+        """The bytes of (position, size) ranges in the order given; ranges that touch are read in one go. What the file
+        does not have is missing at the end of a range's bytes. OSError where there is no such file."""
+        wanted = sorted(enumerate(ranges), key=lambda item: item[1])
+        found: dict[int, bytearray] = {}
+        fd = os.open(self.path(object_id), os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            first = end = 0
+            while first < len(wanted):
+                last = first
+                position, size_bytes = wanted[first][1]
+                end = position + size_bytes
+                while last + 1 < len(wanted) and wanted[last + 1][1][0] == end and last + 1 - first < _MAX_BUFFERS:
+                    last += 1
+                    end += wanted[last][1][1]
+                buffers = [bytearray(size) for _, (_, size) in wanted[first : last + 1]]
+                got = _read(fd, buffers, position)
+                for (index, (_, size)), buffer in zip(wanted[first : last + 1], buffers, strict=True):
+                    if got < size:
+                        del buffer[max(got, 0) :]
+                    got -= size
+                    found[index] = buffer
+                first = last + 1
+            if wanted:
+                os.posix_fadvise(fd, end, READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
+        finally:
+            os.close(fd)
+        return [found[index] for index in range(len(wanted))]
+
+    def delete(self, object_id: int) -> None:
+        """Removes the file if it is there."""
+        self.path(object_id).unlink(missing_ok=True)
+
+    def found(self) -> list[FoundSegment]:
+        """Every segment there is."""
+        found: list[FoundSegment] = []
+        now = time.time()
+        with os.scandir(self.directory) as entries:
+            for entry in entries:
+                if match := _NAME.match(entry.name):
+                    try:
+                        status = entry.stat()
+                    except FileNotFoundError:
+                        continue
+                    found.append(FoundSegment(int(match[1], 16), status.st_size, now - status.st_mtime))
+        return found
+
+
+def _read(fd: int, buffers: list[bytearray], position: int) -> int:
+    """Fills the buffers one after the other; how many bytes there were."""
+    total = 0
+    rest = [memoryview(buffer) for buffer in buffers]
+    while rest:
+        count = os.preadv(fd, rest, position + total)
+        if not count:
+            break
+        total += count
+        while rest and count >= len(rest[0]):
+            count -= len(rest.pop(0))
+        if rest and count:
+            rest[0] = rest[0][count:]
+    return total
+
+
+def sync_directory(directory: Path) -> None:
+    """Makes names that were made in or removed from the directory durable."""
+    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

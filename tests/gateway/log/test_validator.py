@@ -1,0 +1,92 @@
+"""On which thread a batch is judged, and that a bomb holds up bombs only."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+
+import pytest
+
+from gateway.config.topic import TopicConfig
+from gateway.log import batch_validation, validator
+from gateway.log.batch_validation import Refused
+from gateway.log.validator import MAX_AT_ONCE_BATCHES, MAX_AT_ONCE_BYTES, BatchValidator, Unchecked, Verdict
+from protocol.compression import Compression
+from protocol.errors import ErrorCode
+from protocol.records import BatchHead, Record, build_batch
+
+NOW_MS = 1_800_000_000_000
+
+
+def unchecked(count: int = 1, value: bytes = b"v", codec: Compression = Compression.NONE) -> Unchecked:
+    records = build_batch([Record(offset, NOW_MS, b"k", value) for offset in range(count)], compression=codec)
+    return Unchecked(memoryview(records), 9, TopicConfig())
+
+
+BOMB = unchecked(1, bytes(20_000_000), Compression.ZSTD)
+CROWD = unchecked(150_000, b"", Compression.ZSTD)
+
+
+@pytest.fixture
+async def judges() -> AsyncIterator[BatchValidator]:
+    made = BatchValidator()
+    yield made
+    await made.close()
+
+
+@pytest.mark.parametrize("codec", list(Compression))
+async def test_what_is_small_is_judged_at_once(judges: BatchValidator, codec: Compression) -> None:
+    verdicts = judges.judge_at_once([unchecked(3, codec=codec), Unchecked(None, 9, TopicConfig())], NOW_MS)
+    assert verdicts is not None
+    assert isinstance(verdicts[0], BatchHead)
+    assert isinstance(verdicts[1], Refused)
+
+
+@pytest.mark.parametrize(
+    "batches",
+    [
+        pytest.param([unchecked(1, b"v" * MAX_AT_ONCE_BYTES)], id="bytes"),
+        pytest.param([unchecked(5_000, b"")], id="records"),
+        pytest.param([unchecked()] * (MAX_AT_ONCE_BATCHES + 1), id="batches"),
+        pytest.param([unchecked(codec=Compression.GZIP)] * 3, id="compressed"),
+        pytest.param([unchecked(1, bytes(100_000), Compression.ZSTD)], id="small until it is decompressed"),
+        pytest.param([unchecked(), BOMB], id="a bomb among small ones"),
+    ],
+)
+async def test_what_is_not_small_is_judged_elsewhere(judges: BatchValidator, batches: list[Unchecked]) -> None:
+    assert judges.judge_at_once(batches, NOW_MS) is None
+    verdicts = await judges.judge(batches, NOW_MS)
+    assert [isinstance(verdict, BatchHead) for verdict in verdicts] == [True] * len(batches)
+
+
+async def test_verdicts_come_in_the_order_of_the_batches(judges: BatchValidator) -> None:
+    verdicts = await judges.judge([unchecked(1), BOMB, Unchecked(None, 9, TopicConfig()), CROWD, unchecked(2)], NOW_MS)
+    counts = [verdict.records_count if isinstance(verdict, BatchHead) else verdict.code for verdict in verdicts]
+    assert counts == [1, 1, ErrorCode.INVALID_RECORD, 150_000, 2]
+
+
+@pytest.mark.parametrize("costly", [BOMB, CROWD])
+async def test_a_costly_batch_does_not_hold_up_the_usual_ones(
+    judges: BatchValidator, costly: Unchecked, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_go, begun = threading.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def validate(records: memoryview, **rest: object) -> Verdict:
+        if threading.current_thread().name.startswith("validate-costly"):
+            loop.call_soon_threadsafe(begun.set)
+            assert let_go.wait(10)
+        return batch_validation.validate(records, **rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(validator, "validate", validate)
+    held_up = [asyncio.create_task(judges.judge([costly], NOW_MS)) for _ in range(4)]
+    try:
+        await asyncio.wait_for(begun.wait(), 10)
+        for _ in range(4):
+            (verdict,) = await asyncio.wait_for(judges.judge([unchecked(1, bytes(200_000))], NOW_MS), 10)
+            assert isinstance(verdict, BatchHead)
+        assert not any(task.done() for task in held_up)
+    finally:
+        let_go.set()
+    assert all(isinstance(verdict, BatchHead) for (verdict,) in await asyncio.gather(*held_up))

@@ -1,0 +1,1 @@
+class CorruptRecordException(Exception): ...  # noqa: N818
