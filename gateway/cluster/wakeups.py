@@ -214,8 +214,9 @@ class Wakeups:
         """Waits until ends are in doubt, and reads those that somebody waits for. Raises StorageError."""
         loop = asyncio.get_running_loop()
         if not self._tail.doubtful(loop.time()):
-            self._look_at.clear()
             await self._look_at.wait()
+        # Before the read: a reason that comes during it is another.
+        self._look_at.clear()
         started_s = loop.time()
         keys = self._tail.watched()
         for first in range(0, len(keys), MAX_LOOKED_AT):
