@@ -20,6 +20,7 @@ import structlog
 from gateway.apis import SERVED
 from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.topics import create_internal_topics
+from gateway.cluster.histories import Histories
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
 from gateway.cluster.reconciler import Reconciler
@@ -46,6 +47,7 @@ from storage import notify
 from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from storage.errors import StorageError, StorageUnavailable
 from storage.groups import GroupStore
+from storage.history import HistoryStore
 from storage.log import LogStore
 from storage.migrate import migrate
 from storage.monitor import Monitor
@@ -117,7 +119,7 @@ class App:
     async def _start(self) -> None:
         settings, metrics = self.settings, self.metrics
         sys.setswitchinterval(THREAD_SWITCH_S)
-        database = await self._open_database()
+        database, history, histories = await self._open_database()
         topics = TopicStore(database)
         await create_internal_topics(topics)
         broker = settings.broker.with_dynamic(await topics.load_broker_configs())
@@ -169,6 +171,14 @@ class App:
             observe_pass=metrics.observe_reconcile_pass,
             observe_failure=metrics.observe_reconcile_failure,
         )
+
+        def forget() -> None:
+            tail.reset()
+            catalog.reset()
+            leases.forget()
+
+        histories.forget, histories.begun = forget, reconciler.hearing
+        self._supervisor.start("history", histories.follow, interval_ms=0, regular=False)
         metrics.watch_cluster(
             revision_lag=lambda: reconciler.revision_lag,
             handed_over=lambda: leases.handed_over,
@@ -193,6 +203,7 @@ class App:
             metrics=metrics,
             cluster_id=await topics.cluster_id(),
             described_topics=DescribedTopics(),
+            history=history,
         )
         maintenance = Maintenance(database, log_store, catalog, tail, membership, leases.current, groups.in_use)
         self._start_passes(reconciler, wakeups, notify.Listener(database, _hints(reconciler, wakeups)), maintenance)
@@ -205,7 +216,7 @@ class App:
         leave = partial(self._leave, groups, leases, membership)
         self._undo.append(("requests", drain_s, lambda: self._drain(server, tail, appender, leave)))
 
-    async def _open_database(self) -> Database:
+    async def _open_database(self) -> tuple[Database, HistoryStore, Histories]:
         settings = self.settings
         url = settings.database_url
         if url is None:
@@ -216,9 +227,12 @@ class App:
             database = await self._connect(url)
             self._undo.append(("database", 2 * STEP_TIMEOUT_S, lambda: database.close(STEP_TIMEOUT_S)))
             await migrate(database)
+            history = HistoryStore(database)
+            histories = Histories(history)
+            await histories.begin()
         except StorageError as error:
             raise StartError(f"cannot use {hide_password(url)}: {error}") from error
-        return database
+        return database, history, histories
 
     async def _connect(self, url: str) -> Database:
         settings = self.settings

@@ -28,6 +28,7 @@ class NodeStore:
 
     def __init__(self, database: Database) -> None:
         self._pool = database.control
+        self._guard = database.guard
         self._incarnations: dict[NodeId, int] = {}
 
     def incarnation(self, node_id: NodeId) -> int:
@@ -48,12 +49,11 @@ class NodeStore:
     async def renew(self, node_id: NodeId, ttl_ms: int, announced: int = 0) -> bool:
         """Prolongs the registration; whether it had run out. StorageConflict if another process has it. `announced` is
         how many announcements of appends have been sent, for others to see whether they missed any."""
-        lapsed = await self._pool.fetch_value(
-            statement("renew_node"), node_id, self.incarnation(node_id), ttl_ms, announced
-        )
-        if lapsed is None:
+        row = await self._pool.fetch_row(statement("renew_node"), node_id, self.incarnation(node_id), ttl_ms, announced)
+        if row is None:
             raise StorageConflict(f"node {node_id} has been taken over by another process")
-        return bool(lapsed)
+        self._guard.seen(row["flushed_lsn"])
+        return bool(row["lapsed"])
 
     async def alive(self) -> list[Node]:
         """Nodes whose registration has not run out, ordered by id."""

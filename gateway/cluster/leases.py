@@ -247,6 +247,11 @@ class Leases:
                 node_id, {shard: NodeId(successors[shard]) if others else None for shard in held}
             )
 
+    def forget(self) -> None:
+        """No lease is known to be held any more."""
+        self._owners.clear()
+        self._lose(list(self._held))
+
     def _keep(self, renewed: Iterable[CoordinatorLease], sent: float) -> None:
         kept: set[int] = set()
         for lease in renewed:

@@ -36,6 +36,7 @@ class Membership:
         self._alive: list[Node] = []
         self._leaders = Leaders(())
         self._known_since_s = float("-inf")
+        self._withdrawn = False
         self.announced: Callable[[], int] = lambda: 0
         """How many announcements of appends this node has sent: told to the others with each renewal."""
         self.seen: Callable[[Sequence[Node], bool], None] = lambda alive, gone: None
@@ -91,9 +92,13 @@ class Membership:
         A node whose id has gone to another process joins anew. Should that process advertise the same address, the
         two will go on superseding each other, loudly; what they write stays fenced by their leases.
         """
+        if self._withdrawn:
+            return
         try:
             lapsed = await self._store.renew(self.node_id, self._ttl_ms, self.announced())
         except StorageConflict as error:
+            if self._withdrawn:
+                return
             log.error("another process has this node's registration", error=str(error), address=self.address)
             await self.join()
             return
@@ -103,7 +108,8 @@ class Membership:
             self._registered()
 
     async def withdraw(self) -> None:
-        """Says that this node is gone. Raises StorageError."""
+        """Says that this node is gone, for good. Raises StorageError."""
+        self._withdrawn = True
         await self._store.withdraw(self.node_id)
 
     def _registered(self) -> None:

@@ -207,6 +207,14 @@ class Catalog:
         else:
             self.remove(operation.topic_id)
 
+    def reset(self) -> None:
+        """Nothing that is known is true any more; the next look reads everything."""
+        for topic in self.topics():
+            self.remove(topic.topic_id)
+        self._gone.clear()
+        self._unknown.clear()
+        self._revision = 0
+
     # --- inside ---------------------------------------------------------------------------------------------------
 
     async def _look_for_new(self) -> None:

@@ -290,6 +290,11 @@ class Tail:
         for watch in partition.watches:
             watch.wake()
 
+    def reset(self) -> None:
+        """Nothing that is held or known is true any more: who waits looks again."""
+        for key in list(self._partitions):
+            self.forget(key)
+
     def drain(self) -> None:
         """The node stops: every parked fetch, and every later one, is answered at once."""
         self._draining = True

@@ -99,9 +99,10 @@ $$;
 create function withdraw_node(p_node_id integer, p_incarnation bigint) returns void
 language plpgsql volatile
 as $$
--- Ends a registration, unless it has been superseded.
+-- Ends a registration, unless it has been superseded: a renewal that was sent before does not begin it again.
 begin
-    update node set expires_at = clock_timestamp() where node_id = p_node_id and incarnation = p_incarnation;
+    update node set expires_at = clock_timestamp(), incarnation = incarnation + 1
+    where node_id = p_node_id and incarnation = p_incarnation;
     perform pg_notify('sluice_nodes', p_node_id::text);
 end
 $$;

@@ -28,6 +28,8 @@ create table cluster (
     revision          bigint not null default 1,
     broker_configs_revision  bigint not null default 1,
     purged_revision   bigint not null default 0,
+    history           integer not null default 0,
+    history_identity  text,
     next_producer_id  bigint not null default 0
 ) with (fillfactor = 10);
 
@@ -35,6 +37,10 @@ comment on table cluster is 'One row. Locking it serialises changes of the catal
 comment on column cluster.revision is
     'Rises with every change of topics, partitions or broker settings, in the order of their commits.';
 comment on column cluster.broker_configs_revision is 'The revision of the last change of broker settings.';
+comment on column cluster.history is
+    'Rises whenever this database turns out to go on from a state that lacks commits (failover, restore).';
+comment on column cluster.history_identity is
+    'What the server and its files called themselves when the present history began: see storage/history.py.';
 comment on column cluster.purged_revision is
     'Deletions up to here may have left no row: who knows only an older revision reads the whole catalog.';
 
@@ -92,6 +98,15 @@ comment on table partition is 'The truth of a partition. Every append updates it
 comment on column partition.next_offset is 'Offset of the next record: the log end and the high watermark.';
 comment on column partition.size_bytes is 'Sum of chunk.size_bytes.';
 comment on column partition.max_timestamp_ms is 'Greatest timestamp ever appended; where chunk.running_max_timestamp_ms goes on.';
+
+create table partition_epoch (
+    partition_key  bigint  not null references partition on delete cascade,
+    leader_epoch   integer not null,
+    start_offset   bigint  not null,
+    primary key (partition_key, leader_epoch)
+);
+
+comment on table partition_epoch is 'Where each leader epoch but a partition''s first began: where the one before ended.';
 
 -- --- log -------------------------------------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 select node_id, incarnation from register_node($1, $2::text::jsonb, $3, $4);
 
 -- name: renew_node
--- Whether the registration had run out; no row if it has been superseded.
+-- Whether the registration had run out, and how far the write-ahead log is on disk; no row if it has been superseded.
 with before as (
     select node_id, expires_at from node where node_id = $1 and incarnation = $2 for no key update
 )
@@ -11,7 +11,8 @@ update node n
 set expires_at = clock_timestamp() + $3::bigint * interval '1 millisecond', announced = $4
 from before b
 where n.node_id = b.node_id
-returning b.expires_at <= clock_timestamp() as lapsed;
+returning
+    b.expires_at <= clock_timestamp() as lapsed, (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint as flushed_lsn;
 
 -- name: alive_nodes
 -- Nodes whose registration has not run out.

@@ -207,6 +207,14 @@ async def test_what_others_should_have_is_taken_when_nobody_has_had_it_for_a_whi
 async def test_a_registration_that_had_run_out_is_told(nodes: NodeStore) -> None:
     one = await register(nodes, 1)
     assert not await nodes.renew(one, TTL_MS)
-    await nodes.withdraw(one)
+    assert await nodes.renew(one, 0) is False
     assert await nodes.renew(one, TTL_MS)
     assert not await nodes.renew(one, TTL_MS)
+
+
+async def test_a_renewal_that_crosses_the_withdrawal_does_not_begin_the_registration_again(nodes: NodeStore) -> None:
+    one = await register(nodes, 1)
+    await nodes.withdraw(one)
+    with pytest.raises(StorageConflict):
+        await nodes.renew(one, TTL_MS)
+    assert await nodes.alive() == []

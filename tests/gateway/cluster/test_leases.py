@@ -289,3 +289,11 @@ async def test_leaders_are_spread_over_the_live_nodes(database: Database) -> Non
     await first.membership.renew()
     leaders = {first.membership.leader_of(PartitionKey(key)).node_id for key in range(10)}
     assert leaders == {NodeId(1), NodeId(2)}
+
+
+async def test_a_node_that_has_withdrawn_is_not_brought_back_by_its_last_passes(database: Database) -> None:
+    first, second = await Node(database, 9092).start(), await Node(database, 9093).start()
+    await first.membership.withdraw()
+    await first.membership.renew()
+    await second.membership.renew()
+    assert [node.node_id for node in second.membership.alive()] == [second.membership.node_id]
