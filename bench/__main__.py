@@ -16,6 +16,7 @@ import contextlib
 import datetime
 import os
 import platform
+import resource
 import shutil
 import subprocess
 import sys
@@ -159,6 +160,25 @@ def measure_join_wave() -> list[Row]:
     ]
 
 
+def measure_crowd() -> list[Row]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    try:
+        with running_gateway() as gateway:
+            host, _, port = gateway.bootstrap.rpartition(":")
+            crowd = asyncio.run(frames.crowd(host, int(port), 10_000))
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    return [
+        Row(
+            "10,000 groups of one member that join at once, until all are stable",
+            "≤ 10 s, nobody refused",
+            f"{crowd.seconds:.1f} s, {crowd.refused} refused",
+            crowd.seconds <= 10 and not crowd.refused,
+        )
+    ]
+
+
 def measure_memory() -> list[Row]:
     with running_gateway() as gateway:
         idle, connected, committed = asyncio.run(memory.measure(gateway))
@@ -205,6 +225,7 @@ MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "latency": measure_latency,
     "heartbeats": measure_heartbeats,
     "join-wave": measure_join_wave,
+    "crowd": measure_crowd,
     "depth": measure_depth,
     "consume": measure_consume,
     "produce": measure_produce,

@@ -24,6 +24,7 @@ JOIN_VERSION, SYNC_VERSION, HEARTBEAT_VERSION = 9, 5, 4
 MEMBER_ID_REQUIRED = ErrorCode.MEMBER_ID_REQUIRED
 FRAME_HEAD_BYTES = 4 + 5
 """Length, and the response header v1 without tagged fields."""
+CONNECTED_AT_ONCE = 500
 METADATA = bytes.fromhex("0001000000010001740000000000000000")
 
 
@@ -141,6 +142,46 @@ async def join_wave(host: str, port: int, members: int) -> float:
     for connection in connections:
         connection.writer.close()
     return elapsed
+
+
+@dataclass(frozen=True, slots=True)
+class Crowd:
+    seconds: float
+    refused: int
+    """Answers that sent a client elsewhere, as when a lease has lapsed; its client asked again."""
+
+
+async def crowd(host: str, port: int, groups: int) -> Crowd:
+    """Seconds until `groups` groups of one member each are stable, all of which join at once, as after an outage.
+
+    Each member has a connection of its own and asks again when it is refused, as clients do.
+    """
+    name = f"bench-crowd-{time.time_ns()}"
+    connections: list[Connection] = []
+    for begin in range(0, groups, CONNECTED_AT_ONCE):
+        count = min(CONNECTED_AT_ONCE, groups - begin)
+        connections += await asyncio.gather(*(Connection.open(host, port) for _ in range(count)))
+    refused = 0
+
+    async def settle(connection: Connection, group_id: str) -> None:
+        nonlocal refused
+        while True:
+            try:
+                synced = await sync(connection, group_id, await join(connection, group_id))
+            except RuntimeError:
+                refused += 1
+            else:
+                if synced.error_code == 0:
+                    return
+                refused += 1
+            await asyncio.sleep(0.1)
+
+    started = time.perf_counter()
+    await asyncio.gather(*(settle(each, f"{name}-{index}") for index, each in enumerate(connections)))
+    elapsed = time.perf_counter() - started
+    for connection in connections:
+        connection.writer.close()
+    return Crowd(elapsed, refused)
 
 
 async def rejoin(connection: Connection, group_id: str, member_id: str) -> int:

@@ -28,8 +28,9 @@ from gateway.cluster.wakeups import Wakeups
 from gateway.config.broker import ConfigError
 from gateway.config.listeners import Listener, render_address
 from gateway.config.settings import Settings, hide_password
-from gateway.coordinator import model
+from gateway.groups.cluster_feed import ClusterFeed
 from gateway.groups.groups import Groups
+from gateway.groups.settings import group_settings
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
@@ -133,7 +134,6 @@ class App:
         catalog = Catalog(topics, tail, broker)
         catalog.count_installed = metrics.partitions_materialised.inc
         catalog.count_removed = metrics.partitions_removed.inc
-        await catalog.refresh_if_changed()
         appender = Appender(log_store, tail, committers=settings.committers, observe_commit=metrics.observe_commit)
         validator = BatchValidator()
         self._undo.append(("validation threads", STEP_TIMEOUT_S, validator.close))
@@ -146,6 +146,7 @@ class App:
 
         membership = Membership(node_store, advertised, settings.rack, settings.node_ttl_ms)
         await membership.join()
+        await catalog.serve_as(lambda: str(membership.node_id))
         self._undo.append(("membership", STEP_TIMEOUT_S, membership.withdraw))
         leases = Leases(node_store, membership, settings.node_ttl_ms)
         metrics.leases_held.set_function(lambda: leases.held)
@@ -153,9 +154,10 @@ class App:
             GroupStore(database),
             OffsetStore(database),
             leases,
-            group_settings(settings),
+            group_settings(broker, catalog.group_configs),
             count_rebalance=metrics.group_rebalances.inc,
         )
+        ClusterFeed(catalog, groups)
         leases.acquired, leases.lost = groups.shard_acquired, groups.shard_lost
         leases.in_unrest = groups.shards_in_unrest
         wakeups = Wakeups(tail, membership, node_store.announce, log_store.states)
@@ -369,15 +371,3 @@ def _reason(error: OSError) -> str:
     """In the system's words: asyncio's repeat the address, and a name that does not resolve has no errno."""
     code = error.errno or 0
     return os.strerror(code) if code > 0 else error.strerror or str(error)
-
-
-def group_settings(settings: Settings) -> model.Settings:
-    """The coordinator's view of the broker settings."""
-    broker = settings.broker
-    return model.Settings(
-        group_initial_rebalance_delay_ms=broker.group_initial_rebalance_delay_ms,
-        group_min_session_timeout_ms=broker.group_min_session_timeout_ms,
-        group_max_session_timeout_ms=broker.group_max_session_timeout_ms,
-        group_max_size=broker.group_max_size,
-        group_connection_grace_ms=broker.group_connection_grace_ms,
-    )

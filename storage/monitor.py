@@ -46,6 +46,10 @@ class Monitor:
     def __init__(self, database: Database) -> None:
         self._pool = database.cold
 
+    async def now_ms(self) -> int:
+        """Postgres' clock, by which offsets, groups, leases and nodes age."""
+        return await self._pool.fetch_value(statement("now_ms"))
+
     async def partitions(self, limit: int) -> list[PartitionEnds]:
         return [
             PartitionEnds(

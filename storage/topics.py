@@ -45,6 +45,10 @@ def _configs_text(configs: Mapping[str, str]) -> str:
     return json.dumps({stored(name): stored(value) for name, value in configs.items()})
 
 
+ALL_BROKERS = ""
+"""Stands for every broker, as upstream's default resource does."""
+
+
 class TopicStore:
     """Reads and changes the catalog."""
 
@@ -73,7 +77,7 @@ class TopicStore:
             if built >= _PARTITIONS_PER_STEP:
                 built = 0
                 await asyncio.sleep(0)
-        broker_configs = first["broker_configs"]
+        broker_configs, group_configs = first["broker_configs"], first["group_configs"]
         return CatalogChanges(
             revision=first["revision"],
             whole=first["whole"],
@@ -81,7 +85,11 @@ class TopicStore:
             deleted=tuple(deleted),
             broker_configs=None
             if broker_configs is None
-            else {loaded(name): loaded(value) for name, value in json.loads(broker_configs).items()},
+            else {
+                broker: {loaded(name): loaded(value) for name, value in configs.items()}
+                for broker, configs in json.loads(broker_configs).items()
+            },
+            group_configs=None if group_configs is None else _group_configs(json.loads(group_configs)),
         )
 
     async def revision(self) -> int:
@@ -150,14 +158,28 @@ class TopicStore:
 
         return await self._pool.transact(change)
 
-    async def load_broker_configs(self) -> dict[str, str]:
-        rows = await self._pool.fetch(statement("broker_configs"))
+    async def load_broker_configs(self, broker: str = ALL_BROKERS) -> dict[str, str]:
+        """What was set for the broker of this id; by default what was set for all."""
+        rows = await self._pool.fetch(statement("broker_configs"), broker)
         return {loaded(row["name"]): loaded(row["value"]) for row in rows}
 
-    async def set_broker_configs(self, set: Mapping[str, str], unset: Collection[str] = ()) -> None:
-        """Removes `unset`, then sets `set`, for the whole cluster. A change of the catalog, with its revision."""
+    async def set_broker_configs(
+        self, set: Mapping[str, str], unset: Collection[str] = (), *, broker: str = ALL_BROKERS
+    ) -> None:
+        """Removes `unset`, then sets `set`, for one broker or for all. A change of the catalog, with its revision."""
         await self._pool.fetch(
             statement("set_broker_configs"),
+            broker,
+            [stored(name) for name in set],
+            [stored(value) for value in set.values()],
+            [stored(name) for name in unset],
+        )
+
+    async def set_group_configs(self, group_id: str, set: Mapping[str, str], unset: Collection[str] = ()) -> None:
+        """Removes `unset`, then sets `set`, for one group. A change of the catalog, with its revision."""
+        await self._pool.fetch(
+            statement("set_group_configs"),
+            stored(group_id),
             [stored(name) for name in set],
             [stored(value) for value in set.values()],
             [stored(name) for name in unset],
@@ -166,3 +188,10 @@ class TopicStore:
     async def cluster_id(self) -> str:
         """22 characters of URL-safe base64, as upstream renders a cluster's id; the same for the database's life."""
         return str(await self._pool.fetch_value(statement("cluster_id")))
+
+
+def _group_configs(rows: list[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
+    configs: dict[str, dict[str, str]] = {}
+    for group_id, name, value in rows:
+        configs.setdefault(loaded(group_id), {})[loaded(name)] = loaded(value)
+    return configs

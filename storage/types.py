@@ -78,8 +78,10 @@ class CatalogChanges:
     topics: tuple[Topic, ...]
     """Created or altered, in the order of their last changes."""
     deleted: tuple[UUID, ...]
-    broker_configs: Mapping[str, str] | None
-    """All dynamic broker settings; None where none changed."""
+    broker_configs: Mapping[str, Mapping[str, str]] | None
+    """All dynamic broker settings, by the broker's id (empty: those of all brokers); None where none changed."""
+    group_configs: Mapping[str, Mapping[str, str]] | None
+    """All settings of single groups, by group id; None where none changed."""
 
 
 @dataclass(frozen=True, slots=True)

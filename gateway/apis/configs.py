@@ -1,11 +1,11 @@
 """DescribeConfigs, AlterConfigs, IncrementalAlterConfigs, ListConfigResources: settings shown and changed.
 
 The one idea: everything derives from the two tables of settings. A topic's own settings are stored on the topic; a
-broker's dynamic ones once for all nodes, since they share one log: to alter any one broker is to alter the broker with
-the empty name, which stands for all. Both take effect on this node before the answer, on others when they next follow
+broker's dynamic ones for that node alone, or for all under the empty name, which stands for every node that has none
+of its own. Both take effect on this node before the answer, on others when they next follow
 the catalog.
 
-Loggers, client metrics and groups have no settings here.
+A group's settings are stored by its id and wait for it. Loggers and client metrics have no settings here.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import structlog
 
 from gateway.config.broker import BROKER_CONFIGS, NODE_CONFIGS, BrokerConfig, parse_broker_configs
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
+from gateway.config.group import GROUP_CONFIGS, group_intervals, group_layers
 from gateway.config.listeners import render_listeners
 from gateway.config.topic import (
     REPLICATION_FACTOR,
@@ -27,6 +28,7 @@ from gateway.config.topic import (
     topic_layers,
     validate_topic_configs,
 )
+from gateway.groups.runtime import MAX_GROUP_ID_BYTES
 from gateway.log.topic_names import why_illegal
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import REFUSAL_CODES
@@ -47,6 +49,7 @@ from protocol.messages.list_config_resources import (
     ListConfigResourcesRequest,
     ListConfigResourcesResponse,
 )
+from storage.topics import ALL_BROKERS
 from storage.types import Refusal, Topic
 
 log = structlog.get_logger(__name__)
@@ -69,10 +72,6 @@ class Operation(IntEnum):
     DELETE = 1
     APPEND = 2
     SUBTRACT = 3
-
-
-ALL_BROKERS = ""
-"""The broker resource that stands for every node."""
 
 
 # --- DescribeConfigs ----------------------------------------------------------------------------------------------
@@ -128,11 +127,15 @@ def _describe(
             entries = [
                 _topic_entry(key, topic.configs, services.catalog.broker, request)
                 for key in _chosen(TOPIC_CONFIGS, resource)
+                if not key.internal or key.name in topic.configs
             ]
         case ResourceType.BROKER:
             entries = _describe_broker(resource, request, services)
         case ResourceType.GROUP if resource.resource_name:
-            entries = []
+            configs = services.catalog.group_configs.get(resource.resource_name, {})
+            entries = [
+                _group_entry(key, configs, services.catalog.broker, request) for key in _chosen(GROUP_CONFIGS, resource)
+            ]
         case _:
             raise _unsupported(resource.resource_type, resource.resource_name)
     return entries
@@ -153,6 +156,15 @@ def _topic_entry(
     return _entry(key, effective_text(key, configs, broker), source, synonyms, request, read_only=False)
 
 
+def _group_entry(
+    key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig, request: DescribeConfigsRequest
+) -> DescribeConfigsResourceResult:
+    layers = group_layers(key, configs, broker)
+    synonyms = [DescribeConfigsSynonym(name=name, value=value, source=source) for source, name, value in layers]
+    source, _, value = layers[0]
+    return _entry(key, value, source, synonyms, request, read_only=False)
+
+
 def _describe_broker(
     resource: DescribeConfigsResource, request: DescribeConfigsRequest, services: Services
 ) -> list[DescribeConfigsResourceResult]:
@@ -160,6 +172,7 @@ def _describe_broker(
     keys = _chosen(BROKER_CONFIGS, resource)
     if resource.resource_name == ALL_BROKERS:
         keys = [key for key in keys if key.name in broker.dynamic]
+        broker = broker.with_dynamic(broker.dynamic)
     elif resource.resource_name != str(services.membership.node_id):
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
@@ -176,7 +189,20 @@ def _describe_broker(
         synonyms = [DescribeConfigsSynonym(name=key.name, value=value, source=source) for source, value in layers]
         read_only = key.update is not Update.DYNAMIC
         entries.append(_entry(key, value, source, synonyms, request, read_only=read_only))
-    return entries
+    return [*entries, *_unknown_entries(resource, broker)]
+
+
+def _unknown_entries(resource: DescribeConfigsResource, broker: BrokerConfig) -> list[DescribeConfigsResourceResult]:
+    """Settings that were stored under names which nobody knows. Their values are kept to ourselves, as by upstream:
+    they may be a plugin's secrets."""
+    wanted = set(resource.configuration_keys or ())
+    return [
+        DescribeConfigsResourceResult(
+            name=name, value=None, read_only=False, config_source=broker.layers(name)[0][0], is_sensitive=True
+        )
+        for name in {**broker.dynamic, **broker.own}
+        if name not in BROKER_CONFIGS and (not wanted or name in wanted)
+    ]
 
 
 def _node_facts(services: Services) -> dict[str, str | None]:
@@ -327,6 +353,8 @@ async def _alter_all(
                     await _alter_topic(_find_topic(name, services), change, services, validate_only=validate_only)
                 case ResourceType.BROKER:
                     await _alter_brokers(name, change, services, validate_only=validate_only)
+                case ResourceType.GROUP if name:
+                    await _alter_group(name, change, services, validate_only=validate_only)
                 case _:
                     raise _unsupported(kind, name)
             errors[identity] = KafkaError(ErrorCode.NONE)
@@ -358,13 +386,17 @@ async def _alter_topic(topic: Topic, change: Change, services: Services, *, vali
 
 
 async def _alter_brokers(resource_name: str, change: Change, services: Services, *, validate_only: bool) -> None:
-    # kafka-python and web consoles can only name a single broker.
     known = {ALL_BROKERS, *(str(node.node_id) for node in services.membership.alive())}
     if resource_name not in known:
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"There is no live broker '{resource_name}'.")
+    own_name = str(services.membership.node_id)
     # Another node may have changed them since this one last looked.
-    current = await services.topics.load_broker_configs()
-    broker = services.catalog.broker.with_dynamic(current)
+    of_all = await services.topics.load_broker_configs()
+    current = of_all
+    if resource_name != ALL_BROKERS:
+        current = await services.topics.load_broker_configs(resource_name)
+    static = services.catalog.broker.static
+    broker = parse_broker_configs(static, of_all, {} if resource_name == ALL_BROKERS else current)
 
     def effective(name: str) -> tuple[ConfigKey, str | None] | None:
         key = BROKER_CONFIGS.get(name)
@@ -374,12 +406,35 @@ async def _alter_brokers(resource_name: str, change: Change, services: Services,
         return key, layers[0][1] if layers else None
 
     wanted = change(current, effective)
-    altered = parse_broker_configs(broker.static, wanted)
+    layers = (wanted, services.catalog.broker.own) if resource_name == ALL_BROKERS else (of_all, wanted)
+    altered = parse_broker_configs(static, *layers)
     if validate_only:
         return
-    await services.topics.set_broker_configs(_differing(wanted, current), current.keys() - wanted.keys())
-    services.catalog.set_broker(altered)
-    log.info("broker configs altered", configs=wanted)
+    await services.topics.set_broker_configs(
+        _differing(wanted, current), current.keys() - wanted.keys(), broker=resource_name
+    )
+    if resource_name in (ALL_BROKERS, own_name):
+        services.catalog.set_broker(altered)
+    log.info("broker configs altered", broker=resource_name or "all", configs=wanted)
+
+
+async def _alter_group(group_id: str, change: Change, services: Services, *, validate_only: bool) -> None:
+    if len(group_id.encode()) > MAX_GROUP_ID_BYTES:
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"A group id has at most {MAX_GROUP_ID_BYTES} bytes.")
+    broker = services.catalog.broker
+    current = services.catalog.group_configs.get(group_id, {})
+
+    def effective(name: str) -> tuple[ConfigKey, str | None] | None:
+        key = GROUP_CONFIGS.get(name)
+        return None if key is None else (key, group_layers(key, current, broker)[0][2])
+
+    wanted = change(current, effective)
+    group_intervals(wanted, broker)
+    if validate_only:
+        return
+    await services.topics.set_group_configs(group_id, _differing(wanted, current), current.keys() - wanted.keys())
+    await services.catalog.refresh_if_changed()
+    log.info("group configs altered", group_id=group_id, configs=wanted)
 
 
 def _differing(wanted: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
@@ -445,7 +500,8 @@ def _check_names(names: Sequence[str], nulls: Sequence[str]) -> None:
 async def list_config_resources(
     request: ListConfigResourcesRequest, context: RequestContext
 ) -> ListConfigResourcesResponse:
-    """Topics and brokers, the kinds with settings; version 0 asks for client metrics only, of which there are none."""
+    """Topics, brokers, and groups that have settings of their own. Version 0 asks for client metrics only: there are
+    none."""
     services = context.services
     if context.version == 0:
         return ListConfigResourcesResponse()
@@ -460,6 +516,12 @@ async def list_config_resources(
         resources.extend(
             ConfigResource(resource_name=topic.name, resource_type=ResourceType.TOPIC)
             for topic in services.catalog.topics()
+        )
+    if ResourceType.GROUP in wanted:
+        await services.catalog.refresh_if_changed()
+        resources.extend(
+            ConfigResource(resource_name=group_id, resource_type=ResourceType.GROUP)
+            for group_id in sorted(services.catalog.group_configs)
         )
     if ResourceType.BROKER in wanted:
         resources.extend(

@@ -1,14 +1,15 @@
 """DescribeGroups, ListGroups and DeleteGroups: groups as administrators see them.
 
 The one idea: a group is shown as it was last settled, so no generation or assignment is visible here that a crash could
-take back. Only classic groups exist; what is shown of one is decided in `gateway/coordinator/views.py`.
+take back. What is shown of a classic group is decided in `gateway/coordinator/views.py`; consumer groups are listed and
+deleted here, and described by `consumer_groups.py`.
 """
 
 from __future__ import annotations
 
 import asyncio
 
-from gateway.coordinator.model import DeleteGroup
+from gateway.coordinator.model import DeleteGroup, Group
 from gateway.coordinator.views import describe
 from gateway.net.authorized_operations import NOT_ASKED, Resource, authorized_operations
 from gateway.net.context import RequestContext
@@ -54,6 +55,9 @@ async def _described(group_id: str, with_operations: bool, context: RequestConte
             error_message=refused.message,
             authorized_operations=NOT_ASKED,
         )
+    if not isinstance(group, Group):
+        # Upstream shows only classic groups here; admin clients ask ConsumerGroupDescribe for the others.
+        group = Group(group_id)
     missing = not group.exists and context.version >= FIRST_VERSION_WITH_GROUP_ID_NOT_FOUND
     shown = describe(group)
     return DescribedGroup(

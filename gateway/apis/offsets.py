@@ -14,6 +14,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from gateway.coordinator.consumer.model import ConsumerGroup
+from gateway.coordinator.consumer.offsets import fetch_refusal
 from gateway.coordinator.facts import OffsetsCommitted
 from gateway.coordinator.model import ConnectionId, MemberId
 from gateway.coordinator.model import OffsetCommit as OffsetCommitEvent
@@ -39,6 +41,7 @@ from protocol.messages.offset_delete import (
 )
 from protocol.messages.offset_fetch import (
     OffsetFetchRequest,
+    OffsetFetchRequestGroup,
     OffsetFetchResponse,
     OffsetFetchResponseGroup,
     OffsetFetchResponsePartition,
@@ -210,7 +213,7 @@ async def _commit(
             for row, refusal in zip(rows, results, strict=True)
             if refusal is None
         )
-        if committed:
+        if committed and groups.readers:
             epoch = request.generation_id_or_member_epoch
             groups.told(request.group_id, (OffsetsCommitted(MemberId(request.member_id), epoch, committed),))
 
@@ -273,6 +276,7 @@ async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> 
             if group.topics is not None:
                 asked = [_AskedTopic(topic.name, topic.topic_id, topic.partition_indexes) for topic in group.topics]
             try:
+                await _check_member(group, context.services)
                 fetched = await _fetch(group.group_id, asked, by_id, context.services)
             except KafkaError as refused:
                 groups.append(OffsetFetchResponseGroup(group_id=group.group_id, error_code=refused.code))
@@ -358,6 +362,24 @@ async def _response_topics(topic: _FetchedTopic) -> OffsetFetchResponseTopics:
     return OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id, partitions=tuple(partitions))
 
 
+async def _check_member(asked: OffsetFetchRequestGroup, services: Services) -> None:
+    """Whoever names itself (version 9) must be a member, at its epoch: a fenced one would read on from what another
+    has committed since. Raises KafkaError."""
+    if not asked.member_id and asked.member_epoch < 0:
+        return
+    group = await services.groups.view(asked.group_id)
+    member_id = MemberId(asked.member_id or "")
+    refusal = None
+    if isinstance(group, ConsumerGroup):
+        refusal = fetch_refusal(group, member_id, asked.member_epoch)
+    elif member_id not in group.members:
+        refusal = ErrorCode.UNKNOWN_MEMBER_ID
+    elif asked.member_epoch != group.generation_id:
+        refusal = ErrorCode.ILLEGAL_GENERATION
+    if refusal is not None:
+        raise KafkaError(refusal)
+
+
 async def _fetch(
     group_id: str, asked: list[_AskedTopic] | None, by_id: bool, services: Services
 ) -> list[_FetchedTopic]:
@@ -431,7 +453,8 @@ async def offset_delete(request: OffsetDeleteRequest, context: RequestContext) -
         return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     await services.catalog.resolve_all(asked.name for asked in request.topics)
     topics = [(asked, services.catalog.get(asked.name)) for asked in request.topics]
-    async with services.groups.holding(request.group_id) as (group, lease):
+    async with services.groups.holding(request.group_id) as (held, lease):
+        group = services.groups.summary(held)
         refusal = offset_delete_refusal(group)
         if refusal is not None:
             return OffsetDeleteResponse(error_code=refusal)

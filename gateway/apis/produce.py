@@ -13,10 +13,10 @@ import structlog
 from gateway.log.batch_validation import Refused
 from gateway.log.partition_lookup import resolve_topics, unknown_topic
 from gateway.log.topic_names import why_illegal
-from gateway.log.validator import MAX_AT_ONCE_BATCHES, Unchecked, Verdict
+from gateway.log.validator import Unchecked, Verdict
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
-from gateway.net.pieces import PIECE, tally
+from gateway.net.pieces import PIECE, in_pieces, tally
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -59,6 +59,7 @@ class _Submitted:
 
 
 _Plan = Refused | _Planned
+_Judged = tuple[_Plan, Verdict]
 _Attempt = Refused | _Submitted
 """One for each partition of a request, in its order."""
 
@@ -67,24 +68,31 @@ async def produce(request: ProduceRequest, context: RequestContext) -> ProduceRe
     """acks 1 and −1 both wait for the durable commit; acks 0 too, but nobody waits for its answer, so what it may not
     write is refused as a whole.
 
-    Batches are submitted when the request's place in line is reached, so that requests of one connection enter the
-    log as they came, whatever was awaited before. Idempotence is decided in Postgres: a duplicate is answered with
-    its first offset. Transactional batches are refused.
+    Batches are judged as soon as they are there, beside those of requests that came before, and submitted when the
+    request's place in line is reached: so requests of one connection enter the log as they came, whatever was awaited
+    before. Idempotence is decided in Postgres: a duplicate is answered with its first offset. Transactional batches
+    are refused.
     """
     if request.acks not in (-1, 0, 1):
         refused = Refused(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
         return _respond(
             request, [_refusal(data.index, refused) for topic in request.topic_data for data in topic.partition_data]
         )
+    judged = None
+    if all(_known(topic, context) for topic in request.topic_data):
+        judged = await _judge(request, context, unknown_topic(by_id=_by_id(context)))
     async with context.place:
-        attempts = await _submit_in_place(request, context)
+        if judged is None:
+            named = ((topic.name, topic.topic_id) for topic in request.topic_data)
+            missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
+            judged = await _judge(request, context, missing_topic)
+        attempts = await _submit(request, judged, context)
     await _settle(request, attempts)
     indexes = (data.index for topic in request.topic_data for data in topic.partition_data)
-    answers: list[PartitionProduceResponse] = []
-    for number, (index, attempt) in enumerate(zip(indexes, attempts, strict=True), 1):
-        answers.append(await _answer(index, attempt, context))
-        if number % PIECE == 0:
-            await asyncio.sleep(0)
+    answers = [
+        await _answer(index, attempt, context)
+        async for index, attempt in in_pieces(zip(indexes, attempts, strict=True))
+    ]
     if not awaits_answer(request):
         for answer in answers:
             if answer.error_code:
@@ -114,22 +122,6 @@ def awaits_answer(request: ProduceRequest) -> bool:
     return request.acks != 0
 
 
-async def _submit_in_place(request: ProduceRequest, context: RequestContext) -> list[_Attempt]:
-    """Judge every batch and enqueue what is good. Later requests of the connection wait for their place meanwhile."""
-    missing_topic = unknown_topic(by_id=_by_id(context))
-    if any(_known(topic, context) is None for topic in request.topic_data):
-        named = ((topic.name, topic.topic_id) for topic in request.topic_data)
-        missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
-    plans = await _plan(request, context, missing_topic)
-    now_ms = _wall_ms()
-    batches = _unchecked(plans)
-    validator = context.services.validator
-    verdicts = validator.judge_at_once(batches, now_ms) if len(batches) <= MAX_AT_ONCE_BATCHES else None
-    if verdicts is None:
-        verdicts = await validator.judge(batches, now_ms)
-    return await _submit(request, plans, verdicts, context, now_ms)
-
-
 def _by_id(context: RequestContext) -> bool:
     return context.version >= FIRST_VERSION_WITH_TOPIC_IDS
 
@@ -139,20 +131,30 @@ def _known(topic: TopicProduceData, context: RequestContext) -> Topic | None:
     return catalog.get_by_id(topic.topic_id) if _by_id(context) else catalog.get(topic.name)
 
 
+async def _judge(request: ProduceRequest, context: RequestContext, missing_topic: ErrorCode) -> list[_Judged]:
+    plans = await _plan(request, context, missing_topic)
+    batches = [plan.batch for plan in plans if isinstance(plan, _Planned)]
+    now_ms = _wall_ms()
+    validator = context.services.validator
+    verdicts = validator.judge_at_once(batches, now_ms)
+    if verdicts is None:
+        verdicts = await validator.judge(batches, now_ms)
+    rest = iter(verdicts)
+    return [(plan, plan if isinstance(plan, Refused) else next(rest)) async for plan in in_pieces(plans)]
+
+
 async def _plan(request: ProduceRequest, context: RequestContext, missing_topic: ErrorCode) -> list[_Plan]:
     named = await tally(
         (topic.name, topic.topic_id, data.index) for topic in request.topic_data for data in topic.partition_data
     )
     plans: list[_Plan] = []
-    for requested in request.topic_data:
+    async for requested in in_pieces(request.topic_data):
         topic = _writable(requested, context, missing_topic)
-        for data in requested.partition_data:
+        async for data in in_pieces(requested.partition_data):
             if named[requested.name, requested.topic_id, data.index] > 1:
                 plans.append(Refused(ErrorCode.INVALID_REQUEST, f"partition {data.index} appears more than once"))
             else:
                 plans.append(topic if isinstance(topic, Refused) else _plan_partition(topic, data, context))
-            if len(plans) % PIECE == 0:
-                await asyncio.sleep(0)
     return plans
 
 
@@ -164,28 +166,19 @@ def _plan_partition(topic: Topic, data: PartitionProduceData, context: RequestCo
     return _Planned(topic.name, topic.partitions[data.index], Unchecked(records, context.version, config))
 
 
-def _unchecked(plans: list[_Plan]) -> list[Unchecked]:
-    return [plan.batch for plan in plans if isinstance(plan, _Planned)]
-
-
-async def _submit(
-    request: ProduceRequest, plans: list[_Plan], verdicts: list[Verdict], context: RequestContext, now_ms: int
-) -> list[_Attempt]:
-    """Enqueue what was found good. The verdicts are those of the planned batches, in their order."""
+async def _submit(request: ProduceRequest, judged: list[_Judged], context: RequestContext) -> list[_Attempt]:
+    """Enqueue what was found good."""
+    now_ms = _wall_ms()
     refusals: Counter[ErrorCode] = Counter()
     attempts: list[_Attempt] = []
-    judged = iter(verdicts)
-    for requested in request.topic_data:
-        for data in requested.partition_data:
-            plan = plans[len(attempts)]
-            attempt = plan if isinstance(plan, Refused) else _submit_partition(plan, next(judged), context, now_ms)
-            if isinstance(attempt, Refused):
-                refusals[attempt.code] += 1
-                if refusals.total() <= MAX_LOGGED_REFUSALS:
-                    _log_refusal(requested.name or str(requested.topic_id), data.index, attempt)
-            attempts.append(attempt)
-            if len(attempts) % PIECE == 0:
-                await asyncio.sleep(0)
+    asked = ((topic, data) for topic in request.topic_data for data in topic.partition_data)
+    async for (requested, data), (plan, verdict) in in_pieces(zip(asked, judged, strict=True)):
+        attempt = plan if isinstance(plan, Refused) else _submit_partition(plan, verdict, context, now_ms)
+        if isinstance(attempt, Refused):
+            refusals[attempt.code] += 1
+            if refusals.total() <= MAX_LOGGED_REFUSALS:
+                _log_refusal(requested.name or str(requested.topic_id), data.index, attempt)
+        attempts.append(attempt)
     for code, count in refusals.items():
         context.services.metrics.refused_batches.labels(code.name).inc(count)
     return attempts

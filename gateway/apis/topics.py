@@ -274,6 +274,8 @@ def _created(
 
 def _effective_configs(configs: Mapping[str, str], broker: BrokerConfig) -> Iterable[CreatableTopicConfigs]:
     for key in TOPIC_CONFIGS.values():
+        if key.internal and key.name not in configs:
+            continue
         layers = topic_layers(key, configs, broker)
         yield CreatableTopicConfigs(
             name=key.name,

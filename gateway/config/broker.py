@@ -30,6 +30,7 @@ from gateway.config.definition import (
     one_of,
     render,
     setting,
+    some_of,
 )
 
 __all__ = ["BROKER_CONFIGS", "BrokerConfig", "ConfigError", "parse_broker_configs", "validate_dynamic"]
@@ -55,6 +56,34 @@ class BrokerConfig:
     )
     group_max_session_timeout_ms: int = setting(
         _INT, 1_800_000, "Longest session timeout that a classic member may ask for.", at_least(0), update=_AT_START
+    )
+    group_consumer_session_timeout_ms: int = setting(
+        _INT, 45_000, "How long a member of the consumer protocol may be silent.", at_least(1), update=_AT_START
+    )
+    group_consumer_min_session_timeout_ms: int = setting(
+        _INT, 45_000, "Shortest session timeout that a consumer group may be given.", at_least(1), update=_AT_START
+    )
+    group_consumer_max_session_timeout_ms: int = setting(
+        _INT, 60_000, "Longest session timeout that a consumer group may be given.", at_least(1), update=_AT_START
+    )
+    group_consumer_heartbeat_interval_ms: int = setting(
+        _INT, 5_000, "How often members of the consumer protocol are to speak.", at_least(1), update=_AT_START
+    )
+    group_consumer_min_heartbeat_interval_ms: int = setting(
+        _INT, 5_000, "Shortest heartbeat interval that a consumer group may be given.", at_least(1), update=_AT_START
+    )
+    group_consumer_max_heartbeat_interval_ms: int = setting(
+        _INT, 15_000, "Longest heartbeat interval that a consumer group may be given.", at_least(1), update=_AT_START
+    )
+    group_consumer_max_size: int = setting(
+        _INT, MAX_INT, "Most members that one consumer group may have.", at_least(1), update=_AT_START
+    )
+    group_consumer_assignors: tuple[str, ...] = setting(
+        ConfigType.LIST,
+        ("uniform", "range"),
+        "Assignors that members of the consumer protocol may ask for; the first is used where none does.",
+        some_of("uniform", "range"),
+        update=_AT_START,
     )
     group_max_size: int = setting(_INT, MAX_INT, "Most members that one group may have.", at_least(1), update=_AT_START)
     group_connection_grace_ms: int = setting(
@@ -196,6 +225,8 @@ class BrokerConfig:
     """What was given at start, by Kafka's names, as text. Never mutated."""
     dynamic: Mapping[str, str] = field(default_factory=dict[str, str])
     """What AlterConfigs stored for all nodes, by Kafka's names, as text. Never mutated."""
+    own: Mapping[str, str] = field(default_factory=dict[str, str])
+    """What AlterConfigs stored for this node alone, which outranks the others. Never mutated."""
 
     @property
     def retention_ms(self) -> int:
@@ -206,20 +237,22 @@ class BrokerConfig:
             return self.log_retention_minutes * 60_000 if self.log_retention_minutes >= 0 else -1
         return self.log_retention_hours * 3_600_000 if self.log_retention_hours >= 0 else -1
 
-    def with_dynamic(self, dynamic: Mapping[str, str]) -> BrokerConfig:
-        """This configuration with another dynamic layer. ConfigError as `validate_dynamic`."""
-        return parse_broker_configs(self.static, dynamic)
+    def with_dynamic(self, dynamic: Mapping[str, str], own: Mapping[str, str] | None = None) -> BrokerConfig:
+        """This configuration with other dynamic layers. ConfigError as `validate_dynamic`."""
+        return parse_broker_configs(self.static, dynamic, own)
 
     def layers(self, name: str) -> list[tuple[ConfigSource, str | None]]:
         """The values that setting `name` has, in the text given, the strongest (effective) first."""
         found: list[tuple[ConfigSource, str | None]] = []
+        if name in self.own:
+            found.append((ConfigSource.DYNAMIC_BROKER_CONFIG, self.own[name]))
         if name in self.dynamic:
             found.append((ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, self.dynamic[name]))
         if name in self.static:
             found.append((ConfigSource.STATIC_BROKER_CONFIG, self.static[name]))
-        default = BROKER_CONFIGS[name].default
-        if default is not None:
-            found.append((ConfigSource.DEFAULT_CONFIG, render(default)))
+        key = BROKER_CONFIGS.get(name)
+        if key is not None and key.default is not None:
+            found.append((ConfigSource.DEFAULT_CONFIG, render(key.default)))
         return found
 
 
@@ -256,7 +289,12 @@ _SHOWN = (
     _fixed("offsets.topic.num.partitions", _INT, 50, "Partitions of __consumer_offsets, over which groups are spread."),
     _fixed("offsets.topic.replication.factor", ConfigType.SHORT, 1, "Committed offsets live in Postgres."),
     _fixed("offsets.commit.required.acks", ConfigType.SHORT, -1, "A commit is answered once it is durable."),
-    _fixed("group.coordinator.rebalance.protocols", ConfigType.LIST, ("classic",), "Group protocols that are served."),
+    _fixed(
+        "group.coordinator.rebalance.protocols",
+        ConfigType.LIST,
+        ("classic", "consumer"),
+        "Group protocols served.",
+    ),
     _fixed("remote.log.storage.system.enable", _BOOLEAN, False, "There is no tiered storage."),
     _fixed("log.dirs", ConfigType.STRING, "postgres", "Where records are kept, as DescribeLogDirs names it."),
     _fixed("process.roles", ConfigType.LIST, ("broker", "controller"), "Every node serves every request."),
@@ -285,26 +323,47 @@ BROKER_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
 """Every broker setting by name: typed fields, shown ones, and facts of the node."""
 
 
-def parse_broker_configs(given: Mapping[str, str], dynamic: Mapping[str, str] | None = None) -> BrokerConfig:
-    """The configuration that these settings make; `dynamic` ones outrank those given at start.
+def parse_broker_configs(
+    given: Mapping[str, str], dynamic: Mapping[str, str] | None = None, own: Mapping[str, str] | None = None
+) -> BrokerConfig:
+    """The configuration that these settings make; `dynamic` ones outrank those given at start, and the node's `own`
+    outrank both.
 
     ConfigError names the first setting that is unknown, malformed, out of bounds or not to be set, or that
     contradicts another.
     """
-    dynamic = dynamic or {}
+    dynamic, own = dynamic or {}, own or {}
     for name in given:
         _known(name, given[name]).parse(given[name])
     validate_dynamic(dynamic)
-    merged = {**given, **dynamic}
+    validate_dynamic(own)
+    merged = {**given, **dynamic, **own}
     fields: dict[str, Any] = {
         field_name: key.parse(merged[key.name]) for field_name, key in _FIELDS.items() if key.name in merged
     }
-    config = BrokerConfig(**fields, static=dict(given), dynamic=dict(dynamic))
+    config = BrokerConfig(**fields, static=dict(given), dynamic=dict(dynamic), own=dict(own))
     if config.group_min_session_timeout_ms > config.group_max_session_timeout_ms:
         raise ConfigError(
             "group.min.session.timeout.ms",
             str(config.group_min_session_timeout_ms),
             f"above group.max.session.timeout.ms ({config.group_max_session_timeout_ms})",
+        )
+    for name in ("session.timeout", "heartbeat.interval"):
+        field = name.replace(".", "_")
+        lowest: int = getattr(config, f"group_consumer_min_{field}_ms")
+        highest: int = getattr(config, f"group_consumer_max_{field}_ms")
+        value: int = getattr(config, f"group_consumer_{field}_ms")
+        if not lowest <= value <= highest:
+            raise ConfigError(
+                f"group.consumer.{name}.ms",
+                str(value),
+                f"not between group.consumer.min.{name}.ms ({lowest}) and group.consumer.max.{name}.ms ({highest})",
+            )
+    if config.group_consumer_heartbeat_interval_ms >= config.group_consumer_session_timeout_ms:
+        raise ConfigError(
+            "group.consumer.heartbeat.interval.ms",
+            str(config.group_consumer_heartbeat_interval_ms),
+            f"not below group.consumer.session.timeout.ms ({config.group_consumer_session_timeout_ms})",
         )
     if config.log_cleaner_min_compaction_lag_ms > config.log_cleaner_max_compaction_lag_ms:
         raise ConfigError(
@@ -316,9 +375,12 @@ def parse_broker_configs(given: Mapping[str, str], dynamic: Mapping[str, str] | 
 
 
 def validate_dynamic(dynamic: Mapping[str, str]) -> None:
-    """ConfigError if one of these cannot be set while the gateway runs, or not to this value."""
+    """ConfigError if one of these cannot be set while the gateway runs, or not to this value. A name that nobody knows
+    is kept, as by upstream, where it may belong to a plugin."""
     for name, value in dynamic.items():
-        key = _known(name, value)
+        key = BROKER_CONFIGS.get(name)
+        if key is None:
+            continue
         if key.update is not Update.DYNAMIC:
             raise ConfigError(name, value, "cannot be changed while the gateway runs")
         key.parse(value)

@@ -50,7 +50,7 @@ class Update(Enum):
     """When a setting may get another value."""
 
     DYNAMIC = "dynamic"
-    """At any time through AlterConfigs, for every node at once."""
+    """At any time through AlterConfigs, for one node or for all."""
     AT_START = "at_start"
     """By flag, environment or file; read-only while the gateway runs."""
     FIXED = "fixed"
@@ -91,6 +91,8 @@ class ConfigKey:
     update: Update = Update.DYNAMIC
     synonyms: tuple[Synonym, ...] = ()
     """Of a topic setting: its broker counterparts, the strongest first."""
+    internal: bool = False
+    """Taken, and shown only where it was set: upstream's own tests set it, people do not."""
 
     def parse(self, text: str) -> ConfigValue:
         """The typed value; ConfigError if the text is not of the type or outside what the setting allows."""
@@ -166,6 +168,16 @@ def each_one_of(*allowed: str) -> Check:
             return "names a value twice"
         wrong = [value for value in values if value not in allowed]
         return f"must be a list of {', '.join(allowed)}" if wrong else None
+
+    return check
+
+
+def some_of(*allowed: str) -> Check:
+    """As `each_one_of`, and not none of them."""
+    each = each_one_of(*allowed)
+
+    def check(values: tuple[str, ...]) -> str | None:
+        return each(values) if values else f"names none of {', '.join(allowed)}"
 
     return check
 

@@ -175,6 +175,14 @@ _THROTTLED = "Replicas whose replication is throttled."
 _LEVEL = "Level of recompression."
 
 _SHOWN = (
+    ConfigKey(
+        "internal.segment.bytes",
+        _INT,
+        None,
+        "Size of a log segment in tests. No effect: Postgres keeps the records.",
+        at_least(14),
+        internal=True,
+    ),
     _no_effect("segment.bytes", _INT, 1_073_741_824, "Size of a log segment.", at_least(14), "log.segment.bytes"),
     _no_effect("segment.jitter.ms", _LONG, 0, "Spread of segment rolls.", at_least(0), "log.roll.jitter.ms"),
     _no_effect(

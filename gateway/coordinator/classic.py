@@ -12,6 +12,7 @@ from typing import Any
 
 from gateway.coordinator import restore as records
 from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.deadlines import next_deadline, postponed
 from gateway.coordinator.facts import (
     AssignmentGiven,
@@ -92,6 +93,10 @@ class _Classic:
         return Group(group_id)
 
     def adopt(self, group: Any, event: Any) -> Group | None:
+        """A consumer group without members goes on as a classic one, with its offsets; generations rise from its
+        epoch."""
+        if isinstance(group, ConsumerGroup) and not group.members:
+            return Group(group.group_id, exists=group.exists, generation_id=group.group_epoch)
         return None
 
     def step(self, group: Group, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:

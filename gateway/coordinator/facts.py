@@ -31,6 +31,7 @@ class Departure(Enum):
     NOT_REJOINED = "did not re-join in time"
     NEVER_SYNCED = "never synced"
     TURNED_AWAY = "was turned away: group.max.size is reached"
+    NOT_REVOKED = "did not let go of its partitions in time"
 
 
 class Trigger(Enum):
@@ -42,6 +43,7 @@ class Trigger(Enum):
     MEMBER_LEFT = "a member left"
     TOO_MANY_MEMBERS = "there are more members than group.max.size"
     TOPICS_CHANGED = "subscribed topics changed"
+    SUBSCRIPTION_CHANGED = "a member changed its subscription"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,22 @@ class MemberReplaced(MemberFact):
 
     def __str__(self) -> str:
         return _because(f"static member {self.group_instance_id} returned as {self.member_id}", self.reason)
+
+
+@dataclass(frozen=True, slots=True)
+class MemberAway(MemberFact):
+    """A static member of a consumer group left for a while: its partitions wait for it while its session lasts."""
+
+    def __str__(self) -> str:
+        return f"static member {self.member_id} left for a while"
+
+
+@dataclass(frozen=True, slots=True)
+class MemberChanged(MemberFact):
+    """What is stored of the member changed in a way that no other fact tells: its client, its rack, its timeout."""
+
+    def __str__(self) -> str:
+        return f"member {self.member_id} changed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +209,22 @@ class GenerationAssigned(Fact):
 
     def __str__(self) -> str:
         return f"generation {self.generation_id} assigned by {self.leader_id}"
+
+
+@dataclass(frozen=True, slots=True)
+class TargetComputed(Fact):
+    """Who should own what in a consumer group was decided anew, at `epoch`."""
+
+    epoch: int
+    assignor: str
+    members: tuple[MemberId, ...]
+    """Those whose share changed."""
+
+    def touches(self) -> tuple[MemberId, ...]:
+        return self.members
+
+    def __str__(self) -> str:
+        return f"target {self.epoch} computed by {self.assignor}, {len(self.members)} share(s) changed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,8 +38,8 @@ def heartbeat_preparing(group: Group, event: Heartbeat, now_ms: int, settings: S
     error = _heartbeat_error(group, event)
     if error is not None:
         return _beat(group, event, error)
-    heard = hear(group, event.member_id, event.connection_id, now_ms, settings)
-    return _beat(heard.group, event, ErrorCode.REBALANCE_IN_PROGRESS, heard.facts)
+    group, facts = hear(group, event.member_id, event.connection_id, now_ms, settings)
+    return _beat(group, event, ErrorCode.REBALANCE_IN_PROGRESS, facts)
 
 
 def heartbeat_live(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step:
@@ -47,8 +47,8 @@ def heartbeat_live(group: Group, event: Heartbeat, now_ms: int, settings: Settin
     error = _heartbeat_error(group, event)
     if error is not None:
         return _beat(group, event, error)
-    heard = hear(group, event.member_id, event.connection_id, now_ms, settings)
-    return _beat(heard.group, event, ErrorCode.NONE, heard.facts)
+    group, facts = hear(group, event.member_id, event.connection_id, now_ms, settings)
+    return _beat(group, event, ErrorCode.NONE, facts)
 
 
 def heartbeat_dead(group: Group, event: Heartbeat, now_ms: int, settings: Settings) -> Step:
@@ -82,8 +82,8 @@ def commit_live(group: Group, event: OffsetCommit, now_ms: int, settings: Settin
     error = _commit_error(group, event)
     if error is not None:
         return _commit(group, event, error)
-    heard = hear(group, event.member_id, event.connection_id, now_ms, settings)
-    return _commit(heard.group, event, ErrorCode.NONE, heard.facts)
+    group, facts = hear(group, event.member_id, event.connection_id, now_ms, settings)
+    return _commit(group, event, ErrorCode.NONE, facts)
 
 
 def commit_completing(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:
@@ -108,11 +108,14 @@ def _commit(group: Group, event: OffsetCommit, error: ErrorCode, facts: tuple[Fa
     return Step(group, ((event.request_id, OffsetCommitReply(error)),), facts)
 
 
-def hear(group: Group, member_id: MemberId, connection_id: ConnectionId, now_ms: int, settings: Settings) -> Step:
+def hear(
+    group: Group, member_id: MemberId, connection_id: ConnectionId, now_ms: int, settings: Settings
+) -> tuple[Group, tuple[Fact, ...]]:
     """The group once it has heard from a member: its session starts again, its key is this connection."""
     member = group.members[member_id]
     if member.connection_id == connection_id:
-        return Step(group.with_session_deadline(member_id, now_ms + session_ms(member, settings)))
+        return group.with_session_deadline(member_id, now_ms + session_ms(member, settings)), ()
     draft = Draft(group, now_ms, settings)
     draft.arm_session(draft.hear(member, connection_id))
-    return draft.seal()
+    heard = draft.seal()
+    return heard.group, heard.facts

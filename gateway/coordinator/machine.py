@@ -225,7 +225,7 @@ class Machines:
         If it cannot, or refuses the request, the group stays what it was.
         """
         machine = self._by_value[type(group)]
-        if not isinstance(event, Request) or type(event) in machine.events:
+        if type(event) in machine.events or not isinstance(event, Request):
             return machine.step(group, event, cluster, now_ms, settings)
         other = self._by_event[type(event)]
         adopted = other.adopt(group, event)

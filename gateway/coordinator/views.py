@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.coordinator.machine import Summary
 from gateway.coordinator.model import Group, GroupState, MemberId
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
 from protocol.errors import ErrorCode
@@ -56,17 +57,17 @@ def describe(group: Group) -> DescribedGroup:
     )
 
 
-def offset_delete_refusal(group: Group) -> ErrorCode | None:
+def offset_delete_refusal(group: Summary) -> ErrorCode | None:
     """Why no offset of this group may be deleted (OffsetDelete's top-level code), or None; then ask `subscribes_to`."""
     if not group.exists:
         return ErrorCode.GROUP_ID_NOT_FOUND
-    if group.state is not GroupState.EMPTY and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+    if group.state != GroupState.EMPTY.value and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return ErrorCode.NON_EMPTY_GROUP
     return None
 
 
-def subscribes_to(group: Group, topic: str) -> bool:
+def subscribes_to(group: Summary, topic: str) -> bool:
     """Whether a member reads the topic, so that its offsets must stay; with unreadable subscriptions any topic."""
-    if group.state is GroupState.EMPTY:
+    if group.state == GroupState.EMPTY.value:
         return False
     return group.subscribed_topics is None or topic in group.subscribed_topics

@@ -43,7 +43,7 @@ class Gatherer(Generic[Item, Result]):
         self._work = work
         self._size = size
         self._max_size = max_size
-        self._queue: deque[tuple[Item, asyncio.Future[Result]]] = deque()
+        self._queue: deque[tuple[Item, int, asyncio.Future[Result]]] = deque()
         self._running: asyncio.Task[None] | None = None
 
     def submit(self, item: Item) -> asyncio.Future[Result]:
@@ -52,8 +52,9 @@ class Gatherer(Generic[Item, Result]):
         The future raises StorageUnavailable when the outcome is unknown, and other StorageErrors as `work` does.
         """
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
-        self._queue.append((item, future))
-        self.queued_size += self._size(item)
+        size = self._size(item)
+        self._queue.append((item, size, future))
+        self.queued_size += size
         if self._running is None:
             self._running = asyncio.create_task(self._run(), name=self.name, context=NO_REQUEST.copy())
         return future
@@ -72,7 +73,9 @@ class Gatherer(Generic[Item, Result]):
         finally:
             self._running = None
             # Only an unforeseen error or a cancelled task leaves anything here; nobody may wait for ever because of it.
-            _fail((*taken, *self._queue), StorageError(f"{self.name} has stopped"))
+            _fail(
+                (*taken, *((item, future) for item, _, future in self._queue)), StorageError(f"{self.name} has stopped")
+            )
             self._queue.clear()
             self.queued_size = 0
 
@@ -80,8 +83,7 @@ class Gatherer(Generic[Item, Result]):
         taken: list[tuple[Item, asyncio.Future[Result]]] = []
         size = 0
         while self._queue:
-            item, future = self._queue[0]
-            item_size = self._size(item)
+            item, item_size, future = self._queue[0]
             if taken and size + item_size > self._max_size:
                 break
             self._queue.popleft()

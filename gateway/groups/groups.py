@@ -13,6 +13,8 @@ import structlog
 
 from gateway.cluster.leases import Leases
 from gateway.coordinator.classic import CLASSIC
+from gateway.coordinator.consumer.machine import CONSUMER
+from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.facts import Fact, RebalanceBegun
 from gateway.coordinator.machine import Machines, Summary, Value
 from gateway.coordinator.model import Group, Settings
@@ -26,7 +28,7 @@ from storage.types import Node
 
 log = structlog.stdlib.get_logger(__name__)
 
-MACHINES = Machines({Group: CLASSIC})
+MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER})
 STORE_PATIENCE_MS = 15_000
 """How long one write or load is tried again before those who wait for it are sent away."""
 MAX_FACTS_LOGGED = 20
@@ -55,6 +57,9 @@ class Groups(Runtime):
         self.readers: list[Callable[[str, tuple[Fact, ...]], None]] = []
         """Are given a group's id and what happened, once it is settled, before anyone is answered."""
         super().__init__(machines, self._group_records, leases, settings, self._happened)
+
+    def summary(self, group: Value) -> Summary:
+        return self._machines.of(group).summary(group)
 
     async def list(self) -> list[Summary]:
         """Every group this node coordinates; of those that are only stored, what storage has in columns.

@@ -58,6 +58,8 @@ SHORTEST_TIMER_MS = 5
 """A deadline that a Tick did not clear cannot spin the loop."""
 STALL_MS = 100
 """A timer that is later than this was held up by this process: what members sent meanwhile may lie unread."""
+REPRIEVE_MS = 1_000
+"""For reading it, and for clients that were held up with us."""
 
 
 class Records(Protocol):
@@ -131,16 +133,17 @@ class Runtime:
             slot.mailbox.append(request)
             return self._park(slot, request)
         taken = self._step(slot, request)
-        if self._machines.must_store(taken):
+        if taken.facts and self._machines.must_store(taken):
             future = self._park(slot, request)
             self._store_then_settle(slot, taken, request)
             return future
         reply = self._settle(slot, taken, request)
         if reply is None:
             return self._park(slot, request)
-        if not self._machines.of(slot.group).is_idle(slot.group):
+        if self._machines.of(slot.group).is_idle(slot.group):
+            self._retire_if_idle(slot)
+        else:
             self._remember(slot, request)
-        self._retire_if_idle(slot)
         return reply
 
     async def view(self, group_id: str) -> Value:
@@ -409,7 +412,7 @@ class Runtime:
         # Once: on a node that is always this late, sessions must still end.
         slot.reprieved = late_ms > STALL_MS and not slot.reprieved
         if slot.reprieved:
-            slot.group = self._machines.of(slot.group).postponed(slot.group, late_ms)
+            slot.group = self._machines.of(slot.group).postponed(slot.group, late_ms + REPRIEVE_MS)
         with self._or_dropped(slot):
             deadline_ms = self._machines.of(slot.group).next_deadline(slot.group)
             if deadline_ms is not None and deadline_ms <= self._now_ms():

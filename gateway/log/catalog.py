@@ -24,7 +24,7 @@ from gateway.config.topic import TopicConfig
 from gateway.log.catalog_changes import InstallTopic, Operation, decide
 from gateway.log.tail import Tail
 from gateway.log.topic_names import RenderedNames, rendered, why_illegal
-from storage.topics import TopicStore
+from storage.topics import ALL_BROKERS, TopicStore
 from storage.types import Topic
 
 log = structlog.get_logger(__name__)
@@ -57,6 +57,9 @@ class Catalog:
         self._store = store
         self._tail = tail
         self._broker = broker
+        self._broker_name: Callable[[], str] | None = None
+        self._stored_broker_configs: Mapping[str, Mapping[str, str]] = {}
+        self._followed_as: str | None = None
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[UUID, Topic] = {}
         self._configs: dict[UUID, tuple[Topic, TopicConfig]] = {}
@@ -71,6 +74,15 @@ class Catalog:
         self.count_removed: Callable[[int], object] = lambda partitions: None
         self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
+        self._group_configs: Mapping[str, Mapping[str, str]] = {}
+        self.changed: Callable[[], None] = lambda: None
+        """Called whenever topics or settings changed, once or more often for changes that came together."""
+
+    async def serve_as(self, broker_name: Callable[[], str]) -> None:
+        """Loads everything; from here on what was set for the broker of that id alone applies too. Raises
+        StorageError."""
+        self._broker_name = broker_name
+        await self.refresh_if_changed()
 
     # --- what is known --------------------------------------------------------------------------------------------
 
@@ -101,6 +113,18 @@ class Catalog:
         """Dynamic broker settings have changed; every topic's effective config follows."""
         self._broker = broker
         self._configs.clear()
+        self.changed()
+
+    @property
+    def group_configs(self) -> Mapping[str, Mapping[str, str]]:
+        """What was set on single groups, by group id. Never mutated."""
+        return self._group_configs
+
+    def set_group_configs(self, configs: Mapping[str, Mapping[str, str]]) -> None:
+        """What is set on single groups has changed."""
+        if configs != self._group_configs:
+            self._group_configs = configs
+            self.changed()
 
     def config(self, topic: Topic) -> TopicConfig:
         """The topic's effective config: what was set on it, else the broker's default."""
@@ -180,9 +204,11 @@ class Catalog:
         self.count_installed(len(topic.partitions) - (len(known.partitions) if known is not None else 0))
         self._by_name[topic.name] = topic
         self._by_id[topic.topic_id] = topic
+        self.changed()
         self._by_rendered.setdefault(rendered(topic.name), topic.name)
         self._unknown.pop(topic.name, None)
         self._unknown.pop(topic.topic_id, None)
+        self.changed()
 
     def remove(self, topic_id: UUID) -> None:
         """The topic is deleted: its parked fetches end."""
@@ -198,6 +224,7 @@ class Catalog:
             del self._by_rendered[rendered(topic.name)]
         for partition in topic.partitions:
             self._tail.forget(partition.partition_key)
+        self.changed()
 
     def perform(self, operation: Operation) -> None:
         """Synchronous and idempotent, and nobody else changes what is held; checked against what is held by now, since
@@ -286,14 +313,22 @@ class Catalog:
             if number % OPERATIONS_PER_STEP == 0:
                 await asyncio.sleep(0)
         if changes.broker_configs is not None:
-            self._follow_broker(changes.broker_configs)
+            self._stored_broker_configs = changes.broker_configs
+        name = None if self._broker_name is None else self._broker_name()
+        if changes.broker_configs is not None or name != self._followed_as:
+            self._follow_broker(name)
+        if changes.group_configs is not None:
+            self.set_group_configs(changes.group_configs)
         self._revision = changes.revision
 
-    def _follow_broker(self, dynamic: Mapping[str, str]) -> None:
-        if dynamic == self._broker.dynamic:
+    def _follow_broker(self, name: str | None) -> None:
+        self._followed_as = name
+        dynamic = self._stored_broker_configs.get(ALL_BROKERS, {})
+        own: Mapping[str, str] = self._stored_broker_configs.get(name, {}) if name is not None else {}
+        if dynamic == self._broker.dynamic and own == self._broker.own:
             return
         try:
-            self.set_broker(self._broker.with_dynamic(dynamic))
+            self.set_broker(self._broker.with_dynamic(dynamic, own))
         except ConfigError as error:
             # Stored by a node of another release: the settings in force stay.
             log.error("stored broker settings refused", error=str(error))

@@ -6,6 +6,7 @@ can call with values. It holds no state of its own.
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,9 @@ class Principal:
 ANONYMOUS = Principal("ANONYMOUS")
 
 
+_connections = itertools.count(1)
+
+
 @dataclass(slots=True)
 class ConnectionInfo:
     """One client connection, for as long as it is open. ApiVersions (client software) and dispatch
@@ -66,6 +70,8 @@ class ConnectionInfo:
     """Loop time before which the connection takes no further request. Dispatch writes it, the connection obeys."""
     client_software_name: str = ""
     client_software_version: str = ""
+    number: int = field(default_factory=lambda: next(_connections))
+    """Rises with every connection that this node accepts: of two of one client, the higher is the newer."""
 
 
 @dataclass(frozen=True, slots=True)

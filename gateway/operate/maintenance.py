@@ -31,6 +31,7 @@ from storage import retention
 from storage.compaction import CompactionPolicy, CompactionRun, CompactionStore, DirtyRange
 from storage.errors import StorageConflict
 from storage.log import LogStore
+from storage.monitor import Monitor
 from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.producers import ProducerStore
@@ -52,6 +53,10 @@ CHUNK_BYTES = 4 * 1024 * 1024
 
 SEGMENT_BYTES = 1024 * 1024 * 1024
 """Uncompacted bytes from which segment.ms no longer holds compaction back, as a broker's segment is closed by size."""
+
+CLOCK_INTERVAL_MS = 60_000
+MAX_SKEW_MS = 60_000
+"""By how much the clocks may differ before it is told."""
 
 PRODUCERS_PER_STATEMENT = 10_000
 OFFSETS_PER_STATEMENT = 10_000
@@ -87,6 +92,7 @@ class Maintenance:
                 self._on_one_node(self.expire_producers),
                 broker.producer_id_expiration_check_interval_ms,
             ),
+            ("clock", self.compare_clocks, CLOCK_INTERVAL_MS),
             ("offset expiry", _from_the_second_on(self.expire_offsets), broker.offsets_retention_check_interval_ms),
         ]
 
@@ -97,6 +103,17 @@ class Maintenance:
                 await run()
 
         return run_if_first
+
+    async def compare_clocks(self) -> None:
+        """Tell when this node's clock and Postgres' are apart. What ages does so by Postgres' clock; but records that
+        clients do not date are dated by ours, and retention compares the two."""
+        sent_ms, sent = _wall_ms(), time.monotonic()
+        database_ms = await Monitor(self.database).now_ms()
+        # The answer is from some moment of the call: no more than its length can be explained by that.
+        took_ms = (time.monotonic() - sent) * 1000
+        skew_ms = sent_ms - database_ms
+        if skew_ms > MAX_SKEW_MS or skew_ms + took_ms < -MAX_SKEW_MS:
+            log.warning("this node's clock and Postgres' are apart", ahead_s=round((skew_ms + took_ms / 2) / 1000))
 
     async def retain(self) -> None:
         """Remove what retention.ms, retention.bytes and DeleteRecords have given up."""

@@ -7,6 +7,8 @@ which asking `protocol.schema` would not ensure. It holds no behaviour.
 from protocol.messages import (
     alter_configs,
     api_versions,
+    consumer_group_describe,
+    consumer_group_heartbeat,
     create_partitions,
     create_topics,
     delete_groups,
@@ -40,6 +42,8 @@ from protocol.schema import declared_messages, find_message
 __all__ = [
     "alter_configs",
     "api_versions",
+    "consumer_group_describe",
+    "consumer_group_heartbeat",
     "create_partitions",
     "create_topics",
     "declared_messages",

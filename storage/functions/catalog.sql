@@ -91,42 +91,65 @@ begin
 end
 $$;
 
-create function set_broker_configs(p_names text[], p_values text[], p_unset text[]) returns void
+create function set_broker_configs(p_broker text, p_names text[], p_values text[], p_unset text[]) returns void
 language plpgsql volatile
 as $$
--- Removes `p_unset`, then sets `p_names`.
+-- Removes `p_unset`, then sets `p_names`, for one broker or for all (the empty name).
 declare
     this_revision constant bigint := next_revision();
 begin
     update cluster set broker_configs_revision = this_revision;
-    delete from broker_config where name = any (p_unset);
-    insert into broker_config (name, value)
-    select unnest(p_names), unnest(p_values)
-    on conflict (name) do update set value = excluded.value;
+    delete from broker_config where broker = p_broker and name = any (p_unset);
+    insert into broker_config (broker, name, value)
+    select p_broker, unnest(p_names), unnest(p_values)
+    on conflict (broker, name) do update set value = excluded.value;
+end
+$$;
+
+create function set_group_configs(p_group_id text, p_names text[], p_values text[], p_unset text[]) returns void
+language plpgsql volatile
+as $$
+-- Removes `p_unset`, then sets `p_names`, of one group.
+declare
+    this_revision constant bigint := next_revision();
+begin
+    update cluster set group_configs_revision = this_revision;
+    delete from group_config where group_id = p_group_id and name = any (p_unset);
+    insert into group_config (group_id, name, value)
+    select p_group_id, unnest(p_names), unnest(p_values)
+    on conflict (group_id, name) do update set value = excluded.value;
 end
 $$;
 
 create function catalog_changes(p_since bigint)
 returns table (
-    revision bigint, broker_configs text, whole boolean, topic_id uuid, name text, internal boolean, configs text,
+    revision bigint, broker_configs text, group_configs text, whole boolean, topic_id uuid, name text, internal boolean, configs text,
     created_revision bigint, changed_revision bigint, deleted boolean, partition_keys bigint[],
     leader_epochs integer[]
 )
 language sql stable
 as $$
 -- The present revision with what has changed since another, in one snapshot: topics in the order of their changes,
--- deleted ones without partitions, broker settings where they changed. One row with null topic_id where no topic has.
+-- deleted ones without partitions, settings by broker and by group where they changed. One row with null topic_id where no
+-- topic has.
 -- `whole`: these are all live topics, because deletions since `p_since` may have left no row.
     with since as (
         select
-            c.revision, c.broker_configs_revision, p_since < c.purged_revision or p_since <= 0 as whole,
+            c.revision, c.broker_configs_revision, c.group_configs_revision,
+            p_since < c.purged_revision or p_since <= 0 as whole,
             case when p_since < c.purged_revision then 0 else p_since end as revision_known
         from cluster c
     )
     select
         s.revision,
         case when s.broker_configs_revision > s.revision_known then
-            (select coalesce(jsonb_object_agg(b.name, b.value), '{}')::text from broker_config b) end,
+            (
+                select coalesce(jsonb_object_agg(b.broker, b.configs), '{}')::text
+                from (select broker, jsonb_object_agg(name, value) as configs from broker_config group by broker) b
+            ) end,
+        case when s.group_configs_revision > s.revision_known then
+            (select coalesce(jsonb_agg(jsonb_build_array(g.group_id, g.name, g.value)), '[]')::text
+            from group_config g) end,
         s.whole, t.topic_id, t.name, t.internal, t.configs::text, t.created_revision, t.changed_revision,
         t.deleted_at is not null, p.partition_keys, p.leader_epochs
     from since s

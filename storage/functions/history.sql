@@ -23,7 +23,8 @@ begin
     this_revision := c.revision + 1000000;
     update cluster
     set history = this_history, history_identity = p_identity, revision = this_revision,
-        broker_configs_revision = this_revision, purged_revision = this_revision, next_producer_id = next_producer_id + 1000000;
+        broker_configs_revision = this_revision, group_configs_revision = this_revision,
+        purged_revision = this_revision, next_producer_id = next_producer_id + 1000000;
     update node set incarnation = incarnation + 1000, expires_at = clock_timestamp();
     update coordinator_lease
     set lease_epoch = lease_epoch + 1000, expires_at = '-infinity', successor = null;

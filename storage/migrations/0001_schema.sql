@@ -27,6 +27,7 @@ create table cluster (
     cluster_id        text   not null,
     revision          bigint not null default 1,
     broker_configs_revision  bigint not null default 1,
+    group_configs_revision  bigint not null default 1,
     purged_revision   bigint not null default 0,
     history           integer not null default 0,
     history_identity  text,
@@ -41,6 +42,7 @@ comment on column cluster.history is
     'Rises whenever this database turns out to go on from a state that lacks commits (failover, restore).';
 comment on column cluster.history_identity is
     'What the server and its files called themselves when the present history began: see storage/history.py.';
+comment on column cluster.group_configs_revision is 'The revision of the last change of settings of single groups.';
 comment on column cluster.purged_revision is
     'Deletions up to here may have left no row: who knows only an older revision reads the whole catalog.';
 
@@ -48,11 +50,23 @@ insert into cluster (cluster_id)
 select translate(rtrim(encode(uuid_send(random_uuid()), 'base64'), '='), '+/', '-_');
 
 create table broker_config (
-    name   text primary key,
-    value  text not null
+    broker  text collate "C" not null,
+    name    text not null,
+    value   text not null,
+    primary key (broker, name)
 );
 
-comment on table broker_config is 'Cluster-wide dynamic broker settings, as AlterConfigs set them.';
+comment on table broker_config is 'Dynamic broker settings, as AlterConfigs set them.';
+comment on column broker_config.broker is 'The id of the node for which a setting holds; empty: all of them, beneath their own.';
+
+create table group_config (
+    group_id  text collate "C" not null,
+    name      text not null,
+    value     text not null,
+    primary key (group_id, name)
+);
+
+comment on table group_config is 'Dynamic settings of single groups, which need not exist, as IncrementalAlterConfigs set them.';
 
 -- --- topics ----------------------------------------------------------------------------------------------------------
 

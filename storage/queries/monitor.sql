@@ -1,3 +1,7 @@
+-- name: now_ms
+-- Postgres' clock.
+select now_ms();
+
 -- name: monitored_partitions
 -- Live partitions with both ends of their logs, at most $1.
 select topic, partition, partition_key, log_start_offset, log_end_offset

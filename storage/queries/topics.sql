@@ -43,12 +43,16 @@ select delete_topic($1);
 select set_topic_configs($1, $2::text::jsonb, $3);
 
 -- name: broker_configs
--- Cluster-wide dynamic settings.
-select name, value from broker_config order by name;
+-- Dynamic settings of one broker, or of all (the empty name).
+select name, value from broker_config where broker = $1 order by name;
 
 -- name: set_broker_configs
--- Removes $3, then sets the names $1 to the values $2.
-select set_broker_configs($1, $2, $3);
+-- Removes $4, then sets the names $2 to the values $3, for the broker $1.
+select set_broker_configs($1, $2, $3, $4);
+
+-- name: set_group_configs
+-- Of group $1: removes $4, then sets the names $2 to the values $3.
+select set_group_configs($1, $2, $3, $4);
 
 -- name: cluster_id
 -- Made once, with the schema.

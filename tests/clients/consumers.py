@@ -82,6 +82,24 @@ class ConfluentConsumer(ConsumerThread):
         self.consumer.close()
 
 
+class ConfluentConsumerProtocol(ConfluentConsumer):
+    """librdkafka with `group.protocol=consumer` (KIP-848): `assignor` is uniform or range, the coordinator's."""
+
+    def open(self) -> None:
+        self.consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "group.id": self.group,
+                "client.id": "same-for-all",
+                "group.protocol": "consumer",
+                "group.remote.assignor": self.assignor,
+                "auto.offset.reset": "earliest",
+                **self.settings,
+            }
+        )
+        self.consumer.subscribe([self.topic], on_assign=self.on_assign, on_revoke=self.on_revoke, on_lost=self.on_lost)
+
+
 class KafkaPythonConsumer(ConsumerThread, kafka.ConsumerRebalanceListener):
     """kafka-python: `assignor` is range, roundrobin or cooperative-sticky."""
 
@@ -172,6 +190,8 @@ CONSUMERS = {
     "confluent-range": (ConfluentConsumer, "range"),
     "confluent-roundrobin": (ConfluentConsumer, "roundrobin"),
     "confluent-cooperative-sticky": (ConfluentConsumer, "cooperative-sticky"),
+    "confluent-consumer-uniform": (ConfluentConsumerProtocol, "uniform"),
+    "confluent-consumer-range": (ConfluentConsumerProtocol, "range"),
     "kafka-python-range": (KafkaPythonConsumer, "range"),
     "kafka-python-roundrobin": (KafkaPythonConsumer, "roundrobin"),
     "kafka-python-cooperative-sticky": (KafkaPythonConsumer, "cooperative-sticky"),

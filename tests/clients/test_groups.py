@@ -7,7 +7,7 @@ import uuid
 import pytest
 from confluent_kafka import Producer
 
-from tests.clients.consumers import CONSUMERS
+from tests.clients.consumers import CONSUMERS, ConfluentConsumerProtocol
 from tests.clients.scoreboard import ConsumerThread, Scoreboard
 from tests.clients.topics import create_topic
 from tests.gateway_process import GatewayProcess
@@ -137,3 +137,47 @@ def test_three_consumers_on_one_partition_read_each_record_once(gateway: Gateway
             member.stop()
     assert not board.failures
     assert len(board.deliveries) == 9
+
+
+def test_a_pattern_of_the_consumer_protocol_finds_topics_to_come(gateway: GatewayProcess) -> None:
+    """librdkafka sends what begins with `^` as a pattern, which the coordinator matches by RE2."""
+    board, group, prefix = Scoreboard(), f"g-{uuid.uuid4().hex[:8]}", f"logs-{uuid.uuid4().hex[:8]}"
+    settings: dict[str, str | int] = {"topic.metadata.refresh.interval.ms": 1_000}
+    client = ConfluentConsumerProtocol("c1", board, gateway.bootstrap, f"^{prefix}-.*", group, "uniform", settings)
+    producer = Producer({"bootstrap.servers": gateway.bootstrap})
+    client.start()
+    try:
+        for number in range(2):
+            value = str(number).encode()
+            producer.produce(create_topic(gateway.bootstrap, 1, f"{prefix}-{number}"), value)
+            assert producer.flush(30) == 0
+            board.wait_values({value})
+    finally:
+        client.stop()
+    assert not board.failures
+
+
+def test_a_static_member_of_the_consumer_protocol_returns_to_its_partitions(gateway: GatewayProcess) -> None:
+    topic = create_topic(gateway.bootstrap, PARTITIONS)
+    board, group = Scoreboard(), f"g-{uuid.uuid4().hex[:8]}"
+
+    def member(name: str, instance: str) -> ConsumerThread:
+        settings: dict[str, str | int] = {"group.instance.id": instance}
+        return ConfluentConsumerProtocol(name, board, gateway.bootstrap, topic, group, "uniform", settings)
+
+    members = [member("c1", "one"), member("c2", "two")]
+    try:
+        for each in members:
+            each.start()
+        board.wait_settled({"c1", "c2"}, PARTITIONS)
+        held, others = board.owned["c1"], board.owned["c2"]
+        board.revoked.clear()
+        members[0].stop()
+        members.append(member("c1again", "one"))
+        members[-1].start()
+        board.wait_for(lambda: board.owned.get("c1again") == held, "the same partitions for the same instance")
+        assert board.owned["c2"] == others
+        assert all(name != "c2" for name, _ in board.revoked)
+    finally:
+        for each in members:
+            each.stop()

@@ -7,9 +7,9 @@ import uuid
 from confluent_kafka.admin import AdminClient, NewTopic
 
 
-def create_topic(bootstrap: str, partitions: int) -> str:
+def create_topic(bootstrap: str, partitions: int, name: str | None = None) -> str:
     """Creates a topic and waits until it exists; its name."""
-    name = f"t-{uuid.uuid4().hex[:12]}"
+    name = name or f"t-{uuid.uuid4().hex[:12]}"
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic(name, partitions, 1)])[name].result(30)
     return name

@@ -87,8 +87,8 @@ MUTANTS = [
     Mutant(
         "a heartbeat does not keep the session",
         "heartbeat",
-        "return Step(group.with_session_deadline(member_id, now_ms + session_ms(member, settings)))",
-        "return Step(group)",
+        "return group.with_session_deadline(member_id, now_ms + session_ms(member, settings)), ()",
+        "return group, ()",
     ),
     Mutant(
         "a pending id is given to whoever asks next",
@@ -170,8 +170,8 @@ MUTANTS = [
     Mutant(
         "members are not told of a rebalance",
         "heartbeat",
-        "    return _beat(heard.group, event, ErrorCode.REBALANCE_IN_PROGRESS, heard.facts)\n",
-        "    return _beat(heard.group, event, ErrorCode.NONE, heard.facts)\n",
+        "    return _beat(group, event, ErrorCode.REBALANCE_IN_PROGRESS, facts)\n",
+        "    return _beat(group, event, ErrorCode.NONE, facts)\n",
     ),
     Mutant(
         "who never syncs is never removed",

@@ -18,6 +18,7 @@ from gateway.apis.topics import create_partitions, create_topics, delete_topics
 from gateway.cluster.membership import Membership
 from gateway.config.broker import parse_broker_configs
 from gateway.config.settings import load
+from gateway.config.topic import TOPIC_CONFIGS
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
 from gateway.net.context import ConnectionInfo, RequestContext, Services
@@ -49,6 +50,7 @@ HANDLERS: dict[ApiKey, Handler] = {
 }
 
 CLUSTER_ID = "test-cluster"
+SHOWN_CONFIGS = {name for name, key in TOPIC_CONFIGS.items() if not key.internal}
 
 
 class AdminNode:
@@ -136,7 +138,7 @@ async def admin_node(
     try:
         node = AdminNode(database, listeners or {"PLAINTEXT": (name, 9092)}, rack, broker or {})
         await node.membership.join()
-        await node.catalog.refresh_if_changed()
+        await node.catalog.serve_as(lambda: str(node.membership.node_id))
         yield node
     finally:
         await database.close()

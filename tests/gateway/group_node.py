@@ -14,6 +14,7 @@ import asyncpg
 
 from gateway.apis import SERVED
 from gateway.apis.classic_groups import heartbeat, join_group, leave_group, sync_group
+from gateway.apis.consumer_groups import consumer_group_describe, consumer_group_heartbeat
 from gateway.apis.find_coordinator import find_coordinator
 from gateway.apis.group_admin import delete_groups, describe_groups, list_groups
 from gateway.apis.offsets import offset_commit, offset_delete, offset_fetch
@@ -58,6 +59,8 @@ HANDLERS: dict[ApiKey, Any] = {
     ApiKey.SYNC_GROUP: sync_group,
     ApiKey.HEARTBEAT: heartbeat,
     ApiKey.LEAVE_GROUP: leave_group,
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: consumer_group_heartbeat,
+    ApiKey.CONSUMER_GROUP_DESCRIBE: consumer_group_describe,
     ApiKey.FIND_COORDINATOR: find_coordinator,
     ApiKey.DESCRIBE_GROUPS: describe_groups,
     ApiKey.LIST_GROUPS: list_groups,

@@ -65,6 +65,8 @@ APIS = [
     "OffsetCommit",
     "OffsetFetch",
     "OffsetDelete",
+    "ConsumerGroupHeartbeat",
+    "ConsumerGroupDescribe",
 ]
 
 
@@ -94,19 +96,25 @@ def test_a_message_is_declared_as_upstream_has_it(schema: MessageSchema):
     assert schema.direction.value == upstream["type"]
     assert schema.versions == valid
     assert schema.flexible == Versions.parse(upstream["flexibleVersions"]) & valid
-    assert "commonStructs" not in upstream
-    compare_fields(name, schema.fields, upstream["fields"], valid)
+    common = {struct["name"]: struct["fields"] for struct in upstream.get("commonStructs", ())}
+    compare_fields(name, schema.fields, upstream["fields"], valid, common)
 
 
-def compare_fields(where: str, ours: tuple[Field, ...], upstream: list[dict[str, Any]], held: Versions) -> None:
+Common = dict[str, list[dict[str, Any]]]
+"""Fields of the structs that a message of upstream's names in several places."""
+
+
+def compare_fields(
+    where: str, ours: tuple[Field, ...], upstream: list[dict[str, Any]], held: Versions, common: Common
+) -> None:
     """`held`: the versions in which the struct occurs at all, beyond which ranges mean nothing."""
     present = [field for field in upstream if Versions.parse(field["versions"]) & held]
     assert [field.name for field in ours] == [snake_case(field["name"]) for field in present], where
     for field, theirs in zip(ours, present, strict=True):
-        compare_field(f"{where}.{field.name}", field, theirs, held)
+        compare_field(f"{where}.{field.name}", field, theirs, held, common)
 
 
-def compare_field(where: str, field: Field, upstream: dict[str, Any], held: Versions) -> None:
+def compare_field(where: str, field: Field, upstream: dict[str, Any], held: Versions, common: Common) -> None:
     versions = Versions.parse(upstream["versions"]) & held
     assert field.versions & held == versions, where
     nullable = Versions.parse(upstream.get("nullableVersions", "none"))
@@ -118,7 +126,8 @@ def compare_field(where: str, field: Field, upstream: dict[str, Any], held: Vers
     type_name = upstream["type"].removeprefix("[]")
     if isinstance(field.kind, type):
         assert field.kind.__name__ == type_name, where
-        compare_fields(where, struct_schema(field.kind).fields, upstream["fields"], versions)
+        theirs = upstream["fields"] if "fields" in upstream else common[type_name]
+        compare_fields(where, struct_schema(field.kind).fields, theirs, versions, common)
     else:
         assert field.kind.name == type_name, where
     assert field.default == upstream_default(field, upstream), where

@@ -93,6 +93,9 @@ async def test_broker_configs(topics: TopicStore) -> None:
     await topics.set_broker_configs({"log.retention.ms": "5", "x": "1"}, [])
     await topics.set_broker_configs({"x": "2"}, ["log.retention.ms", "absent"])
     assert await topics.load_broker_configs() == {"x": "2"}
+    await topics.set_broker_configs({"x": "3"}, broker="1")
+    assert (await topics.load_broker_configs(), await topics.load_broker_configs("1")) == ({"x": "2"}, {"x": "3"})
+    assert (await topics.changes(0)).broker_configs == {"": {"x": "2"}, "1": {"x": "3"}}
 
 
 async def test_every_change_takes_the_next_revision_and_is_read_from_there(
@@ -117,7 +120,7 @@ async def test_every_change_takes_the_next_revision_and_is_read_from_there(
 
     await topics.set_broker_configs({"a": "b"})
     changes = await topics.changes(before + 3)
-    assert (changes.topics, changes.broker_configs) == ((), {"a": "b"})
+    assert (changes.topics, changes.broker_configs) == ((), {"": {"a": "b"}})
     await topics.delete(topic.topic_id)
     changes = await topics.changes(before)
     assert (changes.topics, changes.deleted, changes.revision) == ((), (topic.topic_id,), before + 5)

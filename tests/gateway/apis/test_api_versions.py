@@ -30,9 +30,8 @@ def context(version: int, connection: ConnectionInfo) -> RequestContext:
     )
 
 
-def test_29_apis_each_once() -> None:
-    assert len(SERVED) == 29
-    assert len({line.api_key for line in SERVED}) == 29
+def test_every_api_stands_once() -> None:
+    assert len({line.api_key for line in SERVED}) == len(SERVED)
 
 
 @pytest.mark.parametrize("line", SERVED, ids=lambda line: line.api_key.name)

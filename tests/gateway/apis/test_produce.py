@@ -17,7 +17,6 @@ import structlog
 
 from gateway.apis.produce import MAX_LOGGED_REFUSALS, awaits_answer, produce
 from gateway.log import batch_validation
-from gateway.net.context import ConnectionInfo
 from protocol.api_keys import ApiKey
 from protocol.compression import Compression
 from protocol.errors import ErrorCode, KafkaError
@@ -188,7 +187,7 @@ async def test_another_connection_does_not_wait_for_what_takes_long_to_judge(
     large = asyncio.create_task(node.send(topic, batch_of(bytes(300_000))))
     try:
         await asyncio.sleep(0)
-        context = replace(node.context(ApiKey.PRODUCE, 9), connection=ConnectionInfo("another", "/127.0.0.1"))
+        context = node.context(ApiKey.PRODUCE, 9, "another")
         assert await produce(produce_request([(topic, 1, batch_of(b"small"))]), context) is not None
         assert not large.done()
     finally:

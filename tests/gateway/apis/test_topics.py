@@ -9,7 +9,7 @@ import pytest
 
 from gateway.apis.topics import MAX_PARTITIONS_PER_REQUEST, create_internal_topics
 from gateway.config.definition import ConfigSource
-from gateway.config.topic import REPLICATION_FACTOR, TOPIC_CONFIGS
+from gateway.config.topic import REPLICATION_FACTOR
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_partitions import (
@@ -19,7 +19,7 @@ from protocol.messages.create_partitions import (
 )
 from protocol.messages.create_topics import CreatableReplicaAssignment, CreatableTopic, CreateTopicsRequest
 from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
-from tests.gateway.admin import AdminNode, admin_node, config_entries
+from tests.gateway.admin import SHOWN_CONFIGS, AdminNode, admin_node, config_entries
 
 NO_ID = UUID(int=0)
 
@@ -56,7 +56,7 @@ async def test_create_at_every_version(database_url: str) -> None:
             assert not topic.internal
             if version >= 5:
                 assert (result.num_partitions, result.replication_factor) == (3, 1)
-                assert {config.name for config in result.configs} == set(TOPIC_CONFIGS)
+                assert {config.name for config in result.configs} == SHOWN_CONFIGS
             if version >= 7:
                 assert result.topic_id == topic.topic_id != NO_ID
             assert await node.topics.find(name) == topic

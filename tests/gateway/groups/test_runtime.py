@@ -497,6 +497,11 @@ async def test_a_session_counts_from_the_answer_not_from_the_step_that_was_being
     assert group.phase_deadline_ms > answered_ms + first.rebalance_timeout_ms - 500
 
 
+def stand_still() -> None:
+    """Nothing of this process runs for a while."""
+    time.sleep(0.5)
+
+
 async def test_what_came_while_this_process_stood_still_counts_before_the_sessions_that_ran_out(
     node: GroupNode,
 ) -> None:
@@ -510,14 +515,14 @@ async def test_what_came_while_this_process_stood_still_counts_before_the_sessio
         beats.append(loop.create_task(member.beat()))
 
     loop.call_soon(lambda: loop.call_soon(read))
-    time.sleep(0.5)  # nothing of this process runs
+    stand_still()
     await until(lambda: beats)
     assert await beats[0] is ErrorCode.NONE
 
 
 async def test_a_member_that_stays_silent_after_a_stall_expires_all_the_same(node: GroupNode) -> None:
     await settle(node.member(G, "c1", session_timeout_ms=300))
-    time.sleep(0.5)
+    stand_still()
     await until(lambda: not node.groups.group_ids(), seconds=3)
     stored = await node.stored(G)
     assert stored is not None

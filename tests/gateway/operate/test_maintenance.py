@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import asyncpg
 import pytest
+import structlog.testing
 
 import gateway.operate.maintenance as maintenance_module
 from gateway.cluster.leases import SHARDS, shard_of
@@ -372,9 +373,22 @@ async def test_a_group_that_is_empty_when_the_node_starts_is_still_there_after_t
     leases = await nodes.acquire_leases(node_id, range(SHARDS), 60_000)
     lease = leases[shard_of("g")]
     await groups.save([GroupChange(lease, "g", "classic", "Empty", "consumer", 7, {}, True)])
-    maintenance = Maintenance(node.database, node.catalog, node.tail, node.membership, lambda: leases, list)
-    (expire,) = [run for name, run, _ in maintenance.passes() if name == "offset expiry"]
+    passes = Maintenance(node.database, node.log, node.catalog, node.tail, node.membership, lambda: leases, list)
+    (expire,) = [run for name, run, _ in passes.passes() if name == "offset expiry"]
     await expire()
     assert [group_id for group_id, *_ in await groups.list()] == ["g"]
     await expire()
     assert await groups.list() == []
+
+
+@pytest.mark.parametrize(
+    ("behind_ms", "told"), [(0, False), (50_000, False), (8 * 24 * HOUR_MS, True), (-90_000, True)]
+)
+async def test_a_clock_that_is_far_from_postgres_is_told(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch, behind_ms: int, told: bool
+) -> None:
+    real_ms = now_ms
+    monkeypatch.setattr(maintenance_module, "_wall_ms", lambda: real_ms() - behind_ms)
+    with structlog.testing.capture_logs() as logged:
+        await maintenance(node).compare_clocks()
+    assert [line["ahead_s"] for line in logged] == ([pytest.approx(-behind_ms / 1000, abs=5)] if told else [])

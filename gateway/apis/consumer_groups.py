@@ -1,0 +1,168 @@
+"""ConsumerGroupHeartbeat and ConsumerGroupDescribe: messages to events of a KIP-848 group, and its values to messages.
+
+The one idea: as for classic groups, each handler is a translation and one call of `Groups.submit`; what a member may
+do is decided in `gateway/coordinator/consumer`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from enum import IntEnum
+
+from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerMember
+from gateway.coordinator.consumer.partitions import Partitions, partitions_of
+from gateway.coordinator.consumer.views import describe
+from gateway.coordinator.machine import ConnectionId
+from gateway.coordinator.model import MemberId
+from gateway.log.catalog import Catalog
+from gateway.net.authorized_operations import NOT_ASKED, Resource, authorized_operations
+from gateway.net.context import RequestContext
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages import consumer_group_describe as described
+from protocol.messages.consumer_group_heartbeat import (
+    Assignment,
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+    TopicPartitions,
+)
+
+
+class MemberType(IntEnum):
+    """Upstream's codes of ConsumerGroupDescribe 1."""
+
+    CLASSIC = 0
+    CONSUMER = 1
+
+
+async def consumer_group_heartbeat(
+    request: ConsumerGroupHeartbeatRequest, context: RequestContext
+) -> ConsumerGroupHeartbeatResponse:
+    """Topics named that this node does not know are looked up first: a member that subscribes to what was created a
+    moment ago elsewhere gets it in this answer."""
+    if not request.group_id:
+        return ConsumerGroupHeartbeatResponse(
+            error_code=ErrorCode.INVALID_REQUEST, error_message="the group has no name"
+        )
+    if request.subscribed_topic_names:
+        await context.services.catalog.resolve_all(request.subscribed_topic_names)
+    groups = context.services.groups
+    owned = request.topic_partitions
+    reply = groups.submit(
+        request.group_id,
+        ConsumerGroupHeartbeat(
+            request_id=groups.next_request_id(),
+            connection_id=ConnectionId(context.connection.connection_id),
+            connection_number=context.connection.number,
+            version=context.version,
+            client_id=context.client_id or "",
+            client_host=context.connection.client_host,
+            new_member_id=MemberId(str(uuid.uuid4())),
+            member_id=MemberId(request.member_id),
+            member_epoch=request.member_epoch,
+            instance_id=request.instance_id,
+            rack_id=request.rack_id,
+            rebalance_timeout_ms=request.rebalance_timeout_ms,
+            subscribed_topic_names=request.subscribed_topic_names,
+            subscribed_topic_regex=request.subscribed_topic_regex,
+            server_assignor=request.server_assignor,
+            owned=None if owned is None else partitions_of((topic.topic_id, topic.partitions) for topic in owned),
+        ),
+    )
+    if isinstance(reply, asyncio.Future):
+        reply = await reply
+    return ConsumerGroupHeartbeatResponse(
+        error_code=reply.error,
+        error_message=reply.message,
+        member_id=reply.member_id,
+        member_epoch=reply.member_epoch,
+        heartbeat_interval_ms=reply.heartbeat_interval_ms,
+        assignment=None if reply.assignment is None else _assignment(reply.assignment),
+    )
+
+
+def refuse_consumer_group_heartbeat(
+    request: ConsumerGroupHeartbeatRequest, version: int, code: ErrorCode, message: str | None
+) -> ConsumerGroupHeartbeatResponse:
+    return ConsumerGroupHeartbeatResponse(error_code=code, error_message=message)
+
+
+def _assignment(held: Partitions) -> Assignment:
+    return Assignment(
+        topic_partitions=tuple(
+            TopicPartitions(topic_id=topic_id, partitions=tuple(sorted(indexes))) for topic_id, indexes in held.items()
+        )
+    )
+
+
+async def consumer_group_describe(
+    request: described.ConsumerGroupDescribeRequest, context: RequestContext
+) -> described.ConsumerGroupDescribeResponse:
+    """A group that is missing or of another type is GROUP_ID_NOT_FOUND: Java's admin then asks DescribeGroups."""
+    asked = request.include_authorized_operations
+    return described.ConsumerGroupDescribeResponse(
+        groups=tuple([await _described(group_id, asked, context) for group_id in dict.fromkeys(request.group_ids)])
+    )
+
+
+def refuse_consumer_group_describe(
+    request: described.ConsumerGroupDescribeRequest, version: int, code: ErrorCode, message: str | None
+) -> described.ConsumerGroupDescribeResponse:
+    return described.ConsumerGroupDescribeResponse(
+        groups=tuple(
+            described.DescribedGroup(group_id=group_id, error_code=code, error_message=message)
+            for group_id in request.group_ids
+        )
+    )
+
+
+async def _described(group_id: str, with_operations: bool, context: RequestContext) -> described.DescribedGroup:
+    try:
+        if not group_id:
+            raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group has no name")
+        group = await context.services.groups.view(group_id)
+        if not isinstance(group, ConsumerGroup) or not group.exists:
+            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
+    except KafkaError as refused:
+        return described.DescribedGroup(
+            group_id=group_id, error_code=refused.code, error_message=refused.message, authorized_operations=NOT_ASKED
+        )
+    catalog = context.services.catalog
+    await catalog.resolve_all_ids(group.owners)
+    shown = describe(group, context.services.groups.settings.consumer.assignors[0])
+    return described.DescribedGroup(
+        group_id=group_id,
+        group_state=shown.state.value,
+        group_epoch=shown.group_epoch,
+        assignment_epoch=shown.assignment_epoch,
+        assignor_name=shown.assignor,
+        members=tuple(_member(each.member, each.target, catalog) for each in shown.members),
+        authorized_operations=authorized_operations(Resource.GROUP, group_id, context, asked=with_operations),
+    )
+
+
+def _member(member: ConsumerMember, target: Partitions, catalog: Catalog) -> described.Member:
+    return described.Member(
+        member_id=member.member_id,
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        member_epoch=member.member_epoch,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=member.subscribed_topic_names,
+        subscribed_topic_regex=member.subscribed_topic_regex or None,
+        assignment=_described_assignment(member.assigned, catalog),
+        target_assignment=_described_assignment(target, catalog),
+        member_type=MemberType.CONSUMER,
+    )
+
+
+def _described_assignment(held: Partitions, catalog: Catalog) -> described.Assignment:
+    """Topics that were deleted a moment ago have no name any more, and are left out."""
+    return described.Assignment(
+        topic_partitions=tuple(
+            described.TopicPartitions(topic_id=topic_id, topic_name=topic.name, partitions=tuple(sorted(indexes)))
+            for topic_id, indexes in held.items()
+            if (topic := catalog.get_by_id(topic_id)) is not None
+        )
+    )

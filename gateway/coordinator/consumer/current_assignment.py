@@ -1,0 +1,127 @@
+"""What a member may own now: the step from its current assignment towards its target.
+
+The one idea: member in, member out (upstream's CurrentAssignmentBuilder). A partition is taken from a member first, and
+given to another only once the first has said that it let go: what somebody else may still own is left out, and the
+member asks again with its next heartbeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from uuid import UUID
+
+from gateway.coordinator.consumer.model import ConsumerMember, MemberState
+from gateway.coordinator.consumer.partitions import (
+    NOTHING,
+    Partitions,
+    contains,
+    difference,
+    intersection,
+    meet,
+    only_topics,
+    union,
+)
+from gateway.coordinator.facts import MemberId
+
+Owners = Mapping[UUID, Mapping[int, MemberId]]
+"""Who may own each partition."""
+
+
+def reconcile(
+    member: ConsumerMember,
+    target: Partitions,
+    target_epoch: int,
+    owners: Owners,
+    topic_ids: frozenset[UUID],
+    owned: Partitions | None,
+    subscription_changed: bool,
+) -> ConsumerMember:
+    """The member after a heartbeat that reported `owned` (None if it said nothing of it).
+
+    `target` is what the target assignment gives it, `topic_ids` what it subscribes to now: the target may be older.
+    """
+    target = only_topics(target, topic_ids)
+    match member.state:
+        case MemberState.STABLE:
+            if member.member_epoch != target_epoch:
+                return _advance(member, member.member_epoch, target, target_epoch, owners, owned)
+            if subscription_changed:
+                return _trim(member, topic_ids, owned)
+            return member
+        case MemberState.UNREVOKED:
+            if owned is None or meet(owned, member.pending_revocation):
+                return _trim(member, topic_ids, owned) if subscription_changed else member
+            epoch = min(member.member_epoch + 1, target_epoch)
+            return _advance(member, epoch, target, target_epoch, owners, owned)
+        case MemberState.UNRELEASED:
+            return _advance(member, member.member_epoch, target, target_epoch, owners, owned)
+
+
+def _advance(
+    member: ConsumerMember,
+    epoch: int,
+    target: Partitions,
+    target_epoch: int,
+    owners: Owners,
+    owned: Partitions | None,
+) -> ConsumerMember:
+    """First let go of what is no longer the member's, at `epoch`; with nothing to let go of, take what is free."""
+    keep = intersection(member.assigned, target)
+    revoke = difference(member.assigned, keep)
+    if revoke and (owned is None or meet(owned, revoke)):
+        return _with(member, MemberState.UNREVOKED, epoch, keep, revoke)
+    pending = difference(target, keep)
+    free = _free(pending, member.member_id, owners)
+    state = MemberState.STABLE if contains(free, pending) else MemberState.UNRELEASED
+    return _with(member, state, target_epoch, union(keep, free), NOTHING)
+
+
+def _trim(member: ConsumerMember, topic_ids: frozenset[UUID], owned: Partitions | None) -> ConsumerMember:
+    """Topics that the member has just unsubscribed from go at once, without waiting for a target without them."""
+    keep = only_topics(member.assigned, topic_ids)
+    if keep is member.assigned:
+        return member
+    revoke = union(member.pending_revocation, difference(member.assigned, keep))
+    if owned is None or meet(owned, revoke):
+        return _with(member, MemberState.UNREVOKED, member.member_epoch, keep, revoke)
+    return _with(member, member.state, member.member_epoch, keep, member.pending_revocation)
+
+
+def _free(wanted: Partitions, member_id: MemberId, owners: Owners) -> Partitions:
+    """What of `wanted` nobody else may own."""
+    if not any(topic_id in owners for topic_id in wanted):
+        return wanted
+
+    def is_free(owned: Mapping[int, MemberId]) -> Callable[[int], bool]:
+        return lambda index: owned.get(index, member_id) == member_id
+
+    free: dict[UUID, frozenset[int]] = {}
+    for topic_id, indexes in wanted.items():
+        owned = owners.get(topic_id)
+        left = indexes if owned is None else frozenset(filter(is_free(owned), indexes))
+        if left:
+            free[topic_id] = left
+    return free
+
+
+def _with(
+    member: ConsumerMember, state: MemberState, epoch: int, assigned: Partitions, pending_revocation: Partitions
+) -> ConsumerMember:
+    """The member so changed; the very same one if nothing is."""
+    if (
+        state is member.state
+        and epoch == member.member_epoch
+        and assigned == member.assigned
+        and pending_revocation == member.pending_revocation
+    ):
+        return member
+    previous = member.member_epoch if epoch != member.member_epoch else member.previous_member_epoch
+    return replace(
+        member,
+        state=state,
+        member_epoch=epoch,
+        previous_member_epoch=previous,
+        assigned=assigned,
+        pending_revocation=pending_revocation,
+    )

@@ -1,0 +1,306 @@
+"""A consumer group being changed: the working copy that one step makes, alters and seals.
+
+The one idea: mutation lives for the length of one step, and `seal` says which rows it touched. The verbs keep in
+agreement what must agree: a member that goes takes its target, its deadlines and its partitions with it, and no
+partition gets a second owner.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+from uuid import UUID
+
+from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer.assignors import ASSIGNORS, Subscriber
+from gateway.coordinator.consumer.model import (
+    ConsumerGroup,
+    ConsumerGroupHeartbeatReply,
+    ConsumerMember,
+    MemberState,
+    Subscription,
+    subscription_of,
+)
+from gateway.coordinator.consumer.partitions import NOTHING
+from gateway.coordinator.consumer.topics import Pattern, metadata_hash, resolve_pattern
+from gateway.coordinator.facts import (
+    Departure,
+    EveryoneHeard,
+    Fact,
+    MemberChanged,
+    MemberId,
+    MemberLeft,
+    RebalanceBegun,
+    TargetComputed,
+    Trigger,
+)
+from gateway.coordinator.machine import RequestId, Step
+from gateway.coordinator.model import ConsumerSettings
+
+
+class Draft:
+    """Fields are those of `ConsumerGroup`, under the same names; `seal` puts them together again."""
+
+    __slots__ = (
+        "_copied_owners",
+        "_put",
+        "_resolved",
+        "assignment_epoch",
+        "assignor",
+        "before",
+        "cluster",
+        "facts",
+        "group_epoch",
+        "instances",
+        "members",
+        "metadata_hash",
+        "now_ms",
+        "owners",
+        "patterns",
+        "rebalance_deadlines",
+        "replies",
+        "seen",
+        "session_deadlines",
+        "settings",
+        "subscriptions",
+        "target",
+        "unheard",
+    )
+
+    def __init__(self, group: ConsumerGroup, now_ms: int, settings: ConsumerSettings, cluster: Cluster) -> None:
+        self.before = group
+        self.now_ms = now_ms
+        self.settings = settings
+        self.cluster = cluster
+        self.replies: list[tuple[RequestId, ConsumerGroupHeartbeatReply]] = []
+        self.facts: list[Fact] = []
+        self._put: dict[MemberId, None] = {}
+        self._copied_owners: set[UUID] = set()
+        self._resolved: dict[Subscription, frozenset[UUID]] = {}
+        self.group_epoch = group.group_epoch
+        self.assignment_epoch = group.assignment_epoch
+        self.metadata_hash = group.metadata_hash
+        self.assignor = group.assignor
+        self.members = dict(group.members)
+        self.target = dict(group.target)
+        self.owners = dict(group.owners)
+        self.instances = dict(group.instances)
+        self.patterns = dict(group.patterns)
+        self.subscriptions = dict(group.subscriptions)
+        self.seen = group.seen
+        self.unheard = set(group.unheard)
+        self.session_deadlines = dict(group.session_deadlines)
+        self.rebalance_deadlines = dict(group.rebalance_deadlines)
+
+    def seal(self) -> Step:
+        """Facts come in the order in which they were told; members that none of them touches, but whose stored form
+        changed, come last."""
+        before = self.before
+        if before.unheard and not self.unheard:
+            self.tell(EveryoneHeard())
+        touched = {member_id for fact in self.facts for member_id in fact.touches()}
+        for member_id in self._put:
+            if member_id not in touched and member_id in self.members:
+                old = before.members.get(member_id)
+                if old is None or not _stored_alike(old, self.members[member_id]):
+                    self.tell(MemberChanged(member_id))
+        group = ConsumerGroup(
+            group_id=before.group_id,
+            exists=True,
+            group_epoch=self.group_epoch,
+            assignment_epoch=self.assignment_epoch,
+            metadata_hash=self.metadata_hash,
+            assignor=self.assignor,
+            members=self.members,
+            target=self.target,
+            owners=self.owners,
+            instances=self.instances,
+            subscriptions=self.subscriptions,
+            patterns=self.patterns,
+            seen=self.seen,
+            unheard=frozenset(self.unheard),
+            session_deadlines=self.session_deadlines,
+            rebalance_deadlines=self.rebalance_deadlines,
+        )
+        return Step(group, tuple(self.replies), tuple(self.facts))
+
+    def answer(self, request_id: RequestId, reply: ConsumerGroupHeartbeatReply) -> None:
+        self.replies.append((request_id, reply))
+
+    def tell(self, fact: Fact) -> None:
+        self.facts.append(fact)
+
+    def raise_epoch(self, trigger: Trigger, member_id: MemberId | None = None) -> None:
+        """What members want is no longer what the target was computed from."""
+        self.group_epoch += 1
+        self.tell(RebalanceBegun(trigger, member_id))
+
+    # --- members ----------------------------------------------------------------------------------------------------
+
+    def put(self, member: ConsumerMember) -> None:
+        """Adds the member, or replaces what is held under its id. AssertionError if a partition had two owners then."""
+        before = self.members.get(member.member_id)
+        if before is member:
+            return
+        self._put[member.member_id] = None
+        if before is None or subscription_of(before) != subscription_of(member):
+            if before is not None:
+                self._forget_subscription(before)
+            subscription = subscription_of(member)
+            self.subscriptions[subscription] = self.subscriptions.get(subscription, 0) + 1
+        if before is None or (before.assigned, before.pending_revocation) != (
+            member.assigned,
+            member.pending_revocation,
+        ):
+            if before is not None:
+                self._release(before)
+            self._own(member)
+        if before is not None and before.instance_id not in (None, member.instance_id):
+            self.instances.pop(before.instance_id, None)
+        if member.instance_id is not None:
+            self.instances[member.instance_id] = member.member_id
+        self.members[member.member_id] = member
+
+    def remove(self, member_id: MemberId) -> ConsumerMember:
+        """Takes the member out; its partitions are free from here on."""
+        member = self.members.pop(member_id)
+        self._forget_subscription(member)
+        self._release(member)
+        if member.instance_id is not None and self.instances.get(member.instance_id) == member_id:
+            del self.instances[member.instance_id]
+        self.target.pop(member_id, None)
+        self.unheard.discard(member_id)
+        self.session_deadlines.pop(member_id, None)
+        self.rebalance_deadlines.pop(member_id, None)
+        return member
+
+    def lose(self, member_id: MemberId, departure: Departure) -> None:
+        """Takes out a member that left or failed. The target is computed again with the next heartbeat of anyone."""
+        self.remove(member_id)
+        self.tell(MemberLeft(member_id, departure))
+        self.raise_epoch(Trigger.MEMBER_LEFT, member_id)
+        if not self.members:
+            self.patterns = {}
+            self.metadata_hash = 0
+
+    def succeed(self, old_id: MemberId, member: ConsumerMember) -> None:
+        """Puts `member` in the place of a static member that left for a while: its target goes over too."""
+        target = self.target.get(old_id, NOTHING)
+        self.remove(old_id)
+        self.put(member)
+        self.target[member.member_id] = target
+
+    def _forget_subscription(self, member: ConsumerMember) -> None:
+        subscription = subscription_of(member)
+        left = self.subscriptions[subscription] - 1
+        if left:
+            self.subscriptions[subscription] = left
+        else:
+            del self.subscriptions[subscription]
+
+    def _release(self, member: ConsumerMember) -> None:
+        for held in (member.assigned, member.pending_revocation):
+            for topic_id, indexes in held.items():
+                owned = self._owned(topic_id)
+                for index in indexes:
+                    owned.pop(index, None)
+                if not owned:
+                    del self.owners[topic_id]
+                    self._copied_owners.discard(topic_id)
+
+    def _own(self, member: ConsumerMember) -> None:
+        for held in (member.assigned, member.pending_revocation):
+            for topic_id, indexes in held.items():
+                owned = self._owned(topic_id)
+                for index in indexes:
+                    if owned.setdefault(index, member.member_id) != member.member_id:
+                        taken = f"{topic_id}-{index} of {owned[index]} given to {member.member_id}"
+                        raise AssertionError(f"group {self.before.group_id}: {taken}")
+
+    def _owned(self, topic_id: UUID) -> dict[int, MemberId]:
+        owned = self.owners.get(topic_id)
+        if topic_id not in self._copied_owners or not isinstance(owned, dict):
+            owned = self.owners[topic_id] = dict(owned or {})
+            self._copied_owners.add(topic_id)
+        return owned
+
+    # --- subscriptions and the target -------------------------------------------------------------------------------
+
+    def see_topics(self) -> bool:
+        """Compares what members subscribe to with the topics as they are now. Whether that differs from what the group
+        epoch was decided with: other topics, or other partitions of them."""
+        for text in {text for _, text in self.subscriptions if text}:
+            self.patterns[text] = resolve_pattern(text, self.cluster, self.patterns.get(text))
+        in_use = {text for _, text in self.subscriptions}
+        self.patterns = {text: pattern for text, pattern in self.patterns.items() if text in in_use}
+        names = {name for subscribed, _ in self.subscriptions for name in subscribed}
+        names.update(*(pattern.matched for pattern in self.patterns.values()))
+        found = metadata_hash(names, self.cluster)
+        self.seen = self.cluster
+        self._resolved.clear()
+        if found == self.metadata_hash:
+            return False
+        self.metadata_hash = found
+        return True
+
+    def topic_ids(self, subscription: Subscription) -> frozenset[UUID]:
+        """The existing topics that a member with this subscription reads. `see_topics` has been called for it."""
+        found = self._resolved.get(subscription)
+        if found is None:
+            subscribed, text = subscription
+            pattern: Pattern | None = self.patterns.get(text)
+            names: Iterable[str] = subscribed if pattern is None else {*subscribed, *pattern.matched}
+            by_name = self.cluster.topics
+            found = frozenset(by_name[name].topic_id for name in names if name in by_name)
+            self._resolved[subscription] = found
+        return found
+
+    def compute_target(self) -> None:
+        """Decides anew who should own what; only members whose share differs are written."""
+        self.assignor = self._preferred_assignor()
+        subscribers = {
+            member_id: Subscriber(
+                topic_ids=self.topic_ids(subscription_of(member)),
+                instance_id=member.instance_id,
+                last=self.target.get(member_id, NOTHING),
+            )
+            for member_id, member in self.members.items()
+        }
+        subscribed = frozenset[UUID]().union(*(self.topic_ids(each) for each in self.subscriptions))
+        counts = {topic_id: self.cluster.by_id[topic_id].partition_count for topic_id in subscribed}
+        changed: list[MemberId] = []
+        for member_id, partitions in ASSIGNORS[self.assignor](subscribers, counts).items():
+            last = self.target.get(member_id)
+            if last is not partitions and last != partitions:
+                self.target[member_id] = partitions
+                changed.append(member_id)
+        self.assignment_epoch = self.group_epoch
+        self.tell(TargetComputed(self.assignment_epoch, self.assignor, tuple(changed)))
+
+    def _preferred_assignor(self) -> str:
+        """What most members ask for; of two asked for equally often, the one configured first."""
+        asked = Counter(
+            member.server_assignor
+            for member in self.members.values()
+            if member.server_assignor is not None and member.server_assignor in self.settings.assignors
+        )
+        return max(self.settings.assignors, key=lambda name: asked[name])
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def hear(self, member_id: MemberId) -> None:
+        """The member has spoken: its session begins anew."""
+        self.unheard.discard(member_id)
+        self.session_deadlines[member_id] = self.now_ms + self.settings.session_timeout_ms
+
+    def arm_rebalance(self, before: ConsumerMember | None, member: ConsumerMember) -> None:
+        """Counts from the moment at which the member is told what to let go of."""
+        if member.state is not MemberState.UNREVOKED:
+            self.rebalance_deadlines.pop(member.member_id, None)
+        elif before is None or before.pending_revocation != member.pending_revocation:
+            self.rebalance_deadlines[member.member_id] = self.now_ms + member.rebalance_timeout_ms
+
+
+def _stored_alike(before: ConsumerMember, after: ConsumerMember) -> bool:
+    return before == after or replace(before, connection_number=after.connection_number) == after

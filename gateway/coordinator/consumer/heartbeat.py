@@ -1,0 +1,228 @@
+"""ConsumerGroupHeartbeat: join, report, reconcile, leave.
+
+The one idea: every heartbeat asks the same four things in turn. Has what members want changed: then the group's epoch
+moves. Is the target older than that: then it is computed again. How far may this member come now, and what must it be
+told. A heartbeat with no news answers all four at a glance and moves one deadline.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer.current_assignment import reconcile
+from gateway.coordinator.consumer.draft import Draft
+from gateway.coordinator.consumer.identity import check_join, check_request, find_member
+from gateway.coordinator.consumer.model import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    STATIC_LEAVE_EPOCH,
+    ConsumerGroup,
+    ConsumerGroupHeartbeat,
+    ConsumerGroupHeartbeatReply,
+    ConsumerMember,
+    MemberState,
+    subscription_of,
+)
+from gateway.coordinator.consumer.partitions import NOTHING
+from gateway.coordinator.facts import (
+    AssignmentGiven,
+    Departure,
+    MemberAway,
+    MemberJoined,
+    MemberRejoined,
+    MemberReplaced,
+    Trigger,
+)
+from gateway.coordinator.machine import Step
+from gateway.coordinator.model import ConsumerSettings
+from protocol.errors import ErrorCode, KafkaError
+
+UNRELEASED_INTERVAL_MS = 500
+
+
+def heartbeat(
+    group: ConsumerGroup, event: ConsumerGroupHeartbeat, now_ms: int, settings: ConsumerSettings, cluster: Cluster
+) -> Step:
+    try:
+        check_request(event, settings)
+        if event.member_epoch in (LEAVE_EPOCH, STATIC_LEAVE_EPOCH):
+            return _leave(group, event, find_member(group, event), now_ms, settings, cluster)
+        if event.member_epoch == JOIN_EPOCH:
+            return _join(group, event, check_join(group, event, settings), now_ms, settings, cluster)
+        member = find_member(group, event)
+    except KafkaError as refused:
+        return Step(group, ((event.request_id, ConsumerGroupHeartbeatReply(refused.code, refused.message)),))
+    if _has_no_news(group, event, member, cluster):
+        return _keep_alive(group, event, member, now_ms, settings)
+    draft = Draft(group, now_ms, settings, cluster)
+    return _proceed(draft, event, member, _updated(member, event))
+
+
+def _has_no_news(group: ConsumerGroup, event: ConsumerGroupHeartbeat, member: ConsumerMember, cluster: Cluster) -> bool:
+    return (
+        member.state is MemberState.STABLE
+        and event.member_epoch == member.member_epoch == group.assignment_epoch == group.group_epoch
+        and event.owned is None
+        and event.subscribed_topic_names is None
+        and event.subscribed_topic_regex is None
+        and event.server_assignor is None
+        and event.rack_id is None
+        and event.rebalance_timeout_ms == -1
+        and event.connection_number == member.connection_number
+        and group.seen is cluster
+        and not group.unheard
+    )
+
+
+def _keep_alive(
+    group: ConsumerGroup, event: ConsumerGroupHeartbeat, member: ConsumerMember, now_ms: int, settings: ConsumerSettings
+) -> Step:
+    session_deadlines = dict(group.session_deadlines)
+    session_deadlines[member.member_id] = now_ms + settings.session_timeout_ms
+    reply = ConsumerGroupHeartbeatReply(
+        ErrorCode.NONE, None, member.member_id, member.member_epoch, settings.heartbeat_interval_ms
+    )
+    return Step(replace(group, session_deadlines=session_deadlines), ((event.request_id, reply),))
+
+
+def _join(
+    group: ConsumerGroup,
+    event: ConsumerGroupHeartbeat,
+    known: ConsumerMember | None,
+    now_ms: int,
+    settings: ConsumerSettings,
+    cluster: Cluster,
+) -> Step:
+    """A member that was known under its id has lost what it owned; one that takes the place of a static member that
+    left for a while finds what that one had."""
+    draft = Draft(group, now_ms, settings, cluster)
+    member_id = event.member_id or event.new_member_id
+    if known is None:
+        draft.tell(MemberJoined(member_id, event.instance_id))
+        return _proceed(draft, event, None, _updated(ConsumerMember(member_id), event))
+    if known.member_id == member_id and known.member_epoch != STATIC_LEAVE_EPOCH:
+        draft.tell(MemberRejoined(member_id))
+        fresh = replace(known, assigned=NOTHING, pending_revocation=NOTHING)
+    else:
+        draft.tell(MemberReplaced(member_id, known.member_id, event.instance_id or ""))
+        fresh = replace(known, member_id=member_id, connection_number=-1)
+    fresh = replace(fresh, member_epoch=0, previous_member_epoch=0, state=MemberState.STABLE)
+    if known.member_id != member_id:
+        if member_id in draft.members:
+            draft.lose(member_id, Departure.LEFT)
+        draft.succeed(known.member_id, fresh)
+    return _proceed(draft, event, known, _updated(fresh, event))
+
+
+def _updated(member: ConsumerMember, event: ConsumerGroupHeartbeat) -> ConsumerMember:
+    """The member with what the request says of it; what it leaves out stays."""
+    names, pattern = event.subscribed_topic_names, event.subscribed_topic_regex
+    joins = event.member_epoch == JOIN_EPOCH
+    if joins:
+        names, pattern = names or (), pattern or ""
+    return replace(
+        member,
+        instance_id=event.instance_id if joins or event.instance_id is not None else member.instance_id,
+        rack_id=event.rack_id if joins or event.rack_id is not None else member.rack_id,
+        client_id=event.client_id,
+        client_host=event.client_host,
+        rebalance_timeout_ms=(
+            member.rebalance_timeout_ms if event.rebalance_timeout_ms == -1 else event.rebalance_timeout_ms
+        ),
+        subscribed_topic_names=(member.subscribed_topic_names if names is None else tuple(sorted(set(names)))),
+        subscribed_topic_regex=member.subscribed_topic_regex if pattern is None else pattern,
+        server_assignor=(
+            event.server_assignor if joins or event.server_assignor is not None else member.server_assignor
+        ),
+        connection_number=event.connection_number,
+    )
+
+
+def _proceed(
+    draft: Draft, event: ConsumerGroupHeartbeat, before: ConsumerMember | None, member: ConsumerMember
+) -> Step:
+    """`before` is the member as it was, None if it is new; `member` what the request makes of it."""
+    draft.put(member)
+    subscription_changed = before is None or subscription_of(before) != subscription_of(member)
+    target_is_old = draft.group_epoch > draft.assignment_epoch
+    look = subscription_changed or target_is_old or draft.seen is not draft.cluster
+    topics_changed = look and draft.see_topics()
+    if before is None:
+        draft.raise_epoch(Trigger.MEMBER_JOINED, member.member_id)
+    elif subscription_changed:
+        draft.raise_epoch(Trigger.SUBSCRIPTION_CHANGED, member.member_id)
+    elif topics_changed and not target_is_old:
+        draft.raise_epoch(Trigger.TOPICS_CHANGED)
+    if draft.group_epoch > draft.assignment_epoch:
+        draft.compute_target()
+    after = reconcile(
+        member,
+        draft.target.get(member.member_id, NOTHING),
+        draft.assignment_epoch,
+        draft.owners,
+        draft.topic_ids(subscription_of(member)),
+        event.owned,
+        subscription_changed,
+    )
+    if after is not member:
+        draft.put(after)
+        draft.tell(AssignmentGiven(after.member_id, after.member_epoch))
+    draft.hear(member.member_id)
+    draft.arm_rebalance(before, after)
+    full = (
+        event.rebalance_timeout_ms != -1
+        and (event.subscribed_topic_names is not None or event.subscribed_topic_regex is not None)
+        and event.owned is not None
+    )
+    tell = event.member_epoch == JOIN_EPOCH or full or after.assigned != member.assigned
+    draft.answer(
+        event.request_id,
+        ConsumerGroupHeartbeatReply(
+            ErrorCode.NONE,
+            None,
+            after.member_id,
+            after.member_epoch,
+            _interval_ms(after, draft.settings),
+            after.assigned if tell else None,
+        ),
+    )
+    return draft.seal()
+
+
+def _interval_ms(member: ConsumerMember, settings: ConsumerSettings) -> int:
+    """Who awaits partitions asks again soon, for nobody can tell it that they are free."""
+    if member.state is MemberState.UNRELEASED:
+        return min(settings.heartbeat_interval_ms, UNRELEASED_INTERVAL_MS)
+    return settings.heartbeat_interval_ms
+
+
+def _leave(
+    group: ConsumerGroup,
+    event: ConsumerGroupHeartbeat,
+    member: ConsumerMember,
+    now_ms: int,
+    settings: ConsumerSettings,
+    cluster: Cluster,
+) -> Step:
+    """A static member that leaves for a while keeps what it has, except what it was letting go of, and its session
+    runs on; any other is gone, and the target is computed again when somebody asks."""
+    draft = Draft(group, now_ms, settings, cluster)
+    if event.member_epoch == STATIC_LEAVE_EPOCH:
+        draft.put(
+            replace(
+                member,
+                member_epoch=STATIC_LEAVE_EPOCH,
+                previous_member_epoch=STATIC_LEAVE_EPOCH,
+                state=MemberState.STABLE,
+                pending_revocation=NOTHING,
+                connection_number=event.connection_number,
+            )
+        )
+        draft.rebalance_deadlines.pop(member.member_id, None)
+        draft.tell(MemberAway(member.member_id))
+    else:
+        draft.lose(member.member_id, Departure.LEFT)
+    reply = ConsumerGroupHeartbeatReply(ErrorCode.NONE, None, member.member_id, event.member_epoch)
+    draft.answer(event.request_id, reply)
+    return draft.seal()

@@ -1,0 +1,119 @@
+"""Who a heartbeat speaks for, and whether it may: the error matrix of KIP-848.
+
+The one idea: a request is refused before anything is looked at that it could change. Follows upstream's
+`GroupMetadataManager`, with three differences that stock clients need: a group that does not exist knows no members
+(GROUP_ID_NOT_FOUND is fatal to them), a member that joins anew under its own id is taken at its word that it owns
+nothing, and so is a static one whose first join was answered in vain.
+"""
+
+from __future__ import annotations
+
+from gateway.coordinator.consumer.model import (
+    JOIN_EPOCH,
+    STATIC_LEAVE_EPOCH,
+    ConsumerGroup,
+    ConsumerGroupHeartbeat,
+    ConsumerMember,
+)
+from gateway.coordinator.consumer.partitions import contains
+from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
+from gateway.coordinator.model import ConsumerSettings
+from protocol.errors import ErrorCode, KafkaError
+
+FIRST_VERSION_WITH_OWN_MEMBER_ID = 1
+MAX_ID_BYTES = 1_024
+"""In UTF-8: ids are parts of keys in Postgres, and here it is clients who make them."""
+
+
+def check_request(event: ConsumerGroupHeartbeat, settings: ConsumerSettings) -> None:
+    """Refuses what no group could take. Raises KafkaError."""
+    epoch = event.member_epoch
+    if event.instance_id == "" or event.rack_id == "":
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "instance and rack ids are absent or not empty")
+    if not event.member_id and (event.version >= FIRST_VERSION_WITH_OWN_MEMBER_ID or epoch != JOIN_EPOCH):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "a member names itself")
+    if any(len(id_.encode()) > MAX_ID_BYTES for id_ in (event.member_id, event.instance_id or "", event.rack_id or "")):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"an id is longer than {MAX_ID_BYTES} bytes")
+    if event.rebalance_timeout_ms < -1:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "the rebalance timeout is negative")
+    if epoch < STATIC_LEAVE_EPOCH:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"no member epoch is {epoch}")
+    if epoch == STATIC_LEAVE_EPOCH and event.instance_id is None:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "only a static member leaves for a while")
+    if epoch == JOIN_EPOCH:
+        if event.rebalance_timeout_ms == -1:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "a member joins with a rebalance timeout")
+        if event.owned is None or event.owned:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "a member that joins owns nothing")
+        if event.subscribed_topic_names is None and event.subscribed_topic_regex is None:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "a member joins with a subscription")
+    if event.server_assignor is not None and event.server_assignor not in settings.assignors:
+        raise KafkaError(ErrorCode.UNSUPPORTED_ASSIGNOR, f"known assignors are {', '.join(settings.assignors)}")
+    if event.subscribed_topic_regex:
+        try:
+            compile_pattern(event.subscribed_topic_regex)
+        except InvalidPatternError as invalid:
+            raise KafkaError(ErrorCode.INVALID_REGULAR_EXPRESSION, str(invalid)) from invalid
+
+
+def find_member(group: ConsumerGroup, event: ConsumerGroupHeartbeat) -> ConsumerMember:
+    """The member that speaks or leaves (any epoch but 0). Raises KafkaError."""
+    if event.instance_id is None:
+        member = group.members.get(event.member_id)
+        if member is None:
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"no member {event.member_id}")
+    else:
+        owner_id = group.instances.get(event.instance_id)
+        if owner_id is None:
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"no instance {event.instance_id}")
+        if owner_id != event.member_id:
+            raise KafkaError(ErrorCode.FENCED_INSTANCE_ID, f"instance {event.instance_id} is another member's")
+        member = group.members[owner_id]
+    check_not_overtaken(member, event)
+    if event.member_epoch > JOIN_EPOCH:
+        _check_epoch(member, event)
+    return member
+
+
+def _check_epoch(member: ConsumerMember, event: ConsumerGroupHeartbeat) -> None:
+    """An answer may have been lost: who speaks at the epoch before is believed if it owns nothing that it may not."""
+    epoch = event.member_epoch
+    if epoch == member.member_epoch:
+        return
+    missed_answer = (
+        epoch == member.previous_member_epoch and event.owned is not None and contains(member.assigned, event.owned)
+    )
+    if not missed_answer:
+        raise KafkaError(
+            ErrorCode.FENCED_MEMBER_EPOCH, f"member epoch is {member.member_epoch}, not {epoch}: join anew"
+        )
+
+
+def check_not_overtaken(member: ConsumerMember, event: ConsumerGroupHeartbeat) -> None:
+    """A client opens a connection when it has given up its last. What then still arrives on the old one may speak of
+    partitions as they were before an answer on the new one, so it may say nothing any more."""
+    if event.connection_number < member.connection_number:
+        raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "overtaken by a newer connection of this member")
+
+
+def check_join(
+    group: ConsumerGroup, event: ConsumerGroupHeartbeat, settings: ConsumerSettings
+) -> ConsumerMember | None:
+    """Whom a join (epoch 0) continues or replaces; None for a new member. Raises KafkaError."""
+    owner_id = None if event.instance_id is None else group.instances.get(event.instance_id)
+    if owner_id is not None:
+        owner = group.members[owner_id]
+        if owner_id != event.member_id and owner.member_epoch != STATIC_LEAVE_EPOCH:
+            raise KafkaError(
+                ErrorCode.UNRELEASED_INSTANCE_ID, f"instance {event.instance_id} is in use by another member"
+            )
+        if owner_id == event.member_id:
+            check_not_overtaken(owner, event)
+        return owner
+    known = group.members.get(event.member_id)
+    if known is not None:
+        check_not_overtaken(known, event)
+        return known
+    if len(group.members) >= settings.max_size:
+        raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"the group has {settings.max_size} members already")
+    return None

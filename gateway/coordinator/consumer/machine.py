@@ -1,0 +1,215 @@
+"""The consumer group coordinator (KIP-848), whole, and as the runner plays it.
+
+The one idea: values in, values out, as in `gateway.coordinator.classic`; but here it is the coordinator who assigns
+partitions, so a step reads the cluster's topics, and the group is told when they change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer import restore as records
+from gateway.coordinator.consumer.deadlines import next_deadline, postponed, tick
+from gateway.coordinator.consumer.draft import Draft
+from gateway.coordinator.consumer.heartbeat import heartbeat
+from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
+from gateway.coordinator.consumer.model import GroupState as ConsumerGroupState
+from gateway.coordinator.consumer.offsets import commit_refusal
+from gateway.coordinator.consumer.views import state_of, subscribed_topics
+from gateway.coordinator.facts import (
+    AssignmentGiven,
+    EveryoneHeard,
+    Fact,
+    GroupDeleted,
+    MemberAway,
+    MemberChanged,
+    MemberId,
+    MemberJoined,
+    MemberLeft,
+    MemberRejoined,
+    MemberReplaced,
+    RebalanceBegun,
+    TargetComputed,
+    Trigger,
+)
+from gateway.coordinator.machine import (
+    ClusterChanged,
+    ConnectionClosed,
+    Document,
+    Machine,
+    Step,
+    StoredGroup,
+    StoredMember,
+    Summary,
+    Tick,
+)
+from gateway.coordinator.model import (
+    ConsumerSettings,
+    DeleteGroup,
+    DeleteReply,
+    Group,
+    GroupState,
+    OffsetCommit,
+    OffsetCommitReply,
+    Settings,
+)
+from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
+from protocol.errors import ErrorCode
+
+DURABLE: frozenset[type[Fact]] = frozenset(
+    {
+        AssignmentGiven,
+        EveryoneHeard,
+        GroupDeleted,
+        MemberAway,
+        MemberChanged,
+        MemberJoined,
+        MemberLeft,
+        MemberRejoined,
+        MemberReplaced,
+        RebalanceBegun,
+        TargetComputed,
+    }
+)
+"""All that a consumer group tells binds: an epoch that somebody was answered must not come twice."""
+
+
+def step(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
+    """What `event` does to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group)."""
+    match event:
+        case ConsumerGroupHeartbeat():
+            return heartbeat(group, event, now_ms, settings, cluster)
+        case Tick():
+            return tick(group, cluster, now_ms, settings)
+        case ClusterChanged():
+            return _see_topics(group, cluster, now_ms, settings)
+        case OffsetCommit():
+            error = commit_refusal(group, event.version, event.member_id, event.group_instance_id, event.generation_id)
+            reply = OffsetCommitReply(error or ErrorCode.NONE, by_member_epoch=event.generation_id >= 0)
+            return Step(group, ((event.request_id, reply),))
+        case DeleteGroup():
+            return _delete(group, event)
+        case ConnectionClosed():
+            # A member says by heartbeats alone that it lives, as in Kafka: a new connection is no news.
+            return Step(group)
+        case _:
+            raise TypeError(f"{type(event).__name__} is no event of a consumer group")
+
+
+def _see_topics(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
+    """Members learn what follows with their next heartbeats, as of any other change."""
+    if not group.members or group.seen is cluster:
+        return Step(group)
+    draft = Draft(group, now_ms, settings, cluster)
+    if draft.see_topics():
+        draft.raise_epoch(Trigger.TOPICS_CHANGED)
+        draft.compute_target()
+    return draft.seal()
+
+
+def _delete(group: ConsumerGroup, event: DeleteGroup) -> Step:
+    if group.members:
+        return Step(group, ((event.request_id, DeleteReply(ErrorCode.NON_EMPTY_GROUP)),))
+    deleted = replace(group, is_deleted=True)
+    return Step(deleted, ((event.request_id, DeleteReply(ErrorCode.NONE)),), (GroupDeleted(),))
+
+
+def refuse(event: Any, error: ErrorCode) -> ConsumerGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
+    """A group of another kind is one that is not found: upstream's answer, and it tells clients that it is hopeless."""
+    match event:
+        case ConsumerGroupHeartbeat():
+            if error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
+                return ConsumerGroupHeartbeatReply(
+                    ErrorCode.GROUP_ID_NOT_FOUND, "the group has members of another protocol"
+                )
+            return ConsumerGroupHeartbeatReply(error)
+        case OffsetCommit():
+            return OffsetCommitReply(error)
+        case DeleteGroup():
+            return DeleteReply(error)
+        case _:
+            raise TypeError(f"{type(event).__name__} is no request of a consumer group")
+
+
+class _Consumer:
+    """`Machine` for `ConsumerGroup`."""
+
+    group_type = "consumer"
+    events = frozenset[type]({ConsumerGroupHeartbeat, OffsetCommit, DeleteGroup})
+    beats = frozenset[type]({OffsetCommit})
+    durable = DURABLE
+
+    def missing(self, group_id: str) -> ConsumerGroup:
+        return ConsumerGroup(group_id)
+
+    def adopt(self, group: Any, event: Any) -> ConsumerGroup | None:
+        """A classic group without members goes on as a consumer group, with its offsets; epochs rise from its
+        generation."""
+        if isinstance(group, Group) and group.state is GroupState.EMPTY and not group.pending:
+            return ConsumerGroup(group.group_id, exists=group.exists, group_epoch=group.generation_id)
+        return None
+
+    def step(self, group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+        return step(group, event, cluster, now_ms, settings.consumer_of.get(group.group_id, settings.consumer))
+
+    def refuse(
+        self, event: Any, error: ErrorCode, *, loading: bool = False
+    ) -> ConsumerGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
+        return refuse(event, error)
+
+    def next_deadline(self, group: ConsumerGroup) -> int | None:
+        return next_deadline(group)
+
+    def postponed(self, group: ConsumerGroup, by_ms: int) -> ConsumerGroup:
+        return postponed(group, by_ms)
+
+    def watches(self, group: ConsumerGroup) -> bool:
+        return bool(group.members)
+
+    def is_idle(self, group: ConsumerGroup) -> bool:
+        return not group.members
+
+    def is_deleted(self, group: ConsumerGroup) -> bool:
+        return group.is_deleted
+
+    def summary(self, group: ConsumerGroup) -> Summary:
+        state = state_of(group)
+        return Summary(
+            group_id=group.group_id,
+            group_type=self.group_type,
+            exists=group.exists,
+            state=state.value,
+            protocol_type=CONSUMER_PROTOCOL_TYPE,
+            generation_id=group.group_epoch,
+            member_count=len(group.members),
+            # Patterns of a group that was read back are matched when somebody speaks for it.
+            subscribed_topics=subscribed_topics(group) if group.seen is not None or not group.members else None,
+            is_stable=state is ConsumerGroupState.STABLE,
+        )
+
+    def stored(self, group: ConsumerGroup) -> StoredGroup:
+        return records.stored(group)
+
+    def stored_member(self, group: ConsumerGroup, member_id: MemberId) -> StoredMember | None:
+        return records.stored_member(group, member_id)
+
+    def member_ids(self, group: ConsumerGroup) -> Sequence[MemberId]:
+        return tuple(group.members)
+
+    def restore(
+        self,
+        group_id: str,
+        stored: StoredGroup,
+        members: Mapping[MemberId, Document],
+        silent_ms: int | None,
+        now_ms: int,
+        settings: Settings,
+    ) -> ConsumerGroup:
+        effective = settings.consumer_of.get(group_id, settings.consumer)
+        return records.restore(group_id, stored, members, silent_ms, now_ms, effective)
+
+
+CONSUMER: Machine = _Consumer()

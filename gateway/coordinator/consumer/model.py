@@ -1,0 +1,166 @@
+"""The vocabulary of the consumer group coordinator (KIP-848): the group as a value, its events, its replies.
+
+The one idea: as in the classic machine, nothing here does anything. `machine.step` reads a group and an event and says
+what becomes of both. A group moves by three epochs: the group's (what members want), the target assignment's (what was
+computed from it) and each member's (how far that member has come).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from uuid import UUID
+
+from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer.partitions import Partitions, nothing
+from gateway.coordinator.consumer.topics import Pattern
+from gateway.coordinator.document import VOLATILE
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import ClientRequest
+from protocol.errors import ErrorCode
+
+JOIN_EPOCH = 0
+LEAVE_EPOCH = -1
+STATIC_LEAVE_EPOCH = -2
+"""A static member that will come back: its partitions are kept for it while its session lasts."""
+
+
+class GroupState(Enum):
+    """Rendered as upstream does."""
+
+    EMPTY = "Empty"
+    ASSIGNING = "Assigning"
+    RECONCILING = "Reconciling"
+    STABLE = "Stable"
+    DEAD = "Dead"
+
+
+class MemberState(Enum):
+    STABLE = "stable"
+    UNREVOKED = "unrevoked_partitions"
+    """Has partitions that it is to let go of, and has not said yet that it did."""
+    UNRELEASED = "unreleased_partitions"
+    """Awaits partitions that another member has not let go of."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerMember:
+    member_id: MemberId
+    instance_id: str | None = None
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    rebalance_timeout_ms: int = -1
+    """How long it may take to let go of partitions."""
+    subscribed_topic_names: tuple[str, ...] = ()
+    """Sorted, each once."""
+    subscribed_topic_regex: str = ""
+    """"" for none."""
+    server_assignor: str | None = None
+    member_epoch: int = 0
+    previous_member_epoch: int = 0
+    state: MemberState = MemberState.STABLE
+    assigned: Partitions = field(default_factory=nothing)
+    """What it was told that it may own."""
+    pending_revocation: Partitions = field(default_factory=nothing)
+    """What it was told to let go of, and may own still."""
+    connection_number: int = field(default=-1, metadata=VOLATILE)
+    """The newest connection that has spoken for it. What comes on an older one was overtaken."""
+
+
+Subscription = tuple[tuple[str, ...], str]
+"""Names and pattern: members with equal ones share everything that is derived from them."""
+
+
+def subscription_of(member: ConsumerMember) -> Subscription:
+    return member.subscribed_topic_names, member.subscribed_topic_regex
+
+
+# --- replies --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupHeartbeatReply:
+    error: ErrorCode
+    message: str | None = None
+    member_id: MemberId | None = None
+    member_epoch: int = 0
+    heartbeat_interval_ms: int = 0
+    assignment: Partitions | None = None
+    """All that the member may own now; None where it is as it was told before."""
+
+
+# --- events ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroupHeartbeat(ClientRequest[ConsumerGroupHeartbeatReply]):
+    """A request of that name. None and −1 mean "as before"; so does an absent `owned`."""
+
+    connection_number: int
+    """Rises with every connection that the node accepts: tells a late request from a new one."""
+    version: int
+    client_id: str
+    client_host: str
+    new_member_id: MemberId
+    """An unguessable id, taken by a member of version 0 that comes without one."""
+    member_id: MemberId
+    member_epoch: int
+    instance_id: str | None = None
+    rack_id: str | None = None
+    rebalance_timeout_ms: int = -1
+    subscribed_topic_names: tuple[str, ...] | None = None
+    subscribed_topic_regex: str | None = None
+    server_assignor: str | None = None
+    owned: Partitions | None = None
+
+
+# --- the group ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerGroup:
+    """One consumer group at one moment. No mapping is ever mutated.
+
+    Members, targets and epochs are what is stored. `owners`, `instances` and `subscriptions` follow from members,
+    `patterns` from the cluster's topics, and deadlines begin anew where the group is read back.
+    """
+
+    group_id: str = field(metadata=VOLATILE)
+    exists: bool = field(default=False, metadata=VOLATILE)
+    is_deleted: bool = field(default=False, metadata=VOLATILE)
+    group_epoch: int = 0
+    assignment_epoch: int = 0
+    metadata_hash: int = 0
+    """Of the subscribed topics as they were when the group epoch was last decided."""
+    assignor: str = ""
+    """Which one computed the target."""
+    members: Mapping[MemberId, ConsumerMember] = field(
+        default_factory=dict[MemberId, ConsumerMember], metadata=VOLATILE
+    )
+    target: Mapping[MemberId, Partitions] = field(default_factory=dict[MemberId, Partitions], metadata=VOLATILE)
+    owners: Mapping[UUID, Mapping[int, MemberId]] = field(
+        default_factory=dict[UUID, Mapping[int, MemberId]], metadata=VOLATILE
+    )
+    """Who may own each partition: it is among what is assigned to it, or still pending revocation."""
+    instances: Mapping[str, MemberId] = field(default_factory=dict[str, MemberId], metadata=VOLATILE)
+    """Static members by instance id."""
+    subscriptions: Mapping[Subscription, int] = field(default_factory=dict[Subscription, int], metadata=VOLATILE)
+    """How many members have each."""
+    patterns: Mapping[str, Pattern] = field(default_factory=dict[str, Pattern], metadata=VOLATILE)
+    seen: Cluster | None = field(default=None, compare=False, repr=False, metadata=VOLATILE)
+    """The topics that `metadata_hash` and `patterns` were last compared with; None before the first."""
+    unheard: frozenset[MemberId] = field(default=frozenset(), metadata=VOLATILE)
+    """Members that have not spoken since a coordinator took the group over."""
+    session_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
+    rebalance_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
+    """Until when members in state UNREVOKED must have let go."""
+
+
+@dataclass(frozen=True, slots=True)
+class MemberRow:
+    """What is stored of one member: a row, which an acknowledgement or a new share rewrites."""
+
+    member: ConsumerMember
+    target: Partitions

@@ -1,0 +1,44 @@
+"""Whether an offset may be committed or read under a member's name (OffsetCommit and OffsetFetch 9+).
+
+The one idea: the member epoch is the fence. Only who has come as far as the coordinator says may commit, in whatever
+state the group is; a commit keeps nobody alive.
+"""
+
+from __future__ import annotations
+
+from gateway.coordinator.consumer.model import ConsumerGroup
+from gateway.coordinator.facts import MemberId
+from protocol.errors import ErrorCode
+
+FIRST_VERSION_WITH_MEMBER_EPOCH = 9
+NO_MEMBER = MemberId("")
+
+
+def commit_refusal(
+    group: ConsumerGroup, version: int, member_id: MemberId, instance_id: str | None, member_epoch: int
+) -> ErrorCode | None:
+    """Commits from outside (epoch −1) are taken while the group has no members."""
+    if member_epoch < 0 and not group.members:
+        return None
+    refusal = _refusal(group, member_id, instance_id, member_epoch)
+    if refusal is None and version < FIRST_VERSION_WITH_MEMBER_EPOCH:
+        return ErrorCode.UNSUPPORTED_VERSION
+    return refusal
+
+
+def fetch_refusal(group: ConsumerGroup, member_id: MemberId | None, member_epoch: int) -> ErrorCode | None:
+    """Whoever names no member may read at any time."""
+    if not member_id and member_epoch < 0:
+        return None
+    return _refusal(group, member_id or NO_MEMBER, None, member_epoch)
+
+
+def _refusal(group: ConsumerGroup, member_id: MemberId, instance_id: str | None, member_epoch: int) -> ErrorCode | None:
+    if instance_id is not None and group.instances.get(instance_id, member_id) != member_id:
+        return ErrorCode.FENCED_INSTANCE_ID
+    member = group.members.get(member_id)
+    if member is None:
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    if member.member_epoch != member_epoch:
+        return ErrorCode.STALE_MEMBER_EPOCH
+    return None

@@ -1,0 +1,89 @@
+"""Sets of partitions, by topic id, and their algebra.
+
+The one idea: `Partitions` is an immutable mapping from topic id to the set of its partition indexes in which no set is
+empty, so two of them are equal when they hold the same partitions and "nothing" is the empty mapping. Hashing a UUID
+costs more than a set operation on integers, so nothing here works on pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from uuid import UUID
+
+Partitions = Mapping[UUID, frozenset[int]]
+
+NOTHING: Partitions = MappingProxyType({})
+
+
+def nothing() -> Partitions:
+    """For fields that default to it."""
+    return NOTHING
+
+
+def partitions_of(pairs: Iterable[tuple[UUID, Iterable[int]]]) -> Partitions:
+    """The set of all these; a topic may come more than once."""
+    found: dict[UUID, frozenset[int]] = {}
+    for topic_id, indexes in pairs:
+        held = found.get(topic_id, frozenset()).union(indexes)
+        if held:
+            found[topic_id] = held
+    return found
+
+
+def union(left: Partitions, right: Partitions) -> Partitions:
+    if not right:
+        return left
+    if not left:
+        return right
+    joined = dict(left)
+    for topic_id, indexes in right.items():
+        held = joined.get(topic_id)
+        joined[topic_id] = indexes if held is None else held | indexes
+    return joined
+
+
+def difference(left: Partitions, right: Partitions) -> Partitions:
+    """What is in `left` and not in `right`; `left` itself if they do not meet."""
+    if not meet(left, right):
+        return left
+    rest: dict[UUID, frozenset[int]] = {}
+    for topic_id, indexes in left.items():
+        taken = right.get(topic_id)
+        kept = indexes if taken is None else indexes - taken
+        if kept:
+            rest[topic_id] = kept
+    return rest
+
+
+def intersection(left: Partitions, right: Partitions) -> Partitions:
+    """What is in both; `left` itself if `right` has all of it."""
+    if contains(right, left):
+        return left
+    common: dict[UUID, frozenset[int]] = {}
+    for topic_id, indexes in left.items():
+        shared = indexes & right.get(topic_id, frozenset[int]())
+        if shared:
+            common[topic_id] = shared
+    return common
+
+
+def meet(left: Partitions, right: Partitions) -> bool:
+    """Whether some partition is in both."""
+    return any(topic_id in right and not indexes.isdisjoint(right[topic_id]) for topic_id, indexes in left.items())
+
+
+def contains(whole: Partitions, part: Partitions) -> bool:
+    """Whether all of `part` is in `whole`."""
+    return all(topic_id in whole and indexes <= whole[topic_id] for topic_id, indexes in part.items())
+
+
+def only_topics(held: Partitions, topic_ids: frozenset[UUID]) -> Partitions:
+    """What belongs to these topics; `held` itself if all of it does."""
+    if topic_ids.issuperset(held):
+        return held
+    return {topic_id: indexes for topic_id, indexes in held.items() if topic_id in topic_ids}
+
+
+def size(held: Partitions) -> int:
+    return sum(map(len, held.values()))

@@ -1,0 +1,69 @@
+"""A consumer group on its way to and from storage.
+
+The one idea: epochs, assignments and targets are all that must survive, a row for each member. Every member is given a
+full session to be heard again, and a full rebalance timeout where it was to let go of partitions, so a restart moves
+nothing; but only once: while some have not been heard since, further restarts go on with the session that was running.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gateway.coordinator.cluster import NO_TOPICS
+from gateway.coordinator.consumer.draft import Draft
+from gateway.coordinator.consumer.model import ConsumerGroup, MemberRow
+from gateway.coordinator.consumer.partitions import NOTHING
+from gateway.coordinator.consumer.views import state_of
+from gateway.coordinator.document import dump, load
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import Document, StoredGroup, StoredMember
+from gateway.coordinator.model import ConsumerSettings
+from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
+from gateway.coordinator.restore import SHORTEST_SESSION_MS
+
+
+def stored(group: ConsumerGroup) -> StoredGroup:
+    """`generation_id` is the group epoch: commits from outside are fenced by the group's being Empty."""
+    document = dump(group)
+    del document["group_epoch"]
+    return StoredGroup(
+        state=state_of(group).value,
+        protocol_type=CONSUMER_PROTOCOL_TYPE,
+        generation_id=group.group_epoch,
+        document=document,
+        all_heard=not group.unheard,
+    )
+
+
+def stored_member(group: ConsumerGroup, member_id: MemberId) -> StoredMember | None:
+    member = group.members.get(member_id)
+    if member is None:
+        return None
+    row = MemberRow(member, group.target.get(member_id, NOTHING))
+    return StoredMember(dump(row), member.member_epoch)
+
+
+def restore(
+    group_id: str,
+    stored: StoredGroup,
+    members: Mapping[MemberId, Document],
+    silent_ms: int | None,
+    now_ms: int,
+    settings: ConsumerSettings,
+) -> ConsumerGroup:
+    group = load(
+        ConsumerGroup, {**stored.document, "group_epoch": stored.generation_id}, group_id=group_id, exists=True
+    )
+    draft = Draft(group, now_ms, settings, NO_TOPICS)
+    session_ms = settings.session_timeout_ms
+    if silent_ms is not None:
+        session_ms = max(session_ms - silent_ms, min(session_ms, SHORTEST_SESSION_MS))
+    for document in members.values():
+        row = load(MemberRow, document)
+        draft.put(row.member)
+        draft.target[row.member.member_id] = row.target
+        draft.session_deadlines[row.member.member_id] = now_ms + session_ms
+        draft.arm_rebalance(None, row.member)
+    restored: ConsumerGroup = draft.seal().group
+    return replace(restored, unheard=frozenset(restored.members))

@@ -1,0 +1,79 @@
+"""What a group's subscriptions make of the cluster's topics.
+
+The one idea: the topics are a value handed to every step, and another value once they have changed. Names and patterns
+are turned into topic ids once per distinct subscription, and a pattern is matched only against names it has not seen:
+a new topic costs one match per pattern, and a thousand members with the same subscription cost as much as one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import re2
+
+from gateway.coordinator.cluster import Cluster
+
+MAX_PATTERN_BYTES = 16_384
+MAX_PATTERN_MEMORY_BYTES = 1 << 20
+"""What one compiled pattern may take. RE2 matches in time linear in the name, whatever the pattern."""
+
+
+class InvalidPatternError(ValueError):
+    """The pattern is no RE2 expression, or too large a one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """A subscription by regular expression, resolved."""
+
+    text: str
+    matched: frozenset[str]
+    names: frozenset[str]
+    """All names that were looked at, matching or not."""
+
+
+def compile_pattern(text: str) -> re2.Pattern:
+    """Raises InvalidPatternError. The library keeps the last few hundred it compiled."""
+    if len(text) > MAX_PATTERN_BYTES or len(text.encode()) > MAX_PATTERN_BYTES:
+        raise InvalidPatternError(f"longer than {MAX_PATTERN_BYTES} bytes")
+    options = re2.Options()
+    options.max_mem = MAX_PATTERN_MEMORY_BYTES
+    options.log_errors = False
+    options.never_capture = True
+    try:
+        return re2.compile(text, options)
+    except re2.error as invalid:
+        raise InvalidPatternError(str(invalid)) from invalid
+
+
+def resolve_pattern(text: str, cluster: Cluster, known: Pattern | None) -> Pattern:
+    """The pattern matched against every topic's whole name; only names that `known` has not seen are tried."""
+    names = frozenset(cluster.topics)
+    if known is not None and known.names == names:
+        return known
+    if known is None:
+        unseen, still = names, frozenset[str]()
+    else:
+        unseen, still = names - known.names, known.matched & names
+    if unseen:
+        compiled = compile_pattern(text)
+        still = still.union(name for name in unseen if compiled.fullmatch(name))
+    return Pattern(text, still, names)
+
+
+def metadata_hash(names: Iterable[str], cluster: Cluster) -> int:
+    """Changes when one of the named topics appears, goes, is another one of the same name, or gains partitions.
+
+    The same in every process, for it is stored with the group; 0 if none of the topics exists.
+    """
+    found = sorted(name for name in names if name in cluster.topics)
+    if not found:
+        return 0
+    digest = hashlib.blake2b(digest_size=8)
+    for name in found:
+        topic = cluster.topics[name]
+        digest.update(topic.topic_id.bytes)
+        digest.update(topic.partition_count.to_bytes(4, "big"))
+    return int.from_bytes(digest.digest(), "big", signed=True)

@@ -1,0 +1,287 @@
+"""Time, chance and topics; and the one node, which runs the machine as the gateway does and fails as a node does."""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from random import Random
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from gateway.coordinator.cluster import Cluster, ClusterTopic
+from gateway.coordinator.consumer.machine import CONSUMER
+from gateway.coordinator.consumer.model import (
+    ConsumerGroup,
+    ConsumerGroupHeartbeat,
+    ConsumerGroupHeartbeatReply,
+    MemberState,
+)
+from gateway.coordinator.consumer.partitions import Partitions, difference
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import ClusterChanged, Machines, Step, StoredGroup, Tick
+from gateway.coordinator.model import ConsumerSettings, Settings
+from protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from .clients import Client
+
+MACHINES = Machines({ConsumerGroup: CONSUMER})
+NAMES = ("t0", "t1", "t2", "logs-a", "logs-b")
+
+
+class FoulError(AssertionError):
+    """The coordinator broke a rule."""
+
+
+@dataclass
+class Weather:
+    lost_request: float = 0.0
+    lost_reply: float = 0.0
+    late: float = 0.0
+    store_failure: float = 0.0
+
+
+class World:
+    """Time, chance, topics, and the one node."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = Random(seed)
+        self.now_ms = 0
+        self.told: list[str] = []
+        self.weather = Weather()
+        self.calm = False
+        self._agenda: list[tuple[int, int, Callable[[], None]]] = []
+        self._numbers = 0
+        self.partition_counts = {name: self.random.randint(1, 6) for name in NAMES[: self.random.randint(1, 5)]}
+        self.topic_ids = {name: self.new_topic_id() for name in self.partition_counts}
+        self.cluster = self._cluster()
+        self.clients: list[Client] = []
+        self.stuck: list[ConsumerGroupHeartbeat] = []
+        """Requests on their way that nobody waits for any more; each may still arrive, once."""
+        self.server = Server(self)
+
+    def _cluster(self) -> Cluster:
+        topics = {
+            name: ClusterTopic(self.topic_ids[name], name, count) for name, count in self.partition_counts.items()
+        }
+        return Cluster(topics, {topic.topic_id: topic for topic in topics.values()})
+
+    def new_topic_id(self) -> UUID:
+        return UUID(int=self.random.getrandbits(128))
+
+    def number(self) -> int:
+        self._numbers += 1
+        return self._numbers
+
+    def chance(self, probability: float) -> bool:
+        return self.random.random() < probability
+
+    def tell(self, line: str) -> None:
+        self.told.append(f"{self.now_ms:>7} {line}")
+
+    def after(self, delay_ms: int, act: Callable[[], None]) -> None:
+        heapq.heappush(self._agenda, (self.now_ms + delay_ms, self.number(), act))
+
+    def run_until(self, until_ms: int) -> None:
+        while self._agenda and self._agenda[0][0] <= until_ms:
+            self.now_ms, _, act = heapq.heappop(self._agenda)
+            act()
+        self.now_ms = until_ms
+
+    def change_topics(self) -> None:
+        name = self.random.choice(NAMES)
+        if name not in self.partition_counts:
+            self.partition_counts[name] = self.random.randint(1, 6)
+            self.topic_ids[name] = self.new_topic_id()
+        elif self.chance(0.5):
+            self.partition_counts[name] += self.random.randint(1, 3)
+        else:
+            del self.partition_counts[name]
+        self.cluster = self._cluster()
+        self.tell(f"topics: {self.partition_counts}")
+        if self.chance(0.5):
+            self.server.apply(ClusterChanged())
+
+
+@dataclass
+class Stored:
+    """The rows, as facts make them."""
+
+    group: StoredGroup | None = None
+    members: dict[MemberId, Any] = field(default_factory=dict)
+
+    def write(self, taken: Step) -> None:
+        self.group = rewritten(CONSUMER.stored(taken.group))
+        for member_id in {member_id for fact in taken.facts for member_id in fact.touches()}:
+            stored = CONSUMER.stored_member(taken.group, member_id)
+            if stored is None:
+                self.members.pop(member_id, None)
+            else:
+                self.members[member_id] = json.loads(json.dumps(stored.document))
+
+
+def rewritten(stored: StoredGroup) -> StoredGroup:
+    return replace(stored, document=json.loads(json.dumps(stored.document)))
+
+
+class Server:
+    """One node: runs `step` as the runner does, and fails as a node does."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.settings = Settings(
+            consumer=ConsumerSettings(
+                session_timeout_ms=world.random.choice((10_000, 45_000)),
+                heartbeat_interval_ms=world.random.choice((1_000, 3_000)),
+                max_size=world.random.choice((2**31 - 1, 2**31 - 1, 3)),
+            )
+        )
+        self.group: ConsumerGroup = ConsumerGroup("g")
+        self.stored = Stored()
+        self.up = True
+        self.tick_at_ms: int | None = None
+        self.cut = 0
+        """Connections up to this number went down with a coordinator before, and all that was on them."""
+
+    def receive(self, event: ConsumerGroupHeartbeat) -> ConsumerGroupHeartbeatReply | None:
+        if not self.up or event.connection_number <= self.cut:
+            return None
+        return self.apply(event)
+
+    def apply(self, event: ConsumerGroupHeartbeat | ClusterChanged | Tick) -> ConsumerGroupHeartbeatReply | None:
+        if not self.up:
+            return None
+        world = self.world
+        before = self.group
+        copy = repr(before)
+        taken = MACHINES.step(before, event, world.cluster, world.now_ms, self.settings)
+        require(repr(before) == copy, f"the group that was given has been mutated by {event}")
+        world.tell(describe(event, taken))
+        replies = dict(taken.replies)
+        asked = event.request_id if isinstance(event, ConsumerGroupHeartbeat) else None
+        require(list(replies) == ([] if asked is None else [asked]), f"{event} is answered by {taken.replies}")
+        if MACHINES.must_store(taken) and world.chance(world.weather.store_failure):
+            world.tell("  ... could not be stored")
+            if world.chance(0.3):
+                self._store(taken)
+                self._restore()
+            self._arm()
+            return None if asked is None else ConsumerGroupHeartbeatReply(ErrorCode.COORDINATOR_NOT_AVAILABLE)
+        self._store(taken)
+        self.group = taken.group
+        self._judge()
+        self._arm()
+        return None if asked is None else replies[asked]
+
+    def _store(self, taken: Step) -> None:
+        if not MACHINES.must_store(taken):
+            return
+        before = set(self.stored.members)
+        self.stored.write(taken)
+        for client in self.world.clients:
+            if client.member_id in before - set(self.stored.members):
+                client.is_member = False
+
+    def crash(self) -> None:
+        if self.up:
+            self.world.tell("the node crashes")
+            self.up = False
+            for client in self.world.clients:
+                client.disconnect()
+            self.world.after(self.world.random.randint(10, 3_000), self._come_up)
+
+    def _come_up(self) -> None:
+        self.up = True
+        self._restore()
+        self._arm()
+
+    def _restore(self) -> None:
+        self.group = CONSUMER.missing("g")
+        if self.stored.group is not None:
+            stored, members = self.stored.group, self.stored.members
+            silent_ms = None if stored.all_heard else self.world.random.randint(0, 60_000)
+            self.group = CONSUMER.restore("g", stored, members, silent_ms, self.world.now_ms, self.settings)
+        self.cut = self.world.number()
+        for client in self.world.clients:
+            client.disconnect()
+        self._judge()
+
+    def _arm(self) -> None:
+        deadline_ms = CONSUMER.next_deadline(self.group)
+        if deadline_ms is None or (self.tick_at_ms is not None and self.tick_at_ms <= deadline_ms):
+            return
+        at_ms = max(deadline_ms, self.world.now_ms + 5)
+        self.tick_at_ms = at_ms
+        self.world.after(at_ms - self.world.now_ms, lambda: self._timer(at_ms))
+
+    def _timer(self, at_ms: int) -> None:
+        if self.tick_at_ms == at_ms:
+            self.tick_at_ms = None
+            self.apply(Tick())
+            if self.up:
+                self._arm()
+
+    # --- the referee --------------------------------------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        group = self.group
+        owner: dict[tuple[UUID, int], MemberId] = {}
+        for member in group.members.values():
+            require(member.member_id in group.session_deadlines, f"{member} would never expire")
+            revoking = member.state is MemberState.UNREVOKED
+            require(revoking == (member.member_id in group.rebalance_deadlines), f"{member} may take for ever")
+            require(revoking == bool(member.pending_revocation), f"{member.state} revokes {member.pending_revocation}")
+            for held in (member.assigned, member.pending_revocation):
+                for topic_id, indexes in held.items():
+                    require(bool(indexes), "an empty set of partitions")
+                    for index in indexes:
+                        other = owner.setdefault((topic_id, index), member.member_id)
+                        require(other == member.member_id, f"{topic_id}-{index}: {other} and {member.member_id}")
+        derived = {(topic, index): each for topic, owned in group.owners.items() for index, each in owned.items()}
+        require(derived == owner, "owners are not those of the members")
+        shares = {each: CONSUMER.stored_member(group, each) for each in CONSUMER.member_ids(group)}
+        require(
+            {each: json.loads(json.dumps(row and row.document)) for each, row in shares.items()} == self.stored.members,
+            "stored members are others than in memory",
+        )
+        require(
+            self.stored.group is None
+            or rewritten(CONSUMER.stored(group)) == replace(self.stored.group, all_heard=not group.unheard),
+            "stored epochs are others than in memory",
+        )
+        for client in self.world.clients:
+            self.check_client(client)
+
+    def check_client(self, client: Client) -> None:
+        """What a member really owns, the coordinator must know that it may own; then no two own the same."""
+        member = self.group.members.get(client.member_id)
+        if not client.is_member or member is None:
+            return
+        rest = difference(difference(client.owned, member.assigned), member.pending_revocation)
+        require(not rest, f"{client.name} owns {rest}, which may be another's")
+
+
+def require(kept: bool, foul: str) -> None:
+    if not kept:
+        raise FoulError(foul)
+
+
+def describe(event: object, taken: Step) -> str:
+    facts = "; ".join(map(str, taken.facts))
+    if not isinstance(event, ConsumerGroupHeartbeat):
+        return f"{type(event).__name__} -> {facts}"
+    reply = taken.replies[0][1] if taken.replies else None
+    answer = reply and (reply.error.name, reply.member_epoch, shown(reply.assignment))
+    subscription = f"{event.subscribed_topic_names} {event.subscribed_topic_regex!r}"
+    return (
+        f"{event.member_id}@{event.connection_number} epoch {event.member_epoch} owns {shown(event.owned)} "
+        f"{subscription} -> {answer} {facts}"
+    )
+
+
+def shown(held: Partitions | None) -> str:
+    if held is None:
+        return "-"
+    return " ".join(f"{str(topic_id)[:4]}{sorted(indexes)}" for topic_id, indexes in held.items()) or "nothing"

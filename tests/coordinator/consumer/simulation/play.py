@@ -1,0 +1,162 @@
+"""One run: foul weather and things done to clients, then calm weather in which all must settle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+from gateway.coordinator.consumer.model import (
+    GroupState,
+)
+from gateway.coordinator.consumer.views import state_of
+from gateway.coordinator.machine import Tick
+
+from .clients import Client, subscribes
+from .node import FoulError, Weather, World
+
+FOUL_MS = 120_000
+SETTLE_MS = 400_000
+MAX_CLIENTS = 5
+
+
+@dataclass(frozen=True)
+class Outcome:
+    seed: int
+    foul: str | None
+    told: list[str]
+
+
+def run(seed: int) -> Outcome:
+    world = World(seed)
+    try:
+        _Play(world).run()
+    except Exception as error:
+        return Outcome(seed, str(error) if isinstance(error, FoulError) else repr(error), world.told)
+    return Outcome(seed, None, world.told)
+
+
+class _Play:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        world.weather = world.random.choice(
+            (
+                Weather(),
+                Weather(late=0.1),
+                Weather(lost_request=0.05, lost_reply=0.1, late=0.05),
+                Weather(0.03, 0.05, 0.05, store_failure=0.1),
+            )
+        )
+
+    def run(self) -> None:
+        world = self.world
+        for _ in range(world.random.randint(1, 4)):
+            world.after(world.random.randint(0, 5_000), self._add_client)
+        self._disturb()
+        world.run_until(FOUL_MS)
+        world.tell("--- calm")
+        world.calm = True
+        world.weather = Weather()
+        while world.now_ms < FOUL_MS + SETTLE_MS:
+            world.run_until(world.now_ms + 1_000)
+            unsettled = self._unsettled()
+            if not unsettled:
+                return
+        raise FoulError(f"never settled: {unsettled}")
+
+    def _living(self) -> list[Client]:
+        return [client for client in self.world.clients if client.alive]
+
+    def _disturb(self) -> None:
+        world = self.world
+        deeds: list[tuple[int, Callable[[], None]]] = [
+            (5, self._add_client),
+            (2, self._to_one(Client.leave)),
+            (2, self._to_one(Client.die)),
+            (3, self._to_one(Client.disconnect)),
+            (3, self._to_one(Client.choose_topics)),
+            (3, self._to_one(Client.beat)),
+            (2, self._to_one(Client.rejoin)),
+            (3, self._restart_static),
+            (4, self._deliver_something_old),
+            (3, world.change_topics),
+            (1, world.server.crash),
+            (1, lambda: world.server.apply(Tick()) and None),
+        ]
+        weights, acts = zip(*deeds, strict=True)
+
+        def act() -> None:
+            if not world.calm:
+                world.random.choices(acts, weights)[0]()
+                world.after(world.random.randint(1, 6_000), act)
+
+        world.after(world.random.randint(1, 5_000), act)
+
+    def _to_one(self, deed: Callable[[Client], None]) -> Callable[[], None]:
+        def act() -> None:
+            living = self._living()
+            if living:
+                client = self.world.random.choice(living)
+                self.world.tell(f"{client.name}: {deed.__name__}")
+                deed(client)
+
+        return act
+
+    def _add_client(self) -> None:
+        random = self.world.random
+        if len(self._living()) < MAX_CLIENTS:
+            number = self.world.number()
+            instance_id = f"i{number}" if random.random() < 0.3 else None
+            self._start(Client(self.world, f"c{number}", instance_id, random.choice((0, 1, 1))))
+
+    def _start(self, client: Client) -> None:
+        self.world.clients.append(client)
+        client.start()
+
+    def _restart_static(self) -> None:
+        """A process takes the place of one with its instance id, which may be dead, gone for a while, or alive."""
+        static = [client for client in self.world.clients if client.instance_id is not None]
+        if static:
+            old = self.world.random.choice(static)
+            if old.alive and self.world.chance(0.7):
+                old.leave()
+            self._start(Client(self.world, f"{old.name}r", old.instance_id, 1))
+
+    def _deliver_something_old(self) -> None:
+        """A request on a connection that its client has given up arrives after all."""
+        stuck = self.world.stuck
+        if stuck:
+            self.world.tell("something old arrives")
+            self.world.server.receive(stuck.pop(self.world.random.randrange(len(stuck))))
+
+    def _unsettled(self) -> str:
+        """Empty once every live client is a member with its share, nobody else is one, and every partition that
+        somebody subscribes to is somebody's."""
+        server, living = self.world.server, self._living()
+        group = server.group
+        if not server.up:
+            return "the node is down"
+        if {client.member_id for client in living} != set(group.members):
+            return f"live: {[client.member_id for client in living]}, members: {list(group.members)}"
+        if not living:
+            return ""
+        if state_of(group) is not GroupState.STABLE:
+            return f"{state_of(group)}: {group}"
+        owned: set[tuple[UUID, int]] = set()
+        for client in living:
+            member = group.members[client.member_id]
+            if not client.owned == member.assigned == group.target[client.member_id]:
+                return f"{client.name} owns {client.owned}, {member.assigned}, {group.target[client.member_id]}"
+            if (tuple(sorted(set(client.names))), client.pattern) != (
+                member.subscribed_topic_names,
+                member.subscribed_topic_regex,
+            ):
+                return f"{client.name}'s subscription is {client.names}, {client.pattern!r}, not {member}"
+            owned.update((topic_id, index) for topic_id, indexes in client.owned.items() for index in indexes)
+        wanted = {
+            (topic_id, index)
+            for name, topic_id in self.world.topic_ids.items()
+            if name in self.world.partition_counts and any(subscribes(client, name) for client in living)
+            for index in range(self.world.partition_counts[name])
+        }
+        return "" if owned == wanted else f"owned {owned}, wanted {wanted}"

@@ -1,0 +1,373 @@
+"""Joins, reconciliation, subscriptions, topics, timers and leaves, an answer at a time."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.coordinator.consumer.model import GroupState, MemberState
+from gateway.coordinator.consumer.views import state_of
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.model import ConsumerSettings
+from protocol.errors import ErrorCode
+
+from .scene import Scene, named
+
+ALL = {"t": {0, 1, 2, 3}}
+
+
+def both() -> Scene:
+    """a (partitions 0 and 1) and b (2 and 3), both at epoch 2 and as told."""
+    scene = Scene()
+    scene.join("a")
+    scene.join("b")
+    assert scene.beat("a", 1) == (1, {"t": {0, 1}})
+    assert scene.beat("a", 1, {"t": {0, 1}}) == (2, None)
+    assert scene.beat("b", 2) == (2, {"t": {2, 3}})
+    return scene
+
+
+def test_the_first_member_gets_everything_at_once():
+    scene = Scene()
+    assert state_of(scene.group) is GroupState.EMPTY
+    reply = scene.join("a")
+    assert scene.told(reply) == (1, ALL)
+    assert (reply.member_id, reply.heartbeat_interval_ms) == ("a", 5_000)
+    assert state_of(scene.group) is GroupState.STABLE
+    assert scene.beat("a", 1) == (1, None)
+
+
+def test_a_partition_goes_from_one_to_the_other_by_way_of_nobody():
+    scene = Scene()
+    scene.join("a")
+    waiting = scene.join("b")
+    assert scene.told(waiting) == (2, {})
+    assert waiting.heartbeat_interval_ms == 500, "it is to ask again soon"
+    assert state_of(scene.group) is GroupState.RECONCILING
+    assert scene.group.members[MemberId("b")].state is MemberState.UNRELEASED
+    assert scene.beat("b", 2) == (2, None)
+    assert scene.beat("a", 1) == (1, {"t": {0, 1}})
+    assert scene.beat("b", 2) == (2, None), "a has not let go"
+    assert scene.beat("a", 1) == (1, None)
+    assert scene.beat("a", 1, ALL) == (1, None), "a owns them still"
+    assert scene.beat("b", 2) == (2, None)
+    assert scene.beat("a", 1, {"t": {0, 1}}) == (2, None)
+    assert scene.beat("b", 2) == (2, {"t": {2, 3}})
+    assert state_of(scene.group) is GroupState.STABLE
+
+
+def test_who_owns_nothing_of_what_is_revoked_need_not_say_so():
+    scene = Scene()
+    scene.join("a")
+    scene.join("b")
+    assert scene.beat("a", 1, {"t": {0}}) == (2, {"t": {0, 1}})
+    assert scene.beat("b", 2) == (2, {"t": {2, 3}})
+
+
+def test_a_full_request_is_told_its_assignment_again():
+    scene = both()
+    full = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": ("t",)}
+    assert scene.beat("a", 2, {"t": {0, 1}}) == (2, None)
+    assert scene.beat("a", 2, {"t": {0, 1}}, **full) == (2, {"t": {0, 1}})
+    assert scene.beat("a", 2, None, **full) == (2, None)
+
+
+def test_a_lost_answer_is_given_again_to_the_epoch_before():
+    scene = both()
+    scene.join("c")
+    scene.beat("a", 2)
+    assert scene.beat("b", 2, {"t": {2, 3}}) == (2, {"t": {2}})
+    assert scene.beat("b", 2, {"t": {2}}) == (3, None)
+    assert scene.beat("b", 2, {"t": {2}})[0] == 3
+    assert scene.refused(scene.heartbeat("b", 2)) is ErrorCode.FENCED_MEMBER_EPOCH, "it says nothing of what it owns"
+    assert scene.refused(scene.heartbeat("b", 2, {"t": {2, 3}})) is ErrorCode.FENCED_MEMBER_EPOCH
+    assert scene.refused(scene.heartbeat("b", 4)) is ErrorCode.FENCED_MEMBER_EPOCH
+    assert scene.refused(scene.heartbeat("b", 1, {"t": {2}})) is ErrorCode.FENCED_MEMBER_EPOCH
+    assert MemberId("b") in scene.group.members
+
+
+def test_a_changed_subscription_gets_its_assignment_in_the_same_answer():
+    scene = Scene({"t": 2, "u": 2})
+    scene.join("a")
+    assert scene.beat("a", 1, subscribed_topic_names=("t", "u")) == (2, {"t": {0, 1}, "u": {0, 1}})
+    assert scene.beat("a", 2, subscribed_topic_names=("u",)) == (2, {"u": {0, 1}})
+    assert scene.beat("a", 2, {"u": {0, 1}}) == (3, None)
+    assert scene.beat("a", 3, subscribed_topic_names=("u", "u")) == (3, None), "the same subscription"
+
+
+def test_what_is_unsubscribed_while_something_is_revoked_goes_too():
+    scene = Scene({"t": 2, "u": 2})
+    scene.join("a", "t", "u")
+    scene.join("b", "t", "u")
+    scene.beat("a", 1)
+    assert named(scene.group.members[MemberId("a")].pending_revocation) == {"u": {0, 1}}
+    assert scene.beat("a", 1, subscribed_topic_names=("u",)) == (1, {})
+    assert named(scene.group.members[MemberId("a")].pending_revocation) == {"t": {0, 1}, "u": {0, 1}}
+
+
+def test_topics_that_do_not_exist_are_waited_for():
+    scene = Scene({})
+    assert scene.told(scene.join("a", "later")) == (1, {})
+    scene.topics_changed({"later": 1})
+    assert scene.group.group_epoch == 2
+    assert scene.beat("a", 1) == (2, {"later": {0}})
+
+
+@pytest.mark.parametrize("hinted", [True, False])
+def test_topics_that_grow_are_shared_out(hinted: bool):
+    scene = both()
+    scene.set_topics({"t": 6, "unrelated": 1})
+    if hinted:
+        scene.topics_changed({"t": 6, "unrelated": 1})
+    assert scene.beat("a", 2) == (3, {"t": {0, 1, 4}})
+    assert scene.beat("b", 2) == (3, {"t": {2, 3, 5}})
+    scene.topics_changed({"t": 6, "unrelated": 9})
+    assert (scene.group.group_epoch, scene.facts) == (3, [])
+
+
+def test_a_deleted_topic_is_revoked():
+    scene = both()
+    scene.topics_changed({})
+    assert scene.beat("a", 2) == (2, {})
+    assert scene.beat("a", 2, {}) == (3, None)
+    assert scene.group.members[MemberId("a")].state is MemberState.STABLE
+
+
+def test_patterns_match_whole_names_and_topics_to_come():
+    scene = Scene({"logs-a": 1, "my-logs-b": 1})
+    join = {"subscribed_topic_names": (), "subscribed_topic_regex": "logs-.*"}
+    assert scene.told(scene.join("a", **join)) == (1, {"logs-a": {0}})
+    scene.topics_changed({"logs-a": 1, "my-logs-b": 1, "logs-c": 1})
+    assert scene.beat("a", 1) == (2, {"logs-a": {0}, "logs-c": {0}})
+    assert scene.beat("a", 2, subscribed_topic_regex="") == (2, {})
+    assert scene.beat("a", 2, {}) == (3, None)
+    assert not scene.group.patterns
+
+
+def test_names_and_a_pattern_together():
+    scene = Scene({"logs-a": 1, "t": 1, "u": 1})
+    assert scene.told(scene.join("a", "t", subscribed_topic_regex="logs-.*")) == (1, {"logs-a": {0}, "t": {0}})
+
+
+@pytest.mark.parametrize("pattern", ["(", "(?=a)", r"(a)\1", "a" * 20_000, "((a{100}){100}){100}"])
+def test_a_pattern_that_is_no_re2_or_too_large(pattern: str):
+    scene = Scene()
+    refused = scene.refused(scene.join("a", subscribed_topic_regex=pattern))
+    assert refused is ErrorCode.INVALID_REGULAR_EXPRESSION
+    assert not scene.group.members
+
+
+def test_a_pattern_cannot_explode():
+    scene = Scene({"a" * 200 + "!": 1})
+    assert scene.told(scene.join("a", "none", subscribed_topic_regex="(a*)*(a*)*(a*)*b")) == (1, {})
+
+
+def test_the_assignor_that_most_ask_for():
+    scene = Scene({"t": 2, "u": 2})
+    scene.join("a", "t", "u")
+    assert scene.group.assignor == "uniform"
+    scene.join("b", "t", "u", server_assignor="range")
+    assert scene.group.assignor == "range"
+    assert {each: named(held) for each, held in scene.group.target.items()} == {
+        "a": {"t": {0}, "u": {0}},
+        "b": {"t": {1}, "u": {1}},
+    }
+    scene.join("c", "t", "u", server_assignor="uniform")
+    assert scene.group.assignor == "uniform", "one each: the one configured first"
+
+
+def test_sessions_end_and_heartbeats_prolong_them():
+    scene = both()
+    scene.now_ms += 40_000
+    scene.beat("a", 2)
+    scene.tick(5_000)
+    assert list(scene.group.members) == ["a"]
+    assert scene.facts == ["member b was not heard within its session", "rebalance: a member left (b)"]
+    assert scene.beat("a", 2) == (3, ALL)
+    assert scene.refused(scene.heartbeat("b", 2)) is ErrorCode.UNKNOWN_MEMBER_ID
+    scene.tick(44_999)
+    assert scene.group.members
+    scene.tick(1)
+    assert state_of(scene.group) is GroupState.EMPTY
+    assert not scene.group.owners
+
+
+def test_a_refused_heartbeat_prolongs_nothing():
+    scene = both()
+    scene.now_ms = 44_999
+    scene.heartbeat("a", 9)
+    scene.tick(1)
+    assert not scene.group.members
+
+
+def test_who_does_not_let_go_in_time_is_gone():
+    scene = Scene()
+    scene.join("a", rebalance_timeout_ms=10_000)
+    scene.join("b")
+    scene.beat("a", 1)
+    scene.now_ms = 9_999
+    scene.beat("a", 1)
+    scene.beat("b", 2)
+    scene.tick(1)
+    assert list(scene.group.members) == ["b"]
+    assert scene.refused(scene.heartbeat("a", 1)) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert scene.beat("b", 2) == (3, ALL)
+
+
+def test_letting_go_in_time_ends_the_wait():
+    scene = Scene()
+    scene.join("a", rebalance_timeout_ms=10_000)
+    scene.join("b")
+    scene.beat("a", 1)
+    scene.beat("a", 1, {"t": {0, 1}})
+    scene.tick(20_000)
+    assert set(scene.group.members) == {"a", "b"}
+
+
+def test_a_leaver_frees_its_partitions_at_once():
+    scene = both()
+    assert scene.beat("a", -1) == (-1, None)
+    assert (scene.group.group_epoch, scene.group.assignment_epoch) == (3, 2), "computed when somebody asks"
+    assert state_of(scene.group) is GroupState.ASSIGNING
+    assert scene.beat("b", 2) == (3, ALL)
+    assert scene.refused(scene.heartbeat("a", -1)) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_member_that_joins_anew_owned_nothing():
+    """Its client was told that it is fenced, or started again under its id."""
+    scene = both()
+    scene.join("c")
+    assert scene.told(scene.join("b")) == (3, {"t": {2}})
+    assert scene.group.members[MemberId("b")].previous_member_epoch == 0
+    assert scene.beat("c", 3) == (3, {"t": {3}})
+    assert scene.told(scene.join("b")) == (3, {"t": {2}}), "the answer was lost"
+    assert scene.group.group_epoch == 3
+
+
+def test_a_member_of_version_0_is_named_by_us():
+    scene = Scene()
+    assert scene.join("", version=0).member_id == "made"
+    assert scene.refused(scene.join("", version=1)) is ErrorCode.INVALID_REQUEST
+
+
+def test_no_more_members_than_the_group_may_have():
+    scene = Scene(settings=ConsumerSettings(max_size=1))
+    scene.join("a")
+    assert scene.refused(scene.join("b")) is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert scene.told(scene.join("a"))[1] == ALL
+
+
+@pytest.mark.parametrize(
+    ("epoch", "changes", "error"),
+    [
+        (0, {"instance_id": ""}, ErrorCode.INVALID_REQUEST),
+        (0, {"rack_id": ""}, ErrorCode.INVALID_REQUEST),
+        (0, {"member_id": "x" * 1025}, ErrorCode.INVALID_REQUEST),
+        (0, {"rebalance_timeout_ms": -1}, ErrorCode.INVALID_REQUEST),
+        (0, {"rebalance_timeout_ms": -2}, ErrorCode.INVALID_REQUEST),
+        (0, {"owned": None}, ErrorCode.INVALID_REQUEST),
+        (0, {"owned": {"t": {0}}}, ErrorCode.INVALID_REQUEST),
+        (0, {"subscribed_topic_names": None}, ErrorCode.INVALID_REQUEST),
+        (0, {"server_assignor": "sticky"}, ErrorCode.UNSUPPORTED_ASSIGNOR),
+        (1, {"member_id": "", "version": 0}, ErrorCode.INVALID_REQUEST),
+        (-1, {"member_id": ""}, ErrorCode.INVALID_REQUEST),
+        (-2, {}, ErrorCode.INVALID_REQUEST),
+        (-3, {}, ErrorCode.INVALID_REQUEST),
+        (1, {}, ErrorCode.UNKNOWN_MEMBER_ID),
+        (-1, {}, ErrorCode.UNKNOWN_MEMBER_ID),
+        (1, {"instance_id": "i"}, ErrorCode.UNKNOWN_MEMBER_ID),
+        (-2, {"instance_id": "i"}, ErrorCode.UNKNOWN_MEMBER_ID),
+    ],
+)
+def test_what_no_group_takes(epoch: int, changes: dict[str, object], error: ErrorCode):
+    scene = Scene()
+    given = {"owned": {}, "subscribed_topic_names": ("t",), "rebalance_timeout_ms": 1} | changes
+    assert scene.refused(scene.heartbeat(given.pop("member_id", "a"), epoch, given.pop("owned"), **given)) is error
+    assert scene.group.members == {}
+
+
+def test_a_member_without_a_subscription_is_one_all_the_same():
+    scene = Scene()
+    assert scene.told(scene.join("a", subscribed_topic_names=())) == (1, {})
+
+
+class TestStaticMembers:
+    def test_one_that_comes_back_finds_what_it_had(self):
+        scene = Scene()
+        scene.join("a", instance_id="i")
+        scene.join("b")
+        scene.beat("a", 1, {"t": {0, 1}}, instance_id="i")
+        assert scene.beat("a", -2, instance_id="i") == (-2, None)
+        assert scene.group.group_epoch == 2
+        assert scene.beat("b", 2) == (2, {"t": {2, 3}}), "and no more"
+        assert scene.told(scene.join("a2", instance_id="i")) == (2, {"t": {0, 1}})
+        assert scene.group.group_epoch == 2
+        assert list(scene.group.members) == ["b", "a2"]
+        assert scene.refused(scene.heartbeat("a", 2, instance_id="i")) is ErrorCode.FENCED_INSTANCE_ID
+        assert scene.refused(scene.heartbeat("a", -1, instance_id="i")) is ErrorCode.FENCED_INSTANCE_ID
+        assert scene.refused(scene.heartbeat("a", 2)) is ErrorCode.UNKNOWN_MEMBER_ID
+
+    def test_one_that_comes_back_with_another_subscription(self):
+        scene = Scene({"t": 2, "u": 2})
+        scene.join("a", "t", instance_id="i")
+        scene.beat("a", -2, instance_id="i")
+        assert scene.told(scene.join("a2", "u", instance_id="i")) == (2, {"u": {0, 1}})
+
+    def test_one_that_does_not_come_back_expires(self):
+        scene = both()
+        scene.join("c", instance_id="i")
+        scene.beat("c", -2, instance_id="i")
+        scene.now_ms += 40_000
+        scene.beat("a", 2)
+        scene.beat("b", 2)
+        scene.tick(5_000)
+        assert set(scene.group.members) == {"a", "b"}
+        assert not scene.group.instances
+
+    def test_one_that_leaves_for_good_is_gone(self):
+        scene = Scene()
+        scene.join("a", instance_id="i")
+        assert scene.beat("a", -1, instance_id="i") == (-1, None)
+        assert (scene.group.members, scene.group.instances, scene.group.target) == ({}, {}, {})
+
+    def test_what_one_was_letting_go_of_is_free_once_it_left(self):
+        scene = Scene()
+        scene.join("a", instance_id="i")
+        scene.join("b")
+        scene.beat("a", 1, instance_id="i")
+        scene.beat("a", -2, instance_id="i")
+        assert scene.beat("b", 2) == (2, {"t": {2, 3}})
+        assert MemberId("a") not in scene.group.rebalance_deadlines
+
+    def test_an_instance_in_use_is_not_given_away(self):
+        scene = Scene()
+        scene.join("a", instance_id="i")
+        assert scene.refused(scene.join("b", instance_id="i")) is ErrorCode.UNRELEASED_INSTANCE_ID
+        assert scene.told(scene.join("a", instance_id="i")) == (1, ALL), "its own member asks again"
+
+    def test_a_member_changes_its_instance(self):
+        scene = Scene()
+        scene.join("a", instance_id="i")
+        scene.join("a", instance_id="j")
+        assert dict(scene.group.instances) == {"j": "a"}
+
+
+def test_what_an_older_connection_says_is_too_late():
+    scene = both()
+    scene.beat("a", 2, connection_number=7)
+    late = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert scene.refused(scene.join("a", connection_number=6)) is late
+    assert scene.refused(scene.heartbeat("a", 2, {"t": {0}}, connection_number=6)) is late
+    assert scene.refused(scene.heartbeat("a", -1, connection_number=6)) is late
+    assert scene.beat("a", 2, connection_number=7) == (2, None)
+
+
+def test_one_member_more_moves_one_share():
+    scene = Scene({"t": 1_000})
+    for number in range(20):
+        scene.join(f"m{number:03}")
+    assert scene.group.assignment_epoch == 20
+    before = scene.group.target
+    scene.join("m999")
+    changed = [each for each, held in scene.group.target.items() if before.get(each) != held]
+    assert sum(len(held) for held in named(scene.group.target[MemberId("m999")]).values()) == 47
+    assert len(changed) <= 21

@@ -1,0 +1,54 @@
+"""Seeded runs of the simulation, and that they find bugs that are put in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from gateway.coordinator.consumer import current_assignment, heartbeat, identity
+from gateway.coordinator.consumer.draft import Draft
+
+from .simulation.play import run
+
+BLOCKS = int(os.environ.get("SLUICE_SIMULATION_BLOCKS", "4"))
+SEEDS_PER_BLOCK = 20
+"""Some 300 ms each."""
+SEEDS_PER_MUTANT = 60
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_nothing_goes_wrong_in_any_run(block: int) -> None:
+    """No partition with two owners, rows that say what memory says, deadlines for every wait, and in the end every
+    live member with its share."""
+    for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
+        outcome = run(seed)
+        assert outcome.foul is None, f"seed {seed}: {outcome.foul}\n" + "\n".join(outcome.told[-40:])
+
+
+def nothing(*_: Any) -> None:
+    pass
+
+
+def no_topics_change(draft: Draft) -> bool:
+    draft.seen = draft.cluster
+    return False
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "mutant"),
+    [
+        pytest.param(identity, "check_not_overtaken", nothing, id="late requests are believed"),
+        pytest.param(current_assignment, "_free", lambda wanted, *_: wanted, id="partitions are given while owned"),
+        pytest.param(current_assignment, "meet", lambda *_: False, id="revocations are not awaited"),
+        pytest.param(Draft, "arm_rebalance", nothing, id="revocations are awaited for ever"),
+        pytest.param(Draft, "see_topics", no_topics_change, id="topics stay as they were"),
+        pytest.param(Draft, "_release", nothing, id="partitions are never free again"),
+        pytest.param(heartbeat, "_has_no_news", lambda *_: True, id="news are overlooked"),
+    ],
+)
+def test_a_bug_is_found(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, mutant: Callable[..., Any]) -> None:
+    monkeypatch.setattr(holder, name, mutant)
+    assert any(run(seed).foul is not None for seed in range(SEEDS_PER_MUTANT))

@@ -1,0 +1,107 @@
+"""Several machines over one kind of id: who plays which event, and how an id changes its machine."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.coordinator.classic import CLASSIC
+from gateway.coordinator.cluster import NO_TOPICS, Cluster
+from gateway.coordinator.facts import Fact, GroupTypeChanged, MemberId, MemberJoined
+from gateway.coordinator.machine import ClientRequest, ConnectionId, Machines, RequestId, Step, Tick
+from gateway.coordinator.model import Group, GroupState, Heartbeat, HeartbeatReply, Settings
+from protocol.errors import ErrorCode
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A group of the other type: it counts."""
+
+    group_id: str
+    count: int = 0
+
+
+@dataclass(frozen=True)
+class Answer:
+    error: ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class Count(ClientRequest[Answer]):
+    by: int = 1
+
+
+@dataclass
+class Counting:
+    """A second machine that takes over classic groups without members. Counting by zero is refused."""
+
+    group_type: str = "counting"
+    events: frozenset[type] = frozenset({Count})
+    beats: frozenset[type] = frozenset()
+    durable: frozenset[type[Fact]] = field(default_factory=frozenset[type[Fact]])
+
+    def adopt(self, group: Any, event: Any) -> Counter | None:
+        return Counter(group.group_id) if isinstance(group, Group) and not group.members else None
+
+    def step(self, group: Counter, event: Any, cluster: Cluster, now_ms: int, settings: Any) -> Step:
+        if not isinstance(event, Count):
+            return Step(group)
+        if not event.by:
+            return Step(group, ((event.request_id, Answer(ErrorCode.INVALID_REQUEST)),))
+        joined = MemberJoined(MemberId("m"))
+        after = Counter(group.group_id, group.count + event.by)
+        return Step(after, ((event.request_id, Answer(ErrorCode.NONE)),), (joined,))
+
+    def refuse(self, event: Any, error: ErrorCode, *, loading: bool = False) -> Answer:
+        return Answer(error)
+
+
+MACHINES = Machines({Group: CLASSIC, Counter: Counting()})  # type: ignore[dict-item]
+SETTINGS = Settings()
+
+
+def step(group: Any, event: Any) -> Step:
+    return MACHINES.step(group, event, NO_TOPICS, 0, SETTINGS)
+
+
+def count(by: int = 1) -> Count:
+    return Count(RequestId(1), ConnectionId("c"), by)
+
+
+def beat() -> Heartbeat:
+    return Heartbeat(RequestId(1), ConnectionId("c"), MemberId("m"), None, 0)
+
+
+def test_an_unused_id_is_the_first_machines() -> None:
+    assert MACHINES.missing("g") == Group("g")
+
+
+def test_a_request_of_another_machine_takes_the_group_over_and_is_stored_first() -> None:
+    taken = step(Group("g", exists=True), count(3))
+    assert taken.group == Counter("g", 3)
+    assert taken.facts == (GroupTypeChanged("classic", "counting"), MemberJoined(MemberId("m")))
+    assert MACHINES.must_store(taken), "though none of the machine's own facts is durable"
+    assert not MACHINES.must_store(step(taken.group, count()))
+    assert step(taken.group, count()).group == Counter("g", 4)
+
+
+def test_a_refused_request_takes_nothing_over() -> None:
+    group = Group("g", exists=True)
+    taken = step(group, count(0))
+    assert taken.group is group
+    assert not taken.facts
+    assert taken.replies[0][1].error is ErrorCode.INVALID_REQUEST
+
+
+def test_a_group_that_cannot_be_taken_over_stays_and_the_request_is_refused_in_its_own_shape() -> None:
+    busy = Group("g", GroupState.STABLE, members={MemberId("m"): None})  # type: ignore[dict-item]
+    assert step(busy, count()) == Step(busy, ((RequestId(1), Answer(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)),))
+    counter = Counter("g")
+    refused = step(counter, beat())
+    assert refused.group is counter
+    assert refused.replies == ((RequestId(1), HeartbeatReply(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)),)
+
+
+def test_what_nobody_asked_for_goes_to_the_groups_own_machine() -> None:
+    counter = Counter("g")
+    assert step(counter, Tick()).group is counter
