@@ -53,6 +53,9 @@ class Reconciler:
         self._observe_failure = observe_failure
         self._failures: dict[str, int] = {}
         self._revision_heard = 0
+        self._handed_over_s = float("-inf")
+        self._more = False
+        self._timer: asyncio.TimerHandle | None = None
         self.metadata_wake = Wake()
         self.nodes_wake = Wake()
 
@@ -103,14 +106,27 @@ class Reconciler:
             async with asyncio.timeout(self._ttl_s / 2):
                 await self._membership.renew()
                 await self._leases.renew()
-                more = await self._leases.balance()
+                more = await self._hand_over()
         except Exception as error:
             self._failed("place", error)
             raise
-        if more:
-            asyncio.get_running_loop().call_later(HAND_OVER_INTERVAL_S, self.nodes_wake, "hand over")
+        if more and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(HAND_OVER_INTERVAL_S, self._hand_over_next)
         elif trigger != TICK:
             log.debug("place kept", trigger=trigger, leases=self._leases.held)
+
+    def _hand_over_next(self) -> None:
+        self._timer = None
+        self.nodes_wake("hand over")
+
+    async def _hand_over(self) -> bool:
+        """One shard at most in HAND_OVER_INTERVAL_S, whatever wakes the loop; whether there are more."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._handed_over_s + HAND_OVER_INTERVAL_S:
+            return self._more
+        self._handed_over_s = now_s
+        self._more = await self._leases.balance()
+        return self._more
 
     def _failed(self, cause: str, error: Exception) -> None:
         self._observe_failure(cause)
