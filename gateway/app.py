@@ -56,6 +56,7 @@ from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.producers import ProducerStore
+from storage.roller import Roller
 from storage.store import open_store
 from storage.topics import TopicStore
 from storage.types import Address
@@ -128,6 +129,8 @@ class App:
         directory = await open_store(database, settings.log_directory)
         log_store = LogStore(database, directory, inline_max_bytes=broker.log_store_inline_max_bytes)
         self._undo.append(("log", STEP_TIMEOUT_S, log_store.close))
+        roller = Roller(database, log_store, directory)
+        self._undo.append(("roller", STEP_TIMEOUT_S, roller.close))
         metrics.damaged_chunks.set_function(lambda: log_store.damaged_chunks)
 
         tail = Tail(settings.tail_bytes)
@@ -207,7 +210,7 @@ class App:
             described_topics=DescribedTopics(),
             history=history,
         )
-        maintenance = Maintenance(database, log_store, catalog, tail, membership, leases.current, groups.in_use)
+        maintenance = Maintenance(database, log_store, roller, catalog, tail, membership, leases.current, groups.in_use)
         self._start_passes(reconciler, wakeups, notify.Listener(database, _hints(reconciler, wakeups)), maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
         await self._start_http(exporter, server, services, leases)
