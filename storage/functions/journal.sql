@@ -1,0 +1,81 @@
+-- The journal's numbers and partitions. docs/journal.md says who calls them and when.
+
+create function journal_reserve(p_count bigint) returns bigint
+language sql volatile
+as $$
+-- The first of p_count numbers for rows that this transaction inserts. Other writers wait until it has ended.
+    update journal_position set next_seq = next_seq + p_count returning next_seq - p_count
+$$;
+
+create function journal_make_partitions(p_days_ahead integer) returns integer
+language plpgsql volatile
+as $$
+-- Makes the partitions of today (UTC) and the days ahead that are missing; how many were made. A partition is made aside
+-- and attached, so that writers and readers are not held up.
+declare
+    parent text;
+    day date;
+    child text;
+    made integer := 0;
+begin
+    perform pg_advisory_xact_lock(5364219801234502);
+    foreach parent in array
+        array['journal_event', 'journal_member', 'journal_ownership', 'journal_offset', 'journal_handoff']
+    loop
+        for i in 0 .. p_days_ahead loop
+            day := (now() at time zone 'UTC')::date + i;
+            child := parent || to_char(day, '"_"YYYYMMDD');
+            if to_regclass(quote_ident(current_schema()) || '.' || quote_ident(child)) is not null then
+                continue;
+            end if;
+            execute format('create table %I (like %I including defaults including constraints including comments)', child, parent);
+            execute format(
+                'alter table %I attach partition %I for values from (%L) to (%L)',
+                parent, child, day::text || ' 00:00:00+00', (day + 1)::text || ' 00:00:00+00'
+            );
+            made := made + 1;
+        end loop;
+    end loop;
+    return made;
+end
+$$;
+
+create function journal_retain(p_retention_ms bigint) returns integer
+language plpgsql volatile
+as $$
+-- Drops the partitions whose every row was written more than p_retention_ms ago; how many days were dropped. first_seq
+-- rises in the same transaction. The position is locked first, as a writer locks it first: neither waits for the other.
+declare
+    parent text;
+    day date;
+    child text;
+    last_seq bigint;
+    newest_dropped bigint := 0;
+    dropped integer := 0;
+begin
+    perform pg_advisory_xact_lock(5364219801234502);
+    perform 1 from journal_position for update;
+    for day in
+        select to_date(right(c.relname, 8), 'YYYYMMDD')
+        from pg_inherits i join pg_class c on c.oid = i.inhrelid
+        where i.inhparent = 'journal_event'::regclass
+            and ((to_date(right(c.relname, 8), 'YYYYMMDD') + 1)::timestamp at time zone 'UTC')
+                <= now() - p_retention_ms * interval '1 millisecond'
+        order by 1
+    loop
+        foreach parent in array
+            array['journal_event', 'journal_member', 'journal_ownership', 'journal_offset', 'journal_handoff']
+        loop
+            child := parent || to_char(day, '"_"YYYYMMDD');
+            execute format('select max(seq) from %I', child) into last_seq;
+            newest_dropped := greatest(newest_dropped, coalesce(last_seq, 0));
+            execute format('drop table %I', child);
+        end loop;
+        dropped := dropped + 1;
+    end loop;
+    if newest_dropped > 0 then
+        update journal_position set first_seq = greatest(first_seq, newest_dropped + 1);
+    end if;
+    return dropped;
+end
+$$;
