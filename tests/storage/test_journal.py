@@ -18,6 +18,19 @@ values (journal_reserve(1), 0, 1, 'g', 'classic', 'loaded', 1) returning seq
 DAY_MS = 86_400_000
 
 
+async def an_old_day(connection: asyncpg.Connection) -> None:
+    """Partitions of a day long past, with one row, which takes the next number."""
+    for table in ("event", "member", "ownership", "offset", "handoff"):
+        await connection.execute(
+            f"create table journal_{table}_20200101 partition of journal_{table} "
+            "for values from ('2020-01-01 00:00:00+00') to ('2020-01-02 00:00:00+00')"
+        )
+    await connection.execute(
+        "insert into journal_event (seq, written_at, at_ms, node_id, group_id, group_type, kind, generation_id) "
+        "values (journal_reserve(1), '2020-01-01 12:00:00+00', 0, 1, 'g', 'classic', 'loaded', 1)"
+    )
+
+
 @pytest.fixture
 async def writers(empty_database_url: str) -> AsyncIterator[list[asyncpg.Connection]]:
     database = await Database.open(empty_database_url)
@@ -61,15 +74,7 @@ async def test_partitions_are_made_once_ahead_of_time(writers: list[asyncpg.Conn
 
 async def test_retention_drops_whole_days_and_says_from_where_rows_exist(writers: list[asyncpg.Connection]) -> None:
     first, _ = writers
-    for table in ("event", "member", "ownership", "offset", "handoff"):
-        await first.execute(
-            f"create table journal_{table}_20200101 partition of journal_{table} "
-            "for values from ('2020-01-01 00:00:00+00') to ('2020-01-02 00:00:00+00')"
-        )
-    await first.execute(
-        "insert into journal_event (seq, written_at, at_ms, node_id, group_id, group_type, kind, generation_id) "
-        "values (journal_reserve(1), '2020-01-01 12:00:00+00', 0, 1, 'g', 'classic', 'loaded', 1)"
-    )
+    await an_old_day(first)
     assert await first.fetchval(INSERT_EVENT) == 2
     assert await first.fetchval("select journal_retain($1::bigint)", DAY_MS) == 1
     assert await first.fetch("select seq from journal_event") == [(2,)]
@@ -79,19 +84,15 @@ async def test_retention_drops_whole_days_and_says_from_where_rows_exist(writers
 
 async def test_retention_and_a_writer_do_not_lock_each_other_up(writers: list[asyncpg.Connection]) -> None:
     first, second = writers
-    for table in ("event", "member", "ownership", "offset", "handoff"):
-        await first.execute(
-            f"create table journal_{table}_20200101 partition of journal_{table} "
-            "for values from ('2020-01-01 00:00:00+00') to ('2020-01-02 00:00:00+00')"
-        )
+    await an_old_day(first)
     began = first.transaction()
     await began.start()
-    await first.fetchval("select journal_reserve(1)")
+    assert await first.fetchval("select journal_reserve(1)") == 2
     retention = asyncio.ensure_future(second.fetchval("select journal_retain($1::bigint)", DAY_MS))
     await asyncio.wait([retention], timeout=0.3)
     await first.execute(
         "insert into journal_event (seq, at_ms, node_id, group_id, group_type, kind, generation_id) "
-        "values (1, 0, 1, 'g', 'classic', 'loaded', 1)"
+        "values (2, 0, 1, 'g', 'classic', 'loaded', 1)"
     )
     await began.commit()
     assert await asyncio.wait_for(retention, 5) == 1
