@@ -114,6 +114,11 @@ class Metrics:
             "damaged_chunks", "Times that records were asked for whose bytes are missing or wrong, since the start."
         )
         self.group_rebalances = self._counter("group_rebalances", "Groups that entered PreparingRebalance.")
+        self.journal_rows = self._counter("journal_rows", "Rows written to the journal of groups.")
+        self.journal_dropped = self._counter(
+            "journal_dropped_rows",
+            "Rows of the journal that were not written: its queue was full, or Postgres refused.",
+        )
         self.leases_held = self._gauge("coordinator_leases", "Group coordinator shards this node holds.")
 
         self.event_loop_lag = self._histogram(
