@@ -16,7 +16,7 @@ select journal_retain($1);
 
 -- name: journal_recent_events
 -- The newest events of a group, newest first.
-select seq, at_ms, node_id, group_type, kind, reason, detail, generation_id, state_before, state_after, member_id,
+select seq, at_ms, node_id, group_id, group_type, kind, reason, detail, generation_id, state_before, state_after, member_id,
     group_instance_id, client_id, protocol_name, member_count, wait_ms, row_count
 from journal_event
 where group_id in ($1, '')
