@@ -8,6 +8,7 @@ RUN python -m venv /opt/build && /opt/build/bin/pip install --require-hashes -r 
 RUN python -m venv /opt/sluice && /opt/sluice/bin/pip install --require-hashes -r requirements.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY gateway gateway
+COPY pipeline pipeline
 COPY protocol protocol
 COPY storage storage
 RUN /opt/build/bin/pip wheel --no-deps --no-build-isolation --wheel-dir dist . && /opt/sluice/bin/pip install --no-deps dist/*.whl

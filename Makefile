@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench worst compat oracle lock readme
+.PHONY: help run test check format bench worst compat oracle lock readme test-pipeline pipeline-jars pipeline-demo
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
@@ -12,13 +12,13 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generat
 ARGS ?=
 
 help: ## Say what there is
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: $(VENV)/run.stamp ## Serve on 127.0.0.1:9092 with an embedded Postgres, data in ./.sluice
 	@exec $(VENV)/bin/sluice serve $(ARGS)
 
 test: $(VENV)/dev.stamp ## Run the whole suite against a real Postgres
-	@$(VENV)/bin/python -m pytest $(ARGS)
+	@$(VENV)/bin/python -m pytest --ignore tests/pipeline $(ARGS)
 
 check: $(VENV)/dev.stamp ## Lint, formatting, types, import contracts
 	$(VENV)/bin/ruff check .
@@ -39,6 +39,15 @@ worst: $(VENV)/dev.stamp ## Send the worst that is legal on every API, and see h
 compat: $(VENV)/dev.stamp ## Run stock clients of every language here against a gateway; SUITE=sarama for one
 	@$(VENV)/bin/python -m tests.compat.run $(SUITE) $(ARGS)
 
+pipeline-jars: $(VENV)/pipeline.stamp ## Fetch the jars of the data pipeline with Maven, from where its settings say
+	@$(VENV)/bin/sluice-pipeline jars
+
+test-pipeline: pipeline-jars ## Run the data pipeline's tests (needs Java 17); ARGS="--long" adds the long fault runs
+	@$(VENV)/bin/python -m pytest tests/pipeline $(ARGS)
+
+pipeline-demo: pipeline-jars ## A gateway, a million real records, archived, verified, analysed, with plots; under five minutes
+	@$(VENV)/bin/python -m pipeline.demo $(ARGS)
+
 oracle: $(VENV)/dev.stamp ## Ask Apache Kafka (from Maven Central) what the compatibility suites ask a gateway
 	@$(VENV)/bin/python -m tests.compat.run --broker kafka $(SUITE) --report $(ARGS)
 
@@ -46,6 +55,7 @@ lock: ## Resolve the dependencies anew (needs uv); UPGRADE=1 takes the newest
 	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --group dev --group build -o requirements-dev.lock
 	$(COMPILE) pyproject.toml -c requirements-dev.lock -o requirements.lock
 	$(COMPILE) --group build -c requirements-dev.lock -o requirements-build.lock
+	$(COMPILE) $(if $(UPGRADE),--upgrade) pyproject.toml --extra pipeline -c requirements-dev.lock -o requirements-pipeline.lock
 
 readme: $(VENV)/dev.stamp ## Bring README.md's table of APIs up to date
 	@$(VENV)/bin/sluice apis --markdown > $(VENV)/apis.md
@@ -61,6 +71,12 @@ $(VENV)/dev.stamp: pyproject.toml requirements-dev.lock | $(VENV)/bin/pip
 	@echo "Installing Sluice and its development tools into $(VENV) ..."
 	@$(PIP) install --require-hashes -r requirements-dev.lock
 	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
+
+# The pipeline is an extra: its packages come on top of the development tools.
+$(VENV)/pipeline.stamp: pyproject.toml requirements-pipeline.lock $(VENV)/dev.stamp
+	@echo "Installing the data pipeline into $(VENV) ..."
+	@$(PIP) install --require-hashes -r requirements-pipeline.lock
 	@touch $@
 
 # pip comes last into a virtual environment, so a creation that was interrupted is done again.

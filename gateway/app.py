@@ -52,6 +52,7 @@ from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.producers import ProducerStore
+from storage.roller import Roller
 from storage.store import open_store
 from storage.topics import TopicStore
 from storage.types import Address
@@ -126,6 +127,8 @@ class App:
         directory = await open_store(database, settings.log_directory)
         log_store = LogStore(database, directory, inline_max_bytes=broker.log_store_inline_max_bytes)
         self._undo.append(("log", STEP_TIMEOUT_S, log_store.close))
+        roller = Roller(database, log_store, directory)
+        self._undo.append(("roller", STEP_TIMEOUT_S, roller.close))
         metrics.damaged_chunks.set_function(lambda: log_store.damaged_chunks)
 
         tail = Tail(settings.tail_bytes)
@@ -180,7 +183,7 @@ class App:
             described_topics=DescribedTopics(),
         )
         maintenance = Maintenance(
-            database, log_store, catalog, tail, membership, leases.current, groups.in_use, journal
+            database, log_store, roller, catalog, tail, membership, leases.current, groups.in_use, journal
         )
         self._start_passes(services, leases, maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)

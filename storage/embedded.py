@@ -146,7 +146,7 @@ class EmbeddedPostgres:
         self.restarts = 0
         """How often the server died under us and was started again."""
         self._account: _Account | None = None
-        self._socket_dir = _socket_directory(self.data_dir)
+        self._socket_dir = self.data_dir / "socket"
         self._lock_fd: int | None = None
         self._process: asyncio.subprocess.Process | None = None
         self._supervisor: asyncio.Task[None] | None = None
@@ -246,8 +246,30 @@ class EmbeddedPostgres:
             for name in (*directories, *files):
                 os.chown(os.path.join(directory, name), account.uid, account.gid, follow_symlinks=False)
 
+    def running_url(self) -> str | None:
+        """Of the server that another process runs in the directory; None if none does. Asked instead of `start`."""
+        try:
+            lock_fd = os.open(self.data_dir / "sluice.lock", os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._socket_dir = self._place_of_socket()
+            return self.url
+        finally:
+            os.close(lock_fd)
+        return None
+
+    def _place_of_socket(self) -> Path:
+        directory = self.data_dir / "socket"
+        if len(os.fsencode(directory / SOCKET_NAME)) > MAX_SOCKET_PATH_BYTES:
+            digest = hashlib.sha256(os.fsencode(self.data_dir)).hexdigest()[:16]
+            directory = Path(tempfile.gettempdir()) / f"sluice-{os.geteuid()}-{digest}"
+        return directory
+
     def _prepare_socket_dir(self) -> None:
-        directory = self._socket_dir
+        directory = self._place_of_socket()
         try:
             directory.mkdir(mode=0o700)
         except FileExistsError:
@@ -260,6 +282,7 @@ class EmbeddedPostgres:
         if not stat.S_ISDIR(found.st_mode) or found.st_mode & 0o077 or found.st_uid not in owners:
             raise EmbeddedPostgresError(f"{directory} is not a private directory of ours: remove it")
         self._chown(directory)
+        self._socket_dir = directory
 
     def _chown(self, directory: Path) -> None:
         if self._account is not None:
@@ -498,15 +521,6 @@ def _command_of(pid: int) -> list[bytes] | None:
     except (FileNotFoundError, ProcessLookupError):
         return None
     return arguments if arguments[0] else None
-
-
-def _socket_directory(data_dir: Path) -> Path:
-    """Below `data_dir`, or where its name would be too long for a socket, in the place for temporary files."""
-    directory = data_dir / "socket"
-    if len(os.fsencode(directory / SOCKET_NAME)) <= MAX_SOCKET_PATH_BYTES:
-        return directory
-    digest = hashlib.sha256(os.fsencode(data_dir)).hexdigest()[:16]
-    return Path(tempfile.gettempdir()) / f"sluice-{os.geteuid()}-{digest}"
 
 
 def _sync_directory(directory: Path) -> None:

@@ -22,11 +22,13 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from gateway.config.settings import load
+from pipeline.jars import coordinates
 from tests.gateway_process import answers, free_ports
 from tests.postgres import short_directory
 
 ROOT = Path(__file__).parents[1]
 RUNTIME_LOCK, BUILD_LOCK, DEVELOPMENT_LOCK = "requirements.lock", "requirements-build.lock", "requirements-dev.lock"
+PIPELINE_LOCK = "requirements-pipeline.lock"
 INSTALL_SECONDS = 600
 START_SECONDS = 60
 
@@ -54,14 +56,16 @@ def declared() -> dict[str, list[Requirement]]:
     build = [Requirement(text) for text in project["dependency-groups"]["build"]]
     development = [Requirement(text) for text in project["dependency-groups"]["dev"]]
     system = [Requirement(text) for text in project["build-system"]["requires"]]
+    pipeline = [Requirement(text) for text in project["project"]["optional-dependencies"]["pipeline"]]
     return {
         RUNTIME_LOCK: runtime,
         BUILD_LOCK: build + system,
         DEVELOPMENT_LOCK: runtime + build + system + development,
+        PIPELINE_LOCK: runtime + pipeline,
     }
 
 
-@pytest.mark.parametrize("name", [RUNTIME_LOCK, BUILD_LOCK, DEVELOPMENT_LOCK])
+@pytest.mark.parametrize("name", [RUNTIME_LOCK, BUILD_LOCK, DEVELOPMENT_LOCK, PIPELINE_LOCK])
 def test_a_lock_pins_by_hash_what_the_project_declares_and_names_no_host(name: str) -> None:
     text = (ROOT / name).read_text()
     assert "://" not in text
@@ -80,6 +84,14 @@ def test_the_locks_agree_so_that_run_and_test_share_one_environment() -> None:
     for name in (RUNTIME_LOCK, BUILD_LOCK):
         for package, (requirement, _) in locked(name).items():
             assert development[package][0].specifier == requirement.specifier
+    for package, (requirement, _) in locked(PIPELINE_LOCK).items():
+        assert package not in development or development[package][0].specifier == requirement.specifier
+
+
+def test_the_pipelines_connector_is_of_pysparks_version() -> None:
+    versions = {artifact: version for _, artifact, version in coordinates()}
+    pinned = locked(PIPELINE_LOCK)["pyspark"][0].specifier
+    assert pinned.contains(versions["spark-sql-kafka-0-10_2.13"])
 
 
 # --- make ---------------------------------------------------------------------------------------------------------

@@ -57,8 +57,10 @@ def _count(text: str) -> int:
 def run(given: argparse.Namespace) -> int:
     flags = {"database-url": given.database_url, "data-dir": given.data_dir}
     settings = load({name: text for name, text in flags.items() if text is not None}, (), os.environ).settings
-    url = settings.database_url or EmbeddedPostgres(settings.data_dir).url
+    url = settings.database_url or EmbeddedPostgres(settings.data_dir).running_url()
     try:
+        if url is None:
+            raise CommandError(f"no gateway runs in {settings.data_dir}: give its --data-dir, or --database-url")
         found = asyncio.run(_read(url, given.group, given.last))
         rows = told(found)
         if not rows:

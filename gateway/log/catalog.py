@@ -277,7 +277,9 @@ class Catalog:
             self._follow_broker(name)
         if changes.group_configs is not None:
             self.set_group_configs(changes.group_configs)
-        self._revision = changes.revision
+        if changes.revision != self._revision:
+            self._revision = changes.revision
+            self.changed()
 
     def _follow_broker(self, name: str | None) -> None:
         self._followed_as = name

@@ -183,9 +183,11 @@ insert into inline_rotation default values;
 create sequence inline_position;
 
 create table inline_records (
-    slot      smallint not null,
-    position  bigint   not null,
-    records   bytea    not null,
+    slot           smallint not null,
+    position       bigint   not null,
+    partition_key  bigint   not null,
+    base_offset    bigint   not null,
+    records        bytea    not null,
     primary key (slot, position)
 ) partition by list (slot);
 
@@ -203,6 +205,7 @@ begin
 end
 $$;
 
+comment on column inline_records.partition_key is 'With base_offset the chunk that these bytes were written for; they are alive while it names them.';
 comment on table inline_rotation is 'One row: which slot of inline_records takes new bytes.';
 
 create table producer_state (

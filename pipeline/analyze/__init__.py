@@ -1,0 +1,1 @@
+"""What rebalances did, and what they cost, from the coordinator's journal."""

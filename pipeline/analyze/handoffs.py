@@ -1,0 +1,155 @@
+"""One row per partition that changed hands, and what that cost in records processed twice or never.
+
+Fetch requests carry no member, so who read what cannot be known exactly from the gateway alone. Three estimates, each
+in a column of its own: duplicates_min (a refused commit proves that far was processed, and the new owner began below),
+duplicates_max (that far was served to the old owner), duplicates and gap_records (exact, from the members' own logs,
+which a test harness has).
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from pipeline.analyze.journal import Journal
+
+FORCED = ("timeout", "client_cap")
+_KEY = ("group_id", "topic", "partition")
+
+
+def handoffs(journal: Journal, moves: DataFrame, takeovers: DataFrame, ownership: DataFrame) -> DataFrame:
+    """The table `handoff`."""
+    held = ownership.where(F.col("assigned_seq").isNotNull()).select(
+        "era", *_KEY, F.col("assigned_seq").alias("move_seq"), F.col("from_ms").alias("taken_ms")
+    )
+    let_go = (
+        ownership.groupBy("era", *_KEY, "member_id")
+        .agg(F.sort_array(F.collect_list(F.struct("to_seq", "to_ms"))).alias("releases"))
+        .withColumnRenamed("member_id", "source_member_id")
+    )
+    order = Window.partitionBy("era", *_KEY).orderBy("move_seq")
+    stretches = (
+        takeovers.withColumn("owner_refused", F.lag("own_refused").over(order))
+        .withColumn("owner_read_to", F.lag("last_position").over(order))
+        .where(F.col("move_seq").isNotNull())
+    )
+    waits = _waits(journal)
+    last_release = F.element_at(F.filter("releases", lambda release: release.to_seq < F.col("move_seq")), -1)
+    moved = (
+        moves.join(held, ["era", *_KEY, "move_seq"], "left")
+        .join(let_go, ["era", *_KEY, "source_member_id"], "left")
+        .withColumn(
+            "let_go_ms",
+            F.when(
+                F.size(F.filter("releases", lambda release: release.to_seq < F.col("move_seq"))) > 0, last_release.to_ms
+            ),
+        )
+        .join(stretches, ["era", *_KEY, "move_seq"], "left")
+        .join(waits, ["era", *_KEY, "target_member_id", "generation_id"], "left")
+    )
+    start = F.col("start_offset")
+    proven = F.greatest(F.coalesce("source_refused", F.lit(-1)), F.coalesce("owner_refused", F.lit(-1)))
+    # An offset of -1 (nothing committed) starts where the client's reset policy says: from the log's start, at best.
+    begins_at = F.when(start >= 0, start).otherwise(F.col("log_start_offset"))
+    reached = F.greatest(F.coalesce("mark_offset", F.lit(-1)), F.coalesce("owner_read_to", F.lit(-1)))
+    return moved.select(
+        *_KEY,
+        "rebalance",
+        "generation_id",
+        "move_seq",
+        "source_member_id",
+        "target_member_id",
+        "assigned_ms",
+        "let_go_ms",
+        "taken_ms",
+        F.greatest(F.lit(0), F.col("taken_ms") - F.col("let_go_ms")).alias("unowned_ms"),
+        "mode",
+        F.col("ended_reason"),
+        F.coalesce(F.col("ended_reason").isin(*FORCED), F.lit(False)).alias("forced"),
+        "wait_ms",
+        "start_offset",
+        F.when(start.isNotNull(), F.greatest(F.lit(0), F.when(proven >= 0, proven - begins_at).otherwise(F.lit(0))))
+        .cast("long")
+        .alias("duplicates_min"),
+        F.when(start.isNotNull() & (reached >= 0), F.greatest(F.lit(0), reached - begins_at))
+        .cast("long")
+        .alias("duplicates_max"),
+        F.greatest(F.lit(0), F.when(F.col("first_position").isNotNull(), F.col("first_position") - begins_at)).alias(
+            "skipped"
+        ),
+    )
+
+
+def _waits(journal: Journal) -> DataFrame:
+    """Handoffs as the coordinator told them: one row per partition, target and generation."""
+    return journal.handoff.groupBy("era", *_KEY, "target_member_id", "generation_id").agg(
+        F.max("mode").alias("mode"),
+        F.max("mark_offset").alias("mark_offset"),
+        F.max_by("reason", "seq").alias("ended_reason"),
+        F.max("wait_ms").alias("wait_ms"),
+    )
+
+
+def delivered(delivery: DataFrame) -> DataFrame:
+    """Per partition and owner in turn: records that were processed before already, and records that nobody processed.
+
+    `delivery` is what members logged (journal.DELIVERY): runs of offsets in the order of time.
+    """
+    order = Window.partitionBy(*_KEY).orderBy("at_ms", "first_offset")
+    before = order.rowsBetween(Window.unboundedPreceding, -1)
+    so_far = order.rowsBetween(Window.unboundedPreceding, 0)
+    # least and greatest pass over nulls: the first run of a partition has nothing before it, and repeats nothing.
+    again = F.when(
+        F.col("reached").isNotNull() & (F.col("reached") >= F.col("first_offset")),
+        F.least("reached", "last_offset") - F.col("first_offset") + 1,
+    ).otherwise(0)
+    missed = F.when(
+        F.col("first_offset") > F.col("reached") + 1, F.col("first_offset") - F.col("reached") - 1
+    ).otherwise(0)
+    changed = F.when(F.col("member_id") == F.lag("member_id").over(order), 0).otherwise(1)
+    return (
+        delivery.withColumn("reached", F.max("last_offset").over(before))
+        .withColumn("duplicates", again)
+        .withColumn("gap_records", missed)
+        .withColumn("stint", F.sum(changed).over(so_far))
+        .groupBy(*_KEY, "stint")
+        .agg(
+            F.first("member_id").alias("member_id"),
+            F.min("at_ms").alias("begins_ms"),
+            F.max("at_ms").alias("ends_ms"),
+            F.sum("duplicates").alias("duplicates"),
+            F.sum("gap_records").alias("gap_records"),
+            F.sum(F.col("last_offset") - F.col("first_offset") + 1).alias("records"),
+        )
+    )
+
+
+def with_exact(handoff: DataFrame, delivery: DataFrame) -> DataFrame:
+    """Adds duplicates and gap_records: what the members' logs say happened between this move and the next one."""
+    order = Window.partitionBy(*_KEY).orderBy("begins_ms", "at_once")
+    stints = delivered(delivery).select(
+        *_KEY,
+        "begins_ms",
+        F.lit(1).alias("at_once"),
+        F.lit(None).cast("long").alias("move_seq"),
+        "duplicates",
+        "gap_records",
+    )
+    borders = handoff.select(
+        *_KEY,
+        F.coalesce("taken_ms", "assigned_ms").alias("begins_ms"),
+        F.lit(0).alias("at_once"),
+        "move_seq",
+        F.lit(0).cast("long").alias("duplicates"),
+        F.lit(0).cast("long").alias("gap_records"),
+    )
+    summed = (
+        stints.unionByName(borders)
+        .withColumn(
+            "move_seq", F.last("move_seq", ignorenulls=True).over(order.rowsBetween(Window.unboundedPreceding, 0))
+        )
+        .where(F.col("move_seq").isNotNull())
+        .groupBy(*_KEY, "move_seq")
+        .agg(F.sum("duplicates").alias("duplicates"), F.sum("gap_records").alias("gap_records"))
+    )
+    return handoff.join(summed, [*_KEY, "move_seq"], "left")

@@ -1,0 +1,186 @@
+"""The coordinator's journal as DataFrames: its tables declared once, and read from an archive of it.
+
+The one idea: a snapshot of the journal is a range of `seq` (docs/journal.md), and every transform reads one snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql import types as T
+
+from pipeline.errors import PipelineError
+
+
+def _table(*fields: tuple[str, T.DataType]) -> T.StructType:
+    return T.StructType([T.StructField(name, kind) for name, kind in fields])
+
+
+_TEXT, _INT, _LONG = T.StringType(), T.IntegerType(), T.LongType()
+
+TABLES: Mapping[str, T.StructType] = {
+    "journal_event": _table(
+        ("seq", _LONG),
+        ("at_ms", _LONG),
+        ("node_id", _INT),
+        ("group_id", _TEXT),
+        ("group_type", _TEXT),
+        ("kind", _TEXT),
+        ("reason", _TEXT),
+        ("detail", _TEXT),
+        ("generation_id", _INT),
+        ("state_before", _TEXT),
+        ("state_after", _TEXT),
+        ("member_id", _TEXT),
+        ("group_instance_id", _TEXT),
+        ("client_id", _TEXT),
+        ("client_host", _TEXT),
+        ("protocol_name", _TEXT),
+        ("member_count", _INT),
+        ("wait_ms", _LONG),
+        ("row_count", _LONG),
+    ),
+    "journal_member": _table(
+        ("seq", _LONG),
+        ("at_ms", _LONG),
+        ("node_id", _INT),
+        ("group_id", _TEXT),
+        ("generation_id", _INT),
+        ("member_id", _TEXT),
+        ("group_instance_id", _TEXT),
+        ("client_id", _TEXT),
+        ("client_host", _TEXT),
+        ("session_timeout_ms", _INT),
+        ("rebalance_timeout_ms", _INT),
+        ("join_wait_ms", _LONG),
+        ("leader", T.BooleanType()),
+    ),
+    "journal_ownership": _table(
+        ("seq", _LONG),
+        ("at_ms", _LONG),
+        ("node_id", _INT),
+        ("group_id", _TEXT),
+        ("generation_id", _INT),
+        ("topic_id", _TEXT),
+        ("topic", _TEXT),
+        ("partition", _INT),
+        ("change", _TEXT),
+        ("member_id", _TEXT),
+    ),
+    "journal_offset": _table(
+        ("seq", _LONG),
+        ("at_ms", _LONG),
+        ("node_id", _INT),
+        ("group_id", _TEXT),
+        ("kind", _TEXT),
+        ("generation_id", _INT),
+        ("member_id", _TEXT),
+        ("topic_id", _TEXT),
+        ("topic", _TEXT),
+        ("partition", _INT),
+        ("offset", _LONG),
+        ("log_start_offset", _LONG),
+        ("log_end_offset", _LONG),
+        ("error_code", T.ShortType()),
+    ),
+    "journal_handoff": _table(
+        ("seq", _LONG),
+        ("at_ms", _LONG),
+        ("node_id", _INT),
+        ("group_id", _TEXT),
+        ("generation_id", _INT),
+        ("topic_id", _TEXT),
+        ("topic", _TEXT),
+        ("partition", _INT),
+        ("phase", _TEXT),
+        ("mode", _TEXT),
+        ("source_member_id", _TEXT),
+        ("target_member_id", _TEXT),
+        ("mark_offset", _LONG),
+        ("deadline_ms", _LONG),
+        ("reason", _TEXT),
+        ("wait_ms", _LONG),
+    ),
+}
+"""Columns that analysis reads, in Postgres' names and order. `written_at` stays behind: it only finds the partition."""
+
+DELIVERY = _table(
+    ("group_id", _TEXT),
+    ("topic", _TEXT),
+    ("partition", _INT),
+    ("member_id", _TEXT),
+    ("at_ms", _LONG),
+    ("first_offset", _LONG),
+    ("last_offset", _LONG),
+)
+"""What members really processed, as a test harness logs it: one row per contiguous run of offsets, in order of time."""
+
+MAX_DROPS = 1_000
+"""rows_dropped events beyond which a journal is too torn to say anything exact about."""
+
+
+@dataclass(frozen=True)
+class Journal:
+    """One snapshot: rows with first_seq <= seq < next_seq."""
+
+    event: DataFrame
+    member: DataFrame
+    ownership: DataFrame
+    offset: DataFrame
+    handoff: DataFrame
+    first_seq: int
+    next_seq: int
+    delivery: DataFrame | None = None
+
+    def map(self, transform: Callable[[DataFrame], DataFrame]) -> Journal:
+        """The same snapshot with each of its five tables transformed."""
+        return replace(
+            self,
+            event=transform(self.event),
+            member=transform(self.member),
+            ownership=transform(self.ownership),
+            offset=transform(self.offset),
+            handoff=transform(self.handoff),
+        )
+
+
+def with_eras(journal: Journal) -> Journal:
+    """Adds `era`: how many times rows were dropped before this one. Nothing is continuous across an era's border."""
+    drops = sorted(
+        row.seq
+        for row in journal.event.where(F.col("kind") == "rows_dropped").select("seq").limit(MAX_DROPS + 1).collect()
+    )
+    if len(drops) > MAX_DROPS:
+        raise PipelineError(
+            f"The journal says more than {MAX_DROPS} times that rows were dropped: nothing exact can be said.",
+            "Its writer is overloaded, or the database was away. Analyse a later range with --from-seq.",
+        )
+    if not drops:
+        return journal.map(lambda table: table.withColumn("era", F.lit(0)))
+    borders = F.array(*(F.lit(seq) for seq in drops))
+    return journal.map(
+        lambda table: table.withColumn("era", F.size(F.filter(borders, lambda border: border <= F.col("seq"))))
+    )
+
+
+def open_archive(
+    spark: SparkSession, root: str, *, first_seq: int | None = None, next_seq: int | None = None
+) -> Journal:
+    """A journal as directories of Parquet named like its tables. The range is what the rows say, if it is not given."""
+    tables = {name: spark.read.schema(schema).parquet(f"{root}/{name}") for name, schema in TABLES.items()}
+    if first_seq is None or next_seq is None:
+        found = [table.agg(F.min("seq"), F.max("seq")).first() for table in tables.values()]
+        lows = [row[0] for row in found if row is not None and row[0] is not None]
+        highs = [row[1] for row in found if row is not None and row[1] is not None]
+        if not lows:
+            raise PipelineError(
+                f"The archive {root} has no rows.", "Archive the journal first, or name another folder."
+            )
+        first_seq = min(lows) if first_seq is None else first_seq
+        next_seq = max(highs) + 1 if next_seq is None else next_seq
+    inside = (F.col("seq") >= first_seq) & (F.col("seq") < next_seq)
+    bounded = [tables[name].where(inside) for name in TABLES]
+    return Journal(*bounded, first_seq=first_seq, next_seq=next_seq)

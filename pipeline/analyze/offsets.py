@@ -1,0 +1,194 @@
+"""What commits tell: lag over time, where a new owner began, and how far the old one had come.
+
+All of it comes from one walk over the offsets of each partition in the order of `seq`, because the journal may hold
+hundreds of millions of commits and sorting them is what costs.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from pipeline.analyze.journal import Journal
+
+_PARTITION = ("group_id", "topic", "partition")
+
+
+def _accepted() -> Column:
+    return (F.col("kind") == "commit") & (F.col("error_code") == 0)
+
+
+def _refused() -> Column:
+    return (F.col("kind") == "commit") & (F.col("error_code") != 0)
+
+
+def walk(journal: Journal, moves: DataFrame) -> DataFrame:
+    """Every offset row with the move it follows (null before the first) and the offset committed before it."""
+    offset_columns = (
+        "era",
+        *_PARTITION,
+        "seq",
+        "at_ms",
+        "kind",
+        "generation_id",
+        "member_id",
+        "offset",
+        "log_start_offset",
+        "log_end_offset",
+        "error_code",
+    )
+    moved = "struct<move_seq: bigint, source_member_id: string, target_member_id: string>"
+    rows = journal.offset.select(*offset_columns, F.lit(None).cast(moved).alias("moved"))
+    borders = moves.select(
+        "era",
+        *_PARTITION,
+        F.col("move_seq").alias("seq"),
+        F.col("assigned_ms").alias("at_ms"),
+        F.lit("move").alias("kind"),
+        F.lit(-1).alias("generation_id"),
+        F.lit(None).cast("string").alias("member_id"),
+        F.lit(-1).cast("long").alias("offset"),
+        F.lit(None).cast("long").alias("log_start_offset"),
+        F.lit(None).cast("long").alias("log_end_offset"),
+        F.lit(0).cast("short").alias("error_code"),
+        F.struct("move_seq", "source_member_id", "target_member_id").alias("moved"),
+    )
+    # An administrator's removal of offsets concerns a whole group: what is committed is unknown behind it.
+    removals = journal.event.where(F.col("kind").isin("offsets_removed", "deleted")).select(
+        "group_id", F.col("seq").alias("removed_seq")
+    )
+    order = Window.partitionBy("era", *_PARTITION).orderBy("seq")
+    so_far = order.rowsBetween(Window.unboundedPreceding, 0)
+    earlier = order.rowsBetween(Window.unboundedPreceding, -1)
+    accepted = F.when(_accepted(), F.struct(F.col("seq"), F.col("offset")))
+    walked = (
+        rows.unionByName(borders)
+        .withColumn("move", F.last("moved", ignorenulls=True).over(so_far))
+        .withColumn("committed", F.last(accepted, ignorenulls=True).over(earlier))
+        .where(F.col("kind") != "move")
+        .drop("moved")
+    )
+    last_removed = removals.groupBy("group_id").agg(F.sort_array(F.collect_list("removed_seq")).alias("removed"))
+    removed_between = F.exists(
+        F.coalesce("removed", F.array().cast("array<bigint>")),
+        lambda seq: (seq > F.col("committed.seq")) & (seq < F.col("seq")),
+    )
+    return (
+        walked.join(F.broadcast(last_removed), "group_id", "left")
+        .withColumn("committed_seq", F.when(~removed_between, F.col("committed.seq")))
+        .withColumn("committed_before", F.when(~removed_between, F.col("committed.offset")))
+        .drop("committed", "removed")
+    )
+
+
+def takeovers(walked: DataFrame) -> DataFrame:
+    """Per partition and move (and the time before the first): what its owner was told, read, and tried to commit."""
+    target = F.col("move.target_member_id")
+    source = F.col("move.source_member_id")
+    by_target = F.col("member_id").isNull() | (F.col("member_id") == target)
+    return (
+        walked.groupBy("era", *_PARTITION, F.col("move.move_seq").alias("move_seq"))
+        .agg(
+            F.min(F.when((F.col("kind") == "fetch") & by_target, F.struct("seq", "offset", "log_start_offset"))).alias(
+                "told"
+            ),
+            F.min(
+                F.when((F.col("kind") == "position") & (F.col("member_id") == target), F.struct("seq", "offset"))
+            ).alias("began"),
+            F.min(F.struct("seq", "committed_before")).alias("first"),
+            # In vain: by the one who lost the partition, after it was lost; and by its owner, as long as it was one.
+            F.max(F.when(_refused() & (F.col("member_id") == source), F.col("offset"))).alias("source_refused"),
+            F.max(F.when(_refused() & F.coalesce(F.col("member_id") == target, F.lit(True)), F.col("offset"))).alias(
+                "own_refused"
+            ),
+            F.max(
+                F.when(
+                    (F.col("kind") == "position") & F.coalesce(F.col("member_id") == target, F.lit(True)),
+                    F.struct("seq", "offset"),
+                )
+            ).alias("read_to"),
+        )
+        .select(
+            "era",
+            *_PARTITION,
+            "move_seq",
+            F.coalesce(F.when(F.col("told").isNotNull(), F.col("told.offset")), F.col("first.committed_before")).alias(
+                "start_offset"
+            ),
+            F.col("told.log_start_offset").alias("log_start_offset"),
+            F.col("began.offset").alias("first_position"),
+            "source_refused",
+            "own_refused",
+            F.col("read_to.offset").alias("last_position"),
+        )
+    )
+
+
+def lag(offset: DataFrame, *, points: int = 400) -> DataFrame:
+    """Record lag and time lag of each group and partition, thinned to `points` stretches of equal length.
+
+    Least, greatest and last lag of a stretch are kept, so no peak is lost. time_lag_max_ms is the age of the oldest
+    unread record at the moment of the greatest lag, as far as the journal shows when it was written: the first moment
+    at which the log's end was seen beyond it.
+    """
+    commits = offset.where(_accepted() & F.col("log_end_offset").isNotNull())
+    edges = commits.groupBy("group_id").agg(F.min("at_ms").alias("begins_ms"), F.max("at_ms").alias("ends_ms"))
+    width = F.greatest(F.lit(1), F.ceil((F.col("ends_ms") - F.col("begins_ms") + 1) / points)).cast("long")
+    placed = (
+        commits.join(F.broadcast(edges), "group_id")
+        .withColumn("width_ms", width)
+        .withColumn("bucket_ms", F.col("at_ms") - (F.col("at_ms") - F.col("begins_ms")) % F.col("width_ms"))
+        .withColumn("record_lag", F.greatest(F.lit(0), F.col("log_end_offset") - F.col("offset")))
+    )
+    thinned = placed.groupBy(*_PARTITION, "bucket_ms").agg(
+        F.min("record_lag").alias("lag_min"),
+        F.max("record_lag").alias("lag_max"),
+        F.max_by("record_lag", "seq").alias("lag_last"),
+        F.max(F.struct("record_lag", "at_ms", "offset")).alias("worst"),
+        F.count("*").alias("commits"),
+    )
+    # The first time the end was seen beyond an offset: sort ends and questions by offset, look at the next end.
+    ends = (
+        offset.where(F.col("log_end_offset").isNotNull())
+        .groupBy("topic", "partition", "log_end_offset")
+        .agg(F.min("at_ms").alias("seen_ms"))
+        .select(
+            "topic",
+            "partition",
+            F.col("log_end_offset").alias("position"),
+            "seen_ms",
+            F.lit(0).alias("asks"),
+            F.lit(None).cast("string").alias("group_id"),
+            F.lit(None).cast("long").alias("bucket_ms"),
+        )
+    )
+    questions = thinned.where(F.col("lag_max") > 0).select(
+        "topic",
+        "partition",
+        F.col("worst.offset").alias("position"),
+        F.lit(None).cast("long").alias("seen_ms"),
+        F.lit(1).alias("asks"),
+        "group_id",
+        "bucket_ms",
+    )
+    # An end equal to the offset is not beyond it: downwards it comes behind the question. (Downwards, because a frame
+    # that reaches to the end of its partition costs Spark the square of its rows.)
+    order = Window.partitionBy("topic", "partition").orderBy(F.desc("position"), F.desc("asks"))
+    answered = (
+        ends.unionByName(questions)
+        .withColumn("written_ms", F.min("seen_ms").over(order.rowsBetween(Window.unboundedPreceding, -1)))
+        .where(F.col("asks") == 1)
+        .select(*_PARTITION, "bucket_ms", "written_ms")
+    )
+    return thinned.join(answered, [*_PARTITION, "bucket_ms"], "left").select(
+        *_PARTITION,
+        "bucket_ms",
+        "lag_min",
+        "lag_max",
+        "lag_last",
+        F.when(F.col("lag_max") == 0, F.lit(0))
+        .otherwise(F.greatest(F.lit(0), F.col("worst.at_ms") - F.col("written_ms")))
+        .cast("long")
+        .alias("time_lag_max_ms"),
+        "commits",
+    )

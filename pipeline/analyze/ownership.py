@@ -1,0 +1,326 @@
+"""Who owned which partition when, what moved, and how little could have moved.
+
+Two notions, kept apart. A member *holds* a partition from the moment it was told until it let go: that makes intervals,
+and the time a partition lay idle. A partition *belongs* to whom it was last assigned, also while an eager group has let
+go of everything: that makes moves.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame, Window
+from pyspark.sql import functions as F
+
+from pipeline.analyze.journal import Journal
+from pipeline.analyze.rebalances import numbered_events
+
+GAINS = ("assigned", "kept")
+
+
+def _numbered(journal: Journal) -> DataFrame:
+    """Ownership rows with the rebalance they belong to."""
+    starts = journal.event.where(F.col("kind") == "rebalance_started").select(
+        "group_id", "seq", F.lit(1).alias("starts"), *(F.lit(None).alias(name) for name in _OWNERSHIP)
+    )
+    rows = journal.ownership.select("group_id", "seq", F.lit(0).alias("starts"), *_OWNERSHIP)
+    so_far = Window.partitionBy("group_id").orderBy("seq").rowsBetween(Window.unboundedPreceding, 0)
+    merged = rows.unionByName(starts).withColumn("rebalance", F.sum("starts").over(so_far).cast("int"))
+    return merged.where(F.col("starts") == 0).drop("starts")
+
+
+_OWNERSHIP = ("era", "at_ms", "generation_id", "topic", "partition", "change", "member_id")
+
+
+def intervals(journal: Journal) -> DataFrame:
+    """One row per stretch in which a member held a partition.
+
+    from_ms is null if the member was never told, or (left_censored) if the stretch began before the journal does or
+    before rows were dropped; to_ms is null if it lasts to the journal's end or to such a loss.
+    """
+    told = (
+        journal.event.where((F.col("kind") == "member_synced") & (F.col("group_type") == "classic"))
+        .groupBy("group_id", "generation_id", "member_id")
+        .agg(F.min("seq").alias("synced_seq"), F.min("at_ms").alias("synced_ms"))
+    )
+    types = (
+        journal.event.where(F.col("group_type") != "").groupBy("group_id").agg(F.max("group_type").alias("group_type"))
+    )
+    mine = Window.partitionBy("era", "group_id", "topic", "partition", "member_id").orderBy("seq")
+    # Backwards, because a frame that reaches to the end of its partition costs Spark the square of its rows.
+    later = (
+        Window.partitionBy("era", "group_id", "topic", "partition", "member_id")
+        .orderBy(F.desc("seq"))
+        .rowsBetween(Window.unboundedPreceding, -1)
+    )
+    released = F.when(F.col("change") == "released", F.struct("seq", "at_ms"))
+    walked = (
+        _numbered(journal)
+        .withColumn("earlier", F.lag("change").over(mine))
+        .withColumn("released", F.last(released, ignorenulls=True).over(later))
+        .withColumn("released_seq", F.col("released.seq"))
+        .withColumn("released_ms", F.col("released.at_ms"))
+    )
+    opens = F.col("change").isin(*GAINS) & (F.col("earlier").isNull() | (F.col("earlier") == "released"))
+    orphan_release = (F.col("change") == "released") & F.col("earlier").isNull()
+    opened = (
+        walked.where(opens)
+        .join(told, ["group_id", "generation_id", "member_id"], "left")
+        .join(F.broadcast(types), "group_id", "left")
+        .withColumn("at_once", (F.col("change") == "kept") | (F.col("group_type") == "consumer"))
+        .withColumn("told_seq", F.when(F.col("at_once"), F.col("seq")).otherwise(F.col("synced_seq")))
+        .withColumn("told_ms", F.when(F.col("at_once"), F.col("at_ms")).otherwise(F.col("synced_ms")))
+        .withColumn("in_time", F.col("told_seq") < F.coalesce("released_seq", F.lit(2**63 - 1)))
+        .select(
+            "era",
+            "group_id",
+            "topic",
+            "partition",
+            "member_id",
+            "generation_id",
+            "rebalance",
+            F.col("seq").alias("assigned_seq"),
+            F.col("at_ms").alias("assigned_ms"),
+            F.when(F.col("in_time"), F.col("told_seq")).alias("from_seq"),
+            F.when(F.col("in_time"), F.col("told_ms")).alias("from_ms"),
+            F.col("released_seq").alias("to_seq"),
+            F.col("released_ms").alias("to_ms"),
+            F.lit(False).alias("left_censored"),
+        )
+    )
+    begun_before = walked.where(orphan_release).select(
+        "era",
+        "group_id",
+        "topic",
+        "partition",
+        "member_id",
+        "generation_id",
+        "rebalance",
+        F.lit(None).cast("long").alias("assigned_seq"),
+        F.lit(None).cast("long").alias("assigned_ms"),
+        F.lit(None).cast("long").alias("from_seq"),
+        F.lit(None).cast("long").alias("from_ms"),
+        F.col("seq").alias("to_seq"),
+        F.col("at_ms").alias("to_ms"),
+        F.lit(True).alias("left_censored"),
+    )
+    return opened.unionByName(begun_before)
+
+
+def instances(journal: Journal) -> DataFrame:
+    """(group_id, member_id, owner): the instance id of a static member, else its member id."""
+    named = journal.member.select("group_id", "member_id", "group_instance_id").unionByName(
+        journal.event.where(F.col("member_id").isNotNull()).select("group_id", "member_id", "group_instance_id")
+    )
+    return (
+        named.groupBy("group_id", "member_id")
+        .agg(F.max("group_instance_id").alias("instance"))
+        .select("group_id", "member_id", F.coalesce("instance", "member_id").alias("owner"))
+    )
+
+
+def belongings(journal: Journal) -> DataFrame:
+    """Rows at which a partition came to belong to another member, the first owner included (source null)."""
+    order = Window.partitionBy("era", "group_id", "topic", "partition").orderBy("seq")
+    gained = (
+        _numbered(journal)
+        .where(F.col("change").isin(*GAINS))
+        .join(instances(journal), ["group_id", "member_id"], "left")
+        .withColumn("owner", F.coalesce("owner", "member_id"))
+        .withColumn("source_owner", F.lag("owner").over(order))
+        .withColumn("source_member_id", F.lag("member_id").over(order))
+    )
+    changed = F.col("source_owner").isNull() | (F.col("source_owner") != F.col("owner"))
+    return gained.where(changed).select(
+        "era",
+        "group_id",
+        "topic",
+        "partition",
+        "rebalance",
+        "generation_id",
+        F.col("seq").alias("move_seq"),
+        F.col("at_ms").alias("assigned_ms"),
+        "source_member_id",
+        F.col("member_id").alias("target_member_id"),
+        "source_owner",
+        F.col("owner").alias("target_owner"),
+    )
+
+
+def moves(journal: Journal) -> DataFrame:
+    """The belongings that took a partition from somebody."""
+    return belongings(journal).where(F.col("source_owner").isNotNull())
+
+
+def presence(journal: Journal) -> DataFrame:
+    """(group_id, rebalance, owner): who was a member when the generation of this rebalance was made."""
+    gone = F.col("kind").isin("member_left", "member_expired", "member_fenced")
+    came = F.col("kind") == "member_joined"
+    created = F.col("kind") == "generation_created"
+    events = numbered_events(journal.event)
+    generations = (
+        events.where(created & (F.col("rebalance") > 0))
+        .groupBy("group_id", "rebalance")
+        .agg(F.min("seq").alias("created_seq"))
+    )
+    comings = (
+        events.where(came)
+        .select("group_id", "member_id", "seq")
+        .unionByName(journal.member.select("group_id", "member_id", "seq"))
+        .groupBy("group_id", "member_id")
+        .agg(F.min("seq").alias("came_seq"))
+    )
+    goings = events.where(gone).groupBy("group_id", "member_id").agg(F.max("seq").alias("gone_seq"))
+    stays = comings.join(goings, ["group_id", "member_id"], "left").withColumn(
+        "gone_seq", F.coalesce("gone_seq", F.lit(2**63 - 1))
+    )
+    # Seen as numbers of rebalances, a stay is a range, and a range is a sequence to explode: no join by inequality.
+    ordered = Window.partitionBy("group_id").orderBy("seq")
+    marks = (
+        generations.select(
+            "group_id",
+            F.col("created_seq").alias("seq"),
+            F.col("rebalance"),
+            F.lit(None).cast("string").alias("member_id"),
+            F.lit("generation").alias("mark"),
+        )
+        .unionByName(
+            stays.select(
+                "group_id",
+                F.col("came_seq").alias("seq"),
+                F.lit(None).cast("int").alias("rebalance"),
+                "member_id",
+                F.lit("came").alias("mark"),
+            )
+        )
+        .unionByName(
+            stays.where(F.col("gone_seq") < 2**63 - 1).select(
+                "group_id",
+                F.col("gone_seq").alias("seq"),
+                F.lit(None).cast("int").alias("rebalance"),
+                "member_id",
+                F.lit("gone").alias("mark"),
+            )
+        )
+        .withColumn(
+            "last_made",
+            F.coalesce(
+                F.last("rebalance", ignorenulls=True).over(ordered.rowsBetween(Window.unboundedPreceding, 0)), F.lit(0)
+            ),
+        )
+    )
+    last = F.max("rebalance").over(Window.partitionBy("group_id"))
+    ranges = (
+        marks.withColumn("last_rebalance", last)
+        .where(F.col("mark") != "generation")
+        .groupBy("group_id", "member_id")
+        .agg(
+            F.min(F.when(F.col("mark") == "came", F.col("last_made"))).alias("after"),
+            F.max(F.when(F.col("mark") == "gone", F.col("last_made"))).alias("until"),
+            F.max("last_rebalance").alias("last_rebalance"),
+        )
+        .withColumn("until", F.coalesce("until", "last_rebalance"))
+        .where(F.col("until") > F.col("after"))
+    )
+    exploded = ranges.select(
+        "group_id", "member_id", F.explode(F.sequence(F.col("after") + 1, F.col("until"))).alias("rebalance")
+    )
+    return (
+        exploded.join(generations.select("group_id", "rebalance"), ["group_id", "rebalance"])
+        .join(instances(journal), ["group_id", "member_id"], "left")
+        .select("group_id", "rebalance", F.coalesce("owner", "member_id").alias("owner"))
+        .distinct()
+    )
+
+
+def minimum_moves(journal: Journal) -> DataFrame:
+    """(group_id, rebalance, partitions_moved, minimum_moves) per rebalance that made a generation.
+
+    The minimum is what an assignor that keeps all it can has to move for shares that differ by at most one, if every
+    member reads every topic; where subscriptions differ it is a lower bound.
+    """
+    changes = belongings(journal)
+    deltas = (
+        changes.select("group_id", "rebalance", F.col("target_owner").alias("owner"), F.lit(1).alias("delta"))
+        .unionByName(
+            changes.where(F.col("source_owner").isNotNull()).select(
+                "group_id", "rebalance", F.col("source_owner").alias("owner"), F.lit(-1).alias("delta")
+            )
+        )
+        .groupBy("group_id", "rebalance", "owner")
+        .agg(F.sum("delta").alias("delta"))
+    )
+    present = presence(journal).withColumn("present", F.lit(1))
+    before = Window.partitionBy("group_id", "owner").orderBy("rebalance").rangeBetween(Window.unboundedPreceding, -1)
+    had = (
+        deltas.join(present, ["group_id", "rebalance", "owner"], "full")
+        .withColumn("had", F.coalesce(F.sum("delta").over(before), F.lit(0)))
+        .where(F.col("present") == 1)
+    )
+    new = changes.groupBy("group_id", "rebalance").agg(
+        F.sum(F.when(F.col("source_owner").isNull(), 1).otherwise(0)).alias("first_owned"),
+        F.sum(F.when(F.col("source_owner").isNotNull(), 1).otherwise(0)).alias("partitions_moved"),
+    )
+    made = present.groupBy("group_id", "rebalance").agg(F.count("*").alias("members"))
+    so_far = Window.partitionBy("group_id").orderBy("rebalance")
+    totals = (
+        made.join(new, ["group_id", "rebalance"], "full")
+        .fillna(0, ["first_owned", "partitions_moved"])
+        .withColumn("partitions", F.sum("first_owned").over(so_far.rowsBetween(Window.unboundedPreceding, 0)))
+        .withColumn("owned_before", F.col("partitions") - F.col("first_owned"))
+        .where(F.col("members").isNotNull())
+        .withColumn("quota", F.expr("partitions div members"))
+        .withColumn("spare", F.expr("partitions % members"))
+    )
+    kept = (
+        had.join(totals, ["group_id", "rebalance"])
+        .groupBy("group_id", "rebalance")
+        .agg(
+            F.sum(F.least("had", "quota")).alias("within_quota"),
+            F.sum(F.when(F.col("had") > F.col("quota"), 1).otherwise(0)).alias("above_quota"),
+        )
+    )
+    return totals.join(kept, ["group_id", "rebalance"]).select(
+        "group_id",
+        "rebalance",
+        "partitions_moved",
+        F.greatest(F.lit(0), F.col("owned_before") - F.col("within_quota") - F.least("spare", "above_quota")).alias(
+            "minimum_moves"
+        ),
+    )
+
+
+def idle(ownership: DataFrame, rebalances: DataFrame) -> DataFrame:
+    """(group_id, rebalance, unowned_partition_ms): how long partitions that had an owner had none, summed.
+
+    Counted with the rebalance that gave the partition its next owner, from the later of the release and the start of
+    that chain of rebalances: a group without members waits for nobody.
+    """
+    order = Window.partitionBy("era", "group_id", "topic", "partition").orderBy("from_seq")
+    held = (
+        ownership.where(F.col("from_ms").isNotNull() | F.col("left_censored"))
+        .withColumn("from_seq", F.coalesce("from_seq", F.lit(0)))
+        .withColumn("let_go_ms", F.lag("to_ms").over(order))
+        .where(F.col("let_go_ms").isNotNull() & F.col("from_ms").isNotNull())
+    )
+    chains = rebalances.select("group_id", "rebalance", "chain_started_ms")
+    waited = F.col("from_ms") - F.greatest("let_go_ms", "chain_started_ms")
+    return (
+        held.join(chains, ["group_id", "rebalance"])
+        .groupBy("group_id", "rebalance")
+        .agg(F.sum(F.greatest(F.lit(0), waited)).alias("unowned_partition_ms"))
+    )
+
+
+def with_moves(rebalances: DataFrame, journal: Journal, ownership: DataFrame) -> DataFrame:
+    """Rebalances with partitions_moved, minimum_moves, stickiness (1 = nothing moved in vain), unowned_partition_ms."""
+    key = ["group_id", "rebalance"]
+    return (
+        rebalances.join(minimum_moves(journal), key, "left")
+        .join(idle(ownership, rebalances), key, "left")
+        .withColumn(
+            "stickiness",
+            F.when(F.col("partitions_moved") > 0, F.col("minimum_moves") / F.col("partitions_moved")).when(
+                F.col("partitions_moved") == 0, F.lit(1.0)
+            ),
+        )
+        .withColumn("unowned_partition_ms", F.coalesce("unowned_partition_ms", F.lit(0)))
+    )

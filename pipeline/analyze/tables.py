@@ -1,0 +1,58 @@
+"""All tables of an analysis, made from one journal in the order in which they need each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame
+
+from pipeline.analyze import handoffs, invariants, members, offsets, ownership, rebalances
+from pipeline.analyze.journal import Journal
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """What a person may want to see differently."""
+
+    storm_rebalances: int = 5
+    storm_within_ms: int = 60_000
+    lag_points: int = 400
+    tolerance_ms: int = 1_000
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What analysis writes, by name."""
+
+    rebalance: DataFrame
+    ownership: DataFrame
+    lag: DataFrame
+    handoff: DataFrame
+    member_health: DataFrame
+    storm: DataFrame
+    violation: DataFrame
+
+    def named(self) -> dict[str, DataFrame]:
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+def analyze(journal: Journal, thresholds: Thresholds = Thresholds()) -> Tables:
+    """Nothing is computed yet, but for what is kept because several tables begin with it."""
+    held = ownership.intervals(journal).persist(StorageLevel.MEMORY_AND_DISK)
+    started = rebalances.rebalances(journal).persist(StorageLevel.MEMORY_AND_DISK)
+    moved = ownership.moves(journal).persist(StorageLevel.MEMORY_AND_DISK)
+    walked = offsets.walk(journal, moved)
+    handed = handoffs.handoffs(journal, moved, offsets.takeovers(walked), held)
+    if journal.delivery is not None:
+        handed = handoffs.with_exact(handed.persist(StorageLevel.MEMORY_AND_DISK), journal.delivery)
+    whole = ownership.with_moves(started, journal, held).persist(StorageLevel.MEMORY_AND_DISK)
+    return Tables(
+        rebalance=whole,
+        ownership=held,
+        lag=offsets.lag(journal.offset, points=thresholds.lag_points),
+        handoff=handed,
+        member_health=members.member_health(journal, started, held),
+        storm=rebalances.storms(whole, at_least=thresholds.storm_rebalances, within_ms=thresholds.storm_within_ms),
+        violation=invariants.violations(journal, held, walked, tolerance_ms=thresholds.tolerance_ms),
+    )

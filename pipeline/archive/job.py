@@ -1,0 +1,378 @@
+"""Topics into a Delta table, exactly once for whoever reads the table.
+
+The one idea: a batch is a set of offset ranges; it is read by Spark's connector and committed together with the
+progress it makes, so the table is its own checkpoint. A crash leaves files that no commit names, and the next start
+plans from the last commit. Who else archives into the same table is found out by reading that commit back.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from confluent_kafka import KafkaException
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pipeline import connector, kafka, session, table
+from pipeline.archive import figures, typed
+from pipeline.archive.plan import Batch, Progress, Range, plan
+from pipeline.archive.start import starting_offsets
+from pipeline.archive.transforms import to_records
+from pipeline.errors import PipelineError, explain
+from pipeline.kafka import Cluster, Log, Partition, UnreachableError
+from pipeline.progress import Progress as Lines
+from pipeline.progress import Stop
+from pipeline.schema import ARCHIVE_PARTITIONS, DEAD_LETTER, RECORD
+
+APPLICATION = "sluice-archive"
+RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0)
+MAX_LOST_PRINTED = 50
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kafka.add_arguments(parser)
+    what = parser.add_argument_group("what")
+    what.add_argument("--topics", default="", metavar="A,B", help="topics by name")
+    what.add_argument("--pattern", metavar="REGEX", help="topics whose whole name matches, also those made later")
+    what.add_argument(
+        "--out", required=True, metavar="PATH", help="the Delta table: a folder, or a URL that Spark knows"
+    )
+    what.add_argument(
+        "--from", dest="start", default="earliest", metavar="WHERE",
+        help="earliest, latest, a time (2026-01-31T12:00:00Z or milliseconds), or JSON {topic: {partition: offset}}; "
+        "for partitions that the table does not hold yet (default %(default)s)",
+    )  # fmt: skip
+    what.add_argument(
+        "--isolation",
+        choices=("read_committed", "read_uncommitted"),
+        default="read_committed",
+        help="(default %(default)s)",
+    )
+    what.add_argument("--on-data-loss", choices=("fail", "continue"), default="fail", help="(default %(default)s)")
+    typed.add_arguments(parser)
+    pace = parser.add_argument_group("pace")
+    pace.add_argument("--once", action="store_true", help="end when all that was there at the start is archived")
+    pace.add_argument("--interval", type=float, default=5.0, metavar="S", help="between batches (default %(default)s)")
+    pace.add_argument("--max-batch-records", type=int, default=1_000_000, metavar="N", help="(default %(default)s)")
+    pace.add_argument("--max-rate", type=float, metavar="N", help="records per second on average")
+    shown = parser.add_argument_group("shown to others")
+    shown.add_argument(
+        "--group", metavar="NAME", help="commit progress as this group's offsets, so that lag tools see it"
+    )
+    shown.add_argument("--metrics-port", type=int, metavar="PORT", help="serve Prometheus figures on loopback")
+    shown.add_argument("--metrics-host", default="127.0.0.1", help="(default %(default)s)")
+
+
+def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
+    topics = [name for name in arguments.topics.split(",") if name]
+    if not topics and arguments.pattern is None:
+        raise PipelineError("Nothing is to be archived.", "Name topics with --topics or --pattern.")
+    if arguments.max_batch_records < 1:
+        raise PipelineError("--max-batch-records must be 1 or more.", "Leave it out for a million.")
+    cluster = Cluster(arguments.bootstrap, kafka.settings_of(arguments.client_conf, "--client-conf"))
+    chosen = cluster.topics(topics, arguments.pattern)
+    if not chosen and arguments.once:
+        raise PipelineError("No topic matches --pattern.", "Check it against a listing of topics.")
+    spark = session.open_session(session.options_of(arguments, f"sluice archive to {Path(arguments.out).name}"))
+    try:
+        Archive(spark, cluster, arguments, topics, lines, stop).run()
+    finally:
+        spark.stop()
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    batch: Batch
+    logs: Sequence[Log]
+
+
+class Archive:
+    """One archive job: `step` plans, reads and commits a batch; `run` does so until the end or a stop."""
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        cluster: Cluster,
+        arguments: argparse.Namespace,
+        topics: Sequence[str],
+        lines: Lines,
+        stop: Stop,
+    ) -> None:
+        self._spark, self._cluster, self._arguments = spark, cluster, arguments
+        self._topics, self._lines, self._stop = topics, lines, stop
+        self._out: str = arguments.out
+        self._dead_letters = typed.dead_letter_path(arguments)
+        self._run_id = uuid.uuid4().hex
+        self._read_committed = arguments.isolation == "read_committed"
+        self._typing = typed.typing_of(arguments)
+        self._figures = figures.serve(arguments.metrics_host, arguments.metrics_port)
+        self._progress = Progress()
+        self._starting: dict[Partition, int] = {}
+
+    def run(self) -> None:
+        self.open()
+        self._say_start()
+        until = self._ends() if self._arguments.once else None
+        failures = 0
+        while not self._stop.asked:
+            started = time.monotonic()
+            try:
+                planned = self.step_once(until)
+                failures = 0
+            except PipelineError as error:
+                if not isinstance(error, UnreachableError) or failures == len(RETRY_SECONDS):
+                    raise
+                self._say_retry(error, failures)
+                failures += 1
+                continue
+            except (PySparkException, Py4JJavaError) as error:
+                # What the log lost meanwhile is found by the next plan; anything else may pass, too.
+                if failures == len(RETRY_SECONDS):
+                    raise
+                self._say_retry(explain(error), failures)
+                failures += 1
+                continue
+            done = planned.batch.records
+            if self._arguments.once and not done and planned.batch.left == 0:
+                break
+            self._pace(done, planned.batch.left, started)
+        self._lines.say(
+            f"{'stopped' if self._stop.asked else 'done'}: {self._out} holds "
+            f"{sum(self._progress.next.values()) - sum(self._progress.first.values()):,} offsets of "
+            f"{len(self._progress.next)} partitions, {len(self._progress.lost)} ranges lost",
+            event="end",
+        )
+
+    def open(self) -> None:
+        """Make the tables unless they are there, and read how far they are."""
+        table.create(self._spark, self._out, RECORD, ARCHIVE_PARTITIONS)
+        if self._typing is not None:
+            table.create(self._spark, self._dead_letters, DEAD_LETTER, ("topic",))
+        self._progress = last_progress(self._spark, self._out) or Progress()
+
+    def step_once(self, until: Mapping[Partition, int] | None = None) -> Planned:
+        """Plan, read and commit one batch, up to `until` at most."""
+        planned = self._plan(until)
+        self._step(planned)
+        return planned
+
+    def _say_start(self) -> None:
+        if self._progress.batch:
+            self._lines.say(f"goes on behind batch {self._progress.batch} of {self._out}", event="continue")
+        else:
+            self._lines.say(f"begins {self._out}", event="begin")
+
+    def _say_retry(self, error: PipelineError, failures: int) -> None:
+        seconds = RETRY_SECONDS[failures]
+        self._lines.say(
+            f"a batch failed and is done again in {seconds:.0f} s: {error.cause}", event="retry", cause=error.cause
+        )
+        self._stop.wait(seconds)
+
+    def _chosen(self) -> list[str]:
+        """The topics as they are at this moment; PipelineError if one that is archived has gone."""
+        existing = self._cluster.existing()
+        gone = sorted(
+            name for name in {*self._topics, *self._progress.topic_ids} if name not in existing and self._wanted(name)
+        )
+        if gone and self._arguments.on_data_loss == "fail":
+            raise PipelineError(
+                f"The topic {gone[0]} has been deleted; the archive holds what was committed before.",
+                "Leave it out of --topics, or start with --on-data-loss continue to go on with the others.",
+            )
+        for name in gone:
+            self._lines.say(f"the topic {name} has been deleted, the others go on", event="deleted", topic=name)
+        names = [name for name in self._topics if name in existing]
+        return self._cluster.topics(names, self._arguments.pattern)
+
+    def _wanted(self, name: str) -> bool:
+        return name in self._topics or self._arguments.pattern is not None
+
+    def _ends(self) -> dict[Partition, int]:
+        logs = self._cluster.logs(self._chosen(), read_committed=self._read_committed)
+        return {(log.topic, log.partition): log.end for log in logs}
+
+    def _plan(self, until: Mapping[Partition, int] | None) -> Planned:
+        logs = self._cluster.logs(self._chosen(), read_committed=self._read_committed)
+        fresh = [
+            log
+            for log in logs
+            if (log.topic, log.partition) not in self._progress.next
+            and (log.topic, log.partition) not in self._starting
+        ]
+        if fresh:
+            # Asked once per partition: `latest` must not move away while a first batch is tried again.
+            self._starting |= starting_offsets(self._cluster, fresh, self._arguments.start)
+        if until is not None:
+            logs = [log for log in logs if (log.topic, log.partition) in until]
+        limit = self._arguments.max_batch_records
+        if self._arguments.max_rate:
+            limit = min(limit, max(1, int(self._arguments.max_rate * max(self._arguments.interval, 1.0))))
+        batch = plan(self._progress, logs, self._starting, self._run_id, limit, until)
+        unfinished = self._unfinished(batch)
+        if unfinished is not None:
+            batch = unfinished
+        self._report_lost(batch.lost)
+        return Planned(batch, logs)
+
+    def _unfinished(self, batch: Batch) -> Batch | None:
+        """The batch whose dead letters are committed and whose records are not: it is done as it was planned then."""
+        if self._typing is None:
+            return None
+        before = last_progress(self._spark, self._dead_letters) if self._first_step else None
+        if before is None or before.batch != batch.after.batch:
+            return None
+        ranges = tuple(
+            Range(topic, partition, self._position(topic, partition, before), end)
+            for (topic, partition), end in sorted(before.next.items())
+            if end > self._position(topic, partition, before)
+        )
+        lost = tuple(each for each in before.lost if each not in self._progress.lost)
+        return Batch(ranges, lost, before, batch.left)
+
+    @property
+    def _first_step(self) -> bool:
+        return self._progress.run != self._run_id
+
+    def _position(self, topic: str, partition: int, before: Progress) -> int:
+        key = (topic, partition)
+        position = self._progress.next.get(key, before.first[key])
+        return max([position, *(each.end for each in before.lost if (each.topic, each.partition) == key)])
+
+    def _report_lost(self, lost: Sequence[Range]) -> None:
+        if not lost:
+            return
+        words = "; ".join(str(each) for each in lost[:MAX_LOST_PRINTED])
+        records = sum(each.records for each in lost)
+        if self._arguments.on_data_loss == "fail":
+            raise PipelineError(
+                f"{records:,} offsets were removed from their topic before they were archived: {words}.",
+                "Start with --on-data-loss continue to go on behind them, or give the topic a longer retention.",
+            )
+        self._lines.say(f"lost {records:,} offsets, removed before they were archived: {words}", event="lost", lost=[
+            [each.topic, each.partition, each.start, each.end] for each in lost
+        ])  # fmt: skip
+
+    def _step(self, planned: Planned) -> None:
+        """Read and commit one batch. Nothing is done for one that says nothing new."""
+        batch = planned.batch
+        if not batch.ranges and not batch.lost and self._known(batch):
+            self._publish(planned, 0, 0.0)
+            return
+        started = time.monotonic()
+        self._lines.say(
+            f"batch {batch.after.batch}: reads {batch.records:,} offsets of {len(batch.ranges)} partitions",
+            event="reading", batch=batch.after.batch,
+        )  # fmt: skip
+        records = self._records(batch)
+        # A run that plans this batch again must not be mistaken for this one.
+        after = batch.after
+        if self._typing is not None and batch.ranges:
+            records = self._typing.apply(records, self._stored_type())
+            dead = records.where(F.col("reason").isNotNull()).select(*(field.name for field in DEAD_LETTER.fields))
+            table.append(dead, self._dead_letters, APPLICATION, after.batch, after.to_json())
+            records = records.drop("reason")
+        table.append(
+            records, self._out, APPLICATION, after.batch, after.to_json(), merge_schema=self._typing is not None
+        )
+        rows = self._committed(after)
+        self._progress = after
+        seconds = time.monotonic() - started
+        self._publish(planned, rows, seconds)
+        self._lines.step(
+            f"batch {after.batch}", rows, seconds, batch.left, event="committed", batch=after.batch,
+            partitions=len(batch.ranges),
+        )  # fmt: skip
+
+    def _known(self, batch: Batch) -> bool:
+        """Whether the table already says all that this empty batch would: partitions and where they start."""
+        return batch.after.next == self._progress.next and bool(self._progress.batch)
+
+    def _records(self, batch: Batch) -> DataFrame:
+        if not batch.ranges:
+            return self._spark.createDataFrame([], RECORD)
+        rows = connector.read(
+            self._spark,
+            self._arguments.bootstrap,
+            batch.ranges,
+            settings=kafka.settings_of(self._arguments.kafka_conf, "--kafka-conf"),
+            read_committed=self._read_committed,
+        )
+        return to_records(rows)
+
+    def _stored_type(self) -> Any:
+        return typed.stored_type(table.read(self._spark, self._out).schema)
+
+    def _committed(self, after: Progress) -> int:
+        """The rows of the commit that must be ours. PipelineError if another run has written this batch."""
+        for commit in table.commits(self._spark, self._out):
+            found = Progress.from_json(commit.metadata) if commit.metadata else None
+            if found is None:
+                continue
+            if found != after:
+                raise PipelineError(
+                    f"Another archive job writes to {self._out}: batch {after.batch} is not this run's.",
+                    "Stop one of the two; what is committed is right.",
+                )
+            return commit.rows
+        raise PipelineError(f"The log of {self._out} does not hold batch {after.batch}.", "Start the job again.")
+
+    def _publish(self, planned: Planned, rows: int, seconds: float) -> None:
+        positions = self._progress.next
+        self._figures.batch(rows, seconds)
+        for log in planned.logs:
+            self._figures.lag(log.topic, log.partition, log.end - positions.get((log.topic, log.partition), log.start))
+        if self._arguments.group and rows:
+            ends = {
+                (each.topic, each.partition): positions[each.topic, each.partition] for each in planned.batch.ranges
+            }
+            try:
+                self._cluster.commit(self._arguments.group, ends)
+            except KafkaException as error:
+                # What is archived is committed; only who looks at the group's lag sees an older state.
+                self._lines.say(f"the group {self._arguments.group} does not take its offsets: {error}", event="group")
+
+    def _pace(self, done: int, left: int, started: float) -> None:
+        """Wait until the next batch is due: at once when much is left, unless a rate is set."""
+        due = 0.0 if left else self._arguments.interval
+        if self._arguments.once:
+            due = 0.0
+        if self._arguments.max_rate:
+            due = max(due, done / self._arguments.max_rate)
+        self._stop.wait(max(0.0, due - (time.monotonic() - started)))
+
+
+def last_progress(spark: SparkSession, path: str) -> Progress | None:
+    """What the last batch committed says, read from the records if the log has forgotten it; None for a new table."""
+    for commit in table.commits(spark, path):
+        found = Progress.from_json(commit.metadata) if commit.metadata else None
+        if found is not None:
+            return found
+    held = (
+        table.read(spark, path)
+        .groupBy("topic", "partition")
+        .agg(F.min("offset").alias("first"), F.max("offset").alias("last"))
+        .collect()
+    )
+    if not held:
+        return None
+    raise PipelineError(
+        f"The log of {path} no longer tells how far the archive is, though it holds {len(held)} partitions.",
+        "Archive into another table with --from and the offsets behind those that this one holds.",
+    )
+
+
+if __name__ == "__main__":
+    from pipeline.cli import main
+
+    sys.exit(main(["archive", *sys.argv[1:]]))

@@ -1,0 +1,167 @@
+"""What the next batch of an archive reads: from positions and logs to ranges, or to the reason why it must not go on.
+
+The one idea: a value in, a value out. `Progress` is what the table's last commit says; it is stored with the batch that
+made it true, so the table itself knows how far it is, and a batch that was not committed is planned anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from pipeline.errors import PipelineError
+from pipeline.kafka import Log, Partition
+
+MAX_LOST_TOLD = 1000
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Range:
+    """Offsets `start` up to and without `end` of a partition."""
+
+    topic: str
+    partition: int
+    start: int
+    end: int
+
+    @property
+    def records(self) -> int:
+        return self.end - self.start
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition} offsets {self.start:,} to {self.end - 1:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far an archive is. `first` and `next` by partition; `lost` had gone from the topic before it was read."""
+
+    batch: int = 0
+    run: str = ""
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    first: Mapping[Partition, int] = field(default_factory=dict)
+    next: Mapping[Partition, int] = field(default_factory=dict)
+    lost: tuple[Range, ...] = ()
+
+    def to_json(self) -> str:
+        topics: dict[str, Any] = {
+            topic: {"id": topic_id, "first": {}, "next": {}} for topic, topic_id in self.topic_ids.items()
+        }
+        for name, offsets in (("first", self.first), ("next", self.next)):
+            for (topic, partition), offset in offsets.items():
+                topics[topic][name][str(partition)] = offset
+        lost = [[each.topic, each.partition, each.start, each.end] for each in self.lost]
+        return json.dumps(
+            {"sluice_archive": {"batch": self.batch, "run": self.run, "topics": topics, "lost": lost}},
+            separators=(",", ":"),
+        )
+
+    @staticmethod
+    def from_json(text: str) -> Progress | None:
+        """None if it is not an archive's."""
+        try:
+            told = json.loads(text)["sluice_archive"]
+        except (ValueError, KeyError, TypeError):
+            return None
+        offsets: dict[str, dict[Partition, int]] = {"first": {}, "next": {}}
+        for topic, of_topic in told["topics"].items():
+            for name, found in offsets.items():
+                found |= {(topic, int(partition)): offset for partition, offset in of_topic[name].items()}
+        return Progress(
+            batch=told["batch"],
+            run=told["run"],
+            topic_ids={topic: of_topic["id"] for topic, of_topic in told["topics"].items()},
+            first=offsets["first"],
+            next=offsets["next"],
+            lost=tuple(Range(*each) for each in told["lost"]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What to read, what turned out to be lost before it, and the progress once it is committed."""
+
+    ranges: tuple[Range, ...]
+    lost: tuple[Range, ...]
+    after: Progress
+    left: int
+    """Records that the logs hold behind this batch."""
+
+    @property
+    def records(self) -> int:
+        return sum(each.records for each in self.ranges)
+
+
+def plan(
+    progress: Progress,
+    logs: Sequence[Log],
+    starting: Mapping[Partition, int],
+    run: str,
+    max_records: int,
+    until: Mapping[Partition, int] | None = None,
+) -> Batch:
+    """The next batch of at most about `max_records`. `starting` has the first offset of partitions that are new.
+
+    A partition added to a topic that was archived before starts at its beginning. `until` ends each partition early.
+    PipelineError if a topic is another one than before.
+    """
+    _check_identity(progress, logs)
+    backlog: list[Range] = []
+    lost: list[Range] = []
+    first, following = dict(progress.first), dict(progress.next)
+    for log in logs:
+        key = (log.topic, log.partition)
+        if key in following:
+            position = following[key]
+        else:
+            position = log.start if log.topic in progress.topic_ids else starting.get(key, log.start)
+            first[key] = position
+            following[key] = position
+        if position > log.end and key in progress.next:
+            raise PipelineError(
+                f"{log.topic}-{log.partition} ends at offset {log.end:,}, but the archive already holds it up to "
+                f"{position:,}: its topic was truncated, or deleted and created again.",
+                "Archive it into another table; what this one holds stays as it is.",
+            )
+        end = log.end if until is None else min(log.end, until.get(key, log.end))
+        if position < log.start:
+            lost.append(Range(log.topic, log.partition, position, log.start))
+            position = following[key] = log.start
+        if position < end:
+            backlog.append(Range(log.topic, log.partition, position, end))
+    ranges = share(backlog, max_records)
+    following |= {(each.topic, each.partition): each.end for each in ranges}
+    after = replace(
+        progress,
+        batch=progress.batch + 1,
+        run=run,
+        topic_ids={**progress.topic_ids, **{log.topic: log.topic_id for log in logs}},
+        first=first,
+        next=following,
+        lost=(*progress.lost, *lost)[-MAX_LOST_TOLD:],
+    )
+    left = sum(each.records for each in backlog) - sum(each.records for each in ranges)
+    return Batch(tuple(ranges), tuple(lost), after, left)
+
+
+def share(backlog: Sequence[Range], max_records: int) -> list[Range]:
+    """Cut ranges so that they have about `max_records` in all, each partition its share, at least one record."""
+    total = sum(each.records for each in backlog)
+    if total <= max_records:
+        return list(backlog)
+    return [
+        replace(each, end=each.start + max(1, min(each.records, each.records * max_records // total)))
+        for each in backlog
+    ]
+
+
+def _check_identity(progress: Progress, logs: Sequence[Log]) -> None:
+    for topic, topic_id in {log.topic: log.topic_id for log in logs}.items():
+        before = progress.topic_ids.get(topic)
+        if before is not None and before != topic_id:
+            raise PipelineError(
+                f"The topic {topic} was deleted and created again: its id is {topic_id}, the archive holds {before}.",
+                "Archive the new one into another table; offsets of the two would be mixed up in this one.",
+            )

@@ -1,0 +1,52 @@
+"""Where an archive begins: `--from` to an offset per partition."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from pipeline.errors import PipelineError
+from pipeline.kafka import Cluster, Log, Partition
+
+
+def starting_offsets(cluster: Cluster, logs: Sequence[Log], start: str) -> dict[Partition, int]:
+    """The first offset to archive of each log. A partition that JSON leaves out begins at its earliest offset."""
+    if start == "earliest":
+        return {(log.topic, log.partition): log.start for log in logs}
+    if start == "latest":
+        return {(log.topic, log.partition): log.end for log in logs}
+    if start.lstrip().startswith("{"):
+        return from_json(start, logs)
+    found = cluster.at_time([(log.topic, log.partition) for log in logs], milliseconds(start))
+    # No record is that young: the archive begins with the next one.
+    return {
+        (log.topic, log.partition): log.end if (offset := found.get((log.topic, log.partition), -1)) < 0 else offset
+        for log in logs
+    }
+
+
+def from_json(text: str, logs: Sequence[Log]) -> dict[Partition, int]:
+    try:
+        told: Mapping[str, Mapping[str, Any]] = json.loads(text)
+        wanted = {(topic, int(partition)): int(at) for topic, of in told.items() for partition, at in of.items()}
+    except (ValueError, AttributeError, TypeError) as error:
+        raise PipelineError(
+            f"--from {text} is not JSON of topics, partitions and offsets ({error}).",
+            'Write it like {"orders": {"0": 1200, "1": 980}}.',
+        ) from error
+    return {(log.topic, log.partition): wanted.get((log.topic, log.partition), log.start) for log in logs}
+
+
+def milliseconds(text: str) -> int:
+    """A time as ISO 8601 (UTC if it does not say) or as milliseconds since 1970."""
+    if text.lstrip("-").isdigit():
+        return int(text)
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise PipelineError(
+            f"{text} is no time.", "Write it like 2026-01-31T12:00:00Z, or as milliseconds since 1970."
+        ) from error
+    return int((time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp() * 1000)

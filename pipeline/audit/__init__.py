@@ -1,0 +1,1 @@
+"""What is in a topic, and what its producers could do better."""

@@ -1,0 +1,123 @@
+"""`audit`: how the records of each archived topic are spread, sized and timed, and what to do about it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pipeline import session, table
+from pipeline.audit import transforms
+from pipeline.audit.advice import advice
+from pipeline.audit.partitioners import guessed
+from pipeline.audit.report import write_audit
+from pipeline.errors import PipelineError
+from pipeline.progress import Progress, Stop
+
+CODECS = ("lz4", "snappy", "zstd", "gzip")
+SAMPLED = 4_000
+BATCH = 200
+"""Records that are compressed together, as a producer that lingers a little would send them."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--archive", required=True, metavar="PATH", help="the table that `archive` wrote")
+    parser.add_argument("--topics", default="", metavar="A,B", help="only these of the archive's topics")
+    parser.add_argument("--out", required=True, type=Path, metavar="FOLDER", help="audit.json, audit.html, *.png")
+
+
+def run(arguments: argparse.Namespace, lines: Progress, stop: Stop) -> int:
+    out: Path = arguments.out
+    out.mkdir(parents=True, exist_ok=True)
+    spark = session.open_session(session.options_of(arguments, "sluice audit"))
+    try:
+        records = table.read(spark, arguments.archive)
+        names = [name for name in arguments.topics.split(",") if name]
+        if names:
+            records = records.where(F.col("topic").isin(names))
+        found = audit(spark, records, lines, stop)
+    finally:
+        spark.stop()
+    if not found:
+        raise PipelineError("The archive has no records of these topics.", "Archive them first, or check --topics.")
+    (out / "audit.json").write_text(json.dumps(found, indent=1, default=str) + "\n", encoding="utf-8")
+    pictures = write_audit(out, found)
+    for name, told in found.items():
+        for sentence in told["advice"]:
+            lines.say(f"{name}: {sentence}")
+    lines.say(f"wrote audit.html and {len(pictures)} pictures to {out}")
+    return 0
+
+
+def audit(spark: SparkSession, records: DataFrame, lines: Progress, stop: Stop) -> dict[str, dict[str, Any]]:
+    """Everything about each topic, as plain values."""
+    sized = transforms.measured(records)
+    found: dict[str, dict[str, Any]] = {}
+
+    def step(name: str, rows: DataFrame, many: bool) -> None:
+        if stop.asked:
+            raise PipelineError("Stopped before the audit was whole.", "Start it again; it begins anew.")
+        started = time.monotonic()
+        collected = rows.collect()
+        for row in collected:
+            values = _plain(row.asDict())
+            topic = found.setdefault(values.pop("topic"), {})
+            if many:
+                topic.setdefault(name, []).append(values)
+            else:
+                topic[name] = values
+        lines.step(name, len(collected), time.monotonic() - started)
+
+    step("partitions", transforms.partitions(sized).orderBy("topic", "partition"), many=True)
+    step("keys", transforms.keys(sized), many=False)
+    step("hottest_keys", transforms.hottest_keys(sized, 200).orderBy("topic", "rank"), many=True)
+    step("sizes", transforms.sizes(sized).orderBy("topic", "size_class"), many=True)
+    step("size_figures", transforms.size_figures(sized), many=False)
+    step("lateness", transforms.lateness(sized), many=False)
+    for name, told in found.items():
+        told["compression"] = compression(records.where(F.col("topic") == name))
+        told["partitioner"] = guessed(
+            [
+                (bytes.fromhex(key["key"]), key["partition"])
+                for key in told.get("hottest_keys", ())
+                if key["partitions"] == 1
+            ],
+            max(partition["partition"] for partition in told["partitions"]) + 1,
+        )
+        told["advice"] = advice(told)
+        lines.say(f"{name}: compressed a sample with {', '.join(CODECS)}")
+    return found
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    """Keys may be any bytes: JSON and the page get them as hexadecimal."""
+    return {name: bytes(value).hex() if isinstance(value, bytes | bytearray) else value for name, value in row.items()}
+
+
+def compression(records: DataFrame) -> dict[str, dict[str, float]]:
+    """Ratio and MB/s of each codec on a sample of whole batches: records that lie beside each other in the log."""
+    values = [
+        bytes(row.value) for row in records.where(F.col("value").isNotNull()).select("value").limit(SAMPLED).collect()
+    ]
+    batches = [b"".join(values[start : start + BATCH]) for start in range(0, len(values), BATCH)]
+    plain = sum(map(len, batches))
+    told: dict[str, dict[str, float]] = {}
+    for codec in CODECS if plain else ():
+        started = time.perf_counter()
+        packed = sum(len(pa.compress(batch, codec=codec, asbytes=True)) for batch in batches)
+        took = max(time.perf_counter() - started, 1e-9)
+        told[codec] = {"ratio": round(plain / max(packed, 1), 3), "mb_per_s": round(plain / took / 1e6, 1)}
+    return told
+
+
+if __name__ == "__main__":
+    from pipeline.cli import main
+
+    sys.exit(main(["audit", *sys.argv[1:]]))

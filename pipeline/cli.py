@@ -1,0 +1,83 @@
+"""`sluice-pipeline JOB …`: the jobs, by name.
+
+The one idea: a job is a module with `add_arguments(parser)` and `run(arguments, progress, stop) -> int`, found by its
+line in `JOBS` and imported only when it is asked for, so that help needs neither Spark nor Java. spark-submit is given
+the same module: `spark-submit pipeline/archive/job.py ARGUMENTS`. A job that needs no Spark says so with
+`USES_SPARK = False`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import traceback
+from collections.abc import Sequence
+from types import ModuleType
+
+from pipeline import session
+from pipeline.errors import explain
+from pipeline.progress import Progress, Stop
+
+JOBS = {
+    "archive": ("pipeline.archive.job", "topics into a Delta table, exactly once"),
+    "verify": ("pipeline.verify.job", "prove that an archive is what its topics hold"),
+    "audit": ("pipeline.audit.job", "how a topic's records are spread, sized, timed, and what to do about it"),
+    "analyze": ("pipeline.analyze.job", "what rebalances cost, from the coordinator's journal"),
+    "replay": ("pipeline.replay.job", "an archive into topics, without gap or duplicate"),
+    "compact": ("pipeline.compact.job", "merge small files, cluster, vacuum"),
+    "doctor": ("pipeline.doctor.job", "say what is missing"),
+    "jars": ("pipeline.jars_job", "fetch or list the jars that Spark lacks"),
+}
+FAILED, INTERRUPTED = 1, 130
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given or given[0] in ("-h", "--help"):
+        print(_help())
+        return 0 if given else 2
+    name = given[0]
+    if name not in JOBS:
+        print(f"There is no job {name}. Those there are: {', '.join(JOBS)}.", file=sys.stderr)
+        return 2
+    return _run(name, given[1:])
+
+
+def _run(name: str, given: Sequence[str]) -> int:
+    trace = "--trace" in given
+    try:
+        job = _load(name)
+        parser = argparse.ArgumentParser(prog=f"sluice-pipeline {name}", description=JOBS[name][1])
+        job.add_arguments(parser)
+        if getattr(job, "USES_SPARK", True):
+            session.add_arguments(parser)
+        parser.add_argument("--json", action="store_true", help="progress as lines of JSON")
+        parser.add_argument("--trace", action="store_true", help="print the whole trace of an error")
+        arguments = parser.parse_args(given)
+        stop = Stop()
+        stop.listen()
+        return int(job.run(arguments, Progress(name, as_json=arguments.json), stop))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except Exception as error:
+        if trace:
+            traceback.print_exc()
+        told = explain(error)
+        print(f"{name} failed. {told.cause}\nNext: {told.next_step}", file=sys.stderr, flush=True)
+        return FAILED
+
+
+def _load(name: str) -> ModuleType:
+    return importlib.import_module(JOBS[name][0])
+
+
+def _help() -> str:
+    lines = [f"  {name:8} {summary}" for name, (_, summary) in JOBS.items()]
+    return "\n".join(
+        ["usage: sluice-pipeline JOB …", "", *lines, "", "sluice-pipeline JOB --help says what a job takes."]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

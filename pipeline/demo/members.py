@@ -1,0 +1,139 @@
+"""Consumers of the demonstration: real members of a real group, that come, go, and one day do not commit.
+
+Each logs what it processed (analyze --delivery reads it), so what a rebalance cost is known exactly and not only as far
+as a coordinator can see it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as parquet
+from confluent_kafka import Consumer, KafkaException, Message
+
+JOIN_SECONDS = 30.0
+
+
+@dataclass
+class Log:
+    """Runs of offsets that members processed, in the order of time."""
+
+    rows: list[tuple[str, str, int, str, int, int, int]] = field(default_factory=list)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, group_id: str, member_id: str, messages: list[Message]) -> None:
+        at_ms = time.time_ns() // 1_000_000
+        runs: list[list[Any]] = []
+        last: dict[tuple[str, int], list[Any]] = {}
+        for message in messages:
+            place, offset = (message.topic(), message.partition()), message.offset()
+            run = last.get(place)
+            if run is not None and run[6] + 1 == offset:
+                run[6] = offset
+            else:
+                run = last[place] = [group_id, *place, member_id, at_ms, offset, offset]
+                runs.append(run)
+        with self._lock:
+            self.rows.extend(tuple(run) for run in runs)
+
+    def write(self, folder: Path) -> int:
+        """Writes what there is as Parquet; how many rows."""
+        folder.mkdir(parents=True, exist_ok=True)
+        names = ("group_id", "topic", "partition", "member_id", "at_ms", "first_offset", "last_offset")
+        kinds = (pa.string(), pa.string(), pa.int32(), pa.string(), pa.int64(), pa.int64(), pa.int64())
+        with self._lock:
+            columns = [pa.array([row[number] for row in self.rows], kind) for number, kind in enumerate(kinds)]
+            parquet.write_table(pa.table(columns, names=list(names)), folder / "part-0.parquet")
+            return len(self.rows)
+
+
+class Member:
+    """One consumer on a thread of its own. `commits` may be switched off: what it processes then is processed again."""
+
+    def __init__(self, bootstrap: str, group_id: str, topic: str, name: str, log: Log, **settings: Any) -> None:
+        self.name, self.commits, self.processed = name, True, 0
+        self._group_id, self._log = group_id, log
+        self._ended = threading.Event()
+        self._assigned = threading.Event()
+        self._failure: Exception | None = None
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": group_id,
+                "client.id": name,
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "session.timeout.ms": 6_000,
+                "heartbeat.interval.ms": 500,
+                "log_level": 0,
+                **settings,
+            }
+        )
+        self._topic = topic
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def start(self) -> Member:
+        self._thread.start()
+        return self
+
+    def wait_until_assigned(self) -> None:
+        """RuntimeError if it has no partition after a while."""
+        if not self._assigned.wait(JOIN_SECONDS):
+            raise RuntimeError(f"{self.name} was given no partition within {JOIN_SECONDS:.0f} s")
+
+    def end(self) -> None:
+        """Leaves the group. Raises what ended the member before."""
+        self._ended.set()
+        self._thread.join(JOIN_SECONDS)
+        if self._thread.is_alive():
+            raise RuntimeError(f"{self.name} did not end within {JOIN_SECONDS:.0f} s")
+        if self._failure is not None:
+            raise self._failure
+
+    def _run(self) -> None:
+        try:
+            self._consumer.subscribe([self._topic], on_assign=lambda *_: self._assigned.set())
+            while not self._ended.is_set():
+                self._turn(self._consumer.consume(2_000, timeout=0.2))
+        except Exception as error:
+            self._failure = error
+        finally:
+            self._consumer.close()
+
+    def _turn(self, messages: list[Message]) -> None:
+        read = [message for message in messages if message.error() is None]
+        if not read:
+            return
+        member_id = self._consumer.memberid() or self.name
+        self._log.add(self._group_id, member_id, read)
+        self.processed += len(read)
+        if self.commits:
+            self._forgivingly(lambda: self._consumer.commit(asynchronous=False))
+
+    @staticmethod
+    def _forgivingly(commit: Callable[[], object]) -> None:
+        """A commit that a rebalance refuses is the story the demonstration tells."""
+        try:
+            commit()
+        except KafkaException as error:
+            if not error.args or error.args[0].name() not in _REFUSALS:
+                raise
+
+
+_REFUSALS = frozenset(
+    {
+        "ILLEGAL_GENERATION",
+        "REBALANCE_IN_PROGRESS",
+        "UNKNOWN_MEMBER_ID",
+        "_NO_OFFSET",
+        "STALE_MEMBER_EPOCH",
+        "FENCED_MEMBER_EPOCH",
+        "_ASSIGNMENT_LOST",
+    }
+)

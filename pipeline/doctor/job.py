@@ -1,0 +1,127 @@
+"""Says what is missing before a job finds out: Python's packages, Java, jars, Spark, Kafka, the place of a table.
+
+The one idea: every check is tried for real, in the order in which a job needs it, and says in words what to do.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import os
+import platform
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from pipeline import jars, session
+from pipeline.errors import PipelineError, explain
+from pipeline.progress import Progress as Lines
+from pipeline.progress import Stop
+
+PACKAGES = ("pyspark", "pyarrow", "pandas", "numpy", "confluent-kafka", "prometheus-client")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--bootstrap", metavar="HOST:PORT", help="try this Kafka cluster")
+    parser.add_argument("--topics", default="", metavar="A,B", help="try to read these topics")
+    parser.add_argument("--table", metavar="PATH", help="try to write a table beside this path, and take it away again")
+    parser.add_argument("--client-conf", action="append", default=[], metavar="NAME=VALUE", help="for librdkafka")
+    parser.add_argument("--no-spark", action="store_true", help="do not start a Spark session")
+
+
+def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
+    checks: list[tuple[str, Callable[[], str]]] = [
+        ("Python", _python),
+        ("packages", _packages),
+        ("Java", _java),
+        ("jars", lambda: _jars(arguments.jars or jars.folder())),
+    ]
+    if arguments.bootstrap:
+        checks.append(("Kafka", lambda: _kafka(arguments)))
+    if not arguments.no_spark:
+        checks.append(("Spark and Delta", lambda: _spark(arguments)))
+    failed = 0
+    for name, check in checks:
+        if stop.asked:
+            break
+        try:
+            lines.say(f"ok       {name}: {check()}", event="ok", check=name)
+        except Exception as error:
+            failed += 1
+            told = explain(error)
+            lines.say(f"MISSING  {name}: {told.cause}\n         next: {told.next_step}", event="missing", check=name,
+                      cause=told.cause, next=told.next_step)  # fmt: skip
+    lines.say("nothing is missing" if not failed else f"{failed} of {len(checks)} checks failed", event="end")
+    return 1 if failed else 0
+
+
+def _python() -> str:
+    return f"{platform.python_version()}, {sys.executable}"
+
+
+def _packages() -> str:
+    found: list[str] = []
+    for name in PACKAGES:
+        try:
+            found.append(f"{name} {importlib.metadata.version(name)}")
+        except importlib.metadata.PackageNotFoundError as error:
+            raise PipelineError(
+                f"The package {name} is not installed in {sys.prefix}.",
+                "Install the extra: pip install 'sluice[pipeline]'.",
+            ) from error
+    return ", ".join(found)
+
+
+def _java() -> str:
+    session.check_java()
+    return f"{session.java_version()}, {session.java()}"
+
+
+def _jars(folder: Path) -> str:
+    return f"{len(jars.paths(folder))} in {folder}"
+
+
+def _kafka(arguments: argparse.Namespace) -> str:
+    from pipeline.kafka import Cluster, settings_of
+
+    cluster = Cluster(arguments.bootstrap, settings_of(arguments.client_conf, "--client-conf"))
+    existing = cluster.existing()
+    topics = cluster.topics([name for name in arguments.topics.split(",") if name])
+    logs = cluster.logs(topics)
+    held = sum(log.end - log.start for log in logs)
+    words = f"{arguments.bootstrap} answers and has {len(existing)} topics"
+    return words + (f"; {len(logs)} partitions of {', '.join(topics)} hold {held:,} offsets" if topics else "")
+
+
+def _spark(arguments: argparse.Namespace) -> str:
+    if arguments.table is None:
+        with tempfile.TemporaryDirectory(prefix="sluice-doctor-") as folder:
+            return _write_table(arguments, f"{folder}/table")
+    return _write_table(arguments, f"{arguments.table.rstrip('/')}_doctor_{uuid.uuid4().hex}")
+
+
+def _write_table(arguments: argparse.Namespace, path: str) -> str:
+    from pipeline import table
+    from pipeline.schema import RECORD
+
+    parent = Path(path).parent
+    if "://" not in path and parent.exists() and not os.access(parent, os.W_OK):
+        raise PipelineError(f"{parent} may not be written by this user.", "Give the user the right, or name another.")
+    spark = session.open_session(session.options_of(arguments, "sluice doctor"))
+    try:
+        table.create(spark, path, RECORD)
+        table.append(spark.createDataFrame([], RECORD), path, "sluice-doctor", 1, "{}")
+        table.read(spark, path).count()
+        where = spark._jvm.org.apache.hadoop.fs.Path(path)
+        where.getFileSystem(spark._jsc.hadoopConfiguration()).delete(where, True)
+        return f"{spark.version} on {spark.sparkContext.master} wrote and read a table at {path}"
+    finally:
+        spark.stop()
+
+
+if __name__ == "__main__":
+    from pipeline.cli import main
+
+    sys.exit(main(["doctor", *sys.argv[1:]]))

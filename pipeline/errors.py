@@ -1,0 +1,111 @@
+"""What a person is told when a job cannot go on: the cause, and the next step.
+
+The one idea: a job raises `PipelineError` for what it foresees; for the rest, `explain` finds in a long trace of the
+JVM the line that says what happened. The trace itself is printed only with --trace.
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_CAUSE_CHARACTERS = 400
+
+
+class PipelineError(Exception):
+    """A job cannot go on. `cause` says why, `next_step` what the reader can do about it; both are sentences."""
+
+    def __init__(self, cause: str, next_step: str) -> None:
+        super().__init__(f"{cause} {next_step}")
+        self.cause, self.next_step = cause, next_step
+
+
+_KNOWN: tuple[tuple[str, str, str], ...] = (
+    (
+        r"ForeignWriterError: ",
+        "Somebody else writes to a target partition, so the replay cannot say what it has written.",
+        "Replay into a topic that nobody else produces to, under another --name.",
+    ),
+    (
+        r"No space left on device|Disk quota exceeded",
+        "There is no space left where the job writes.",
+        "Free some, or name another folder; what was committed stands, and the job goes on from there.",
+    ),
+    (
+        r"Permission denied|AccessControlException|EACCES|AccessDenied",
+        "A file or folder may not be read or written by this user.",
+        "Give the user the right to it, or name another; `sluice-pipeline doctor --table PATH` tries it.",
+    ),
+    (
+        r"UnknownTopicOrPartition|does not host this topic-partition",
+        "A topic or partition does not exist (any more).",
+        "Check its name with a listing of topics, or leave it out of --topics.",
+    ),
+    (
+        r"Failed to (?:create|construct) (?:new )?Kafka\w+|TimeoutException: .*(?:topic metadata|Call\(callName)|"
+        r"Timeout of \d+ms expired|Timed out waiting for a node|_TRANSPORT|_ALL_BROKERS_DOWN|_TIMED_OUT|"
+        r"Connection to node .* could not be established",
+        "The Kafka cluster does not answer.",
+        "Check --bootstrap, and that the cluster runs; then start the job again: it goes on where it was.",
+    ),
+    (
+        r"ClassNotFoundException|NoClassDefFoundError|DATA_SOURCE_NOT_FOUND",
+        "A jar that the job needs is missing.",
+        "Run `sluice-pipeline jars`, or name their folder with --jars; spark-submit takes them by its own --jars.",
+    ),
+    (
+        r"Py4JNetworkError|Answer from Java side is empty|Connection refused.*py4j",
+        "Spark's JVM has ended; the system may have killed it for its memory.",
+        "Look at the system's log, give it less with --memory, and start the job again: it goes on where it was.",
+    ),
+    (
+        r"OutOfMemoryError|GC overhead limit",
+        "Spark ran out of memory.",
+        "Give it more with --memory, or make batches smaller with --max-batch-records.",
+    ),
+    (
+        r"Master removed|All masters are unresponsive|Could not connect to spark://|Failed to connect to master",
+        "The Spark master does not answer.",
+        "Check --master, and that the master and at least one worker run.",
+    ),
+    (
+        r"DELTA_(?:CONCURRENT|PROTOCOL_CHANGED|METADATA_CHANGED)\w*|Concurrent(?:Append|Delete\w*|Transaction|Write)Exception",
+        "Another writer changed the table at the same moment.",
+        "Start the job again; if it happens each time, stop the other writer.",
+    ),
+    (
+        r"DELTA_FAILED_READ_FILE|FAILED_READ_FILE|FileNotFoundException|CANNOT_READ_FILE",
+        "A file of the table is missing or damaged.",
+        "Run `sluice-pipeline verify`, which names what is lost; a vacuum during a longer read takes files away, too.",
+    ),
+)
+
+
+def explain(error: BaseException) -> PipelineError:
+    """Cause and next step of any error that ended a job."""
+    if isinstance(error, PipelineError):
+        return error
+    text = f"{type(error).__name__}: {error}"
+    for pattern, cause, next_step in _KNOWN:
+        found = re.search(pattern, text)
+        if found:
+            return PipelineError(f"{cause} ({_line_around(text, found.start())})", next_step)
+    return PipelineError(
+        f"The job ended with an error that it does not know: {_root_cause(text)}",
+        "Start it again with --trace to see all of it.",
+    )
+
+
+def _line_around(text: str, position: int) -> str:
+    start = text.rfind("\n", 0, position) + 1
+    end = text.find("\n", position)
+    return text[start : len(text) if end < 0 else end].strip()[:MAX_CAUSE_CHARACTERS]
+
+
+def _root_cause(text: str) -> str:
+    """What a Python worker raised, else the last `Caused by:` of a trace, else its first line."""
+    if "thrown from the Python worker" in text:
+        raised = re.findall(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt): .*$", text, re.MULTILINE)
+        if raised:
+            return raised[-1][:MAX_CAUSE_CHARACTERS]
+    causes = re.findall(r"^Caused by: (.*)$", text, re.MULTILINE)
+    return (causes[-1] if causes else text.strip().splitlines()[0])[:MAX_CAUSE_CHARACTERS]

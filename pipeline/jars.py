@@ -1,0 +1,81 @@
+"""The jars that Spark lacks: where they lie, whether they are there, and how they come there.
+
+The one idea: `pom.xml` beside this file is the one place for their coordinates. `fetch` lets Maven copy them into a
+folder, from wherever Maven's own settings say; a job starts from that folder and asks nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+from pipeline.errors import PipelineError
+
+POM = Path(__file__).with_name("pom.xml")
+FETCH_SECONDS = 900
+_NAMESPACE = "{http://maven.apache.org/POM/4.0.0}"
+
+
+def folder() -> Path:
+    """Where the jars are looked for: SLUICE_PIPELINE_JARS, or a folder of this Python installation."""
+    named = os.environ.get("SLUICE_PIPELINE_JARS")
+    return Path(named) if named else Path(sys.prefix) / "share" / "sluice" / "jars"
+
+
+def coordinates() -> list[tuple[str, str, str]]:
+    """Group, artifact and version of each."""
+    found: list[tuple[str, str, str]] = []
+    for dependency in ElementTree.parse(POM).getroot().iter(f"{_NAMESPACE}dependency"):
+        group, artifact, version = (
+            dependency.findtext(f"{_NAMESPACE}{name}", "") for name in ("groupId", "artifactId", "version")
+        )
+        found.append((group, artifact, version))
+    return found
+
+
+def names() -> list[str]:
+    return [f"{artifact}-{version}.jar" for _, artifact, version in coordinates()]
+
+
+def missing(where: Path) -> list[str]:
+    return [name for name in names() if not (where / name).is_file()]
+
+
+def paths(where: Path) -> list[Path]:
+    """The jars themselves. PipelineError if one is not there."""
+    lacking = missing(where)
+    if lacking:
+        raise PipelineError(
+            f"{len(lacking)} of {len(names())} jars are not in {where}, the first of them {lacking[0]}.",
+            "Run `sluice-pipeline jars` (it needs Maven), or name their folder with --jars or SLUICE_PIPELINE_JARS.",
+        )
+    return [where / name for name in names()]
+
+
+def fetch(where: Path) -> None:
+    """Have Maven copy what is missing. PipelineError if it cannot."""
+    if not missing(where):
+        return
+    maven = shutil.which("mvn")
+    if maven is None:
+        raise PipelineError(
+            "Maven (mvn) is not installed, and it is Maven that fetches the jars.",
+            "Install it (Debian: apt-get install maven), or bring here what `sluice-pipeline jars --names` lists.",
+        )
+    where.mkdir(parents=True, exist_ok=True)
+    command = [
+        *(maven, "--quiet", "--batch-mode", "--file", str(POM), "dependency:copy-dependencies"),
+        *("-DincludeScope=runtime", f"-DoutputDirectory={where}"),
+    ]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=FETCH_SECONDS)
+    if done.returncode:
+        words = [line for line in (done.stdout + done.stderr).splitlines() if "ERROR" in line]
+        raise PipelineError(
+            f"Maven could not fetch the jars: {words[0] if words else 'it said nothing'}",
+            "Check that Maven reaches its repository or mirror (its settings.xml), then run it again.",
+        )
+    paths(where)

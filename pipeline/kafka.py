@@ -1,0 +1,228 @@
+"""The cluster as an administrator sees it: topics, their ids, the ends of their logs, a group's offsets.
+
+The one idea: it is librdkafka that asks, never Spark's connector, so that what plans and proves a job is independent of
+what reads for it. Every request has a deadline.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec
+
+from pipeline.errors import PipelineError
+
+REQUEST_SECONDS = 30.0
+MAX_LISTED = 20
+Partition = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """A partition's log: the first offset that it holds, and the one behind its last (committed) record."""
+
+    topic: str
+    topic_id: str
+    partition: int
+    start: int
+    end: int
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("Kafka")
+    group.add_argument("--bootstrap", required=True, metavar="HOST:PORT", help="any broker of the cluster")
+    group.add_argument(
+        "--kafka-conf", action="append", default=[], metavar="NAME=VALUE", help="for Spark's (Java) Kafka client"
+    )
+    group.add_argument(
+        "--client-conf",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="for librdkafka, which plans and checks",
+    )
+
+
+def settings_of(texts: Iterable[str], option: str) -> dict[str, str]:
+    settings: dict[str, str] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator:
+            raise PipelineError(f"{option} {text} is not NAME=VALUE.", f"Write it like {option} client.id=archive.")
+        settings[name] = value
+    return settings
+
+
+class Cluster:
+    """One cluster. KafkaException and PipelineError say what it refused or that it does not answer."""
+
+    def __init__(self, bootstrap: str, settings: Mapping[str, str] | None = None) -> None:
+        self.settings: dict[str, str] = {
+            "bootstrap.servers": bootstrap,
+            "log_level": "0",
+            **(settings or {}),
+        }
+        self._bootstrap = bootstrap
+        self._admin = AdminClient(dict(self.settings))
+
+    def topics(self, names: Sequence[str] = (), pattern: str | None = None) -> list[str]:
+        """Those of `names` and of `pattern` that exist. PipelineError if a name does not."""
+        existing = self._metadata()
+        lacking = [name for name in names if name not in existing]
+        if lacking:
+            raise PipelineError(
+                f"The topic {lacking[0]} does not exist.",
+                f"Those there are: {_listed(existing)}; check --topics, or create it first.",
+            )
+        chosen = set(names)
+        if pattern is not None:
+            matches = re.compile(pattern).fullmatch
+            chosen |= {name for name in existing if not name.startswith("__") and matches(name)}
+        return sorted(chosen)
+
+    def existing(self) -> set[str]:
+        return set(self._metadata())
+
+    def logs(self, topics: Sequence[str], *, read_committed: bool = True) -> list[Log]:
+        """The logs of all partitions of `topics`, by topic and partition; a topic that does not exist has none."""
+        if not topics:
+            return []
+        described: list[tuple[str, str, int]] = []
+        for name, future in self._admin.describe_topics(
+            TopicCollection(list(topics)), request_timeout=REQUEST_SECONDS
+        ).items():
+            try:
+                description = future.result(REQUEST_SECONDS)
+            except KafkaException as error:
+                if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    continue
+                raise self._unreachable(error) from error
+            described += [(name, str(description.topic_id), partition.id) for partition in description.partitions]
+        asked = [(topic, partition) for topic, _, partition in described]
+        starts = self.offsets(asked, OffsetSpec.earliest(), read_committed=read_committed)
+        ends = self.offsets(asked, OffsetSpec.latest(), read_committed=read_committed)
+        return sorted(
+            (
+                Log(topic, topic_id, partition, starts[topic, partition], ends[topic, partition])
+                for topic, topic_id, partition in described
+                if (topic, partition) in starts and (topic, partition) in ends
+            ),
+            key=lambda log: (log.topic, log.partition),
+        )
+
+    def offsets(
+        self, partitions: Sequence[Partition], spec: OffsetSpec, *, read_committed: bool = True
+    ) -> dict[Partition, int]:
+        """The offset of `spec` per partition, -1 where there is none; a partition that has gone is left out."""
+        if not partitions:
+            return {}
+        isolation = IsolationLevel.READ_COMMITTED if read_committed else IsolationLevel.READ_UNCOMMITTED
+        futures = self._admin.list_offsets(
+            {TopicPartition(*key): spec for key in partitions},
+            isolation_level=isolation,
+            request_timeout=REQUEST_SECONDS,
+        )
+        found: dict[Partition, int] = {}
+        for asked, future in futures.items():
+            try:
+                found[asked.topic, asked.partition] = future.result(REQUEST_SECONDS).offset
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise self._unreachable(error) from error
+        return found
+
+    def at_time(self, partitions: Sequence[Partition], timestamp_ms: int) -> dict[Partition, int]:
+        """The first offset whose timestamp is `timestamp_ms` or later, -1 where there is none."""
+        return self.offsets(partitions, OffsetSpec.for_timestamp(timestamp_ms))
+
+    def commit(self, group: str, offsets: Mapping[Partition, int]) -> None:
+        """Commit a group's offsets without joining it."""
+        if not offsets:
+            return
+        consumer = Consumer({**self.settings, "group.id": group, "enable.auto.commit": "false"})
+        try:
+            positions = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+            for answer in consumer.commit(offsets=positions, asynchronous=False) or []:
+                if answer.error is not None:
+                    raise KafkaException(answer.error)
+        finally:
+            consumer.close()
+
+    def group_offsets(self, group: str) -> dict[Partition, int]:
+        """All offsets that a group has committed."""
+        futures = self._admin.list_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group)], request_timeout=REQUEST_SECONDS
+        )
+        answer = futures[group].result(REQUEST_SECONDS)
+        return {(at.topic, at.partition): at.offset for at in answer.topic_partitions if at.offset >= 0}
+
+    def group_states(self) -> dict[str, str]:
+        """The state of every group by its id: EMPTY, STABLE, …"""
+        answer = self._admin.list_consumer_groups(request_timeout=REQUEST_SECONDS).result(REQUEST_SECONDS)
+        return {group.group_id: group.state.name for group in answer.valid}
+
+    def alter_group_offsets(self, group: str, offsets: Mapping[Partition, int]) -> None:
+        """Set an empty group's offsets; the cluster refuses it for any other."""
+        positions = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+        futures = self._admin.alter_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(group, positions)], request_timeout=REQUEST_SECONDS
+        )
+        for answer in futures[group].result(REQUEST_SECONDS).topic_partitions:
+            if answer.error is not None:
+                raise KafkaException(answer.error)
+
+    def create(self, topic: NewTopic) -> None:
+        """KafkaException if it cannot be made."""
+        for future in self._admin.create_topics([topic], request_timeout=REQUEST_SECONDS).values():
+            future.result(REQUEST_SECONDS)
+
+    def configs(self, resources: Sequence[ConfigResource]) -> dict[ConfigResource, dict[str, str]]:
+        """Names and values of the configuration of each."""
+        if not resources:
+            return {}
+        futures = self._admin.describe_configs(list(resources), request_timeout=REQUEST_SECONDS)
+        return {
+            resource: {name: str(entry.value) for name, entry in future.result(REQUEST_SECONDS).items()}
+            for resource, future in futures.items()
+        }
+
+    def partitions_of(self, topic: str) -> int:
+        """How many partitions a topic has, 0 if it does not exist."""
+        return len(self._metadata().get(topic, ()))
+
+    def _metadata(self) -> dict[str, list[int]]:
+        try:
+            listed = self._admin.list_topics(timeout=REQUEST_SECONDS)
+        except KafkaException as error:
+            raise self._unreachable(error) from error
+        return {name: sorted(topic.partitions) for name, topic in listed.topics.items() if topic.error is None}
+
+    def _unreachable(self, error: KafkaException) -> Exception:
+        if error.args[0].code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN):
+            return UnreachableError(
+                f"Nothing answers as Kafka at {self._bootstrap}.",
+                "Check --bootstrap, and that the cluster runs; then start the job again: it goes on where it was.",
+            )
+        return error
+
+
+class UnreachableError(PipelineError):
+    """The cluster does not answer; it may again."""
+
+
+def _listed(names: Iterable[str]) -> str:
+    shown = sorted(name for name in names if not name.startswith("__"))
+    words = ", ".join(shown[:MAX_LISTED]) or "none"
+    return words + (f" and {len(shown) - MAX_LISTED} more" if len(shown) > MAX_LISTED else "")

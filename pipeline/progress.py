@@ -1,0 +1,86 @@
+"""What a long job says while it runs, and how it is asked to stop.
+
+The one idea: a job reports a step (a batch, a phase) when it is done; `Progress` turns that into one line with rows,
+rate, what is left and how long that takes, or, with --json, into the same for machines. SIGINT and SIGTERM ask once
+for a stop after the step that runs; asked again, they end the program.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+import threading
+import time
+from types import FrameType
+from typing import Any, TextIO
+
+
+class Progress:
+    """Lines of one job. `as_json` prints each as an object, so that another program can read along."""
+
+    def __init__(self, job: str, *, as_json: bool = False, stream: TextIO | None = None) -> None:
+        self._job, self._as_json = job, as_json
+        self._stream = stream if stream is not None else sys.stdout
+        self._started = time.monotonic()
+        self._rows = 0
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def say(self, text: str, **figures: Any) -> None:
+        """One line; `figures` are added to it for machines only."""
+        if self._as_json:
+            line = json.dumps(
+                {"job": self._job, "seconds": round(self.seconds, 3), "say": text, **figures}, default=str
+            )
+        else:
+            line = f"{self._job} {clock(self.seconds)} {text}"
+        print(line, file=self._stream, flush=True)
+
+    def step(self, what: str, rows: int, seconds: float, left: int | None = None, **figures: Any) -> None:
+        """A step of `rows` that took `seconds`; `left` is what remains, if that is known."""
+        self._rows += rows
+        rate = rows / seconds if seconds > 0 else 0.0
+        average = self._rows / self.seconds if self.seconds > 0 else 0.0
+        words = [f"{what}: {rows:,} rows in {seconds:.1f} s ({rate:,.0f}/s), {self._rows:,} in all"]
+        if left is not None:
+            words.append(f"{left:,} left" + (f", about {clock(left / average)}" if left and average else ""))
+        self.say(", ".join(words), rows=rows, rate=round(rate), total=self._rows, left=left, **figures)
+
+
+def clock(seconds: float) -> str:
+    whole = int(seconds)
+    return (
+        f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}" if whole >= 3600 else f"{whole // 60}:{whole % 60:02}"
+    )
+
+
+class Stop:
+    """Whether the user asked the job to end. `wait` sleeps, but no longer than until then."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+
+    @property
+    def asked(self) -> bool:
+        return self._event.is_set()
+
+    def wait(self, seconds: float) -> bool:
+        return self._event.wait(seconds)
+
+    def ask(self) -> None:
+        self._event.set()
+
+    def listen(self) -> None:
+        """Hear SIGINT and SIGTERM. The second of them ends the program at once: what was committed stands."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._heard)
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:
+        if self.asked:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+        self.ask()
+        print("Stopping after this step; ask again to stop at once.", file=sys.stderr, flush=True)

@@ -1,0 +1,358 @@
+"""An archive into topics, every record once, in order, through any crash.
+
+The one idea: the offset map is a table; a batch's rows of it are committed when all its records are stored, with how
+far the replay is. What a crash left in the target behind the map is recognised and not written again (`produce.py`).
+Group offsets are translated by the map, in a step of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Mapping
+
+from confluent_kafka.admin import NewTopic
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import AnalysisException, ParseException, PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from pipeline import kafka, session, table
+from pipeline.archive.job import RETRY_SECONDS, last_progress
+from pipeline.archive.plan import Progress, Range
+from pipeline.archive.start import milliseconds
+from pipeline.errors import PipelineError, explain
+from pipeline.kafka import Cluster, Partition
+from pipeline.progress import Progress as Lines
+from pipeline.progress import Stop
+from pipeline.replay.plan import Done, Plan, partition_map, topic_map
+from pipeline.replay.produce import Writer
+from pipeline.replay.transforms import in_order, select_records, summary, translate, with_targets, written
+from pipeline.schema import OFFSET_MAP
+
+APPLICATION = "sluice-replay"
+MAX_TASKS = 64
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kafka.add_arguments(parser)
+    what = parser.add_argument_group("what")
+    what.add_argument("--archive", required=True, metavar="PATH", help="the table that `archive` wrote")
+    what.add_argument("--topic-map", metavar="A=B,…", help="which archived topic goes into which topic")
+    what.add_argument("--partition-map", default="same", metavar="0:1,…", help="source to target (default %(default)s)")
+    what.add_argument("--from", dest="start", metavar="WHERE", help="a time, or JSON {topic: {partition: offset}}")
+    what.add_argument("--until", metavar="WHERE", help="likewise; what is there is left out")
+    what.add_argument("--filter", metavar="SQL", help='over the archive\'s columns, e.g. "value IS NOT NULL"')
+    what.add_argument("--timestamps", choices=("keep", "now"), default="keep", help="(default %(default)s)")
+    what.add_argument("--create-topics", action="store_true", help="make target topics that do not exist")
+    how = parser.add_argument_group("how")
+    how.add_argument(
+        "--name", default="replay", help="of this replay: the same name goes on with it (default %(default)s)"
+    )
+    how.add_argument("--map", metavar="PATH", help="the table of its offset map (default: ARCHIVE_NAME_map)")
+    how.add_argument("--max-batch-records", type=int, default=500_000, metavar="N", help="(default %(default)s)")
+    how.add_argument("--max-rate", type=float, metavar="N", help="records per second")
+    how.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
+    groups = parser.add_argument_group("groups, when the records are there")
+    groups.add_argument("--translate-groups", metavar="A,B|all", help="carry committed offsets over; empty groups only")
+
+
+def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
+    cluster = Cluster(arguments.bootstrap, kafka.settings_of(arguments.client_conf, "--client-conf"))
+    cluster.existing()
+    spark = session.open_session(session.options_of(arguments, f"sluice replay {arguments.name}"))
+    try:
+        job = Replay(spark, cluster, arguments, lines, stop)
+        if arguments.translate_groups is not None:
+            job.translate_groups()
+        elif arguments.dry_run:
+            job.dry_run()
+        else:
+            job.run()
+    except (AnalysisException, ParseException) as error:
+        if arguments.filter is None:
+            raise
+        raise PipelineError(
+            f"--filter is not understood: {str(error).splitlines()[0]}", "It is SQL over the archive's columns."
+        ) from error
+    finally:
+        spark.stop()
+    return 0
+
+
+class Replay:
+    def __init__(
+        self, spark: SparkSession, cluster: Cluster, arguments: argparse.Namespace, lines: Lines, stop: Stop
+    ) -> None:
+        self._spark, self._cluster, self._arguments = spark, cluster, arguments
+        self._lines, self._stop = lines, stop
+        self._archive: str = arguments.archive
+        self._map: str = arguments.map or f"{self._archive.rstrip('/')}_{arguments.name}_map"
+        self._records = table.read(spark, self._archive)
+
+    def run(self) -> None:
+        done = self._begun()
+        settle = done.batch > 0 or self._resumed
+        bases, failures = self._bases(done), 0
+        while not self._stop.asked:
+            ranges = done.plan.batch(done.following)
+            if not ranges:
+                break
+            started = time.monotonic()
+            after = self._after(done, ranges)
+            self._lines.say(
+                f"batch {after.batch}: writes {_records(ranges):,} offsets", event="writing", batch=after.batch
+            )
+            try:
+                batch = self._write(done.plan, after.batch, ranges, bases, settle)
+                table.append(batch, self._map, APPLICATION, after.batch, after.to_json())
+            except (PySparkException, Py4JJavaError) as error:
+                # The same batch again: what of it is stored already is recognised.
+                if failures == len(RETRY_SECONDS) or _is_final(error):
+                    raise
+                cause = explain(error).cause
+                self._lines.say(f"a batch failed and is done again: {cause}", event="retry", cause=cause)
+                self._stop.wait(RETRY_SECONDS[failures])
+                failures, settle = failures + 1, True
+                continue
+            failures = 0
+            rows = 0
+            for (topic, partition), records in self._written(after.batch).items():
+                bases[topic, partition] += records
+                rows += records
+            done, settle = after, False
+            left = sum(each.end - done.following[each.topic, each.partition] for each in done.plan.ranges)
+            self._lines.step(f"batch {done.batch}", rows, time.monotonic() - started, left, event="committed",
+                             batch=done.batch)  # fmt: skip
+        words = "stopped; start it again to go on" if self._stop.asked else "done"
+        self._lines.say(f"{words}: the offset map is {self._map}", event="end")
+
+    def dry_run(self) -> None:
+        plan = self._plan(create=False)
+        chosen = with_targets(select_records(self._records, plan, plan.ranges), plan)
+        total = 0
+        for row in summary(chosen).collect():
+            total += row.records
+            self._lines.say(
+                f"{row.topic}-{row.partition} to {row.target_topic}-{row.target_partition}: {row.records:,} records, "
+                f"{row.bytes:,} bytes, offsets {row.first:,} to {row.last:,}",
+                event="would", records=row.records, bytes=row.bytes,
+            )  # fmt: skip
+        self._lines.say(f"would write {total:,} records; nothing was written", event="end", records=total)
+
+    def translate_groups(self) -> None:
+        if not table.exists(self._spark, self._map):
+            raise PipelineError(f"There is no offset map at {self._map}.", "Replay first; its --name names the map.")
+        done = self._last_done()
+        if done is None or done.plan.batch(done.following):
+            raise PipelineError(
+                "The replay is not complete.", "Start it again without --translate-groups to finish it."
+            )
+        states = self._cluster.group_states()
+        asked = self._arguments.translate_groups
+        names = sorted(states) if asked == "all" else [name for name in asked.split(",") if name]
+        rows = [
+            (group, topic, partition, offset)
+            for group in names
+            if self._may_translate(group, states.get(group))
+            for (topic, partition), offset in self._cluster.group_offsets(group).items()
+            if topic in done.plan.topics
+        ]
+        committed = self._spark.createDataFrame(rows, "group string, topic string, partition int, offset long")
+        mine = table.read(self._spark, self._map).where("replay = '" + self._arguments.name.replace("'", "''") + "'")
+        translated: dict[str, dict[Partition, int]] = {}
+        for row in translate(committed, mine).collect():
+            translated.setdefault(row["group"], {})[row.target_topic, row.target_partition] = row.offset
+        for group, offsets in translated.items():
+            if not self._arguments.dry_run:
+                self._cluster.alter_group_offsets(group, offsets)
+            words = ", ".join(f"{topic}-{partition} {offset:,}" for (topic, partition), offset in offsets.items())
+            self._lines.say(f"group {group} {'would go' if self._arguments.dry_run else 'goes'} to {words}",
+                            event="translated", group=group)  # fmt: skip
+        if not translated:
+            self._lines.say("no group has offsets in the replayed topics", event="translated")
+
+    def _may_translate(self, group: str, state: str | None) -> bool:
+        if state == "EMPTY":
+            return True
+        words = "does not exist" if state is None else f"is {state.lower()}, not empty: stop its consumers first"
+        self._lines.say(f"group {group} is left as it is: it {words}", event="skipped", group=group)
+        return False
+
+    # --- plan ---------------------------------------------------------------------------------------------------
+
+    def _begun(self) -> Done:
+        """The replay of this name as it stands, or a new one whose plan is committed before its first record."""
+        table.create(self._spark, self._map, OFFSET_MAP)
+        done = self._last_done()
+        self._resumed = done is not None
+        if done is None:
+            plan = self._plan(create=self._arguments.create_topics)
+            done = Done(plan, 0, {(each.topic, each.partition): each.start for each in plan.ranges})
+            table.append(self._spark.createDataFrame([], OFFSET_MAP), self._map, APPLICATION, 0, done.to_json())
+            self._lines.say(f"begins {plan.name}: {_records(plan.ranges):,} offsets", event="begin")
+            return done
+        asked = self._asked(sorted(done.plan.topics))
+        if asked != done.plan.asked():
+            unlike = [name for name, value in asked.items() if value != done.plan.asked()[name]]
+            raise PipelineError(
+                f"The replay {done.plan.name} was begun with another {unlike[0]}.",
+                "Start it as it was begun to go on with it, or give this one another --name.",
+            )
+        for log in self._cluster.logs(sorted(done.plan.target_ids)):
+            if log.topic_id != done.plan.target_ids[log.topic]:
+                raise PipelineError(
+                    f"The target topic {log.topic} was deleted and created again since the replay began.",
+                    "Give this replay another --name to begin anew.",
+                )
+        self._lines.say(f"goes on with {done.plan.name} behind batch {done.batch}", event="continue")
+        return done
+
+    def _last_done(self) -> Done | None:
+        for commit in table.commits(self._spark, self._map):
+            found = Done.from_json(commit.metadata) if commit.metadata else None
+            if found is not None:
+                return found
+        return None
+
+    def _asked(self, topics: list[str]) -> dict[str, object]:
+        return self._asked_plan(topics).asked()
+
+    def _asked_plan(self, topics: list[str]) -> Plan:
+        """A plan that says only what the user asked for."""
+        given = self._arguments
+        mapped = topic_map(given.topic_map, topics) if given.topic_map else None
+        if mapped is None:
+            raise PipelineError("It is not said where the records go.", "Say it with --topic-map orders=orders-again.")
+        return Plan(
+            name=given.name,
+            archive=self._archive,
+            topics=mapped,
+            partitions=partition_map(given.partition_map),
+            condition=given.filter,
+            from_ms=_time(given.start),
+            until_ms=_time(given.until),
+            timestamps=given.timestamps,
+            ranges=(),
+            batch_records=given.max_batch_records,
+            target_ids={},
+            bases={},
+        )
+
+    def _plan(self, *, create: bool) -> Plan:
+        progress = last_progress(self._spark, self._archive)
+        if progress is None:
+            raise PipelineError(f"{self._archive} holds no archive yet.", "Run `sluice-pipeline archive` first.")
+        asked = self._asked_plan(sorted(progress.topic_ids))
+        ranges = self._ranges(progress, asked.topics)
+        targets = {asked.target(each.topic, each.partition) for each in ranges}
+        self._make_topics(targets, create=create)
+        logs = {(log.topic, log.partition): log for log in self._cluster.logs(sorted({topic for topic, _ in targets}),
+                                                                              read_committed=False)}  # fmt: skip
+        for topic, partition in sorted(targets):
+            if (topic, partition) not in logs and not self._arguments.dry_run:
+                raise PipelineError(
+                    f"The target topic {topic} has no partition {partition}.",
+                    "Add partitions to it, map it with --partition-map, or let --create-topics make the topic.",
+                )
+        told = {key: logs[key] for key in targets if key in logs}
+        return Plan(
+            **{**{name: getattr(asked, name) for name in Plan.__slots__},
+               "ranges": tuple(ranges),
+               "target_ids": {log.topic: log.topic_id for log in told.values()},
+               "bases": {key: log.end for key, log in told.items()}}
+        )  # fmt: skip
+
+    def _ranges(self, progress: Progress, topics: Mapping[str, str]) -> list[Range]:
+        first = _offsets(self._arguments.start, "--from")
+        until = _offsets(self._arguments.until, "--until")
+        found: list[Range] = []
+        for (topic, partition), end in sorted(progress.next.items()):
+            key = (topic, partition)
+            start = max(progress.first[key], first.get(key, 0))
+            stop = min(end, until.get(key, end))
+            if topic in topics and start < stop:
+                found.append(Range(topic, partition, start, stop))
+        return found
+
+    def _make_topics(self, targets: set[Partition], *, create: bool) -> None:
+        existing = self._cluster.existing()
+        for topic in sorted({topic for topic, _ in targets} - existing):
+            if create:
+                count = 1 + max(partition for name, partition in targets if name == topic)
+                self._cluster.create(NewTopic(topic, count, 1))
+            elif not self._arguments.dry_run:
+                raise PipelineError(f"The target topic {topic} does not exist.", "Create it, or add --create-topics.")
+
+    # --- batches ------------------------------------------------------------------------------------------------
+
+    def _bases(self, done: Done) -> dict[Partition, int]:
+        """Where each target partition must end when the next batch begins."""
+        bases = dict(done.plan.bases)
+        if done.batch:
+            for key, records in self._written(None).items():
+                bases[key] += records
+        return bases
+
+    def _written(self, batch: int | None) -> dict[Partition, int]:
+        rows = table.read(self._spark, self._map)
+        if batch is not None:
+            rows = rows.where(f"batch = {batch}")
+        return {(row.target_topic, row.target_partition): row.records for row in written(rows).collect()}
+
+    def _after(self, done: Done, ranges: list[Range]) -> Done:
+        following = {**done.following, **{(each.topic, each.partition): each.end for each in ranges}}
+        return Done(done.plan, done.batch + 1, following)
+
+    def _write(
+        self, plan: Plan, batch: int, ranges: list[Range], bases: Mapping[Partition, int], settle: bool
+    ) -> DataFrame:
+        tasks = max(1, min(len(plan.bases), self._spark.sparkContext.defaultParallelism, MAX_TASKS))
+        rate = self._arguments.max_rate
+        writer = Writer(
+            name=plan.name,
+            batch=batch,
+            settings=self._cluster.settings,
+            bases=dict(bases),
+            keep_timestamps=plan.timestamps == "keep",
+            settle=settle,
+            records_per_second=rate / tasks if rate else None,
+        )
+        chosen = with_targets(select_records(self._records, plan, ranges), plan)
+        return in_order(chosen, plan, tasks).mapInArrow(writer.write, OFFSET_MAP)
+
+
+def _is_final(error: Exception) -> bool:
+    """Whether the same batch would fail the same way again."""
+    return isinstance(error, AnalysisException | ParseException) or "ForeignWriterError" in str(error)
+
+
+def _records(ranges: list[Range] | tuple[Range, ...]) -> int:
+    return sum(each.records for each in ranges)
+
+
+def _time(text: str | None) -> int | None:
+    return None if text is None or text.lstrip().startswith("{") else milliseconds(text)
+
+
+def _offsets(text: str | None, option: str) -> dict[Partition, int]:
+    if text is None or not text.lstrip().startswith("{"):
+        return {}
+    try:
+        return {
+            (topic, int(partition)): int(offset)
+            for topic, of_topic in json.loads(text).items()
+            for partition, offset in of_topic.items()
+        }
+    except (ValueError, AttributeError, TypeError) as error:
+        raise PipelineError(
+            f"{option} {text} is not JSON of topics, partitions and offsets ({error}).",
+            'Write it like {"orders": {"0": 1200, "1": 980}}.',
+        ) from error
+
+
+if __name__ == "__main__":
+    from pipeline.cli import main
+
+    sys.exit(main(["replay", *sys.argv[1:]]))

@@ -1,0 +1,124 @@
+"""What a replay does, fixed when it begins: which offsets go where, and where each target partition stood.
+
+The one idea: from the plan and the number of a batch follows the exact sequence of records that each target partition
+gets. So after a crash the end of a target partition says how much of its sequence is there, and the rest is written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from pipeline.archive.plan import Range, share
+from pipeline.errors import PipelineError
+from pipeline.kafka import Partition
+
+MARK = "sluice-source"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """`partitions` maps a source partition to a target partition, the same number where it says nothing."""
+
+    name: str
+    archive: str
+    topics: Mapping[str, str]
+    partitions: Mapping[int, int]
+    condition: str | None
+    from_ms: int | None
+    until_ms: int | None
+    timestamps: str
+    ranges: tuple[Range, ...]
+    batch_records: int
+    target_ids: Mapping[str, str]
+    bases: Mapping[Partition, int]
+    """The end of each target partition before the first record."""
+
+    def target(self, topic: str, partition: int) -> Partition:
+        return self.topics[topic], self.partitions.get(partition, partition)
+
+    def batch(self, following: Mapping[Partition, int]) -> list[Range]:
+        """The ranges of the batch that begins at `following`, an offset per source partition; empty behind the last."""
+        backlog = [
+            Range(each.topic, each.partition, following[each.topic, each.partition], each.end)
+            for each in self.ranges
+            if following[each.topic, each.partition] < each.end
+        ]
+        return share(backlog, self.batch_records)
+
+    def asked(self) -> dict[str, object]:
+        """What the user asked for: it must be the same when a replay goes on."""
+        told = asdict(self)
+        # The same for JSON and for us.
+        told["partitions"] = {str(source): target for source, target in self.partitions.items()}
+        for found in ("ranges", "batch_records", "target_ids", "bases"):
+            del told[found]
+        return told
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """How far a replay is: batches committed, and the next offset per source partition."""
+
+    plan: Plan
+    batch: int
+    following: Mapping[Partition, int]
+
+    def to_json(self) -> str:
+        told = asdict(self.plan)
+        told["ranges"] = [[each.topic, each.partition, each.start, each.end] for each in self.plan.ranges]
+        told["bases"] = _pairs(self.plan.bases)
+        told["partitions"] = list(self.plan.partitions.items())
+        return json.dumps(
+            {"sluice_replay": {"plan": told, "batch": self.batch, "following": _pairs(self.following)}},
+            separators=(",", ":"),
+        )
+
+    @staticmethod
+    def from_json(text: str) -> Done | None:
+        """None if it is not a replay's."""
+        try:
+            told = json.loads(text)["sluice_replay"]
+        except (ValueError, KeyError, TypeError):
+            return None
+        plan = told["plan"]
+        plan["ranges"] = tuple(Range(*each) for each in plan["ranges"])
+        plan["bases"] = {(topic, partition): offset for topic, partition, offset in plan["bases"]}
+        plan["partitions"] = dict(plan["partitions"])
+        following = {(topic, partition): offset for topic, partition, offset in told["following"]}
+        return Done(Plan(**plan), told["batch"], following)
+
+
+def topic_map(text: str, topics: Sequence[str]) -> dict[str, str]:
+    """`a=b,c=d` for archived topics; PipelineError if one is unknown, or mapped onto a topic twice."""
+    found: dict[str, str] = {}
+    for pair in text.split(","):
+        source, separator, target = pair.strip().partition("=")
+        if not separator or not source or not target:
+            raise PipelineError(f"--topic-map {text} is not SOURCE=TARGET,….", "Write it like orders=orders-again.")
+        if source not in topics:
+            raise PipelineError(
+                f"The archive does not hold the topic {source}.", f"It holds {', '.join(sorted(topics)) or 'none'}."
+            )
+        found[source] = target
+    if len(set(found.values())) < len(found):
+        raise PipelineError("Two topics would go into one.", "Give each a target of its own, or replay one at a time.")
+    return found
+
+
+def partition_map(text: str) -> dict[int, int]:
+    """`same`, or `0:1,1:1`."""
+    if text == "same":
+        return {}
+    try:
+        pairs = [pair.split(":") for pair in text.split(",")]
+        return {int(source): int(target) for source, target in pairs}
+    except ValueError as error:
+        raise PipelineError(
+            f"--partition-map {text} is neither `same` nor SOURCE:TARGET,….", "Write it like 0:0,1:0,2:1."
+        ) from error
+
+
+def _pairs(offsets: Mapping[Partition, int]) -> list[tuple[str, int, int]]:
+    return [(topic, partition, offset) for (topic, partition), offset in offsets.items()]

@@ -1,0 +1,110 @@
+"""From archived records to what is produced, and from the offset map to a group's offsets: pure functions of frames."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import IntegerType
+
+from pipeline.archive.plan import Range
+from pipeline.replay.plan import Plan
+
+
+def select_records(records: DataFrame, plan: Plan, ranges: Sequence[Range]) -> DataFrame:
+    """Records of `ranges` within the plan's times and condition."""
+    rows = [(each.topic, each.partition, each.start, each.end) for each in ranges]
+    frame = records.sparkSession.createDataFrame(rows, "r_topic string, r_partition int, r_start long, r_end long")
+    inside = (
+        (F.col("topic") == F.col("r_topic"))
+        & (F.col("partition") == F.col("r_partition"))
+        & (F.col("offset") >= F.col("r_start"))
+        & (F.col("offset") < F.col("r_end"))
+    )
+    span = F.col("topic").isin(sorted({each.topic for each in ranges})) & F.col("offset").between(
+        min((each.start for each in ranges), default=0), max((each.end for each in ranges), default=0)
+    )
+    chosen = records.where(span).join(F.broadcast(frame), inside, "left_semi")
+    if plan.from_ms is not None:
+        chosen = chosen.where(F.col("timestamp") >= F.timestamp_millis(F.lit(plan.from_ms)))
+    if plan.until_ms is not None:
+        chosen = chosen.where(F.col("timestamp") < F.timestamp_millis(F.lit(plan.until_ms)))
+    return chosen if plan.condition is None else chosen.where(plan.condition)
+
+
+def with_targets(records: DataFrame, plan: Plan) -> DataFrame:
+    """Adds target_topic and target_partition."""
+    topic = F.lit(None).cast("string")
+    for source, target in plan.topics.items():
+        topic = F.when(F.col("topic") == source, target).otherwise(topic)
+    partition = F.col("partition")
+    for source, target in plan.partitions.items():
+        partition = F.when(F.col("partition") == source, target).otherwise(partition)
+    return records.withColumn("target_topic", topic).withColumn("target_partition", partition.cast(IntegerType()))
+
+
+def in_order(targeted: DataFrame, plan: Plan, tasks: int) -> DataFrame:
+    """Each target partition in one task, its records by source topic, partition and offset."""
+    index = F.lit(None).cast("int")
+    for number, (topic, partition) in enumerate(sorted(plan.bases)):
+        here = (F.col("target_topic") == topic) & (F.col("target_partition") == partition)
+        index = F.when(here, number % tasks).otherwise(index)
+    return (
+        targeted.withColumn("_task", index)
+        .repartitionById(tasks, F.col("_task"))
+        .sortWithinPartitions("target_topic", "target_partition", "topic", "partition", "offset")
+        .select(
+            "target_topic", "target_partition", "topic", "partition", "offset",
+            F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value", "headers",
+        )
+    )  # fmt: skip
+
+
+def summary(targeted: DataFrame) -> DataFrame:
+    """What would be produced, per source and target partition: records, bytes, first and last offset."""
+    size = F.coalesce(F.octet_length("key"), F.lit(0)) + F.coalesce(F.octet_length("value"), F.lit(0))
+    return (
+        targeted.groupBy("topic", "partition", "target_topic", "target_partition")
+        .agg(
+            F.count(F.lit(1)).alias("records"),
+            F.sum(size).alias("bytes"),
+            F.min("offset").alias("first"),
+            F.max("offset").alias("last"),
+        )
+        .orderBy("topic", "partition")
+    )
+
+
+def written(offset_map: DataFrame) -> DataFrame:
+    """Records per target partition."""
+    return offset_map.groupBy("target_topic", "target_partition").agg(F.sum("records").alias("records"))
+
+
+def translate(committed: DataFrame, offset_map: DataFrame) -> DataFrame:
+    """A group's offsets in the source as offsets in the target.
+
+    `committed` has group, topic, partition, offset. The answer is where the first record that the group has not read
+    went; behind the last one if it has read all. Where several source partitions went into one, the lowest is taken:
+    records are read twice rather than missed. Partitions that were not replayed are left out.
+    """
+    runs = offset_map.select(
+        F.col("source_topic").alias("topic"), F.col("source_partition").alias("partition"),
+        "source_from", "target_topic", "target_partition", "target_from", "records",
+    )  # fmt: skip
+    end = F.col("source_from") + F.col("records")
+    ahead = F.col("target_from") + F.greatest(F.col("offset") - F.col("source_from"), F.lit(0))
+    each = (
+        committed.join(runs, ["topic", "partition"])
+        .withColumn("unread", end > F.col("offset"))
+        .groupBy("group", "topic", "partition", "target_topic", "target_partition")
+        .agg(
+            F.min(F.when(F.col("unread"), ahead)).alias("next"),
+            F.max(F.col("target_from") + F.col("records")).alias("behind"),
+        )
+    )
+    return (
+        each.groupBy("group", "target_topic", "target_partition")
+        .agg(F.min(F.coalesce("next", "behind")).alias("offset"))
+        .orderBy("group", "target_topic", "target_partition")
+    )

@@ -1,0 +1,258 @@
+"""The report as one HTML file: no script is needed, nothing is fetched, it reads in light and in dark.
+
+The one idea: what the page says first are the findings; charts follow per group, each with the moments of its
+rebalances, so that a peak of lag is seen beside its cause.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from pipeline.analyze.findings import counted, seconds
+from pipeline.report.chart import (
+    LEFT,
+    PLOT,
+    RIGHT,
+    WIDTH,
+    Drawing,
+    colour,
+    number_label,
+    place,
+    shortened,
+    ticks,
+    time_label,
+)
+from pipeline.report.data import GroupData, ReportData
+
+STYLE = files("pipeline.report").joinpath("style.css").read_text(encoding="utf-8") + "".join(
+    f"svg rect.c{n} {{ fill: var(--c{n}); }} svg path.c{n} {{ stroke: var(--c{n}); }} .legend i.c{n} "
+    f"{{ background: var(--c{n}); }}\n"
+    for n in range(8)
+)
+
+FIRST_FINDINGS = 10
+
+TOTALS = (
+    ("groups", "groups"),
+    ("members", "members"),
+    ("rebalances", "rebalances"),
+    ("moves", "partitions moved"),
+    ("unowned_partition_ms", "partition time idle"),
+    ("duplicates_min", "records twice, at least"),
+    ("forced", "forced handoffs"),
+    ("storms", "storms"),
+    ("violations", "rules broken"),
+)
+
+
+def write_page(path: Path, data: ReportData, *, title: str = "What rebalances cost", extra: Sequence[str] = ()) -> None:
+    """`extra` are further sections, as HTML."""
+    sections = [_findings(data), *extra, *(_group(group) for group in data.groups)]
+    if data.groups_left_out:
+        sections.append(
+            f'<p class="soft">{counted(data.groups_left_out, "more group")} are in the tables, not drawn here.</p>'
+        )
+    path.write_text(
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<style>{STYLE}</style></head><body><h1>{escape(title)}</h1>{_period(data)}{_totals(data)}"
+        f"{''.join(sections)}</body></html>\n",
+        encoding="utf-8",
+    )
+
+
+def _period(data: ReportData) -> str:
+    if not data.groups:
+        return '<p class="soft">No group rebalanced in this journal.</p>'
+    begins = min(group.begins_ms for group in data.groups)
+    ends = max(group.ends_ms for group in data.groups)
+    return (
+        f'<p class="soft">{time_label(begins, 10**12)} to {time_label(ends, 10**12)} UTC, {seconds(ends - begins)}, '
+        f"from {escape(data.source)}</p>"
+    )
+
+
+def _totals(data: ReportData) -> str:
+    cells = []
+    for name, words in TOTALS:
+        value = data.totals[name]
+        shown = seconds(value) if name.endswith("_ms") else f"{value:,}"
+        cells.append(f"<div><dt>{words}</dt><dd>{shown}</dd></div>")
+    return f'<dl class="totals">{"".join(cells)}</dl>'
+
+
+def _findings(data: ReportData) -> str:
+    items = [
+        f'<li class="{finding.severity}"><b>{finding.severity}</b>{escape(finding.says)}</li>'
+        for finding in data.findings
+    ]
+    shown, more = items[:FIRST_FINDINGS], items[FIRST_FINDINGS:]
+    folded = (
+        f"<details><summary>{counted(len(more), 'more finding')}</summary><ul "
+        f'class="findings">{"".join(more)}</ul></details>'
+        if more
+        else ""
+    )
+    return f'<h2>Findings</h2><ul class="findings">{"".join(shown) or "<li>Nothing stands out.</li>"}</ul>{folded}'
+
+
+def _group(group: GroupData) -> str:
+    parts = [f"<h2>Group {escape(group.group_id)}</h2>"]
+    if group.left_out:
+        parts.append(f'<p class="soft">Not drawn: {escape("; ".join(group.left_out))}. The tables have them.</p>')
+    if group.stretches:
+        parts.append(_figure("Who owned which partition", timeline(group), _legend(group.members)))
+    if group.lag:
+        parts.append(
+            _figure(
+                "Records behind (greatest of each stretch; dashed: a rebalance starts)",
+                lag_lines(group),
+                _legend([name for name, _ in group.lag]),
+            )
+        )
+    if group.rebalances:
+        parts.append(
+            _figure("How long rebalances took", durations(group), _legend(("joining", "assigning", "telling")))
+        )
+    if any(_cost(move) for move in group.moves):
+        parts.append(
+            _figure(
+                "Records processed twice, or passed over, per move",
+                costs(group),
+                _legend(("twice, at least", "twice, at most", "passed over")),
+            )
+        )
+    if group.rebalances:
+        parts.append(_rebalance_table(group.rebalances))
+    return "".join(parts)
+
+
+def _figure(title: str, svg: str, legend: str) -> str:
+    return f"<h3>{escape(title)}</h3>{legend}{svg}"
+
+
+def _legend(names: Iterable[str]) -> str:
+    items = [
+        f'<span><i class="{colour(number)}"></i>{escape(shortened(name, 40))}</span>'
+        for number, name in enumerate(names)
+        if number < 24
+    ]
+    return f'<div class="legend">{"".join(items)}</div>'
+
+
+def timeline(group: GroupData) -> str:
+    row = max(10, min(20, 480 // max(1, len(group.partitions))))
+    height = row * len(group.partitions) + 26
+    drawing = Drawing(height, f"Owners of {len(group.partitions)} partitions of group {group.group_id} over time")
+    bottom = height - 20
+    drawing.time_axis(group.begins_ms, group.ends_ms, bottom)
+    for number, name in enumerate(group.partitions):
+        drawing.rect(LEFT, 4 + number * row + 1, PLOT, row - 3, "idle", f"{name}: no owner")
+        drawing.text(LEFT - 6, 4 + number * row + row - 4, shortened(name), "end")
+    for stretch in group.stretches:
+        x = place(stretch.from_ms, group.begins_ms, group.ends_ms)
+        width = place(stretch.to_ms, group.begins_ms, group.ends_ms) - x
+        held = seconds(stretch.to_ms - stretch.from_ms)
+        told = f"{group.partitions[stretch.row]}: {group.members[stretch.member]} for {held}"
+        drawing.rect(x, 4 + stretch.row * row + 1, width, row - 3, colour(stretch.member), told)
+    return drawing.svg()
+
+
+def lag_lines(group: GroupData) -> str:
+    drawing = Drawing(240, f"Lag of group {group.group_id} over time")
+    values = ticks(max(lag for _, line in group.lag for _, lag in line))
+    drawing.time_axis(group.begins_ms, group.ends_ms, 216)
+    drawing.value_axis(values, 10, 216)
+    for rebalance in group.rebalances:
+        x = place(rebalance["started_ms"], group.begins_ms, group.ends_ms)
+        drawing.line(x, 10, x, 216, "mark")
+    for number, (name, line) in enumerate(group.lag):
+        points = [(place(at, group.begins_ms, group.ends_ms), 216 - 206 * lag / values[-1]) for at, lag in line]
+        drawing.path(points, colour(number), name)
+    return drawing.svg()
+
+
+def durations(group: GroupData) -> str:
+    drawing = Drawing(220, f"Durations of {len(group.rebalances)} rebalances of group {group.group_id}")
+    values = ticks(max((rebalance["duration_ms"] or 0) for rebalance in group.rebalances) / 1_000)
+    drawing.value_axis(values, 10, 196, " s")
+    step = (WIDTH - LEFT - RIGHT) / len(group.rebalances)
+    for number, rebalance in enumerate(group.rebalances):
+        base = 196.0
+        told = (
+            f"rebalance {rebalance['rebalance']} ({rebalance['trigger_reason']}): {rebalance['outcome']}, "
+            f"{seconds(rebalance['duration_ms'] or 0)}, {rebalance['partitions_moved'] or 0} moved"
+        )
+        for kind, name in enumerate(("prepare_ms", "sync_ms", "deliver_ms")):
+            high = 186 * (rebalance[name] or 0) / 1_000 / values[-1]
+            if high > 0:
+                drawing.rect(LEFT + number * step, base - high, max(1.0, step - 2), high, colour(kind), told)
+                base -= high
+        if rebalance["outcome"] == "superseded":
+            middle = LEFT + (number + 0.5) * step
+            drawing.line(middle, 10, middle, 196, "bad")
+    drawing.text(LEFT, 214, "the first")
+    drawing.text(WIDTH - RIGHT, 214, f"rebalance {group.rebalances[-1]['rebalance']}", "end")
+    return drawing.svg()
+
+
+def _cost(move: dict[str, Any]) -> int:
+    return max(
+        move["duplicates_min"] or 0, move["skipped"] or 0, move.get("gap_records") or 0, move.get("duplicates") or 0
+    )
+
+
+def costs(group: GroupData) -> str:
+    moves = [move for move in group.moves if _cost(move)]
+    drawing = Drawing(220, f"Records twice or passed over in {len(moves)} moves of group {group.group_id}")
+    greatest = max(max(_cost(move), move["duplicates_max"] or 0) for move in moves)
+    values = ticks(greatest)
+    drawing.value_axis(values, 10, 196)
+    step = (WIDTH - LEFT - RIGHT) / len(moves)
+    for number, move in enumerate(moves):
+        told = (
+            f"{move['topic']}-{move['partition']} from {move['source_member_id']} to "
+            f"{move['target_member_id']}: twice at least "
+            f"{move['duplicates_min'] or 0:,}, at most {number_label(move['duplicates_max'] or 0)}, passed "
+            f"over {move['skipped'] or 0:,}"
+        )
+        if "duplicates" in move:
+            told += f"; by the members' logs {move['duplicates'] or 0:,} twice, {move['gap_records'] or 0:,} by nobody"
+        for kind, value in enumerate((move["duplicates_min"], move["duplicates_max"], move["skipped"])):
+            high = 186 * (value or 0) / values[-1]
+            if high > 0:
+                wide = max(1.0, step / 3 - 1)
+                drawing.rect(LEFT + number * step + kind * step / 3, 196 - high, wide, high, colour(kind), told)
+    drawing.text(LEFT, 214, "the first")
+    drawing.text(WIDTH - RIGHT, 214, f"the last of {len(moves)} moves that cost something", "end")
+    return drawing.svg()
+
+
+def _rebalance_table(rebalances: Sequence[dict[str, Any]]) -> str:
+    rows = []
+    for rebalance in rebalances:
+        stuck = rebalance["stickiness"]
+        cells = (
+            str(rebalance["rebalance"]),
+            time_label(rebalance["started_ms"], 10**7),
+            rebalance["trigger_reason"] or "",
+            shortened(rebalance["trigger_member_id"] or "", 24),
+            rebalance["outcome"],
+            seconds(rebalance["duration_ms"] or 0),
+            f"{rebalance['members_before'] or 0} → "
+            f"{'' if rebalance['members_after'] is None else rebalance['members_after']}",
+            f"{rebalance['partitions_moved'] or 0} ({rebalance['minimum_moves'] or 0})",
+            "" if stuck is None else f"{stuck:.0%}",
+            seconds(rebalance["unowned_partition_ms"] or 0),
+        )
+        rows.append("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>")
+    head = ("", "started", "why", "by", "outcome", "took", "members", "moved (least)", "sticky", "idle")
+    heads = "".join(f"<th>{name}</th>" for name in head)
+    return (
+        f'<details><summary>{counted(len(rebalances), "rebalance")} as a table</summary><div class="scroll"><table>'
+        f"<thead><tr>{heads}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></details>"
+    )

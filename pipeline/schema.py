@@ -1,0 +1,70 @@
+"""The tables of the pipeline: every column declared once, with what it holds.
+
+The one idea: a job makes its tables from these and a transform ends in `conform`, so that a column that is missing,
+or of another type, is an error where it was made and not in what reads it.
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    DateType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
+
+# A record as it was in its topic. What readers filter by comes first: Delta keeps statistics of the first columns.
+RECORD = StructType(
+    [
+        StructField("topic", StringType()),
+        StructField("partition", IntegerType()),
+        StructField("offset", LongType()),
+        StructField("timestamp", TimestampType()),
+        StructField("timestamp_type", StringType()),  # create_time, log_append_time or none
+        StructField("key", BinaryType()),
+        StructField("value", BinaryType()),
+        StructField("headers", HEADERS),
+        StructField("date", DateType()),  # of `timestamp`, in UTC
+    ]
+)
+ARCHIVE_PARTITIONS = ("topic", "date")
+ARCHIVE_CLUSTER = ("partition", "offset")
+
+DATA, RESCUED = "data", "_rescued"  # what typed archives add
+
+DEAD_LETTER = StructType([*RECORD.fields, StructField("reason", StringType())])
+
+# Where a run of source offsets went: source_from + i is at target_from + i for i < records.
+OFFSET_MAP = StructType(
+    [
+        StructField("replay", StringType()),
+        StructField("batch", LongType()),
+        StructField("source_topic", StringType()),
+        StructField("source_partition", IntegerType()),
+        StructField("source_from", LongType()),
+        StructField("target_topic", StringType()),
+        StructField("target_partition", IntegerType()),
+        StructField("target_from", LongType()),
+        StructField("records", LongType()),
+    ]
+)
+
+
+def conform(frame: DataFrame, schema: StructType) -> DataFrame:
+    """Exactly the columns of `schema`, in its order. ValueError if one is missing or of another type."""
+    for field in schema.fields:
+        if field.name not in frame.columns:
+            raise ValueError(f"the column {field.name} is missing")
+        found = frame.schema[field.name].dataType
+        if found.simpleString() != field.dataType.simpleString():
+            raise ValueError(f"{field.name} is {found.simpleString()} instead of {field.dataType.simpleString()}")
+    return frame.select(*(F.col(f"`{field.name}`") for field in schema.fields))

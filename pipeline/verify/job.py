@@ -1,0 +1,245 @@
+"""Proves that an archive is what its topics hold.
+
+The one idea: the table is read by Spark, the topics by librdkafka in Spark's workers, and both are summed per block of
+offsets; where two sums differ the block is compared record by record, and the first difference is named. What can be
+proved is what the archive claims and the topic still holds; the rest is said.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from confluent_kafka.admin import ConfigResource, ResourceType
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+
+from pipeline import kafka, session, table
+from pipeline.archive.job import last_progress
+from pipeline.archive.plan import Progress, Range
+from pipeline.errors import PipelineError
+from pipeline.kafka import Cluster
+from pipeline.progress import Progress as Lines
+from pipeline.progress import Stop
+from pipeline.verify.compare import Scope, pieces, scopes, unclaimed, unequal_blocks, unequal_records
+from pipeline.verify.sums import BLOCK, BLOCK_SUMS, RECORD_SUMS, block_sums, record_sums
+from pipeline.verify.topic import TopicReader
+
+Comparison = Callable[[DataFrame, Sequence[Scope], Sequence[Range]], list[str]]
+
+DIFFERENT = 3
+MAX_SHOWN = 20
+SAY_SECONDS = 5.0
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    kafka.add_arguments(parser)
+    parser.add_argument("--archive", required=True, metavar="PATH", help="the table that `archive` wrote")
+    parser.add_argument("--topics", default="", metavar="A,B", help="only these of the archive's topics")
+    parser.add_argument("--isolation", choices=("read_committed", "read_uncommitted"), default="read_committed")
+
+
+def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
+    cluster = Cluster(arguments.bootstrap, kafka.settings_of(arguments.client_conf, "--client-conf"))
+    cluster.existing()
+    spark = session.open_session(session.options_of(arguments, "sluice verify"))
+    try:
+        return Verification(spark, cluster, arguments, lines, stop).run()
+    finally:
+        spark.stop()
+
+
+class Verification:
+    def __init__(
+        self, spark: SparkSession, cluster: Cluster, arguments: argparse.Namespace, lines: Lines, stop: Stop
+    ) -> None:
+        self._spark, self._cluster, self._lines, self._stop = spark, cluster, lines, stop
+        self._path: str = arguments.archive
+        self._only = [name for name in arguments.topics.split(",") if name]
+        self._read_committed = arguments.isolation == "read_committed"
+        self._reader = TopicReader(cluster.settings, self._read_committed)
+
+    def run(self) -> int:
+        """0 if everything that can be proved is the same, `DIFFERENT` if something is not."""
+        records = table.read(self._spark, self._path)
+        progress = last_progress(self._spark, self._path)
+        if progress is None:
+            raise PipelineError(f"{self._path} holds no archive yet.", "Run `sluice-pipeline archive` first.")
+        logs = self._cluster.logs(sorted(progress.topic_ids), read_committed=self._read_committed)
+        for log in logs:
+            if log.topic_id != progress.topic_ids[log.topic]:
+                raise PipelineError(
+                    f"The topic {log.topic} was deleted and created again since it was archived.",
+                    "There is nothing left to compare the archive with; leave it out with --topics.",
+                )
+        told = [each for each in scopes(progress, logs) if not self._only or each.topic in self._only]
+        compacted = self._compacted({each.topic for each in told})
+        differences = self._unclaimed(records, progress) if not self._only else []
+        whole = [each for each in told if each.topic not in compacted]
+        sparse = [each for each in told if each.topic in compacted]
+        differences += self._compare(records, whole, self._by_block)
+        differences += self._compare(records, sparse, self._by_record)
+        return self._report(told, compacted, differences)
+
+    def _compacted(self, topics: set[str]) -> set[str]:
+        """Those whose cleanup policy is or contains compaction."""
+        if not topics:
+            return set()
+        resources = [ConfigResource(ResourceType.TOPIC, name) for name in sorted(topics & self._cluster.existing())]
+        return {
+            resource.name
+            for resource, config in self._cluster.configs(resources).items()
+            if "compact" in config.get("cleanup.policy", "")
+        }
+
+    def _unclaimed(self, records: DataFrame, progress: Progress) -> list[str]:
+        rows = unclaimed(records, progress).collect()
+        return [
+            f"{row.topic}-{row.partition}: {row['count']:,} records outside of what the archive claims" for row in rows
+        ]
+
+    def _compare(self, records: DataFrame, told: Sequence[Scope], how: Comparison) -> list[str]:
+        work = pieces(part for each in told for part in each.ranges)
+        if not work or self._stop.asked:
+            return []
+        started = time.monotonic()
+        expected = sum(each.records for each in work)
+        self._lines.say(f"compares {expected:,} offsets in {len(work)} pieces", event="compare", offsets=expected)
+        try:
+            with Ticker(self._spark, self._lines, self._stop, expected):
+                found = how(records, told, work)
+        except (PySparkException, Py4JJavaError):
+            if self._stop.asked:
+                return []  # it was cancelled, and the report says so
+            raise
+        self._lines.step("compared", expected, time.monotonic() - started, 0, event="compared")
+        return found
+
+    def _by_block(self, records: DataFrame, told: Sequence[Scope], work: Sequence[Range]) -> list[str]:
+        inside = self._inside(records, told)
+        topic = self._topic(work, per_record=False)
+        unequal = unequal_blocks(block_sums(record_sums(inside)), topic)
+        first = unequal.orderBy("topic", "partition", "block").limit(MAX_SHOWN).collect()
+        if not first:
+            return []
+        blocks = [Range(row.topic, row.partition, row.block * BLOCK, (row.block + 1) * BLOCK) for row in first]
+        cut = [part for block in blocks for each in told for part in _overlap(each, block)]
+        return self._differing(inside, told, cut, compacted=False)
+
+    def _by_record(self, records: DataFrame, told: Sequence[Scope], work: Sequence[Range]) -> list[str]:
+        return self._differing(self._inside(records, told), told, list(work), compacted=True)
+
+    def _differing(self, inside: DataFrame, told: Sequence[Scope], work: list[Range], *, compacted: bool) -> list[str]:
+        archived = record_sums(self._within(inside, work))
+        rows = (
+            unequal_records(archived, self._topic(work, per_record=True), compacted=compacted)
+            .orderBy("topic", "partition", "offset")
+            .limit(MAX_SHOWN)
+            .collect()
+        )
+        return [f"{row.topic}-{row.partition} offset {row.offset:,}: {row.what}" for row in rows]
+
+    def _topic(self, work: Sequence[Range], *, per_record: bool) -> DataFrame:
+        rows = [(each.topic, each.partition, each.start, each.end) for each in work]
+        cores = self._spark.sparkContext.defaultParallelism
+        slices = max(1, min(len(rows), max(cores, len(rows) // 4)))
+        frame = self._spark.createDataFrame(
+            self._spark.sparkContext.parallelize(rows, slices), "topic string, partition int, start long, end long"
+        )
+        if per_record:
+            return frame.mapInArrow(self._reader.records, RECORD_SUMS)
+        return frame.mapInArrow(self._reader.blocks, BLOCK_SUMS)
+
+    def _inside(self, records: DataFrame, told: Sequence[Scope]) -> DataFrame:
+        return self._within(records, [part for each in told for part in each.ranges])
+
+    def _within(self, records: DataFrame, ranges: Sequence[Range]) -> DataFrame:
+        """Records of `ranges`; their topics and the span of offsets are also said as literals, which skip files."""
+        rows = [(each.topic, each.partition, each.start, each.end) for each in ranges]
+        frame = self._spark.createDataFrame(rows, "r_topic string, r_partition int, r_start long, r_end long")
+        held = (
+            (F.col("topic") == F.col("r_topic"))
+            & (F.col("partition") == F.col("r_partition"))
+            & (F.col("offset") >= F.col("r_start"))
+            & (F.col("offset") < F.col("r_end"))
+        )
+        span = F.col("topic").isin(sorted({each.topic for each in ranges})) & F.col("offset").between(
+            min((each.start for each in ranges), default=0), max((each.end for each in ranges), default=0)
+        )
+        return records.where(span).join(F.broadcast(frame), held, "left_semi")
+
+    def _report(self, told: Sequence[Scope], compacted: set[str], differences: list[str]) -> int:
+        for each in told:
+            ranges = ", ".join(f"{part.start:,} to {part.end - 1:,}" for part in each.ranges) or "nothing"
+            words = [f"{each.topic}-{each.partition}: {ranges}", *each.remarks]
+            if each.topic in compacted:
+                words.append("the topic is compacted, so what it has removed cannot be proved")
+            self._lines.say("; ".join(words), event="scope", topic=each.topic, partition=each.partition)
+        if self._stop.asked:
+            raise PipelineError("It was stopped before all was compared.", "Start it again; it begins anew.")
+        for words in differences[:MAX_SHOWN]:
+            self._lines.say(f"DIFFERS {words}", event="difference")
+        proved = sum(each.records for each in told)
+        if differences:
+            self._lines.say(f"the archive is NOT what the topics hold; first: {differences[0]}", event="different")
+            return DIFFERENT
+        if not proved and any(each.remarks for each in told):
+            raise PipelineError(
+                "Nothing of the archive can be proved: its topics no longer hold what it does.",
+                "Keep records in the topic until they are verified: a longer retention, or verify more often.",
+            )
+        self._lines.say(
+            f"proved: {proved:,} offsets of {len(told)} partitions are the same in {self._path} and in their topics",
+            event="proved", offsets=proved,
+        )  # fmt: skip
+        return 0
+
+
+class Ticker:
+    """Says every few seconds how much of the running stages is done, and cancels them when a stop is asked for."""
+
+    def __init__(self, spark: SparkSession, lines: Lines, stop: Stop, expected: int) -> None:
+        self._context, self._lines, self._stop = spark.sparkContext, lines, stop
+        self._expected = expected
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(self, *reason: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _tick(self) -> None:
+        tracker = self._context.statusTracker()
+        while not self._ended.wait(SAY_SECONDS):
+            if self._stop.asked:
+                self._context.cancelAllJobs()
+                continue
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            tasks = [(stage.numCompletedTasks, stage.numTasks) for stage in stages if stage is not None]
+            if tasks:
+                done, total = (sum(numbers) for numbers in zip(*tasks, strict=True))
+                self._lines.say(f"{done} of {total} tasks are done", event="tasks", done=done, total=total)
+
+
+def _overlap(scope: Scope, block: Range) -> list[Range]:
+    if (scope.topic, scope.partition) != (block.topic, block.partition):
+        return []
+    cut = [
+        Range(part.topic, part.partition, max(part.start, block.start), min(part.end, block.end))
+        for part in scope.ranges
+    ]
+    return [each for each in cut if each.end > each.start]
+
+
+if __name__ == "__main__":
+    from pipeline.cli import main
+
+    sys.exit(main(["verify", *sys.argv[1:]]))

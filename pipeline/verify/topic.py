@@ -1,0 +1,151 @@
+"""The topic's side of a proof: its records as librdkafka reads them, summed where they are read.
+
+The one idea: a piece of work is a range of offsets of one partition. It is read with a consumer of its own that joins
+no group, and ends at its last offset, at the end of the log, or with an error; never with fewer records and no word.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from operator import methodcaller
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from pipeline.verify.sums import BLOCK, COLUMNS, TIME_MODULUS, bytes_sum, headers_sum
+
+CHUNK_RECORDS = 10_000
+POLL_SECONDS = 1.0
+SILENCE_SECONDS = 60.0
+
+Integers = np.ndarray[Any, np.dtype[np.int64]]
+
+WORK = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("start", pa.int64()), ("end", pa.int64())])
+_SUMS = [(f"{name}_sum", pa.int64()) for name in COLUMNS]
+RECORDS_OUT = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), *_SUMS])
+BLOCKS_OUT = pa.schema(
+    [("topic", pa.string()), ("partition", pa.int32()), ("block", pa.int64()), ("records", pa.int64()), *_SUMS]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicReader:
+    """Runs in Spark's workers: pieces of work in, sums out. `settings` are librdkafka's."""
+
+    settings: Mapping[str, str]
+    read_committed: bool = True
+
+    def blocks(self, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Sums per block. A piece must begin and end at a block's border, but for the first and last of a range."""
+        for topic, partition, chunks in self._pieces(pieces):
+            sums: dict[int, list[int]] = {}
+            for chunk in chunks:
+                _add(sums, chunk)
+            rows = sorted(sums.items())
+            columns = [[topic] * len(rows), [partition] * len(rows), [block for block, _ in rows]]
+            columns += [[found[index] for _, found in rows] for index in range(1 + len(COLUMNS))]
+            yield pa.record_batch(columns, schema=BLOCKS_OUT)
+
+    def records(self, pieces: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Sums per record."""
+        for topic, partition, chunks in self._pieces(pieces):
+            for chunk in chunks:
+                names = [topic] * len(chunk.offsets)
+                partitions = [partition] * len(chunk.offsets)
+                columns = [pa.array(each) for each in (chunk.offsets, *chunk.sums)]
+                yield pa.record_batch([pa.array(names), pa.array(partitions, pa.int32()), *columns], schema=RECORDS_OUT)
+
+    def _pieces(self, pieces: Iterator[pa.RecordBatch]) -> Iterator[tuple[str, int, Iterator[Chunk]]]:
+        consumer = Consumer(
+            {
+                **self.settings,
+                "group.id": "sluice-verify",  # never joined
+                "enable.auto.commit": "false",
+                "enable.partition.eof": "true",
+                "auto.offset.reset": "error",
+                "isolation.level": "read_committed" if self.read_committed else "read_uncommitted",
+                "check.crcs": "true",
+                "fetch.queue.backoff.ms": "5",
+                "queued.min.messages": "50000",
+                "queued.max.messages.kbytes": "32768",
+            }
+        )
+        try:
+            for batch in pieces:
+                for piece in batch.to_pylist():
+                    topic, partition = piece["topic"], piece["partition"]
+                    yield topic, partition, _read(consumer, topic, partition, piece["start"], piece["end"])
+        finally:
+            consumer.close()
+
+
+@dataclass(slots=True)
+class Chunk:
+    offsets: Integers
+    sums: list[Integers] = field(default_factory=list)
+
+
+_offset, _key, _value = methodcaller("offset"), methodcaller("key"), methodcaller("value")
+_headers, _timestamp, _error = methodcaller("headers"), methodcaller("timestamp"), methodcaller("error")
+
+
+def _read(consumer: Consumer, topic: str, partition: int, start: int, end: int) -> Iterator[Chunk]:
+    """Records from `start` to before `end`. KafkaException if the cluster is silent or refuses."""
+    where = TopicPartition(topic, partition, start)
+    consumer.assign([where])
+    position, heard = start, time.monotonic()
+    while position < end:
+        messages = consumer.consume(min(CHUNK_RECORDS, end - position), POLL_SECONDS)
+        if not messages:
+            # Offsets without a record at the end of the range: the position goes past them, and nothing comes.
+            here = consumer.position([where])[0].offset
+            if here != OFFSET_INVALID and here >= end:
+                return
+            if time.monotonic() - heard > SILENCE_SECONDS:
+                raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{topic}-{partition} is silent at {position}"))
+            continue
+        heard = time.monotonic()
+        errors = [error for error in map(_error, messages) if error is not None]
+        fatal = next((error for error in errors if error.code() != KafkaError._PARTITION_EOF), None)
+        if fatal is not None:
+            raise KafkaException(fatal)
+        if errors:
+            messages = [message for message in messages if message.error() is None]
+        if messages:
+            position = messages[-1].offset() + 1
+            if position > end:
+                messages = [message for message in messages if message.offset() < end]
+            if messages:
+                yield _chunk(messages)
+        if errors:
+            return
+
+
+def _chunk(messages: list[Message]) -> Chunk:
+    offsets = np.array(list(map(_offset, messages)), np.int64)
+    times = np.array([(at, kind) for kind, at in map(_timestamp, messages)], np.int64)
+    sums = [
+        times[:, 0] % TIME_MODULUS * 4 + times[:, 1],
+        np.array(list(map(bytes_sum, map(_key, messages))), np.int64),
+        np.array(list(map(bytes_sum, map(_value, messages))), np.int64),
+        np.array(list(map(headers_sum, map(_headers, messages))), np.int64),
+    ]
+    return Chunk(offsets, sums)
+
+
+def _add(sums: dict[int, list[int]], chunk: Chunk) -> None:
+    """Add a chunk to the sums per block: count, then the columns."""
+    blocks = chunk.offsets // BLOCK
+    places = chunk.offsets % BLOCK + 1
+    starts = np.flatnonzero(np.diff(blocks, prepend=-1))
+    counts = np.diff(starts, append=len(blocks))
+    weighted = [np.add.reduceat(column * places, starts) for column in chunk.sums]
+    for index, block in enumerate(blocks[starts].tolist()):
+        found = sums.setdefault(block, [0] * (1 + len(COLUMNS)))
+        found[0] += int(counts[index])
+        for column, values in enumerate(weighted, 1):
+            found[column] += int(values[index])

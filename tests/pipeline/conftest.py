@@ -1,0 +1,87 @@
+"""One Spark session for all tests of a process; without PySpark, Java or the jars they are skipped."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from pipeline import jars, session
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# Short runs: compile little, collect garbage with one thread.
+FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# A handful of rows: compiling a plan costs more than interpreting it.
+INTERPRETED = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+}
+# Tests of transforms import PySpark where they begin, so without it they cannot even be collected.
+collect_ignore_glob = [] if find_spec("pyspark") else ["test_*.py"]
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--long", action="store_true", help="also the pipeline's long fault runs")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "long: takes minutes; run with --long")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    lacking = _lacking()
+    for item in items:
+        if Path(__file__).parent not in item.path.parents:
+            continue
+        if lacking is not None:
+            item.add_marker(pytest.mark.skip(reason=lacking))
+        elif item.get_closest_marker("long") and not config.getoption("--long", default=False):
+            item.add_marker(pytest.mark.skip(reason="a long run; --long runs it"))
+
+
+def _lacking() -> str | None:
+    try:
+        import pyspark  # noqa: F401
+    except ImportError:
+        return "PySpark is not installed; make test-pipeline installs it"
+    if shutil.which("java") is None:
+        return "there is no Java"
+    missing = jars.missing(jars.folder())
+    return f"jars are missing, such as {missing[0]}; make pipeline-jars fetches them" if missing else None
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    folder = tmp_path_factory.mktemp("spark")
+    opened = session.open_session(
+        session.SessionOptions(
+            app_name="tests",
+            master="local[2]",
+            local_dir=folder / "local",
+            settings={
+                "spark.driver.extraJavaOptions": FAST_JVM,
+                "spark.sql.shuffle.partitions": "2",
+                "spark.sql.warehouse.dir": str(folder / "warehouse"),
+            },
+        )
+    )
+    yield opened
+    opened.stop()
+
+
+@pytest.fixture(scope="module")
+def interpreted(spark: SparkSession) -> Iterator[None]:
+    """For modules whose tests have many plans and few rows."""
+    before = {name: spark.conf.get(name) for name in INTERPRETED}
+    for name, value in INTERPRETED.items():
+        spark.conf.set(name, value)
+    yield
+    for name, value in before.items():
+        spark.conf.set(name, value)

@@ -1,0 +1,118 @@
+"""Runs a job as its command would, on the tests' session, and gives back what it said."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+from pyspark.sql import DataFrame, SparkSession
+
+from pipeline import session, table
+from pipeline.archive import job as archive_job
+from pipeline.compact import job as compact_job
+from pipeline.kafka import Cluster
+from pipeline.progress import Progress, Stop
+from pipeline.replay import job as replay_job
+from pipeline.verify import job as verify_job
+
+Record = tuple[int, bytes | None, bytes | None, int, list[tuple[str, bytes | None]]]
+"""Partition, key, value, timestamp in ms, headers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    code: int
+    said: list[dict[str, Any]]
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [line for line in self.said if line.get("event") == name]
+
+    @property
+    def words(self) -> str:
+        return "\n".join(line["say"] for line in self.said)
+
+
+def archive(spark: SparkSession, bootstrap: str, out: str, *given: str) -> Outcome:
+    arguments = _parse(archive_job, ["--bootstrap", bootstrap, "--out", out, "--once", *given])
+    topics = [name for name in arguments.topics.split(",") if name]
+    stream = io.StringIO()
+    cluster = Cluster(bootstrap)
+    archive_job.Archive(spark, cluster, arguments, topics, _lines("archive", stream), Stop()).run()
+    return _outcome(0, stream)
+
+
+def archive_job_of(spark: SparkSession, bootstrap: str, out: str, *given: str) -> archive_job.Archive:
+    """An archive that is stepped by hand."""
+    arguments = _parse(archive_job, ["--bootstrap", bootstrap, "--out", out, *given])
+    names = [name for name in arguments.topics.split(",") if name]
+    lines = _lines("archive", io.StringIO())
+    return archive_job.Archive(spark, Cluster(bootstrap), arguments, names, lines, Stop())
+
+
+class DiedError(Exception):
+    """The job's process ended here."""
+
+
+@contextmanager
+def dying_before_the_commit_of(path: str, at: int | None = None) -> Iterator[None]:
+    """The append to `path` (number `at`, or the first) does all its work, and the job dies before the commit."""
+    whole = table.append
+
+    def append(frame: DataFrame, to: str, application: str, number: int, metadata: str, **options: bool) -> None:
+        if to != path or at not in (None, number):
+            whole(frame, to, application, number, metadata, **options)
+            return
+        frame.collect()
+        raise DiedError
+
+    with patch.object(table, "append", append):
+        yield
+
+
+def compact(spark: SparkSession, path: str, *given: str) -> Outcome:
+    arguments = _parse(compact_job, ["--archive", path, *given])
+    stream = io.StringIO()
+    compact_job.merge(spark, arguments, _lines("compact", stream), Stop())
+    compact_job.vacuum(spark, path, arguments.horizon_hours, _lines("compact", stream))
+    return _outcome(0, stream)
+
+
+def verify(spark: SparkSession, bootstrap: str, path: str, *given: str) -> Outcome:
+    arguments = _parse(verify_job, ["--bootstrap", bootstrap, "--archive", path, *given])
+    stream = io.StringIO()
+    code = verify_job.Verification(spark, Cluster(bootstrap), arguments, _lines("verify", stream), Stop()).run()
+    return _outcome(code, stream)
+
+
+def replay(spark: SparkSession, bootstrap: str, path: str, *given: str) -> Outcome:
+    arguments = _parse(replay_job, ["--bootstrap", bootstrap, "--archive", path, *given])
+    stream = io.StringIO()
+    job = replay_job.Replay(spark, Cluster(bootstrap), arguments, _lines("replay", stream), Stop())
+    if arguments.translate_groups is not None:
+        job.translate_groups()
+    elif arguments.dry_run:
+        job.dry_run()
+    else:
+        job.run()
+    return _outcome(0, stream)
+
+
+def _parse(job: Any, given: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    job.add_arguments(parser)
+    session.add_arguments(parser)
+    return parser.parse_args(given)
+
+
+def _lines(name: str, stream: io.StringIO) -> Progress:
+    return Progress(name, as_json=True, stream=stream)
+
+
+def _outcome(code: int, stream: io.StringIO) -> Outcome:
+    return Outcome(code, [json.loads(line) for line in stream.getvalue().splitlines()])

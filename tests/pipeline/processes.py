@@ -1,0 +1,165 @@
+"""A job as its own process, as a user starts it: read along, killed with its JVM, started again."""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from pipeline import session
+from tests.gateway_process import free_ports
+from tests.pipeline.conftest import FAST_JVM
+
+JOB_SECONDS = 300.0
+START_SECONDS = 120.0
+
+
+class Job:
+    """`sluice-pipeline GIVEN`, in a process group of its own that its JVM belongs to."""
+
+    def __init__(self, *given: str, master: str = "local[2]", memory: str = "1g") -> None:
+        command = [sys.executable, "-m", "pipeline.cli", given[0], "--json", "--master", master, "--memory", memory]
+        self.said: list[dict[str, Any]] = []
+        self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._process = subprocess.Popen(
+            [*command, *given[1:]],
+            env={**os.environ, "JAVA_TOOL_OPTIONS": FAST_JVM},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        self.errors: list[str] = []
+        self._threads = [threading.Thread(target=read, daemon=True) for read in (self._read, self._read_errors)]
+        for thread in self._threads:
+            thread.start()
+
+    def wait_for(self, event: str) -> dict[str, Any] | None:
+        """The next line of that event, None if the job ends before it."""
+        while (line := self._lines.get(timeout=JOB_SECONDS)) is not None:
+            if line.get("event") == event:
+                return line
+        return None
+
+    def kill(self) -> None:
+        """SIGKILL to Python and to the JVM at once."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(JOB_SECONDS)
+
+    def stop(self) -> None:
+        self._process.send_signal(signal.SIGTERM)
+
+    def wait(self) -> int:
+        try:
+            code = self._process.wait(JOB_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise
+        for thread in self._threads:
+            thread.join(START_SECONDS)
+        return code
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self.kill()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for text in self._process.stdout:
+            if text.startswith("{"):
+                line = json.loads(text)
+                self.said.append(line)
+                self._lines.put(line)
+        self._lines.put(None)
+
+    def _read_errors(self) -> None:
+        assert self._process.stderr is not None
+        self.errors.extend(self._process.stderr)
+
+
+def run(*given: str, master: str = "local[2]") -> Job:
+    """Run a job to its end. AssertionError with what it said if it fails."""
+    job = Job(*given, master=master)
+    try:
+        code = job.wait()
+    finally:
+        job.close()
+    assert code == 0, "".join(job.errors[-30:]) or job.said[-5:]
+    return job
+
+
+class Cluster:
+    """A standalone master with workers, each a process of its own."""
+
+    def __init__(self, workers: int, folder: str) -> None:
+        port, web = free_ports(2)
+        self.master = f"spark://127.0.0.1:{port}"
+        self._folder = folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._start("master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", str(web))
+        for _ in range(workers):
+            self.add_worker()
+
+    def add_worker(self) -> None:
+        web = str(free_ports(1)[0])
+        self._start(
+            *("worker.Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "1g"),
+            *("--webui-port", web, "--work-dir", self._folder, self.master),
+        )
+
+    def kill_worker(self) -> None:
+        """The worker that was started last, and its executor, without a word."""
+        process = self._processes.pop()
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(START_SECONDS)
+
+    def close(self) -> None:
+        for process in self._processes:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(START_SECONDS)
+
+    def _start(self, name: str, *given: str) -> None:
+        import pyspark
+
+        home = os.path.dirname(pyspark.__file__)
+        java = session.java()
+        assert java is not None
+        command = [
+            java,
+            *FAST_JVM.split(),
+            "-Xmx256m",
+            "-cp",
+            f"{home}/jars/*",
+            f"org.apache.spark.deploy.{name}",
+            *given,
+        ]
+        environment: Mapping[str, str] = {**os.environ, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1"}
+        with open(f"{self._folder}/{name}.log", "ab") as log:
+            self._processes.append(
+                subprocess.Popen(
+                    command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                )
+            )
+
+
+@contextmanager
+def cluster(workers: int, folder: str) -> Iterator[Cluster]:
+    started = Cluster(workers, folder)
+    try:
+        yield started
+    finally:
+        started.close()
+
+
+def wait_seconds(seconds: float) -> None:
+    """Let a job run on for a while before it is killed: the fault's moment, not a synchronisation."""
+    time.sleep(seconds)

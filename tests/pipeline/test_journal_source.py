@@ -1,0 +1,169 @@
+"""The journal comes out of Postgres as it went in: over TCP by JDBC in parts, and through a Unix socket."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import asyncpg
+import pytest
+from pyspark.sql import SparkSession
+
+from pipeline.analyze.journal import TABLES, open_archive
+from pipeline.analyze.postgres import JdbcSource, SocketSource, Source, copy_snapshot, source_of
+from pipeline.errors import PipelineError
+from storage.pool import SESSION_SETTINGS
+from tests.pipeline.planted import Row, journal
+
+pytestmark = pytest.mark.usefixtures("interpreted")
+
+SEED = 3
+
+
+def _store(url: str, tables: dict[str, list[Row]]) -> None:
+    """Writes the rows as a writer does: numbers are reserved, rows inserted, in one transaction."""
+
+    async def write() -> None:
+        connection = await asyncpg.connect(url, server_settings={**SESSION_SETTINGS})
+        try:
+            await connection.execute("select journal_make_partitions(1)")
+            count = sum(len(tables[name]) for name in TABLES)
+            async with connection.transaction():
+                assert await connection.fetchval("select journal_reserve($1)", count) == 1
+                for name, schema in TABLES.items():
+                    rows = [tuple(row.get(column) for column in schema.names) for row in tables[name]]
+                    await connection.copy_records_to_table(name, records=rows, columns=schema.names)
+        finally:
+            await connection.close()
+
+    asyncio.run(write())
+
+
+@pytest.fixture
+def relay(database_url: str) -> Iterator[str]:
+    """The URL of the same database over TCP: the suite's Postgres listens on a Unix socket, which JDBC cannot."""
+    query = parse_qs(urlsplit(database_url).query)
+    if "host" not in query:
+        yield database_url
+        return
+    server = socket.create_server(("127.0.0.1", 0))
+    path = f"{query['host'][0]}/.s.PGSQL.{query.get('port', ['5432'])[0]}"
+    threading.Thread(target=_accept, args=(server, path), daemon=True).start()
+    parts = urlsplit(database_url)
+    yield f"postgresql://{parts.username}@127.0.0.1:{server.getsockname()[1]}{parts.path}?sslmode=disable"
+    server.close()
+
+
+def _accept(server: socket.socket, path: str) -> None:
+    while True:
+        try:
+            client, _ = server.accept()
+        except OSError:
+            return
+        upstream = socket.socket(socket.AF_UNIX)
+        upstream.connect(path)
+        for source, target in ((client, upstream), (upstream, client)):
+            threading.Thread(target=_pump, args=(source, target), daemon=True).start()
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    try:
+        while received := source.recv(65_536):
+            target.sendall(received)
+        target.shutdown(socket.SHUT_WR)
+    except OSError:
+        source.close()
+        target.close()
+
+
+@pytest.fixture
+def rows() -> dict[str, list[Row]]:
+    tables, _ = journal(SEED, groups=2)
+    event = tables["journal_event"][3]
+    event["detail"] = 'a "quoted", text\nof two lines'
+    event["reason"] = ""
+    return tables
+
+
+@pytest.mark.parametrize("over", ["tcp", "socket"])
+def test_what_is_copied_is_what_was_written(
+    spark: SparkSession, database_url: str, relay: str, rows: dict[str, list[Row]], tmp_path: Path, over: str
+) -> None:
+    _store(database_url, rows)
+    source: Source = source_of(spark, relay if over == "tcp" else database_url, "sluice", rows_per_split=300)
+    assert isinstance(source, JdbcSource if over == "tcp" else SocketSource)
+    count = sum(len(rows[name]) for name in TABLES)
+    assert copy_snapshot(source, tmp_path, lambda line: None) == (1, count + 1)
+    copied = open_archive(spark, str(tmp_path))
+    for name, schema in TABLES.items():
+        table = getattr(copied, name.removeprefix("journal_"))
+        found = {tuple(row) for row in table.collect()}
+        assert found == {tuple(row.get(column) for column in schema.names) for row in rows[name]}
+
+
+def test_a_range_and_what_retention_took(
+    spark: SparkSession, database_url: str, rows: dict[str, list[Row]], tmp_path: Path
+) -> None:
+    _store(database_url, rows)
+    source = source_of(spark, database_url, "sluice")
+    said: list[str] = []
+    asyncio.run(_execute(database_url, "update sluice.journal_position set first_seq = 100"))
+    assert copy_snapshot(source, tmp_path, said.append, from_seq=50, until_seq=200) == (100, 200)
+    assert "rows before 100 are gone by retention" in said[0]
+    numbers = {row.seq for row in open_archive(spark, str(tmp_path)).offset.collect()}
+    assert numbers
+    assert min(numbers) >= 100
+    assert max(numbers) < 200
+
+
+def test_retention_that_passes_the_reader_is_told(
+    spark: SparkSession, database_url: str, rows: dict[str, list[Row]], tmp_path: Path
+) -> None:
+    _store(database_url, rows)
+    source = source_of(spark, database_url, "sluice")
+
+    def pass_by(line: str) -> None:
+        if line == "copied journal_event":
+            asyncio.run(_execute(database_url, "update sluice.journal_position set first_seq = 500"))
+
+    with pytest.raises(PipelineError, match="Retention dropped rows up to 499"):
+        copy_snapshot(source, tmp_path, pass_by)
+
+
+def test_an_empty_journal_is_told(spark: SparkSession, database_url: str, tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="no rows"):
+        copy_snapshot(source_of(spark, database_url, "sluice"), tmp_path, lambda line: None)
+
+
+def test_a_database_without_a_journal_is_told(spark: SparkSession, empty_database_url: str, tmp_path: Path) -> None:
+    with pytest.raises(PipelineError, match="There is no journal in this database"):
+        copy_snapshot(source_of(spark, empty_database_url, "sluice"), tmp_path, lambda line: None)
+
+
+@pytest.mark.parametrize(
+    ("url", "schema", "says"),
+    [("mysql://host/db", "sluice", "postgresql://"), ("postgresql://host/db", "sluice; drop", "cannot be a schema")],
+)
+def test_what_cannot_be_an_address(spark: SparkSession, url: str, schema: str, says: str) -> None:
+    with pytest.raises(PipelineError, match=says):
+        source_of(spark, url, schema)
+
+
+def test_a_password_is_in_no_url(spark: SparkSession) -> None:
+    source = source_of(spark, "postgresql://me:s%40cret@db:6432/prod?sslmode=require", "sluice")
+    assert isinstance(source, JdbcSource)
+    assert source.url == "jdbc:postgresql://db:6432/prod"
+    assert source.properties["password"] == "s@cret"
+    assert source.properties["sslmode"] == "require"
+
+
+async def _execute(url: str, sql: str) -> None:
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(sql)
+    finally:
+        await connection.close()

@@ -1,0 +1,152 @@
+"""What an archive reads next, and what a replay writes: values in, values out."""
+
+from __future__ import annotations
+
+import pytest
+
+from pipeline.archive.plan import Progress, Range, plan, share
+from pipeline.archive.start import from_json, milliseconds
+from pipeline.errors import PipelineError
+from pipeline.kafka import Log
+from pipeline.replay.plan import Done, Plan, partition_map, topic_map
+from pipeline.verify.compare import pieces, scopes, without
+from pipeline.verify.sums import BLOCK
+
+A0, A1 = ("a", 0), ("a", 1)
+
+
+def logs(*ends: tuple[int, int], topic_id: str = "id-a") -> list[Log]:
+    return [Log("a", topic_id, partition, start, end) for partition, (start, end) in enumerate(ends)]
+
+
+def began(next0: int, next1: int) -> Progress:
+    return Progress(1, "run", {"a": "id-a"}, {A0: 0, A1: 0}, {A0: next0, A1: next1})
+
+
+def test_a_first_batch_begins_where_it_is_told() -> None:
+    batch = plan(Progress(), logs((0, 10), (0, 5)), {A0: 4, A1: 0}, "run", 100)
+    assert batch.ranges == (Range("a", 0, 4, 10), Range("a", 1, 0, 5))
+    assert batch.after.first == {A0: 4, A1: 0}
+    assert batch.after.next == {A0: 10, A1: 5}
+    assert (batch.after.batch, batch.left) == (1, 0)
+
+
+def test_a_partition_that_was_added_begins_at_its_first_record_whatever_the_archive_began_with() -> None:
+    progress = Progress(1, "run", {"a": "id-a"}, {A0: 8}, {A0: 10})
+    batch = plan(progress, logs((0, 10), (0, 5)), {A1: 5}, "run", 100)
+    assert batch.ranges == (Range("a", 1, 0, 5),)
+
+
+def test_what_retention_removed_before_it_was_read_is_named_and_skipped() -> None:
+    batch = plan(began(4, 5), logs((7, 10), (0, 5)), {}, "run", 100)
+    assert batch.lost == (Range("a", 0, 4, 7),)
+    assert batch.ranges == (Range("a", 0, 7, 10),)
+    assert batch.after.lost == (Range("a", 0, 4, 7),)
+
+
+def test_a_partition_that_lost_all_it_had_goes_on_behind_it() -> None:
+    batch = plan(began(4, 5), logs((10, 10), (0, 5)), {}, "run", 100)
+    assert (batch.lost, batch.ranges) == ((Range("a", 0, 4, 10),), ())
+    assert batch.after.next == {A0: 10, A1: 5}
+
+
+def test_a_topic_made_again_is_refused() -> None:
+    with pytest.raises(PipelineError, match="deleted and created again"):
+        plan(began(4, 5), logs((0, 10), (0, 5), topic_id="other"), {}, "run", 100)
+
+
+def test_a_topic_that_is_shorter_than_its_archive_is_refused() -> None:
+    with pytest.raises(PipelineError, match="truncated"):
+        plan(began(4, 5), logs((0, 3), (0, 5)), {}, "run", 100)
+
+
+def test_a_batch_has_no_more_than_it_may_and_every_partition_its_share() -> None:
+    ranges = share([Range("a", 0, 0, 900), Range("a", 1, 50, 150)], 100)
+    assert ranges == [Range("a", 0, 0, 90), Range("a", 1, 50, 60)]
+    assert share([Range("a", 0, 0, 10**6), Range("a", 1, 0, 1)], 10) == [Range("a", 0, 0, 9), Range("a", 1, 0, 1)]
+
+
+def test_progress_is_read_back_as_it_was_written() -> None:
+    progress = Progress(7, "run", {"a": "id-a"}, {A0: 0, A1: 3}, {A0: 10, A1: 5}, (Range("a", 0, 4, 7),))
+    assert Progress.from_json(progress.to_json()) == progress
+    assert Progress.from_json('{"other": 1}') is None
+    assert Progress.from_json("no json") is None
+
+
+def test_times_are_utc_unless_they_say_otherwise() -> None:
+    assert (
+        milliseconds("1970-01-01T00:00:01") == milliseconds("1970-01-01T01:00:01+01:00") == milliseconds("1000") == 1000
+    )
+    with pytest.raises(PipelineError, match="no time"):
+        milliseconds("yesterday")
+
+
+def test_offsets_given_as_json() -> None:
+    assert from_json('{"a": {"1": 4}}', logs((2, 10), (0, 5))) == {A0: 2, A1: 4}
+    with pytest.raises(PipelineError, match="not JSON"):
+        from_json('{"a": 4}', logs((2, 10)))
+
+
+# --- verify ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_range_less_its_holes() -> None:
+    whole = Range("a", 0, 10, 50)
+    holes = [Range("a", 0, 0, 12), Range("a", 0, 30, 35), Range("a", 1, 15, 20), Range("a", 0, 45, 99)]
+    assert list(without(whole, holes)) == [Range("a", 0, 12, 30), Range("a", 0, 35, 45)]
+    inside = [Range("a", 0, 12, 40), Range("a", 0, 20, 25)]
+    assert list(without(whole, inside)) == [Range("a", 0, 10, 12), Range("a", 0, 40, 50)]
+
+
+def test_what_can_be_proved_is_what_both_hold() -> None:
+    progress = Progress(3, "run", {"a": "id-a"}, {A0: 0, A1: 0}, {A0: 50, A1: 5}, (Range("a", 0, 10, 20),))
+    told = scopes(progress, logs((15, 60)))
+    assert told[0].ranges == (Range("a", 0, 20, 50),)
+    assert "offsets before 15 have been removed" in " ".join(told[0].remarks)
+    assert told[1].ranges == ()
+    assert "has gone" in told[1].remarks[0]
+
+
+def test_pieces_end_at_borders_of_blocks() -> None:
+    cut = pieces([Range("a", 0, 5, 64 * BLOCK + 7)])
+    assert cut == [Range("a", 0, 5, 64 * BLOCK), Range("a", 0, 64 * BLOCK, 64 * BLOCK + 7)]
+
+
+# --- replay ---------------------------------------------------------------------------------------------------------
+
+
+def a_plan(**changes: object) -> Plan:
+    values: dict[str, object] = {
+        "name": "r", "archive": "x", "topics": {"a": "b"}, "partitions": {1: 0}, "condition": None, "from_ms": None,
+        "until_ms": None, "timestamps": "keep", "ranges": (Range("a", 0, 0, 100), Range("a", 1, 0, 50)),
+        "batch_records": 30, "target_ids": {"b": "id-b"}, "bases": {("b", 0): 3},
+    }  # fmt: skip
+    return Plan(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def test_the_batches_of_a_replay_cover_every_offset_once() -> None:
+    told = a_plan()
+    following, seen = {A0: 0, A1: 0}, {A0: 0, A1: 0}
+    while ranges := told.batch(following):
+        for each in ranges:
+            assert each.start == seen[each.topic, each.partition]
+            seen[each.topic, each.partition] = each.end
+            following = {**following, (each.topic, each.partition): each.end}
+    assert seen == {A0: 100, A1: 50}
+
+
+def test_a_replay_is_read_back_as_it_was_written() -> None:
+    done = Done(a_plan(), 4, {A0: 10, A1: 7})
+    assert Done.from_json(done.to_json()) == done
+    assert Done.from_json(Progress().to_json()) is None
+
+
+def test_maps_of_topics_and_partitions() -> None:
+    assert topic_map("a=b, c=d", ["a", "c"]) == {"a": "b", "c": "d"}
+    assert partition_map("0:1,1:1") == {0: 1, 1: 1}
+    assert partition_map("same") == {}
+    for text in ("a", "x=b", "a=b,c=b"):
+        with pytest.raises(PipelineError):
+            topic_map(text, ["a", "c"])
+    with pytest.raises(PipelineError):
+        partition_map("0-1")

@@ -1,0 +1,306 @@
+"""Topics into tables and back through a real gateway: what comes out is what went in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
+
+from pipeline.archive.job import last_progress
+from pipeline.compact import job as compact_job
+from pipeline.errors import PipelineError
+from pipeline.kafka import Cluster
+from pipeline.replay.plan import MARK
+from pipeline.schema import DATA, RESCUED
+from tests.gateway_process import GatewayProcess
+from tests.pipeline import jobs, topics
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> str:
+    return str(tmp_path / "table")
+
+
+def held(spark: SparkSession, path: str) -> int:
+    return spark.read.format("delta").load(path).count()
+
+
+def test_a_topic_becomes_a_table_with_every_record_as_it_was(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 2)
+    given = topics.records(300, 2)
+    topics.fill(gateway.bootstrap, topic, given)
+    told = jobs.archive(spark, gateway.bootstrap, out, "--topics", topic, "--max-batch-records", "120")
+    assert len(told.events("committed")) == 3
+    for partition in (0, 1):
+        rows = spark.read.format("delta").load(out).where(F.col("partition") == partition).orderBy("offset").collect()
+        assert [row.offset for row in rows] == list(range(150))
+        found = [
+            (
+                row.partition,
+                None if row.key is None else bytes(row.key),
+                None if row.value is None else bytes(row.value),
+                int(row.timestamp.timestamp() * 1000),
+                [(each.key, None if each.value is None else bytes(each.value)) for each in row.headers or ()],
+            )
+            for row in rows
+        ]
+        assert found == topics.per_partition(given, partition)
+    assert jobs.verify(spark, gateway.bootstrap, out).code == 0
+
+
+def test_an_archive_goes_on_where_it_was_and_takes_new_partitions_and_topics(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1)
+    topics.fill(gateway.bootstrap, topic, topics.records(50, 1))
+    given = ("--pattern", f"{topic}.*", "--from", "latest")
+    jobs.archive(spark, gateway.bootstrap, out, *given)
+    assert held(spark, out) == 0
+    topics.fill(gateway.bootstrap, topic, topics.records(30, 1))
+    topics.grow(gateway.bootstrap, topic, 2)
+    topics.make(gateway.bootstrap, f"{topic}-more", 1)
+    topics.fill(gateway.bootstrap, topic, [(1, None, b"new", topics.START_MS, [])])
+    jobs.archive(spark, gateway.bootstrap, out, *given)
+    jobs.archive(spark, gateway.bootstrap, out, *given)
+    assert held(spark, out) == 31
+    assert jobs.verify(spark, gateway.bootstrap, out).code == 0
+
+
+def test_progress_is_committed_as_a_groups_offsets(spark: SparkSession, gateway: GatewayProcess, out: str) -> None:
+    topic = topics.fresh(gateway.bootstrap, 2)
+    topics.fill(gateway.bootstrap, topic, topics.records(40, 2))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic, "--group", f"lag-of-{topic}")
+    assert Cluster(gateway.bootstrap).group_offsets(f"lag-of-{topic}") == {(topic, 0): 20, (topic, 1): 20}
+
+
+def test_what_was_removed_before_it_was_archived_stops_the_job_or_is_named(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1)
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+    topics.delete_records(gateway.bootstrap, topic, 0, 33)
+    with pytest.raises(PipelineError, match=f"13 offsets were removed .*{topic}-0 offsets 20 to 32"):
+        jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    told = jobs.archive(spark, gateway.bootstrap, out, "--topics", topic, "--on-data-loss", "continue")
+    assert told.events("lost")[0]["lost"] == [[topic, 0, 20, 33]]
+    assert held(spark, out) == 27
+    proof = jobs.verify(spark, gateway.bootstrap, out)
+    assert proof.code == 0
+    assert "offsets 20 to 32 had gone before they were archived" in proof.words
+    assert "offsets before 33 have been removed from the topic" in proof.words
+    assert proof.events("proved")[0]["offsets"] == 7
+
+
+def test_a_topic_made_again_or_deleted_is_refused_in_words(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1)
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    topics.delete(gateway.bootstrap, topic)
+    with pytest.raises(PipelineError, match="has been deleted"):
+        jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    topics.make(gateway.bootstrap, topic, 1)
+    topics.fill(gateway.bootstrap, topic, topics.records(30, 1))
+    with pytest.raises(PipelineError, match="deleted and created again"):
+        jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    with pytest.raises(PipelineError, match="deleted and created again"):
+        jobs.verify(spark, gateway.bootstrap, out)
+    assert held(spark, out) == 20
+
+
+def test_a_typed_archive_grows_columns_and_sets_bad_rows_aside(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1)
+
+    def fill(*values: bytes) -> None:
+        topics.fill(gateway.bootstrap, topic, [(0, None, value, topics.START_MS, []) for value in values])
+
+    given = ("--topics", topic, "--value", "json")
+    fill(b'{"id": 1}', b"no json", b'{"id": 2}')
+    jobs.archive(spark, gateway.bootstrap, out, *given)
+    fill(b'{"id": "x", "more": 1.5}', b"[]")
+    jobs.archive(spark, gateway.bootstrap, out, *given)
+    table = spark.read.format("delta").load(out).orderBy("offset")
+    assert table.schema[DATA].dataType.simpleString() == "struct<id:bigint,more:double>"
+    assert [row[0] for row in table.select(f"{DATA}.id").collect()] == [1, None, 2, None, None]
+    assert [row[0] for row in table.select(RESCUED).collect()] == [None, None, None, '{"id":"x"}', None]
+    dead = spark.read.format("delta").load(f"{out}_dead_letters").orderBy("offset").collect()
+    assert [(row.offset, row.reason) for row in dead] == [
+        (1, "the value is not JSON"),
+        (4, "the value is JSON, but not an object"),
+    ]
+    assert jobs.verify(spark, gateway.bootstrap, out).code == 0
+
+
+def test_a_typed_batch_whose_dead_letters_are_committed_is_finished_as_it_was_planned(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1)
+    bad = [(0, None, b"bad", topics.START_MS, [])]
+    topics.fill(gateway.bootstrap, topic, bad * 3)
+    given = ("--topics", topic, "--value", "json")
+    jobs.archive(spark, gateway.bootstrap, out, *given)
+    topics.fill(gateway.bootstrap, topic, bad * 2)
+    with jobs.dying_before_the_commit_of(out), pytest.raises(jobs.DiedError):
+        jobs.archive(spark, gateway.bootstrap, out, *given)
+    assert held(spark, f"{out}_dead_letters") == 5
+    assert held(spark, out) == 3
+    topics.fill(gateway.bootstrap, topic, bad * 4)
+    jobs.archive(spark, gateway.bootstrap, out, *given)
+    dead = spark.read.format("delta").load(f"{out}_dead_letters")
+    assert sorted(row.offset for row in dead.collect()) == list(range(9))
+
+
+def test_verify_names_the_first_difference(spark: SparkSession, gateway: GatewayProcess, out: str) -> None:
+    topic = topics.fresh(gateway.bootstrap, 2)
+    topics.fill(gateway.bootstrap, topic, topics.records(100, 2))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    spark.sql(f"UPDATE delta.`{out}` SET value = X'00' WHERE partition = 1 AND offset = 17").collect()
+    spark.sql(f"DELETE FROM delta.`{out}` WHERE partition = 1 AND offset = 20").collect()
+    told = jobs.verify(spark, gateway.bootstrap, out)
+    assert told.code != 0
+    assert [line["say"] for line in told.events("difference")] == [
+        f"DIFFERS {topic}-1 offset 17: its value is another in the archive than in the topic",
+        f"DIFFERS {topic}-1 offset 20: the archive does not hold it, the topic does",
+    ]
+
+
+def test_verify_of_a_compacted_topic_proves_what_is_left_of_it(
+    spark: SparkSession, gateway_factory: Any, out: str
+) -> None:
+    gateway = gateway_factory({"log.cleaner.backoff.ms": "100"})
+    topic = topics.fresh(gateway.bootstrap, 1, cleanup_policy="compact", max_compaction_lag_ms="1", segment_ms="1")
+    given = [(0, b"k%d" % (index % 5), b"v%d" % index, topics.START_MS, []) for index in range(200)]
+    topics.fill(gateway.bootstrap, topic, given)
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    told = jobs.verify(spark, gateway.bootstrap, out)
+    assert told.code == 0
+    assert "the topic is compacted" in told.words
+    spark.sql(f"UPDATE delta.`{out}` SET value = X'00' WHERE offset = 199").collect()
+    assert jobs.verify(spark, gateway.bootstrap, out).code != 0
+
+
+def test_small_files_are_merged_and_the_archive_stays_what_it_was(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 2)
+    for _ in range(3):
+        topics.fill(gateway.bootstrap, topic, topics.records(20, 2))
+        jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    before = compact_job.files(spark, out).count()
+    jobs.compact(spark, out)
+    assert before >= 6
+    assert compact_job.files(spark, out).count() == 1
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 2))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    assert jobs.verify(spark, gateway.bootstrap, out).code == 0
+
+
+def test_a_replay_writes_every_record_once_in_order_with_its_source(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 3)
+    given = topics.records(90, 3)
+    topics.fill(gateway.bootstrap, topic, given)
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    target = f"{topic}-again"
+    options = ("--topic-map", f"{topic}={target}", "--partition-map", "2:0", "--max-batch-records", "50")
+    dry = jobs.replay(spark, gateway.bootstrap, out, *options, "--dry-run")
+    assert dry.events("end")[0]["records"] == 90
+    assert target not in Cluster(gateway.bootstrap).existing()
+    jobs.replay(spark, gateway.bootstrap, out, *options, "--create-topics")
+    jobs.replay(spark, gateway.bootstrap, out, *options)  # nothing is left to do
+    ends = {log.partition: log.end for log in Cluster(gateway.bootstrap).logs([target])}
+    assert ends == {0: 60, 1: 30}
+    offset_map = spark.read.format("delta").load(f"{out}_replay_map").collect()
+    for partition, sources in ((0, (0, 2)), (1, (1,))):
+        found = topics.read(gateway.bootstrap, target, partition, ends[partition])
+        marks = [record[4][-1] for _, record in found]
+        assert all(name == MARK for name, _ in marks)
+        came = [tuple(int(each) for each in (value or b"").split(b"/")[1:]) for _, value in marks]
+        for source in sources:
+            kept = topics.per_partition(given, source)
+            own = [(where, record) for where, record in zip(came, found, strict=True) if where[0] == source]
+            assert [where[1] for where, _ in own] == list(range(30))
+            assert [where[2] for where, _ in own] == [record[3] for record in kept]
+            assert [(key, value, at, headers[:-1]) for _, (_, (_, key, value, at, headers)) in own] == [
+                (key, value, at, headers) for _, key, value, at, headers in kept
+            ]
+            mapped = {
+                row.source_from + index: row.target_from + index
+                for row in offset_map
+                if row.source_partition == source
+                for index in range(row.records)
+            }
+            assert mapped == {where[1]: offset for where, (offset, _) in own}
+
+
+def test_a_replay_is_refused_when_it_would_not_be_the_same_or_not_alone(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1)
+    topics.fill(gateway.bootstrap, topic, topics.records(40, 1))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    target = topics.fresh(gateway.bootstrap, 1)
+    options = ("--topic-map", f"{topic}={target}", "--max-batch-records", "20")
+    topics.fill(gateway.bootstrap, target, topics.records(5, 1))
+    with jobs.dying_before_the_commit_of(f"{out}_replay_map", at=1), pytest.raises(jobs.DiedError):
+        jobs.replay(spark, gateway.bootstrap, out, *options)
+    with pytest.raises(PipelineError, match="another condition"):
+        jobs.replay(spark, gateway.bootstrap, out, *options, "--filter", "offset > 3")
+    # Its first batch is written and not committed, and somebody else has written since.
+    assert len(topics.read(gateway.bootstrap, target, 0, 25)) == 25
+    topics.fill(gateway.bootstrap, target, topics.records(1, 1))
+    with pytest.raises(Exception, match="ForeignWriterError"):
+        jobs.replay(spark, gateway.bootstrap, out, *options)
+
+
+def test_groups_read_on_at_the_record_they_would_have_read(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1)
+    given = [(0, None, b"%d" % index, topics.START_MS + index, []) for index in range(60)]
+    topics.fill(gateway.bootstrap, topic, given)
+    group = f"readers-of-{topic}"
+    Cluster(gateway.bootstrap).commit(group, {(topic, 0): 31})
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    target = topics.fresh(gateway.bootstrap, 1)
+    options = ("--topic-map", f"{topic}={target}", "--filter", "offset % 2 = 0")
+    jobs.replay(spark, gateway.bootstrap, out, *options)
+    told = jobs.replay(spark, gateway.bootstrap, out, *options, "--translate-groups", f"{group},nobody")
+    assert told.events("skipped")[0]["group"] == "nobody"
+    consumer = Consumer({"bootstrap.servers": gateway.bootstrap, "group.id": group})
+    at = consumer.committed([TopicPartition(target, 0)], 30)[0].offset
+    consumer.close()
+    assert topics.read(gateway.bootstrap, target, 0, at + 1)[-1][1][2] == b"32"
+
+
+def test_another_archive_into_the_same_table_is_found_out(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1)
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+    first = jobs.archive_job_of(spark, gateway.bootstrap, out, "--topics", topic)
+    first.open()
+    first.step_once()
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    topics.fill(gateway.bootstrap, topic, topics.records(20, 1))
+    with pytest.raises(PipelineError, match="Another archive job writes"):
+        first.step_once()
+    assert held(spark, out) == 40
+    progress = last_progress(spark, out)
+    assert progress is not None
+    assert progress.batch == 2

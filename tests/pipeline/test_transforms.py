@@ -1,0 +1,308 @@
+"""Transforms on a few rows each."""
+
+from __future__ import annotations
+
+import json
+import random
+import string
+from collections.abc import Sequence
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pytest
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import ArrayType, DoubleType, LongType, StringType, StructField, StructType
+
+from pipeline.archive.plan import Progress, Range
+from pipeline.archive.transforms import to_records
+from pipeline.archive.typed import AvroTyping, JsonTyping, infer, merge, parse, settle, struct_words
+from pipeline.compact.transforms import worth_compacting
+from pipeline.replay.plan import Plan
+from pipeline.replay.transforms import in_order, select_records, summary, translate, with_targets
+from pipeline.schema import DATA, HEADERS, OFFSET_MAP, RECORD, RESCUED, conform
+from pipeline.verify.compare import unclaimed, unequal_blocks, unequal_records
+from pipeline.verify.sums import BLOCK, BLOCK_SUMS, COLUMNS, block_sums, bytes_sum, headers_sum, record_sums, time_sum
+from pipeline.verify.topic import Chunk, _add
+
+KAFKA = (
+    "topic string, partition int, offset long, timestamp timestamp, timestampType int, key binary, value binary, "
+    f"headers {HEADERS.simpleString()}"
+)
+AT = datetime(2026, 1, 31, 23, 59, 59, tzinfo=UTC)
+
+
+def record(offset: int, value: bytes | None = b"v", **changes: Any) -> tuple[Any, ...]:
+    row = {
+        "topic": "a", "partition": 0, "offset": offset, "timestamp": AT, "timestamp_type": "create_time",
+        "key": None, "value": value, "headers": None, "date": AT.date(),
+    }  # fmt: skip
+    return tuple({**row, **changes}.values())
+
+
+def records_of(spark: SparkSession, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
+    return spark.createDataFrame(rows, RECORD)
+
+
+# --- archive --------------------------------------------------------------------------------------------------------
+
+
+def test_a_row_of_the_connector_becomes_a_record(spark: SparkSession) -> None:
+    headers = [("h", b"\x00")]
+    rows = spark.createDataFrame(
+        [
+            ("a", 1, 5, AT, 0, b"k", None, headers),
+            ("a", 1, 6, AT, 1, None, b"", None),
+            ("a", 1, 7, AT, -1, None, b"", None),
+        ],
+        KAFKA,
+    )
+    found = to_records(rows).collect()
+    assert [row.timestamp_type for row in found] == ["create_time", "log_append_time", "none"]
+    assert found[0].date == date(2026, 1, 31)
+    assert (bytes(found[0].key), found[0].value, bytes(found[1].value)) == (b"k", None, b"")
+    assert [(header.key, bytes(header.value)) for header in found[0].headers] == headers
+
+
+def test_a_missing_or_changed_column_is_an_error(spark: SparkSession) -> None:
+    frame = records_of(spark, [record(1)])
+    with pytest.raises(ValueError, match="missing"):
+        conform(frame.drop("key"), RECORD)
+    with pytest.raises(ValueError, match="offset is int"):
+        conform(frame.withColumn("offset", frame["offset"].cast("int")), RECORD)
+
+
+def json_records(spark: SparkSession, *values: str | bytes | None) -> DataFrame:
+    raw = [value.encode() if isinstance(value, str) else value for value in values]
+    return records_of(spark, [record(index, value) for index, value in enumerate(raw)])
+
+
+def test_json_is_typed_as_its_own_values_are(spark: SparkSession) -> None:
+    values = ['{"id": 1, "price": 1.5, "tags": ["x"], "who": {"name": "n"}}', '{"id": 2, "price": 3, "none": null}']
+    kind = infer(parse(json_records(spark, *values)))
+    assert kind.simpleString() == "struct<id:bigint,price:double,tags:array<string>,who:struct<name:string>>"
+    typed = JsonTyping(None, evolve=True).apply(json_records(spark, *values), StructType())
+    rows = typed.orderBy("offset").collect()
+    assert (rows[0][DATA].id, rows[0][DATA].price, rows[0][DATA].tags, rows[0][DATA].who.name) == (1, 1.5, ["x"], "n")
+    assert (rows[1][DATA].price, rows[1][DATA].tags, rows[1][RESCUED]) == (3.0, None, None)
+
+
+def test_what_does_not_fit_its_column_is_rescued_and_what_is_new_is_added(spark: SparkSession) -> None:
+    stored = StructType([StructField("id", LongType()), StructField("who", StructType([StructField("n", LongType())]))])
+    values = ['{"id": "seven", "who": {"n": 1}}', '{"id": 7.5, "new": true}', '{"id": 3, "who": {"n": "x", "m": 2}}']
+    rows = JsonTyping(None, evolve=True).apply(json_records(spark, *values), stored).orderBy("offset").collect()
+    assert [row[DATA].id for row in rows] == [None, None, 3]
+    assert [row[DATA].new for row in rows] == [None, True, None]
+    assert (rows[2][DATA].who.n, rows[2][DATA].who.m) == (None, 2)
+    assert [json.loads(row[RESCUED]) for row in rows] == [{"id": "seven"}, {"id": 7.5}, {"who": {"m": 2, "n": "x"}}]
+
+
+def test_without_evolution_what_is_new_is_rescued(spark: SparkSession) -> None:
+    stored = StructType([StructField("id", LongType())])
+    rows = JsonTyping(None, evolve=False).apply(json_records(spark, '{"id": 1, "new": [1]}'), stored).collect()
+    assert rows[0][DATA].asDict() == {"id": 1}
+    assert json.loads(rows[0][RESCUED]) == {"new": [1]}
+
+
+def test_what_is_no_json_object_has_a_reason_and_a_null_has_none(spark: SparkSession) -> None:
+    rows = JsonTyping(None, evolve=True).apply(
+        json_records(spark, '{"id": 1}', "{", "[1]", "7", b"\xff\xfe", None, ""), StructType()
+    ).orderBy("offset").collect()  # fmt: skip
+    assert [row.reason for row in rows] == [
+        None, "the value is not JSON", "the value is JSON, but not an object", "the value is JSON, but not an object",
+        "the value is not JSON", None, "the value is not JSON",
+    ]  # fmt: skip
+    assert [row[DATA] is None for row in rows] == [False, True, True, True, True, True, True]
+
+
+def test_types_that_later_values_fit_as_well() -> None:
+    assert struct_words("OBJECT<`OBJECT<`: OBJECT<>, b: ARRAY<OBJECT<c: BIGINT>>>") == (
+        "STRUCT<`OBJECT<`: VOID, b: ARRAY<STRUCT<c: BIGINT>>>"
+    )
+    kind = StructType([StructField("a", ArrayType(StructType([StructField("b", LongType())])))])
+    more = StructType(
+        [StructField("a", ArrayType(StructType([StructField("c", DoubleType())]))), StructField("A", LongType())]
+    )
+    assert merge(kind, more).simpleString() == "struct<a:array<struct<b:bigint,c:double>>>"
+    deep: Any = LongType()
+    for name in string.ascii_lowercase[:8]:
+        deep = StructType([StructField(name, deep)])
+    assert settle(deep).simpleString().count("struct") == 5
+    assert settle(deep).simpleString().endswith(StringType().simpleString() + ">" * 5)
+
+
+AVRO = '{"type": "record", "name": "r", "fields": [{"name": "id", "type": "long"}, {"name": "s", "type": "string"}]}'
+
+
+def test_avro_of_a_given_schema_with_and_without_a_registrys_prefix(spark: SparkSession) -> None:
+    encoded = b"\x0e\x02x"  # 7, "x"
+    for framed, prefix in ((False, b""), (True, b"\x00\x00\x00\x00\x01")):
+        frame = json_records(spark, prefix + encoded, prefix + b"\x0e", None)
+        rows = AvroTyping(AVRO, framed).apply(frame, StructType()).orderBy("offset").collect()
+        assert rows[0][DATA].asDict() == {"id": 7, "s": "x"}
+        assert [row.reason for row in rows] == [None, "the value is not Avro of the given schema", None]
+        assert rows[1][DATA] is None
+
+
+# --- verify ---------------------------------------------------------------------------------------------------------
+
+
+def test_both_sides_sum_alike(spark: SparkSession) -> None:
+    chance = random.Random(5)
+    rows: list[tuple[Any, ...]] = []
+    expected: dict[int, list[int]] = {}
+    for offset in range(BLOCK - 60, BLOCK + 60):
+        ms = chance.choice([-1, 0, 1_700_000_000_123 + offset, -86_400_001])
+        kind = chance.choice(["create_time", "log_append_time"])
+        key = chance.choice([None, b"", chance.randbytes(9)])
+        value = chance.choice([None, b"", chance.randbytes(300)])
+        headers: Any = chance.choice([None, [("größe", b"")], [("a", None), ("a", chance.randbytes(3)), ("", b";:=-")]])
+        rows.append((offset, ms, kind, key, value, headers))
+        found = expected.setdefault(offset // BLOCK, [0, 0, 0, 0, 0])
+        sums = (time_sum(ms, 1 if kind == "create_time" else 2), bytes_sum(key), bytes_sum(value), headers_sum(headers))
+        found[0] += 1
+        for index, each in enumerate(sums, 1):
+            found[index] += each * (offset % BLOCK + 1)
+    kinds = f"offset long, ms long, timestamp_type string, key binary, value binary, headers {HEADERS.simpleString()}"
+    frame = (
+        spark.createDataFrame(rows, kinds)
+        .withColumns({"topic": F.lit("a"), "partition": F.lit(0), "timestamp": F.timestamp_millis("ms")})
+        .drop("ms")
+    )
+    summed = {row.block: list(row)[3:] for row in block_sums(record_sums(frame)).collect()}
+    assert summed == expected
+
+
+def test_chunks_add_up_to_blocks() -> None:
+    import numpy as np
+
+    sums: dict[int, list[int]] = {}
+    offsets = np.array([BLOCK - 2, BLOCK - 1, BLOCK, 3 * BLOCK + 5], np.int64)
+    ones = [np.ones(4, np.int64) for _ in COLUMNS]
+    _add(sums, Chunk(offsets, ones))
+    _add(sums, Chunk(offsets[:1] + 4, [each[:1] for each in ones]))
+    assert sums == {0: [2, *[2 * BLOCK - 1] * 4], 1: [2, *[1 + 3] * 4], 3: [1, *[6] * 4]}
+
+
+def sums_of(spark: SparkSession, rows: Sequence[tuple[Any, ...]]) -> DataFrame:
+    return record_sums(records_of(spark, rows))
+
+
+def test_blocks_that_differ_in_anything_are_found(spark: SparkSession) -> None:
+    good = [record(offset, b"%d" % offset) for offset in range(10)]
+    whole = block_sums(sums_of(spark, good))
+    changes: dict[str, list[tuple[Any, ...]]] = {
+        "missing": good[:4] + good[5:],
+        "doubled": [*good, good[3]],
+        "changed": [*good[:9], record(9, b"x")],
+        "swapped": [*good[:8], record(8, b"9"), record(9, b"8")],
+        "null for empty": [*good[:9], record(9, None)],
+        "key": [*good[:9], record(9, b"9", key=b"")],
+        "headers": [*good[:9], record(9, b"9", headers=[("a", None)])],
+        "timestamp": [*good[:9], record(9, b"9", timestamp=datetime(2026, 1, 31, tzinfo=UTC))],
+    }
+    assert unequal_blocks(whole, whole).collect() == []
+    for what, rows in changes.items():
+        assert len(unequal_blocks(block_sums(sums_of(spark, rows)), whole).collect()) == 1, what
+    empty = spark.createDataFrame([], BLOCK_SUMS)
+    assert [tuple(row) for row in unequal_blocks(whole, empty).collect()] == [("a", 0, 0)]
+    assert [tuple(row) for row in unequal_blocks(empty, whole).collect()] == [("a", 0, 0)]
+
+
+def test_a_block_that_the_topic_side_summed_in_two_pieces_is_one(spark: SparkSession) -> None:
+    good = [record(offset, b"%d" % offset) for offset in range(10)]
+    parts = block_sums(sums_of(spark, good[:4])).unionAll(block_sums(sums_of(spark, good[4:])))
+    assert unequal_blocks(block_sums(sums_of(spark, good)), parts).collect() == []
+
+
+def test_differences_are_named_record_by_record(spark: SparkSession) -> None:
+    topic = sums_of(spark, [record(1), record(2), record(3), record(4)])
+    archive = sums_of(spark, [record(1), record(3, b"x"), record(4), record(4), record(5)])
+    found = {row.offset: row.what for row in unequal_records(archive, topic).collect()}
+    assert found == {
+        2: "the archive does not hold it, the topic does",
+        3: "its value is another in the archive than in the topic",
+        4: "the archive holds it more than once",
+        5: "the topic does not hold it, the archive does",
+    }
+    assert {row.offset for row in unequal_records(archive, topic, compacted=True).collect()} == {2, 3, 4}
+
+
+def test_records_outside_of_the_claim_are_counted(spark: SparkSession) -> None:
+    frame = records_of(spark, [record(1), record(5), record(6), record(6, partition=3)])
+    progress = Progress(1, "r", {"a": "i"}, {("a", 0): 2}, {("a", 0): 6})
+    found = {(row.topic, row.partition): row["count"] for row in unclaimed(frame, progress).collect()}
+    assert found == {("a", 0): 2, ("a", 3): 1}
+
+
+# --- replay ---------------------------------------------------------------------------------------------------------
+
+
+def a_plan(**changes: Any) -> Plan:
+    values: dict[str, Any] = {
+        "name": "r", "archive": "x", "topics": {"a": "b"}, "partitions": {1: 0}, "condition": None, "from_ms": None,
+        "until_ms": None, "timestamps": "keep", "ranges": (), "batch_records": 30, "target_ids": {},
+        "bases": {("b", 0): 0, ("b", 2): 0},
+    }  # fmt: skip
+    return Plan(**{**values, **changes})
+
+
+def test_records_are_chosen_by_range_time_and_condition(spark: SparkSession) -> None:
+    early = datetime(2026, 1, 1, tzinfo=UTC)
+    frame = records_of(
+        spark, [record(1), record(2), record(3, None), record(4, timestamp=early), record(5), record(2, partition=1)]
+    )
+    ranges = [Range("a", 0, 2, 5)]
+    chosen = select_records(frame, a_plan(condition="value IS NOT NULL", from_ms=1_768_000_000_000), ranges)
+    assert [(row.partition, row.offset) for row in chosen.collect()] == [(0, 2)]
+    assert select_records(frame, a_plan(until_ms=1_768_000_000_000), ranges).collect()[0].offset == 4
+
+
+def test_each_target_partition_is_in_one_task_and_in_order(spark: SparkSession) -> None:
+    rows = [record(offset, partition=partition) for offset in (3, 1, 2) for partition in (1, 0, 2)]
+    ordered = in_order(with_targets(records_of(spark, rows), a_plan()), a_plan(), 2)
+    parts = ordered.rdd.glom().map(
+        lambda part: [(row.target_topic, row.target_partition, row.partition, row.offset) for row in part]
+    ).collect()  # fmt: skip
+    assert parts == [
+        [("b", 0, partition, offset) for partition in (0, 1) for offset in (1, 2, 3)],
+        [("b", 2, 2, offset) for offset in (1, 2, 3)],
+    ]
+
+
+def test_a_dry_run_counts(spark: SparkSession) -> None:
+    frame = records_of(spark, [record(1, b"12", key=b"k"), record(2, None), record(7, partition=1)])
+    found = [tuple(row) for row in summary(with_targets(frame, a_plan())).collect()]
+    assert found == [("a", 0, "b", 0, 2, 3, 1, 2), ("a", 1, "b", 0, 1, 1, 7, 7)]
+
+
+def test_group_offsets_follow_the_map(spark: SparkSession) -> None:
+    runs = [
+        ("r", 1, "a", 0, 10, "b", 0, 100, 5),  # 10..14 to 100..104
+        ("r", 2, "a", 0, 20, "b", 0, 105, 5),  # 20..24 to 105..109
+        ("r", 1, "a", 1, 0, "b", 0, 110, 3),  # the other source partition of b-0
+    ]
+    offset_map = spark.createDataFrame(runs, OFFSET_MAP)
+    cases = {
+        "before": (0, 5, 100), "inside": (0, 12, 102), "gap": (0, 17, 105), "end": (0, 25, 110), "far": (0, 99, 110),
+        "other": (1, 1, 111),
+    }  # fmt: skip
+    committed = spark.createDataFrame(
+        [(group, "a", partition, offset) for group, (partition, offset, _) in cases.items()]
+        + [("both", "a", 0, 24), ("both", "a", 1, 3), ("elsewhere", "z", 0, 3)],
+        "group string, topic string, partition int, offset long",
+    )
+    found = {row["group"]: row.offset for row in translate(committed, offset_map).collect()}
+    assert found == {**{group: target for group, (_, _, target) in cases.items()}, "both": 109}
+
+
+# --- compact --------------------------------------------------------------------------------------------------------
+
+
+def test_days_with_small_files_are_worth_compacting(spark: SparkSession) -> None:
+    rows = [("a", "d1", 10), ("a", "d1", 20), ("a", "d2", 10), ("b", "d1", 90), ("b", "d1", 95), ("b", "d1", 4)]
+    files = spark.createDataFrame(
+        [({"topic": topic, "date": day}, size) for topic, day, size in rows],
+        "partitionValues map<string,string>, size long",
+    )
+    assert [tuple(row) for row in worth_compacting(files, 100, 2).collect()] == [("a", "d1", 2, 2, 30)]
