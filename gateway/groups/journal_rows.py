@@ -150,7 +150,8 @@ class _Telling:
             if not known and self._was.member_count:
                 self._loaded(self._before)
             elif not known:
-                self._told.state = self._was.state if self._was.exists else None
+                # An id that was handed out makes a group that nobody has seen.
+                self._told.state = self._was.state if self._was.exists and self._was.generation_id else None
             self._tell_all()
         self._remember()
         return self._rows
