@@ -194,6 +194,16 @@ class AssignmentGiven(MemberFact):
         return f"member {self.member_id} assigned at {self.epoch}"
 
 
+@dataclass(frozen=True, slots=True)
+class MemberSynced(Fact):
+    """A member of a classic group is sent its assignment, the first time in this generation."""
+
+    member_id: MemberId
+
+    def __str__(self) -> str:
+        return f"member {self.member_id} synced"
+
+
 # --- the group ------------------------------------------------------------------------------------------------------
 
 

@@ -120,6 +120,11 @@ class Metrics:
             "Generations in which consumers or their leader departed from the cooperative protocol, by what they did.",
             "violation",
         )
+        self.journal_rows = self._counter("journal_rows", "Rows written to the journal of groups.")
+        self.journal_dropped = self._counter(
+            "journal_dropped_rows",
+            "Rows of the journal that were not written: its queue was full, or Postgres refused.",
+        )
         self.leases_held = self._gauge("coordinator_leases", "Group coordinator shards this node holds.")
 
         self._reconcile_passes = self._counter(
