@@ -28,8 +28,8 @@ wait $server || test $? = 143
 """`make run` until a round trip is answered; then it is ended, and make says 143, which is SIGTERM's."""
 
 # A part that has every kind of test: pure ones, ones on a real Postgres, and the runner's, which must do without a tool
-# that is not installed. The whole suite runs outside.
-PART = "tests/protocol tests/gateway/config tests/storage/test_append.py tests/compat/test_runner.py -q"
+# that is not installed. The whole suite runs outside, and CI's time is shared.
+PART = "tests/gateway/config tests/storage/test_append.py tests/compat/test_runner.py -q"
 
 
 @pytest.mark.timeout(2 * LIMIT_SECONDS)
