@@ -30,11 +30,15 @@ FILL = """
 with target as (
     update sluice.partition set next_offset = $2::bigint, max_timestamp_ms = $2::bigint
     where topic_id = (select topic_id from sluice.topic where name = $1) returning partition_key
+), added as (
+    insert into sluice.chunk (partition_key, base_offset, last_offset, max_timestamp_ms, running_max_timestamp_ms,
+        position, size_bytes, batch_count, leader_epoch, inline_slot, final_heads)
+    select target.partition_key, n, n, n, n, nextval('sluice.inline_position'), length($3::bytea), 1, 0, 0, false
+    from target, generate_series(0, $2::bigint - 1) as n
+    returning partition_key, base_offset, position
 )
-insert into sluice.batch
-    (partition_key, base_offset, last_offset, max_timestamp_ms, running_max_timestamp_ms, size_bytes, records)
-select target.partition_key, n, n, n, n, length($3::bytea), int8send(n) || substr($3::bytea, 9)
-from target, generate_series(0, $2::bigint - 1) as n
+insert into sluice.inline_records (slot, position, partition_key, base_offset, records)
+select 0, position, partition_key, base_offset, $3::bytea from added
 """
 
 
@@ -64,7 +68,7 @@ async def measure() -> tuple[Cost, Cost]:
             connection = await asyncpg.connect(url)
             try:
                 await connection.execute(FILL, name, batches, build_batch([Record(0, 0, None, b"x" * 100, ())]))
-                await connection.execute("vacuum analyze sluice.batch")
+                await connection.execute("vacuum analyze sluice.chunk")
             finally:
                 await connection.close()
         host, _, port = gateway.bootstrap.rpartition(":")

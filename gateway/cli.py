@@ -30,6 +30,7 @@ from gateway.config.definition import render
 from gateway.config.settings import OPTIONS, Configuration, ConfigurationError, load
 from gateway.operate import logs
 from gateway.operate.http import program_version
+from gateway.operate.upkeep import add_backup, add_check, add_restore
 from protocol.api_keys import ApiKey
 from protocol.codec import decode, encode, request_class, response_class
 from protocol.errors import ProtocolError
@@ -85,6 +86,15 @@ def _parser() -> argparse.ArgumentParser:
     apis = commands.add_parser("apis", help="list what is served")
     apis.add_argument("--markdown", action="store_true", help="as a table for the README")
     apis.set_defaults(run=_apis)
+
+    for name, said, add in (
+        ("check", "read every record and say what is wrong", add_check),
+        ("backup", "copy the database and its records while a node serves", add_backup),
+        ("restore", "make an empty data directory what a backup was", add_restore),
+    ):
+        upkeep = commands.add_parser(name, help=said, description=_OPTIONS_HELP)
+        _add_options(upkeep)
+        add(upkeep, lambda given: _configuration(given).settings)
 
     add_commands(commands)
     return parser

@@ -95,6 +95,10 @@ class AppendGroup:
         """The bytes of one chunk-to-be, numbered from 0."""
         return [self.batches[index].records for index in self.candidates[candidate]]
 
+    def partition_key(self, candidate: int) -> int:
+        """Whose chunk it is to be."""
+        return self._keys[self._partition_positions[candidate] - 1]
+
     def arguments(
         self,
         *,

@@ -44,8 +44,15 @@ class ChunkReader:
     def cached_bytes(self) -> int:
         return self._cached_bytes
 
+    async def batches_uncached(self, chunks: Sequence[Chunk]) -> Results:
+        """The same without keeping what was read, and checked wherever it lies: for those who move or judge it."""
+        return await self._read(chunks, keep=False)
+
     async def batches(self, chunks: Sequence[Chunk]) -> Results:
         """The batches of each chunk, or why it has none."""
+        return await self._read(chunks, keep=True)
+
+    async def _read(self, chunks: Sequence[Chunk], *, keep: bool) -> Results:
         found: list[Batches | DamagedChunkError | None] = [None] * len(chunks)
         inline: list[int] = []
         by_object: dict[int, list[int]] = {}
@@ -59,16 +66,16 @@ class ChunkReader:
                 by_object.setdefault(chunk.object_id, []).append(index)
         if sum(chunks[index].size_bytes for index in inline) <= INLINE_ON_LOOP_BYTES:
             for index in inline:
-                found[index] = _inline(chunks[index])
+                found[index] = _inline(chunks[index], verify=not keep)
         elif inline:
-            told = await self._in_thread(lambda: [_inline(chunks[index]) for index in inline])
+            told = await self._in_thread(lambda: [_inline(chunks[index], verify=not keep) for index in inline])
             for index, result in zip(inline, told, strict=True):
                 found[index] = result
         for object_id, indexes in by_object.items():
             wanted = [chunks[index] for index in indexes]
             for index, result in zip(indexes, await self._load(object_id, wanted), strict=True):
                 found[index] = result
-                if not isinstance(result, DamagedChunkError):
+                if keep and not isinstance(result, DamagedChunkError):
                     self._keep((object_id, chunks[index].position), chunks[index].size_bytes, result)
         return [result if result is not None else DamagedChunkError("it was not read") for result in found]
 
@@ -108,11 +115,11 @@ class ChunkReader:
             self._threads.shutdown(wait=False)
 
 
-def _inline(chunk: Chunk) -> Batches | DamagedChunkError:
+def _inline(chunk: Chunk, *, verify: bool) -> Batches | DamagedChunkError:
     if chunk.records is None:
         return DamagedChunkError("its inline bytes are gone")
     try:
-        return split(chunk, chunk.records, verify=False)
+        return split(chunk, chunk.records, verify=verify)
     except DamagedChunkError as error:
         return error
 

@@ -10,7 +10,9 @@ It reads no record, and knows neither SQL nor files.
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
 import crc32c
 
@@ -50,6 +52,26 @@ class Chunk:
     leader_epoch: int
     final_heads: bool
     records: bytes | None
+
+    def with_records(self, records: bytes | None) -> Chunk:
+        """The same row with the inline bytes that were fetched for it."""
+        return replace(self, records=records)
+
+
+def chunk_of(row: Mapping[str, Any]) -> Chunk:
+    """A row as the statements in queries/ give it."""
+    return Chunk(
+        PartitionKey(row["partition_key"]),
+        row["base_offset"],
+        row["last_offset"],
+        row["object_id"],
+        row["position"],
+        row["size_bytes"],
+        row["batch_count"],
+        row["leader_epoch"],
+        row["final_heads"],
+        row["records"],
+    )
 
 
 def write_head(batch: bytearray | memoryview, base_offset: int, leader_epoch: int) -> None:

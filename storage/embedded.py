@@ -246,11 +246,30 @@ class EmbeddedPostgres:
             for name in (*directories, *files):
                 os.chown(os.path.join(directory, name), account.uid, account.gid, follow_symlinks=False)
 
-    def _prepare_socket_dir(self) -> None:
+    def running_url(self) -> str | None:
+        """Of the server that another process runs in the directory; None if none does. Asked instead of `start`."""
+        try:
+            lock_fd = os.open(self.data_dir / "sluice.lock", os.O_RDONLY)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._socket_dir = self._place_of_socket()
+            return self.url
+        finally:
+            os.close(lock_fd)
+        return None
+
+    def _place_of_socket(self) -> Path:
         directory = self.data_dir / "socket"
         if len(os.fsencode(directory / SOCKET_NAME)) > MAX_SOCKET_PATH_BYTES:
             digest = hashlib.sha256(os.fsencode(self.data_dir)).hexdigest()[:16]
             directory = Path(tempfile.gettempdir()) / f"sluice-{os.geteuid()}-{digest}"
+        return directory
+
+    def _prepare_socket_dir(self) -> None:
+        directory = self._place_of_socket()
         try:
             directory.mkdir(mode=0o700)
         except FileExistsError:

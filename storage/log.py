@@ -20,7 +20,7 @@ import structlog
 
 from storage.append_group import AppendGroup
 from storage.chunk_reader import Batches, ChunkReader
-from storage.chunks import Chunk, DamagedChunkError
+from storage.chunks import Chunk, DamagedChunkError, chunk_of
 from storage.errors import StorageError, StorageUnavailable
 from storage.pool import Connection, Database, Row
 from storage.queries import statement
@@ -54,7 +54,7 @@ SPARE_BYTES = 8 * 1024 * 1024
 HIGH_WATERMARK = -1
 """`delete_records` up to here: everything there is."""
 
-_INLINE_COLUMNS = ("slot", "position", "records")
+_INLINE_COLUMNS = ("slot", "position", "partition_key", "base_offset", "records")
 
 _APPEND_CHUNKS = statement("append_chunks")
 _READ_CHUNKS = statement("read_chunks")
@@ -67,21 +67,6 @@ _RAISE_LOG_START = statement("raise_log_start")
 
 class _WriteFailedError(Exception):
     """A segment could not be written; it leaves the transaction by this way, which is not Postgres' failure."""
-
-
-def _chunk(key: PartitionKey, row: Row) -> Chunk:
-    return Chunk(
-        key,
-        row["base_offset"],
-        row["last_offset"],
-        row["object_id"],
-        row["position"],
-        row["size_bytes"],
-        row["batch_count"],
-        row["leader_epoch"],
-        row["final_heads"],
-        row["records"],
-    )
 
 
 class LogStore:
@@ -148,17 +133,20 @@ class LogStore:
             decided = await connection.fetchrow(_APPEND_CHUNKS, *group.arguments(wait=wait))
             assert decided is not None
             rows: list[tuple[object, ...]] = []
-            for candidate, skipped, size_bytes, position in zip(
+            for candidate, skipped, size_bytes, base_offset, position in zip(
                 decided["chunk_candidates"] or (),
                 decided["chunk_skipped"] or (),
                 decided["chunk_sizes"] or (),
+                decided["chunk_bases"] or (),
                 decided["chunk_positions"] or (),
                 strict=True,
             ):
                 records = _joined(group, candidate - 1)
                 if size_bytes != len(records):
                     records = memoryview(records)[skipped : skipped + size_bytes]
-                rows.append((decided["inline_slot"], position, records))
+                rows.append(
+                    (decided["inline_slot"], position, group.partition_key(candidate - 1), base_offset, records)
+                )
             if rows:
                 await connection.copy_records_to_table("inline_records", records=rows, columns=_INLINE_COLUMNS)
             return decided
@@ -278,7 +266,7 @@ class LogStore:
                     row["partition_size_bytes"],
                 )
             else:
-                chunks.append((position, _chunk(requests[position].partition_key, row)))
+                chunks.append((position, chunk_of(row)))
         return states, chunks, await self.reader.batches([chunk for _, chunk in chunks])
 
     def _report(self, chunk: Chunk, error: DamagedChunkError) -> None:
@@ -306,7 +294,7 @@ class LogStore:
     async def chunks_between(self, key: PartitionKey, from_offset: int, to_offset: int) -> list[Chunk]:
         """The rows of the index that lie at least in part within these offsets, both included."""
         rows = await self._cold.fetch(_CHUNKS_BETWEEN, key, from_offset, to_offset)
-        return [_chunk(key, row) for row in rows]
+        return [chunk_of(row) for row in rows]
 
     async def batch_at_timestamp(
         self, key: PartitionKey, timestamp_ms: int, from_offset: int = 0
@@ -319,7 +307,7 @@ class LogStore:
             row = await self._cold.fetch_row(_CHUNK_AT_TIMESTAMP, key, timestamp_ms, at_offset)
             if row is None:
                 return None
-            chunk = _chunk(key, row)
+            chunk = chunk_of(row)
             for batch in await self._batches_of(chunk):
                 if (
                     batch.max_timestamp_ms >= timestamp_ms

@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import asyncio
 
-from storage.pool import Connection, Database
+from storage.pool import Database
 from storage.queries import statement
 
 BLOCK_SIZE = 1000
 """As in upstream's ProducerIdsBlock."""
+
+_LOOKED_AT = 10_000
+"""Producers that one statement looks at."""
 
 
 class ProducerStore:
@@ -36,13 +39,19 @@ class ProducerStore:
             return producer_id
 
     async def expire(self, before_ms: int, limit: int) -> int:
-        """Forgets producers idle since before `before_ms` (Unix ms), at most `limit` of them; how many it forgot.
+        """Forgets producers idle since before `before_ms` (Unix ms), about `limit` of them at most; how many it forgot.
 
         Upstream: producer.id.expiration.ms. A forgotten producer may go on with any sequence.
         """
-
-        async def forget(connection: Connection) -> int:
-            status = await connection.execute(statement("expire_producers"), before_ms, limit)
-            return int(status.rsplit(" ", 1)[-1])
-
-        return await self._database.cold.transact(forget)
+        forgotten = 0
+        partition_key, producer_id = -1, -1
+        while forgotten < limit:
+            row = await self._database.cold.fetch_row(
+                statement("expire_producers"), before_ms, min(limit, _LOOKED_AT), partition_key, producer_id
+            )
+            assert row is not None
+            forgotten += row["forgotten"]
+            if row["partition_key"] is None:
+                break
+            partition_key, producer_id = row["partition_key"], row["producer_id"]
+        return forgotten

@@ -21,10 +21,12 @@ class ClusterTopic:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Live topics by name and by id."""
+    """Live topics by name and by id. Where `topics` is the same mapping, nothing about topics has changed."""
 
     topics: Mapping[str, ClusterTopic] = field(default_factory=lambda: MappingProxyType({}))
     by_id: Mapping[UUID, ClusterTopic] = field(default_factory=lambda: MappingProxyType({}))
+    revision: int = 0
+    """All changes up to this one are in it. Revisions are the cluster's: two nodes may compare theirs."""
 
 
 NO_TOPICS = Cluster()

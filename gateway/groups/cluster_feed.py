@@ -1,7 +1,7 @@
 """Hands what the catalog holds to the machines: topics as one value, another once they have changed, and settings.
 
 The one idea: many changes at once (a load, a request that creates a thousand topics) make one new value, before the
-next request is begun; topics that have not changed stay the same objects, and where none has, so does the value.
+next request is begun; topics that have not changed stay the same objects, and where none has, so does their mapping.
 """
 
 from __future__ import annotations
@@ -44,7 +44,8 @@ class ClusterFeed:
     def _hand_over(self) -> None:
         self._pending = False
         self._hand_over_settings()
-        known = Cluster().by_id if self._last is None else self._last.by_id
+        revision, last = self._catalog.revision, self._last
+        known = Cluster().by_id if last is None else last.by_id
         topics: dict[str, ClusterTopic] = {}
         for topic in self._catalog.topics():
             former = known.get(topic.topic_id)
@@ -52,10 +53,13 @@ class ClusterFeed:
                 topics[topic.name] = former
             else:
                 topics[topic.name] = ClusterTopic(topic.topic_id, topic.name, len(topic.partitions))
-        if self._last is not None and self._last.topics == topics:
+        if last is None or last.topics != topics:
+            by_id = {topic.topic_id: topic for topic in topics.values()}
+            self._last = Cluster(MappingProxyType(topics), MappingProxyType(by_id), revision)
+        elif revision > last.revision:
+            self._last = Cluster(last.topics, last.by_id, revision)
+        else:
             return
-        by_id = {topic.topic_id: topic for topic in topics.values()}
-        self._last = Cluster(MappingProxyType(topics), MappingProxyType(by_id))
         self._reader.cluster_changed(self._last)
 
     def _hand_over_settings(self) -> None:

@@ -36,11 +36,14 @@ from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.producers import ProducerStore
 from storage.retention import UNLIMITED, RetentionPolicy
+from storage.roller import Roller
 from storage.types import CoordinatorLease, PartitionKey, ReadRequest, ReadResult, StoredBatch, Topic
 
 log = structlog.get_logger(__name__)
 
 PURGE_INTERVAL_MS = 60_000
+ROLL_INTERVAL_MS = 10_000
+SWEEP_INTERVAL_MS = 30_000
 COMPACTION_INTERVAL_MS = 1_000
 """How often a topic can be looked at whose segment.ms asks for haste; others wait for log.cleaner.backoff.ms."""
 
@@ -72,6 +75,7 @@ class Maintenance:
 
     database: Database
     log: LogStore
+    roller: Roller
     catalog: Catalog
     tail: Tail
     membership: Membership
@@ -85,6 +89,8 @@ class Maintenance:
         return [
             ("retention", self._on_one_node(self.retain), broker.log_retention_check_interval_ms),
             ("purge", self._on_one_node(self.purge), PURGE_INTERVAL_MS),
+            ("roll", self._on_one_node(self.roll), ROLL_INTERVAL_MS),
+            ("sweep", self._on_one_node(self.sweep), SWEEP_INTERVAL_MS),
             ("compaction", self._on_one_node(compaction.run), COMPACTION_INTERVAL_MS),
             ("compacted tails", self.drop_compacted, COMPACTION_INTERVAL_MS),
             (
@@ -157,6 +163,16 @@ class Maintenance:
                 )
             if done.complete:
                 return
+
+    async def roll(self) -> None:
+        """Move inline bytes to where bytes belong, and free what nothing is alive in."""
+        moved_bytes = await self.roller.roll()
+        if moved_bytes:
+            log.debug("inline bytes moved", moved_bytes=moved_bytes)
+
+    async def sweep(self) -> None:
+        """Rewrite segments in which little is alive, delete what no chunk names."""
+        await self.roller.sweep()
 
     async def expire_producers(self) -> None:
         """Forget the sequences of producers that have been idle for producer.id.expiration.ms."""

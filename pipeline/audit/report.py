@@ -82,7 +82,7 @@ def _bars(rows: list[tuple[str, int]], label: str) -> str:
     values = ticks(max(value for _, value in rows))
     drawing.value_axis(values, 10, 176)
     step = (WIDTH - LEFT - RIGHT) / len(rows)
-    skip = max(1, len(rows) // 16)
+    skip = max(1, len(rows) // 8)
     for number, (name, value) in enumerate(rows):
         high = 166 * value / values[-1]
         drawing.rect(LEFT + number * step + 1, 176 - high, min(step - 2, PLOT / 4), high, "c0", f"{name}: {value:,}")

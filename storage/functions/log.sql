@@ -27,6 +27,7 @@ create function append_chunks(
     out chunk_candidates   integer[],
     out chunk_skipped      integer[],     -- bytes of the candidate before the chunk
     out chunk_sizes        integer[],
+    out chunk_bases        bigint[],
     out chunk_positions    bigint[]
 )
 language plpgsql volatile
@@ -65,7 +66,6 @@ declare
     state_offsets  bigint[]  := array_fill(-1::bigint, array[producer_total, 5]);
 
     chunk_total      integer := 0; -- chunks to insert, and per chunk:
-    chunk_bases      bigint[];
     chunk_lasts      bigint[];
     chunk_batches    integer[];
     chunk_max_ms     bigint[];
@@ -264,9 +264,10 @@ begin
     from generate_series(1, chunk_total) i;
 
     if p_chunk_records is not null then
-        insert into inline_records (slot, position, records)
+        insert into inline_records (slot, position, partition_key, base_offset, records)
         select
-            append_chunks.inline_slot, chunk_positions[i],
+            append_chunks.inline_slot, chunk_positions[i], p_partition_keys[p_chunk_partitions[chunk_candidates[i]]],
+            chunk_bases[i],
             case
                 when chunk_sizes[i] = octet_length(p_chunk_records[chunk_candidates[i]]) then p_chunk_records[chunk_candidates[i]]
                 else substring(p_chunk_records[chunk_candidates[i]] from chunk_skipped[i] + 1 for chunk_sizes[i])
@@ -327,6 +328,7 @@ create function read_chunks(
     high_watermark        bigint,
     leader_epoch          integer,
     partition_size_bytes  bigint,
+    partition_key         bigint,
     base_offset           bigint,
     last_offset           bigint,
     object_id             bigint,
@@ -354,6 +356,7 @@ declare
     candidate        record;
 begin
     for i in 1..coalesce(cardinality(p_partition_keys), 0) loop
+        partition_key := p_partition_keys[i];
         base_offset := null; last_offset := null; object_id := null; "position" := null; size_bytes := null;
         batch_count := null; final_heads := null; records := null;
         request_position := i;

@@ -113,7 +113,8 @@ begin
             p_object_id, new_position, p_size_bytes[i], p_batch_counts[i], p_leader_epochs[i], slot_now, true
         );
         if p_object_id is null then
-            insert into inline_records (slot, position, records) values (slot_now, new_position, p_records[i]);
+            insert into inline_records (slot, position, partition_key, base_offset, records)
+            values (slot_now, new_position, p_partition_key, p_added_base_offsets[i], p_records[i]);
         end if;
     end loop;
 
@@ -193,5 +194,68 @@ begin
     select count(*), coalesce(sum(r.batch_count), 0), coalesce(sum(r.size_bytes), 0)
     into chunk_count, batch_count, size_bytes
     from removed r;
+end
+$$;
+
+create function rotate_inline(p_max_bytes bigint, p_max_age_ms bigint) returns boolean
+language plpgsql volatile
+as $$
+-- Lets new inline bytes go to the next empty slot, if the current one has grown to p_max_bytes or holds any that may be
+-- older than p_max_age_ms (-1: whatever their age). Whether it did; it does not where no slot is empty.
+declare
+    rotation  inline_rotation;
+    next_slot smallint;
+begin
+    select * into rotation from inline_rotation for update;
+    if pg_relation_size(format('inline_records_%s', rotation.current_slot)::regclass) = 0
+        or not (
+            pg_table_size(format('inline_records_%s', rotation.current_slot)::regclass) >= p_max_bytes
+            or (
+                p_max_age_ms >= 0
+                and rotation.rotated_at <= clock_timestamp() - p_max_age_ms * interval '1 millisecond'
+            )
+        )
+    then
+        return false;
+    end if;
+    select slot into next_slot
+    from generate_series(0, 7) as slot
+    where slot <> rotation.current_slot and pg_relation_size(format('inline_records_%s', slot)::regclass) = 0
+    order by (slot - rotation.current_slot + 8) % 8
+    limit 1;
+    if not found then
+        return false;
+    end if;
+    update inline_rotation set current_slot = next_slot, rotated_at = clock_timestamp();
+    return true;
+end
+$$;
+
+create function truncate_inline(p_slot smallint) returns boolean
+language plpgsql volatile
+set lock_timeout = '200ms'
+as $$
+-- Empties a slot that is not the current one and in which nothing is alive; whether it did. The lock comes before the
+-- look: an append that had read of this slot when it was the current one has ended, or will find it empty and fill it.
+-- Readers are kept out only for the TRUNCATE itself.
+begin
+    execute format('lock table inline_records_%s in share row exclusive mode', p_slot);
+    perform 1 from inline_rotation r where r.current_slot = p_slot;
+    if found then
+        return false;
+    end if;
+    perform 1
+    from inline_records r
+    join lateral (
+        -- See live_inline_chunks for the offset.
+        select * from chunk c where c.partition_key = r.partition_key and c.base_offset = r.base_offset offset 0
+    ) c on c.inline_slot = r.slot and c.position = r.position
+    where r.slot = p_slot
+    limit 1;
+    if found then
+        return false;
+    end if;
+    execute format('truncate table inline_records_%s', p_slot);
+    return true;
 end
 $$;

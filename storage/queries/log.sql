@@ -9,7 +9,7 @@ select * from read_chunks($1, $2, $3, $4, $5);
 -- name: chunks_between
 -- The chunks of a partition that lie at least in part within offsets $2 to $3, and their bytes where they are inline.
 select
-    c.base_offset, c.last_offset, c.object_id, c.position, c.size_bytes, c.batch_count, c.leader_epoch, c.final_heads,
+    c.partition_key, c.base_offset, c.last_offset, c.object_id, c.position, c.size_bytes, c.batch_count, c.leader_epoch, c.final_heads,
     (select i.records from inline_records i where i.slot = c.inline_slot and i.position = c.position) as records
 from chunk c
 where c.partition_key = $1
@@ -34,7 +34,7 @@ where partition_key = any ($1::bigint[]) and not deleted;
 -- The first chunk that reaches offset $3 and whose greatest timestamp is at least $2, with its inline bytes and the log
 -- start.
 select
-    c.base_offset, c.last_offset, c.object_id, c.position, c.size_bytes, c.batch_count, c.leader_epoch, c.final_heads,
+    c.partition_key, c.base_offset, c.last_offset, c.object_id, c.position, c.size_bytes, c.batch_count, c.leader_epoch, c.final_heads,
     (select i.records from inline_records i where i.slot = c.inline_slot and i.position = c.position) as records,
     p.log_start_offset
 from partition p

@@ -3,16 +3,32 @@
 update cluster set next_producer_id = next_producer_id + $1::integer returning next_producer_id - $1::integer;
 
 -- name: expire_producers
--- Forgets producers of single partitions that have been idle since before $1 (Unix ms), at most $2 of them. One that
--- appends at this moment is locked or no longer idle, and stays.
-delete from producer_state state
-using (
+-- Looks at the next $2 producers of single partitions behind ($3, $4) and forgets those that have been idle since before
+-- $1 (Unix ms): how many, and the last one looked at (null: there was none). In steps, since an index by time would cost
+-- every append. One that appends at this moment is locked or no longer idle, and stays.
+with looked_at as materialized (
     select partition_key, producer_id
     from producer_state
-    where appended_at < to_timestamp($1::bigint / 1000.0)
+    where (partition_key, producer_id) > ($3::bigint, $4::bigint)
     order by partition_key, producer_id
     limit $2
+), idle as materialized (
+    select s.partition_key, s.producer_id
+    from producer_state s
+    where (s.partition_key, s.producer_id) > ($3::bigint, $4::bigint)
+        and (s.partition_key, s.producer_id) <= (
+            select l.partition_key, l.producer_id from looked_at l order by 1 desc, 2 desc limit 1
+        )
+        and s.appended_at < to_timestamp($1::bigint / 1000.0)
+    order by s.partition_key, s.producer_id
     for update skip locked
-) idle
-where state.partition_key = idle.partition_key
-    and state.producer_id = idle.producer_id;
+), forgotten as (
+    delete from producer_state s
+    using idle
+    where s.partition_key = idle.partition_key and s.producer_id = idle.producer_id
+    returning s.producer_id
+)
+select
+    (select count(*) from forgotten) as forgotten,
+    (select partition_key from looked_at order by 1 desc, producer_id desc limit 1) as partition_key,
+    (select producer_id from looked_at order by partition_key desc, 1 desc limit 1) as producer_id;

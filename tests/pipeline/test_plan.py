@@ -44,6 +44,12 @@ def test_what_retention_removed_before_it_was_read_is_named_and_skipped() -> Non
     assert batch.after.lost == (Range("a", 0, 4, 7),)
 
 
+def test_a_partition_that_lost_all_it_had_goes_on_behind_it() -> None:
+    batch = plan(began(4, 5), logs((10, 10), (0, 5)), {}, "run", 100)
+    assert (batch.lost, batch.ranges) == ((Range("a", 0, 4, 10),), ())
+    assert batch.after.next == {A0: 10, A1: 5}
+
+
 def test_a_topic_made_again_is_refused() -> None:
     with pytest.raises(PipelineError, match="deleted and created again"):
         plan(began(4, 5), logs((0, 10), (0, 5), topic_id="other"), {}, "run", 100)
@@ -88,6 +94,8 @@ def test_a_range_less_its_holes() -> None:
     whole = Range("a", 0, 10, 50)
     holes = [Range("a", 0, 0, 12), Range("a", 0, 30, 35), Range("a", 1, 15, 20), Range("a", 0, 45, 99)]
     assert list(without(whole, holes)) == [Range("a", 0, 12, 30), Range("a", 0, 35, 45)]
+    inside = [Range("a", 0, 12, 40), Range("a", 0, 20, 25)]
+    assert list(without(whole, inside)) == [Range("a", 0, 10, 12), Range("a", 0, 40, 50)]
 
 
 def test_what_can_be_proved_is_what_both_hold() -> None:

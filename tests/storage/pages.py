@@ -16,9 +16,10 @@ with added as (
         size_bytes, batch_count, leader_epoch, inline_slot, final_heads)
     select $1, i * 2, i * 2 + 1, 1000 + i, 1000 + i, nextval('inline_position'), 100, 1, 0, 0, false
     from generate_series(0::bigint, $2::bigint - 1) i
-    returning position
+    returning position, base_offset
 )
-insert into inline_records (slot, position, records) select 0, position, $3 from added
+insert into inline_records (slot, position, partition_key, base_offset, records)
+select 0, position, $1, base_offset, $3 from added
 """
 
 

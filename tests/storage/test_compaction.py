@@ -18,6 +18,12 @@ from tests.storage.conftest import MakeTopic
 HOUR_MS = 3_600_000
 
 
+@pytest.fixture(params=["statement", "segment"])
+def place(request: pytest.FixtureRequest) -> str:
+    """Every test of this module runs wherever the bytes may lie."""
+    return request.param
+
+
 @pytest.fixture
 def compaction(database: Database, log: LogStore) -> CompactionStore:
     return CompactionStore(database, log)

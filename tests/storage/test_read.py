@@ -14,6 +14,12 @@ from tests.storage.conftest import MakeTopic
 from tests.storage.pages import fill, fill_unknown, pages_touched
 
 
+@pytest.fixture(params=["statement", "segment"])
+def place(request: pytest.FixtureRequest) -> str:
+    """Every test of this module runs wherever the bytes may lie."""
+    return request.param
+
+
 @pytest.fixture
 async def five(log: LogStore, key: PartitionKey) -> PartitionKey:
     """A partition of five batches of two records and 100 bytes: offsets 0-9."""

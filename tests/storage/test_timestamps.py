@@ -14,6 +14,12 @@ from tests.storage.batches import append, append_each, new_batch
 TIMES_MS = (5_000, 4_000, 9_000, 3_000, 9_000, 7_000)
 
 
+@pytest.fixture(params=["statement", "segment"])
+def place(request: pytest.FixtureRequest) -> str:
+    """Every test of this module runs wherever the bytes may lie."""
+    return request.param
+
+
 @pytest.fixture
 async def timed(log: LogStore, key: PartitionKey) -> PartitionKey:
     """Six batches of one record whose times are out of order."""

@@ -65,6 +65,7 @@ class Draft:
         "settings",
         "subscriptions",
         "target",
+        "topics_revision",
         "unheard",
     )
 
@@ -82,6 +83,7 @@ class Draft:
         self.assignment_epoch = group.assignment_epoch
         self.metadata_hash = group.metadata_hash
         self.assignor = group.assignor
+        self.topics_revision = group.topics_revision
         self.members = dict(group.members)
         self.target = dict(group.target)
         self.owners = dict(group.owners)
@@ -112,6 +114,7 @@ class Draft:
             assignment_epoch=self.assignment_epoch,
             metadata_hash=self.metadata_hash,
             assignor=self.assignor,
+            topics_revision=self.topics_revision,
             members=self.members,
             target=self.target,
             owners=self.owners,
@@ -276,6 +279,7 @@ class Draft:
                 self.target[member_id] = partitions
                 changed.append(member_id)
         self.assignment_epoch = self.group_epoch
+        self.topics_revision = max(self.topics_revision, self.cluster.revision)
         self.tell(TargetComputed(self.assignment_epoch, self.assignor, tuple(changed)))
 
     def _preferred_assignor(self) -> str:

@@ -25,6 +25,7 @@ from gateway.coordinator.consumer.model import (
     subscription_of,
 )
 from gateway.coordinator.consumer.partitions import NOTHING
+from gateway.coordinator.consumer.views import has_news
 from gateway.coordinator.facts import (
     AssignmentGiven,
     Departure,
@@ -70,7 +71,7 @@ def _has_no_news(group: ConsumerGroup, event: ConsumerGroupHeartbeat, member: Co
         and event.rack_id is None
         and event.rebalance_timeout_ms == -1
         and event.connection_number == member.connection_number
-        and group.seen is cluster
+        and not has_news(group, cluster)
         and not group.unheard
     )
 
@@ -78,12 +79,11 @@ def _has_no_news(group: ConsumerGroup, event: ConsumerGroupHeartbeat, member: Co
 def _keep_alive(
     group: ConsumerGroup, event: ConsumerGroupHeartbeat, member: ConsumerMember, now_ms: int, settings: ConsumerSettings
 ) -> Step:
-    session_deadlines = dict(group.session_deadlines)
-    session_deadlines[member.member_id] = now_ms + settings.session_timeout_ms
+    heard = group.with_session_deadline(member.member_id, now_ms + settings.session_timeout_ms)
     reply = ConsumerGroupHeartbeatReply(
         ErrorCode.NONE, None, member.member_id, member.member_epoch, settings.heartbeat_interval_ms
     )
-    return Step(replace(group, session_deadlines=session_deadlines), ((event.request_id, reply),))
+    return Step(heard, ((event.request_id, reply),))
 
 
 def _join(
@@ -146,7 +146,7 @@ def _proceed(
     draft.put(member)
     subscription_changed = before is None or subscription_of(before) != subscription_of(member)
     target_is_old = draft.group_epoch > draft.assignment_epoch
-    look = subscription_changed or target_is_old or draft.seen is not draft.cluster
+    look = subscription_changed or target_is_old or has_news(draft.before, draft.cluster)
     topics_changed = look and draft.see_topics()
     if before is None:
         draft.raise_epoch(Trigger.MEMBER_JOINED, member.member_id)

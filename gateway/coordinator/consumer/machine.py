@@ -15,10 +15,15 @@ from gateway.coordinator.consumer import restore as records
 from gateway.coordinator.consumer.deadlines import next_deadline, postponed, tick
 from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.heartbeat import heartbeat
-from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
+from gateway.coordinator.consumer.model import (
+    JOIN_EPOCH,
+    ConsumerGroup,
+    ConsumerGroupHeartbeat,
+    ConsumerGroupHeartbeatReply,
+)
 from gateway.coordinator.consumer.model import GroupState as ConsumerGroupState
 from gateway.coordinator.consumer.offsets import commit_refusal
-from gateway.coordinator.consumer.views import state_of, subscribed_topics
+from gateway.coordinator.consumer.views import has_news, state_of, subscribed_topics
 from gateway.coordinator.facts import (
     AssignmentGiven,
     EveryoneHeard,
@@ -80,6 +85,10 @@ DURABLE: frozenset[type[Fact]] = frozenset(
 def step(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
     """What `event` does to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group)."""
     match event:
+        case ConsumerGroupHeartbeat() if cluster.revision < group.topics_revision and event.member_epoch >= JOIN_EPOCH:
+            # Another node has decided from topics that this one does not know yet: it is about to.
+            reply = ConsumerGroupHeartbeatReply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "topics are being read")
+            return Step(group, ((event.request_id, reply),))
         case ConsumerGroupHeartbeat():
             return heartbeat(group, event, now_ms, settings, cluster)
         case Tick():
@@ -101,7 +110,7 @@ def step(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settin
 
 def _see_topics(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
     """Members learn what follows with their next heartbeats, as of any other change."""
-    if not group.members or group.seen is cluster:
+    if not group.members or cluster.revision < group.topics_revision or not has_news(group, cluster):
         return Step(group)
     draft = Draft(group, now_ms, settings, cluster)
     if draft.see_topics():

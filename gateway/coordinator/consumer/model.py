@@ -8,8 +8,9 @@ computed from it) and each member's (how far that member has come).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
+from operator import attrgetter
 from uuid import UUID
 
 from gateway.coordinator.cluster import Cluster
@@ -136,6 +137,8 @@ class ConsumerGroup:
     """Of the subscribed topics as they were when the group epoch was last decided."""
     assignor: str = ""
     """Which one computed the target."""
+    topics_revision: int = 0
+    """Of the topics that the target was computed from: a coordinator that knows older ones must not decide."""
     members: Mapping[MemberId, ConsumerMember] = field(
         default_factory=dict[MemberId, ConsumerMember], metadata=VOLATILE
     )
@@ -156,6 +159,18 @@ class ConsumerGroup:
     session_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
     rebalance_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
     """Until when members in state UNREVOKED must have let go."""
+
+    def with_session_deadline(self, member_id: MemberId, deadline_ms: int) -> ConsumerGroup:
+        """The same group with one session deadline moved: all that a heartbeat without news does."""
+        values = list(_VALUES(self))
+        session_deadlines = values[_SESSION_DEADLINES] = dict(self.session_deadlines)
+        session_deadlines[member_id] = deadline_ms
+        return ConsumerGroup(*values)
+
+
+_FIELDS = tuple(each.name for each in fields(ConsumerGroup))
+_VALUES = attrgetter(*_FIELDS)
+_SESSION_DEADLINES = _FIELDS.index("session_deadlines")
 
 
 @dataclass(frozen=True, slots=True)

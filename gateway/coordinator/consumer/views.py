@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerMember, GroupState, MemberState
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions
 
@@ -58,3 +59,8 @@ def subscribed_topics(group: ConsumerGroup) -> frozenset[str]:
     """Topics that members read, by name or by pattern: their offsets must stay."""
     named = (name for names, _ in group.subscriptions for name in names)
     return frozenset(named).union(*(pattern.matched for pattern in group.patterns.values()))
+
+
+def has_news(group: ConsumerGroup, cluster: Cluster) -> bool:
+    """Whether these topics may be others than the group was last compared with."""
+    return group.seen is None or group.seen.topics is not cluster.topics

@@ -47,7 +47,8 @@ class Scene:
 
     def set_topics(self, topics: dict[str, int]) -> None:
         found = {name: ClusterTopic(topic_id(name), name, count) for name, count in topics.items()}
-        self.cluster = Cluster(found, {topic.topic_id: topic for topic in found.values()})
+        by_id = {topic.topic_id: topic for topic in found.values()}
+        self.cluster = Cluster(found, by_id, self.cluster.revision + 1)
 
     def play(self, event: Any) -> Any:
         taken = step(self.group, event, self.cluster, self.now_ms, self.settings)

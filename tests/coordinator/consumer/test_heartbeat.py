@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.model import GroupState, MemberState
 from gateway.coordinator.consumer.views import state_of
 from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import ClusterChanged
 from gateway.coordinator.model import ConsumerSettings
 from protocol.errors import ErrorCode
 
@@ -371,3 +373,27 @@ def test_one_member_more_moves_one_share():
     changed = [each for each, held in scene.group.target.items() if before.get(each) != held]
     assert sum(len(held) for held in named(scene.group.target[MemberId("m999")]).values()) == 47
     assert len(changed) <= 21
+
+
+def test_a_coordinator_that_knows_older_topics_decides_nothing():
+    scene = both()
+    older = scene.cluster
+    scene.topics_changed({"t": 6})
+    assert scene.beat("a", 2) == (3, {"t": {0, 1, 4}})
+    newer, scene.cluster = scene.cluster, older
+    group = scene.group
+    assert scene.refused(scene.heartbeat("a", 3)) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    scene.play(ClusterChanged())
+    assert scene.group is group
+    assert scene.beat("b", -1) == (-1, None), "who leaves may"
+    scene.cluster = newer
+    assert scene.beat("a", 3) == (4, {"t": {0, 1, 2, 3, 4, 5}})
+
+
+def test_a_newer_revision_of_the_same_topics_is_no_news():
+    scene = both()
+    scene.cluster = Cluster(scene.cluster.topics, scene.cluster.by_id, scene.cluster.revision + 1)
+    scene.play(ClusterChanged())
+    assert scene.facts == []
+    assert scene.beat("a", 2) == (2, None)
+    assert scene.facts == []

@@ -22,6 +22,7 @@ from storage.compaction import CompactionRun, CompactionStore, DirtyRange
 from storage.groups import GroupStore
 from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
+from storage.roller import Roller
 from storage.types import GroupChange, OffsetCommit, Topic
 from tests.gateway.data_plane import DataPlane, batch_of, data_plane, offsets_in, records_in
 
@@ -35,7 +36,16 @@ async def node(database_url: str) -> AsyncIterator[DataPlane]:
 
 
 def maintenance(node: DataPlane) -> Maintenance:
-    return Maintenance(node.database, node.log, node.catalog, node.tail, node.membership, list, list)
+    return Maintenance(
+        node.database,
+        node.log,
+        Roller(node.database, node.log, None),
+        node.catalog,
+        node.tail,
+        node.membership,
+        list,
+        list,
+    )
 
 
 def now_ms() -> int:
@@ -338,7 +348,14 @@ async def test_old_offsets_go_round_by_round_and_those_of_a_reading_group_stay(
     )
     held = [stale, *(lease for lease in leases if lease.shard != stale.shard)]
     await Maintenance(
-        node.database, node.log, node.catalog, node.tail, node.membership, lambda: held, lambda: [reads]
+        node.database,
+        node.log,
+        Roller(node.database, node.log, None),
+        node.catalog,
+        node.tail,
+        node.membership,
+        lambda: held,
+        lambda: [reads],
     ).expire_offsets()
     left = {group_id: len(await offsets.fetch(group_id)) for group_id in ("old", "young", "reads", "fenced")}
     assert left == {"old": 0, "young": 5, "reads": 5, "fenced": 5}
@@ -373,8 +390,17 @@ async def test_a_group_that_is_empty_when_the_node_starts_is_still_there_after_t
     leases = await nodes.acquire_leases(node_id, range(SHARDS), 60_000)
     lease = leases[shard_of("g")]
     await groups.save([GroupChange(lease, "g", "classic", "Empty", "consumer", 7, {}, True)])
-    passes = Maintenance(node.database, node.log, node.catalog, node.tail, node.membership, lambda: leases, list)
-    (expire,) = [run for name, run, _ in passes.passes() if name == "offset expiry"]
+    maintenance = Maintenance(
+        node.database,
+        node.log,
+        Roller(node.database, node.log, None),
+        node.catalog,
+        node.tail,
+        node.membership,
+        lambda: leases,
+        list,
+    )
+    (expire,) = [run for name, run, _ in maintenance.passes() if name == "offset expiry"]
     await expire()
     assert [group_id for group_id, *_ in await groups.list()] == ["g"]
     await expire()

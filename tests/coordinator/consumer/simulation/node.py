@@ -56,6 +56,7 @@ class World:
         self._numbers = 0
         self.partition_counts = {name: self.random.randint(1, 6) for name in NAMES[: self.random.randint(1, 5)]}
         self.topic_ids = {name: self.new_topic_id() for name in self.partition_counts}
+        self._revision = 0
         self.cluster = self._cluster()
         self.clients: list[Client] = []
         self.stuck: list[ConsumerGroupHeartbeat] = []
@@ -66,7 +67,8 @@ class World:
         topics = {
             name: ClusterTopic(self.topic_ids[name], name, count) for name, count in self.partition_counts.items()
         }
-        return Cluster(topics, {topic.topic_id: topic for topic in topics.values()})
+        self._revision += 1
+        return Cluster(topics, {topic.topic_id: topic for topic in topics.values()}, self._revision)
 
     def new_topic_id(self) -> UUID:
         return UUID(int=self.random.getrandbits(128))

@@ -1,0 +1,122 @@
+"""`sluice check`, `sluice backup` and `sluice restore`: for whoever looks after the data, beside a node or without one.
+
+The one idea: each finds the database as `serve` does. Where a node runs the embedded Postgres, it is the same server;
+where none does, one is run for as long as the command takes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from gateway.config.settings import Settings
+from storage.backup import back_up, read_manifest, restore
+from storage.check import CheckReport, check
+from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from storage.errors import StorageError
+from storage.migrate import migrate
+from storage.pool import Database
+from storage.store import open_store
+
+EXIT_FAILED = 1
+MEBIBYTE = 1024 * 1024
+
+Configure = Callable[[argparse.Namespace], Settings]
+
+
+def add_check(parser: argparse.ArgumentParser, settings: Configure) -> None:
+    def run(given: argparse.Namespace) -> int:
+        return _run(_check(settings(given), repair=bool(given.repair)))
+
+    parser.add_argument(
+        "--repair", action="store_true", help="delete files that the index does not know; it mends nothing else"
+    )
+    parser.set_defaults(run=run)
+
+
+def add_backup(parser: argparse.ArgumentParser, settings: Configure) -> None:
+    def run(given: argparse.Namespace) -> int:
+        return _run(_back_up(settings(given), Path(given.directory)))
+
+    parser.add_argument("directory", metavar="DIR", help="where to; a backup that is there is brought up to date")
+    parser.set_defaults(run=run)
+
+
+def add_restore(parser: argparse.ArgumentParser, settings: Configure) -> None:
+    def run(given: argparse.Namespace) -> int:
+        return _run(_restore(settings(given), Path(given.directory)))
+
+    parser.add_argument("directory", metavar="DIR", help="where the backup is")
+    parser.set_defaults(run=run)
+
+
+def _run(command: Coroutine[Any, Any, int]) -> int:
+    try:
+        return asyncio.run(command)
+    except (StorageError, EmbeddedPostgresError) as error:
+        print(f"sluice: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+@asynccontextmanager
+async def _database_url(settings: Settings) -> AsyncGenerator[str]:
+    if settings.database_url is not None:
+        yield settings.database_url
+        return
+    embedded = EmbeddedPostgres(settings.data_dir)
+    url = embedded.running_url()
+    if url is not None:
+        yield url
+        return
+    try:
+        yield await embedded.start()
+    finally:
+        await embedded.stop()
+
+
+async def _check(settings: Settings, *, repair: bool) -> int:
+    async with _database_url(settings) as url:
+        database = await Database.open(url, hot_connections=1, cold_connections=2, statement_timeout_ms=60_000)
+        try:
+            await migrate(database)
+            directory = await open_store(database, settings.log_directory)
+            report = await check(database, directory, repair=repair)
+        finally:
+            await database.close()
+    print(_summary(report))
+    for wrong in report.wrong:
+        print(f"wrong: {wrong}")
+    return EXIT_FAILED if report.wrong else 0
+
+
+def _summary(report: CheckReport) -> str:
+    said = f"{report.chunks} chunks of {report.batches} batches are right ({report.size_bytes / MEBIBYTE:.1f} MiB)"
+    if report.removed_files:
+        said += f", {report.removed_files} unknown files deleted"
+    return said
+
+
+async def _back_up(settings: Settings, target: Path) -> int:
+    async with _database_url(settings) as url:
+        database = await Database.open(url, hot_connections=1, cold_connections=1)
+        try:
+            directory = await open_store(database, settings.log_directory)
+        finally:
+            await database.close()
+        report = await back_up(url, directory, target)
+    copied = f"{report.copied_segments} of them copied ({report.copied_bytes / MEBIBYTE:.1f} MiB)"
+    print(f"{report.segments} segments, {copied}, database {report.dump_bytes / MEBIBYTE:.1f} MiB in {target}")
+    return 0
+
+
+async def _restore(settings: Settings, source: Path) -> int:
+    read_manifest(source)  # before a Postgres is made for it
+    async with _database_url(settings) as url:
+        await restore(url, settings.log_directory, source)
+    print(f"restored {source}: sluice serve goes on from there")
+    return 0

@@ -1,0 +1,217 @@
+"""A consistent copy of a database and its records while a node serves, and a new node made of one.
+
+The one idea: one snapshot names every byte. `pg_dump` writes the index and the inline bytes as of that snapshot; the
+segments it names only ever grow, so copying them afterwards gives what the snapshot meant. While it runs nothing is
+deleted: the sweep sees an advisory lock, and TRUNCATE meets the lock of a reader.
+
+A backup is a directory: `database.dump`, `log/` with segments, and `manifest.json`, which is written last. Segments
+that an earlier backup left there are kept, so that the next one copies only what is new.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import asyncpg  # pyright: ignore[reportMissingTypeStubs]
+
+from storage import schema
+from storage.embedded import bin_directory
+from storage.errors import StorageError
+from storage.pool import translated_errors
+from storage.queries import statement
+from storage.segments import SegmentDirectory, sync_directory
+from storage.store import MARKER
+
+DUMP = "database.dump"
+LOG = "log"
+MANIFEST = "manifest.json"
+FORMAT = 1
+_COPY_BYTES = 16 * 1024 * 1024
+_ERROR_LINES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class BackupReport:
+    segments: int
+    copied_segments: int
+    copied_bytes: int
+    dump_bytes: int
+
+
+async def back_up(url: str, directory: SegmentDirectory | None, target: Path) -> BackupReport:
+    """Writes a backup of the database at `url` and the segments in `directory` to `target`, over an older one of the
+    same.
+
+    StorageError if there is no Sluice in the database, if `target` holds something else, or if a copy fails.
+    """
+    await asyncio.to_thread(_prepare, target, directory)
+    async with translated_errors():
+        connection = await _connect(url)
+        try:
+            await connection.execute(statement("lock_deletion_shared"))
+            async with connection.transaction(isolation="repeatable_read", readonly=True):
+                # Before the snapshot, which the first query takes: from here on no slot is emptied.
+                await connection.execute(statement("hold_inline"))
+                snapshot: str = await connection.fetchval(statement("export_snapshot"))
+                rows = await connection.fetch(statement("objects_in_use"))
+                dump = [
+                    "--snapshot",
+                    snapshot,
+                    "--format",
+                    "custom",
+                    "--compress",
+                    "0",
+                    "--schema",
+                    schema.TABLE_SCHEMA,
+                ]
+                await _run("pg_dump", "--dbname", url, *dump, "--file", str(target / f"{DUMP}.new"))
+                used = {row["object_id"]: int(row["end_position"]) for row in rows}
+                if used and directory is None:
+                    raise StorageError("records lie in a store: give it as --log-store")
+                copied_segments, copied_bytes = await asyncio.to_thread(_copy_segments, directory, target, used)
+        finally:
+            await connection.close()
+    dump_bytes = await asyncio.to_thread(_finish, target, used)
+    return BackupReport(len(used), copied_segments, copied_bytes, dump_bytes)
+
+
+async def restore(url: str, directory: Path | None, source: Path) -> None:
+    """Makes the database at `url`, in which there must be no Sluice, and the empty `directory` what the backup in
+    `source` was. StorageError otherwise."""
+    manifest = await asyncio.to_thread(read_manifest, source)
+    if manifest["segments"] and directory is None:
+        raise StorageError("the backup has segments: give a directory for them as --log-store")
+    async with translated_errors():
+        connection = await _connect(url)
+        try:
+            if await connection.fetchval(statement("schema_exists"), schema.TABLE_SCHEMA):
+                raise StorageError("there is a Sluice in the database already: restore into an empty one")
+        finally:
+            await connection.close()
+    if directory is not None:
+        await asyncio.to_thread(_copy_back, source, directory, manifest["segments"])
+    await _run(
+        "pg_restore", "--dbname", url, "--no-owner", "--exit-on-error", "--single-transaction", str(source / DUMP)
+    )
+
+
+def read_manifest(source: Path) -> dict[str, Any]:
+    """What a backup says of itself."""
+    try:
+        manifest: dict[str, Any] = json.loads((source / MANIFEST).read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise StorageError(f"{source} holds no finished backup: {error}") from error
+    if manifest.get("format") != FORMAT:
+        raise StorageError(f"{source} holds a backup of format {manifest.get('format')}, this program knows {FORMAT}")
+    return manifest
+
+
+def _prepare(target: Path, directory: SegmentDirectory | None) -> None:
+    try:
+        (target / LOG).mkdir(parents=True, exist_ok=True)
+        marker = None if directory is None else (directory.directory / MARKER).read_bytes()
+        there = target / LOG / MARKER
+        if there.exists() and there.read_bytes() != marker:
+            raise StorageError(f"{target} holds the backup of another database: give another directory")
+        if marker is not None:
+            there.write_bytes(marker)
+        (target / MANIFEST).unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot write to {target}: {error.strerror or error}") from error
+
+
+def _copy_segments(directory: SegmentDirectory | None, target: Path, used: dict[int, int]) -> tuple[int, int]:
+    """Copies what is new of each object, up to the position that the snapshot needs; how many and how much."""
+    copies = SegmentDirectory(target / LOG)
+    copied = copied_bytes = 0
+    try:
+        for object_id, end in used.items():
+            assert directory is not None
+            path = copies.path(object_id)
+            done = path.stat().st_size if path.exists() else 0
+            if done >= end:
+                continue
+            copied += 1
+            copied_bytes += end - done
+            _copy(directory.path(object_id), path, done, end)
+        for segment in copies.found():
+            if segment.object_id not in used:
+                copies.delete(segment.object_id)
+        sync_directory(target / LOG)
+    except OSError as error:
+        raise StorageError(f"a segment could not be copied: {error}") from error
+    return copied, copied_bytes
+
+
+def _copy(source: Path, target: Path, start: int, end: int) -> None:
+    with source.open("rb") as reading, target.open("ab") as writing:
+        reading.seek(start)
+        while start < end:
+            piece = reading.read(min(_COPY_BYTES, end - start))
+            if not piece:
+                raise StorageError(f"{source} ends at {start}, the index names bytes up to {end}: run sluice check")
+            writing.write(piece)
+            start += len(piece)
+        writing.flush()
+        os.fsync(writing.fileno())
+
+
+def _finish(target: Path, used: dict[int, int]) -> int:
+    (target / f"{DUMP}.new").rename(target / DUMP)
+    fresh = target / f"{MANIFEST}.new"
+    with fresh.open("w", encoding="utf-8") as file:
+        json.dump({"format": FORMAT, "segments": {f"{object_id:016x}": end for object_id, end in used.items()}}, file)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.rename(target / MANIFEST)
+    sync_directory(target)
+    return (target / DUMP).stat().st_size
+
+
+def _copy_back(source: Path, directory: Path, segments: dict[str, int]) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise StorageError(f"{directory} is not empty: give another --log-store or --data-dir")
+        copies, segments_there = SegmentDirectory(source / LOG), SegmentDirectory(directory)
+        for name, end in segments.items():
+            _copy(copies.path(int(name, 16)), segments_there.path(int(name, 16)), 0, end)
+        if (source / LOG / MARKER).exists():
+            shutil.copyfile(source / LOG / MARKER, directory / MARKER)
+        sync_directory(directory)
+    except OSError as error:
+        raise StorageError(f"a segment could not be restored: {error}") from error
+
+
+async def _connect(url: str) -> Any:
+    """Of its own, since the snapshot and the lock last as long as it."""
+    return cast(
+        Any,
+        await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType]
+            url, server_settings={"search_path": schema.TABLE_SCHEMA}
+        ),
+    )
+
+
+async def _run(program: str, *arguments: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        str(bin_directory() / program),
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.DEVNULL,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        _, errors = await process.communicate()
+    except BaseException:
+        process.kill()
+        raise
+    if process.returncode:
+        said = " ".join(errors.decode("utf-8", "replace").splitlines()[-_ERROR_LINES:])
+        raise StorageError(f"{program} failed: {said}")

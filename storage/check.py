@@ -1,0 +1,114 @@
+"""Looks at the whole log: whether every chunk has its bytes, whether they are right, whether every file is known.
+
+The one idea: it reads what is there as a reader would, beside a node that serves or without one, and says what is wrong
+in words. It mends nothing: the only thing it may remove is a file that the index has never heard of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from storage.chunk_reader import ChunkReader
+from storage.chunks import Chunk, DamagedChunkError, chunk_of
+from storage.pool import Database
+from storage.queries import statement
+from storage.segments import SegmentDirectory
+
+PIECE_BYTES = 16 * 1024 * 1024
+_CHUNKS_PER_STATEMENT = 1_000
+
+
+@dataclass(slots=True)
+class CheckReport:
+    """What was looked at and what is wrong with it; `wrong` is in words, one thing each."""
+
+    chunks: int = 0
+    batches: int = 0
+    size_bytes: int = 0
+    wrong: list[str] = field(default_factory=list[str])
+    removed_files: int = 0
+
+
+async def check(
+    database: Database,
+    directory: SegmentDirectory | None,
+    *,
+    repair: bool = False,
+    progress: Callable[[CheckReport], None] = lambda _: None,
+) -> CheckReport:
+    """Walks the index in bounded statements. With `repair`, files that are not registered are deleted."""
+    report = CheckReport()
+    reader = ChunkReader(directory, cache_bytes=0)
+    # Before the index is read: a segment is registered before its file is made, so whatever is here now and is not
+    # registered afterwards never was.
+    files = directory.found() if directory is not None else []
+    try:
+        key, offset = 0, -1
+        previous: Chunk | None = None
+        while True:
+            rows = await database.cold.fetch(statement("chunks_to_check"), key, offset, _CHUNKS_PER_STATEMENT)
+            chunks = [chunk_of(row) for row in rows]
+            for chunk in chunks:
+                if (
+                    previous is not None
+                    and previous.partition_key == chunk.partition_key
+                    and chunk.base_offset <= previous.last_offset
+                ):
+                    report.wrong.append(
+                        f"partition {chunk.partition_key}: chunks overlap at offset {chunk.base_offset}"
+                    )
+                previous = chunk
+            for piece in _pieces(chunks):
+                await _check_bytes(database, reader, piece, report)
+                progress(report)
+            if len(rows) < _CHUNKS_PER_STATEMENT:
+                break
+            key, offset = chunks[-1].partition_key, chunks[-1].base_offset
+    finally:
+        reader.close()
+    for row in await database.cold.fetch(statement("partitions_to_check")):
+        report.wrong.append(
+            f"partition {row['partition_key']}: it counts {row['size_bytes']} bytes up to offset {row['next_offset']}, "
+            f"its chunks have {row['chunk_bytes']} up to {row['chunk_end']}"
+        )
+    if directory is not None:
+        rows = await database.cold.fetch(statement("known_objects"), [file.object_id for file in files])
+        known = {row["object_id"] for row in rows}
+        for file in files:
+            if file.object_id in known:
+                continue
+            if repair:
+                directory.delete(file.object_id)
+                report.removed_files += 1
+            else:
+                report.wrong.append(f"{directory.path(file.object_id)}: the index does not know this file")
+    return report
+
+
+async def _check_bytes(database: Database, reader: ChunkReader, chunks: Sequence[Chunk], report: CheckReport) -> None:
+    for chunk, result in zip(chunks, await reader.batches_uncached(chunks), strict=True):
+        if isinstance(result, DamagedChunkError):
+            # It may have been moved or removed since its row was read.
+            row = await database.cold.fetch_row(statement("chunk_place"), chunk.partition_key, chunk.base_offset)
+            if row is None or (row["object_id"], row["position"]) != (chunk.object_id, chunk.position):
+                continue
+            place = "inline" if chunk.object_id is None else f"segment {chunk.object_id:016x} at {chunk.position}"
+            offsets = f"offsets {chunk.base_offset} to {chunk.last_offset}"
+            report.wrong.append(f"partition {chunk.partition_key}, {offsets}, {place}: {result}")
+        else:
+            report.chunks += 1
+            report.batches += len(result)
+            report.size_bytes += chunk.size_bytes
+
+
+def _pieces(chunks: Sequence[Chunk]) -> list[list[Chunk]]:
+    pieces: list[list[Chunk]] = []
+    size_bytes = PIECE_BYTES
+    for chunk in chunks:
+        if size_bytes + chunk.size_bytes > PIECE_BYTES:
+            pieces.append([])
+            size_bytes = 0
+        pieces[-1].append(chunk)
+        size_bytes += chunk.size_bytes
+    return pieces

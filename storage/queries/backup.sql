@@ -1,0 +1,23 @@
+-- name: lock_deletion_shared
+-- Held by a backup as long as its connection lives: no segment is deleted meanwhile.
+select pg_advisory_lock_shared(5492300417);
+
+-- name: try_lock_deletion
+-- Whether segments may be deleted in this transaction: not while there is a backup.
+select pg_try_advisory_xact_lock(5492300417);
+
+-- name: hold_inline
+-- TRUNCATE is not of a snapshot: whoever reads one holds it off.
+lock table inline_records in access share mode;
+
+-- name: export_snapshot
+-- For pg_dump to read the same.
+select pg_export_snapshot();
+
+-- name: objects_in_use
+-- Objects that chunks lie in, and up to where.
+select object_id, max(position + size_bytes) as end_position
+from chunk
+where object_id is not null
+group by object_id
+order by object_id;

@@ -1,0 +1,62 @@
+-- name: rotate_inline
+-- Whether new inline bytes go to another slot from now on.
+select rotate_inline($1, $2);
+
+-- name: inline_slots
+-- Slots with bytes that are not the current one, and the size of their tables.
+select slot::smallint, pg_table_size(format('inline_records_%s', slot)::regclass) as size_bytes
+from generate_series(0, 7) as slot
+cross join inline_rotation r
+where slot <> r.current_slot and pg_relation_size(format('inline_records_%s', slot)::regclass) > 0
+order by slot;
+
+-- name: live_inline_chunks
+-- What is alive in slot $1 behind position $2, at most $3 chunks, without their bytes.
+select
+    c.partition_key, c.base_offset, c.last_offset, c.object_id, c.position, c.size_bytes, c.batch_count, c.leader_epoch,
+    c.final_heads, null::bytea as records
+from inline_records r
+join lateral (
+    -- Looked up row by row: without the offset, a planner that knows nothing of r might go through the whole index.
+    select * from chunk c where c.partition_key = r.partition_key and c.base_offset = r.base_offset offset 0
+) c on c.inline_slot = r.slot and c.position = r.position
+where r.slot = $1 and r.position > $2
+order by r.position
+limit $3;
+
+-- name: inline_bytes
+-- The bytes at positions $2 of slot $1.
+select position, records from inline_records where slot = $1 and position = any ($2::bigint[]);
+
+-- name: truncate_inline
+-- Whether the slot is empty now.
+select truncate_inline($1);
+
+-- name: seal_old_objects
+-- Whoever still had one of these open, this long after it was made, will be told when it next appends.
+update log_object set sealed_at = clock_timestamp()
+where sealed_at is null and created_at < clock_timestamp() - $1::bigint * interval '1 millisecond';
+
+-- name: sealed_objects
+-- Objects that have taken no append for $1 ms. To be asked before their chunks are counted.
+select object_id, size_bytes from log_object
+where sealed_at < clock_timestamp() - $1::bigint * interval '1 millisecond'
+order by object_id;
+
+-- name: known_objects
+-- Those of the objects $1 that are registered.
+select object_id from log_object where object_id = any ($1::bigint[]);
+
+-- name: chunks_in_objects
+-- The next $3 chunks behind ($1, $2), of which those that do not lie inline are given.
+select
+    c.partition_key, c.base_offset, c.last_offset, c.object_id, c.position, c.size_bytes, c.batch_count, c.leader_epoch,
+    c.final_heads, null::bytea as records
+from (
+    select * from chunk where (partition_key, base_offset) > ($1, $2) order by partition_key, base_offset limit $3
+) c
+order by c.partition_key, c.base_offset;
+
+-- name: forget_objects
+-- Their files are gone.
+delete from log_object where object_id = any ($1::bigint[]);

@@ -1,0 +1,225 @@
+"""A backup is what was there at one moment, whatever goes on; a restored node has it all; a check finds what is wrong,
+and a store is the right one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from storage import retention
+from storage.backup import back_up, restore
+from storage.check import check
+from storage.errors import StorageError
+from storage.log import LogStore
+from storage.migrate import migrate
+from storage.pool import Database
+from storage.roller import Roller
+from storage.segments import SegmentDirectory
+from storage.store import open_store
+from storage.types import PartitionKey
+from tests.postgres import Databases
+from tests.storage.batches import append, new_batch, read
+from tests.storage.conftest import MakeTopic
+
+
+@pytest.fixture
+async def directory(database: Database, tmp_path: Path) -> AsyncIterator[SegmentDirectory]:
+    opened = await open_store(database, tmp_path / "log")
+    assert opened is not None
+    yield SegmentDirectory(opened.directory, segment_bytes=512 * 1024)
+    await database.cold.fetch("delete from log_store")
+
+
+@pytest.fixture
+async def log(database: Database, directory: SegmentDirectory) -> AsyncIterator[LogStore]:
+    store = LogStore(database, directory, inline_max_bytes=10_000)
+    yield store
+    await store.close()
+
+
+async def test_a_backup_made_while_records_come_and_go_is_whole(
+    database_url: str,
+    database: Database,
+    postgres: Databases,
+    log: LogStore,
+    directory: SegmentDirectory,
+    make_topic: MakeTopic,
+    tmp_path: Path,
+) -> None:
+    keys = [partition.partition_key for partition in (await make_topic(partition_count=3)).partitions]
+    roller = Roller(database, log, directory)
+    done, begun = asyncio.Event(), asyncio.Event()
+
+    async def produce() -> None:
+        number = 0
+        while not done.is_set():
+            if number == 20:
+                begun.set()
+            batches = [new_batch(key, size_bytes=(200, 60_000)[number % 2], fill=number % 251) for key in keys]
+            await append(log, *batches)
+            number += 1
+
+    async def maintain() -> None:
+        while not done.is_set():
+            await roller.roll(max_bytes=0, max_age_ms=0)
+            await log.delete_records(keys[0], -1)
+            await retention.apply(database, [retention.RetentionPolicy(keys[0], -1)])
+            await roller.sweep(grace_ms=0)
+
+    tasks = [asyncio.create_task(produce()), asyncio.create_task(maintain())]
+    await begun.wait()
+    target = tmp_path / "backup"
+    first = await back_up(database_url, directory, target)
+    second = await back_up(database_url, directory, target)
+    done.set()
+    await asyncio.gather(*tasks)
+    await roller.close()
+    assert first.segments
+    assert second.segments
+
+    url = postgres.create(empty=True)
+    other = await Database.open(url, hot_connections=1, cold_connections=1)
+    try:
+        await restore(url, tmp_path / "restored", target)
+        await migrate(other)
+        restored = await open_store(other, tmp_path / "restored")
+        assert restored is not None
+        report = await check(other, restored)
+        assert report.wrong == []
+        assert report.batches
+        store = LogStore(other, restored)
+        for key in keys[1:]:
+            end = (await store.states([key]))[key].high_watermark
+            stored = (await read(store, key)).batches
+            assert [batch.base_offset for batch in stored] == list(range(end))
+            assert [batch.records[100] for batch in stored] == [offset % 251 for offset in range(end)]
+        assert await append(LogStore(other, restored, inline_max_bytes=0), new_batch(keys[1])) == [end]
+        with pytest.raises(StorageError, match="already"):
+            await restore(url, tmp_path / "again", target)
+    finally:
+        await other.close()
+        postgres.drop(url)
+
+
+async def test_only_what_is_new_is_copied_and_what_is_gone_goes(
+    database_url: str, log: LogStore, directory: SegmentDirectory, key: PartitionKey, tmp_path: Path, database: Database
+) -> None:
+    target = tmp_path / "backup"
+    for _ in range(2):
+        await append(log, new_batch(key, size_bytes=300_000))
+    assert (await back_up(database_url, directory, target)).copied_bytes == 600_000
+    await append(log, new_batch(key, size_bytes=100_000))
+    assert (await back_up(database_url, directory, target)).copied_bytes == 100_000
+    await log.delete_records(key, -1)
+    await retention.apply(database, [retention.RetentionPolicy(key, -1)])
+    assert (await back_up(database_url, directory, target)).segments == 0
+    assert not list((target / "log").glob("*.segment"))
+
+
+async def test_nothing_is_deleted_under_a_backup(
+    database: Database, log: LogStore, directory: SegmentDirectory, key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    await append(log, new_batch(key, size_bytes=300_000))
+    await log.close()
+    await log.delete_records(key, -1)
+    await retention.apply(database, [retention.RetentionPolicy(key, -1)])
+    await sql.execute("select pg_advisory_lock_shared(5492300417)")
+    roller = Roller(database, log, directory)
+    assert await roller.sweep(grace_ms=0) == 0
+    assert len(directory.found()) == 1
+    await sql.execute("select pg_advisory_unlock_shared(5492300417)")
+    assert await roller.sweep(grace_ms=0) == 1
+
+
+async def test_a_backup_of_another_database_or_none_is_refused(
+    database_url: str, log: LogStore, directory: SegmentDirectory, key: PartitionKey, tmp_path: Path
+) -> None:
+    await append(log, new_batch(key, size_bytes=300_000))
+    target = tmp_path / "backup"
+    (target / "log").mkdir(parents=True)
+    (target / "log" / "sluice-store.json").write_text('{"store_id": "another"}')
+    with pytest.raises(StorageError, match="another database"):
+        await back_up(database_url, directory, target)
+    with pytest.raises(StorageError, match="no finished backup"):
+        await restore(database_url, tmp_path / "restored", target)
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+async def test_a_check_names_what_is_wrong_and_repairs_only_unknown_files(
+    database: Database, log: LogStore, directory: SegmentDirectory, make_topic: MakeTopic, sql: asyncpg.Connection
+) -> None:
+    one, two = (partition.partition_key for partition in (await make_topic(partition_count=2)).partitions)
+    await append(log, new_batch(one, size_bytes=300_000))
+    await append(log, new_batch(two))
+    await log.close()
+    assert (await check(database, directory)).wrong == []
+    (segment,) = directory.found()
+    content = bytearray(directory.path(segment.object_id).read_bytes())
+    content[1_000] ^= 1
+    directory.path(segment.object_id).write_bytes(content)
+    directory.create(2**40).close()
+    await sql.execute("update inline_records set records = substring(records from 2)")
+    await sql.execute("update partition set size_bytes = size_bytes + 1 where partition_key = $1", two)
+    report = await check(database, directory, repair=True)
+    assert [wrong.partition(":")[0] for wrong in report.wrong] == [
+        f"partition {one}, offsets 0 to 0, segment {segment.object_id:016x} at 0",
+        f"partition {two}, offsets 0 to 0, inline",
+        f"partition {two}",
+    ]
+    assert report.removed_files == 1
+    assert len(directory.found()) == 1, "what is damaged is left to people"
+
+
+# --- the store --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_directory_that_is_not_the_databases_is_refused(
+    database: Database, directory: SegmentDirectory, tmp_path: Path
+) -> None:
+    assert await open_store(database, directory.directory) is not None
+    with pytest.raises(StorageError, match="give it as --log-store"):
+        await open_store(database, None)
+    with pytest.raises(StorageError, match="not mounted"):
+        await open_store(database, tmp_path / "empty")
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "sluice-store.json").write_text('{"store_id": "00000000-0000-0000-0000-000000000000"}')
+    with pytest.raises(StorageError, match="another database"):
+        await open_store(database, other)
+
+
+DECIDED = (
+    "select count(*) > 0 from pg_stat_activity where state = 'idle in transaction' and query like '%append_chunks%'"
+)
+
+
+async def test_a_commit_waits_for_the_disk_and_the_disk_for_no_commit(
+    log: LogStore, key: PartitionKey, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import os
+    import threading
+
+    synced, real = threading.Event(), os.fdatasync
+
+    def slow(fd: int) -> None:
+        synced.wait(20)
+        real(fd)
+
+    monkeypatch.setattr(os, "fdatasync", slow)
+    appending = asyncio.create_task(log.append([new_batch(key, size_bytes=50_000)]))
+    async with asyncio.timeout(20):
+        while True:
+            if await sql.fetchval(DECIDED):
+                break
+            await asyncio.sleep(0.005)
+    assert await sql.fetchval("select count(*) from chunk") == 0, "decided, and not to be seen before it is on disk"
+    assert not appending.done()
+    synced.set()
+    await appending
+    assert await sql.fetchval("select count(*) from chunk") == 1

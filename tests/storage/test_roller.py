@@ -1,0 +1,255 @@
+"""Where bytes go after their commit, and that they go nowhere else: moved, rewritten, removed, never lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from storage import retention
+from storage.log import LogStore
+from storage.pool import Database
+from storage.roller import Roller
+from storage.segments import SegmentDirectory
+from storage.types import NewBatch, PartitionKey, ReadRequest, Refusal
+from tests.storage.batches import append, append_each, new_batch, offsets, read
+from tests.storage.conftest import MakeTopic
+
+EVERYTHING = {"max_bytes": 0, "max_age_ms": 0}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> SegmentDirectory:
+    return SegmentDirectory(tmp_path, segment_bytes=256 * 1024)
+
+
+@pytest.fixture
+async def log(database: Database, directory: SegmentDirectory) -> AsyncIterator[LogStore]:
+    store = LogStore(database, directory, inline_max_bytes=10_000)
+    yield store
+    await store.close()
+
+
+@pytest.fixture
+async def roller(database: Database, log: LogStore, directory: SegmentDirectory) -> AsyncIterator[Roller]:
+    made = Roller(database, log, directory)
+    yield made
+    await made.close()
+
+
+def small(key: PartitionKey, fill: int) -> NewBatch:
+    return new_batch(key, size_bytes=200, fill=fill, max_timestamp_ms=1000 + fill)
+
+
+async def places(sql: asyncpg.Connection) -> list[tuple[int, int, bool]]:
+    """(base offset, last offset, whether inline) of every chunk."""
+    rows = await sql.fetch("select base_offset, last_offset, object_id is null from chunk order by 1")
+    return [tuple(row) for row in rows]
+
+
+async def inline_rows(sql: asyncpg.Connection) -> int:
+    return await sql.fetchval("select count(*) from inline_records")
+
+
+async def test_inline_chunks_become_one_in_a_segment_and_postgres_is_freed(
+    log: LogStore, roller: Roller, key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    await append_each(log, *(small(key, i) for i in range(20)))
+    before = await read(log, key)
+    assert await inline_rows(sql) == 20
+    assert await roller.roll(**EVERYTHING) == 20 * 200
+    assert await places(sql) == [(0, 19, False)]
+    assert await inline_rows(sql) == 0
+    assert await read(log, key) == before
+    found = await log.batch_at_timestamp(key, 1007)
+    assert found is not None
+    assert found.base_offset == 7
+    assert await append(log, small(key, 1)) == [20]
+    assert (await read(log, key, 19)).batches[0].base_offset == 19
+
+
+async def test_young_and_few_bytes_stay(
+    log: LogStore, roller: Roller, key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    await append_each(log, *(small(key, i) for i in range(3)))
+    assert await roller.roll() == 0
+    assert [inline for *_, inline in await places(sql)] == [True] * 3
+
+
+async def test_chunks_are_not_put_together_over_a_gap_nor_over_partitions(
+    log: LogStore, roller: Roller, make_topic: MakeTopic, sql: asyncpg.Connection
+) -> None:
+    one, two = (partition.partition_key for partition in (await make_topic(partition_count=2)).partitions)
+    for i in range(6):
+        await append(log, small(one, i), small(two, i))
+    await sql.execute("delete from chunk where partition_key = $1 and base_offset = 2", one)
+    await roller.roll(**EVERYTHING)
+    rows = await sql.fetch("select partition_key, base_offset, last_offset from chunk order by 1, 2")
+    assert [tuple(row) for row in rows] == [(one, 0, 1), (one, 3, 5), (two, 0, 5)]
+    assert offsets((await read(log, one)).batches) == [(0, 0), (1, 1), (3, 3), (4, 4), (5, 5)]
+
+
+async def test_appends_and_reads_go_on_while_bytes_move(
+    log: LogStore, roller: Roller, key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    done = asyncio.Event()
+
+    async def produce() -> None:
+        for i in range(150):
+            await append(log, small(key, i % 250))
+        done.set()
+
+    async def consume() -> None:
+        offset = 0
+        while offset < 150:
+            for batch in (await read(log, key, offset)).batches:
+                assert batch.base_offset == offset
+                assert batch.records[100] == offset % 250
+                offset += 1
+
+    async def roll() -> None:
+        while not done.is_set():
+            await roller.roll(**EVERYTHING)
+
+    await asyncio.wait_for(asyncio.gather(produce(), consume(), roll()), 60)
+    await roller.roll(**EVERYTHING)
+    await roller.roll(**EVERYTHING)
+    assert await inline_rows(sql) == 0
+    assert len((await read(log, key)).batches) == 150
+    assert (await read(log, key)).state.size_bytes == 150 * 200
+
+
+async def test_without_a_directory_the_living_move_to_another_slot_when_most_are_dead(
+    database: Database, key: PartitionKey, make_topic: MakeTopic, sql: asyncpg.Connection
+) -> None:
+    log = LogStore(database)
+    roller = Roller(database, log, None)
+    other = (await make_topic("other")).partitions[0].partition_key
+    await append_each(log, *(new_batch(key, size_bytes=50_000) for _ in range(4)))
+    await append(log, small(other, 7))
+    assert await roller.roll(max_bytes=0, max_age_ms=-1) == 0, "all of it is alive"
+    await log.delete_records(key, -1)
+    await retention.apply(database, [retention.RetentionPolicy(key, -1)])
+    assert await roller.roll(max_bytes=2**40, max_age_ms=-1) == 200
+    assert await sql.fetchval("select count(*) from inline_records") == 1
+    assert (await read(log, other)).batches[0].records[100] == 7
+
+
+async def test_a_segment_goes_when_nothing_names_it_and_not_before_its_time(
+    database: Database, log: LogStore, roller: Roller, key: PartitionKey, directory: SegmentDirectory
+) -> None:
+    for _ in range(3):
+        await append(log, new_batch(key, size_bytes=200_000))
+    await log.close()
+    assert len(directory.found()) == 3
+    await log.delete_records(key, 2)
+    await retention.apply(database, [retention.RetentionPolicy(key, -1)])
+    assert await roller.sweep() == 0, "an append or a read that began before may still need them"
+    assert await roller.sweep(grace_ms=0) == 2
+    assert len(directory.found()) == 1
+    assert len((await read(LogStore(database, directory), key, 2)).batches) == 1
+
+
+async def test_a_segment_that_is_open_is_never_removed(
+    log: LogStore, roller: Roller, key: PartitionKey, directory: SegmentDirectory
+) -> None:
+    assert await log.append([new_batch(PartitionKey(10**9), size_bytes=50_000)]) == [Refusal.UNKNOWN_PARTITION]
+    assert len(directory.found()) == 1, "made, and nothing in it counts"
+    assert await roller.sweep(grace_ms=0) == 0
+    assert await append(log, new_batch(key, size_bytes=50_000)) == [0]
+    assert len((await read(log, key)).batches) == 1
+
+
+async def test_a_segment_of_which_little_is_alive_is_rewritten(
+    database: Database, log: LogStore, roller: Roller, make_topic: MakeTopic, directory: SegmentDirectory
+) -> None:
+    topic = await make_topic(partition_count=2)
+    kept, gone = (partition.partition_key for partition in topic.partitions)
+    await append(log, new_batch(kept, size_bytes=20_000, fill=3), new_batch(gone, size_bytes=200_000))
+    await log.close()
+    await log.delete_records(gone, -1)
+    await retention.apply(database, [retention.RetentionPolicy(gone, -1)])
+    (before,) = directory.found()
+    reader = LogStore(database, directory)
+    expected = (await read(reader, kept)).batches
+    await roller.sweep(grace_ms=0)
+    await roller.sweep(grace_ms=0)
+    assert before.object_id not in {segment.object_id for segment in directory.found()}
+    assert (await read(LogStore(database, directory), kept)).batches == expected
+
+
+async def test_files_that_nobody_registered_go_and_others_stay(
+    roller: Roller, directory: SegmentDirectory, tmp_path: Path
+) -> None:
+    directory.create(2**40).close()
+    (tmp_path / "notes.txt").write_text("of a person")
+    assert await roller.sweep() == 0, "it may be older than it looks"
+    assert await roller.sweep(grace_ms=0) == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+async def test_a_segment_that_others_have_sealed_is_left_for_another(
+    log: LogStore, key: PartitionKey, sql: asyncpg.Connection, directory: SegmentDirectory
+) -> None:
+    await append(log, new_batch(key, size_bytes=50_000, fill=1))
+    await sql.execute("update log_object set sealed_at = clock_timestamp()")
+    assert await append(log, new_batch(key, size_bytes=50_000, fill=2)) == [1]
+    assert await sql.fetchval("select count(distinct object_id) from chunk") == 2
+    assert [batch.records[100] for batch in (await read(log, key)).batches] == [1, 2]
+
+
+# --- damage -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("damage", ["flip", "cut", "remove"])
+async def test_what_is_damaged_is_refused_and_all_else_is_served(
+    database: Database, log: LogStore, make_topic: MakeTopic, directory: SegmentDirectory, damage: str
+) -> None:
+    topic = await make_topic(partition_count=2)
+    hurt, whole = (partition.partition_key for partition in topic.partitions)
+    await append(log, new_batch(hurt, size_bytes=200_000))
+    await append(log, new_batch(hurt, size_bytes=200_000))
+    await append(log, new_batch(whole, size_bytes=200_000))
+    await log.close()
+    path = directory.path(sorted(segment.object_id for segment in directory.found())[1])
+    if damage == "remove":
+        path.unlink()
+    else:
+        content = bytearray(path.read_bytes())
+        if damage == "flip":
+            content[150_000] ^= 1
+        else:
+            del content[150_000:]
+        path.write_bytes(content)
+    reader = LogStore(database, directory)
+    assert offsets((await read(reader, hurt)).batches) == [(0, 0)], "up to the damage"
+    requests = [ReadRequest(hurt, 1, 10**6), ReadRequest(whole, 0, 10**6)]
+    refused, served = await reader.read(requests, max_bytes=10**7)
+    assert refused is Refusal.DAMAGED
+    assert not isinstance(served, Refusal)
+    assert offsets(served.batches) == [(0, 0)]
+    assert reader.damaged_chunks == 2
+
+
+async def test_a_write_that_fails_fails_its_append_and_not_the_next(
+    log: LogStore, key: PartitionKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import errno
+    import os
+
+    from storage.errors import StorageUnavailable
+
+    real = os.pwritev
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "pwritev", full)
+    with pytest.raises(StorageUnavailable, match="No space left"):
+        await log.append([new_batch(key, size_bytes=50_000)])
+    monkeypatch.setattr(os, "pwritev", real)
+    assert await append(log, new_batch(key, size_bytes=50_000)) == [0]
+    assert (await read(log, key)).state.high_watermark == 1
