@@ -81,6 +81,8 @@ class Worker:
                 return json.load(answer)
         except urllib.error.HTTPError as error:
             raise AssertionError(f"{path}: {error.code} {error.read().decode()}") from error
+        except TimeoutError as error:
+            raise AssertionError(f"{path}: no answer in {LIMIT_SECONDS:.0f} s{self.log_tail()}") from error
 
     def accepts(self, path: str, body: Mapping[str, object]) -> bool:
         try:
