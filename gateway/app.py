@@ -165,6 +165,7 @@ class App:
             leases,
             group_settings(broker, catalog.group_configs),
             count_rebalance=metrics.group_rebalances.inc,
+            count_violation=lambda violation: metrics.group_violations.labels(violation).inc(),
             journal=journal,
         )
         ClusterFeed(catalog, groups)

@@ -94,6 +94,13 @@ class BrokerConfig:
         at_least(-1),
         update=_AT_START,
     )
+    group_cooperative_guard: bool = setting(
+        _BOOLEAN,
+        False,
+        "Whether a partition that one member of a cooperative group claims is withheld from another to whom the leader "
+        "gives it, until it was let go. Such leaders are reported in any case. Not a Kafka setting.",
+        update=_AT_START,
+    )
     group_journal_enable: bool = setting(
         _BOOLEAN,
         True,
