@@ -103,6 +103,7 @@ _TRIGGERS = {
     Trigger.TOO_MANY_MEMBERS: "too_many_members",
     Trigger.TOPICS_CHANGED: "topics_changed",
     Trigger.SUBSCRIPTION_CHANGED: "subscription_changed",
+    Trigger.GUARDED: "handoff",
 }
 _ARRIVALS = (MemberJoined, MemberRejoined, MemberReplaced)
 
