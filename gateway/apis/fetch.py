@@ -32,9 +32,6 @@ READ_COMMITTED = 1
 COLD_PATIENCE_S = 2.0
 """How long records at hand wait for other partitions' read from Postgres before they are sent without."""
 
-LOOK_AGAIN_S = 1.0
-"""A parked fetch looks at what is known this often, whether woken or not."""
-
 
 @dataclass(slots=True)
 class _Part:
@@ -93,7 +90,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 return _respond(request, parts)
             if watch is None:
                 watch = tail.watch(_keys(parts))
-            await watch.wait(min_bytes - available_bytes, min(remaining_s, LOOK_AGAIN_S))
+            await watch.wait(min_bytes - available_bytes, remaining_s)
             watch.rearm()
     finally:
         if watch is not None:
@@ -134,7 +131,7 @@ def _plan(
     said of topics that are not known."""
     services = context.services
     now_s = asyncio.get_running_loop().time()
-    max_age_s = services.tail.max_age_s(now_s, alone_since_s=services.membership.alone_since_s)
+    max_age_s = services.tail.max_age_s(now_s)
     collected_bytes = 0
     rows: list[list[_Part]] = []
     for asked_topic in request.topics:

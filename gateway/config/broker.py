@@ -95,6 +95,16 @@ class BrokerConfig:
         update=_AT_START,
     )
 
+    # cluster
+    reconcile_periodic_interval_ms: int = setting(
+        _INT,
+        1000,
+        "How often a node compares what it holds with the committed metadata when nothing wakes it. Not a Kafka "
+        "setting.",
+        between(1, 30_000),
+        update=_AT_START,
+    )
+
     # topics
     num_partitions: int = setting(
         _INT, 1, "Partitions of a topic created without a number of them.", between(1, 10_000), update=_AT_START

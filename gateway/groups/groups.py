@@ -32,6 +32,8 @@ MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER})
 STORE_PATIENCE_MS = 15_000
 """How long one write or load is tried again before those who wait for it are sent away."""
 MAX_FACTS_LOGGED = 20
+UNREST = frozenset({"PreparingRebalance", "CompletingRebalance"})
+"""States in which a join phase is in memory only."""
 
 
 class Groups(Runtime):
@@ -79,6 +81,10 @@ class Groups(Runtime):
         """Groups with members or pending ids that this node coordinates, as last settled: what offset expiry must know
         beyond what is stored (which topics a Stable group reads, that a rebalance is under way)."""
         return [self._machines.of(group).summary(group) for group in self.in_memory()]
+
+    def shards_in_unrest(self) -> set[int]:
+        """Shards with a group that is being rebalanced, stored or read: handed over last."""
+        return self.shards_where(lambda group: self._machines.of(group).summary(group).state in UNREST)
 
     async def coordinators_of(self, group_ids: Sequence[str]) -> list[Node | KafkaError]:
         """The nodes to ask, as Postgres has it now; COORDINATOR_NOT_AVAILABLE where none holds the group's shard."""

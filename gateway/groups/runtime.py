@@ -224,6 +224,10 @@ class Runtime:
         for slot in [slot for slot in self._slots.values() if slot.lease.shard == shard]:
             self._drop(slot, ErrorCode.NOT_COORDINATOR)
 
+    def shards_where(self, unrest: Callable[[Value], bool]) -> set[int]:
+        """Shards with a group that is being stored or read, or of which `unrest` holds."""
+        return {slot.lease.shard for slot in self._slots.values() if slot.busy or unrest(slot.group)}
+
     def cluster_changed(self, cluster: Cluster) -> None:
         """Steps that follow are given this cluster; groups whose machine watches it are told."""
         self._cluster = cluster

@@ -278,7 +278,8 @@ async def test_a_write_fenced_by_another_owner_sends_everyone_of_the_shard_away(
 ) -> None:
     first, second = node.member(G, "c1"), node.member(G, "c2")
     await settle(first)
-    await node.database.hot.fetch("update coordinator_lease set expires_at = now() - interval '1 second'")
+    for table in ("node", "coordinator_lease"):
+        await node.database.hot.fetch(f"update {table} set expires_at = now() - interval '1 second'")
     async with group_node(database_url, port=9093) as successor:
         taken_over = successor.member(G, "d1")
         taken_over.member_id, taken_over.generation_id = first.member_id, first.generation_id
