@@ -30,7 +30,8 @@ from gateway.config.broker import ConfigError
 from gateway.config.listeners import Listener, render_address
 from gateway.config.settings import Settings, hide_password
 from gateway.groups.cluster_feed import ClusterFeed
-from gateway.groups.groups import Groups
+from gateway.groups.groups import MACHINES, Groups
+from gateway.groups.journal import Journal
 from gateway.groups.settings import group_settings
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
@@ -50,6 +51,7 @@ from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from storage.errors import StorageError, StorageUnavailable
 from storage.groups import GroupStore
 from storage.history import HistoryStore
+from storage.journal import JournalStore
 from storage.log import LogStore
 from storage.migrate import migrate
 from storage.monitor import Monitor
@@ -155,12 +157,18 @@ class App:
         self._undo.append(("membership", STEP_TIMEOUT_S, membership.withdraw))
         leases = Leases(node_store, membership, settings.node_ttl_ms)
         metrics.leases_held.set_function(lambda: leases.held)
+        journal = None
+        if broker.group_journal_enable:
+            journal = Journal(JournalStore(database), MACHINES, catalog, lambda: membership.node_id or 0, metrics)
+            self._undo.append(("journal", 2 * STEP_TIMEOUT_S, journal.close))
         groups = Groups(
             GroupStore(database),
             OffsetStore(database),
             leases,
             group_settings(broker, catalog.group_configs),
             count_rebalance=metrics.group_rebalances.inc,
+            count_violation=lambda violation: metrics.group_violations.labels(violation).inc(),
+            journal=journal,
         )
         ClusterFeed(catalog, groups)
         leases.acquired, leases.lost = groups.shard_acquired, groups.shard_lost
@@ -213,7 +221,9 @@ class App:
             described_topics=DescribedTopics(),
             history=history,
         )
-        maintenance = Maintenance(database, log_store, roller, catalog, tail, membership, leases.current, groups.in_use)
+        maintenance = Maintenance(
+            database, log_store, roller, catalog, tail, membership, leases.current, groups.in_use, journal
+        )
         listener = notify.Listener(database, _hints(reconciler, wakeups), lambda: membership.node_id)
         self._start_passes(reconciler, wakeups, listener, maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)

@@ -15,9 +15,10 @@ from gateway.cluster.leases import Leases
 from gateway.coordinator.classic import CLASSIC
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup
-from gateway.coordinator.facts import Fact, RebalanceBegun
+from gateway.coordinator.facts import Fact, PartitionsWithheld, ProtocolViolated, RebalanceBegun
 from gateway.coordinator.machine import Machines, Summary, Value
 from gateway.coordinator.model import Group, Settings
+from gateway.groups.journal import Journal
 from gateway.groups.offset_committer import OffsetCommitter
 from gateway.groups.records import GroupRecords
 from gateway.groups.runtime import Runtime
@@ -49,11 +50,16 @@ class Groups(Runtime):
         machines: Machines = MACHINES,
         store_patience_ms: int = STORE_PATIENCE_MS,
         count_rebalance: Callable[[], None] = lambda: None,
+        count_violation: Callable[[str], None] = lambda violation: None,
+        journal: Journal | None = None,
     ) -> None:
         self.offset_committer = OffsetCommitter(offsets)
         self._group_records = GroupRecords(store, machines, store_patience_ms)
         self._leases = leases
         self._count_rebalance = count_rebalance
+        self._count_violation = count_violation
+        self.journal = journal
+        """None: nothing is written down."""
         self.readers: list[Callable[[str, tuple[Fact, ...]], None]] = []
         """Are given a group's id and what happened, once it is settled, before anyone is answered."""
         super().__init__(machines, self._group_records, leases, settings, self._happened)
@@ -107,12 +113,21 @@ class Groups(Runtime):
             read(group_id, facts)
 
     def _happened(self, before: Value, after: Value, facts: tuple[Fact, ...]) -> None:
-        """Facts as log lines and metrics."""
+        """Facts as rows of the journal, log lines and metrics."""
+        if self.journal is not None:
+            self.journal.happened(before, after, facts)
+        if not facts:
+            return
         for fact in facts:
             if isinstance(fact, RebalanceBegun):
                 self._count_rebalance()
+            elif isinstance(fact, ProtocolViolated):
+                self._count_violation(fact.violation.name.lower())
         was, now = self._machines.of(before).summary(before), self._machines.of(after).summary(after)
         self.told(now.group_id, facts)
+        for fact in facts:
+            if isinstance(fact, ProtocolViolated | PartitionsWithheld):
+                log.warning("group observed", group_id=now.group_id, generation_id=fact.generation_id, seen=str(fact))
         moved = (was.group_type, was.state, was.generation_id) != (now.group_type, now.state, now.generation_id)
         level = logging.INFO if moved else logging.DEBUG
         told = [str(fact) for fact in facts[:MAX_FACTS_LOGGED]]

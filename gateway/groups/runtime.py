@@ -88,7 +88,7 @@ class LeaseHolder(Protocol):
 
 
 Tell = Callable[[Value, Value, tuple[Fact, ...]], None]
-"""Is given a group before and after a step that is settled, and what happened."""
+"""Is given a group before and after a step that is settled, and what happened; without facts: the group was read."""
 
 
 class Runtime:
@@ -448,6 +448,7 @@ class Runtime:
     def _take_over(self, slot: Slot, record: Record) -> None:
         slot.loaded = True
         slot.group = self._records.restored(record, self._now_ms(), self.settings)
+        self._tell(slot.group, slot.group, ())
 
     async def _load_shard(self, lease: CoordinatorLease) -> None:
         def wanted() -> bool:

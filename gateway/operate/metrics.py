@@ -115,6 +115,16 @@ class Metrics:
             "damaged_chunks", "Times that records were asked for whose bytes are missing or wrong, since the start."
         )
         self.group_rebalances = self._counter("group_rebalances", "Groups that entered PreparingRebalance.")
+        self.group_violations = self._counter(
+            "group_protocol_violations",
+            "Generations in which consumers or their leader departed from the cooperative protocol, by what they did.",
+            "violation",
+        )
+        self.journal_rows = self._counter("journal_rows", "Rows written to the journal of groups.")
+        self.journal_dropped = self._counter(
+            "journal_dropped_rows",
+            "Rows of the journal that were not written: its queue was full, or Postgres refused.",
+        )
         self.leases_held = self._gauge("coordinator_leases", "Group coordinator shards this node holds.")
 
         self._reconcile_passes = self._counter(

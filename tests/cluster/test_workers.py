@@ -262,7 +262,7 @@ def test_an_address_that_leads_nowhere_is_a_warning(gateway_factory: GatewayFact
 async def test_a_database_of_a_newer_schema_is_refused(database_url: str) -> None:
     connection = await asyncpg.connect(database_url)
     try:
-        await connection.execute("insert into sluice.schema_migration (version, name) values (999, 'later')")
+        await connection.execute("insert into sluice.schema_migration (version, file_name) values (999, 'later')")
     finally:
         await connection.close()
     port = next(PORTS)

@@ -19,6 +19,7 @@ from gateway.coordinator.facts import (
     GenerationStarted,
     MemberJoined,
     MemberRejoined,
+    ProtocolViolated,
     RebalanceBegun,
 )
 from gateway.coordinator.machine import Machines
@@ -237,7 +238,12 @@ async def test_readers_hear_facts_once_they_are_stored_and_before_anyone_is_answ
     node: GroupNode, database_url: str
 ) -> None:
     heard: list[tuple[str, tuple[Fact, ...]]] = []
-    node.groups.readers.append(lambda group_id, facts: heard.append((group_id, facts)))
+
+    def hear(group_id: str, facts: tuple[Fact, ...]) -> None:
+        # These members' bytes are no consumer's, which the observer says besides.
+        heard.append((group_id, tuple(fact for fact in facts if not isinstance(fact, ProtocolViolated))))
+
+    node.groups.readers.append(hear)
     first, second = node.member(G, "c1"), node.member(G, "c2")
     await settle(first)
     assert [type(fact) for _, facts in heard for fact in facts] == [
