@@ -12,7 +12,7 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 
 import structlog
@@ -23,6 +23,7 @@ from gateway.apis.topics import create_internal_topics
 from gateway.cluster.histories import Histories
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
+from gateway.cluster.reachability import warn_of_unreachable
 from gateway.cluster.reconciler import Reconciler
 from gateway.cluster.wakeups import Wakeups
 from gateway.config.broker import ConfigError
@@ -150,6 +151,7 @@ class App:
         advertised = {listener.name: await _bind(server, listener) for listener in settings.listeners}
 
         membership = Membership(node_store, advertised, settings.rack, settings.node_ttl_ms)
+        await membership.require_own_addresses()
         await membership.join()
         await catalog.serve_as(lambda: str(membership.node_id))
         self._undo.append(("membership", STEP_TIMEOUT_S, membership.withdraw))
@@ -171,6 +173,7 @@ class App:
         ClusterFeed(catalog, groups)
         leases.acquired, leases.lost = groups.shard_acquired, groups.shard_lost
         leases.in_unrest = groups.shards_in_unrest
+        membership.catalog_revision = lambda: catalog.revision
         wakeups = Wakeups(tail, membership, node_store.announce, log_store.states)
         membership.announced, membership.seen = lambda: wakeups.announced, wakeups.nodes_seen
         membership.registered = wakeups.registered
@@ -221,12 +224,14 @@ class App:
         maintenance = Maintenance(
             database, log_store, roller, catalog, tail, membership, leases.current, groups.in_use, journal
         )
-        self._start_passes(reconciler, wakeups, notify.Listener(database, _hints(reconciler, wakeups)), maintenance)
+        listener = notify.Listener(database, _hints(reconciler, wakeups), lambda: membership.node_id)
+        self._start_passes(reconciler, wakeups, listener, maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
         await self._start_http(exporter, server, services, leases)
 
         await server.serve(Dispatch(SERVED, services, metrics), groups.connection_closed)
         self.bootstrap = membership.address
+        self._look_for_itself(advertised)
         drain_s = settings.drain_ms / 1000 + 2 * STEP_TIMEOUT_S
         leave = partial(self._leave, groups, leases, membership)
         self._undo.append(("requests", drain_s, lambda: self._drain(server, tail, appender, leave)))
@@ -329,6 +334,15 @@ class App:
             raise StartError(
                 f"cannot serve metrics on {host}:{port} (see --metrics-listen): {_reason(error)}"
             ) from error
+
+    def _look_for_itself(self, advertised: Mapping[str, Address]) -> None:
+        looking = asyncio.create_task(warn_of_unreachable(advertised))
+
+        async def stop() -> None:
+            looking.cancel()
+            await asyncio.wait((looking,))
+
+        self._undo.append(("look at addresses", STEP_TIMEOUT_S, stop))
 
     # --- stopping -------------------------------------------------------------------------------------------------
 

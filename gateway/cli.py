@@ -27,9 +27,11 @@ from gateway.app import App, StartError
 from gateway.commands import add_commands
 from gateway.config.broker import BROKER_CONFIGS
 from gateway.config.definition import render
+from gateway.config.listeners import render_address
 from gateway.config.settings import OPTIONS, Configuration, ConfigurationError, load
-from gateway.operate import logs
+from gateway.operate import logs, workers
 from gateway.operate.http import program_version
+from gateway.operate.nodes import add_nodes
 from gateway.operate.upkeep import add_backup, add_check, add_restore
 from protocol.api_keys import ApiKey
 from protocol.codec import decode, encode, request_class, response_class
@@ -66,6 +68,7 @@ def _parser() -> argparse.ArgumentParser:
 
     serve = commands.add_parser("serve", help="serve Kafka clients", description=_OPTIONS_HELP)
     _add_options(serve)
+    serve.add_argument("--supervisor", type=int, default=None, help=argparse.SUPPRESS)
     serve.set_defaults(run=_serve)
 
     config = commands.add_parser("config", help="show each option's value and origin", description=_OPTIONS_HELP)
@@ -91,6 +94,7 @@ def _parser() -> argparse.ArgumentParser:
         ("check", "read every record and say what is wrong", add_check),
         ("backup", "copy the database and its records while a node serves", add_backup),
         ("restore", "make an empty data directory what a backup was", add_restore),
+        ("nodes", "list the live nodes, their leases and how far they are behind", add_nodes),
     ):
         upkeep = commands.add_parser(name, help=said, description=_OPTIONS_HELP)
         _add_options(upkeep)
@@ -129,11 +133,32 @@ def _configuration(given: argparse.Namespace) -> Configuration:
 
 
 def _serve(given: argparse.Namespace) -> int:
+    if given.supervisor is not None:
+        workers.die_with(given.supervisor)
     configuration = _configuration(given)
-    logs.configure(configuration.settings.log_format, configuration.settings.log_level)
+    settings = configuration.settings
+    if settings.workers > 1:
+        return _supervise(configuration, given)
+    advertised = settings.listeners[0].advertised
+    logs.configure(settings.log_format, settings.log_level, render_address(advertised) if advertised[1] else None)
     _keep_large_blocks()
     _raise_descriptor_limit()
     return uvloop.run(_run(configuration))
+
+
+def _supervise(configuration: Configuration, given: argparse.Namespace) -> int:
+    settings = configuration.settings
+    logs.configure(settings.log_format, settings.log_level, "supervisor")
+    _warn(configuration)
+    flags = [
+        f"{option.flag}={getattr(given, option.field)}"
+        for option in OPTIONS
+        if hasattr(given, option.field) and option.name not in workers.OWN_FLAGS
+    ]
+    flags += [f"--set={assignment}" for assignment in given.set]
+    flags += [f"--config={given.config}"] if given.config else []
+    supervisor = workers.Supervisor(configuration, flags, as_json=logs.as_json(settings.log_format))
+    return asyncio.run(supervisor.run(_welcome))
 
 
 async def _run(configuration: Configuration) -> int:
@@ -149,9 +174,13 @@ async def _run(configuration: Configuration) -> int:
     return code
 
 
-async def _serve_until_told(configuration: Configuration) -> int:
+def _warn(configuration: Configuration) -> None:
     for warning in configuration.warnings:
         print(f"sluice: warning: {warning}", file=sys.stderr)
+
+
+async def _serve_until_told(configuration: Configuration) -> int:
+    _warn(configuration)
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -222,14 +251,20 @@ def _config(given: argparse.Namespace) -> int:
     shown = {name for name, _, _ in rows}
     rows += [(name, render(key.default), "default") for name, key in BROKER_CONFIGS.items() if name not in shown]
     _print_columns([(name, "-" if text is None else text, origin) for name, text, origin in rows])
-    for warning in configuration.warnings:
-        print(f"sluice: warning: {warning}", file=sys.stderr)
+    _warn(configuration)
     return 0
 
 
 def _healthcheck(given: argparse.Namespace) -> int:
     flags = {} if given.address is None else {"listen": given.address}
-    host, port = load(flags, (), os.environ).settings.listeners[0].bind
+    settings = load(flags, (), os.environ).settings
+    host, port = settings.listeners[0].bind
+    # Of several workers each must answer; an address that was given is that of one.
+    asked = range(port, port + (settings.workers if given.address is None else 1))
+    return max(_check_health(host, each) for each in asked)
+
+
+def _check_health(host: str, port: int) -> int:
     if host in ("", "0.0.0.0", "::"):
         host = "::1" if host == "::" else "127.0.0.1"
     try:

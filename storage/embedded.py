@@ -139,12 +139,14 @@ class EmbeddedPostgres:
     on the same event loop, on a thread that outlives the server: the kernel ties the server to that thread.
     """
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, connections: int = 0) -> None:
+        """`connections`: how many at once there must be room for; there is for a hundred anyhow."""
         self.data_dir = data_dir.expanduser().absolute()
         self.cluster_dir = self.data_dir / "postgres"
         self.log_path = self.data_dir / "postgres.log"
         self.restarts = 0
         """How often the server died under us and was started again."""
+        self._connections = connections
         self._account: _Account | None = None
         self._socket_dir = self.data_dir / "socket"
         self._lock_fd: int | None = None
@@ -320,7 +322,12 @@ class EmbeddedPostgres:
 
     def _write_configuration(self) -> None:
         """postgresql.conf is ours and derived; a person's own settings go through ALTER SYSTEM and win."""
-        settings = {**SERVER_SETTINGS, "unix_socket_directories": str(self._socket_dir)}
+        most = max(self._connections, int(SERVER_SETTINGS["max_connections"]))
+        settings = {
+            **SERVER_SETTINGS,
+            "max_connections": str(most),
+            "unix_socket_directories": str(self._socket_dir),
+        }
         lines = [f"{name} = {_conf_quote(value)}\n" for name, value in settings.items()]
         self._write_owned("postgresql.conf", "".join(lines))
         if self._account is None:

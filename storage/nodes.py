@@ -15,7 +15,7 @@ from typing import cast
 from storage.errors import StorageConflict
 from storage.pool import Database, Row
 from storage.queries import statement
-from storage.types import Address, CoordinatorLease, LeaseKind, Node, NodeId
+from storage.types import Address, CoordinatorLease, LeaseKind, Node, NodeId, NodeReport
 
 
 def _lease(row: Row) -> CoordinatorLease:
@@ -46,10 +46,31 @@ class NodeStore:
         self._incarnations[node_id] = row["incarnation"]
         return node_id
 
-    async def renew(self, node_id: NodeId, ttl_ms: int, announced: int = 0) -> bool:
+    async def rivals(self, name: str, listeners: Mapping[str, Address]) -> list[Node]:
+        """Live nodes of the name or with one of the addresses, whose process still has a session to stand for them (see
+        `notify.Listener`); one that was killed has none, so its successor is no rival."""
+        rows = await self._pool.fetch(statement("rival_nodes"), name, json.dumps(listeners))
+        return [_node(row) for row in rows]
+
+    async def reports(self) -> list[NodeReport]:
+        """Of each live node, ordered by id. For people: it counts leases, which no node does while it serves."""
+        rows = await self._pool.fetch(statement("node_reports"))
+        return [
+            NodeReport(
+                _node(row),
+                row["registered_ms_ago"],
+                cast(dict[str, int], json.loads(row["leases"])),
+                row["revision_lag"],
+            )
+            for row in rows
+        ]
+
+    async def renew(self, node_id: NodeId, ttl_ms: int, announced: int = 0, catalog_revision: int = 0) -> bool:
         """Prolongs the registration; whether it had run out. StorageConflict if another process has it. `announced` is
         how many announcements of appends have been sent, for others to see whether they missed any."""
-        row = await self._pool.fetch_row(statement("renew_node"), node_id, self.incarnation(node_id), ttl_ms, announced)
+        row = await self._pool.fetch_row(
+            statement("renew_node"), node_id, self.incarnation(node_id), ttl_ms, announced, catalog_revision
+        )
         if row is None:
             raise StorageConflict(f"node {node_id} has been taken over by another process")
         self._guard.seen(row["flushed_lsn"])

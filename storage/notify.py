@@ -18,6 +18,8 @@ from typing import Any, cast
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from storage.pool import APPLICATION_NAME, Database, translated_errors
+from storage.queries import statement
+from storage.types import NodeId
 
 REVISIONS = "sluice_revision"
 """A change of the catalog was committed; its revision."""
@@ -35,9 +37,13 @@ Heard = Callable[[str], None]
 class Listener:
     """`listen` again and again: each call hears until the connection is lost."""
 
-    def __init__(self, database: Database, heard: Mapping[str, Heard]) -> None:
-        """`heard`: what to do with a payload, by channel; called on the event loop, must not raise."""
+    def __init__(
+        self, database: Database, heard: Mapping[str, Heard], node_id: Callable[[], NodeId | None] = lambda: None
+    ) -> None:
+        """`heard`: what to do with a payload, by channel; called on the event loop, must not raise. While the
+        connection lives it stands for the process of `node_id`: another that would take its name is refused."""
         self._url = database.url
+        self._node_id = node_id
         self._heard = dict(heard)
 
     async def listen(self, begun: Callable[[], None], ended: Callable[[], None]) -> None:
@@ -61,6 +67,9 @@ class Listener:
         connection.add_termination_listener(terminated)
         try:
             async with translated_errors():
+                node_id = self._node_id()
+                if node_id is not None:
+                    await connection.fetch(statement("stand_for_node"), node_id)
                 for channel, heard in self._heard.items():
                     await connection.add_listener(channel, _handler(heard))
                 hearing = True

@@ -280,3 +280,15 @@ class Node:
     """Rises whenever a process registers under the id."""
     announced: int = field(default=0, compare=False)
     """Announcements of appends that it had sent at its last renewal."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeReport:
+    """What Postgres knows of a live node."""
+
+    node: Node
+    registered_ms_ago: int
+    leases: Mapping[str, int] = field(hash=False)
+    """Kind of lease → shards held."""
+    revision_lag: int | None
+    """Changes of the catalog that the node had not taken in at its last renewal; None: it has not said."""

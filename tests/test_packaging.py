@@ -317,6 +317,23 @@ def test_docker_compose_accepts_the_file() -> None:
     assert result.returncode == 0, result.stderr
 
 
+def test_the_cluster_profile_has_three_gateways_behind_ports_of_their_own(compose: dict[str, Any]) -> None:
+    gateways = {name: service for name, service in compose["services"].items() if name.startswith("gateway")}
+    assert [service.get("profiles") for service in gateways.values()] == [None, ["cluster"], ["cluster"]]
+    for port, service in zip((9092, 9093, 9094), gateways.values(), strict=True):
+        given = {name: re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", value) for name, value in service["environment"].items()}
+        settings = load({}, (), given).settings
+        assert settings.listeners[0].bind == ("0.0.0.0", port)
+        assert settings.listeners[0].advertised == ("localhost", port)
+        assert service["ports"] == [f"{port}:{port}"]
+        assert service["healthcheck"]["test"] == ["CMD", "sluice", "healthcheck"]
+    program = shutil.which("docker-compose")
+    if program is not None:
+        command = [program, "--profile", "cluster", "config", "-q"]
+        result = subprocess.run(command, cwd=ROOT, env=outside(), capture_output=True, text=True)
+        assert result.returncode == 0, result.stderr
+
+
 def test_the_gateway_waits_for_a_healthy_postgres_and_reports_a_round_trip(compose: dict[str, Any]) -> None:
     postgres, gateway = compose["services"]["postgres"], compose["services"]["gateway"]
     assert "pg_isready" in postgres["healthcheck"]["test"]

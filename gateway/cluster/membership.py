@@ -10,6 +10,7 @@ takes the same id at once instead of waiting for its predecessor to expire.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import structlog
@@ -21,6 +22,9 @@ from storage.nodes import NodeStore
 from storage.types import Address, Node, NodeId, PartitionKey
 
 log = structlog.get_logger(__name__)
+
+RIVAL_PATIENCE_S, RIVAL_POLL_S = 2.0, 0.05
+"""How long another process may take to be gone that has this node's name."""
 
 
 class Membership:
@@ -39,6 +43,8 @@ class Membership:
         self._withdrawn = False
         self.announced: Callable[[], int] = lambda: 0
         """How many announcements of appends this node has sent: told to the others with each renewal."""
+        self.catalog_revision: Callable[[], int] = lambda: 0
+        """What this node's catalog has come to: told with each renewal, for `sluice nodes`."""
         self.seen: Callable[[Sequence[Node], bool], None] = lambda alive, gone: None
         """Called after each pass with the live nodes, and whether one is missing that was there before."""
         self.registered: Callable[[], None] = lambda: None
@@ -79,6 +85,23 @@ class Membership:
         """Where clients of partitions are pointed to; another object whenever the live nodes are others."""
         return self._leaders
 
+    async def require_own_addresses(self) -> None:
+        """Before `join`. Raises StorageConflict if a node that is alive has this one's name or one of its addresses.
+
+        A predecessor that was killed is none: Postgres ends its session at once, for which this waits a little.
+        """
+        deadline_s = time.monotonic() + RIVAL_PATIENCE_S
+        while rivals := await self._store.rivals(self.address, self._listeners):
+            if time.monotonic() > deadline_s:
+                mine = set(self._listeners.values())
+                rival, shared = rivals[0], [each for each in rivals[0].listeners.values() if each in mine]
+                address = render_address(shared[0]) if shared else self.address
+                raise StorageConflict(
+                    f"node {rival.node_id} is alive and advertises {address} too: each node needs addresses of its own"
+                    " (see --advertise, advertised.listeners)"
+                )
+            await asyncio.sleep(RIVAL_POLL_S)
+
     async def join(self) -> None:
         """Registers this node. Raises StorageError."""
         node_id = await self._store.register(self.address, self._listeners, self._rack, self._ttl_ms)
@@ -95,7 +118,7 @@ class Membership:
         if self._withdrawn:
             return
         try:
-            lapsed = await self._store.renew(self.node_id, self._ttl_ms, self.announced())
+            lapsed = await self._store.renew(self.node_id, self._ttl_ms, self.announced(), self.catalog_revision())
         except StorageConflict as error:
             if self._withdrawn:
                 return

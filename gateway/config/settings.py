@@ -63,6 +63,8 @@ class Settings:
     tail_bytes: int
     node_ttl_ms: int
     drain_ms: int
+    workers: int
+    """Nodes that `sluice serve` runs, each a process; of more than one the settings are the first one's."""
     broker: BrokerConfig
 
     @property
@@ -233,6 +235,13 @@ OPTIONS: tuple[Option, ...] = (
         "how long this node's registration and leases outlive its last sign of life",
     ),
     Option("drain-ms", _whole(0, 60_000), "1500", "MS", "how long requests in work may take at shutdown"),
+    Option(
+        "workers",
+        _whole(1, 64),
+        "1",
+        "COUNT",
+        "nodes to run on this host, on consecutive ports of each listener and of the metrics, under one supervisor",
+    ),
 )
 
 _BY_FIELD = {option.field: option for option in OPTIONS}

@@ -31,10 +31,14 @@ NO_REQUEST = Context()
 """For what a request's task sets off but does not wait for (a timer): its lines belong to no request."""
 
 
-def configure(log_format: LogFormat, level: str) -> None:
-    """Sends structlog and the standard library's loggers to stderr at `level` (one of LOG_LEVELS)."""
+def as_json(log_format: LogFormat) -> bool:
+    return log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
+
+
+def configure(log_format: LogFormat, level: str, node: str | None = None) -> None:
+    """Sends structlog and the standard library's loggers to stderr at `level` (one of LOG_LEVELS). A line of JSON says
+    which `node` wrote it, for where the lines of many end up."""
     minimum = logging.getLevelNamesMapping()[level.upper()]
-    as_json = log_format == "json" or (log_format == "auto" and not sys.stderr.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
         _add_request,
@@ -43,7 +47,9 @@ def configure(log_format: LogFormat, level: str) -> None:
     ]
     renderer: list[Processor]
     # Tracebacks without the values of locals: they hold the database's password and clients' records.
-    if as_json:
+    if as_json(log_format):
+        if node is not None:
+            shared.insert(0, _add_node(node))
         traceback = ExceptionRenderer(ExceptionDictTransformer(show_locals=False))
         renderer = [traceback, structlog.processors.JSONRenderer(default=str)]
     else:
@@ -94,6 +100,14 @@ class Limit:
         if lines >= LINES_PER_EVENT:
             raise structlog.DropEvent
         return event_dict
+
+
+def _add_node(node: str) -> Processor:
+    def add(logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:
+        event_dict.setdefault("node", node)
+        return event_dict
+
+    return add
 
 
 def _add_request(logger: WrappedLogger, method_name: str, event_dict: EventDict) -> EventDict:

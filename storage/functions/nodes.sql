@@ -11,7 +11,7 @@ begin
     lock table node in share row exclusive mode;
     perform pg_notify('sluice_nodes', p_name);
     update node n
-    set listeners = p_listeners, rack = p_rack, incarnation = n.incarnation + 1, announced = 0,
+    set listeners = p_listeners, rack = p_rack, incarnation = n.incarnation + 1, announced = 0, catalog_revision = 0,
         registered_at = clock_timestamp(), expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond'
     where n.name = p_name
     returning n.* into registered;
@@ -27,7 +27,7 @@ begin
     )
     on conflict (node_id) do update set
         name = excluded.name, listeners = excluded.listeners, rack = excluded.rack,
-        incarnation = n.incarnation + 1, announced = 0,
+        incarnation = n.incarnation + 1, announced = 0, catalog_revision = 0,
         registered_at = excluded.registered_at, expires_at = excluded.expires_at
     returning n.* into registered;
     return registered;

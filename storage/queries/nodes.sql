@@ -8,7 +8,7 @@ with before as (
     select node_id, expires_at from node where node_id = $1 and incarnation = $2 for no key update
 )
 update node n
-set expires_at = clock_timestamp() + $3::bigint * interval '1 millisecond', announced = $4
+set expires_at = clock_timestamp() + $3::bigint * interval '1 millisecond', announced = $4, catalog_revision = $5
 from before b
 where n.node_id = b.node_id
 returning
@@ -49,3 +49,47 @@ with relaxed as materialized (
     select set_config('synchronous_commit', 'off', true)
 )
 select pg_notify('sluice_append', payload) from relaxed, unnest($1::text[]) payload;
+
+
+-- name: stand_for_node
+-- For as long as this session lives, whoever looks knows that the process that registered the node does. The first key
+-- is an arbitrary constant, as in `rival_nodes`.
+select pg_advisory_lock_shared(771903214, $1::integer);
+
+-- name: rival_nodes
+-- Live nodes whose process lives, that have the name $1 or an address of the listeners $2.
+select n.node_id, n.listeners, n.rack, n.incarnation, n.announced
+from node n
+where n.expires_at > clock_timestamp()
+    and (
+        n.name = $1
+        or exists (
+            select from jsonb_each(n.listeners) theirs, jsonb_each($2::text::jsonb) ours
+            where theirs.value = ours.value
+        )
+    )
+    and exists (
+        select from pg_locks l
+        where l.locktype = 'advisory' and l.classid = 771903214 and l.objid = n.node_id::bigint::oid and l.objsubid = 2
+            and l.database = (select d.oid from pg_database d where d.datname = current_database())
+    )
+order by n.node_id;
+
+-- name: node_reports
+-- Live nodes: the shards that each holds of each kind, and how far its catalog was behind when it last renewed itself.
+select
+    n.node_id, n.listeners, n.rack, n.incarnation, n.announced,
+    (extract(epoch from clock_timestamp() - n.registered_at) * 1000)::bigint as registered_ms_ago,
+    (
+        select coalesce(jsonb_object_agg(held.kind, held.shards), '{}')::text
+        from (
+            select l.kind, count(*) as shards
+            from coordinator_lease l
+            where l.node_id = n.node_id and l.incarnation = n.incarnation and l.expires_at > clock_timestamp()
+            group by l.kind
+        ) held
+    ) as leases,
+    case when n.catalog_revision > 0 then greatest(c.revision - n.catalog_revision, 0) end as revision_lag
+from node n cross join cluster c
+where n.expires_at > clock_timestamp()
+order by n.node_id;

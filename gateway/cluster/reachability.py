@@ -1,0 +1,39 @@
+"""Whether a node's advertised addresses lead anywhere, asked from the node itself.
+
+The one idea: an address that clients cannot use is the commonest mistake with Kafka, and shows first in their logs. A
+node cannot know what they reach, so what it finds is a warning and decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+import structlog
+
+from gateway.config.listeners import render_address
+from storage.types import Address
+
+log = structlog.get_logger(__name__)
+
+TIMEOUT_S = 3.0
+
+
+async def warn_of_unreachable(advertised: Mapping[str, Address]) -> None:
+    """Opens a connection to each, and logs those that it does not get."""
+    await asyncio.gather(*(_look(name, address) for name, address in advertised.items()))
+
+
+async def _look(name: str, address: Address) -> None:
+    try:
+        async with asyncio.timeout(TIMEOUT_S):
+            _, writer = await asyncio.open_connection(*address)
+    except (OSError, TimeoutError) as error:
+        log.warning(
+            "clients are sent to an address that this node does not reach itself",
+            listener=name,
+            address=render_address(address),
+            error=str(error) or f"no answer in {TIMEOUT_S} s",
+        )
+    else:
+        writer.close()

@@ -1,0 +1,275 @@
+"""`sluice serve --workers N`: so many nodes on this host, each a process, under one supervisor.
+
+The one idea: a worker is `sluice serve` with addresses of its own, so it is a node like any other, and the supervisor
+knows nothing of Kafka. It owns what the workers share: the embedded Postgres, the stream of their lines, and their end.
+A worker that ends after it has served is started again with back-off; one that ends before it ever served was refused
+something (a port, a database), and so is the whole. The kernel kills the workers when the supervisor dies.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import BinaryIO
+
+import structlog
+
+from gateway.config.listeners import render_address
+from gateway.config.settings import Configuration, ConfigurationError, Settings
+from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
+from storage.types import Address
+
+log = structlog.get_logger(__name__)
+
+FIRST_BACKOFF_S, LAST_BACKOFF_S = 0.5, 30.0
+STEADY_S = 60.0
+"""A worker that has served this long is started again with the first back-off."""
+STOP_MARGIN_S = 5.0
+"""What a worker may take beyond its drain, before it is killed."""
+MAX_LINE_BYTES = 1024 * 1024
+"""A longer line is cut in two."""
+OTHER_CONNECTIONS = 4
+"""Of a worker to Postgres beside its hot and cold ones."""
+SPARE_CONNECTIONS = 10
+"""For `psql`, a backup, and what Postgres reserves."""
+MAX_PORT = 65535
+EXIT_FAILED = 1
+_PR_SET_PDEATHSIG = 1
+_OWN_VARIABLES = frozenset({"SLUICE_LISTEN", "SLUICE_ADVERTISE", "SLUICE_METRICS_LISTEN", "SLUICE_WORKERS"})
+OWN_FLAGS = frozenset({"listen", "advertise", "metrics-listen", "workers", "log-store", "log-format"})
+"""Options that each worker is given anew."""
+
+
+@dataclass(slots=True, eq=False)
+class Worker:
+    """One node: what tells it its addresses, and its process."""
+
+    name: str
+    """HOST:PORT at which clients of its first listener find it; the node's name."""
+    flags: tuple[str, ...]
+    process: asyncio.subprocess.Process | None = None
+    serving_since_s: float | None = None
+    """Of the process that runs."""
+    served: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set once and for all when it has served for the first time."""
+
+
+def plan(configuration: Configuration) -> list[Worker]:
+    """The workers, every port of the n-th greater by n. Raises ConfigurationError where that cannot be."""
+    settings = configuration.settings
+    given = {value.name for value in configuration.values}
+    by_kafkas_names = not given.isdisjoint({"listeners", "advertised.listeners"})
+    workers: list[Worker] = []
+    taken: set[Address] = set()
+    for number in range(settings.workers):
+        bound = {listener.name: _shifted(listener.bind, number, settings) for listener in settings.listeners}
+        told = {listener.name: _shifted(listener.advertised, number, settings) for listener in settings.listeners}
+        metrics = None if settings.metrics_listen is None else _shifted(settings.metrics_listen, number, settings)
+        for address in (*bound.values(), *([metrics] if metrics else ())):
+            if address in taken:
+                text = f"{render_address(address)} would be taken twice"
+                raise _refused(settings, f"{text}: each address needs as many ports in a row as there are workers")
+            taken.add(address)
+        flags = [f"--metrics-listen={render_address(metrics) if metrics else 'off'}", "--workers=1"]
+        if by_kafkas_names:
+            flags += [
+                f"--set=listeners={','.join(f'{name}://{render_address(each)}' for name, each in bound.items())}",
+                f"--set=advertised.listeners={','.join(f'{n}://{render_address(each)}' for n, each in told.items())}",
+            ]
+        else:
+            (listen,), (advertise,) = bound.values(), told.values()
+            flags += [f"--listen={render_address(listen)}", f"--advertise={render_address(advertise)}"]
+        workers.append(Worker(render_address(next(iter(told.values()))), tuple(flags)))
+    return workers
+
+
+def _shifted(address: Address, number: int, settings: Settings) -> Address:
+    host, port = address
+    if not port:
+        raise _refused(settings, f"{render_address(address)} leaves the port to the kernel, which gives none in a row")
+    if port + number > MAX_PORT:
+        raise _refused(settings, f"there is no port {port + number}")
+    return host, port + number
+
+
+def _refused(settings: Settings, reason: str) -> ConfigurationError:
+    return ConfigurationError("workers", str(settings.workers), "the options together", reason)
+
+
+def die_with(parent_pid: int) -> None:
+    """Asks the kernel to kill this process when the supervisor dies; it ends at once if that has happened already.
+
+    Killed, not told to stop: nobody reads its lines any more. Does nothing where there is no prctl.
+    """
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0):
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:
+        raise SystemExit(EXIT_FAILED)
+
+
+class Supervisor:
+    """`run` once: starts the workers and returns the exit code when all have ended."""
+
+    def __init__(self, configuration: Configuration, flags: Sequence[str], *, as_json: bool) -> None:
+        """`flags` are what the user gave beyond `OWN_FLAGS`, for each worker."""
+        self._settings = configuration.settings
+        self._workers = plan(configuration)
+        store = self._settings.log_directory
+        self._flags = (
+            *flags,
+            f"--log-store={'inline' if store is None else store.absolute()}",
+            f"--log-format={'json' if as_json else 'console'}",
+        )
+        self._as_json = as_json
+        self._stopping = asyncio.Event()
+        self._code = 0
+
+    async def run(self, welcome: Callable[[str], str]) -> int:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stopping.set)
+        embedded: EmbeddedPostgres | None = None
+        environment = {name: text for name, text in os.environ.items() if name not in _OWN_VARIABLES}
+        try:
+            if self._settings.database_url is None:
+                each = self._settings.hot_connections + self._settings.cold_connections + OTHER_CONNECTIONS
+                wanted = len(self._workers) * each + SPARE_CONNECTIONS
+                embedded = EmbeddedPostgres(self._settings.data_dir, connections=wanted)
+                environment["SLUICE_DATABASE_URL"] = await embedded.start()
+            await self._run_workers(environment, welcome)
+        except EmbeddedPostgresError as error:
+            print(f"sluice: {' '.join(str(error).split())}", file=sys.stderr)
+            return EXIT_FAILED
+        finally:
+            if embedded is not None:
+                await embedded.stop()
+        return self._code
+
+    async def _run_workers(self, environment: Mapping[str, str], welcome: Callable[[str], str]) -> None:
+        keeping = [asyncio.create_task(self._keep(worker, environment)) for worker in self._workers]
+        welcoming = asyncio.create_task(self._welcome(welcome))
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            # Each ends only when all are to stop, or by an error that nobody foresaw: then none goes on alone.
+            await asyncio.wait((stopping, *keeping), return_when=asyncio.FIRST_COMPLETED)
+            self._stopping.set()
+            log.info("stopping the workers")
+            await asyncio.gather(*keeping)
+        finally:
+            for task in (welcoming, stopping, *keeping):
+                task.cancel()
+
+    async def _welcome(self, welcome: Callable[[str], str]) -> None:
+        for worker in self._workers:
+            await worker.served.wait()
+        print(welcome(",".join(worker.name for worker in self._workers)), flush=True)
+
+    # --- one worker -----------------------------------------------------------------------------------------------
+
+    async def _keep(self, worker: Worker, environment: Mapping[str, str]) -> None:
+        backoff_s = FIRST_BACKOFF_S
+        while not self._stopping.is_set():
+            returncode = await self._run_once(worker, environment)
+            if self._stopping.is_set():
+                return
+            since_s = worker.serving_since_s
+            if not worker.served.is_set():
+                log.error("a worker never served: all are stopped", node=worker.name, returncode=returncode)
+                self._code = returncode if returncode > 0 else EXIT_FAILED
+                self._stopping.set()
+                return
+            if since_s is not None and time.monotonic() - since_s >= STEADY_S:
+                backoff_s = FIRST_BACKOFF_S
+            log.error("a worker ended", node=worker.name, returncode=returncode, retry_in_s=backoff_s)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), backoff_s)
+            backoff_s = min(2 * backoff_s, LAST_BACKOFF_S)
+
+    async def _run_once(self, worker: Worker, environment: Mapping[str, str]) -> int:
+        """Starts the worker and stays until it has ended; its exit code, negative for a signal."""
+        worker.serving_since_s = None
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "gateway.cli", "serve", f"--supervisor={os.getpid()}"),
+            *self._flags,
+            *worker.flags,
+            env=environment,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            limit=MAX_LINE_BYTES,
+        )
+        worker.process = process
+        assert process.stdout is not None
+        assert process.stderr is not None
+        reading = asyncio.gather(
+            self._pass_on(worker, process.stdout, None), self._pass_on(worker, process.stderr, sys.stderr.buffer)
+        )
+        ended = asyncio.create_task(process.wait())
+        stopping = asyncio.create_task(self._stopping.wait())
+        try:
+            await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not ended.done():
+                await self._stop(worker, process, ended)
+            code = await ended
+            await reading
+            return code
+        finally:
+            stopping.cancel()
+            worker.process = None
+            if process.returncode is None:
+                process.kill()
+
+    async def _stop(self, worker: Worker, process: asyncio.subprocess.Process, ended: asyncio.Task[int]) -> None:
+        limit_s = self._settings.drain_ms / 1000 + STOP_MARGIN_S
+        with contextlib.suppress(ProcessLookupError):
+            process.send_signal(signal.SIGTERM)
+        finished, _ = await asyncio.wait((ended,), timeout=limit_s)
+        if not finished:
+            log.error("a worker does not stop and is killed", node=worker.name, waited_s=limit_s)
+            self._code = EXIT_FAILED
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+    # --- its lines ------------------------------------------------------------------------------------------------
+
+    async def _pass_on(self, worker: Worker, stream: asyncio.StreamReader, out: BinaryIO | None) -> None:
+        """Writes the lines to `out`, each with the worker's name. Without one the first line is the sign that it
+        serves: on its standard output a node says nothing but its welcome, and that the supervisor says for all."""
+        while line := await _read_line(stream):
+            if out is not None:
+                out.write(named(worker.name, line, as_json=self._as_json))
+                out.flush()
+            elif worker.serving_since_s is None:
+                worker.serving_since_s = time.monotonic()
+                worker.served.set()
+
+
+async def _read_line(stream: asyncio.StreamReader) -> bytes:
+    """With its end; empty at the end of the stream."""
+    try:
+        return await stream.readuntil(b"\n")
+    except asyncio.IncompleteReadError as error:
+        return error.partial
+    except asyncio.LimitOverrunError as error:
+        return await stream.read(error.consumed)
+
+
+def named(name: str, line: bytes, *, as_json: bool) -> bytes:
+    """The line of a node as it goes into the common stream, which is JSON in every line or in none."""
+    text = line.rstrip(b"\r\n")
+    if not as_json:
+        return name.encode() + b" | " + text + b"\n"
+    if text.startswith(b"{") and text.endswith(b"}"):
+        return text + b"\n"  # the node has put its name there itself
+    said = {"node": name, "level": "warning", "event": text.decode("utf-8", "replace")}
+    return json.dumps(said).encode() + b"\n"
