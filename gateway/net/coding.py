@@ -17,12 +17,17 @@ AT_ONCE_ELEMENTS = 2_000
 """Two milliseconds of coding, about."""
 
 
-async def decode_aside(api_key: int, version: int, frame: Frame, position: int) -> Any:
-    """As `decode_request`. Returns without an await if the request has few elements."""
+async def decode_aside(api_key: int, version: int, frame: Frame, position: int) -> tuple[Any, bool]:
+    """As `decode_request`, and whether the request has many elements. Returns without an await if it has few."""
     try:
-        return decode_request(api_key, version, frame, position, max_elements=AT_ONCE_ELEMENTS)
+        return decode_request(api_key, version, frame, position, max_elements=AT_ONCE_ELEMENTS), False
     except TooManyElementsError:
-        return await asyncio.to_thread(decode_request, api_key, version, frame, position)
+        return await asyncio.to_thread(decode_request, api_key, version, frame, position), True
+
+
+async def exceeds(request: Any, max_elements: int) -> bool:
+    """Whether a request of many elements has more of them than its API takes."""
+    return await asyncio.to_thread(has_more_elements, request, max_elements)
 
 
 async def encode_aside(response: Any, version: int) -> list[Chunk]:
