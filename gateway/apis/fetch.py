@@ -90,7 +90,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
             min_bytes = min(request.min_bytes, asked_bytes, max(max_bytes, 1))
             planner = _Planner(context, missing_topic, max_bytes)
             parts = await planner.plan_in_pieces(request) if crowded else planner.plan(request)
-            cold = [part for row in parts for part in row if not part.decided]
+            cold = planner.undecided
             if crowded:
                 await asyncio.sleep(0)
             if cold:
@@ -106,7 +106,8 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 or remaining_s <= 0
                 or tail.draining
                 or not any(parts)
-                or any(part.error for row in parts for part in row)
+                or planner.refused
+                or any(part.error for part in cold)
             ):
                 return await _respond_in_pieces(request, parts) if crowded else _respond(request, parts)
             if watch is None:
@@ -165,6 +166,10 @@ class _Planner:
         self._missing_topic = missing_topic
         self._max_bytes = max_bytes
         self._collected_bytes = 0
+        self.undecided: list[_Part] = []
+        """What Postgres must be asked about."""
+        self.refused = False
+        """Whether anything that was asked for has an error already."""
         self._now_s = asyncio.get_running_loop().time()
         self._max_age_s = self._tail.max_age_s(self._now_s, alone_since_s=services.membership.alone_since_s)
 
@@ -173,15 +178,24 @@ class _Planner:
         rows: list[list[_Part]] = []
         for asked_topic in request.topics:
             topic = _known_topic(asked_topic, self._context)
-            rows.append([self._plan_part(topic, asked) for asked in asked_topic.partitions])
+            rows.append([self._sorted(self._plan_part(topic, asked)) for asked in asked_topic.partitions])
         return rows
 
     async def plan_in_pieces(self, request: FetchRequest) -> list[list[_Part]]:
         rows: list[list[_Part]] = []
         async for asked_topic in in_pieces(request.topics):
             topic = _known_topic(asked_topic, self._context)
-            rows.append([self._plan_part(topic, asked) async for asked in in_pieces(asked_topic.partitions)])
+            rows.append(
+                [self._sorted(self._plan_part(topic, asked)) async for asked in in_pieces(asked_topic.partitions)]
+            )
         return rows
+
+    def _sorted(self, part: _Part) -> _Part:
+        if part.error is not ErrorCode.NONE:
+            self.refused = True
+        elif part.known is None:
+            self.undecided.append(part)
+        return part
 
     def _plan_part(self, topic: Topic | None, asked: FetchPartition) -> _Part:
         part = _Part(asked)

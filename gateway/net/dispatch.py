@@ -21,6 +21,7 @@ from typing import Any
 import structlog
 
 from gateway.net.coding import decode_aside, encode_aside, exceeds
+from gateway.net.collection import LEFTOVERS_S
 from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.net.errors import storage_code
 from gateway.net.places import NO_PLACE, Place
@@ -173,7 +174,7 @@ class Dispatch:
         if len(frame) > MAX_STRUCTURED_BYTES and api_key is not ApiKey.PRODUCE:
             raise UnanswerableError("request_size", f"{route.api_name} of {len(frame)} bytes")
         REQUEST.set((connection.connection_id, route.api_name, header.correlation_id))
-        request, crowded = await decode_aside(api_key, version, frame, position)
+        request, done_with = await decode_aside(api_key, version, frame, position)
         context = RequestContext(
             api_key,
             version,
@@ -184,6 +185,8 @@ class Dispatch:
             place,
             self._served,
         )
+        crowded = done_with is not None
+        response: Any = None
         code, throttle_ms, stages = 0, 0, self._stages
         try:
             if crowded and await exceeds(request, route.line.max_elements):
@@ -217,7 +220,16 @@ class Dispatch:
             self._metrics.internal_errors.labels(route.api_name).inc()
             log.exception("a handler failed", version=version, client_id=header.client_id)
             chunks = await self._refuse(route, header, request, code, None, throttle_ms, crowded)
+        finally:
+            if done_with is not None:
+                asyncio.get_running_loop().call_later(LEFTOVERS_S, done_with)
         series.observe(time.perf_counter() - started, code)
+        if crowded:
+            # To free a hundred thousand objects takes milliseconds, and nobody can interrupt it: one turn for each.
+            del response
+            await asyncio.sleep(0)
+            del request
+            await asyncio.sleep(0)
         return chunks
 
     def _find_route(self, header: RequestHeader) -> _Route:
