@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench worst compat oracle lock readme test-pipeline pipeline-jars pipeline-demo
+.PHONY: help run test check format bench bench-peers worst compat oracle lock readme test-pipeline pipeline-jars pipeline-demo
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
@@ -32,6 +32,9 @@ format: $(VENV)/dev.stamp ## Format, and fix what the linter can
 
 bench: $(VENV)/dev.stamp ## Measure speed and size, and report them against the targets
 	@$(VENV)/bin/python -m bench $(ARGS)
+
+bench-peers: $(VENV)/dev.stamp ## Measure beside Apache Kafka (from Maven Central), alternating, and print ratios
+	@$(VENV)/bin/python -m bench.peers $(ARGS)
 
 worst: $(VENV)/dev.stamp ## Send the worst that is legal on every API, and see how long each holds the event loop
 	@$(VENV)/bin/python -m bench.worst $(ARGS)

@@ -13,19 +13,24 @@ import os
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import structlog
 
 from gateway.apis import SERVED
 from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.topics import create_internal_topics
+from gateway.cluster.histories import Histories
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
+from gateway.cluster.reconciler import Reconciler
+from gateway.cluster.wakeups import Wakeups
 from gateway.config.broker import ConfigError
 from gateway.config.listeners import Listener, render_address
 from gateway.config.settings import Settings, hide_password
 from gateway.groups.cluster_feed import ClusterFeed
-from gateway.groups.groups import Groups
+from gateway.groups.groups import MACHINES, Groups
+from gateway.groups.journal import Journal
 from gateway.groups.settings import group_settings
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
@@ -40,9 +45,12 @@ from gateway.operate.http import HttpServer
 from gateway.operate.maintenance import Maintenance
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
+from storage import notify
 from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from storage.errors import StorageError, StorageUnavailable
 from storage.groups import GroupStore
+from storage.history import HistoryStore
+from storage.journal import JournalStore
 from storage.log import LogStore
 from storage.migrate import migrate
 from storage.monitor import Monitor
@@ -62,12 +70,10 @@ DATABASE_PATIENCE_S = 30.0
 DATABASE_RETRY_S = 0.5
 DATABASE_REMINDER_S = 10.0
 """How often it is told that one still waits for it."""
-CATALOG_INTERVAL_MS = 1_000
 LAG_PROBE_INTERVAL_S = 0.5
 THREAD_SWITCH_S = 0.0005
 """How long a thread that works (validation, compaction) keeps the interpreter from the event loop, which asks for it
 anew after every call into the kernel. Python's own 5 ms would cost a busy loop most of its time."""
-RENEWALS_PER_TTL = 4
 STEP_TIMEOUT_S = 0.3
 """Each step of stopping after the drain; together with it and Postgres's own stop less than 5 s."""
 POSTGRES_STOP_TIMEOUT_S = 3.0
@@ -117,7 +123,7 @@ class App:
     async def _start(self) -> None:
         settings, metrics = self.settings, self.metrics
         sys.setswitchinterval(THREAD_SWITCH_S)
-        database = await self._open_database()
+        database, history, histories = await self._open_database()
         topics = TopicStore(database)
         await create_internal_topics(topics)
         broker = settings.broker.with_dynamic(await topics.load_broker_configs())
@@ -131,6 +137,8 @@ class App:
 
         tail = Tail(settings.tail_bytes)
         catalog = Catalog(topics, tail, broker)
+        catalog.count_installed = metrics.partitions_materialised.inc
+        catalog.count_removed = metrics.partitions_removed.inc
         appender = Appender(log_store, tail, committers=settings.committers, observe_commit=metrics.observe_commit)
         validator = BatchValidator()
         self._undo.append(("validation threads", STEP_TIMEOUT_S, validator.close))
@@ -147,15 +155,49 @@ class App:
         self._undo.append(("membership", STEP_TIMEOUT_S, membership.withdraw))
         leases = Leases(node_store, membership, settings.node_ttl_ms)
         metrics.leases_held.set_function(lambda: leases.held)
+        journal = None
+        if broker.group_journal_enable:
+            journal = Journal(JournalStore(database), MACHINES, catalog, lambda: membership.node_id or 0, metrics)
+            self._undo.append(("journal", 2 * STEP_TIMEOUT_S, journal.close))
         groups = Groups(
             GroupStore(database),
             OffsetStore(database),
             leases,
             group_settings(broker, catalog.group_configs),
             count_rebalance=metrics.group_rebalances.inc,
+            count_violation=lambda violation: metrics.group_violations.labels(violation).inc(),
+            journal=journal,
         )
         ClusterFeed(catalog, groups)
         leases.acquired, leases.lost = groups.shard_acquired, groups.shard_lost
+        leases.in_unrest = groups.shards_in_unrest
+        wakeups = Wakeups(tail, membership, node_store.announce, log_store.states)
+        membership.announced, membership.seen = lambda: wakeups.announced, wakeups.nodes_seen
+        membership.registered = wakeups.registered
+        appender.appended, appender.in_doubt = wakeups.appended, wakeups.in_doubt
+        reconciler = Reconciler(
+            catalog,
+            membership,
+            leases,
+            interval_ms=broker.reconcile_periodic_interval_ms,
+            ttl_ms=settings.node_ttl_ms,
+            observe_pass=metrics.observe_reconcile_pass,
+            observe_failure=metrics.observe_reconcile_failure,
+        )
+
+        def forget() -> None:
+            tail.reset()
+            catalog.reset()
+            leases.forget()
+
+        histories.forget, histories.begun = forget, reconciler.hearing
+        self._supervisor.start("history", histories.follow, interval_ms=0, regular=False)
+        metrics.watch_cluster(
+            revision_lag=lambda: reconciler.revision_lag,
+            handed_over=lambda: leases.handed_over,
+            merged=lambda: reconciler.metadata_wake.merged + reconciler.nodes_wake.merged,
+            wakeups=wakeups.counts,
+        )
         await leases.renew()
         self._undo.append(("leases", STEP_TIMEOUT_S, leases.release))
 
@@ -174,18 +216,22 @@ class App:
             metrics=metrics,
             cluster_id=await topics.cluster_id(),
             described_topics=DescribedTopics(),
+            history=history,
         )
-        maintenance = Maintenance(database, log_store, roller, catalog, tail, membership, leases.current, groups.in_use)
-        self._start_passes(services, leases, maintenance)
+        maintenance = Maintenance(
+            database, log_store, roller, catalog, tail, membership, leases.current, groups.in_use, journal
+        )
+        self._start_passes(reconciler, wakeups, notify.Listener(database, _hints(reconciler, wakeups)), maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
         await self._start_http(exporter, server, services, leases)
 
         await server.serve(Dispatch(SERVED, services, metrics), groups.connection_closed)
         self.bootstrap = membership.address
         drain_s = settings.drain_ms / 1000 + 2 * STEP_TIMEOUT_S
-        self._undo.append(("requests", drain_s, lambda: self._drain(server, groups, tail, appender)))
+        leave = partial(self._leave, groups, leases, membership)
+        self._undo.append(("requests", drain_s, lambda: self._drain(server, tail, appender, leave)))
 
-    async def _open_database(self) -> Database:
+    async def _open_database(self) -> tuple[Database, HistoryStore, Histories]:
         settings = self.settings
         url = settings.database_url
         if url is None:
@@ -196,9 +242,12 @@ class App:
             database = await self._connect(url)
             self._undo.append(("database", 2 * STEP_TIMEOUT_S, lambda: database.close(STEP_TIMEOUT_S)))
             await migrate(database)
+            history = HistoryStore(database)
+            histories = Histories(history)
+            await histories.begin()
         except StorageError as error:
             raise StartError(f"cannot use {hide_password(url)}: {error}") from error
-        return database
+        return database, history, histories
 
     async def _connect(self, url: str) -> Database:
         settings = self.settings
@@ -226,21 +275,22 @@ class App:
             max_connections=broker.max_connections,
         )
 
-    def _start_passes(self, services: Services, leases: Leases, maintenance: Maintenance) -> None:
-        membership, catalog = services.membership, services.catalog
-
-        async def renew() -> None:
-            # A database that does not answer must not keep this pass from trying again while the leases still hold.
-            async with asyncio.timeout(self.settings.node_ttl_ms / 1000 / 2):
-                await membership.renew()
-                await leases.renew()
+    def _start_passes(
+        self, reconciler: Reconciler, wakeups: Wakeups, listener: notify.Listener, maintenance: Maintenance
+    ) -> None:
+        def hearing() -> None:
+            wakeups.hearing()
+            reconciler.hearing()
 
         start = self._supervisor.start
-        start("leases", renew, interval_ms=self.settings.node_ttl_ms // RENEWALS_PER_TTL)
+        start("leases", reconciler.keep_place, interval_ms=0)
+        start("reconciliation", reconciler.converge, interval_ms=0)
+        start("listening", lambda: listener.listen(hearing, wakeups.deaf), interval_ms=0, regular=False)
+        start("announcements", wakeups.announce_all, interval_ms=0, regular=False)
+        start("look at what is waited for", wakeups.look, interval_ms=0, regular=False)
         start("event loop lag", self._probe_lag, interval_ms=0)
         for name, run_once, interval_ms in maintenance.passes():
             start(name, run_once, interval_ms=interval_ms)
-        start("catalog", catalog.refresh_if_changed, interval_ms=CATALOG_INTERVAL_MS)
         self._undo.append(("background loops", STEP_TIMEOUT_S, self._supervisor.stop))
 
     async def _probe_lag(self) -> None:
@@ -282,7 +332,9 @@ class App:
 
     # --- stopping -------------------------------------------------------------------------------------------------
 
-    async def _drain(self, server: Server, groups: Groups, tail: Tail, appender: Appender) -> None:
+    async def _drain(
+        self, server: Server, tail: Tail, appender: Appender, leave: Callable[[float], Awaitable[None]]
+    ) -> None:
         """Parked requests are answered now; what storage works on is finished, as far as `drain_ms` goes."""
         log.info("draining")
         timeout_s = self.settings.drain_ms / 1000
@@ -290,8 +342,23 @@ class App:
         tail.drain()
         # Requests that were read still reach groups and log while these drain; so connections come first and last.
         server.stop_reading()
-        await asyncio.gather(groups.drain(timeout_s), appender.drain(timeout_s))
+        await asyncio.gather(leave(timeout_s), appender.drain(timeout_s))
         await server.drain(STEP_TIMEOUT_S)
+
+    async def _leave(self, groups: Groups, leases: Leases, membership: Membership, timeout_s: float) -> None:
+        """The groups' next coordinators begin as soon as this node has written what it was writing."""
+        await groups.drain(timeout_s)
+        await leases.release()
+        await membership.withdraw()
+
+
+def _hints(reconciler: Reconciler, wakeups: Wakeups) -> dict[str, Callable[[str], None]]:
+    """Who is told of what other nodes announce."""
+    return {
+        notify.REVISIONS: reconciler.revision_heard,
+        notify.NODES: reconciler.nodes_heard,
+        notify.APPENDS: wakeups.heard,
+    }
 
 
 async def _bind(server: Server, listener: Listener) -> Address:

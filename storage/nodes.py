@@ -28,9 +28,11 @@ class NodeStore:
 
     def __init__(self, database: Database) -> None:
         self._pool = database.control
+        self._guard = database.guard
         self._incarnations: dict[NodeId, int] = {}
 
-    def _incarnation(self, node_id: NodeId) -> int:
+    def incarnation(self, node_id: NodeId) -> int:
+        """Of the registration that this process has made. StorageConflict if it has not."""
         incarnation = self._incarnations.get(node_id)
         if incarnation is None:
             raise StorageConflict(f"node {node_id} has not been registered by this process")
@@ -44,28 +46,51 @@ class NodeStore:
         self._incarnations[node_id] = row["incarnation"]
         return node_id
 
-    async def renew(self, node_id: NodeId, ttl_ms: int) -> None:
-        """Prolongs the registration. StorageConflict if another process has it."""
-        renewed = await self._pool.fetch_value(statement("renew_node"), node_id, self._incarnation(node_id), ttl_ms)
-        if renewed is None:
+    async def renew(self, node_id: NodeId, ttl_ms: int, announced: int = 0) -> bool:
+        """Prolongs the registration; whether it had run out. StorageConflict if another process has it. `announced` is
+        how many announcements of appends have been sent, for others to see whether they missed any."""
+        row = await self._pool.fetch_row(statement("renew_node"), node_id, self.incarnation(node_id), ttl_ms, announced)
+        if row is None:
             raise StorageConflict(f"node {node_id} has been taken over by another process")
+        self._guard.seen(row["flushed_lsn"])
+        return bool(row["lapsed"])
 
     async def alive(self) -> list[Node]:
         """Nodes whose registration has not run out, ordered by id."""
         rows = await self._pool.fetch(statement("alive_nodes"))
         return [_node(row) for row in rows]
 
+    async def announce(self, payloads: Sequence[str]) -> None:
+        """Tells the other nodes of appends. Nothing durable depends on it: it waits for no disk."""
+        await self._pool.fetch(statement("announce"), list(payloads))
+
     async def withdraw(self, node_id: NodeId) -> None:
         """Ends the registration; no effect if another process has it."""
-        await self._pool.fetch(statement("withdraw_node"), node_id, self._incarnation(node_id))
+        await self._pool.fetch(statement("withdraw_node"), node_id, self.incarnation(node_id))
 
     async def acquire_leases(
-        self, node_id: NodeId, shards: Sequence[int], ttl_ms: int, kind: LeaseKind = LeaseKind.GROUPS
+        self,
+        node_id: NodeId,
+        shards: Sequence[int],
+        ttl_ms: int,
+        kind: LeaseKind = LeaseKind.GROUPS,
+        *,
+        spare: Sequence[int] = (),
+        grace_ms: int = 0,
     ) -> list[CoordinatorLease]:
-        """Those of `shards` that nobody else holds, for `ttl_ms` from now. The epoch rises unless this process had the
-        lease already. Waits for writes under way by the former owner. None at all if the node was taken over."""
+        """Those of `shards` that nobody else holds, for `ttl_ms` from now, and those of `spare` that nobody has held
+        for `grace_ms`; what was handed over to another node counts as held for as long. The epoch rises unless this
+        process had the lease already. Waits for writes under way by the former owner. None at all if the node was
+        taken over."""
         rows = await self._pool.fetch(
-            statement("acquire_leases"), node_id, self._incarnation(node_id), kind.value, list(shards), ttl_ms
+            statement("acquire_leases"),
+            node_id,
+            self.incarnation(node_id),
+            kind.value,
+            list(shards),
+            list(spare),
+            grace_ms,
+            ttl_ms,
         )
         return [_lease(row) for row in rows]
 
@@ -78,7 +103,7 @@ class NodeStore:
         rows = await self._pool.fetch(
             statement("renew_leases"),
             node_id,
-            self._incarnation(node_id),
+            self.incarnation(node_id),
             leases[0].kind.value,
             [lease.shard for lease in leases],
             [lease.lease_epoch for lease in leases],
@@ -86,9 +111,18 @@ class NodeStore:
         )
         return [_lease(row) for row in rows]
 
-    async def release_leases(self, node_id: NodeId) -> None:
-        """Lets other nodes take this process's leases at once."""
-        await self._pool.fetch(statement("release_leases"), node_id, self._incarnation(node_id))
+    async def release_leases(
+        self, node_id: NodeId, successors: Mapping[int, NodeId | None], kind: LeaseKind = LeaseKind.GROUPS
+    ) -> None:
+        """Lets each shard's successor take it at once; None lets whoever should have it."""
+        await self._pool.fetch(
+            statement("release_leases"),
+            node_id,
+            self.incarnation(node_id),
+            kind.value,
+            list(successors),
+            list(successors.values()),
+        )
 
     async def lease_owners(self, kind: LeaseKind = LeaseKind.GROUPS) -> dict[int, Node]:
         """The node that holds each shard, of leases that have not run out."""
@@ -98,4 +132,10 @@ class NodeStore:
 
 def _node(row: Row) -> Node:
     listeners = cast(dict[str, tuple[str, int]], json.loads(row["listeners"]))
-    return Node(NodeId(row["node_id"]), {name: (host, port) for name, (host, port) in listeners.items()}, row["rack"])
+    return Node(
+        NodeId(row["node_id"]),
+        {name: (host, port) for name, (host, port) in listeners.items()},
+        row["rack"],
+        row["incarnation"],
+        row["announced"],
+    )

@@ -19,13 +19,14 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from storage.database_url import parse_database_url
 from storage.errors import StorageError, StorageUnavailable
+from storage.guard import HistoryGuard
 from storage.queries import statement
 from storage.schema import SEARCH_PATH
 
@@ -198,18 +199,27 @@ async def _no_reset(_connection: object) -> None:
     round trip."""
 
 
-def _prepare_session(settings: Mapping[str, str]) -> Callable[[Connection], Awaitable[None]]:
+def _prepare_session(settings: Mapping[str, str], guard: HistoryGuard) -> Callable[[Connection], Awaitable[None]]:
     """Pins `settings`, those that this Postgres knows. An acknowledged write must be on disk: undoes an installation's
     synchronous_commit = off too, and keeps stronger values."""
 
     async def prepare(connection: Connection) -> None:
         await connection.fetch(statement("pin_session_settings"), list(settings), list(settings.values()))
+        witness = await connection.fetchrow(statement("history_witness"))
+        assert witness is not None
+        guard.check(witness["identity"], witness["flushed_lsn"])
 
     return prepare
 
 
 async def _open_pool(
-    url: str, *, connections: int, statement_timeout_ms: int, acquire_timeout_s: float, connect_timeout_s: float
+    url: str,
+    *,
+    connections: int,
+    statement_timeout_ms: int,
+    acquire_timeout_s: float,
+    connect_timeout_s: float,
+    guard: HistoryGuard,
 ) -> Pool:
     settings = {
         **SESSION_SETTINGS,
@@ -229,7 +239,7 @@ async def _open_pool(
             max_size=connections,
             max_queries=2**62,
             max_inactive_connection_lifetime=0,
-            init=_prepare_session(settings),
+            init=_prepare_session(settings, guard),
             reset=_no_reset,
             timeout=connect_timeout_s,
             # The server cancels first and says so; this catches a server that does not answer at all.
@@ -248,6 +258,8 @@ class Database:
     hot: Pool
     cold: Pool
     control: Pool
+    url: str = field(repr=False)
+    guard: HistoryGuard = field(repr=False)
 
     @classmethod
     async def open(
@@ -256,7 +268,7 @@ class Database:
         *,
         hot_connections: int = 6,
         cold_connections: int = 4,
-        control_connections: int = 2,
+        control_connections: int = 3,
         statement_timeout_ms: int = 10_000,
         acquire_timeout_s: float = 10.0,
         connect_timeout_s: float = 5.0,
@@ -264,6 +276,7 @@ class Database:
         """Connects the pools. StorageUnavailable if Postgres cannot be reached, StorageError if what is reached does
         not keep a session."""
         pools: list[Pool] = []
+        guard = HistoryGuard()
         try:
             for connections in (hot_connections, cold_connections, control_connections):
                 async with translated_errors():
@@ -273,13 +286,14 @@ class Database:
                         statement_timeout_ms=statement_timeout_ms,
                         acquire_timeout_s=acquire_timeout_s,
                         connect_timeout_s=connect_timeout_s,
+                        guard=guard,
                     )
                 pools.append(pool)
             await _require_sessions(pools[0], pools[1])
         except BaseException:
             await asyncio.gather(*(pool.close(timeout_s=1.0) for pool in pools))
             raise
-        return cls(*pools)
+        return cls(*pools, url=url, guard=guard)
 
     async def close(self, timeout_s: float = 5.0) -> None:
         """Waits for calls under way, at most `timeout_s`, then cuts them off."""

@@ -276,3 +276,7 @@ class Node:
     listeners: Mapping[str, Address] = field(hash=False)
     """Listener name → where clients of that listener are told to connect. Never mutated."""
     rack: str | None = None
+    incarnation: int = field(default=0, compare=False)
+    """Rises whenever a process registers under the id."""
+    announced: int = field(default=0, compare=False)
+    """Announcements of appends that it had sent at its last renewal."""

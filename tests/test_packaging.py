@@ -353,9 +353,16 @@ def test_the_readmes_table_of_apis_is_what_is_served() -> None:
 
 def test_the_readme_names_only_options_and_commands_that_exist() -> None:
     text = (ROOT / "README.md").read_text()
-    help_text = subprocess.run(
-        [sys.executable, "-m", "gateway.cli", "serve", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
-    ).stdout
+    help_text = "".join(
+        subprocess.run(
+            [sys.executable, "-m", "gateway.cli", *command, "--help"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for command in (["serve"], ["groups", "reset-offsets"], ["topics", "tail"])
+    )
     for flag in set(re.findall(r"`(--[a-z-]+)", text)):
         assert flag in help_text, flag
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))

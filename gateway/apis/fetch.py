@@ -33,9 +33,6 @@ READ_COMMITTED = 1
 COLD_PATIENCE_S = 2.0
 """How long records at hand wait for other partitions' read from Postgres before they are sent without."""
 
-LOOK_AGAIN_S = 1.0
-"""A parked fetch looks at what is known this often, whether woken or not."""
-
 AT_ONCE_PARTS = 500
 """Topics and partitions of a request that is planned without giving way; about a millisecond."""
 
@@ -79,16 +76,11 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
         if crowded:
             # Others append while it is planned, so it watches from before the first look.
             watch = tail.watch(())
-            async for asked_topic in in_pieces(request.topics):
-                topic = _known_topic(asked_topic, context)
-                async for asked in in_pieces(asked_topic.partitions if topic is not None else ()):
-                    if topic is not None and 0 <= asked.partition < len(topic.partitions):
-                        watch.add(topic.partitions[asked.partition].partition_key)
         while True:
             # A node that holds as much as it may goes on batch by batch.
             max_bytes = min(asked_bytes, context.connection.holdings.room_bytes())
             min_bytes = min(request.min_bytes, asked_bytes, max(max_bytes, 1))
-            planner = _Planner(context, missing_topic, max_bytes)
+            planner = _Planner(context, missing_topic, max_bytes, watch if crowded else None)
             parts = await planner.plan_in_pieces(request) if crowded else planner.plan(request)
             cold = planner.undecided
             if crowded:
@@ -112,7 +104,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 return await _respond_in_pieces(request, parts) if crowded else _respond(request, parts)
             if watch is None:
                 watch = tail.watch(_keys(parts))
-            await watch.wait(min_bytes - available_bytes, min(remaining_s, LOOK_AGAIN_S))
+            await watch.wait(min_bytes - available_bytes, remaining_s)
             watch.rearm()
     finally:
         if watch is not None:
@@ -159,19 +151,20 @@ class _Planner:
     """Everything that can be said of a request without Postgres, in its order. `missing_topic` is said of topics that
     are not known."""
 
-    def __init__(self, context: RequestContext, missing_topic: ErrorCode, max_bytes: int) -> None:
+    def __init__(self, context: RequestContext, missing_topic: ErrorCode, max_bytes: int, watch: Watch | None) -> None:
         services = context.services
         self._context = context
         self._tail = services.tail
         self._missing_topic = missing_topic
         self._max_bytes = max_bytes
+        self._watch = watch
         self._collected_bytes = 0
         self.undecided: list[_Part] = []
         """What Postgres must be asked about."""
         self.refused = False
         """Whether anything that was asked for has an error already."""
         self._now_s = asyncio.get_running_loop().time()
-        self._max_age_s = self._tail.max_age_s(self._now_s, alone_since_s=services.membership.alone_since_s)
+        self._max_age_s = self._tail.max_age_s(self._now_s)
 
     def plan(self, request: FetchRequest) -> list[list[_Part]]:
         """Without an await, so that a watch registered behind it misses nothing."""
@@ -209,6 +202,9 @@ class _Planner:
         part.error = check_leader_epoch(asked.current_leader_epoch, part.partition.leader_epoch)
         if part.error:
             return part
+        if self._watch is not None:
+            # Before the look: what is appended behind it counts.
+            self._watch.add(part.partition.partition_key)
         read = self._tail.read(
             part.partition.partition_key,
             asked.fetch_offset,

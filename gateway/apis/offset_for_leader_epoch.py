@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gateway.log.partition_lookup import find_partition, look_up_topics, read_states, state_of
 from gateway.net.context import RequestContext
+from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces, mapped
 from protocol.errors import ErrorCode
 from protocol.messages.offset_for_leader_epoch import (
@@ -13,7 +16,8 @@ from protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopicResult,
 )
-from storage.types import Partition, PartitionState
+from storage.errors import StorageError
+from storage.types import Partition, PartitionKey, PartitionState
 
 UNDEFINED_EPOCH = -1
 UNDEFINED_OFFSET = -1
@@ -22,7 +26,8 @@ UNDEFINED_OFFSET = -1
 async def offset_for_leader_epoch(
     request: OffsetForLeaderEpochRequest, context: RequestContext
 ) -> OffsetForLeaderEpochResponse:
-    """The log is never cut behind a reader, so every epoch up to the present one ends at the log's end (KIP-320)."""
+    """An epoch ends where the next began: epochs rise when the database goes on from another history, and what a client
+    has read beyond the end of its epoch is not in this one (KIP-320)."""
     known = await look_up_topics((topic.topic for topic in request.topics), context)
     found = [
         await mapped(
@@ -32,10 +37,11 @@ async def offset_for_leader_epoch(
         async for topic in in_pieces(request.topics)
     ]
     states = await read_states([part for row in found for part in row if isinstance(part, Partition)], context)
+    epochs = await _read_epochs(found, states, context)
     topics: list[OffsetForLeaderTopicResult] = []
     async for topic, row in in_pieces(zip(request.topics, found, strict=True)):
         answers = [
-            _answer(part, state_of(partition, states))
+            _answer(part, state_of(partition, states), _epochs_of(partition, epochs))
             async for part, partition in in_pieces(zip(topic.partitions, row, strict=True))
         ]
         topics.append(OffsetForLeaderTopicResult(topic=topic.topic, partitions=tuple(answers)))
@@ -58,9 +64,51 @@ def refuse_offset_for_leader_epoch(
     )
 
 
-def _answer(part: OffsetForLeaderPartition, state: PartitionState | ErrorCode) -> EpochEndOffset:
+Epochs = Sequence[tuple[int, int]]
+"""The epochs but the first, each with the offset at which it began, in order."""
+
+
+async def _read_epochs(
+    found: Sequence[Sequence[Partition | ErrorCode]],
+    states: dict[PartitionKey, PartitionState] | ErrorCode,
+    context: RequestContext,
+) -> dict[PartitionKey, list[tuple[int, int]]] | ErrorCode:
+    """Only of partitions that have had more than one epoch."""
+    if isinstance(states, ErrorCode):
+        return states
+    keys = [
+        part.partition_key
+        for row in found
+        for part in row
+        if isinstance(part, Partition) and part.partition_key in states and states[part.partition_key].leader_epoch > 0
+    ]
+    if not keys:
+        return {}
+    try:
+        return await context.services.history.epochs(keys)
+    except StorageError as error:
+        return storage_code(context.api_key, error)
+
+
+def _epochs_of(
+    found: Partition | ErrorCode, epochs: dict[PartitionKey, list[tuple[int, int]]] | ErrorCode
+) -> Epochs | ErrorCode:
+    if isinstance(found, ErrorCode) or isinstance(epochs, ErrorCode):
+        return epochs if isinstance(epochs, ErrorCode) else ()
+    return epochs.get(found.partition_key, ())
+
+
+def _answer(
+    part: OffsetForLeaderPartition, state: PartitionState | ErrorCode, epochs: Epochs | ErrorCode
+) -> EpochEndOffset:
     if isinstance(state, ErrorCode):
         return EpochEndOffset(partition=part.partition, error_code=state)
     if not 0 <= part.leader_epoch <= state.leader_epoch:
         return EpochEndOffset(partition=part.partition, leader_epoch=UNDEFINED_EPOCH, end_offset=UNDEFINED_OFFSET)
-    return EpochEndOffset(partition=part.partition, leader_epoch=part.leader_epoch, end_offset=state.high_watermark)
+    if isinstance(epochs, ErrorCode):
+        return EpochEndOffset(partition=part.partition, error_code=epochs)
+    later = next((start for epoch, start in epochs if epoch > part.leader_epoch), state.high_watermark)
+    known = [epoch for epoch, _ in epochs if epoch <= part.leader_epoch]
+    return EpochEndOffset(
+        partition=part.partition, leader_epoch=known[-1] if known else part.leader_epoch, end_offset=later
+    )

@@ -20,6 +20,7 @@ from gateway.coordinator.facts import OffsetsCommitted
 from gateway.coordinator.model import ConnectionId, MemberId
 from gateway.coordinator.model import OffsetCommit as OffsetCommitEvent
 from gateway.coordinator.views import offset_delete_refusal, subscribes_to
+from gateway.groups.journal import JournaledCommit
 from gateway.log.catalog import Catalog
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import REFUSAL_CODES, storage_code
@@ -111,11 +112,43 @@ async def offset_commit(request: OffsetCommitRequest, context: RequestContext) -
     surviving = [commit for _, _, commits in topics for commit in commits if commit.error is None]
     if surviving:
         await _commit(surviving, request, unknown, context)
+    _journal(request, topics, context.services)
     answered: list[OffsetCommitResponseTopic] = []
     async for name, topic_id, commits in in_pieces(topics):
         partitions = await mapped(_committed, commits)
         answered.append(OffsetCommitResponseTopic(name=name, topic_id=topic_id, partitions=tuple(partitions)))
     return OffsetCommitResponse(topics=tuple(answered))
+
+
+def _journal(
+    request: OffsetCommitRequest, topics: Iterable[tuple[str, UUID, list[_Commit]]], services: Services
+) -> None:
+    """Writes down what was asked for and what became of it, with the log's bounds as this node knows them."""
+    journal = services.groups.journal
+    if journal is None:
+        return
+    now_s = asyncio.get_running_loop().time()
+    journaled: list[JournaledCommit] = []
+    for name, asked_id, commits in topics:
+        topic = None if not commits or commits[0].topic_id is None else services.catalog.get_by_id(commits[0].topic_id)
+        shown = name or (str(asked_id) if topic is None else topic.name)
+        for commit in commits:
+            partition = commit.partition
+            known = None
+            if topic is not None and _has_partition(topic, partition.partition_index):
+                known = services.tail.known(topic.partitions[partition.partition_index].partition_key, now_s)
+            journaled.append(
+                JournaledCommit(
+                    commit.topic_id,
+                    shown,
+                    partition.partition_index,
+                    partition.committed_offset,
+                    None if known is None else known.log_start_offset,
+                    None if known is None else known.high_watermark,
+                    int(commit.error or ErrorCode.NONE),
+                )
+            )
+    journal.committed(request.group_id, request.generation_id_or_member_epoch, request.member_id, journaled)
 
 
 def _committed(commit: _Commit) -> OffsetCommitResponsePartition:

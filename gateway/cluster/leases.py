@@ -4,8 +4,10 @@ The one idea: a lease counts here only for as long as this node could prove it: 
 for the time to live less a margin. So this node stops before another can begin, whatever the network does, and every
 write of a group is fenced by the lease's epoch in Postgres all the same.
 
-Groups are spread over shards as Kafka spreads them over `__consumer_offsets`. Who gets how many shards when several
-nodes are alive is not decided here: a node takes what is free.
+Groups are spread over shards as Kafka spreads them over `__consumer_offsets`, shards over the live nodes as `placement`
+says. A node takes what it should have when it is free, and what nobody else has taken for a while. What another node
+should have is handed over, one shard after the other: given up here, so that whoever waits is sent there, and kept for
+its successor, who reads the groups before it answers. A shard with a rebalance under way is handed over last.
 """
 
 from __future__ import annotations
@@ -19,16 +21,26 @@ from functools import lru_cache
 import structlog
 
 from gateway.cluster.membership import Membership
+from gateway.cluster.placement import Leaders, shares
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError
 from storage.nodes import NodeStore
-from storage.types import CoordinatorLease, LeaseKind, Node
+from storage.types import CoordinatorLease, LeaseKind, Node, NodeId
 
 log = structlog.get_logger(__name__)
 
 SHARD_COUNTS: Mapping[LeaseKind, int] = {LeaseKind.GROUPS: 50, LeaseKind.TRANSACTIONS: 50, LeaseKind.JOBS: 8}
 """Kafka's offsets.topic.num.partitions and transaction.state.log.num.partitions. Fixed: shards are stored."""
 SHARDS = SHARD_COUNTS[LeaseKind.GROUPS]
+
+GRACE_MS = 2_000
+"""How long a free lease waits for the node that should have it before any other takes it."""
+
+HAND_OVER_INTERVAL_S = 0.1
+"""One shard at a time, so that only few clients look for their coordinator at any moment."""
+
+UNREST_PATIENCE_S = 60.0
+"""How long a shard whose groups never come to rest is waited for before it is handed over all the same."""
 
 
 def boot_time_s() -> float:
@@ -76,8 +88,16 @@ class Leases:
         self._looks_begun = 0
         self._pass = asyncio.Lock()
         self._look = asyncio.Lock()
+        self._shares: dict[int, int] = {}
+        self._shares_of: Leaders | None = None
+        self._surplus_since: float | None = None
+        self._released = False
+        self.handed_over = 0
+        """Shards that this node gave to another while it lived."""
         self.acquired: Callable[[CoordinatorLease], None] = lambda lease: None
         self.lost: Callable[[int], None] = lambda shard: None
+        self.in_unrest: Callable[[], set[int]] = set
+        """Shards with groups in a rebalance or being stored."""
 
     @property
     def held(self) -> int:
@@ -106,7 +126,8 @@ class Leases:
         if self.lease_for(group_id) is not None:
             return self._membership.self_node
         shard = shard_of(group_id)
-        owner = self._other_owner(shard)
+        # While a shard is between two owners, clients are sent to the next: it answers when it has read the groups.
+        owner = self._other_owner(shard) or self._successor(shard)
         if owner is None:
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, f"nobody holds the lease of shard {shard}")
         return owner
@@ -121,9 +142,30 @@ class Leases:
         try:
             await self._look_up_owners()
             if any(self._other_owner(shard) is None for shard in shards):
+                # Whose share it is depends on who is alive.
+                await self._membership.renew()
                 await self.renew()
         except StorageError as error:
             log.warning("coordinators are those last seen", error=str(error))
+
+    def _successor(self, shard: int) -> Node | None:
+        """The live node other than this that should have the shard."""
+        wanted = self._wanted().get(shard)
+        return next(
+            (
+                node
+                for node in self._membership.alive()
+                if node.node_id == wanted and wanted != self._membership.node_id
+            ),
+            None,
+        )
+
+    def _wanted(self) -> dict[int, int]:
+        """Which live node should hold each shard."""
+        leaders = self._membership.leaders
+        if leaders is not self._shares_of:
+            self._shares, self._shares_of = shares(range(SHARDS), leaders.node_ids), leaders
+        return self._shares
 
     def _other_owner(self, shard: int) -> Node | None:
         owner = self._owners.get(shard)
@@ -147,20 +189,68 @@ class Leases:
             if self._held:
                 leases = [held.lease for held in self._held.values()]
                 self._keep(await self._store.renew_leases(node_id, leases, self._ttl_ms), sent)
-            missing = [shard for shard in range(SHARDS) if shard not in self._held]
-            if missing:
-                sent = self._monotonic()
-                for lease in await self._store.acquire_leases(node_id, missing, self._ttl_ms):
-                    self._held[lease.shard] = _Held(lease, sent + self._safe_s)
-                    self.acquired(lease)
+            if not self._released:
+                await self._take_free(node_id)
         if len(self._held) < SHARDS:
             await self._look_up_owners()
 
-    async def release(self) -> None:
-        """Gives every lease up at once, so that another node (or our next process) need not wait for it to expire."""
+    async def _take_free(self, node_id: NodeId) -> None:
+        wanted = self._wanted()
+        missing = [shard for shard in range(SHARDS) if shard not in self._held]
+        if not missing:
+            return
+        own = [shard for shard in missing if wanted.get(shard, node_id) == node_id]
+        spare = [shard for shard in missing if shard not in own]
+        sent = self._monotonic()
+        taken = await self._store.acquire_leases(node_id, own, self._ttl_ms, spare=spare, grace_ms=GRACE_MS)
+        if self._released:
+            # This node stopped during the call: nobody here would serve them.
+            await self._store.release_leases(node_id, {lease.shard: None for lease in taken})
+            return
+        for lease in taken:
+            self._held[lease.shard] = _Held(lease, sent + self._safe_s)
+            self.acquired(lease)
+
+    async def balance(self) -> bool:
+        """Hands one shard over to the node that should have it; whether there are more. Raises StorageError: the lease
+        is given up here by then, and free for its successor once it has run out."""
         async with self._pass:
-            self._lose(list(self._held))
-            await self._store.release_leases(self._membership.node_id)
+            node_id, wanted = self._membership.node_id, self._wanted()
+            surplus = [shard for shard in self._held if wanted.get(shard, node_id) != node_id]
+            if not surplus or self._released:
+                self._surplus_since = None
+                return False
+            now = self._monotonic()
+            self._surplus_since = now if self._surplus_since is None else self._surplus_since
+            in_unrest = self.in_unrest()
+            ready = [shard for shard in surplus if shard not in in_unrest]
+            if not ready and now - self._surplus_since < UNREST_PATIENCE_S:
+                return True
+            shard = (ready or surplus)[0]
+            self._surplus_since = now
+            self._lose([shard])
+            await self._store.release_leases(node_id, {shard: NodeId(wanted[shard])})
+            self.handed_over += 1
+            log.info("shard handed over", shard=shard, successor=wanted[shard], left=len(surplus) - 1)
+            return len(surplus) > 1
+
+    async def release(self) -> None:
+        """Gives every lease up at once and takes none any more: the others need not wait for them to expire."""
+        self._released = True
+        async with self._pass:
+            node_id = self._membership.node_id
+            others = [node for node in self._membership.leaders.node_ids if node != node_id]
+            successors = shares(range(SHARDS), others)
+            held = list(self._held)
+            self._lose(held)
+            await self._store.release_leases(
+                node_id, {shard: NodeId(successors[shard]) if others else None for shard in held}
+            )
+
+    def forget(self) -> None:
+        """No lease is known to be held any more."""
+        self._owners.clear()
+        self._lose(list(self._held))
 
     def _keep(self, renewed: Iterable[CoordinatorLease], sent: float) -> None:
         kept: set[int] = set()

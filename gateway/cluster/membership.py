@@ -10,7 +10,7 @@ takes the same id at once instead of waiting for its predecessor to expire.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import structlog
 
@@ -35,7 +35,14 @@ class Membership:
         self._self_node: Node | None = None
         self._alive: list[Node] = []
         self._leaders = Leaders(())
-        self._alone_since_s = float("-inf")
+        self._known_since_s = float("-inf")
+        self._withdrawn = False
+        self.announced: Callable[[], int] = lambda: 0
+        """How many announcements of appends this node has sent: told to the others with each renewal."""
+        self.seen: Callable[[Sequence[Node], bool], None] = lambda alive, gone: None
+        """Called after each pass with the live nodes, and whether one is missing that was there before."""
+        self.registered: Callable[[], None] = lambda: None
+        """Called whenever the registration has begun anew."""
 
     @property
     def self_node(self) -> Node:
@@ -57,10 +64,10 @@ class Membership:
         return self._alive
 
     @property
-    def alone_since_s(self) -> float:
-        """When (loop time) a pass found that the last other node had gone: infinite while there is one, minus infinite
-        if there never was."""
-        return self._alone_since_s
+    def known_since_s(self) -> float:
+        """When (loop time) every other live node knows of this one: each reads who is alive when it renews its own
+        registration, which would have run out by then."""
+        return self._known_since_s
 
     def leader_of(self, partition_key: PartitionKey) -> Node:
         """The node that clients are pointed to for a partition."""
@@ -75,8 +82,9 @@ class Membership:
     async def join(self) -> None:
         """Registers this node. Raises StorageError."""
         node_id = await self._store.register(self.address, self._listeners, self._rack, self._ttl_ms)
-        self._self_node = Node(node_id, self._listeners, self._rack)
+        self._self_node = Node(node_id, self._listeners, self._rack, self._store.incarnation(node_id))
         self._take(await self._store.alive())
+        self._registered()
 
     async def renew(self) -> None:
         """One pass: prolong the registration, learn who else is alive. Raises StorageError.
@@ -84,27 +92,37 @@ class Membership:
         A node whose id has gone to another process joins anew. Should that process advertise the same address, the
         two will go on superseding each other, loudly; what they write stays fenced by their leases.
         """
+        if self._withdrawn:
+            return
         try:
-            await self._store.renew(self.node_id, self._ttl_ms)
+            lapsed = await self._store.renew(self.node_id, self._ttl_ms, self.announced())
         except StorageConflict as error:
+            if self._withdrawn:
+                return
             log.error("another process has this node's registration", error=str(error), address=self.address)
             await self.join()
             return
         self._take(await self._store.alive())
+        if lapsed:
+            log.warning("the registration had run out: the others may not have known of this node")
+            self._registered()
 
     async def withdraw(self) -> None:
-        """Says that this node is gone. Raises StorageError."""
+        """Says that this node is gone, for good. Raises StorageError."""
+        self._withdrawn = True
         await self._store.withdraw(self.node_id)
+
+    def _registered(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._known_since_s = now_s + (self._ttl_ms / 1000 if len(self._alive) > 1 else 0)
+        self.registered()
 
     def _take(self, alive: list[Node]) -> None:
         others = [node for node in alive if node.node_id != self.node_id]
         before = {node.node_id for node in self._alive}
         self._alive = sorted([*others, self.self_node], key=lambda node: node.node_id)
         after = {node.node_id for node in self._alive}
-        if others:
-            self._alone_since_s = float("inf")
-        elif len(before) > 1:
-            self._alone_since_s = asyncio.get_running_loop().time()
         if before != after:
             self._leaders = Leaders(after)
             log.info("live nodes", nodes=[f"{node.node_id}={render_listeners(node.listeners)}" for node in self._alive])
+        self.seen(self._alive, bool(before - after))

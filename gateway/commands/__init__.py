@@ -1,7 +1,7 @@
 """Commands for people who look after a cluster: `sluice groups …`, `sluice topics …`.
 
 The one idea: a command is a client. It knows bootstrap addresses and Kafka's protocol, nothing of Postgres or of the
-process that serves, so it works with any broker and is a test of this one.
+process that serves, so it works with any broker and is a test of this one. `groups history` alone reads Postgres.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def add_commands(commands: Commands) -> None:
     """Adds `groups` and `topics` to the program's commands."""
     parent = common()
     for name, module, said in (
-        ("groups", groups, "consumer groups: list, describe, lag, reset-offsets, delete"),
+        ("groups", groups, "consumer groups: list, describe, history, lag, reset-offsets, delete"),
         ("topics", topics, "topics: list, describe, create, delete, tail"),
     ):
         room = commands.add_parser(name, help=said)

@@ -1,4 +1,4 @@
-"""`sluice groups`: list, describe, lag, reset-offsets, delete.
+"""`sluice groups`: list, describe, lag, reset-offsets, delete; `history` stands in `history.py`.
 
 The one idea: everything here is asked by Kafka's protocol, so it shows what any client sees, of this gateway or of any
 broker. Offsets are moved only where the group has no members, as the broker itself demands; without --execute a reset
@@ -8,16 +8,16 @@ only shows what it would do.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from gateway.commands import log
+from gateway.commands import history, log
 from gateway.commands.arguments import Commands
 from gateway.commands.client import Cluster, refuse
 from gateway.commands.errors import CommandError
 from gateway.commands.log import TopicPartition
-from gateway.commands.render import Row, show
+from gateway.commands.render import Row, ranges, show
 from protocol.consumer import decode_assignment
 from protocol.errors import ErrorCode, ProtocolError
 from protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
@@ -52,6 +52,8 @@ def add_commands(commands: Commands, common: argparse.ArgumentParser) -> None:
     describing = commands.add_parser("describe", parents=[common], help="members, assignments and lag of a group")
     describing.add_argument("group")
     describing.set_defaults(command=describe_group)
+
+    history.add_command(commands)
 
     lag = commands.add_parser("lag", parents=[common], help="how far groups are behind, all groups without names")
     lag.add_argument("group", nargs="*")
@@ -169,7 +171,7 @@ def _members(group: DescribedGroup) -> tuple[list[Row], dict[TopicPartition, str
         except ProtocolError:  # another protocol type keeps what only its own clients can read
             topics = ()
         for topic, partitions in topics:
-            assigned.append(f"{topic}[{_ranges(partitions)}]")
+            assigned.append(f"{topic}[{ranges(partitions)}]")
             owners |= {(topic, partition): member.member_id for partition in partitions}
         rows.append(
             {
@@ -181,17 +183,6 @@ def _members(group: DescribedGroup) -> tuple[list[Row], dict[TopicPartition, str
             }
         )
     return rows, owners
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    """0-3,7 for 0, 1, 2, 3 and 7."""
-    runs: list[list[int]] = []
-    for number in sorted(numbers):
-        if runs and runs[-1][-1] == number - 1:
-            runs[-1][1:] = [number]
-        else:
-            runs.append([number])
-    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def delete_groups(cluster: Cluster, given: argparse.Namespace) -> int:
@@ -340,7 +331,7 @@ def _wanted_partitions(
         except ValueError:
             raise CommandError(f"--topic {text}: write TOPIC or TOPIC:0,1,2") from None
         if numbers - present:
-            raise CommandError(f"topic {name} has no partition {_ranges(numbers - present)}")
+            raise CommandError(f"topic {name} has no partition {ranges(numbers - present)}")
         wanted += [(name, number) for number in sorted(numbers)]
     return sorted(set(wanted))
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TextIO
 
 Value = str | int | float | bool | None | Sequence[object] | Mapping[str, object]
@@ -22,6 +22,17 @@ def show(rows: Sequence[Row], columns: Sequence[str], *, as_json: bool, out: Tex
         print(json.dumps([dict(row) for row in rows], indent=2, ensure_ascii=False), file=stream)
         return
     print("\n".join(table(rows, columns)), file=stream)
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """0-3,7 for 0, 1, 2, 3 and 7."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and runs[-1][-1] == number - 1:
+            runs[-1][1:] = [number]
+        else:
+            runs.append([number])
+    return ",".join("-".join(map(str, run)) for run in runs)
 
 
 def table(rows: Sequence[Row], columns: Sequence[str]) -> list[str]:

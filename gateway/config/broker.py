@@ -94,6 +94,37 @@ class BrokerConfig:
         at_least(-1),
         update=_AT_START,
     )
+    group_cooperative_guard: bool = setting(
+        _BOOLEAN,
+        False,
+        "Whether a partition that one member of a cooperative group claims is withheld from another to whom the leader "
+        "gives it, until it was let go. Such leaders are reported in any case. Not a Kafka setting.",
+        update=_AT_START,
+    )
+    group_journal_enable: bool = setting(
+        _BOOLEAN,
+        True,
+        "Whether what happens to groups, and every offset commit, is written to the journal in Postgres. Not a Kafka "
+        "setting.",
+        update=_AT_START,
+    )
+    group_journal_retention_ms: int = setting(
+        _LONG,
+        604_800_000,
+        "How long the journal's days are kept; -1 is for ever. Not a Kafka setting.",
+        between(-1, 100_000_000_000_000),
+        update=_AT_START,
+    )
+
+    # cluster
+    reconcile_periodic_interval_ms: int = setting(
+        _INT,
+        1000,
+        "How often a node compares what it holds with the committed metadata when nothing wakes it. Not a Kafka "
+        "setting.",
+        between(1, 30_000),
+        update=_AT_START,
+    )
 
     # topics
     num_partitions: int = setting(

@@ -228,7 +228,7 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "node-ttl-ms",
         _whole(1000, 600_000),
-        "15000",
+        "5000",
         "MS",
         "how long this node's registration and leases outlive its last sign of life",
     ),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gateway.coordinator import restore as records
-from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.cluster import NO_TOPICS, Cluster
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.deadlines import next_deadline, postponed
 from gateway.coordinator.facts import (
@@ -43,6 +43,7 @@ from gateway.coordinator.model import (
     SyncGroup,
     SyncReply,
 )
+from gateway.coordinator.observer import guarded, observe, withhold
 from gateway.coordinator.restore import restore, stored, stored_member
 from gateway.coordinator.table import TABLE
 from gateway.coordinator.views import describe
@@ -54,12 +55,23 @@ DURABLE: frozenset[type[Fact]] = frozenset({GenerationStarted, AssignmentGiven, 
 """What binds: a generation, its assignments, that the group is gone. A join phase in flight may be lost."""
 
 
-def step(group: Group, event: Event, now_ms: int, settings: Settings) -> Step:
+def step(group: Group, event: Event, now_ms: int, settings: Settings, cluster: Cluster = NO_TOPICS) -> Step:
     """What `event` does to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group).
 
     An event that is refused, or changes nothing, gives back the same `group` object.
     """
-    return TABLE[type(event)][group.state].handler(group, event, now_ms, settings)
+    if type(event) is SyncGroup and settings.group_cooperative_guard:
+        event, withheld = guarded(group, event)
+        taken = TABLE[SyncGroup][group.state].handler(group, event, now_ms, settings)
+        return withhold(observe(group, event, taken, cluster, now_ms), withheld, now_ms)
+    taken = TABLE[type(event)][group.state].handler(group, event, now_ms, settings)
+    if type(event) in UNOBSERVED:
+        return taken
+    return observe(group, event, taken, cluster, now_ms)
+
+
+UNOBSERVED = frozenset[type]({Heartbeat, OffsetCommit})
+"""All that is frequent. They neither begin a generation nor deliver an assignment."""
 
 
 def refuse(event: Any, error: ErrorCode, *, loading: bool = False) -> Reply:
@@ -100,7 +112,7 @@ class _Classic:
         return None
 
     def step(self, group: Group, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
-        return TABLE[type(event)][group.state].handler(group, event, now_ms, settings)
+        return step(group, event, now_ms, settings, cluster)
 
     def refuse(self, event: Any, error: ErrorCode, *, loading: bool = False) -> Reply:
         return refuse(event, error, loading=loading)

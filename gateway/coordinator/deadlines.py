@@ -40,6 +40,7 @@ def next_deadline(group: Group) -> int | None:
 def postponed(group: Group, by_ms: int) -> Group:
     """The same group with every deadline later: for this long nobody could be heard, or be told."""
     phase_deadline_ms = group.phase_deadline_ms
+    follow_up_ms = group.watch.follow_up_ms
     return replace(
         group,
         session_deadlines={key: at_ms + by_ms for key, at_ms in group.session_deadlines.items()},
@@ -48,12 +49,15 @@ def postponed(group: Group, by_ms: int) -> Group:
             key: replace(pending, deadline_ms=pending.deadline_ms + by_ms) for key, pending in group.pending.items()
         },
         phase_deadline_ms=None if phase_deadline_ms is None else phase_deadline_ms + by_ms,
+        watch=group.watch if follow_up_ms is None else replace(group.watch, follow_up_ms=follow_up_ms + by_ms),
     )
 
 
 def _deadlines(group: Group) -> Iterator[int]:
     if group.phase_deadline_ms is not None:
         yield group.phase_deadline_ms
+    if group.watch.follow_up_ms is not None:
+        yield group.watch.follow_up_ms
     yield from group.session_deadlines.values()
     yield from group.connection_deadlines.values()
     for pending in group.pending.values():
@@ -72,7 +76,17 @@ def tick(group: Group, event: Tick, now_ms: int, settings: Settings) -> Step:
         maybe_complete_join_phase(draft)
     if draft.phase_deadline_ms is not None and draft.phase_deadline_ms <= now_ms:
         _end_phase(draft)
+    _follow_up(draft)
     return draft.seal()
+
+
+def _follow_up(draft: Draft) -> None:
+    """Partitions were withheld and nobody has joined again since: asks everyone once more who has what."""
+    follow_up_ms = draft.watch.follow_up_ms
+    if follow_up_ms is not None and follow_up_ms <= draft.now_ms:
+        draft.watch = replace(draft.watch, follow_up_ms=None)
+        if draft.state is GroupState.STABLE:
+            prepare_rebalance(draft, Trigger.GUARDED)
 
 
 def _expire_pending(draft: Draft) -> bool:

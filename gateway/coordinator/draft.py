@@ -36,6 +36,7 @@ from gateway.coordinator.model import (
     Settings,
     Step,
     SyncReply,
+    Watch,
 )
 from gateway.coordinator.protocols import names
 from protocol.errors import ErrorCode
@@ -63,6 +64,7 @@ class Draft:
     initial_delay_remaining_ms: int | None
     new_member_added: bool
     subscribed_topics: frozenset[str] | None
+    watch: Watch
     awaiting_join: int
     protocol_support: dict[str, int]
 

@@ -18,6 +18,8 @@ from uuid import UUID
 
 MemberId = NewType("MemberId", str)
 
+MAX_NAMED = 10
+"""Members and partitions that one fact names."""
 MAX_REASON_CHARS = 255
 """As clients cut the reasons that they send (KIP-800); whoever does not is cut here."""
 
@@ -44,6 +46,28 @@ class Trigger(Enum):
     TOO_MANY_MEMBERS = "there are more members than group.max.size"
     TOPICS_CHANGED = "subscribed topics changed"
     SUBSCRIPTION_CHANGED = "a member changed its subscription"
+    GUARDED = "partitions were withheld because another member claimed them"
+
+
+class Violation(Enum):
+    """How members of type `consumer` and their leader depart from what KIP-429 and the assignors promise."""
+
+    UNREADABLE_SUBSCRIPTION = "a subscription cannot be read"
+    UNREADABLE_ASSIGNMENT = "an assignment cannot be read"
+    DOUBLE_CLAIM = "partitions are claimed by several members at the same generation"
+    STALE_CLAIM = "partitions are claimed from an older generation"
+    UNDELIVERED_CLAIM = "partitions are claimed that were not delivered to the member"
+    DELIVERED_UNCLAIMED = "partitions that were delivered are not claimed"
+    NOTHING_TAKEN = "a member claims nothing of what it was delivered: its rebalance callback may misuse assign"
+    MOVED_WHILE_CLAIMED = "the leader moves partitions that another member still claims"
+    ASSIGNED_TWICE = "the leader gives partitions to several members"
+    UNKNOWN_MEMBER = "the leader assigns to somebody who is no member"
+    NOT_SUBSCRIBED = "the leader gives partitions of topics that the member does not read"
+    NO_SUCH_PARTITION = "the leader gives partitions that do not exist"
+    ORPHANED = "partitions are nobody's for several generations"
+    MIXED_MODE = "the chosen protocol is eager while members also offer a cooperative one"
+    MODE_CHANGED = "the group went from eager to cooperative, or back, with members in it"
+    CHURN = "the same members rebalance again and again; static membership may help"
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +194,16 @@ class AssignmentGiven(MemberFact):
         return f"member {self.member_id} assigned at {self.epoch}"
 
 
+@dataclass(frozen=True, slots=True)
+class MemberSynced(Fact):
+    """A member of a classic group is sent its assignment, the first time in this generation."""
+
+    member_id: MemberId
+
+    def __str__(self) -> str:
+        return f"member {self.member_id} synced"
+
+
 # --- the group ------------------------------------------------------------------------------------------------------
 
 
@@ -253,6 +287,40 @@ class GroupDeleted(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class ProtocolViolated(Fact):
+    """The observer has seen something that should not be. Nothing follows from it but what `PartitionsWithheld` says.
+
+    At most `MAX_NAMED` members and partitions are named; the counts are of all.
+    """
+
+    violation: Violation
+    generation_id: int
+    members: tuple[MemberId, ...]
+    member_count: int
+    partitions: tuple[tuple[str, int], ...] = ()
+    partition_count: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.violation.value}: {_named(self.members, self.member_count)}" + _of(
+            self.partitions, self.partition_count
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionsWithheld(Fact):
+    """`group.cooperative.guard`: partitions were taken out of the leader's assignment; others still claim them."""
+
+    generation_id: int
+    members: tuple[MemberId, ...]
+    member_count: int
+    partitions: tuple[tuple[str, int], ...]
+    partition_count: int
+
+    def __str__(self) -> str:
+        return f"withheld from {_named(self.members, self.member_count)}" + _of(self.partitions, self.partition_count)
+
+
+@dataclass(frozen=True, slots=True)
 class OffsetsCommitted(Fact):
     """Offsets are durable. Told by whoever stored them: offsets do not pass through a step."""
 
@@ -273,3 +341,14 @@ def shortened(reason: str | None) -> str | None:
 def _because(what: str, reason: str | None) -> str:
     """What happened, with the client's own words for it (KIP-800), which mean nothing to the protocol."""
     return f"{what}: {reason}" if reason else what
+
+
+def _named(members: tuple[MemberId, ...], count: int) -> str:
+    return ", ".join(members) + (f" and {count - len(members)} more" if count > len(members) else "")
+
+
+def _of(partitions: tuple[tuple[str, int], ...], count: int) -> str:
+    if not partitions:
+        return ""
+    more = f" and {count - len(partitions)} more" if count > len(partitions) else ""
+    return f" ({', '.join(f'{topic}-{partition}' for topic, partition in partitions)}{more})"

@@ -77,6 +77,8 @@ class Settings:
     """How long a member that awaits its first join answer is kept (5 min, fixed in upstream)."""
     group_connection_grace_ms: int = 10_000
     """How long a dynamic member outlives a connection its peer closed; −1 = only the session timeout counts."""
+    group_cooperative_guard: bool = False
+    """Partitions that one member claims are not delivered to another, whatever the leader says."""
     consumer: ConsumerSettings = ConsumerSettings()
     consumer_of: Mapping[str, ConsumerSettings] = field(default_factory=dict[str, ConsumerSettings])
     """Of the groups that have configs of their own, by group id."""
@@ -254,6 +256,37 @@ Event = JoinGroup | SyncGroup | Heartbeat | LeaveGroup | OffsetCommit | DeleteGr
 
 
 @dataclass(frozen=True, slots=True)
+class Delivered:
+    """An assignment that a member was answered with."""
+
+    generation_id: int
+    assignment: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """What the observer remembers of a group from one generation to the next."""
+
+    absent: Mapping[MemberId, frozenset[tuple[str, int]]] = field(
+        default_factory=dict[MemberId, frozenset[tuple[str, int]]]
+    )
+    """Static members that have not joined the current generation, and what they may hold: what they said when they
+    joined says nothing of what they were given since."""
+    withheld: bool = False
+    """Partitions of this generation were withheld from who was to have them."""
+    follow_up_ms: int | None = field(default=None, metadata=VOLATILE)
+    """When a rebalance begins if none has begun by then, because they were."""
+    delivered: Mapping[MemberId, Delivered] = field(default_factory=dict[MemberId, Delivered], metadata=VOLATILE)
+    unassigned: Mapping[tuple[str, int], int] = field(default_factory=dict[tuple[str, int], int], metadata=VOLATILE)
+    """Partitions that nobody has, and for how many generations in a row."""
+    member_ids: frozenset[MemberId] = field(default=frozenset(), metadata=VOLATILE)
+    generations_ms: tuple[int, ...] = field(default=(), metadata=VOLATILE)
+    """When the latest generations of these very members began."""
+    cooperative: bool | None = field(default=None, metadata=VOLATILE)
+    """Of the last generation that had members."""
+
+
+@dataclass(frozen=True, slots=True)
 class Group:
     """One classic group at one moment. A missing group is `Group(group_id)`: Empty, generation 0, never stored.
 
@@ -288,6 +321,7 @@ class Group:
     """A member was added since the initial delay was last extended."""
     subscribed_topics: frozenset[str] | None = field(default=None, metadata=VOLATILE)
     """Topics of all members' subscriptions; None where they cannot be known (other protocol types, malformed)."""
+    watch: Watch = Watch()
     awaiting_join: int = field(default=0, metadata=VOLATILE)
     """How many members have a parked join. Follows from `members`; kept so that a join need not count them."""
     protocol_support: Mapping[str, int] = field(default_factory=dict[str, int], metadata=VOLATILE)

@@ -9,12 +9,14 @@ phase in flight (whoever was held in it asks again), pending ids, parked request
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from gateway.coordinator.document import dump, load
 from gateway.coordinator.draft import Draft
 from gateway.coordinator.facts import Trigger
 from gateway.coordinator.machine import Document, StoredGroup, StoredMember
 from gateway.coordinator.model import Group, GroupState, Member, MemberId, Settings
+from gateway.coordinator.observer import FOLLOW_UP_MS
 from gateway.coordinator.protocols import subscribed_topics
 from gateway.coordinator.rebalance import prepare_rebalance
 
@@ -60,6 +62,8 @@ def restore(
     if group.state is GroupState.COMPLETING_REBALANCE:
         draft.pending_sync = set(draft.members)
         draft.phase_deadline_ms = now_ms + draft.rebalance_timeout_ms()
+    if group.watch.withheld:
+        draft.watch = replace(group.watch, follow_up_ms=now_ms + FOLLOW_UP_MS)
     if len(draft.members) > settings.group_max_size:
         prepare_rebalance(draft, Trigger.TOO_MANY_MEMBERS)
     return draft.seal().group

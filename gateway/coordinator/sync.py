@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.coordinator.draft import Draft
-from gateway.coordinator.facts import AssignmentGiven, GenerationAssigned
+from gateway.coordinator.facts import AssignmentGiven, GenerationAssigned, MemberSynced
 from gateway.coordinator.identity import refusal
 from gateway.coordinator.model import (
     Group,
@@ -55,7 +55,9 @@ def sync_stable(group: Group, event: SyncGroup, now_ms: int, settings: Settings)
         return _refuse(group, event, error)
     draft = Draft(group, now_ms, settings)
     member = draft.hear(draft.members[event.member_id], event.connection_id)
-    draft.pending_sync.discard(member.member_id)
+    if member.member_id in draft.pending_sync:
+        draft.pending_sync.discard(member.member_id)
+        draft.tell(MemberSynced(member.member_id))
     _close_sync_phase(draft)
     _answer(draft, event.request_id, member.assignment)
     return draft.seal()
@@ -96,6 +98,7 @@ def _hand_out(draft: Draft, assignments: dict[MemberId, bytes]) -> None:
         draft.tell(AssignmentGiven(settled.member_id, draft.generation_id))
         if member.parked_sync is not None:
             draft.arm_session(settled)
+            draft.tell(MemberSynced(settled.member_id))
             _answer(draft, member.parked_sync.request_id, settled.assignment)
     _close_sync_phase(draft)
 

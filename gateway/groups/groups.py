@@ -15,9 +15,10 @@ from gateway.cluster.leases import Leases
 from gateway.coordinator.classic import CLASSIC
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup
-from gateway.coordinator.facts import Fact, RebalanceBegun
+from gateway.coordinator.facts import Fact, PartitionsWithheld, ProtocolViolated, RebalanceBegun
 from gateway.coordinator.machine import Machines, Summary, Value
 from gateway.coordinator.model import Group, Settings
+from gateway.groups.journal import Journal
 from gateway.groups.offset_committer import OffsetCommitter
 from gateway.groups.records import GroupRecords
 from gateway.groups.runtime import Runtime
@@ -32,6 +33,8 @@ MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER})
 STORE_PATIENCE_MS = 15_000
 """How long one write or load is tried again before those who wait for it are sent away."""
 MAX_FACTS_LOGGED = 20
+UNREST = frozenset({"PreparingRebalance", "CompletingRebalance"})
+"""States in which a join phase is in memory only."""
 
 
 class Groups(Runtime):
@@ -47,11 +50,16 @@ class Groups(Runtime):
         machines: Machines = MACHINES,
         store_patience_ms: int = STORE_PATIENCE_MS,
         count_rebalance: Callable[[], None] = lambda: None,
+        count_violation: Callable[[str], None] = lambda violation: None,
+        journal: Journal | None = None,
     ) -> None:
         self.offset_committer = OffsetCommitter(offsets)
         self._group_records = GroupRecords(store, machines, store_patience_ms)
         self._leases = leases
         self._count_rebalance = count_rebalance
+        self._count_violation = count_violation
+        self.journal = journal
+        """None: nothing is written down."""
         self.readers: list[Callable[[str, tuple[Fact, ...]], None]] = []
         """Are given a group's id and what happened, once it is settled, before anyone is answered."""
         super().__init__(machines, self._group_records, leases, settings, self._happened)
@@ -80,6 +88,10 @@ class Groups(Runtime):
         beyond what is stored (which topics a Stable group reads, that a rebalance is under way)."""
         return [self._machines.of(group).summary(group) for group in self.in_memory()]
 
+    def shards_in_unrest(self) -> set[int]:
+        """Shards with a group that is being rebalanced, stored or read: handed over last."""
+        return self.shards_where(lambda group: self._machines.of(group).summary(group).state in UNREST)
+
     async def coordinators_of(self, group_ids: Sequence[str]) -> list[Node | KafkaError]:
         """The nodes to ask, as Postgres has it now; COORDINATOR_NOT_AVAILABLE where none holds the group's shard."""
         await self._leases.look_up(group_ids)
@@ -101,12 +113,21 @@ class Groups(Runtime):
             read(group_id, facts)
 
     def _happened(self, before: Value, after: Value, facts: tuple[Fact, ...]) -> None:
-        """Facts as log lines and metrics."""
+        """Facts as rows of the journal, log lines and metrics."""
+        if self.journal is not None:
+            self.journal.happened(before, after, facts)
+        if not facts:
+            return
         for fact in facts:
             if isinstance(fact, RebalanceBegun):
                 self._count_rebalance()
+            elif isinstance(fact, ProtocolViolated):
+                self._count_violation(fact.violation.name.lower())
         was, now = self._machines.of(before).summary(before), self._machines.of(after).summary(after)
         self.told(now.group_id, facts)
+        for fact in facts:
+            if isinstance(fact, ProtocolViolated | PartitionsWithheld):
+                log.warning("group observed", group_id=now.group_id, generation_id=fact.generation_id, seen=str(fact))
         moved = (was.group_type, was.state, was.generation_id) != (now.group_type, now.state, now.generation_id)
         level = logging.INFO if moved else logging.DEBUG
         told = [str(fact) for fact in facts[:MAX_FACTS_LOGGED]]

@@ -88,7 +88,7 @@ class LeaseHolder(Protocol):
 
 
 Tell = Callable[[Value, Value, tuple[Fact, ...]], None]
-"""Is given a group before and after a step that is settled, and what happened."""
+"""Is given a group before and after a step that is settled, and what happened; without facts: the group was read."""
 
 
 class Runtime:
@@ -223,6 +223,10 @@ class Runtime:
         self._shards_loading.pop(shard, None)
         for slot in [slot for slot in self._slots.values() if slot.lease.shard == shard]:
             self._drop(slot, ErrorCode.NOT_COORDINATOR)
+
+    def shards_where(self, unrest: Callable[[Value], bool]) -> set[int]:
+        """Shards with a group that is being stored or read, or of which `unrest` holds."""
+        return {slot.lease.shard for slot in self._slots.values() if slot.busy or unrest(slot.group)}
 
     def cluster_changed(self, cluster: Cluster) -> None:
         """Steps that follow are given this cluster; groups whose machine watches it are told."""
@@ -444,6 +448,7 @@ class Runtime:
     def _take_over(self, slot: Slot, record: Record) -> None:
         slot.loaded = True
         slot.group = self._records.restored(record, self._now_ms(), self.settings)
+        self._tell(slot.group, slot.group, ())
 
     async def _load_shard(self, lease: CoordinatorLease) -> None:
         def wanted() -> bool:

@@ -30,6 +30,7 @@ def group_settings(broker: BrokerConfig, group_configs: Mapping[str, Mapping[str
         group_max_session_timeout_ms=broker.group_max_session_timeout_ms,
         group_max_size=broker.group_max_size,
         group_connection_grace_ms=broker.group_connection_grace_ms,
+        group_cooperative_guard=broker.group_cooperative_guard,
         consumer=_consumer_settings(
             broker, broker.group_consumer_session_timeout_ms, broker.group_consumer_heartbeat_interval_ms
         ),

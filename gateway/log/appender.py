@@ -70,6 +70,10 @@ class Appender:
         self._lanes: dict[PartitionKey, _Committer] = {}
         self._waiting_lanes = asyncio.Semaphore(LANES_AT_ONCE)
         self._queued_bytes = 0
+        self.appended: Callable[[PartitionKey, int], None] = lambda key, high_watermark: None
+        """Called with a partition's new end when a commit has become durable; must not raise."""
+        self.in_doubt: Callable[[], None] = lambda: None
+        """Called when a commit ended without an outcome."""
 
     @property
     def queued_bytes(self) -> int:
@@ -167,6 +171,7 @@ class Appender:
             self._forget_bytes(settled)
             if not durable:
                 self._tail.doubt(loop.time())
+                self.in_doubt()
                 self._fail_followers(group, queue)
 
     def _divert(self, busy: Sequence[_Pending], queue: deque[_Pending]) -> None:
@@ -223,6 +228,7 @@ class Appender:
             leader_epoch=appended.leader_epoch,
             now_s=now_s,
         )
+        self.appended(batch.partition_key, appended.base_offset + batch.record_count)
 
 
 def _resumes(batch: NewBatch, lost: NewBatch) -> bool:

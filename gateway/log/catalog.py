@@ -21,6 +21,7 @@ import structlog
 from gateway.config import topic as topic_configs
 from gateway.config.broker import BrokerConfig, ConfigError
 from gateway.config.topic import TopicConfig
+from gateway.log.catalog_changes import InstallTopic, Operation, decide
 from gateway.log.tail import Tail
 from gateway.log.topic_names import RenderedNames, rendered, why_illegal
 from gateway.net.pieces import in_pieces
@@ -30,7 +31,10 @@ from storage.types import Topic
 log = structlog.get_logger(__name__)
 
 UNKNOWN_FOR_S = 1.0
-"""How long a name that Postgres did not know is answered from memory."""
+"""How long a name that Postgres did not know is not looked up again by itself."""
+
+LOOK_FOR_NEW_S = 0.02
+"""How often Postgres is asked whether any of the unknown names asked for has been created."""
 
 MAX_UNKNOWN = 10_000
 """Bound on remembered unknown names: clients choose them."""
@@ -41,8 +45,8 @@ MAX_LOOKUPS = 16
 MAX_GONE = 10_000
 """Ids of deleted topics that are remembered, against news that was read before the deletion and arrives after it."""
 
-TOPICS_PER_STEP = 1_000
-"""Installed without giving way."""
+OPERATIONS_PER_STEP = 1_000
+"""Performed without giving way."""
 
 Key = TypeVar("Key", str, UUID)
 
@@ -65,6 +69,10 @@ class Catalog:
         self._gone: OrderedDict[UUID, None] = OrderedDict()
         self._look: asyncio.Task[None] | None = None
         self._next_look: asyncio.Task[None] | None = None
+        self._looking_for_new: asyncio.Task[None] | None = None
+        self._looked_for_new_s = float("-inf")
+        self.count_installed: Callable[[int], object] = lambda partitions: None
+        self.count_removed: Callable[[int], object] = lambda partitions: None
         self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
         self._group_configs: Mapping[str, Mapping[str, str]] = {}
@@ -134,15 +142,21 @@ class Catalog:
         """The topic, from Postgres if it is not known here. All who miss one name at once share one query, and a name
         that does not exist is asked for at most once in UNKNOWN_FOR_S. StorageUnavailable if Postgres is away."""
         topic = self._by_name.get(name)
-        if topic is not None or self._is_unknown(name) or why_illegal(name) is not None:
+        if topic is not None or why_illegal(name) is not None:
             return topic
+        if self._is_unknown(name):
+            await self._look_for_new()
+            return self._by_name.get(name)
         return await self._ask_once(name, self._store.find)
 
     async def resolve_id(self, topic_id: UUID) -> Topic | None:
         """The topic of an id; as `resolve`."""
         topic = self._by_id.get(topic_id)
-        if topic is not None or self._is_unknown(topic_id):
+        if topic is not None:
             return topic
+        if self._is_unknown(topic_id):
+            await self._look_for_new()
+            return self._by_id.get(topic_id)
         return await self._ask_once(topic_id, self._store.find_by_id)
 
     async def resolve_all(self, names: Iterable[str]) -> None:
@@ -150,10 +164,10 @@ class Catalog:
         `get` then has those that exist. StorageUnavailable if Postgres is away."""
         missing: set[str] = set()
         async for name in in_pieces(names):
-            if name not in self._by_name and not self._is_unknown(name) and why_illegal(name) is None:
+            if name not in self._by_name and why_illegal(name) is None:
                 missing.add(name)
                 if len(missing) > MAX_LOOKUPS:
-                    await self.refresh_if_changed()
+                    await self._look_for_new()
                     return
         for name in missing:
             await self.resolve(name)
@@ -162,10 +176,10 @@ class Catalog:
         """The topics of ids, for `get_by_id`; as `resolve_all`."""
         missing: set[UUID] = set()
         async for topic_id in in_pieces(topic_ids):
-            if topic_id not in self._by_id and not self._is_unknown(topic_id):
+            if topic_id not in self._by_id:
                 missing.add(topic_id)
                 if len(missing) > MAX_LOOKUPS:
-                    await self.refresh_if_changed()
+                    await self._look_for_new()
                     return
         for topic_id in missing:
             await self.resolve_id(topic_id)
@@ -194,6 +208,7 @@ class Catalog:
             if former.created_revision > topic.created_revision:
                 return
             self.remove(former.topic_id)
+        self.count_installed(len(topic.partitions) - (len(known.partitions) if known is not None else 0))
         self._by_name[topic.name] = topic
         self._by_id[topic.topic_id] = topic
         self.changed()
@@ -204,13 +219,11 @@ class Catalog:
 
     def remove(self, topic_id: UUID) -> None:
         """The topic is deleted: its parked fetches end."""
-        self._gone[topic_id] = None
-        while len(self._gone) > MAX_GONE:
-            self._gone.popitem(last=False)
+        self._remember_gone(topic_id)
         topic = self._by_id.pop(topic_id, None)
         if topic is None:
             return
-        self.changed()
+        self.count_removed(len(topic.partitions))
         self._configs.pop(topic_id, None)
         if self._by_name.get(topic.name) is topic:
             del self._by_name[topic.name]
@@ -220,7 +233,45 @@ class Catalog:
             self._tail.forget(partition.partition_key)
         self.changed()
 
+    def perform(self, operation: Operation) -> None:
+        """Synchronous and idempotent, and nobody else changes what is held; checked against what is held by now, since
+        the operation was decided on before the last await."""
+        if isinstance(operation, InstallTopic):
+            self.apply(operation.topic)
+        else:
+            self.remove(operation.topic_id)
+
+    def reset(self) -> None:
+        """Nothing that is known is true any more; the next look reads everything."""
+        for topic in self.topics():
+            self.remove(topic.topic_id)
+        self._gone.clear()
+        self._unknown.clear()
+        self._revision = 0
+
     # --- inside ---------------------------------------------------------------------------------------------------
+
+    async def _look_for_new(self) -> None:
+        """A topic that was unknown a moment ago may have been created since. However many ask for however many names,
+        Postgres is asked what is new once in LOOK_FOR_NEW_S; who asks meanwhile waits that long."""
+        if self._looking_for_new is None:
+            self._looking_for_new = asyncio.get_running_loop().create_task(self._pace_look())
+            self._looking_for_new.add_done_callback(self._looked_for_new)
+        await asyncio.shield(self._looking_for_new)
+
+    async def _pace_look(self) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(max(self._looked_for_new_s + LOOK_FOR_NEW_S - loop.time(), 0.0))
+        # From here on nobody else may share: what Postgres reads may be older than their question.
+        self._looking_for_new = None
+        self._looked_for_new_s = loop.time()
+        await self.refresh_if_changed()
+
+    def _looked_for_new(self, task: asyncio.Task[None]) -> None:
+        if self._looking_for_new is task:
+            self._looking_for_new = None
+        if not task.cancelled():
+            task.exception()
 
     async def _ask_once(self, key: Key, find: Callable[[Key], Awaitable[Topic | None]]) -> Topic | None:
         """One query for all who miss `key` at this moment."""
@@ -262,16 +313,11 @@ class Catalog:
         if after is not None:
             await asyncio.wait({after})
         changes = await self._store.changes(self._revision)
-        if changes.whole:
-            present = {topic.topic_id for topic in changes.topics}
-            for topic in self.topics():
-                if topic.topic_id not in present and topic.changed_revision <= changes.revision:
-                    self.remove(topic.topic_id)
         for topic_id in changes.deleted:
-            self.remove(topic_id)
-        for number, topic in enumerate(changes.topics, 1):
-            self.apply(topic)
-            if number % TOPICS_PER_STEP == 0:
+            self._remember_gone(topic_id)
+        for number, operation in enumerate(list(decide(self._by_id, changes)), 1):
+            self.perform(operation)
+            if number % OPERATIONS_PER_STEP == 0:
                 await asyncio.sleep(0)
         if changes.broker_configs is not None:
             self._stored_broker_configs = changes.broker_configs
@@ -295,6 +341,11 @@ class Catalog:
         except ConfigError as error:
             # Stored by a node of another release: the settings in force stay.
             log.error("stored broker settings refused", error=str(error))
+
+    def _remember_gone(self, topic_id: UUID) -> None:
+        self._gone[topic_id] = None
+        while len(self._gone) > MAX_GONE:
+            self._gone.popitem(last=False)
 
     def _is_unknown(self, key: str | UUID) -> bool:
         until_s = self._unknown.get(key)

@@ -24,11 +24,12 @@ ENTRY_OVERHEAD_BYTES = 512
 """What one held batch costs besides its bytes; counted, so that a million tiny batches cannot pass the bound."""
 
 DOUBT_S = 30.0
-"""After a commit of unknown outcome, or after the last other node has gone: how long a backend may still make something
-durable behind this node's back."""
+"""After a commit of unknown outcome, here or on another node, and after another node has gone: how long a backend may
+still make something durable behind everybody's back."""
 
-DOUBTFUL_AGE_S = 1.0
-"""How old a known high watermark may be while somebody else may be appending."""
+DOUBTFUL_AGE_S = 1.5
+"""How old a known high watermark may be while somebody may be appending who does not tell. Waited-for partitions are
+read more often than that."""
 
 SMALL_SHARE = 2
 """A batch of less than half its frame is copied out of it, so that what is held is at most twice what is counted."""
@@ -68,14 +69,21 @@ _last_offset = attrgetter("last_offset")
 class _PartitionTail:
     """`entries[first:]` are contiguous batches; what lies before `first` has been evicted and awaits a trim."""
 
-    __slots__ = ("entries", "first", "known", "verified_at", "watches")
+    __slots__ = ("announced", "entries", "first", "known", "verified_at", "watches")
 
     def __init__(self) -> None:
         self.entries: list[_Entry] = []
         self.first = 0
         self.known: KnownOffsets | None = None
         self.verified_at = float("-inf")
+        self.announced = -1
+        """An end that another node told of, and that may be beyond what is known here."""
         self.watches: dict[Watch, None] = {}
+
+    def is_verified(self, now_s: float, max_age_s: float) -> bool:
+        """Whether the known end was read or appended not too long ago, and nobody has told of one beyond it."""
+        known = self.known
+        return known is not None and self.announced <= known.high_watermark and now_s - self.verified_at <= max_age_s
 
     def pop_first(self) -> None:
         self.first += 1
@@ -157,6 +165,7 @@ class Tail:
         self._parked_count = 0
         self._draining = False
         self._doubted_until_s = float("-inf")
+        self._trusted_since_s = float("-inf")
 
     @property
     def size_bytes(self) -> int:
@@ -224,12 +233,32 @@ class Tail:
         """A commit ended without an outcome: for DOUBT_S Postgres may know more than was recorded here."""
         self._doubted_until_s = now_s + DOUBT_S
 
-    def max_age_s(self, now_s: float, *, alone_since_s: float) -> float:
-        """How old a known high watermark may be that is believed. `alone_since_s` is when the last other node went
-        (infinite while there is one): what was verified after that, and after every doubt, holds for ever, since no
-        one but this node has appended; what is older may have been overtaken while nobody looked."""
-        settled_s = max(self._doubted_until_s, alone_since_s + DOUBT_S)
-        return max(now_s - settled_s, DOUBTFUL_AGE_S)
+    def trust_since(self, since_s: float) -> None:
+        """From this moment on (loop time) every append of another node is told of by `heard`: what is verified later
+        holds until then. Infinite while nobody tells."""
+        self._trusted_since_s = since_s
+
+    def doubtful(self, now_s: float) -> bool:
+        """Whether what is known holds for a moment only."""
+        return now_s < max(self._doubted_until_s, self._trusted_since_s)
+
+    def max_age_s(self, now_s: float) -> float:
+        """How old a known high watermark may be that is believed: any that was verified after every doubt, and while
+        others' appends were told of; what is older may have been overtaken while nobody looked."""
+        return max(now_s - max(self._doubted_until_s, self._trusted_since_s), DOUBTFUL_AGE_S)
+
+    def heard(self, key: PartitionKey, high_watermark: int) -> None:
+        """Another node has appended up to `high_watermark`: what is known is older, and who waits looks again."""
+        partition = self._partitions.get(key)
+        if partition is None or partition.known is None or partition.known.high_watermark >= high_watermark:
+            return
+        partition.announced = max(partition.announced, high_watermark)
+        for watch in partition.watches:
+            watch.wake()
+
+    def watched(self) -> list[PartitionKey]:
+        """Partitions that somebody waits for."""
+        return [key for key, partition in self._partitions.items() if partition.watches]
 
     def log_start_moved(self, key: PartitionKey, log_start_offset: int) -> None:
         """Records below `log_start_offset` are gone: they are not served from here either."""
@@ -254,7 +283,7 @@ class Tail:
     def known(self, key: PartitionKey, now_s: float, max_age_s: float = float("inf")) -> KnownOffsets | None:
         """Offsets known from an append or a read at most `max_age_s` ago; None where Postgres must be asked."""
         partition = self._partitions.get(key)
-        if partition is None or now_s - partition.verified_at > max_age_s:
+        if partition is None or not partition.is_verified(now_s, max_age_s):
             return None
         return partition.known
 
@@ -266,6 +295,11 @@ class Tail:
         self._drop_entries(partition)
         for watch in partition.watches:
             watch.wake()
+
+    def reset(self) -> None:
+        """Nothing that is held or known is true any more: who waits looks again."""
+        for key in list(self._partitions):
+            self.forget(key)
 
     def drain(self) -> None:
         """The node stops: every parked fetch, and every later one, is answered at once."""
@@ -300,7 +334,7 @@ class Tail:
         entries = partition.entries
         first = partition.first
         if len(entries) == first or offset > entries[-1].last_offset:
-            if offset == known.high_watermark and now_s - partition.verified_at <= max_age_s:
+            if offset == known.high_watermark and partition.is_verified(now_s, max_age_s):
                 return TailRead(known, (), 0)
             return None
         if offset < entries[first].base_offset:

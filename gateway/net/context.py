@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from gateway.log.tail import Tail
     from gateway.log.validator import BatchValidator
     from gateway.operate.metrics import Metrics
+    from storage.history import HistoryStore
     from storage.log import LogStore
     from storage.offsets import OffsetStore
     from storage.producers import ProducerStore
@@ -91,6 +92,7 @@ class Services:
     metrics: Metrics
     cluster_id: str
     described_topics: DescribedTopics
+    history: HistoryStore
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from gateway.cluster.leases import shard_of
 from gateway.cluster.membership import Membership
 from gateway.config.topic import TopicConfig
 from gateway.coordinator.machine import Summary
+from gateway.groups.journal import Journal
 from gateway.log.catalog import Catalog
 from gateway.log.compactor import MAX_KEYS, clean, index_keys
 from gateway.log.offset_map import OffsetMap
@@ -30,6 +31,7 @@ from gateway.log.tail import Tail
 from storage import retention
 from storage.compaction import CompactionPolicy, CompactionRun, CompactionStore, DirtyRange
 from storage.errors import StorageConflict
+from storage.journal import JournalStore
 from storage.log import LogStore
 from storage.monitor import Monitor
 from storage.offsets import OffsetStore
@@ -57,6 +59,7 @@ CHUNK_BYTES = 4 * 1024 * 1024
 SEGMENT_BYTES = 1024 * 1024 * 1024
 """Uncompacted bytes from which segment.ms no longer holds compaction back, as a broker's segment is closed by size."""
 
+JOURNAL_INTERVAL_MS = 3_600_000
 CLOCK_INTERVAL_MS = 60_000
 MAX_SKEW_MS = 60_000
 """By how much the clocks may differ before it is told."""
@@ -81,12 +84,15 @@ class Maintenance:
     membership: Membership
     leases: Callable[[], Sequence[CoordinatorLease]]
     groups: Callable[[], Sequence[Summary]]
+    journal: Journal | None = None
 
     def passes(self) -> list[Pass]:
         """What to give to the supervisor."""
         broker = self.catalog.broker
         compaction = Compaction(self.database, self.log, self.catalog)
+        journal = [] if self.journal is None else [("journal", self.keep_journal, JOURNAL_INTERVAL_MS)]
         return [
+            *journal,
             ("retention", self._on_one_node(self.retain), broker.log_retention_check_interval_ms),
             ("purge", self._on_one_node(self.purge), PURGE_INTERVAL_MS),
             ("roll", self._on_one_node(self.roll), ROLL_INTERVAL_MS),
@@ -138,6 +144,14 @@ class Maintenance:
                 )
             if done.complete:
                 return
+
+    async def keep_journal(self) -> None:
+        """Make the days that the journal is about to need, and drop those past group.journal.retention.ms."""
+        store = JournalStore(self.database)
+        await store.make_partitions()
+        retention_ms = self.catalog.broker.group_journal_retention_ms
+        if retention_ms >= 0 and (dropped := await store.retain(retention_ms)):
+            log.info("days of the journal dropped", days=dropped)
 
     async def drop_compacted(self) -> None:
         """Serve no more from memory what compaction has replaced, on whichever node it ran."""
@@ -206,6 +220,8 @@ class Maintenance:
                     log.info("offsets expired", offsets=expired.offset_count)
                 if expired.deleted_groups:
                     log.info("empty groups removed", groups=expired.deleted_groups)
+                    if self.journal is not None:
+                        self.journal.expired(expired.deleted_groups)
                 if expired.offset_count < OFFSETS_PER_STATEMENT and len(expired.deleted_groups) < GROUPS_PER_STATEMENT:
                     break
 

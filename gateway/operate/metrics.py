@@ -9,7 +9,8 @@ Topics, groups and lag are not counted here: they are read from storage at scrap
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 
 from prometheus_client import (
     CollectorRegistry,
@@ -114,7 +115,34 @@ class Metrics:
             "damaged_chunks", "Times that records were asked for whose bytes are missing or wrong, since the start."
         )
         self.group_rebalances = self._counter("group_rebalances", "Groups that entered PreparingRebalance.")
+        self.group_violations = self._counter(
+            "group_protocol_violations",
+            "Generations in which consumers or their leader departed from the cooperative protocol, by what they did.",
+            "violation",
+        )
+        self.journal_rows = self._counter("journal_rows", "Rows written to the journal of groups.")
+        self.journal_dropped = self._counter(
+            "journal_dropped_rows",
+            "Rows of the journal that were not written: its queue was full, or Postgres refused.",
+        )
         self.leases_held = self._gauge("coordinator_leases", "Group coordinator shards this node holds.")
+
+        self._reconcile_passes = self._counter(
+            "reconcile_passes", "Passes over the committed metadata, by what woke them.", "trigger"
+        )
+        self._reconcile_skipped = self._counter("reconcile_passes_skipped", "Passes that found nothing to do.")
+        self._reconcile_seconds = self._histogram(
+            "reconcile_pass_seconds", "Passes over the committed metadata.", (0.0005, 0.001, 0.005, 0.02, 0.1, 0.5, 5.0)
+        )
+        self._reconcile_failures = self._counter(
+            "partitions_reconcile_failures", "Failed steps of reconciliation, by cause.", "cause"
+        )
+        self.partitions_materialised = self._counter(
+            "partitions_materialised", "Partitions that this node has taken into its picture of the cluster."
+        )
+        self.partitions_removed = self._counter(
+            "partitions_removed", "Partitions that this node has dropped since they are gone."
+        )
 
         self.event_loop_lag = self._histogram(
             "event_loop_lag_seconds",
@@ -137,6 +165,37 @@ class Metrics:
         self.commits.observe(duration_s)
         self.committed_batches.inc(batches)
         self.committed_bytes.inc(size_bytes)
+
+    def observe_reconcile_pass(self, trigger: str, skipped: bool, duration_s: float) -> None:
+        self._reconcile_passes.labels(trigger).inc()
+        self._reconcile_seconds.observe(duration_s)
+        if skipped:
+            self._reconcile_skipped.inc()
+
+    def observe_reconcile_failure(self, cause: str) -> None:
+        self._reconcile_failures.labels(cause).inc()
+
+    def watch_cluster(
+        self,
+        *,
+        revision_lag: Callable[[], int],
+        handed_over: Callable[[], int],
+        merged: Callable[[], int],
+        wakeups: Mapping[str, int],
+    ) -> None:
+        """Exports what the cluster's parts count."""
+        self._gauge("reconcile_revision_lag", "Committed changes heard of and not known yet.").set_function(
+            revision_lag
+        )
+        self._gauge("coordinator_leases_moved", "Shards handed over to other live nodes.").set_function(handed_over)
+        self._gauge("reconcile_wakes_merged", "Wake-ups that found one waiting.").set_function(merged)
+        for name, documentation in (
+            ("sent", "Announcements of appends sent."),
+            ("merged", "Appends that were announced together with a later one."),
+            ("heard", "Announcements of appends heard."),
+            ("missed", "Times that announcements were found missing."),
+        ):
+            self._gauge(f"wakeups_{name}", documentation).set_function(partial(wakeups.__getitem__, name))
 
     def watch_loop(self, name: str, age_s: Callable[[], float]) -> None:
         """Exports, as a gauge, how long ago a background pass last succeeded."""

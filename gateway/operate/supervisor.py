@@ -41,11 +41,15 @@ class Supervisor:
         self._loops: dict[str, _Loop] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
-    def start(self, name: str, run_once: Callable[[], Awaitable[object]], *, interval_ms: int) -> None:
-        """Runs `run_once` every `interval_ms` after the end of the pass before; the first pass comes at once."""
+    def start(
+        self, name: str, run_once: Callable[[], Awaitable[object]], *, interval_ms: int, regular: bool = True
+    ) -> None:
+        """Runs `run_once` every `interval_ms` after the end of the pass before; the first pass comes at once. One that
+        is not `regular` waits for its work as long as there is none: its age says nothing."""
         loop = _Loop(name, run_once, interval_ms / 1000)
         self._loops[name] = loop
-        self._metrics.watch_loop(name, lambda: time.monotonic() - loop.last_success)
+        if regular:
+            self._metrics.watch_loop(name, lambda: time.monotonic() - loop.last_success)
         self._tasks.append(asyncio.create_task(self._run(loop), name=f"loop {name}"))
 
     async def stop(self) -> None:

@@ -9,8 +9,9 @@ declare
     registered node;
 begin
     lock table node in share row exclusive mode;
+    perform pg_notify('sluice_nodes', p_name);
     update node n
-    set listeners = p_listeners, rack = p_rack, incarnation = n.incarnation + 1,
+    set listeners = p_listeners, rack = p_rack, incarnation = n.incarnation + 1, announced = 0,
         registered_at = clock_timestamp(), expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond'
     where n.name = p_name
     returning n.* into registered;
@@ -26,28 +27,38 @@ begin
     )
     on conflict (node_id) do update set
         name = excluded.name, listeners = excluded.listeners, rack = excluded.rack,
-        incarnation = n.incarnation + 1, registered_at = excluded.registered_at, expires_at = excluded.expires_at
+        incarnation = n.incarnation + 1, announced = 0,
+        registered_at = excluded.registered_at, expires_at = excluded.expires_at
     returning n.* into registered;
     return registered;
 end
 $$;
 
 create function acquire_leases(
-    p_node_id integer, p_incarnation bigint, p_kind text, p_shards integer[], p_ttl_ms bigint
+    p_node_id integer, p_incarnation bigint, p_kind text, p_shards integer[], p_spare_shards integer[],
+    p_grace_ms bigint, p_ttl_ms bigint
 ) returns setof coordinator_lease
 language plpgsql volatile
 as $$
--- Of the shards asked for, those that were free, expired or this node's own; null incarnation match returns nothing.
+-- Those that were free, expired or this node's own of `p_shards`, and of `p_spare_shards`, which other nodes should have,
+-- those that nobody has had for `p_grace_ms`. What was handed over is its successor's alone for as long. Nothing where
+-- the registration is another process'. Waits for writes under way under the former lease.
+declare
+    now_ constant timestamptz := clock_timestamp();
+    grace constant interval := p_grace_ms * interval '1 millisecond';
 begin
     perform 1 from node n where n.node_id = p_node_id and n.incarnation = p_incarnation for share;
     if not found then
         return;
     end if;
     insert into coordinator_lease (kind, shard, node_id, incarnation, lease_epoch, expires_at)
-    select distinct p_kind, shard, 0, 0, 0, '-infinity'::timestamptz from unnest(p_shards) shard order by shard
+    select distinct p_kind, shard, 0, 0, 0, '-infinity'::timestamptz
+    from unnest(p_shards || p_spare_shards) shard
+    order by shard
     on conflict (kind, shard) do nothing;
     perform 1 from coordinator_lease l
-    where l.kind = p_kind and l.shard = any (p_shards)
+    where l.kind = p_kind and l.shard = any (p_shards || p_spare_shards)
+        and (l.node_id = p_node_id or l.expires_at <= now_)
     order by l.shard for no key update;
     return query
     update coordinator_lease l
@@ -56,9 +67,43 @@ begin
         lease_epoch = case
             when l.node_id = p_node_id and l.incarnation = p_incarnation then l.lease_epoch
             else l.lease_epoch + 1 end,
-        expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond'
-    where l.kind = p_kind and l.shard = any (p_shards) and (l.node_id = p_node_id or l.expires_at <= clock_timestamp())
+        expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond',
+        successor = null
+    where l.kind = p_kind and l.shard = any (p_shards || p_spare_shards)
+        and case
+            when l.expires_at <= now_ - grace or l.successor = p_node_id then l.expires_at <= now_
+            when l.successor is not null and l.expires_at <= now_ then false
+            else l.node_id = p_node_id or l.expires_at <= now_ and l.shard = any (p_shards) end
     returning l.*;
+end
+$$;
+
+create function release_leases(
+    p_node_id integer, p_incarnation bigint, p_kind text, p_shards integer[], p_successors integer[]
+) returns void
+language plpgsql volatile
+as $$
+-- Lets the successor (null: whoever should have it) take each at once. The epoch stays, and rises when one does.
+begin
+    perform 1 from coordinator_lease l
+    where l.kind = p_kind and l.shard = any (p_shards)
+    order by l.shard for no key update;
+    update coordinator_lease l
+    set expires_at = clock_timestamp(), successor = given.successor
+    from (select unnest(p_shards) as shard, unnest(p_successors) as successor) given
+    where l.kind = p_kind and l.shard = given.shard and l.node_id = p_node_id and l.incarnation = p_incarnation;
+    perform pg_notify('sluice_nodes', p_node_id::text);
+end
+$$;
+
+create function withdraw_node(p_node_id integer, p_incarnation bigint) returns void
+language plpgsql volatile
+as $$
+-- Ends a registration, unless it has been superseded: a renewal that was sent before does not begin it again.
+begin
+    update node set expires_at = clock_timestamp(), incarnation = incarnation + 1
+    where node_id = p_node_id and incarnation = p_incarnation;
+    perform pg_notify('sluice_nodes', p_node_id::text);
 end
 $$;
 
@@ -74,7 +119,7 @@ begin
     order by l.shard for no key update;
     return query
     update coordinator_lease l
-    set expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond'
+    set expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond', successor = null
     from (select unnest(p_shards) as shard, unnest(p_lease_epochs) as lease_epoch) held
     where l.kind = p_kind
         and l.shard = held.shard

@@ -29,6 +29,8 @@ create table cluster (
     broker_configs_revision  bigint not null default 1,
     group_configs_revision  bigint not null default 1,
     purged_revision   bigint not null default 0,
+    history           integer not null default 0,
+    history_identity  text,
     next_producer_id  bigint not null default 0
 ) with (fillfactor = 10);
 
@@ -36,6 +38,10 @@ comment on table cluster is 'One row. Locking it serialises changes of the catal
 comment on column cluster.revision is
     'Rises with every change of topics, partitions or broker settings, in the order of their commits.';
 comment on column cluster.broker_configs_revision is 'The revision of the last change of broker settings.';
+comment on column cluster.history is
+    'Rises whenever this database turns out to go on from a state that lacks commits (failover, restore).';
+comment on column cluster.history_identity is
+    'What the server and its files called themselves when the present history began: see storage/history.py.';
 comment on column cluster.group_configs_revision is 'The revision of the last change of settings of single groups.';
 comment on column cluster.purged_revision is
     'Deletions up to here may have left no row: who knows only an older revision reads the whole catalog.';
@@ -106,6 +112,15 @@ comment on table partition is 'The truth of a partition. Every append updates it
 comment on column partition.next_offset is 'Offset of the next record: the log end and the high watermark.';
 comment on column partition.size_bytes is 'Sum of chunk.size_bytes.';
 comment on column partition.max_timestamp_ms is 'Greatest timestamp ever appended; where chunk.running_max_timestamp_ms goes on.';
+
+create table partition_epoch (
+    partition_key  bigint  not null references partition on delete cascade,
+    leader_epoch   integer not null,
+    start_offset   bigint  not null,
+    primary key (partition_key, leader_epoch)
+);
+
+comment on table partition_epoch is 'Where each leader epoch but a partition''s first began: where the one before ended.';
 
 -- --- log -------------------------------------------------------------------------------------------------------------
 
@@ -247,11 +262,14 @@ create table node (
     listeners      jsonb   not null,
     rack           text,
     incarnation    bigint  not null default 1,
+    announced      bigint  not null default 0,
     registered_at  timestamptz not null default now(),
     expires_at     timestamptz not null
 ) with (fillfactor = 50);
 
 comment on column node.listeners is 'Listener name -> [host, port] at which its clients are told to connect.';
+comment on column node.announced is
+    'How many announcements of appends this incarnation had sent at its last renewal: who has heard fewer has missed some.';
 comment on column node.incarnation is 'Rises whenever a process registers under this id, and fences the one before it.';
 
 create table coordinator_lease (
@@ -261,11 +279,13 @@ create table coordinator_lease (
     incarnation  bigint  not null,
     lease_epoch  integer not null,
     expires_at   timestamptz not null,
+    successor    integer,
     primary key (kind, shard)
 ) with (fillfactor = 50);
 
 comment on table coordinator_lease is
     'Who may write what is in a shard of a kind (groups, transactions, jobs). lease_epoch rises with every change of owner.';
+comment on column coordinator_lease.successor is 'The node that it was handed over to, until that one has taken it.';
 
 -- --- groups and offsets ----------------------------------------------------------------------------------------------
 

@@ -34,7 +34,8 @@ class Mutant:
 def load(mutant: Mutant) -> ModuleType:
     """`gateway.coordinator.classic`, as it is with the mutant's bug."""
     kept = {name: module for name, module in sys.modules.items() if _is_reloaded(name)}
-    attributes = {name.rpartition(".")[2]: module for name, module in kept.items()}
+    children = ((name.removeprefix(f"{PACKAGE}."), module) for name, module in kept.items())
+    attributes = {child: module for child, module in children if "." not in child}
     finder = _Finder(mutant)
     for name in kept:
         del sys.modules[name]

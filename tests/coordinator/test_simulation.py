@@ -55,6 +55,24 @@ def test_a_seed_is_a_run() -> None:
 
 MUTANTS = [
     Mutant(
+        "the guard looks away",
+        "observer",
+        "            given = _without(given, taken_out)\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "an absent static member is believed to hold nothing",
+        "observer",
+        "        for partition in partitions if member_id in group.members else ():\n",
+        "        for partition in ():\n",
+    ),
+    Mutant(
+        "a claim from before the last assignment counts for nothing",
+        "observer",
+        "        for partition in () if member_id in group.watch.absent else claim.partitions:\n",
+        "        for partition in () if _is_stale(group.watch, member_id, claim) else claim.partitions:\n",
+    ),
+    Mutant(
         "the generation rises when a rebalance starts",
         "rebalance",
         "    draft.transition(GroupState.PREPARING_REBALANCE)\n",

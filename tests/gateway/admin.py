@@ -26,6 +26,7 @@ from protocol.api_keys import ApiKey
 from protocol.codec import decode, decode_request, encode, encode_response, response_class
 from protocol.errors import ErrorCode
 from protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
+from storage.history import HistoryStore
 from storage.log import LogStore
 from storage.nodes import NodeStore
 from storage.pool import Database
@@ -80,6 +81,7 @@ class AdminNode:
             metrics=unused,
             cluster_id=CLUSTER_ID,
             described_topics=DescribedTopics(),
+            history=HistoryStore(database),
         )
 
     async def ask(self, api_key: ApiKey, request: Any, version: int, *, listener: str = "PLAINTEXT") -> Any:

@@ -41,6 +41,7 @@ from protocol.messages.produce import (
     TopicProduceData,
 )
 from protocol.records import Record, build_batch, iter_records, split_batches
+from storage.history import HistoryStore
 from storage.log import LogStore
 from storage.nodes import NodeStore
 from storage.pool import Database
@@ -88,6 +89,7 @@ class DataPlane:
             metrics=Metrics(),
             cluster_id="cluster",
             described_topics=DescribedTopics(),
+            history=HistoryStore(database),
         )
 
     async def create_topic(

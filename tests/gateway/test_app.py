@@ -79,7 +79,7 @@ async def test_health_version_and_metrics(gateway: GatewayProcess) -> None:
     assert "sluice_background_failures_total{" not in text, "every background pass works"
     assert "sluice_internal_errors_total{" not in text
     loops = set(re.findall(r'^sluice_background_last_success_age_seconds\{loop="([^"]+)"\}', text, re.MULTILINE))
-    assert {"leases", "catalog", "retention", "compaction", "offset expiry"} <= loops
+    assert {"leases", "reconciliation", "retention", "compaction", "offset expiry"} <= loops
     await client.close()
 
 

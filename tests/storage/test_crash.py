@@ -10,6 +10,8 @@ import random
 import sys
 from pathlib import Path
 
+import pytest
+
 from storage.check import check
 from storage.log import LogStore
 from storage.pool import Database
@@ -26,6 +28,7 @@ LAST_STEP = 160
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.timeout(120 + 30 * KILLS)
 async def test_a_killed_process_loses_nothing_it_has_acknowledged(
     database: Database, database_url: str, make_topic: MakeTopic, tmp_path: Path
 ) -> None:

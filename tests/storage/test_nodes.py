@@ -161,7 +161,7 @@ async def test_released_leases_are_free_at_once(nodes: NodeStore, others: NodeSt
         await register(others, 2),
     )
     await nodes.acquire_leases(one, [1, 2], TTL_MS)
-    await nodes.release_leases(one)
+    await nodes.release_leases(one, {1: None, 2: None})
     assert await nodes.lease_owners() == {}
     assert epochs(await others.acquire_leases(two, [1, 2], TTL_MS)) == {1: 2, 2: 2}
 
@@ -174,3 +174,47 @@ async def test_a_shard_has_one_owner_when_many_try(database: Database) -> None:
         *(store.acquire_leases(node_id, shards, TTL_MS) for store, node_id in zip(stores, ids, strict=True))
     )
     assert sorted(lease.shard for leases in taken for lease in leases) == shards
+
+
+async def test_a_lease_that_was_handed_over_is_its_successors_for_a_while(nodes: NodeStore, others: NodeStore) -> None:
+    one, two, three = await register(nodes, 1), await register(others, 2), await register(others, 3)
+    (before,) = await nodes.acquire_leases(one, [1], TTL_MS)
+    await nodes.release_leases(one, {1: two})
+    for store, node in ((nodes, one), (others, three)):
+        assert await store.acquire_leases(node, [1], TTL_MS, grace_ms=TTL_MS) == []
+        assert await store.acquire_leases(node, [], TTL_MS, spare=[1], grace_ms=TTL_MS) == []
+    (after,) = await others.acquire_leases(two, [1], TTL_MS, grace_ms=TTL_MS)
+    assert (after.node_id, after.lease_epoch) == (two, before.lease_epoch + 1)
+    assert await nodes.renew_leases(one, [before], TTL_MS) == []
+
+    await others.release_leases(two, {1: one})
+    (taken,) = await others.acquire_leases(three, [], TTL_MS, spare=[1], grace_ms=0)
+    assert taken.node_id == three, "its successor has not come"
+
+
+async def test_what_others_should_have_is_taken_when_nobody_has_had_it_for_a_while(
+    nodes: NodeStore, others: NodeStore
+) -> None:
+    one, two = await register(nodes, 1), await register(others, 2)
+    await nodes.acquire_leases(one, [1, 2], TTL_MS)
+    await nodes.release_leases(one, {1: None, 2: None})
+    taken = await others.acquire_leases(two, [1], TTL_MS, spare=[2], grace_ms=TTL_MS)
+    assert [lease.shard for lease in taken] == [1]
+    taken = await others.acquire_leases(two, [], TTL_MS, spare=[2], grace_ms=0)
+    assert [lease.shard for lease in taken] == [2]
+
+
+async def test_a_registration_that_had_run_out_is_told(nodes: NodeStore) -> None:
+    one = await register(nodes, 1)
+    assert not await nodes.renew(one, TTL_MS)
+    assert await nodes.renew(one, 0) is False
+    assert await nodes.renew(one, TTL_MS)
+    assert not await nodes.renew(one, TTL_MS)
+
+
+async def test_a_renewal_that_crosses_the_withdrawal_does_not_begin_the_registration_again(nodes: NodeStore) -> None:
+    one = await register(nodes, 1)
+    await nodes.withdraw(one)
+    with pytest.raises(StorageConflict):
+        await nodes.renew(one, TTL_MS)
+    assert await nodes.alive() == []

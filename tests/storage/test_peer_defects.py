@@ -22,7 +22,7 @@ from storage.retention import RetentionPolicy
 from storage.types import Appended, CoordinatorLease, OffsetCommit, PartitionKey, ReadRequest, Refusal
 from tests.storage.batches import append, append_each, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
-from tests.storage.test_groups import group
+from tests.storage.test_groups import group, whole
 
 DAY_MS = 24 * 60 * 60 * 1000
 
@@ -144,10 +144,10 @@ async def test_a_zombie_writes_no_offset_before_it_is_told(
 ) -> None:
     topic = await make_topic()
     offset_store, groups = OffsetStore(database), GroupStore(database)
-    await groups.save(group(generation_id=1), leases[0])
-    await offset_store.commit([OffsetCommit(leases[0], "g", 1, topic.topic_id, 0, 10, -1, "", 1)])
-    await groups.save(group(generation_id=2), leases[0])
-    zombie = OffsetCommit(leases[0], "g", 1, topic.topic_id, 0, 99, -1, "", 1)
+    await groups.save([whole(group(generation_id=1), leases[0])])
+    await offset_store.commit([OffsetCommit(leases[0], "g", 1, topic.topic_id, 0, 10, -1, "")])
+    await groups.save([whole(group(generation_id=2), leases[0])])
+    zombie = OffsetCommit(leases[0], "g", 1, topic.topic_id, 0, 99, -1, "")
     assert await offset_store.commit([zombie]) == [Refusal.ILLEGAL_GENERATION]
     assert [offset.committed_offset for offset in await offset_store.fetch("g")] == [10]
 

@@ -266,7 +266,7 @@ async def test_leases_and_readiness_do_not_wait_for_requests(database_url: str) 
     try:
         nodes, topics = NodeStore(narrow), TopicStore(narrow)
         async with narrow.hot.connection(), narrow.cold.connection():
-            node_id = await nodes.register("localhost", 9092, None, 60_000)
+            node_id = await nodes.register("localhost:9092", {"PLAINTEXT": ("localhost", 9092)}, None, 60_000)
             await nodes.renew(node_id, 60_000)
             assert len(await nodes.acquire_leases(node_id, [0, 1], 60_000)) == 2
             assert await topics.revision() > 0

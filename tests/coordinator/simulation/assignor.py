@@ -46,6 +46,7 @@ def read(assignment: bytes, protocol_type: str) -> tuple[int, str, tuple[int, ..
     if protocol_type == CONSUMER:
         decoded = decode_assignment(assignment)
         generation_id, member_id = (decoded.user_data or b"").decode().split(" ")
-        return int(generation_id), member_id, decoded.assigned_partitions[0].partitions
+        partitions = tuple(each for topic in decoded.assigned_partitions for each in topic.partitions)
+        return int(generation_id), member_id, partitions
     generation_id, member_id, partitions = assignment.decode().split(" ")
     return int(generation_id), member_id, tuple(int(each) for each in partitions.split(",") if each)

@@ -28,7 +28,7 @@ from gateway.coordinator.model import (
     SyncGroup,
     SyncReply,
 )
-from protocol.consumer import Subscription, encode_subscription
+from protocol.consumer import Subscription, TopicPartition, encode_subscription
 from protocol.errors import ErrorCode
 
 from .assignor import CONSUMER, assign, read
@@ -67,6 +67,10 @@ class Character:
     rebalance_timeout_ms: int
     cooperative: bool
     """Joins again, with what it then owns in its metadata, after an assignment that changed what it owns."""
+    claims: bool = False
+    """Keeps its partitions while it joins, claims them, and joins again once it has let go of some (KIP-429)."""
+    claims_last_generation: bool = False
+    """Its claim names the generation that it joined last (Java), not the one that gave it them (librdkafka)."""
 
 
 class Client:
@@ -80,6 +84,9 @@ class Client:
         self.sent: list[Event] = []
         """The last few requests, for whoever wants to repeat one."""
         self._world = world
+        self.owned: frozenset[int] = frozenset()
+        """What it reads, where it `claims`."""
+        self._owned_generation_id = -1
         self._announced: tuple[int, ...] = ()
         self._topics: tuple[str, ...] = ("t",)
         self._protocol_name: str | None = None
@@ -166,6 +173,11 @@ class Client:
 
     def _metadata(self, protocol_name: str) -> bytes:
         owned = repr((protocol_name, self._announced if self.character.cooperative else ())).encode()
+        if self.character.claims:
+            partitions = (TopicPartition("t", tuple(sorted(self.owned))),) if self.owned else ()
+            last = self.character.claims_last_generation
+            generation_id = self.generation_id if last else self._owned_generation_id
+            return encode_subscription(Subscription(3, self._topics, owned, partitions, generation_id))
         if self.character.protocol_type == CONSUMER:
             return encode_subscription(Subscription(1, self._topics, owned))
         return repr(self._topics).encode() + owned
@@ -295,10 +307,26 @@ class Client:
         assigned = read(reply.assignment, self.character.protocol_type)
         self.partitions = assigned[2] if assigned is not None else ()
         self.phase = Phase.STABLE
+        if self.character.claims:
+            self._take(frozenset(self.partitions))
         self._plan(self._world.random.randint(0, 2_000), self._heartbeat)
         if self.character.cooperative and self.partitions != self._announced:
             self._announced = self.partitions
             self._plan(self._world.pause_ms(), self.join)
+
+    def _take(self, assigned: frozenset[int]) -> None:
+        """What is to be let go of is read until the application has done so; that is told by joining again."""
+        let_go = self.owned - assigned
+        self.owned |= assigned
+        self._owned_generation_id = self.generation_id
+        self._world.owns(self)
+
+        def revoke() -> None:
+            self.owned -= let_go
+            self.join()
+
+        if let_go:
+            self._plan(self._world.pause_ms(500), revoke)
 
     def _beaten(self, event: Event, reply: HeartbeatReply | OffsetCommitReply) -> None:
         """Only an answer for the current generation says anything."""
@@ -311,6 +339,10 @@ class Client:
         self._start_over(reply.error)
 
     def _start_over(self, error: ErrorCode) -> None:
+        if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
+            # Its partitions are lost.
+            self.owned = frozenset()
+            self._owned_generation_id = self.generation_id = -1
         if error is ErrorCode.UNKNOWN_MEMBER_ID:
             self.member_id = NO_ID
             self.generation_id = -1

@@ -223,6 +223,8 @@ class Referee:
         if isinstance(event, SyncGroup) and before.state is COMPLETING and after.state is STABLE:
             sent = dict(event.assignments)
             self._assigned = {_slot(before, key): sent.get(key, b"") for key in before.members}
+            if self._settings.group_cooperative_guard:
+                self._assigned = {_slot(after, key): member.assignment for key, member in after.members.items()}
         self._listen(before, event, taken, now_ms)
         if before.state is EMPTY and after.state is PREPARING:
             self._initial_delay_ends_ms = now_ms + self._settings.group_initial_rebalance_delay_ms

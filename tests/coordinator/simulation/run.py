@@ -30,6 +30,7 @@ FOUL_MS = 30_000
 SETTLE_MS = 240_000
 SETTLE_CHECK_MS = 1_000
 MAX_CLIENTS = 6
+COOPERATIVE = "cooperative-sticky"
 COMPATIBLE = (("range",), ("range", "roundrobin"), ("roundrobin", "range"), ("sticky", "range"))
 
 
@@ -56,16 +57,22 @@ class Play:
     def __init__(self, seed: int, coordinator: ModuleType) -> None:
         self.world = world = World(seed)
         chance = world.random
+        guarded = seed % 4 == 3
+        """Everyone keeps to KIP-429 but the leaders, who give partitions away that others claim."""
         self.settings = Settings(
             group_initial_rebalance_delay_ms=chance.choice((0, 0, 50, 3_000)),
             group_max_size=chance.choice((2**31 - 1,) * 6 + (3,)),
             new_member_join_timeout_ms=chance.choice((20_000, 300_000)),
             group_connection_grace_ms=chance.choice((-1, 0, 1_000, 10_000)),
+            group_cooperative_guard=guarded,
         )
         self.server = world.server = Server(world, coordinator, self.settings)
         self.clients: list[Client] = []
         self._calm = False
         self._protocol_type = chance.choice((CONSUMER, CONSUMER, CONSUMER, "connect"))
+        if guarded:
+            self._protocol_type = CONSUMER
+            world.owns = self._check_sole_owner
         world.weather = chance.choice(
             (
                 CALM,
@@ -99,7 +106,8 @@ class Play:
             (2, self._to_one(Client.join_with_foreign_protocols)),
             (4, self._to_one(Client.commit)),
             (3, self._restart_static),
-            (4, self._repeat_something_old),
+            # What arrives again later lies about what its member claims by then.
+            *(() if self.settings.group_cooperative_guard else ((4, self._repeat_something_old),)),
             (2, self._administer),
             (2, self.server.tick),
             (1, self.server.crash),
@@ -134,16 +142,23 @@ class Play:
             chance = self.world.random
             static = chance.random() < 0.3
             foreign = chance.random() < 0.03
+            guarded = self.settings.group_cooperative_guard
             self._start(
                 f"c{number}",
                 Character(
                     instance_id=f"i{number}" if static else None,
                     join_version=chance.choice((5, 8, 9)) if static else chance.choice((2, 4, 4, 9)),
                     protocol_type=self._protocol_type,
-                    protocol_names=("foreign",) if foreign else chance.choice(COMPATIBLE),
+                    protocol_names=("foreign",)
+                    if foreign
+                    else (COOPERATIVE,)
+                    if guarded
+                    else chance.choice(COMPATIBLE),
                     session_timeout_ms=chance.choice((6_000, 10_000)),
                     rebalance_timeout_ms=chance.choice((5_000, 15_000)),
-                    cooperative=chance.random() < 0.3,
+                    cooperative=chance.random() < 0.3 and not guarded,
+                    claims=guarded and not foreign,
+                    claims_last_generation=guarded and chance.random() < 0.5,
                 ),
             )
 
@@ -201,6 +216,16 @@ class Play:
 
         return Connection(self.world, name, ignore, lambda: None)
 
+    def _check_sole_owner(self, client: Client) -> None:
+        """Nobody reads what another member still reads; who is out of the group but does not know it is no member."""
+        members = self.server.group.members
+        if not self.server.up or client.member_id not in members:
+            return
+        for other in self.living():
+            both = client.owned & other.owned
+            if both and other is not client and other.member_id in members:
+                raise FoulError(f"{sorted(both)} are read by {client.name} and {other.name}")
+
     # --- calm ---------------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
@@ -229,6 +254,8 @@ class Play:
             return "" if group.state is GroupState.EMPTY else f"an abandoned group is {group.state}"
         if group.state is not GroupState.STABLE or group.pending_sync:
             return f"{group.state}, awaiting {set(group.pending_sync)}"
+        if group.watch.follow_up_ms is not None:
+            return "partitions are withheld"
         behind = [
             client.name
             for client in living

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from gateway.coordinator.model import ConnectionId, Event, MemberId, Reply, RequestId
 
 if TYPE_CHECKING:
+    from .clients import Client
     from .server import Server
 
 
@@ -46,6 +47,8 @@ class World:
         self.now_ms = 1_000_000
         self.told: list[str] = []
         self.server: Server
+        self.owns: Callable[[Client], None] = lambda client: None
+        """Is told whenever a client begins to read partitions that it claims."""
         self._agenda: list[tuple[int, int, Callable[[], None]]] = []
         self._last = 0
 

@@ -12,7 +12,6 @@ from uuid import uuid4
 import pytest
 
 from gateway.apis.fetch import fetch
-from gateway.log import tail
 from gateway.net import pieces
 from gateway.net.holdings import Holdings
 from protocol.api_keys import ApiKey
@@ -280,7 +279,6 @@ async def test_an_append_during_a_long_look_ends_the_wait(warm: DataPlane, monke
     """To a partition that was looked at already."""
     fetch_module = importlib.import_module("gateway.apis.fetch")
     monkeypatch.setattr(fetch_module, "AT_ONCE_PARTS", 1)
-    monkeypatch.setattr(fetch_module, "LOOK_AGAIN_S", LONG_MS / 1000)
     monkeypatch.setattr(pieces, "TURN_S", 0.0)
     topic = await warm.create_topic("t", 2)
     await warm.fill(topic, [300], partition=0)
@@ -303,31 +301,17 @@ async def test_an_append_during_a_long_look_ends_the_wait(warm: DataPlane, monke
     assert sizes(await answer_of(task)) == [[250], []]
 
 
-async def test_a_waiting_fetch_that_looks_again_goes_on_waiting(
-    warm: DataPlane, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.import_module("gateway.apis.fetch"), "LOOK_AGAIN_S", 0.001)
+async def test_a_waiting_fetch_that_is_woken_for_nothing_goes_on_waiting(warm: DataPlane) -> None:
     topic = await warm.create_topic("t")
-    looks = 0
-    enough = asyncio.Event()
-    read = warm.tail.read
-
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        nonlocal looks
-        looks += 1
-        if looks == 10:
-            enough.set()
-        return read(*args, **kwargs)
-
-    monkeypatch.setattr(warm.tail, "read", counted)
-    task = await parked(warm, warm.fetch([(topic, at(0))], max_wait_ms=5000))
-    loop = asyncio.get_running_loop()
-    started_s = loop.time()
-    await asyncio.wait_for(enough.wait(), WITHIN_S)
-    await asyncio.sleep(0.02)
-    assert looks <= 20 + 2000 * (loop.time() - started_s), "about once for each millisecond"
     await warm.fill(topic, [300])
-    assert sizes(await answer_of(task)) == [[300]]
+    task = await parked(warm, warm.fetch([(topic, at(1))], max_wait_ms=LONG_MS))
+    for _ in range(10):
+        warm.tail.log_start_moved(topic.partitions[0].partition_key, 0)
+        await asyncio.sleep(0)
+        assert warm.tail.parked_count == 1
+    assert not task.done()
+    await warm.fill(topic, [250])
+    assert sizes(await answer_of(task)) == [[250]]
 
 
 async def test_no_wait_where_nothing_is_to_be_waited_for(node: DataPlane) -> None:
@@ -404,31 +388,6 @@ async def test_a_reader_that_goes_away_leaves_no_watch(warm: DataPlane) -> None:
     await asyncio.gather(task, return_exceptions=True)
     partition = warm.tail._partitions[topic.partitions[0].partition_key]  # pyright: ignore[reportPrivateUsage]
     assert not partition.watches
-
-
-async def test_another_nodes_append_ends_the_wait(warm: DataPlane, database_url: str) -> None:
-    topic = await warm.create_topic("t")
-    await warm.fill(topic, [300])
-    async with data_plane(database_url, name="node-2") as other:
-        await warm.membership.renew()
-        task = await parked(warm, warm.fetch([(topic, at(1))], max_wait_ms=LONG_MS))
-        await other.fill(topic, [400])
-        assert sizes(await answer_of(task)) == [[400]]
-
-
-async def test_what_another_node_appended_before_it_went_is_found(
-    warm: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(tail, "DOUBT_S", 0.0)
-    monkeypatch.setattr(tail, "DOUBTFUL_AGE_S", 0.0)
-    topic = await warm.create_topic("t")
-    await warm.fill(topic, [300])
-    async with data_plane(database_url, name="node-2") as other:
-        await warm.membership.renew()
-        await other.fill(topic, [400])
-        await other.membership.withdraw()
-    await warm.membership.renew()
-    assert sizes(await warm.fetch([(topic, at(1))])) == [[400]]
 
 
 # --- other nodes, lost storage ---------------------------------------------------------------------------------------

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.cluster.leases import SHARDS, Leases, shard_of
+from gateway.cluster.leases import SHARDS, Leases, boot_time_s, shard_of
 from gateway.cluster.membership import Membership
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError, StorageUnavailable
@@ -120,17 +121,116 @@ async def test_a_second_node_takes_what_is_free_and_points_to_the_first(database
     assert {lease.lease_epoch for lease in second.acquired} == {first.acquired[0].lease_epoch + 1}
 
 
-async def test_whoever_is_asked_looks_up_who_coordinates_and_takes_what_was_given_back(database: Database) -> None:
+async def test_whoever_is_asked_looks_up_who_coordinates_and_takes_its_share_of_what_was_given_back(
+    database: Database,
+) -> None:
     first, second, third = [await Node(database, port).start() for port in (9092, 9093, 9094)]
     await first.leases.release()
     await first.membership.withdraw()
-    await second.leases.look_up(["group"])
-    assert second.leases.coordinator_of("group") == second.membership.self_node
-    assert second.leases.held == SHARDS
-    assert third.leases.coordinator_of("group") == first.membership.self_node, "as of its last pass"
-    await third.leases.look_up(["group"])
-    assert third.leases.coordinator_of("group") == second.membership.self_node
-    assert third.leases.held == 0
+    groups = [f"group-{number}" for number in range(100)]
+    await second.leases.look_up(groups)
+    assert second.leases.held == SHARDS // 2
+    await third.leases.look_up(groups)
+    assert third.leases.held == SHARDS // 2
+    await second.leases.look_up(groups)
+    for group in groups:
+        assert second.leases.coordinator_of(group) == third.leases.coordinator_of(group) != first.membership.self_node
+
+
+async def _settle(*nodes: Node) -> None:
+    """Passes of all nodes until nothing is handed over any more."""
+    for _ in range(3 * SHARDS):
+        more = False
+        for node in nodes:
+            await node.membership.renew()
+            await node.leases.renew()
+            more = await node.leases.balance() or more
+        if not more:
+            break
+    for node in nodes:
+        await node.leases.renew()
+
+
+async def test_shards_are_handed_over_one_by_one_until_every_node_has_its_share(database: Database) -> None:
+    first, second = await Node(database, 9092).start(), await Node(database, 9093).start()
+    await first.membership.renew()
+    assert await first.leases.balance()
+    assert (first.leases.held, first.leases.handed_over, len(first.lost)) == (SHARDS - 1, 1, 1)
+    (moved,) = first.lost
+    await second.leases.renew()
+    assert [lease.shard for lease in second.acquired] == [moved]
+    assert second.acquired[0].lease_epoch == 2
+
+    third = await Node(database, 9094).start()
+    await _settle(first, second, third)
+    held = [node.leases.held for node in (first, second, third)]
+    assert sorted(held) == [16, 17, 17]
+    assert len({lease.shard for node in (first, second, third) for lease in node.leases.current()}) == SHARDS
+    assert not await first.leases.balance()
+
+
+async def test_between_two_owners_clients_are_sent_to_the_next(database: Database) -> None:
+    first, second = await Node(database, 9092).start(), await Node(database, 9093).start()
+    await first.membership.renew()
+    await first.leases.balance()
+    (moved,) = first.lost
+    group = next(name for name in map(str, range(10_000)) if shard_of(name) == moved)
+    await first.leases.look_up([group])
+    assert first.leases.lease_for(group) is None
+    assert first.leases.coordinator_of(group) == second.membership.self_node
+    await second.leases.renew()
+    assert second.leases.lease_for(group) is not None
+
+
+async def test_a_shard_with_a_rebalance_under_way_is_handed_over_last(database: Database) -> None:
+    first, second = await Node(database, 9092, 600_000).start(), await Node(database, 9093, 600_000).start()
+    await first.membership.renew()
+    unrest = set(range(0, SHARDS, 2))
+    first.leases.in_unrest = lambda: unrest
+    for _ in range(SHARDS):
+        assert await first.leases.balance()
+        await second.leases.renew()
+    assert not unrest & set(first.lost)
+    assert 0 < second.leases.held < SHARDS // 2
+    first.now += 61.0
+    await first.leases.renew()
+    await first.leases.balance()
+    assert len(unrest & set(first.lost)) == 1, "one that never comes to rest is not waited for for ever"
+
+
+async def test_a_node_that_stops_leaves_each_shard_to_its_successor(database: Database) -> None:
+    nodes = [await Node(database, port).start() for port in (9092, 9093, 9094)]
+    await _settle(*nodes)
+    first, second, third = nodes
+    before = {node: {lease.shard for lease in node.leases.current()} for node in (second, third)}
+    await first.leases.release()
+    await first.membership.withdraw()
+    await first.leases.renew()
+    assert first.leases.held == 0, "it takes nothing back"
+    for node in (second, third):
+        await node.membership.renew()
+        await node.leases.renew()
+        assert before[node] <= {lease.shard for lease in node.leases.current()}
+    assert second.leases.held == third.leases.held == SHARDS // 2
+
+
+async def test_a_killed_nodes_shards_are_shared_by_the_others(database: Database) -> None:
+    nodes = [await Node(database, port, ttl_ms=300).start() for port in (9092, 9093, 9094)]
+    await _settle(*nodes)
+    _, second, third = nodes
+    async with asyncio.timeout(20):
+        while second.leases.held + third.leases.held < SHARDS:
+            for node in (second, third):
+                node.now += 0.05
+                await node.membership.renew()
+                await node.leases.renew()
+            await asyncio.sleep(0.05)
+    await _settle(second, third)
+    assert second.leases.held == third.leases.held == SHARDS // 2
+
+
+def test_leases_are_counted_on_a_clock_that_goes_on_while_the_machine_sleeps() -> None:
+    assert abs(boot_time_s() - time.clock_gettime(time.CLOCK_BOOTTIME)) < 5
 
 
 async def test_those_who_ask_at_the_same_time_share_one_look_that_began_after_they_asked(
@@ -189,3 +289,11 @@ async def test_leaders_are_spread_over_the_live_nodes(database: Database) -> Non
     await first.membership.renew()
     leaders = {first.membership.leader_of(PartitionKey(key)).node_id for key in range(10)}
     assert leaders == {NodeId(1), NodeId(2)}
+
+
+async def test_a_node_that_has_withdrawn_is_not_brought_back_by_its_last_passes(database: Database) -> None:
+    first, second = await Node(database, 9092).start(), await Node(database, 9093).start()
+    await first.membership.withdraw()
+    await first.membership.renew()
+    await second.membership.renew()
+    assert [node.node_id for node in second.membership.alive()] == [second.membership.node_id]

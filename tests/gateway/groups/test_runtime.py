@@ -19,6 +19,7 @@ from gateway.coordinator.facts import (
     GenerationStarted,
     MemberJoined,
     MemberRejoined,
+    ProtocolViolated,
     RebalanceBegun,
 )
 from gateway.coordinator.machine import Machines
@@ -237,7 +238,12 @@ async def test_readers_hear_facts_once_they_are_stored_and_before_anyone_is_answ
     node: GroupNode, database_url: str
 ) -> None:
     heard: list[tuple[str, tuple[Fact, ...]]] = []
-    node.groups.readers.append(lambda group_id, facts: heard.append((group_id, facts)))
+
+    def hear(group_id: str, facts: tuple[Fact, ...]) -> None:
+        # These members' bytes are no consumer's, which the observer says besides.
+        heard.append((group_id, tuple(fact for fact in facts if not isinstance(fact, ProtocolViolated))))
+
+    node.groups.readers.append(hear)
     first, second = node.member(G, "c1"), node.member(G, "c2")
     await settle(first)
     assert [type(fact) for _, facts in heard for fact in facts] == [
@@ -278,7 +284,8 @@ async def test_a_write_fenced_by_another_owner_sends_everyone_of_the_shard_away(
 ) -> None:
     first, second = node.member(G, "c1"), node.member(G, "c2")
     await settle(first)
-    await node.database.hot.fetch("update coordinator_lease set expires_at = now() - interval '1 second'")
+    for table in ("node", "coordinator_lease"):
+        await node.database.hot.fetch(f"update {table} set expires_at = now() - interval '1 second'")
     async with group_node(database_url, port=9093) as successor:
         taken_over = successor.member(G, "d1")
         taken_over.member_id, taken_over.generation_id = first.member_id, first.generation_id

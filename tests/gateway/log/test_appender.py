@@ -194,7 +194,7 @@ async def test_lost_storage_fails_the_commit_and_not_the_next(node: DataPlane, d
         with pytest.raises(StorageUnavailable):
             await during
     loop = asyncio.get_running_loop()
-    max_age_s = node.tail.max_age_s(loop.time(), alone_since_s=float("-inf"))
+    max_age_s = node.tail.max_age_s(loop.time())
     assert max_age_s < float("inf"), "it may have been committed all the same"
     assert appended(await queued) == 0
     assert node.appender.queued_bytes == 0

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from gateway.log.tail import DOUBT_S, ENTRY_OVERHEAD_BYTES, Tail, TailRead, Watch
+from gateway.log.tail import DOUBT_S, DOUBTFUL_AGE_S, ENTRY_OVERHEAD_BYTES, Tail, TailRead, Watch
 from storage.types import PartitionKey, PartitionState
 
 P0 = PartitionKey(10)
@@ -162,36 +162,61 @@ def test_an_old_high_watermark_is_not_believed_for_ever() -> None:
     assert tail.known(P0, 101.1, 1.0) is None
 
 
-ALWAYS_ALONE = float("-inf")
+def test_an_end_is_believed_for_ever_while_everybody_elses_appends_are_told_of() -> None:
+    assert Tail(10**6).max_age_s(50.0) == float("inf")
 
 
-def test_an_end_is_believed_for_ever_while_only_this_node_appends() -> None:
-    assert Tail(10**6).max_age_s(50.0, alone_since_s=ALWAYS_ALONE) == float("inf")
+def is_believed(tail: Tail, now_s: float) -> bool:
+    return tail.known(P0, now_s, tail.max_age_s(now_s)) is not None
 
 
-def is_believed(tail: Tail, now_s: float, alone_since_s: float) -> bool:
-    return tail.known(P0, now_s, tail.max_age_s(now_s, alone_since_s=alone_since_s)) is not None
-
-
-@pytest.mark.parametrize("cause", ["a commit of unknown outcome", "another node"])
+@pytest.mark.parametrize("cause", ["a commit of unknown outcome", "nobody tells"])
 def test_an_end_from_before_others_may_have_appended_is_asked_for_again_however_late(cause: str) -> None:
     tail = Tail(10**6)
     tail.observe(P0, state(0, 7), 40.0)
-    alone_since_s = ALWAYS_ALONE
-    if cause == "another node":
-        assert is_believed(tail, 41.0, float("inf"))
-        assert not is_believed(tail, 41.1, float("inf"))
-        alone_since_s = 50.0
+    settled_s = 50.0 + DOUBT_S
+    if cause == "nobody tells":
+        tail.trust_since(float("inf"))
+        assert is_believed(tail, 40.0 + DOUBTFUL_AGE_S)
+        assert not is_believed(tail, 40.1 + DOUBTFUL_AGE_S)
+        tail.trust_since(settled_s)
     else:
         tail.doubt(50.0)
-    settled_s = 50.0 + DOUBT_S
-    for now_s in (51.1, settled_s - 1, settled_s, settled_s + 1, settled_s + 10**6):
-        assert not is_believed(tail, now_s, alone_since_s), now_s
+    for now_s in (40.1 + DOUBTFUL_AGE_S, settled_s - 1, settled_s, settled_s + 1, settled_s + 10**6):
+        assert not is_believed(tail, now_s) or now_s < 50.0, now_s
+    assert tail.doubtful(settled_s - 0.1)
+    assert not tail.doubtful(settled_s)
     tail.observe(P0, state(0, 7), settled_s - 1)
-    assert is_believed(tail, settled_s, alone_since_s)
-    assert not is_believed(tail, settled_s + 0.1, alone_since_s), "what was read during the doubt ages as well"
+    assert is_believed(tail, settled_s)
+    assert not is_believed(tail, settled_s - 0.9 + DOUBTFUL_AGE_S), "what was read during the doubt ages as well"
     tail.observe(P0, state(0, 7), settled_s)
-    assert is_believed(tail, settled_s + 10**6, alone_since_s)
+    assert is_believed(tail, settled_s + 10**6)
+
+
+def test_an_announced_end_is_believed_until_it_has_been_read() -> None:
+    tail = Tail(10**6)
+    tail.observe(P0, state(0, 7), 40.0)
+    tail.heard(P0, 7)
+    assert is_believed(tail, 50.0), "nothing new"
+    tail.heard(P0, 9)
+    assert not is_believed(tail, 50.0)
+    tail.observe(P0, state(0, 8), 50.0)
+    assert not is_believed(tail, 50.0), "a read from before the announced append"
+    tail.observe(P0, state(0, 9), 51.0)
+    assert is_believed(tail, 10**6)
+    tail.heard(P1, 3)
+    assert tail.known(P1, 50.0) is None, "what nobody reads here is not remembered"
+
+
+async def test_an_announcement_wakes_who_waits() -> None:
+    tail = Tail(10**6)
+    tail.observe(P0, state(0, 7), 40.0)
+    watch = tail.watch([P0])
+    assert tail.watched() == [P0]
+    tail.heard(P0, 8)
+    await asyncio.wait_for(watch.wait(10**6, 60.0), 5.0)
+    watch.close()
+    assert tail.watched() == []
 
 
 def test_the_oldest_batch_of_the_node_goes_first() -> None:

@@ -1,0 +1,135 @@
+"""Makes what this node holds equal to what is committed: topics, and through them tails and parked fetches.
+
+The one idea: level-triggered. A wake-up says that something may have changed, never what: each pass looks at the
+committed revision, decides by values alone what is missing, stale or a ghost here (`decide`), and hands that over as
+operations to the one synchronous function that changes the node's picture (`Catalog.perform`). A hint wakes the loop
+after every change, a tick when hints are lost, a request for the newest state when a client asks for it; a pass that
+finds the revision it knows does nothing else.
+
+Who is alive and who coordinates is reconciled by a loop of its own (`keep_place`), so that no amount of topics delays
+a lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+
+import structlog
+
+from gateway.cluster.leases import HAND_OVER_INTERVAL_S, Leases
+from gateway.cluster.membership import Membership
+from gateway.cluster.wake import TICK, Wake
+from gateway.log.catalog import Catalog
+
+log = structlog.stdlib.get_logger(__name__)
+
+REPEATED_FAILURES = 10
+"""Equal failures in a row from which one is an operator's business; told again at each doubling."""
+
+
+class Reconciler:
+    """`converge` and `keep_place` are passes of a supervisor, each of which waits for its own wake-up."""
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        membership: Membership,
+        leases: Leases,
+        *,
+        interval_ms: int,
+        ttl_ms: int,
+        observe_pass: Callable[[str, bool, float], None] = lambda trigger, skipped, seconds: None,
+        observe_failure: Callable[[str], None] = lambda cause: None,
+    ) -> None:
+        """`observe_pass` is told of every pass: trigger, whether there was nothing to do, and seconds."""
+        self._catalog = catalog
+        self._membership = membership
+        self._leases = leases
+        self._interval_s = interval_ms / 1000
+        self._ttl_s = ttl_ms / 1000
+        self._observe_pass = observe_pass
+        self._observe_failure = observe_failure
+        self._failures: dict[str, int] = {}
+        self._revision_heard = 0
+        self._handed_over_s = float("-inf")
+        self._more = False
+        self._timer: asyncio.TimerHandle | None = None
+        self.metadata_wake = Wake()
+        self.nodes_wake = Wake()
+
+    # --- hints ----------------------------------------------------------------------------------------------------
+
+    def revision_heard(self, payload: str) -> None:
+        """A change of the catalog was committed somewhere."""
+        if payload.isascii() and payload.isdigit():
+            self._revision_heard = max(self._revision_heard, int(payload))
+        if self.revision_lag:
+            self.metadata_wake("notified")
+
+    def nodes_heard(self, payload: str) -> None:
+        """A node came or went, or gave leases up."""
+        self.nodes_wake("notified")
+
+    def hearing(self) -> None:
+        """Hints arrive again; those in between were lost."""
+        self.metadata_wake("reconnected")
+        self.nodes_wake("reconnected")
+
+    @property
+    def revision_lag(self) -> int:
+        """Committed changes that this node has heard of and does not know yet."""
+        return max(self._revision_heard - self._catalog.revision, 0)
+
+    # --- passes ---------------------------------------------------------------------------------------------------
+
+    async def converge(self) -> None:
+        """Waits for a reason or the interval, then one pass. Raises StorageError."""
+        trigger = await self.metadata_wake.wait(self._interval_s)
+        started = time.perf_counter()
+        before = self._catalog.revision
+        try:
+            await self._catalog.refresh_if_changed()
+        except Exception as error:
+            self._failed("look", error)
+            raise
+        self._failures.clear()
+        self._observe_pass(trigger, self._catalog.revision == before, time.perf_counter() - started)
+
+    async def keep_place(self) -> None:
+        """Waits for a reason or a fifth of the time to live, then: prolong the registration and the leases, learn who
+        is alive, take what this node should coordinate, hand over what it should not. Raises StorageError."""
+        trigger = await self.nodes_wake.wait(self._ttl_s / 5)
+        try:
+            # A database that does not answer must not keep this from trying again while the leases still hold.
+            async with asyncio.timeout(self._ttl_s / 2):
+                await self._membership.renew()
+                await self._leases.renew()
+                more = await self._hand_over()
+        except Exception as error:
+            self._failed("place", error)
+            raise
+        if more and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(HAND_OVER_INTERVAL_S, self._hand_over_next)
+        elif trigger != TICK:
+            log.debug("place kept", trigger=trigger, leases=self._leases.held)
+
+    def _hand_over_next(self) -> None:
+        self._timer = None
+        self.nodes_wake("hand over")
+
+    async def _hand_over(self) -> bool:
+        """One shard at most in HAND_OVER_INTERVAL_S, whatever wakes the loop; whether there are more."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s < self._handed_over_s + HAND_OVER_INTERVAL_S:
+            return self._more
+        self._handed_over_s = now_s
+        self._more = await self._leases.balance()
+        return self._more
+
+    def _failed(self, cause: str, error: Exception) -> None:
+        self._observe_failure(cause)
+        count = self._failures[cause] = self._failures.get(cause, 0) + 1
+        if (count >= REPEATED_FAILURES and count & (count - 1) == 0) or count == REPEATED_FAILURES:
+            log.error("reconciliation keeps failing", cause=cause, failures=count, error=str(error))

@@ -1,0 +1,37 @@
+"""A loop's wake-up: any number of reasons to run, one run.
+
+The one idea: a channel that holds one token. Who has a reason to wake the loop puts it in; a second one merges into the
+first. What the reason was is only counted: a pass looks at everything by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+
+TICK = "tick"
+"""Nobody woke the loop: its interval has passed."""
+
+
+class Wake:
+    def __init__(self) -> None:
+        self._event = asyncio.Event()
+        self._trigger = TICK
+        self.merged = 0
+        """Reasons that found another one waiting."""
+
+    def __call__(self, trigger: str) -> None:
+        if self._event.is_set():
+            self.merged += 1
+        else:
+            self._trigger = trigger
+            self._event.set()
+
+    async def wait(self, timeout_s: float) -> str:
+        """The first reason since the last call, now or within the time; TICK when there is none."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._event.wait(), timeout_s)
+        if not self._event.is_set():
+            return TICK
+        self._event.clear()
+        return self._trigger

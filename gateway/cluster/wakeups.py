@@ -1,0 +1,226 @@
+"""Tells the other nodes of appends, and wakes the fetches that are parked here when they tell of theirs.
+
+The one idea: an announcement is a hint, numbered. After a commit, never inside it, a node says which partitions ended
+where: at once when it was quiet, else what has gathered in ANNOUNCE_INTERVAL_S together, since Postgres commits those
+who notify one after the other. Who hears of an end beyond what it knows wakes the fetches that wait there. As long as
+a node hears everything, an end that nobody announced a change of stands, and a parked fetch asks Postgres nothing.
+
+What may have been missed is found without a question: each node stores with its registration how many announcements it
+had sent, and who heard fewer, who has just begun to hear, or whose neighbour died with something unsaid looks at the
+partitions that somebody waits for, all in one query.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+
+import structlog
+
+from gateway.cluster.membership import Membership
+from gateway.log.tail import Tail
+from storage.errors import StorageError
+from storage.types import Node, PartitionKey, PartitionState
+
+log = structlog.get_logger(__name__)
+
+ANNOUNCE_INTERVAL_S = 0.005
+"""At most so often: two hundred a second and node."""
+
+MAX_PAYLOAD_BYTES = 7_000
+"""Postgres takes 7,999."""
+
+MAX_GATHERED = 20_000
+"""Partitions whose ends wait to be announced; where there are more, others are told to look for themselves."""
+
+LOOK_INTERVAL_S = 1.0
+"""How often waited-for partitions are read while their ends are in doubt."""
+
+MAX_LOOKED_AT = 5_000
+"""Partitions read by one query."""
+
+UNKNOWN = "?"
+"""In place of ends: something may have been appended, or will be, that no announcement tells of."""
+
+Announce = Callable[[Sequence[str]], Awaitable[None]]
+ReadStates = Callable[[Iterable[PartitionKey]], Awaitable[Mapping[PartitionKey, PartitionState]]]
+
+
+class Wakeups:
+    """`appended` and `in_doubt` are called by the appender, `heard` with payloads, `hearing` and `deaf` by the
+    listener. `announce_all` and `look` are passes of a supervisor."""
+
+    def __init__(
+        self,
+        tail: Tail,
+        membership: Membership,
+        announce: Announce,
+        read_states: ReadStates,
+    ) -> None:
+        self._tail = tail
+        self._membership = membership
+        self._announce = announce
+        self._read_states = read_states
+        self._ends: dict[PartitionKey, int] = {}
+        self._unknown = False
+        self._gathered = asyncio.Event()
+        self._sent = 0
+        self._heard: dict[tuple[int, int], int] = {}
+        self._promised: dict[tuple[int, int], int] = {}
+        self._look_at = asyncio.Event()
+        self._hears = False
+        self.counts = {"sent": 0, "merged": 0, "heard": 0, "missed": 0}
+        """Payloads sent and heard, ends that were announced together with a later one, looks because of a gap."""
+        tail.trust_since(float("inf"))
+
+    # --- telling --------------------------------------------------------------------------------------------------
+
+    def appended(self, key: PartitionKey, high_watermark: int) -> None:
+        """A commit has become durable. Nobody is told while there is nobody."""
+        if len(self._membership.alive()) == 1:
+            return
+        if key in self._ends:
+            self.counts["merged"] += 1
+        elif len(self._ends) >= MAX_GATHERED:
+            self._unknown = True
+            self._ends.clear()
+        if high_watermark > self._ends.get(key, -1):
+            self._ends[key] = high_watermark
+        self._gathered.set()
+
+    @property
+    def announced(self) -> int:
+        """Announcements that have been sent."""
+        return self._sent
+
+    def in_doubt(self) -> None:
+        """A commit ended without an outcome: it may become durable behind everybody's back."""
+        if len(self._membership.alive()) > 1:
+            self._unknown = True
+            self._gathered.set()
+
+    async def announce_all(self) -> None:
+        """Waits until there is something to tell, and tells it. Raises StorageError; what was to be told then is
+        replaced by the advice to look."""
+        await self._gathered.wait()
+        self._gathered.clear()
+        payloads = self._payloads()
+        try:
+            await self._announce(payloads)
+        except StorageError:
+            self._unknown = True
+            self._gathered.set()
+            raise
+        self._sent += len(payloads)
+        self.counts["sent"] += len(payloads)
+        await asyncio.sleep(ANNOUNCE_INTERVAL_S)
+
+    def _payloads(self) -> list[str]:
+        ends, unknown = self._ends, self._unknown
+        self._ends, self._unknown = {}, False
+        bodies: list[str] = [UNKNOWN] if unknown else []
+        part: list[str] = []
+        size = 0
+        for key, end in ends.items():
+            text = f"{key}={end}"
+            if size + len(text) > MAX_PAYLOAD_BYTES:
+                bodies.append(",".join(part))
+                part, size = [], 0
+            part.append(text)
+            size += len(text) + 1
+        if part:
+            bodies.append(",".join(part))
+        node = self._membership.self_node
+        return [
+            f"{node.node_id}.{node.incarnation}:{number}:{body}" for number, body in enumerate(bodies, self._sent + 1)
+        ]
+
+    # --- hearing --------------------------------------------------------------------------------------------------
+
+    def hearing(self) -> None:
+        """The listener hears. What was read before may have been overtaken."""
+        self._hears = True
+        self._heard.clear()
+        self._promised.clear()
+        self._trust_from_now()
+
+    def deaf(self) -> None:
+        """The listener does not hear: what is known is believed for a moment only."""
+        self._hears = False
+        self._tail.trust_since(float("inf"))
+        self._look_at.set()
+
+    def heard(self, payload: str) -> None:
+        """Another node's announcement, or an echo of this one's own."""
+        try:
+            sender, number_text, body = payload.split(":")
+            node_id, incarnation = map(int, sender.split("."))
+            number = int(number_text)
+            ends = [] if body == UNKNOWN else [tuple(map(int, end.split("="))) for end in body.split(",")]
+            pairs = [(PartitionKey(key), end) for key, end in ends]
+        except ValueError:
+            log.warning("an announcement that is none", payload=payload[:100])
+            return
+        me = self._membership.self_node
+        if (node_id, incarnation) == (me.node_id, me.incarnation):
+            return
+        self.counts["heard"] += 1
+        expected = self._heard.get((node_id, incarnation), number - 1) + 1
+        self._heard[node_id, incarnation] = max(number, expected - 1)
+        if number > expected:
+            self._missed(f"{number - expected} announcements of node {node_id}")
+        if body == UNKNOWN:
+            self._tail.doubt(asyncio.get_running_loop().time())
+            self._look_at.set()
+        for key, end in pairs:
+            self._tail.heard(key, end)
+
+    def nodes_seen(self, alive: Sequence[Node], gone: bool) -> None:
+        """A pass has read who is alive. `gone`: somebody is not any more, perhaps with something unsaid."""
+        me = self._membership.self_node
+        others = {(int(node.node_id), node.incarnation): node.announced for node in alive if node.node_id != me.node_id}
+        for sender, promised in self._promised.items():
+            # Of the pass before: what was sent at that time has arrived by now, or never will.
+            if sender in others and promised > self._heard[sender]:
+                self._heard[sender] = promised
+                self._missed(f"announcements of node {sender[0]}")
+        for sender, announced in others.items():
+            self._heard.setdefault(sender, announced)
+        for sender in self._heard.keys() - others.keys():
+            del self._heard[sender]
+        self._promised = others
+        if gone:
+            self._tail.doubt(asyncio.get_running_loop().time())
+            self._look_at.set()
+
+    def registered(self) -> None:
+        """This node has been registered (again): those who do not know of it yet announce nothing."""
+        if self._hears:
+            self._trust_from_now()
+
+    def _missed(self, what: str) -> None:
+        self.counts["missed"] += 1
+        log.info("announcements missed", missed=what)
+        self._trust_from_now()
+
+    def _trust_from_now(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        self._tail.trust_since(max(now_s, self._membership.known_since_s))
+        self._look_at.set()
+
+    # --- looking --------------------------------------------------------------------------------------------------
+
+    async def look(self) -> None:
+        """Waits until ends are in doubt, and reads those that somebody waits for. Raises StorageError."""
+        loop = asyncio.get_running_loop()
+        if not self._tail.doubtful(loop.time()):
+            await self._look_at.wait()
+        # Before the read: a reason that comes during it is another.
+        self._look_at.clear()
+        started_s = loop.time()
+        keys = self._tail.watched()
+        for first in range(0, len(keys), MAX_LOOKED_AT):
+            states = await self._read_states(keys[first : first + MAX_LOOKED_AT])
+            for key, state in states.items():
+                self._tail.observe(key, state, started_s)
+        await asyncio.sleep(LOOK_INTERVAL_S)

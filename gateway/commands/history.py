@@ -1,0 +1,223 @@
+"""`sluice groups history`: what happened to a group, in words.
+
+The one idea: this is the one command that is no client. Kafka has no request for the past, so it reads the journal
+in the database of `--database-url`, or behind the socket of a running `sluice serve` of the same data directory.
+It only reads, and changes no schema.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import groupby
+from typing import Any
+
+from gateway.commands.arguments import Commands
+from gateway.commands.errors import CommandError
+from gateway.commands.render import Row, ranges, show
+from gateway.config.settings import hide_password, load
+from protocol.errors import ErrorCode
+from storage.embedded import EmbeddedPostgres
+from storage.errors import StorageError, StorageUnavailable
+from storage.journal import GroupHistory, JournalStore
+from storage.pool import Database
+
+DEFAULT_EVENTS = 200
+MAX_EVENTS = 100_000
+DETAILS_PER_EVENT = 50
+"""Partitions and refused commits that are read for as many events as were asked for."""
+
+EXIT_FAILED = 1
+
+Record = Mapping[str, Any]
+
+
+def add_command(commands: Commands) -> None:
+    parser = commands.add_parser("history", help="what happened to a group, from the journal in Postgres")
+    parser.add_argument("group")
+    parser.add_argument("--database-url", metavar="URL", help="as for `sluice serve`; default: the embedded Postgres")
+    parser.add_argument("--data-dir", metavar="DIR", help="of the gateway whose embedded Postgres is asked")
+    parser.add_argument(
+        "--last", type=_count, default=DEFAULT_EVENTS, metavar="EVENTS", help=f"how many events ({DEFAULT_EVENTS})"
+    )
+    parser.add_argument("--json", action="store_true", help="JSON instead of a table")
+    parser.set_defaults(run=run)
+
+
+def _count(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) <= MAX_EVENTS:
+        raise argparse.ArgumentTypeError(f"expected a number from 1 to {MAX_EVENTS}")
+    return int(text)
+
+
+def run(given: argparse.Namespace) -> int:
+    flags = {"database-url": given.database_url, "data-dir": given.data_dir}
+    settings = load({name: text for name, text in flags.items() if text is not None}, (), os.environ).settings
+    url = settings.database_url or EmbeddedPostgres(settings.data_dir).running_url()
+    try:
+        if url is None:
+            raise CommandError(f"no gateway runs in {settings.data_dir}: give its --data-dir, or --database-url")
+        found = asyncio.run(_read(url, given.group, given.last))
+        rows = told(found)
+        if not rows:
+            raise CommandError(f"the journal knows nothing of group {given.group}")
+    except CommandError as error:
+        print(f"sluice: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    show(rows, ("time", "generation", "state", "what"), as_json=given.json)
+    return 0
+
+
+async def _read(url: str, group_id: str, last: int) -> GroupHistory:
+    try:
+        database = await Database.open(url, hot_connections=1, cold_connections=1, control_connections=1)
+        try:
+            return await JournalStore(database).history(group_id, last, last * DETAILS_PER_EVENT)
+        finally:
+            await database.close()
+    except StorageUnavailable as error:
+        shown = hide_password(url)
+        raise CommandError(f"{shown} does not answer ({error}): is it there? See --database-url") from error
+    except StorageError as error:
+        raise CommandError(f"no journal can be read in {hide_password(url)}: {error}") from error
+
+
+# --- words ------------------------------------------------------------------------------------------------------------
+
+
+def told(history: GroupHistory) -> list[Row]:
+    """What happened, oldest first. Partitions that one member was given, or let go of, at one time are one row."""
+    rows = [_row(event, _event(event)) for event in history.events if event["group_id"] or _within(event, history)]
+    rows += _merged(history.ownership, ("change", "member_id", "generation_id", "at_ms"), _ownership)
+    rows += _merged(history.refused_commits, ("error_code", "member_id", "generation_id", "at_ms"), _refusal)
+    return sorted(rows, key=lambda row: int(str(row["seq"])))
+
+
+def _within(event: Record, history: GroupHistory) -> bool:
+    """Whether rows went missing while the group was there: before it was, that is no news of it."""
+    oldest = next((each["seq"] for each in reversed(history.events) if each["group_id"]), None)
+    return oldest is not None and event["seq"] > oldest
+
+
+def _row(record: Record, what: str) -> Row:
+    shown = {name: value for name, value in record.items() if name != "group_id"}
+    generation_id = record["generation_id"]
+    return {
+        **shown,
+        "time": datetime.fromtimestamp(record["at_ms"] / 1000, UTC).isoformat(timespec="milliseconds"),
+        "generation": None if generation_id < 0 else generation_id,
+        "state": record.get("state_after"),
+        "what": what,
+    }
+
+
+def _merged(
+    records: Sequence[Record], alike: tuple[str, ...], words: Callable[[Sequence[Record]], str]
+) -> Iterable[Row]:
+    ordered = sorted(records, key=lambda record: record["seq"])
+    for _, run_of in groupby(ordered, key=lambda record: tuple(record[name] for name in alike)):
+        same = list(run_of)
+        partitions = [{"topic": each["topic"], "partition": each["partition"]} for each in same]
+        first = {name: value for name, value in same[0].items() if name not in ("topic", "partition", "offset")}
+        yield {**_row(first, words(same)), "partitions": partitions}
+
+
+def _partitions(records: Sequence[Record]) -> str:
+    topics = sorted({record["topic"] for record in records})
+    return ", ".join(
+        f"{topic}[{ranges(each['partition'] for each in records if each['topic'] == topic)}]" for topic in topics
+    )
+
+
+def _ownership(records: Sequence[Record]) -> str:
+    verb = {"assigned": "is given", "released": "lets go of", "kept": "owns"}.get(records[0]["change"], "has")
+    return f"{records[0]['member_id']} {verb} {_partitions(records)}"
+
+
+def _refusal(records: Sequence[Record]) -> str:
+    first = records[0]
+    try:
+        reason = ErrorCode(first["error_code"]).name
+    except ValueError:
+        reason = f"error {first['error_code']}"
+    offsets = ", ".join(
+        f"{each['topic']}[{each['partition']}] to {each['offset']}"
+        + ("" if each["log_end_offset"] is None else f" of {each['log_end_offset']}")
+        for each in records
+    )
+    return f"commit of {first['member_id'] or 'an administrator'} refused, {reason}: {offsets}"
+
+
+_REASONS = {
+    "member_joined": "a member joined",
+    "member_rejoined": "a member joined again with another subscription",
+    "leader_rejoined": "the leader joined again",
+    "member_left": "a member left",
+    "member_expired": "a member was lost",
+    "static_replaced": "a static member came back",
+    "topics_changed": "subscribed topics changed",
+    "subscription_changed": "a member changed its subscription",
+    "too_many_members": "there are more members than group.max.size",
+    "sync_timeout": "a member never asked for its assignment",
+    "session_timeout": "not heard within its session",
+    "rebalance_timeout": "did not come back in time for the rebalance",
+    "connection_closed": "did not come back after its connection closed",
+    "join_timeout": "was gone before its first generation",
+    "turned_away": "turned away, group.max.size is reached",
+    "leave": "",
+    "leave_static": "a static member, for good",
+    "removed": "removed by an administrator",
+    "expired": "it was empty and had no offsets left",
+    "requested": "an administrator asked for it",
+}
+
+
+def _event(event: Record) -> str:
+    kind, member, waited = event["kind"], event["member_id"], _milliseconds(event["wait_ms"])
+    reason = _REASONS.get(event["reason"] or "", event["reason"] or "")
+    said = f" ({event['detail']})" if event["detail"] else ""
+    because = f": {reason}" if reason else ""
+    client = f" (client {event['client_id']})" if event["client_id"] else ""
+    count = event["member_count"]
+    match kind:
+        case "loaded":
+            return f"node {event['node_id']} coordinates the group, {count} members"
+        case "rebalance_started":
+            return f"rebalance{because}" + (f" ({member})" if member else "")
+        case "member_joined":
+            verb = {"new": "joins", "rejoined": "joins again"}.get(
+                event["reason"] or "", "takes a static member's place"
+            )
+            return f"{member}{client} {verb}" + (f", {waited} into the rebalance" if waited else "") + said
+        case "generation_created":
+            leader = f", led by {member}" if member else ""
+            return f"generation {event['generation_id']}: {count} members, {event['protocol_name']}{leader}"
+        case "assignment_stored":
+            return f"assignment decided after {waited}" if waited else "assignment decided"
+        case "member_synced":
+            return f"{member} has its assignment"
+        case "rebalance_completed":
+            return f"rebalance complete after {waited}, {count} members" if waited else f"complete, {count} members"
+        case "member_left":
+            return f"{member}{client} leaves{because}{said}"
+        case "member_expired":
+            silent = f", silent for {waited}" if waited else ""
+            return f"{member}{client} is lost{because}{silent}{said}"
+        case "member_fenced":
+            return f"{member} is fenced{because}{said}"
+        case "deleted":
+            return f"group deleted{because}"
+        case "rows_dropped":
+            return f"{event['row_count']} rows of the journal are missing here"
+        case _:
+            return f"{kind}{because}" + (f" ({member})" if member else "") + said
+
+
+def _milliseconds(value: int | None) -> str:
+    if value is None:
+        return ""
+    return f"{value} ms" if value < 10_000 else f"{value / 1000:.1f} s"

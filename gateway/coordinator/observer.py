@@ -1,0 +1,380 @@
+"""Looks at what consumers claim and what their leader assigns, and says where they depart from KIP-429.
+
+The one idea: the observer reads and tells. It looks twice at each generation of a group of protocol type `consumer`:
+when the join phase has ended (who claims what) and when the leader has assigned (who is given what). What it cannot
+read is opaque and counted, never refused. Only `guarded`, where `group.cooperative.guard` asks for it, changes an
+assignment: what a member of a cooperative group still claims is taken out of what others are given, so that they get it
+once it was let go, as after a leader that keeps the rule.
+
+Which protocols are cooperative is known by name alone; a consumer's metadata does not say it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.facts import (
+    MAX_NAMED,
+    Fact,
+    GenerationAssigned,
+    GenerationStarted,
+    MemberId,
+    PartitionsWithheld,
+    ProtocolViolated,
+    Violation,
+)
+from gateway.coordinator.model import Delivered, Event, Group, GroupState, JoinReply, Step, SyncGroup, SyncReply, Watch
+from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
+from protocol.consumer import Assignment, TopicPartition, decode_assignment, decode_subscription, encode_assignment
+from protocol.errors import ErrorCode, ProtocolError
+
+ORPHANED_GENERATIONS = 3
+"""A cooperative move leaves a partition to nobody for one generation, or two when a member joins meanwhile."""
+CHURN_GENERATIONS = 10
+CHURN_MS = 60_000
+FOLLOW_UP_MS = 30_000
+"""What members are given to join again by themselves after partitions were withheld."""
+NO_GENERATION = -1
+
+Partition = tuple[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a member said of itself in the metadata of the chosen protocol."""
+
+    topics: frozenset[str]
+    partitions: frozenset[Partition]
+    generation_id: int
+    """In which it was given them; −1 where its version does not say."""
+
+
+Claims = Mapping[MemberId, Claim]
+
+
+def is_cooperative(protocol_name: str | None) -> bool:
+    """`cooperative-sticky` of all clients, assignors named after it, and Kafka Streams' own."""
+    return protocol_name is not None and ("cooperative" in protocol_name or protocol_name == "stream")
+
+
+# --- looking --------------------------------------------------------------------------------------------------------
+
+
+def observe(before: Group, event: Event, taken: Step, cluster: Cluster, now_ms: int) -> Step:
+    """The step with what the observer has to say about it."""
+    after: Group = taken.group
+    if after is before or after.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        return taken
+    found = _Findings(after.generation_id)
+    watch = after.watch
+    for fact in taken.facts:
+        if isinstance(fact, GenerationStarted):
+            watch = replace(watch, absent=_absent(before, after, taken))
+            watch = _generation_started(replace(after, watch=watch), found, now_ms)
+        elif isinstance(fact, GenerationAssigned):
+            watch = _generation_assigned(after, watch, found, cluster)
+            if isinstance(event, SyncGroup):
+                strangers = {member_id for member_id, _ in event.assignments} - after.members.keys()
+                if strangers:
+                    found.add_all(Violation.UNKNOWN_MEMBER, strangers)
+    delivered = _delivered(before, taken)
+    if delivered:
+        watch = replace(watch, delivered={**watch.delivered, **delivered})
+    if watch is after.watch:
+        return taken
+    return replace(taken, group=replace(after, watch=watch), facts=(*taken.facts, *found.facts()))
+
+
+def claims_of(group: Group, found: _Findings | None = None) -> dict[MemberId, Claim]:
+    """Of the members whose subscription can be read."""
+    claims: dict[MemberId, Claim] = {}
+    for member in group.members.values():
+        try:
+            read = decode_subscription(metadata_of(member, group.protocol_name))
+        except ProtocolError:
+            if found is not None:
+                found.add(Violation.UNREADABLE_SUBSCRIPTION, member.member_id)
+            continue
+        claims[member.member_id] = Claim(
+            frozenset(read.topics), frozenset(_each(read.owned_partitions)), read.generation_id
+        )
+    return claims
+
+
+def claimants(group: Group, claims: Claims) -> dict[Partition, set[MemberId]]:
+    """Who holds each partition by its own words: those of the newest generation that claim it.
+
+    A stale claim counts where nobody has a newer one: its member may have missed the answer that took the partition
+    away. Who was not there to claim holds what it was last delivered.
+    """
+    holders: dict[Partition, set[MemberId]] = {}
+    newest: dict[Partition, int] = {}
+    for member_id, claim in claims.items():
+        for partition in () if member_id in group.watch.absent else claim.partitions:
+            known = newest.get(partition)
+            if known is None or claim.generation_id > known != NO_GENERATION:
+                holders[partition] = {member_id}
+                newest[partition] = claim.generation_id
+            elif claim.generation_id in (known, NO_GENERATION) or known == NO_GENERATION:
+                holders[partition].add(member_id)
+                newest[partition] = max(known, claim.generation_id)
+    for member_id, partitions in group.watch.absent.items():
+        for partition in partitions if member_id in group.members else ():
+            holders.setdefault(partition, set()).add(member_id)
+    return holders
+
+
+def _is_stale(watch: Watch, member_id: MemberId, claim: Claim) -> bool:
+    delivered = watch.delivered.get(member_id)
+    return delivered is not None and NO_GENERATION < claim.generation_id < delivered.generation_id
+
+
+def _absent(before: Group, after: Group, taken: Step) -> dict[MemberId, frozenset[Partition]]:
+    """Of the generation that begins. What was delivered is forgotten in a restart of the gateway; then it is what a
+    member had claimed or was given."""
+    present = {reply.member_id for _, reply in taken.replies if isinstance(reply, JoinReply)}
+    watch = before.watch
+    absent: dict[MemberId, frozenset[Partition]] = {}
+    for key in after.members.keys() - present:
+        if key in watch.absent:
+            absent[key] = watch.absent[key]
+        elif key in watch.delivered:
+            absent[key] = _partitions_or_none(watch.delivered[key].assignment)
+        elif key in before.members:
+            given = _partitions_or_none(before.members[key].assignment)
+            absent[key] = given | _claimed(before, key)
+    return absent
+
+
+def _claimed(group: Group, member_id: MemberId) -> frozenset[Partition]:
+    try:
+        read = decode_subscription(metadata_of(group.members[member_id], group.protocol_name))
+    except ProtocolError:
+        return frozenset()
+    return frozenset(_each(read.owned_partitions))
+
+
+def _generation_started(group: Group, found: _Findings, now_ms: int) -> Watch:
+    if not group.members:
+        return Watch()
+    watch = group.watch
+    claims = claims_of(group, found)
+    for partition, members in claimants(group, claims).items():
+        if len(members) > 1:
+            found.add_all(Violation.DOUBLE_CLAIM, members, partition)
+    for member_id, claim in claims.items():
+        if member_id in watch.absent:
+            continue
+        _compare_with_delivered(watch, member_id, claim, found, is_cooperative(group.protocol_name))
+    cooperative = is_cooperative(group.protocol_name)
+    if not cooperative:
+        for member in group.members.values():
+            if any(is_cooperative(name) for name, _ in member.protocols):
+                found.add(Violation.MIXED_MODE, member.member_id)
+    if watch.cooperative is not None and watch.cooperative is not cooperative:
+        found.add_all(Violation.MODE_CHANGED, group.members)
+    member_ids = frozenset(group.members)
+    began_ms = (*(at_ms for at_ms in watch.generations_ms if now_ms - at_ms < CHURN_MS), now_ms)
+    if member_ids != watch.member_ids:
+        began_ms = (now_ms,)
+    elif len(began_ms) > CHURN_GENERATIONS:
+        found.add_all(Violation.CHURN, member_ids)
+        began_ms = (now_ms,)
+    return Watch(
+        delivered={key: each for key, each in watch.delivered.items() if key in group.members},
+        unassigned=watch.unassigned,
+        absent=watch.absent,
+        member_ids=member_ids,
+        generations_ms=began_ms,
+        cooperative=cooperative,
+    )
+
+
+def _compare_with_delivered(
+    watch: Watch, member_id: MemberId, claim: Claim, found: _Findings, cooperative: bool
+) -> None:
+    if _is_stale(watch, member_id, claim):
+        found.add_each(Violation.STALE_CLAIM, member_id, claim.partitions)
+        return
+    delivered = watch.delivered.get(member_id)
+    if delivered is None:
+        return
+    try:
+        given = _partitions_in(delivered.assignment)
+    except ProtocolError:
+        return
+    found.add_each(Violation.UNDELIVERED_CLAIM, member_id, claim.partitions - given)
+    if not cooperative or claim.generation_id != delivered.generation_id:
+        # An eager member has let go of everything; one that names no generation has lost what it had.
+        return
+    kept = {partition for partition in given if partition[0] in claim.topics}
+    untaken = kept - claim.partitions
+    violation = Violation.DELIVERED_UNCLAIMED if claim.partitions else Violation.NOTHING_TAKEN
+    found.add_each(violation, member_id, untaken)
+
+
+def _generation_assigned(group: Group, watch: Watch, found: _Findings, cluster: Cluster) -> Watch:
+    claims = claims_of(group)
+    held = claimants(group, claims) if is_cooperative(group.protocol_name) else {}
+    given: Counter[Partition] = Counter()
+    unreadable = False
+    for member in group.members.values():
+        try:
+            partitions = _partitions_in(member.assignment)
+        except ProtocolError:
+            unreadable = True
+            found.add(Violation.UNREADABLE_ASSIGNMENT, member.member_id)
+            continue
+        given.update(partitions)
+        claim = claims.get(member.member_id)
+        for partition in partitions:
+            topic = cluster.topics.get(partition[0])
+            others = held.get(partition, set[MemberId]()) - {member.member_id}
+            if others:
+                found.add_all(Violation.MOVED_WHILE_CLAIMED, (member.member_id, *sorted(others)), partition)
+            if claim is not None and partition[0] not in claim.topics:
+                found.add(Violation.NOT_SUBSCRIBED, member.member_id, partition)
+            if topic is not None and partition[1] >= topic.partition_count:
+                found.add(Violation.NO_SUCH_PARTITION, member.member_id, partition)
+    for partition, times in given.items():
+        if times > 1:
+            found.add_all(Violation.ASSIGNED_TWICE, _given_to(group, partition), partition)
+    if unreadable or len(claims) < len(group.members):
+        # Who has what is not known.
+        return replace(watch, unassigned={})
+    unassigned = _unassigned(watch, claims, given, cluster)
+    for partition, generations in unassigned.items():
+        if generations == ORPHANED_GENERATIONS:
+            found.add_all(Violation.ORPHANED, (), partition)
+    return replace(watch, unassigned=unassigned)
+
+
+def _given_to(group: Group, partition: Partition) -> list[MemberId]:
+    return [key for key, member in group.members.items() if partition in _partitions_or_none(member.assignment)]
+
+
+def _unassigned(watch: Watch, claims: Claims, given: Mapping[Partition, int], cluster: Cluster) -> dict[Partition, int]:
+    topics = {name for claim in claims.values() for name in claim.topics} & cluster.topics.keys()
+    return {
+        (name, partition): watch.unassigned.get((name, partition), 0) + 1
+        for name in topics
+        for partition in range(cluster.topics[name].partition_count)
+        if (name, partition) not in given
+    }
+
+
+def _delivered(before: Group, taken: Step) -> dict[MemberId, Delivered]:
+    """Whose SyncGroup the step answers with an assignment. Repeats are the same."""
+    after: Group = taken.group
+    if after.state is not GroupState.STABLE or not any(isinstance(reply, SyncReply) for _, reply in taken.replies):
+        return {}
+    answered = [reply for _, reply in taken.replies if isinstance(reply, SyncReply) and reply.error is ErrorCode.NONE]
+    synced = (before.pending_sync | {k for k, m in before.members.items() if m.parked_sync}) - after.pending_sync
+    return {
+        key: Delivered(after.generation_id, after.members[key].assignment)
+        for key in (synced & after.members.keys() if answered else ())
+    }
+
+
+# --- enforcing ------------------------------------------------------------------------------------------------------
+
+
+def guarded(group: Group, event: SyncGroup) -> tuple[SyncGroup, dict[MemberId, set[Partition]]]:
+    """The leader's SyncGroup without partitions that others than their new owners claim, and what that takes from
+    whom. Bytes that need no change, or cannot be read, stay as they came."""
+    assigns = group.state is GroupState.COMPLETING_REBALANCE and event.member_id == group.leader_id
+    if not assigns or group.protocol_type != CONSUMER_PROTOCOL_TYPE or not is_cooperative(group.protocol_name):
+        return event, {}
+    held = claimants(group, claims_of(group))
+    withheld: dict[MemberId, set[Partition]] = {}
+    assignments: list[tuple[MemberId, bytes]] = []
+    for member_id, given in event.assignments:
+        taken_out = {each for each in _partitions_or_none(given) if held.get(each, set[MemberId]()) - {member_id}}
+        if taken_out and member_id in group.members:
+            withheld[member_id] = taken_out
+            given = _without(given, taken_out)
+        assignments.append((member_id, given))
+    return (replace(event, assignments=tuple(assignments)) if withheld else event), withheld
+
+
+def withhold(taken: Step, withheld: Mapping[MemberId, set[Partition]], now_ms: int) -> Step:
+    """The step that settled a guarded assignment: says so, and sees to it that the group rebalances again. Members who
+    find that they lost partitions do that by themselves, as after any cooperative generation."""
+    if not withheld or not any(isinstance(fact, GenerationAssigned) for fact in taken.facts):
+        return taken
+    group: Group = taken.group
+    partitions = sorted(set[Partition]().union(*withheld.values()))
+    fact = PartitionsWithheld(
+        group.generation_id,
+        tuple(withheld)[:MAX_NAMED],
+        len(withheld),
+        tuple(partitions[:MAX_NAMED]),
+        len(partitions),
+    )
+    watch = replace(group.watch, withheld=True, follow_up_ms=now_ms + FOLLOW_UP_MS)
+    return replace(taken, group=replace(group, watch=watch), facts=(*taken.facts, fact))
+
+
+def _without(assignment: bytes, withheld: set[Partition]) -> bytes:
+    read = decode_assignment(assignment)
+    left = (
+        TopicPartition(topic, tuple(each for each in partitions if (topic, each) not in withheld))
+        for topic, partitions in read.assigned_partitions
+    )
+    return encode_assignment(Assignment(read.version, tuple(each for each in left if each.partitions), read.user_data))
+
+
+# --- reading --------------------------------------------------------------------------------------------------------
+
+
+def _each(topics: Iterable[TopicPartition]) -> Iterable[Partition]:
+    return ((topic, partition) for topic, partitions in topics for partition in partitions)
+
+
+def _partitions_in(assignment: bytes) -> frozenset[Partition]:
+    """Zero bytes are an assignment of nothing. Raises ProtocolError."""
+    return frozenset(_each(decode_assignment(assignment).assigned_partitions)) if assignment else frozenset()
+
+
+def _partitions_or_none(assignment: bytes) -> frozenset[Partition]:
+    try:
+        return _partitions_in(assignment)
+    except ProtocolError:
+        return frozenset()
+
+
+class _Findings:
+    """What one look has found, gathered by kind: one fact each, however many members and partitions it is about."""
+
+    def __init__(self, generation_id: int) -> None:
+        self._generation_id = generation_id
+        self._members: defaultdict[Violation, dict[MemberId, None]] = defaultdict(dict)
+        self._partitions: defaultdict[Violation, set[Partition]] = defaultdict(set)
+
+    def add(self, violation: Violation, member_id: MemberId, partition: Partition | None = None) -> None:
+        self.add_all(violation, (member_id,), partition)
+
+    def add_each(self, violation: Violation, member_id: MemberId, partitions: Iterable[Partition]) -> None:
+        for partition in partitions:
+            self.add(violation, member_id, partition)
+
+    def add_all(self, violation: Violation, members: Iterable[MemberId], partition: Partition | None = None) -> None:
+        self._members[violation].update(dict.fromkeys(members))
+        if partition is not None:
+            self._partitions[violation].add(partition)
+
+    def facts(self) -> tuple[Fact, ...]:
+        return tuple(
+            ProtocolViolated(
+                violation,
+                self._generation_id,
+                tuple(sorted(members)[:MAX_NAMED]),
+                len(members),
+                tuple(sorted(self._partitions[violation])[:MAX_NAMED]),
+                len(self._partitions[violation]),
+            )
+            for violation, members in self._members.items()
+        )

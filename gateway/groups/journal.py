@@ -1,0 +1,300 @@
+"""The journal's writer: what happened to groups goes to Postgres in batches, behind everybody's back.
+
+The one idea: nobody waits for the journal. Whoever coordinates puts what happened into a bounded queue and goes on;
+one task makes rows of it, on another thread, and writes a batch per transaction. What finds the queue full, or what
+Postgres does not take, is counted and gone, and the next batch begins by saying how much is missing.
+
+Which rows there are is decided in `journal_rows.py`, what they mean in docs/journal.md.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
+
+import structlog
+
+from gateway.coordinator.facts import Fact
+from gateway.coordinator.machine import Machines, Value
+from gateway.groups.journal_rows import DEAD, EMPTY, Happened, Rows
+from gateway.log.catalog import Catalog
+from gateway.operate.logs import NO_REQUEST
+from gateway.operate.metrics import Metrics
+from storage.errors import StorageError
+from storage.journal import JournalEvent, JournalOffset, JournalRow, JournalStore
+
+log = structlog.stdlib.get_logger(__name__)
+
+MAX_QUEUED = 100_000
+"""About as many rows: a step weighs its facts and its members, which it keeps alive, a commit its partitions."""
+MAX_BATCH = 5_000
+LINGER_S = 0.1
+"""What happens within this time goes in one transaction, so that a node with little to do writes seldom."""
+PAUSE_S = 1.0
+"""After a batch that Postgres did not take."""
+
+
+class JournaledCommit(NamedTuple):
+    topic_id: UUID | None
+    topic: str
+    partition: int
+    offset: int
+    log_start_offset: int | None
+    log_end_offset: int | None
+    error_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Commits:
+    group_id: str
+    generation_id: int
+    member_id: str
+    commits: Sequence[JournaledCommit]
+    at_ms: int
+    node_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Expired:
+    group_ids: Sequence[str]
+    at_ms: int
+    node_id: int
+
+
+@dataclass(slots=True)
+class _Dropped:
+    """Here something is missing."""
+
+    row_count: int
+    at_ms: int
+    node_id: int
+
+
+_Item = Happened | _Commits | _Expired | _Dropped
+
+
+class Journal:
+    """Of one node. `close` once nothing happens any more."""
+
+    def __init__(
+        self,
+        store: JournalStore,
+        machines: Machines,
+        catalog: Catalog,
+        node_id: Callable[[], int],
+        metrics: Metrics,
+        *,
+        max_queued: int = MAX_QUEUED,
+        linger_s: float = LINGER_S,
+        pause_s: float = PAUSE_S,
+    ) -> None:
+        self._store = store
+        self._machines = machines
+        self._rows = Rows(machines, _Topics(catalog))
+        self._node_id = node_id
+        self._metrics = metrics
+        self._max_queued = max_queued
+        self._linger_s = linger_s
+        self._pause_s = pause_s
+        self._queue: deque[tuple[_Item, int]] = deque()
+        self._queued = 0
+        self._lost = 0
+        """Rows of batches that failed since the last one that did not."""
+        self._has_partitions = False
+        self._writer: asyncio.Task[None] | None = None
+        self._closing = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    # --- what is told -------------------------------------------------------------------------------------------
+
+    def happened(self, before: Value, after: Value, facts: tuple[Fact, ...]) -> None:
+        """A step is settled; without facts: the group was read."""
+        summary = self._machines.of(after).summary(after)
+        if not facts and not summary.member_count:
+            return
+        step = Happened(before, after, facts, _wall_ms(), int(self._loop.time() * 1000), self._node_id())
+        self._put(step, 1 + len(facts) + summary.member_count, max(len(facts), 1))
+
+    def committed(self, group_id: str, generation_id: int, member_id: str, commits: Sequence[JournaledCommit]) -> None:
+        """An OffsetCommit is about to be answered, partition by partition."""
+        if commits:
+            asked = _Commits(group_id, generation_id, member_id, commits, _wall_ms(), self._node_id())
+            self._put(asked, len(commits), len(commits))
+
+    def expired(self, group_ids: Sequence[str]) -> None:
+        """Empty groups without offsets were removed."""
+        self._put(_Expired(group_ids, _wall_ms(), self._node_id()), len(group_ids), len(group_ids))
+
+    def _put(self, item: _Item, weight: int, row_count: int) -> None:
+        if self._queued + weight > self._max_queued and self._queue:
+            self._metrics.journal_dropped.inc(row_count)
+            last = self._queue[-1][0]
+            if isinstance(last, _Dropped):
+                last.row_count += row_count
+            else:
+                self._queue.append((_Dropped(row_count, _wall_ms(), self._node_id()), 0))
+        else:
+            self._queue.append((item, weight))
+            self._queued += weight
+        if self._writer is None:
+            self._writer = self._loop.create_task(self._write_all(), name="journal", context=NO_REQUEST.copy())
+
+    # --- the writer ---------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Writes what is queued, without lingering; the caller bounds the wait."""
+        self._closing.set()
+        while self._writer is not None:
+            await asyncio.wait((self._writer,))
+
+    async def _write_all(self) -> None:
+        try:
+            while self._queue:
+                await self._pause(self._linger_s)
+                if not await self._write(self._take()):
+                    if self._closing.is_set():
+                        self._count_queue()
+                    await self._pause(self._pause_s)
+        finally:
+            self._writer = None
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._closing.wait(), seconds)
+
+    def _take(self) -> list[_Item]:
+        taken: list[_Item] = []
+        size = 0
+        while self._queue and (not taken or size + self._queue[0][1] <= MAX_BATCH):
+            item, weight = self._queue.popleft()
+            taken.append(item)
+            size += weight
+        self._queued -= size
+        return taken
+
+    async def _write(self, items: Sequence[_Item]) -> bool:
+        """Whether the items are written; if not, they are counted as missing."""
+        rows: list[JournalRow] = []
+        try:
+            rows = await asyncio.to_thread(self._make, items)
+            if not rows:
+                return True
+            if not self._has_partitions:
+                await self._store.make_partitions()
+                self._has_partitions = True
+            await self._store.write(rows)
+        except StorageError as error:
+            log.warning("journal not written", rows=len(rows), error=str(error))
+        except Exception as error:
+            # A bug in making rows costs these rows; groups go on, and the journal says that something is missing.
+            log.error("journal not written", items=len(items), exc_info=error)
+        else:
+            self._metrics.journal_rows.inc(len(rows))
+            self._lost = 0
+            return True
+        known_lost = sum(item.row_count for item in items if isinstance(item, _Dropped))
+        dropped = sum(not _says_missing(row) for row in rows) if rows else len(items)
+        self._metrics.journal_dropped.inc(dropped)
+        self._lost += dropped + known_lost
+        self._has_partitions = False
+        return False
+
+    def _count_queue(self) -> None:
+        """Postgres is away while the node stops: what waits is given up."""
+        self._metrics.journal_dropped.inc(sum(1 for item, _ in self._queue if not isinstance(item, _Dropped)))
+        self._queue.clear()
+        self._queued = 0
+
+    # --- on another thread --------------------------------------------------------------------------------------
+
+    def _make(self, items: Sequence[_Item]) -> list[JournalRow]:
+        rows: list[JournalRow] = []
+        if self._lost:
+            self._rows.forget()
+            rows.append(_missing(self._lost, _wall_ms(), self._node_id()))
+        for item in items:
+            match item:
+                case Happened():
+                    rows += self._rows.of(item)
+                case _Commits():
+                    rows += _offsets(item)
+                case _Expired():
+                    rows += [_expired(group_id, item) for group_id in item.group_ids]
+                case _Dropped():
+                    self._rows.forget()
+                    rows.append(_missing(item.row_count, item.at_ms, item.node_id))
+        return rows
+
+
+class _Topics:
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def name_of(self, topic_id: UUID) -> str:
+        topic = self._catalog.get_by_id(topic_id)
+        return str(topic_id) if topic is None else topic.name
+
+    def id_of(self, name: str) -> UUID | None:
+        topic = self._catalog.get(name)
+        return None if topic is None else topic.topic_id
+
+
+def _says_missing(row: JournalRow) -> bool:
+    return isinstance(row, JournalEvent) and row.kind == "rows_dropped"
+
+
+def _missing(row_count: int, at_ms: int, node_id: int) -> JournalEvent:
+    return JournalEvent(
+        at_ms=at_ms,
+        node_id=node_id,
+        group_id="",
+        generation_id=-1,
+        group_type="",
+        kind="rows_dropped",
+        row_count=row_count,
+    )
+
+
+def _expired(group_id: str, item: _Expired) -> JournalEvent:
+    return JournalEvent(
+        at_ms=item.at_ms,
+        node_id=item.node_id,
+        group_id=group_id,
+        generation_id=-1,
+        group_type="classic",
+        kind="deleted",
+        reason="expired",
+        state_before=EMPTY,
+        state_after=DEAD,
+    )
+
+
+def _offsets(item: _Commits) -> list[JournalRow]:
+    return [
+        JournalOffset(
+            at_ms=item.at_ms,
+            node_id=item.node_id,
+            group_id=item.group_id,
+            generation_id=max(item.generation_id, -1),
+            kind="commit",
+            member_id=item.member_id or None,
+            topic_id=commit.topic_id,
+            topic=commit.topic,
+            partition=commit.partition,
+            offset=commit.offset,
+            log_start_offset=commit.log_start_offset,
+            log_end_offset=commit.log_end_offset,
+            error_code=commit.error_code,
+        )
+        for commit in item.commits
+    ]
+
+
+def _wall_ms() -> int:
+    return time.time_ns() // 1_000_000

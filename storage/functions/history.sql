@@ -1,0 +1,39 @@
+-- Histories: see storage/history.py.
+
+create function adopt_history(p_identity text, p_known integer) returns integer
+language plpgsql volatile
+as $$
+-- The history that the database is in. It is a new one if it was recorded under another identity, or if it is not beyond
+-- `p_known`, which the caller has seen end (-1: none). Then every leader epoch rises and begins at the log's present end,
+-- ids that may have been given out are not given again, and nobody is registered or holds a lease any more.
+declare
+    c cluster;
+    this_history integer;
+    this_revision bigint;
+begin
+    select * into c from cluster for no key update;
+    if c.history_identity is null then
+        update cluster set history_identity = p_identity;
+        return c.history;
+    end if;
+    if c.history_identity = p_identity and c.history > p_known then
+        return c.history;
+    end if;
+    this_history := greatest(c.history, p_known) + 1;
+    this_revision := c.revision + 1000000;
+    update cluster
+    set history = this_history, history_identity = p_identity, revision = this_revision,
+        broker_configs_revision = this_revision, group_configs_revision = this_revision,
+        purged_revision = this_revision, next_producer_id = next_producer_id + 1000000;
+    update node set incarnation = incarnation + 1000, expires_at = clock_timestamp();
+    update coordinator_lease
+    set lease_epoch = lease_epoch + 1000, expires_at = '-infinity', successor = null;
+    update topic set changed_revision = this_revision where deleted_at is null;
+    perform 1 from partition order by partition_key for no key update;
+    update partition set leader_epoch = greatest(leader_epoch + 1, this_history);
+    insert into partition_epoch (partition_key, leader_epoch, start_offset)
+    select partition_key, leader_epoch, next_offset from partition;
+    perform pg_notify('sluice_revision', this_revision::text);
+    return this_history;
+end
+$$;

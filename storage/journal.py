@@ -1,0 +1,156 @@
+"""The journal's rows: written in batches, read back for people.
+
+The one idea: a batch is one transaction, which takes its numbers first and so makes its rows visible in the order of
+the numbers (docs/journal.md). A row is a value whose fields are the columns of its table; which rows there are is
+decided by whoever gives them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
+from typing import Any, cast
+from uuid import UUID
+
+from storage.pool import Connection, Database, Row
+from storage.queries import statement
+from storage.text import loaded_or_none, stored
+
+DAYS_AHEAD = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalRow:
+    """What all five tables have but the number."""
+
+    at_ms: int
+    node_id: int
+    group_id: str
+    generation_id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalEvent(JournalRow):
+    group_type: str
+    kind: str
+    reason: str | None = None
+    detail: str | None = None
+    state_before: str | None = None
+    state_after: str | None = None
+    member_id: str | None = None
+    group_instance_id: str | None = None
+    client_id: str | None = None
+    client_host: str | None = None
+    protocol_name: str | None = None
+    member_count: int | None = None
+    wait_ms: int | None = None
+    row_count: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalMember(JournalRow):
+    member_id: str
+    group_instance_id: str | None
+    client_id: str
+    client_host: str
+    session_timeout_ms: int
+    rebalance_timeout_ms: int
+    join_wait_ms: int | None
+    leader: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalOwnership(JournalRow):
+    topic_id: UUID | None
+    topic: str
+    partition: int
+    change: str
+    member_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalOffset(JournalRow):
+    kind: str
+    member_id: str | None
+    topic_id: UUID | None
+    topic: str
+    partition: int
+    offset: int
+    log_start_offset: int | None
+    log_end_offset: int | None
+    error_code: int
+
+
+_TABLES: dict[type[JournalRow], tuple[str, tuple[str, ...]]] = {
+    kind: (table, tuple(field.name for field in fields(kind)))
+    for kind, table in (
+        (JournalEvent, "journal_event"),
+        (JournalMember, "journal_member"),
+        (JournalOwnership, "journal_ownership"),
+        (JournalOffset, "journal_offset"),
+    )
+}
+_VALUES = {kind: attrgetter(*columns) for kind, (_, columns) in _TABLES.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class GroupHistory:
+    """Of one group, newest first, as far as was asked for: rows as mappings of column to value."""
+
+    events: Sequence[Row]
+    ownership: Sequence[Row]
+    refused_commits: Sequence[Row]
+
+
+class JournalStore:
+    """All of it on the cold pool: nobody who waits for an answer waits for the journal."""
+
+    def __init__(self, database: Database) -> None:
+        self._cold = database.cold
+
+    async def write(self, rows: Sequence[JournalRow]) -> None:
+        """Numbers the rows in their order and inserts them, all or none. StorageError where a table or a day is not
+        there, StorageUnavailable also where the outcome is unknown."""
+        numbered: dict[type[JournalRow], list[tuple[Any, ...]]] = {}
+        for position, row in enumerate(rows):
+            kind = type(row)
+            values = (stored(value) if isinstance(value, str) else value for value in _VALUES[kind](row))
+            numbered.setdefault(kind, []).append((position, *values))
+
+        async def insert(connection: Connection) -> None:
+            await connection.execute(statement("journal_writes_lazily"))
+            first_seq = cast(int, await connection.fetchval(statement("journal_reserve"), len(rows)))
+            for kind, records in numbered.items():
+                table, columns = _TABLES[kind]
+                await connection.copy_records_to_table(
+                    table,
+                    records=[(first_seq + position, *values) for position, *values in records],
+                    columns=("seq", *columns),
+                )
+
+        await self._cold.transact(insert)
+
+    async def make_partitions(self) -> int:
+        """Makes the days that are missing, up to two ahead."""
+        return cast(int, await self._cold.fetch_value(statement("journal_make_partitions"), DAYS_AHEAD))
+
+    async def retain(self, retention_ms: int) -> int:
+        """Drops the days that are older as a whole; how many."""
+        return cast(int, await self._cold.fetch_value(statement("journal_retain"), retention_ms))
+
+    async def history(self, group_id: str, max_events: int, max_details: int) -> GroupHistory:
+        """The newest events of a group, and what else was written since the oldest of them."""
+        key = stored(group_id)
+        events = await self._cold.fetch(statement("journal_recent_events"), key, max_events)
+        since = events[-1]["seq"] if len(events) == max_events else 0
+        ownership = await self._cold.fetch(statement("journal_recent_ownership"), key, since, max_details)
+        refused = await self._cold.fetch(statement("journal_recent_refusals"), key, since, max_details)
+        return GroupHistory(_loaded(events), _loaded(ownership), _loaded(refused))
+
+
+def _loaded(rows: Sequence[Row]) -> list[Row]:
+    return [
+        {name: loaded_or_none(value) if isinstance(value, str) else value for name, value in row.items()}
+        for row in rows
+    ]

@@ -1,0 +1,82 @@
+"""Hears what other nodes announce, on a connection of its own.
+
+The one idea: a notification is a hint. It may be late or lost (a connection that broke has heard nothing), so whoever
+uses it also looks by itself now and then, and is told when hearing begins and when it ends. A connection that only
+listens would never find out that its server is gone: it is asked a question regularly, within a time limit.
+
+Sending is a statement like any other (`pg_notify`), outside of the transactions that clients wait for: Postgres commits
+those who notify one after the other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import asyncpg  # pyright: ignore[reportMissingTypeStubs]
+
+from storage.pool import APPLICATION_NAME, Database, translated_errors
+
+REVISIONS = "sluice_revision"
+"""A change of the catalog was committed; its revision."""
+NODES = "sluice_nodes"
+"""A node came, went, or gave leases up."""
+APPENDS = "sluice_append"
+"""Records were appended; see `gateway/cluster/wakeups.py`."""
+
+PING_INTERVAL_S = 2.0
+TIMEOUT_S = 5
+
+Heard = Callable[[str], None]
+
+
+class Listener:
+    """`listen` again and again: each call hears until the connection is lost."""
+
+    def __init__(self, database: Database, heard: Mapping[str, Heard]) -> None:
+        """`heard`: what to do with a payload, by channel; called on the event loop, must not raise."""
+        self._url = database.url
+        self._heard = dict(heard)
+
+    async def listen(self, begun: Callable[[], None], ended: Callable[[], None]) -> None:
+        """Hears until the connection is lost or the task cancelled; `begun` once it hears everything from then on,
+        `ended` once it may not. Raises StorageError when it could not begin or has ended."""
+        async with translated_errors():
+            connection = cast(
+                Any,
+                await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType]
+                    self._url,
+                    timeout=TIMEOUT_S,
+                    command_timeout=TIMEOUT_S,
+                    server_settings={"application_name": f"{APPLICATION_NAME} listener"},
+                ),
+            )
+        hearing, lost = False, asyncio.Event()
+
+        def terminated(_connection: object) -> None:
+            lost.set()
+
+        connection.add_termination_listener(terminated)
+        try:
+            async with translated_errors():
+                for channel, heard in self._heard.items():
+                    await connection.add_listener(channel, _handler(heard))
+                hearing = True
+                begun()
+                while True:
+                    with contextlib.suppress(TimeoutError):
+                        await asyncio.wait_for(lost.wait(), PING_INTERVAL_S)
+                    await connection.execute("select 1")
+        finally:
+            if hearing:
+                ended()
+            connection.terminate()
+
+
+def _handler(heard: Heard) -> Callable[[object, int, str, str], None]:
+    def handle(_connection: object, _pid: int, _channel: str, payload: str) -> None:
+        heard(payload)
+
+    return handle

@@ -1,0 +1,23 @@
+-- name: history_witness
+-- What this server and its files call themselves, and how far its log is on disk; nulls on a standby. The timeline
+-- changes with every promotion, the ids of database and table with every restored dump.
+select
+    case when not pg_is_in_recovery() then concat_ws(
+        '/',
+        (select system_identifier from pg_control_system()),
+        left(pg_walfile_name(pg_current_wal_flush_lsn()), 8),
+        (select oid from pg_database where datname = current_database()),
+        to_regclass('sluice.cluster')::oid
+    ) end as identity,
+    case when not pg_is_in_recovery() then (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint end as flushed_lsn;
+
+-- name: adopt_history
+-- The history that the database is in; a new one where it must be.
+select adopt_history($1, $2);
+
+-- name: partition_epochs
+-- Where the epochs of partitions began, but for their first.
+select partition_key, leader_epoch, start_offset
+from partition_epoch
+where partition_key = any ($1::bigint[])
+order by partition_key, leader_epoch;

@@ -1,0 +1,91 @@
+"""The observer and its guard with stock clients: nothing to say while they behave, one owner when a leader does not."""
+
+from __future__ import annotations
+
+import urllib.request
+import uuid
+from typing import Any, ClassVar
+
+import pytest
+from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
+from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
+
+from tests.clients.consumers import CONSUMERS, ConfluentConsumer, KafkaPythonConsumer
+from tests.clients.scoreboard import ConsumerThread, Scoreboard
+from tests.clients.topics import create_topic
+from tests.gateway_process import GatewayFactory, GatewayProcess
+
+PARTITIONS = 6
+
+
+class EagerLeader(CooperativeStickyAssignor):
+    """Says that it is cooperative and moves partitions at once, whoever still claims them."""
+
+    def assign(self, cluster: Any, members: Any) -> Any:
+        return StickyPartitionAssignor.assign(self, cluster, members)
+
+
+class RudeConsumer(KafkaPythonConsumer):
+    ASSIGNORS: ClassVar = {"cooperative-sticky": EagerLeader}
+
+
+def violations(gateway: GatewayProcess) -> dict[str, float]:
+    """By kind, as the node counts them."""
+    with urllib.request.urlopen(f"{gateway.metrics_url}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    samples = (line.rpartition(" ") for line in lines if line.startswith("sluice_group_protocol_violations_total{"))
+    return {name.split('"')[1]: float(value) for name, _, value in samples}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "may_be_seen"),
+    [
+        (("confluent-cooperative-sticky",) * 3, set[str]()),
+        (("confluent-range", "confluent-range", "kafka-python-range"), set[str]()),
+        # kafka-python may join again with the claim that it had before it gave up partitions, which costs a round.
+        (("kafka-python-cooperative-sticky", "confluent-cooperative-sticky"), {"undelivered_claim"}),
+    ],
+    ids=["cooperative", "eager", "mixed-clients"],
+)
+def test_what_is_said_of_stock_clients(
+    gateway_factory: GatewayFactory, kinds: tuple[str, ...], may_be_seen: set[str]
+) -> None:
+    gateway = gateway_factory({"group.cooperative.guard": "true"})
+    topic = create_topic(gateway.bootstrap, PARTITIONS)
+    board, group = Scoreboard(), f"g-{uuid.uuid4().hex[:8]}"
+    members: list[ConsumerThread] = []
+    try:
+        for kind in kinds:
+            client, assignor = CONSUMERS[kind]
+            members.append(client(f"c{len(members)}", board, gateway.bootstrap, topic, group, assignor))
+            members[-1].start()
+            board.wait_settled({member.name for member in members}, PARTITIONS)
+        members[-1].stop()
+        board.wait_settled({member.name for member in members[:-1]}, PARTITIONS)
+    finally:
+        for member in members:
+            member.stop()
+    assert not board.failures
+    assert set(violations(gateway)) <= may_be_seen
+    assert "withheld from" not in gateway.log_text()
+
+
+@pytest.mark.parametrize("guard", [True, False], ids=["guarded", "reported"])
+def test_a_leader_that_moves_what_is_claimed(gateway_factory: GatewayFactory, guard: bool) -> None:
+    gateway = gateway_factory({"group.cooperative.guard": "true"} if guard else {})
+    topic = create_topic(gateway.bootstrap, PARTITIONS)
+    board, group = Scoreboard(), f"g-{uuid.uuid4().hex[:8]}"
+    leader = RudeConsumer("leader", board, gateway.bootstrap, topic, group, "cooperative-sticky")
+    follower = ConfluentConsumer("follower", board, gateway.bootstrap, topic, group, "cooperative-sticky")
+    try:
+        leader.start()
+        board.wait_settled({"leader"}, PARTITIONS)
+        follower.start()
+        board.wait_settled({"leader", "follower"}, PARTITIONS)
+    finally:
+        follower.stop()
+        leader.stop()
+    assert not board.failures
+    # With the guard nothing was moved in the end.
+    assert ("moved_while_claimed" in violations(gateway)) is not guard
+    assert ("withheld from" in gateway.log_text()) is guard

@@ -1,0 +1,54 @@
+"""Several gateways, each a process of its own, on one database."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.conftest import _gateway_factory
+from tests.gateway_process import GatewayProcess
+from tests.postgres import Databases
+
+SHARDS = 50
+BALANCED_S = 30.0
+
+Cluster = Callable[..., list[GatewayProcess]]
+
+
+@pytest.fixture
+def cluster(postgres: Databases, database_url: str) -> Iterator[Cluster]:
+    """Starts so many gateways on the test's database, and waits until they share the shards."""
+    with _gateway_factory(postgres) as factory:
+        running: list[GatewayProcess] = []
+
+        def start(count: int, **settings: str) -> list[GatewayProcess]:
+            """So many more; those that were started."""
+            started = [factory(settings, database_url=database_url) for _ in range(count)]
+            running.extend(started)
+            balanced(running)
+            return started
+
+        yield start
+
+
+def metric(node: GatewayProcess, name: str) -> float:
+    """A sample of the node's metrics by its name and labels; 0 where there is none."""
+    with urllib.request.urlopen(f"{node.metrics_url}/metrics", timeout=10) as answer:
+        text = answer.read().decode()
+    found = re.search(rf"^{re.escape(name)} (\S+)$", text, re.MULTILINE)
+    return 0.0 if found is None else float(found[1])
+
+
+def balanced(nodes: list[GatewayProcess]) -> list[int]:
+    """Waits until the nodes hold all shards in even shares; how many each holds."""
+    deadline = time.monotonic() + BALANCED_S
+    while True:
+        held = [int(metric(node, "sluice_coordinator_leases")) for node in nodes]
+        if sum(held) == SHARDS and max(held) - min(held) <= 1:
+            return held
+        assert time.monotonic() < deadline, held
+        time.sleep(0.05)

@@ -1,0 +1,130 @@
+"""What happens on one node is seen on another at once, by clients that know frames only."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+
+from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from protocol.messages.delete_topics import DeleteTopicsRequest
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from protocol.messages.metadata import MetadataRequest
+from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from tests.cluster.conftest import Cluster, metric
+from tests.frames.members import create_topic, fresh
+from tests.gateway.data_plane import batch_of
+from tests.wire import WireClient
+
+ROUNDS = 60
+
+
+def produce(topic: str, value: bytes = b"x") -> ProduceRequest:
+    partition = PartitionProduceData(index=0, records=bytes(batch_of(value)))
+    return ProduceRequest(
+        acks=-1, timeout_ms=10_000, topic_data=(TopicProduceData(name=topic, partition_data=(partition,)),)
+    )
+
+
+def fetch(topic: str, offset: int, *, max_wait_ms: int = 10_000) -> FetchRequest:
+    partition = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=2**20)
+    return FetchRequest(
+        replica_id=-1,
+        max_wait_ms=max_wait_ms,
+        min_bytes=1,
+        max_bytes=2**20,
+        topics=(FetchTopic(topic=topic, partitions=(partition,)),),
+    )
+
+
+async def delays(writer: WireClient, reader: WireClient, topic: str, first: int) -> list[float]:
+    """Seconds from the acknowledgement to the answer of a fetch that waits, over ROUNDS records."""
+    found: list[float] = []
+    for offset in range(first, first + ROUNDS):
+        waiting = reader.send_nowait(fetch(topic, offset), 11)
+        await asyncio.sleep(0.02)
+        answer = await writer.send(produce(topic), 9)
+        acknowledged_s = time.monotonic()
+        assert answer.responses[0].partition_responses[0].base_offset == offset
+        received = await waiting
+        found.append(max(time.monotonic() - acknowledged_s, 0.0))
+        assert received.responses[0].partitions[0].high_watermark == offset + 1
+    return found
+
+
+async def test_a_reader_on_another_node_is_a_few_milliseconds_behind(cluster: Cluster) -> None:
+    a, b = cluster(2)
+    async with await WireClient.connect(a.bootstrap) as on_a, await WireClient.connect(b.bootstrap) as on_b:
+        topic = fresh("t")
+        await create_topic(on_a, topic)
+        # Right after its start a node is not known to everybody: until then ends are looked at.
+        await asyncio.sleep(6.0)
+        local = statistics.median(await delays(on_a, on_a, topic, 0))
+        remote = statistics.median(await delays(on_a, on_b, topic, ROUNDS))
+    print(f"p50 behind the acknowledgement: local {local * 1000:.1f} ms, other node {remote * 1000:.1f} ms")
+    assert remote - local < 0.05, (local, remote)
+    assert metric(b, "sluice_wakeups_heard") > 0
+
+
+async def test_idle_fetches_on_two_nodes_cost_no_query_each(cluster: Cluster) -> None:
+    a, b = cluster(2)
+    topic = fresh("t")
+    async with await WireClient.connect(a.bootstrap) as on_a:
+        await create_topic(on_a, topic)
+        await on_a.send(produce(topic), 9)
+        await asyncio.sleep(6.0)
+        clients = [await WireClient.connect(node.bootstrap) for node in (a, b) for _ in range(20)]
+        try:
+            before = time.monotonic()
+            for _ in range(6):
+                await asyncio.gather(*(client.send(fetch(topic, 1, max_wait_ms=500), 11) for client in clients))
+            assert time.monotonic() - before > 2.9
+        finally:
+            for client in clients:
+                await client.close()
+    for node in (a, b):
+        assert metric(node, "sluice_wakeups_missed") == 0
+        assert metric(node, "sluice_reconcile_passes_skipped_total") > 0
+
+
+async def test_what_is_created_on_one_node_is_served_by_the_other_at_once(cluster: Cluster) -> None:
+    a, b = cluster(2)
+    async with await WireClient.connect(a.bootstrap) as on_a, await WireClient.connect(b.bootstrap) as on_b:
+        for number in range(100):
+            topic = fresh(f"race-{number}")
+            # The other node has heard of the name when it did not exist.
+            asked = await on_b.send(produce(topic), 9)
+            assert asked.responses[0].partition_responses[0].error_code == 3
+            await on_a.send(
+                CreateTopicsRequest(topics=(CreatableTopic(name=topic, num_partitions=1, replication_factor=1),)), 5
+            )
+            answer = await on_b.send(produce(topic), 9)
+            assert answer.responses[0].partition_responses[0].error_code == 0, number
+
+
+async def test_topics_come_and_go_on_every_node_within_a_moment(cluster: Cluster) -> None:
+    nodes = cluster(3)
+    took: list[float] = []
+    clients = [await WireClient.connect(node.bootstrap) for node in nodes]
+    try:
+        for number in range(20):
+            topic = fresh(f"seen-{number}")
+            await clients[0].send(
+                CreateTopicsRequest(topics=(CreatableTopic(name=topic, num_partitions=3, replication_factor=1),)), 5
+            )
+            started = time.monotonic()
+            for client in clients[1:]:
+                answer = await client.send(MetadataRequest(topics=None), 9)
+                assert topic in {found.name for found in answer.topics}
+            took.append(time.monotonic() - started)
+            waiting = clients[1].send_nowait(fetch(topic, 0), 11)
+            await asyncio.sleep(0.02)
+            started = time.monotonic()
+            await clients[0].send(DeleteTopicsRequest(topic_names=(topic,)), 5)
+            ended = await waiting
+            assert ended.responses[0].partitions[0].error_code == 3
+            assert time.monotonic() - started < 1.0, "a long poll on a deleted topic ends"
+    finally:
+        for client in clients:
+            await client.close()
+    print(f"visible on all nodes: longest of {len(took)} {max(took) * 1000:.0f} ms")

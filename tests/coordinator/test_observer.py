@@ -1,0 +1,378 @@
+"""What the observer says of consumers and their leaders, and what the guard withholds: every row of its table."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+import pytest
+
+from gateway.coordinator.classic import CLASSIC
+from gateway.coordinator.cluster import Cluster, ClusterTopic
+from gateway.coordinator.facts import MemberId, PartitionsWithheld, ProtocolViolated, Violation
+from gateway.coordinator.model import GroupState
+from gateway.coordinator.observer import CHURN_GENERATIONS, CHURN_MS, FOLLOW_UP_MS, ORPHANED_GENERATIONS
+from protocol.consumer import (
+    Assignment,
+    Subscription,
+    TopicPartition,
+    decode_assignment,
+    encode_assignment,
+    encode_subscription,
+)
+from protocol.errors import ErrorCode
+
+from .scene import REBALANCE_MS, Asked, Scene
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from gateway.coordinator.model import Event, Protocols, Step
+
+STICKY = "cooperative-sticky"
+TOPIC = ClusterTopic(UUID(int=1), "t", 3)
+CLUSTER = Cluster({"t": TOPIC}, {TOPIC.topic_id: TOPIC})
+
+
+class Watched(Scene):
+    """A scene that knows a topic `t` of three partitions, and keeps what the observer has said."""
+
+    def __init__(self, *, group_cooperative_guard: bool = False) -> None:
+        super().__init__(group_cooperative_guard=group_cooperative_guard)
+        self.seen: list[ProtocolViolated] = []
+        self.withheld: list[PartitionsWithheld] = []
+
+    def send_silent(self, event: Event) -> Step:
+        # The scene's own checks need no cluster; what the machine does with one is looked at beside them.
+        with_cluster = CLASSIC.step(self.group, event, CLUSTER, self.now_ms, self.settings)
+        taken = super().send_silent(event)
+        assert with_cluster.replies == taken.replies
+        self.group = with_cluster.group
+        self.seen += [fact for fact in with_cluster.facts if isinstance(fact, ProtocolViolated)]
+        self.withheld += [fact for fact in with_cluster.facts if isinstance(fact, PartitionsWithheld)]
+        return taken
+
+    @property
+    def kinds(self) -> set[Violation]:
+        return {fact.violation for fact in self.seen}
+
+    def only(self, violation: Violation) -> ProtocolViolated:
+        (fact,) = [fact for fact in self.seen if fact.violation is violation]
+        return fact
+
+
+def claiming(
+    *partitions: int, generation: int = -1, topics: Iterable[str] = ("t",), name: str = STICKY, version: int = 3
+) -> Protocols:
+    owned = (TopicPartition("t", partitions),) if partitions else ()
+    return ((name, encode_subscription(Subscription(version, tuple(topics), None, owned, generation))),)
+
+
+def given(*partitions: int, topic: str = "t") -> bytes:
+    return encode_assignment(Assignment(1, (TopicPartition(topic, partitions),), b"user data"))
+
+
+def partitions_of(asked: Asked) -> set[int]:
+    return {
+        each for _, partitions in decode_assignment(asked.sync.assignment).assigned_partitions for each in partitions
+    }
+
+
+def two(scene: Watched, first: Protocols | None = None, second: Protocols | None = None) -> tuple[str, str]:
+    """Members a (leads) and b in a generation that awaits its assignments."""
+    a, b = scene.completing("a", "b", offer=claiming())
+    if first is None and second is None:
+        return a, b
+    scene.sync("b", b)
+    scene.sync("a", a, {a: given(0, 1, 2), b: given()})
+    again(scene, (a, first or claiming()), (b, second or claiming()))
+    return a, b
+
+
+def again(scene: Watched, *members: tuple[str, Protocols]) -> None:
+    """The next generation of the members a, b, … of the scene."""
+    for connection, (member_id, offer) in zip("abc", members, strict=False):
+        scene.join(connection, member_id, offer=offer)
+    assert scene.state is GroupState.COMPLETING_REBALANCE
+
+
+def test_a_well_behaved_group_is_not_mentioned() -> None:
+    scene = Watched()
+    a, b = two(scene, claiming(0, 1, 2, generation=2), claiming(generation=2))
+    scene.sync("b", b)
+    scene.sync("a", a, {a: given(0, 1), b: given()})
+    again(scene, (a, claiming(0, 1, generation=scene.generation)), (b, claiming(generation=scene.generation)))
+    scene.sync("b", b)
+    scene.sync("a", a, {a: given(0, 1), b: given(2)})
+    assert not scene.seen
+
+
+def test_partitions_claimed_twice_at_one_generation() -> None:
+    scene = Watched()
+    a, b = two(scene, claiming(0, 1, 2, generation=2), claiming(2, generation=2))
+    fact = scene.only(Violation.DOUBLE_CLAIM)
+    assert (set(fact.members), fact.partitions) == ({a, b}, (("t", 2),))
+
+
+def test_a_newer_claim_stands_alone() -> None:
+    scene = Watched()
+    two(scene, claiming(0, 1, 2, generation=2), claiming(2, generation=1))
+    assert Violation.DOUBLE_CLAIM not in scene.kinds
+
+
+def test_a_claim_from_before_the_last_assignment_is_stale() -> None:
+    scene = Watched()
+    a, _ = two(scene, claiming(0, 1, 2, generation=0), claiming())
+    fact = scene.only(Violation.STALE_CLAIM)
+    assert (fact.members, fact.partition_count) == ((a,), 3)
+
+
+def test_a_claim_of_what_was_not_delivered() -> None:
+    scene = Watched()
+    _, b = two(scene, claiming(0, 1, 2, generation=2), claiming(1, generation=-1, version=1))
+    fact = scene.only(Violation.UNDELIVERED_CLAIM)
+    assert (fact.members, fact.partitions) == ((b,), (("t", 1),))
+
+
+def test_delivered_partitions_that_are_not_claimed() -> None:
+    scene = Watched()
+    a, b = scene.completing("a", "b", offer=claiming())
+    scene.sync("b", b)
+    scene.sync("a", a, {a: given(0, 1, 2), b: given()})
+    again(scene, (a, claiming(0, generation=scene.generation)), (b, claiming()))
+    fact = scene.only(Violation.DELIVERED_UNCLAIMED)
+    assert (fact.members, fact.partitions) == ((a,), (("t", 1), ("t", 2)))
+
+
+def test_a_member_that_takes_nothing_is_named() -> None:
+    """What a callback that calls assign in the place of incremental_assign looks like from here."""
+    scene = Watched()
+    a, b = scene.completing("a", "b", offer=claiming())
+    scene.sync("b", b)
+    scene.sync("a", a, {a: given(0, 1, 2), b: given()})
+    again(scene, (a, claiming(generation=scene.generation)), (b, claiming()))
+    assert scene.only(Violation.NOTHING_TAKEN).members == (a,)
+
+
+def test_a_member_that_lost_everything_is_not_blamed() -> None:
+    """It names no generation: it was told that it is no member any more, and starts from nothing."""
+    scene = Watched()
+    two(scene, claiming(generation=-1), claiming())
+    assert Violation.NOTHING_TAKEN not in scene.kinds
+
+
+def test_partitions_of_a_topic_it_reads_no_more_need_not_be_claimed() -> None:
+    scene = Watched()
+    a, b = scene.completing("a", "b", offer=claiming())
+    scene.sync("b", b)
+    scene.sync("a", a, {a: given(0), b: given()})
+    again(scene, (a, claiming(generation=scene.generation, topics=("u",))), (b, claiming()))
+    assert not scene.seen
+
+
+def test_a_leader_that_moves_what_is_claimed() -> None:
+    scene = Watched()
+    a, b = two(scene, claiming(0, 1, 2, generation=2), claiming())
+    held = scene.sync("b", b)
+    scene.sync("a", a, {a: given(0, 1), b: given(2)})
+    fact = scene.only(Violation.MOVED_WHILE_CLAIMED)
+    assert (set(fact.members), fact.partitions) == ({a, b}, (("t", 2),))
+    assert partitions_of(held) == {2}, "without the guard the leader's bytes go through"
+
+
+def test_an_eager_group_may_move_what_was_claimed() -> None:
+    scene = Watched()
+    a, b = scene.completing("a", "b", offer=claiming(0, 1, 2, name="range"))
+    scene.sync("b", b)
+    scene.sync("a", a, {a: given(0, 1), b: given(2)})
+    assert Violation.MOVED_WHILE_CLAIMED not in scene.kinds
+
+
+def test_a_partition_given_to_two() -> None:
+    scene = Watched()
+    a, b = two(scene)
+    scene.sync("b", b)
+    scene.sync("a", a, {a: given(0, 1, 2), b: given(2)})
+    fact = scene.only(Violation.ASSIGNED_TWICE)
+    assert (set(fact.members), fact.partitions) == ({a, b}, (("t", 2),))
+
+
+def test_assignments_to_strangers_of_foreign_topics_and_of_no_partition() -> None:
+    scene = Watched()
+    a, b = two(scene)
+    scene.sync("b", b)
+    scene.sync("a", a, {a: given(0, 1, 7), b: given(2, topic="u"), "stranger": given(2)})
+    assert scene.only(Violation.NO_SUCH_PARTITION).partitions == (("t", 7),)
+    assert scene.only(Violation.NOT_SUBSCRIBED).partitions == (("u", 2),)
+    assert scene.only(Violation.UNKNOWN_MEMBER).members == ("stranger",)
+
+
+def test_a_partition_that_stays_nobodys() -> None:
+    scene = Watched()
+    (a,) = scene.completing("a", offer=claiming())
+    for generation in range(1, ORPHANED_GENERATIONS + 2):
+        scene.sync("a", a, {a: given(0, 1)})
+        told = [fact for fact in scene.seen if fact.violation is Violation.ORPHANED]
+        assert len(told) == (generation >= ORPHANED_GENERATIONS), "it is told once"
+        again(scene, (a, claiming(0, 1, generation=scene.generation)))
+    assert scene.only(Violation.ORPHANED).partitions == (("t", 2),)
+
+
+def test_half_an_upgrade() -> None:
+    scene = Watched()
+    both = (*claiming(name="range"), *claiming())
+    a, b = scene.completing("a", "b", offer=both)
+    fact = scene.seen[-1]
+    assert (fact.violation, set(fact.members)) == (Violation.MIXED_MODE, {a, b})
+    scene.sync("b", b)
+    scene.sync("a", a, {})
+    again(scene, (a, (*claiming(), *claiming(name="range"))), (b, (*claiming(), *claiming(name="range"))))
+    assert scene.group.protocol_name == STICKY
+    assert scene.seen[-1].violation is Violation.MODE_CHANGED
+
+
+@pytest.mark.parametrize("pause_ms", [0, CHURN_MS // CHURN_GENERATIONS + 1])
+def test_rebalances_without_a_cause(pause_ms: int) -> None:
+    scene = Watched()
+    (a,) = scene.completing("a", offer=claiming())
+    for _ in range(CHURN_GENERATIONS):
+        scene.sync("a", a, {a: given(0, 1, 2)})
+        scene.now_ms += pause_ms
+        again(scene, (a, claiming(0, 1, 2, generation=scene.generation)))
+    assert (Violation.CHURN in scene.kinds) is (pause_ms == 0)
+
+
+def test_what_cannot_be_read_is_opaque() -> None:
+    scene = Watched(group_cooperative_guard=True)
+    a, b = scene.completing("a", "b", offer=((STICKY, b"\x00\x01torn"),))
+    assert set(scene.seen[-1].members) == {a, b}
+    assert scene.kinds == {Violation.UNREADABLE_SUBSCRIPTION}
+    held = scene.sync("b", b)
+    scene.sync("a", a, {a: b"torn", b: given(1)})
+    assert held.sync.assignment == given(1)
+    assert scene.only(Violation.UNREADABLE_ASSIGNMENT).members == (a,)
+
+
+def test_other_protocol_types_are_nobodys_business() -> None:
+    scene = Watched()
+    a = scene.join("a", protocol_type="connect", offer=((STICKY, b""),)).join.member_id
+    scene.sync("a", a, {a: b"?"})
+    assert not scene.seen
+
+
+def test_many_offenders_are_counted_and_few_named() -> None:
+    scene = Watched()
+    connections = [f"c{number}" for number in range(15)]
+    scene.completing(*connections, offer=claiming(0))
+    fact = scene.only(Violation.DOUBLE_CLAIM) if len(scene.seen) == 1 else scene.seen[-1]
+    assert (len(fact.members), fact.member_count) == (10, 15)
+
+
+# --- the guard ------------------------------------------------------------------------------------------------------
+
+
+def test_the_guard_withholds_what_another_claims() -> None:
+    scene = Watched(group_cooperative_guard=True)
+    a, b = two(scene, claiming(0, 1, 2, generation=2), claiming())
+    held = scene.sync("b", b)
+    own = scene.sync("a", a, {a: given(0), b: given(1, 2)})
+    assert (partitions_of(own), partitions_of(held)) == ({0}, set())
+    assert decode_assignment(held.sync.assignment).user_data == b"user data"
+    (fact,) = scene.withheld
+    assert (fact.members, fact.partitions) == ((b,), (("t", 1), ("t", 2)))
+    again(scene, (a, claiming(0, generation=scene.generation)), (b, claiming()))
+    held = scene.sync("b", b)
+    scene.sync("a", a, {a: given(0), b: given(1, 2)})
+    assert partitions_of(held) == {1, 2}, "let go, and so given"
+    assert len(scene.withheld) == 1
+
+
+def test_a_group_that_does_not_rebalance_after_the_guard_is_made_to() -> None:
+    scene = Watched(group_cooperative_guard=True)
+    a, b = two(scene, claiming(0, 1, 2, generation=2), claiming())
+    scene.sync("b", b)
+    scene.sync("a", a, {a: given(0), b: given(1, 2)})
+    began_ms = scene.now_ms
+    while scene.now_ms < began_ms + FOLLOW_UP_MS - 5_000:
+        scene.advance(5_000)
+        scene.heartbeat("a", a)
+        scene.heartbeat("b", b)
+    assert scene.state is GroupState.STABLE
+    scene.advance(5_000)
+    assert scene.state is GroupState.PREPARING_REBALANCE
+    assert scene.heartbeat("b", b).error is ErrorCode.REBALANCE_IN_PROGRESS
+    assert scene.group.watch.follow_up_ms is None
+
+
+def test_the_guard_leaves_what_it_need_not_change() -> None:
+    """Also the bytes of a version that this gateway would write otherwise."""
+    scene = Watched(group_cooperative_guard=True)
+    a, b = two(scene, claiming(0, 1, generation=2), claiming())
+    newer = b"\x00\x09" + given(2)[2:] + b"what version 9 adds"
+    held = scene.sync("b", b)
+    scene.sync("a", a, {a: given(0, 1), b: newer})
+    assert held.sync.assignment == newer
+    assert not scene.withheld
+    assert scene.group.watch.follow_up_ms is None
+
+
+def test_who_left_claims_nothing() -> None:
+    scene = Watched(group_cooperative_guard=True)
+    a, b = two(scene, claiming(), claiming(0, 1, 2, generation=2))
+    scene.leave("b", b)
+    again(scene, (a, claiming()))
+    own = scene.sync("a", a, {a: given(0, 1, 2)})
+    assert partitions_of(own) == {0, 1, 2}
+
+
+def test_a_follower_cannot_assign_past_the_guard() -> None:
+    scene = Watched(group_cooperative_guard=True)
+    a, b = two(scene, claiming(0, generation=2), claiming())
+    held = scene.sync("b", b, {b: given(0)})
+    assert held.parked
+    scene.sync("a", a, {a: given(0), b: given(0)})
+    assert partitions_of(held) == set()
+
+
+def test_what_was_delivered_is_known_of_the_members_that_are() -> None:
+    scene = Watched()
+    a, b = two(scene, claiming(0, 1, 2, generation=2), claiming())
+    assert set(scene.group.watch.delivered) == {a, b}
+    scene.leave("b", b)
+    again(scene, (a, claiming()))
+    assert set(scene.group.watch.delivered) == {MemberId(a)}
+
+
+def test_a_static_member_that_is_away_keeps_what_it_was_delivered() -> None:
+    """It joined before it had anything, so its metadata claims nothing, and the leader believes that."""
+    scene = Watched(group_cooperative_guard=True)
+    instances = {"b": "ib"}
+    a, b = scene.completing("a", "b", instances=instances, offer=claiming())
+    scene.sync("b", b, instance="ib")
+    scene.sync("a", a, {a: given(), b: given(0, 1, 2)})
+    scene.join("a", a, offer=claiming())
+    for _ in range(REBALANCE_MS // 5_000):
+        assert scene.state is GroupState.PREPARING_REBALANCE
+        scene.heartbeat("b", b, instance="ib")
+        scene.advance(5_000)
+    assert scene.state is GroupState.COMPLETING_REBALANCE
+    own = scene.sync("a", a, {a: given(0, 1), b: given(2)})
+    assert partitions_of(own) == set(), "the one that is away has not let go"
+    back = scene.join("b2", instance="ib", offer=claiming()).join.member_id
+    scene.join("a", a, offer=claiming())
+    scene.join("b2", back, instance="ib", offer=claiming())
+    own = scene.sync("a", a, {a: given(0, 1), back: given(2)})
+    assert partitions_of(own) == {0, 1}, "another process has its place, and holds nothing"
+
+
+def test_a_member_that_missed_its_answer_still_holds_what_it_held() -> None:
+    """Its claim is of an older generation than what it was answered with, but it never saw that."""
+    scene = Watched(group_cooperative_guard=True)
+    a, b = two(scene, claiming(0, 1, 2, generation=2), claiming())
+    scene.sync("b", b)
+    scene.sync("a", a, {a: given(0), b: given()})
+    again(scene, (a, claiming(0, 1, 2, generation=2)), (b, claiming()))
+    assert Violation.STALE_CLAIM in scene.kinds
+    held = scene.sync("b", b)
+    scene.sync("a", a, {a: given(0), b: given(1, 2)})
+    assert partitions_of(held) == set()

@@ -1,0 +1,233 @@
+"""Wake-up across nodes, two of them on one Postgres: what is told, what is missed, and what it costs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import pytest
+
+from gateway.cluster import wakeups as module
+from gateway.cluster.wakeups import Wakeups
+from storage import notify
+from storage.errors import StorageError
+from storage.nodes import NodeStore
+from storage.types import PartitionKey
+from tests.gateway.data_plane import DataPlane, at, data_plane
+
+LONG_MS = 30_000
+DEADLINE_S = 10.0
+
+
+class Node:
+    """One node's log and its wake-ups, listening."""
+
+    def __init__(self, plane: DataPlane) -> None:
+        self.plane = plane
+        self.store = NodeStore(plane.database)
+        self.hearing = asyncio.Event()
+        self.queries: list[int] = []
+
+    async def run(self, stack: contextlib.AsyncExitStack) -> None:
+        plane = self.plane
+        self.wakeups = Wakeups(plane.tail, plane.membership, self._announce, self._states)
+        plane.membership.announced = lambda: self.wakeups.announced
+        plane.membership.seen = self.wakeups.nodes_seen
+        plane.appender.appended, plane.appender.in_doubt = self.wakeups.appended, self.wakeups.in_doubt
+        self.listener = notify.Listener(plane.database, {notify.APPENDS: lambda payload: self.hear(payload)})
+        self.hear = self.wakeups.heard
+        for run in (self._listen, self.wakeups.announce_all, self.wakeups.look):
+            task = asyncio.create_task(_again(run))
+            stack.push_async_callback(_cancelled, task)
+        async with asyncio.timeout(DEADLINE_S):
+            await self.hearing.wait()
+        # Both know each other since long ago.
+        plane.membership._known_since_s = float("-inf")
+        self.wakeups.registered()
+
+    async def _announce(self, payloads: object) -> None:
+        await self.plane.membership._store.announce(payloads)  # type: ignore[arg-type]
+
+    async def _states(self, keys):
+        keys = list(keys)
+        self.queries.append(len(keys))
+        return await self.plane.log.states(keys)
+
+    async def _listen(self) -> None:
+        def begun() -> None:
+            self.wakeups.hearing()
+            self.hearing.set()
+
+        await self.listener.listen(begun, self.wakeups.deaf)
+
+
+async def _again(run: Callable[[], object]) -> None:
+    while True:
+        with contextlib.suppress(StorageError):
+            await run()  # type: ignore[misc]
+        await asyncio.sleep(0)
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+@asynccontextmanager
+async def two_nodes(url: str) -> AsyncGenerator[tuple[Node, Node]]:
+    async with data_plane(url, name="a") as a, data_plane(url, name="b") as b, contextlib.AsyncExitStack() as stack:
+        await a.membership.renew()
+        nodes = Node(a), Node(b)
+        for node in nodes:
+            await node.run(stack)
+        yield nodes
+
+
+@pytest.fixture
+async def nodes(database_url: str) -> AsyncIterator[tuple[Node, Node]]:
+    async with two_nodes(database_url) as nodes:
+        yield nodes
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(DEADLINE_S):
+        while not condition():  # noqa: ASYNC110 - what is waited for happens on another node
+            await asyncio.sleep(0.005)
+
+
+async def parked_fetch(node: Node, topic, offset: int):
+    """A long poll on the node, once it waits."""
+    task = asyncio.create_task(node.plane.fetch([(topic, at(offset))], max_wait_ms=LONG_MS))
+    async with asyncio.timeout(DEADLINE_S):
+        while node.plane.tail.parked_count == 0:
+            assert not task.done(), task
+            await asyncio.sleep(0.001)
+    return task
+
+
+async def test_a_fetch_parked_on_one_node_hears_of_an_append_on_the_other(nodes: tuple[Node, Node]) -> None:
+    a, b = nodes
+    topic = await a.plane.create_topic("t")
+    await b.plane.catalog.resolve("t")
+    delays: list[float] = []
+    loop = asyncio.get_running_loop()
+    for offset in range(20):
+        task = await parked_fetch(b, topic, offset)
+        await a.plane.fill(topic, [100])
+        acknowledged_s = loop.time()
+        async with asyncio.timeout(DEADLINE_S):
+            response = await task
+        delays.append(loop.time() - acknowledged_s)
+        assert response.responses[0].partitions[0].high_watermark == offset + 1
+    assert sorted(delays)[len(delays) // 2] < 0.1, delays
+
+
+async def test_parked_and_repeated_fetches_ask_postgres_nothing_while_nothing_happens(
+    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.log.tail.DOUBTFUL_AGE_S", 0.0)
+    a, b = nodes
+    topic = await a.plane.create_topic("t")
+    await a.plane.fill(topic, [100])
+    await b.plane.catalog.resolve("t")
+    await b.plane.fetch([(topic, at(1))], max_wait_ms=0)
+    reads = 0
+    read = b.plane.log.read
+
+    async def counted(*args, **kwargs):
+        nonlocal reads
+        reads += 1
+        return await read(*args, **kwargs)
+
+    monkeypatch.setattr(b.plane.log, "read", counted)
+    b.queries.clear()
+    for _ in range(20):
+        await asyncio.gather(*(b.plane.fetch([(topic, at(1))], max_wait_ms=10) for _ in range(5)))
+    assert (reads, b.queries) == (0, [])
+    await a.plane.fill(topic, [100])
+    async with asyncio.timeout(DEADLINE_S):
+        while not (await b.plane.fetch([(topic, at(1))], max_wait_ms=100)).responses[0].partitions[0].records:
+            pass
+    assert reads >= 1
+
+
+async def test_many_appends_at_once_are_announced_together(nodes: tuple[Node, Node]) -> None:
+    a, b = nodes
+    topic = await a.plane.create_topic("t", 300)
+    keys = [partition.partition_key for partition in topic.partitions]
+    for round_ in range(1, 21):
+        for key in keys:
+            a.wakeups.appended(key, round_)
+    await until(lambda: b.wakeups.counts["heard"] > 0 and not a.wakeups._ends)
+    assert a.wakeups.counts["sent"] <= 3
+    assert a.wakeups.counts["merged"] == 300 * 19
+
+
+async def test_a_lone_node_announces_nothing(database_url: str) -> None:
+    async with data_plane(database_url) as plane, contextlib.AsyncExitStack() as stack:
+        node = Node(plane)
+        await node.run(stack)
+        topic = await plane.create_topic("t")
+        await plane.fill(topic, [100, 100])
+        await asyncio.sleep(3 * module.ANNOUNCE_INTERVAL_S)
+        assert node.wakeups.counts["sent"] == 0
+
+
+async def test_announcements_that_were_lost_are_found_by_the_number_of_those_sent(nodes: tuple[Node, Node]) -> None:
+    a, b = nodes
+    topic = await a.plane.create_topic("t")
+    await b.plane.catalog.resolve("t")
+    await b.plane.membership.renew()
+    task = await parked_fetch(b, topic, 0)
+    b.hear = lambda payload: None
+    await a.plane.fill(topic, [100])
+    await until(lambda: a.wakeups.counts["sent"] > 0)
+    await a.plane.membership.renew()
+    await b.plane.membership.renew()
+    assert not task.done(), "what has just been sent may still be on its way"
+    await b.plane.membership.renew()
+    async with asyncio.timeout(DEADLINE_S):
+        response = await task
+    assert response.responses[0].partitions[0].high_watermark == 1
+    assert b.wakeups.counts["missed"] == 1
+
+
+async def test_a_killed_listener_connection_loses_nothing(nodes: tuple[Node, Node]) -> None:
+    a, b = nodes
+    topic = await a.plane.create_topic("t")
+    await b.plane.catalog.resolve("t")
+    for offset in range(3):
+        task = await parked_fetch(b, topic, offset)
+        await a.plane.database.control.fetch(
+            "select pg_terminate_backend(pid) from pg_stat_activity"
+            " where datname = current_database() and application_name = 'sluice listener'"
+        )
+        await a.plane.fill(topic, [100])
+        async with asyncio.timeout(DEADLINE_S):
+            assert (await task).responses[0].partitions[0].high_watermark == offset + 1
+
+
+async def test_a_node_that_ends_with_something_unsaid_is_looked_after(
+    nodes: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = nodes
+    topic = await a.plane.create_topic("t")
+    await b.plane.catalog.resolve("t")
+    a.plane.appender.appended = lambda key, high_watermark: None
+    task = await parked_fetch(b, topic, 0)
+    await a.plane.fill(topic, [100])
+    await a.plane.membership.withdraw()
+    await b.plane.membership.renew()
+    async with asyncio.timeout(DEADLINE_S):
+        assert (await task).responses[0].partitions[0].high_watermark == 1
+
+
+@pytest.mark.parametrize("payload", ["", "x", "1.1:1", "1.1:x:1=1", "1.1:1:1", "1.1:1:1=x", "1:1:1=1", "1.1:1:a=1,"])
+async def test_a_payload_that_is_none_is_ignored(nodes: tuple[Node, Node], payload: str) -> None:
+    _, b = nodes
+    before = dict(b.wakeups.counts)
+    b.wakeups.heard(payload)
+    assert b.wakeups.counts == before
+    assert b.plane.tail.known(PartitionKey(1), 0.0) is None

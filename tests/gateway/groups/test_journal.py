@@ -1,0 +1,134 @@
+"""The journal's writer against Postgres: what finds no room is counted and told of, days come and go."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import asyncpg
+import pytest
+
+from gateway.config.broker import BrokerConfig
+from gateway.groups.groups import MACHINES
+from gateway.groups.journal import Journal, JournaledCommit
+from gateway.log.catalog import Catalog
+from gateway.log.tail import Tail
+from gateway.operate.metrics import Metrics
+from storage.journal import JournalEvent, JournalStore
+from storage.pool import Database
+from storage.topics import TopicStore
+
+TOPIC_ID = uuid.uuid4()
+ROOM = 3
+POLLS, POLL_S = 2_000, 0.01
+
+
+@dataclass
+class Writer:
+    journal: Journal
+    metrics: Metrics
+    observer: asyncpg.Connection
+
+    def commit(self, offset: int) -> None:
+        self.journal.committed("g", 1, "m", [JournaledCommit(TOPIC_ID, "t", 0, offset, 0, 9, 0)])
+
+    async def offsets(self) -> list[int]:
+        return [row[0] for row in await self.observer.fetch('select "offset" from journal_offset order by seq')]
+
+    def counted(self, name: str) -> float | None:
+        return self.metrics.registry.get_sample_value(f"sluice_{name}_total")
+
+
+@pytest.fixture
+async def writer(database_url: str) -> AsyncIterator[Writer]:
+    database = await Database.open(database_url)
+    metrics = Metrics()
+    catalog = Catalog(TopicStore(database), Tail(1_000_000), BrokerConfig())
+    journal = Journal(
+        JournalStore(database), MACHINES, catalog, lambda: 1, metrics, max_queued=ROOM, linger_s=0.01, pause_s=0.01
+    )
+    observer = await asyncpg.connect(database_url, server_settings={"search_path": "sluice"})
+    yield Writer(journal, metrics, observer)
+    await asyncio.wait_for(journal.close(), 20)
+    await observer.close()
+    await database.close()
+
+
+async def until_writing(writer: Writer) -> None:
+    """Returns when a batch waits for the position that the observer holds."""
+    for _ in range(POLLS):
+        if await writer.observer.fetchval("select count(*) from pg_locks where not granted"):
+            return
+        await asyncio.sleep(POLL_S)
+    raise AssertionError("nothing is written")
+
+
+async def until_dropped(writer: Writer, rows: int) -> None:
+    for _ in range(POLLS):
+        if writer.counted("journal_dropped_rows") == rows:
+            return
+        await asyncio.sleep(POLL_S)
+    raise AssertionError(f"dropped are {writer.counted('journal_dropped_rows')}")
+
+
+async def until_written(writer: Writer, rows: int) -> None:
+    for _ in range(POLLS):
+        if writer.counted("journal_rows") == rows:
+            return
+        await asyncio.sleep(POLL_S)
+    raise AssertionError(f"written are {writer.counted('journal_rows')}")
+
+
+async def test_what_finds_no_room_is_counted_and_told_where_it_is_missing(writer: Writer) -> None:
+    async with writer.observer.transaction():
+        await writer.observer.execute("select 1 from journal_position for update")
+        writer.commit(0)
+        await until_writing(writer)
+        for offset in range(1, 8):
+            writer.commit(offset)
+        assert writer.counted("journal_dropped_rows") == 7 - ROOM
+    await asyncio.wait_for(writer.journal.close(), 20)
+    assert await writer.offsets() == [0, *range(1, 1 + ROOM)]
+    told = await writer.observer.fetch("select seq, row_count from journal_event where kind = 'rows_dropped'")
+    assert [tuple(row) for row in told] == [(2 + ROOM, 7 - ROOM)]
+    assert writer.counted("journal_rows") == 1 + ROOM + 1
+
+
+async def test_a_batch_that_is_refused_is_counted_and_the_next_one_says_so(writer: Writer) -> None:
+    await writer.observer.execute("alter table journal_offset rename to gone")
+    writer.commit(0)
+    await until_dropped(writer, 1)
+    await writer.observer.execute("alter table gone rename to journal_offset")
+    writer.commit(1)
+    await asyncio.wait_for(writer.journal.close(), 20)
+    assert await writer.offsets() == [1]
+    told = await writer.observer.fetch("select seq, row_count from journal_event where kind = 'rows_dropped'")
+    assert [tuple(row) for row in told] == [(1, 1)]
+
+
+async def test_days_that_are_missing_are_made(writer: Writer) -> None:
+    """As after a stay of the database in a backup, or a node that slept over midnight."""
+    writer.commit(0)
+    await until_written(writer, 1)
+    today = await writer.observer.fetchval("select 'journal_offset_' || to_char(now() at time zone 'UTC', 'YYYYMMDD')")
+    await writer.observer.execute(f"drop table {today}")
+    writer.commit(1)
+    await until_dropped(writer, 1)
+    writer.commit(2)
+    await asyncio.wait_for(writer.journal.close(), 20)
+    assert await writer.offsets() == [2]
+
+
+async def test_text_that_postgres_cannot_hold_comes_back(database_url: str) -> None:
+    database = await Database.open(database_url)
+    store = JournalStore(database)
+    await store.make_partitions()
+    event = JournalEvent(
+        at_ms=1, node_id=1, group_id="a\0b", generation_id=1, group_type="classic", kind="member_left", detail="\0"
+    )
+    await store.write([event])
+    (found,) = (await store.history("a\0b", 10, 10)).events
+    assert (found["group_id"], found["detail"]) == ("a\0b", "\0")
+    await database.close()
