@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Iterator
 
 import pytest
 
-from gateway.net import collection
+from gateway.net import coding, collection
 from gateway.net.coding import AT_ONCE_ELEMENTS, decode_aside
 from gateway.net.collection import FullCollections
 from protocol.api_keys import ApiKey
 from protocol.codec import encode
 from protocol.errors import ProtocolError
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Requests of other tests, whose loops are closed, may never have been done with."""
+    before = gc.get_threshold()
+    gc.set_threshold(700, 10, 10)
+    monkeypatch.setattr(coding, "full_collections", FullCollections())
+    yield
+    gc.set_threshold(*before)
 
 
 async def test_full_collections_wait_until_the_last_request_is_done_with() -> None:
