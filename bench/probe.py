@@ -1,13 +1,14 @@
 """`python -m bench.probe serve ...`: the gateway as `sluice` runs it, with a probe on its event loop.
 
 Every millisecond a timer is due; what matters is how much CPU time the loop's thread spent between two of them, which
-another process on the machine does not change. SIGUSR1 writes the greatest since the last SIGUSR1, and the greatest
-wall-clock lag, to the file that BENCH_PROBE names.
+another process on the machine does not change. SIGUSR1 writes the greatest since the last SIGUSR1, the longest
+garbage collection and the greatest wall-clock lag, to the file that BENCH_PROBE names.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -25,7 +26,9 @@ class LoopProbe:
     def __init__(self, loop: asyncio.AbstractEventLoop, report: Path) -> None:
         self._loop = loop
         self._report = report
-        self._held_ms = self._late_ms = 0.0
+        self._held_ms = self._late_ms = self._collected_ms = 0.0
+        self._collecting_since_s = 0.0
+        gc.callbacks.append(self._collecting)
         self._wall_s, self._cpu_s = time.perf_counter(), time.thread_time()
         loop.add_signal_handler(signal.SIGUSR1, self._tell)
         loop.call_later(TICK_S, self._tick)
@@ -37,11 +40,18 @@ class LoopProbe:
         self._wall_s, self._cpu_s = wall_s, cpu_s
         self._loop.call_later(TICK_S, self._tick)
 
+    def _collecting(self, phase: str, info: dict[str, int]) -> None:
+        if phase == "start":
+            self._collecting_since_s = time.thread_time()
+        else:
+            self._collected_ms = max(self._collected_ms, (time.thread_time() - self._collecting_since_s) * 1000)
+
     def _tell(self) -> None:
+        figures = {"held_ms": self._held_ms, "late_ms": self._late_ms, "collected_ms": self._collected_ms}
         fresh = self._report.with_suffix(".fresh")
-        fresh.write_text(json.dumps({"held_ms": self._held_ms, "late_ms": self._late_ms}))
+        fresh.write_text(json.dumps(figures))
         fresh.replace(self._report)
-        self._held_ms = self._late_ms = 0.0
+        self._held_ms = self._late_ms = self._collected_ms = 0.0
 
 
 async def start_with_probe(app: App) -> None:

@@ -21,7 +21,7 @@ from protocol.varints import Buffer
 
 M = TypeVar("M")
 
-MAX_REQUEST_ELEMENTS = 200_000
+MAX_REQUEST_ELEMENTS = 100_000
 """Array elements and tagged fields in one request. A handler's work follows them, and an element may be two bytes: by
 its bytes alone a frame could hold the event loop for many seconds. As many as all partitions of a large cluster."""
 

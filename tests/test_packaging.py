@@ -210,7 +210,12 @@ def test_the_images_steps_give_a_gateway_that_serves_and_reports_its_health() ->
         sluice = directory / "opt" / "sluice" / "bin" / "sluice"
         (wheel,) = (directory / "build" / "dist").glob("*.whl")
         packed = zipfile.ZipFile(wheel).namelist()
-        assert {name.split("/")[0] for name in packed if ".dist-info" not in name} == {"gateway", "protocol", "storage"}
+        assert {name.split("/")[0] for name in packed if ".dist-info" not in name} == {
+            "gateway",
+            "pipeline",
+            "protocol",
+            "storage",
+        }
         assert any(name.endswith("/LICENSE") for name in packed)
 
         port, metrics_port = free_ports(2)

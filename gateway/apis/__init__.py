@@ -26,6 +26,16 @@ from gateway.net.dispatch import Served
 from gateway.net.requests import Order
 from protocol.api_keys import ApiKey
 
+MAX_ADMIN_ELEMENTS = 20_000
+"""Elements of a request that changes topics, settings or groups. Upstream takes what makes 10,000 records, of which
+each is an element or two here."""
+
+MAX_LEAVING_MEMBERS = 5_000
+"""Members that leave by one request: the coordinator takes them in one step, which nobody interrupts."""
+
+MAX_JOIN_PROTOCOLS = 2_000
+"""Assignors that one member offers; the group weighs them in one step."""
+
 SERVED: tuple[Served, ...] = (
     # librdkafka tests whether Produce v0 is inside the range before it uses compression (KAFKA-18659).
     Served(
@@ -44,15 +54,42 @@ SERVED: tuple[Served, ...] = (
     Served(ApiKey.OFFSET_COMMIT, 2, 10, offsets.offset_commit, offsets.refuse_offset_commit),
     Served(ApiKey.OFFSET_FETCH, 1, 10, offsets.offset_fetch, offsets.refuse_offset_fetch, bulky=True),
     Served(ApiKey.FIND_COORDINATOR, 0, 6, find_coordinator.find_coordinator, find_coordinator.refuse_find_coordinator),
-    Served(ApiKey.JOIN_GROUP, 0, 9, classic_groups.join_group, classic_groups.refuse_join_group, Order.PARKED),
+    Served(
+        ApiKey.JOIN_GROUP,
+        0,
+        9,
+        classic_groups.join_group,
+        classic_groups.refuse_join_group,
+        Order.PARKED,
+        max_elements=MAX_JOIN_PROTOCOLS,
+    ),
     Served(ApiKey.HEARTBEAT, 0, 4, classic_groups.heartbeat, classic_groups.refuse_heartbeat, Order.PIPELINED),
-    Served(ApiKey.LEAVE_GROUP, 0, 5, classic_groups.leave_group, classic_groups.refuse_leave_group),
-    Served(ApiKey.SYNC_GROUP, 0, 5, classic_groups.sync_group, classic_groups.refuse_sync_group, Order.PARKED),
+    Served(
+        ApiKey.LEAVE_GROUP,
+        0,
+        5,
+        classic_groups.leave_group,
+        classic_groups.refuse_leave_group,
+        max_elements=MAX_LEAVING_MEMBERS,
+    ),
+    Served(
+        ApiKey.SYNC_GROUP,
+        0,
+        5,
+        classic_groups.sync_group,
+        classic_groups.refuse_sync_group,
+        Order.PARKED,
+        max_elements=MAX_ADMIN_ELEMENTS,
+    ),
     Served(ApiKey.DESCRIBE_GROUPS, 0, 6, group_admin.describe_groups, group_admin.refuse_describe_groups, bulky=True),
     Served(ApiKey.LIST_GROUPS, 0, 5, group_admin.list_groups, group_admin.refuse_list_groups, bulky=True),
     Served(ApiKey.API_VERSIONS, 0, 4, api_versions.api_versions, api_versions.refuse_api_versions),
-    Served(ApiKey.CREATE_TOPICS, 2, 7, topics.create_topics, topics.refuse_create_topics),
-    Served(ApiKey.DELETE_TOPICS, 1, 6, topics.delete_topics, topics.refuse_delete_topics),
+    Served(
+        ApiKey.CREATE_TOPICS, 2, 7, topics.create_topics, topics.refuse_create_topics, max_elements=MAX_ADMIN_ELEMENTS
+    ),
+    Served(
+        ApiKey.DELETE_TOPICS, 1, 6, topics.delete_topics, topics.refuse_delete_topics, max_elements=MAX_ADMIN_ELEMENTS
+    ),
     Served(ApiKey.DELETE_RECORDS, 0, 2, delete_records.delete_records, delete_records.refuse_delete_records),
     Served(ApiKey.INIT_PRODUCER_ID, 0, 5, init_producer_id.init_producer_id, init_producer_id.refuse_init_producer_id),
     Served(
@@ -63,16 +100,33 @@ SERVED: tuple[Served, ...] = (
         offset_for_leader_epoch.refuse_offset_for_leader_epoch,
     ),
     Served(ApiKey.DESCRIBE_CONFIGS, 1, 4, configs.describe_configs, configs.refuse_describe_configs, bulky=True),
-    Served(ApiKey.ALTER_CONFIGS, 0, 2, configs.alter_configs, configs.refuse_alter_configs),
+    Served(
+        ApiKey.ALTER_CONFIGS, 0, 2, configs.alter_configs, configs.refuse_alter_configs, max_elements=MAX_ADMIN_ELEMENTS
+    ),
     Served(ApiKey.DESCRIBE_LOG_DIRS, 1, 4, log_dirs.describe_log_dirs, log_dirs.refuse_describe_log_dirs, bulky=True),
-    Served(ApiKey.CREATE_PARTITIONS, 0, 3, topics.create_partitions, topics.refuse_create_partitions),
-    Served(ApiKey.DELETE_GROUPS, 0, 2, group_admin.delete_groups, group_admin.refuse_delete_groups),
+    Served(
+        ApiKey.CREATE_PARTITIONS,
+        0,
+        3,
+        topics.create_partitions,
+        topics.refuse_create_partitions,
+        max_elements=MAX_ADMIN_ELEMENTS,
+    ),
+    Served(
+        ApiKey.DELETE_GROUPS,
+        0,
+        2,
+        group_admin.delete_groups,
+        group_admin.refuse_delete_groups,
+        max_elements=MAX_ADMIN_ELEMENTS,
+    ),
     Served(
         ApiKey.INCREMENTAL_ALTER_CONFIGS,
         0,
         1,
         configs.incremental_alter_configs,
         configs.refuse_incremental_alter_configs,
+        max_elements=MAX_ADMIN_ELEMENTS,
     ),
     Served(ApiKey.OFFSET_DELETE, 0, 0, offsets.offset_delete, offsets.refuse_offset_delete),
     Served(ApiKey.DESCRIBE_CLUSTER, 0, 2, metadata.describe_cluster, metadata.refuse_describe_cluster),

@@ -32,7 +32,7 @@ from gateway.groups.runtime import MAX_GROUP_ID_BYTES
 from gateway.log.topic_names import why_illegal
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import REFUSAL_CODES
-from gateway.net.pieces import in_pieces, tally
+from gateway.net.pieces import first_of_each, in_pieces, tally
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import alter_configs as legacy
 from protocol.messages import incremental_alter_configs as incremental
@@ -83,7 +83,7 @@ async def describe_configs(request: DescribeConfigsRequest, context: RequestCont
     services = context.services
     await services.catalog.refresh_if_changed()
     results: list[DescribeConfigsResult] = []
-    async for resource in in_pieces(dict.fromkeys(request.resources)):
+    async for resource in in_pieces(await first_of_each(request.resources)):
         try:
             configs = _describe(resource, request, services)
             code, message = ErrorCode.NONE, None

@@ -13,6 +13,7 @@ from gateway.log.partition_lookup import check_leader_epoch, resolve_topics, unk
 from gateway.log.tail import Buffer, KnownOffsets, Watch
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
+from gateway.net.pieces import in_pieces
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import (
     FetchableTopicResponse,
@@ -31,6 +32,9 @@ FIRST_VERSION_WITH_TOPIC_IDS = 13
 READ_COMMITTED = 1
 COLD_PATIENCE_S = 2.0
 """How long records at hand wait for other partitions' read from Postgres before they are sent without."""
+
+AT_ONCE_PARTS = 500
+"""Topics and partitions of a request that is planned without giving way; about a millisecond."""
 
 
 @dataclass(slots=True)
@@ -67,27 +71,37 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
     named = ((topic.topic, topic.topic_id) for topic in request.topics)
     missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
     watch: Watch | None = None
+    crowded = _has_many(request)
     try:
+        if crowded:
+            # Others append while it is planned, so it watches from before the first look.
+            watch = tail.watch(())
         while True:
             # A node that holds as much as it may goes on batch by batch.
             max_bytes = min(asked_bytes, context.connection.holdings.room_bytes())
             min_bytes = min(request.min_bytes, asked_bytes, max(max_bytes, 1))
-            parts = _plan(request, context, missing_topic, max_bytes)
-            cold = [part for row in parts for part in row if not part.decided]
+            planner = _Planner(context, missing_topic, max_bytes, watch if crowded else None)
+            parts = await planner.plan_in_pieces(request) if crowded else planner.plan(request)
+            cold = planner.undecided
+            if crowded:
+                await asyncio.sleep(0)
             if cold:
                 # Registered before the read: what is appended during it must count.
                 watch = watch or tail.watch(_keys(parts))
                 await _read_cold(cold, parts, context, max_bytes)
             available_bytes = _trim(parts, max_bytes)
+            if crowded:
+                await asyncio.sleep(0)
             remaining_s = deadline_s - loop.time()
             if (
                 available_bytes >= min_bytes
                 or remaining_s <= 0
                 or tail.draining
                 or not any(parts)
-                or any(part.error for row in parts for part in row)
+                or planner.refused
+                or any(part.error for part in cold)
             ):
-                return _respond(request, parts)
+                return await _respond_in_pieces(request, parts) if crowded else _respond(request, parts)
             if watch is None:
                 watch = tail.watch(_keys(parts))
             await watch.wait(min_bytes - available_bytes, remaining_s)
@@ -124,44 +138,86 @@ def _known_topic(asked: FetchTopic, context: RequestContext) -> Topic | None:
     return catalog.get_by_id(asked.topic_id) if _by_id(context) else catalog.get(asked.topic)
 
 
-def _plan(
-    request: FetchRequest, context: RequestContext, missing_topic: ErrorCode, max_bytes: int
-) -> list[list[_Part]]:
-    """Everything that can be said without Postgres, in the order of the request, without an await. `missing_topic` is
-    said of topics that are not known."""
-    services = context.services
-    now_s = asyncio.get_running_loop().time()
-    max_age_s = services.tail.max_age_s(now_s)
-    collected_bytes = 0
-    rows: list[list[_Part]] = []
-    for asked_topic in request.topics:
-        topic = _known_topic(asked_topic, context)
-        row = [_Part(asked) for asked in asked_topic.partitions]
-        rows.append(row)
-        for part in row:
-            if topic is None:
-                part.error = missing_topic
-                continue
-            if not 0 <= part.asked.partition < len(topic.partitions):
-                part.error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                continue
-            part.partition = topic.partitions[part.asked.partition]
-            part.error = check_leader_epoch(part.asked.current_leader_epoch, part.partition.leader_epoch)
-            if part.error:
-                continue
-            read = services.tail.read(
-                part.partition.partition_key,
-                part.asked.fetch_offset,
-                min(part.asked.partition_max_bytes, max_bytes - collected_bytes),
-                at_least_one=not collected_bytes,
-                now_s=now_s,
-                max_age_s=max_age_s,
+def _has_many(request: FetchRequest) -> bool:
+    count = len(request.topics)
+    for topic in request.topics:
+        count += len(topic.partitions)
+        if count > AT_ONCE_PARTS:
+            return True
+    return False
+
+
+class _Planner:
+    """Everything that can be said of a request without Postgres, in its order. `missing_topic` is said of topics that
+    are not known."""
+
+    def __init__(self, context: RequestContext, missing_topic: ErrorCode, max_bytes: int, watch: Watch | None) -> None:
+        services = context.services
+        self._context = context
+        self._tail = services.tail
+        self._missing_topic = missing_topic
+        self._max_bytes = max_bytes
+        self._watch = watch
+        self._collected_bytes = 0
+        self.undecided: list[_Part] = []
+        """What Postgres must be asked about."""
+        self.refused = False
+        """Whether anything that was asked for has an error already."""
+        self._now_s = asyncio.get_running_loop().time()
+        self._max_age_s = self._tail.max_age_s(self._now_s)
+
+    def plan(self, request: FetchRequest) -> list[list[_Part]]:
+        """Without an await, so that a watch registered behind it misses nothing."""
+        rows: list[list[_Part]] = []
+        for asked_topic in request.topics:
+            topic = _known_topic(asked_topic, self._context)
+            rows.append([self._sorted(self._plan_part(topic, asked)) for asked in asked_topic.partitions])
+        return rows
+
+    async def plan_in_pieces(self, request: FetchRequest) -> list[list[_Part]]:
+        rows: list[list[_Part]] = []
+        async for asked_topic in in_pieces(request.topics):
+            topic = _known_topic(asked_topic, self._context)
+            rows.append(
+                [self._sorted(self._plan_part(topic, asked)) async for asked in in_pieces(asked_topic.partitions)]
             )
-            if read is not None:
-                part.batches, part.size_bytes = read.batches, read.size_bytes
-                _judge(part, read.known)
-                collected_bytes += part.size_bytes
-    return rows
+        return rows
+
+    def _sorted(self, part: _Part) -> _Part:
+        if part.error is not ErrorCode.NONE:
+            self.refused = True
+        elif part.known is None:
+            self.undecided.append(part)
+        return part
+
+    def _plan_part(self, topic: Topic | None, asked: FetchPartition) -> _Part:
+        part = _Part(asked)
+        if topic is None:
+            part.error = self._missing_topic
+            return part
+        if not 0 <= asked.partition < len(topic.partitions):
+            part.error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            return part
+        part.partition = topic.partitions[asked.partition]
+        part.error = check_leader_epoch(asked.current_leader_epoch, part.partition.leader_epoch)
+        if part.error:
+            return part
+        if self._watch is not None:
+            # Before the look: what is appended behind it counts.
+            self._watch.add(part.partition.partition_key)
+        read = self._tail.read(
+            part.partition.partition_key,
+            asked.fetch_offset,
+            min(asked.partition_max_bytes, self._max_bytes - self._collected_bytes),
+            at_least_one=not self._collected_bytes,
+            now_s=self._now_s,
+            max_age_s=self._max_age_s,
+        )
+        if read is not None:
+            part.batches, part.size_bytes = read.batches, read.size_bytes
+            _judge(part, read.known)
+            self._collected_bytes += part.size_bytes
+        return part
 
 
 def _judge(part: _Part, known: KnownOffsets) -> None:
@@ -265,6 +321,16 @@ def _respond(request: FetchRequest, parts: list[list[_Part]]) -> FetchResponse:
             for asked, row in zip(request.topics, parts, strict=True)
         )
     )
+
+
+async def _respond_in_pieces(request: FetchRequest, parts: list[list[_Part]]) -> FetchResponse:
+    responses: list[FetchableTopicResponse] = []
+    async for asked, row in in_pieces(zip(request.topics, parts, strict=True)):
+        partitions = [_partition_data(part, request.isolation_level) async for part in in_pieces(row)]
+        responses.append(
+            FetchableTopicResponse(topic=asked.topic, topic_id=asked.topic_id, partitions=tuple(partitions))
+        )
+    return FetchResponse(responses=tuple(responses))
 
 
 def _partition_data(part: _Part, isolation_level: int) -> PartitionData:

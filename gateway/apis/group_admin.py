@@ -13,6 +13,7 @@ from gateway.coordinator.model import DeleteGroup, Group
 from gateway.coordinator.views import describe
 from gateway.net.authorized_operations import NOT_ASKED, Resource, authorized_operations
 from gateway.net.context import RequestContext
+from gateway.net.pieces import in_pieces, mapped
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 from protocol.messages.describe_groups import (
@@ -31,7 +32,9 @@ async def describe_groups(request: DescribeGroupsRequest, context: RequestContex
     """A group that does not exist is `Dead`; from version 6 also GROUP_ID_NOT_FOUND."""
     with_operations = request.include_authorized_operations
     return DescribeGroupsResponse(
-        groups=tuple([await _described(group_id, with_operations, context) for group_id in request.groups])
+        groups=tuple(
+            [await _described(group_id, with_operations, context) async for group_id in in_pieces(request.groups)]
+        )
     )
 
 
@@ -88,8 +91,8 @@ async def _described(group_id: str, with_operations: bool, context: RequestConte
 async def list_groups(request: ListGroupsRequest, context: RequestContext) -> ListGroupsResponse:
     """This node's groups only: admin clients ask every node and merge. Filters ignore case; unknown values match
     nothing."""
-    states = {state.lower() for state in request.states_filter}
-    types = {group_type.lower() for group_type in request.types_filter}
+    states = set(await mapped(str.lower, request.states_filter))
+    types = set(await mapped(str.lower, request.types_filter))
     listed = [
         ListedGroup(
             group_id=group.group_id,
@@ -97,7 +100,7 @@ async def list_groups(request: ListGroupsRequest, context: RequestContext) -> Li
             group_state=group.state,
             group_type=group.group_type,
         )
-        for group in await context.services.groups.list()
+        async for group in in_pieces(await context.services.groups.list())
         if (not states or group.state.lower() in states) and (not types or group.group_type.lower() in types)
     ]
     return ListGroupsResponse(groups=tuple(listed))
@@ -113,7 +116,7 @@ async def delete_groups(request: DeleteGroupsRequest, context: RequestContext) -
     """Deletes Empty groups with their offsets. A group named twice is answered once."""
     groups = context.services.groups
     results: list[DeletableGroupResult] = []
-    for group_id in dict.fromkeys(request.groups_names):
+    async for group_id in in_pieces(dict.fromkeys(request.groups_names)):
         reply = groups.submit(group_id, DeleteGroup(groups.next_request_id()))
         if isinstance(reply, asyncio.Future):
             reply = await reply

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from gateway.config.broker import BROKER_CONFIGS
 from gateway.config.definition import render
 from gateway.net.context import RequestContext, Services
+from gateway.net.pieces import in_pieces
 from protocol.errors import ErrorCode
 from protocol.messages.describe_log_dirs import (
     DescribeLogDirsPartition,
@@ -34,27 +35,21 @@ async def describe_log_dirs(request: DescribeLogDirsRequest, context: RequestCon
         chosen = [(topic, topic.partitions) for topic in services.catalog.topics()]
     else:
         wanted: dict[str, set[int]] = {}
-        for asked in request.topics:
+        async for asked in in_pieces(request.topics):
             wanted.setdefault(asked.topic, set()).update(asked.partitions)
-        chosen = list(_choose(wanted, services))
+        chosen = [found async for found in in_pieces(_choose(wanted, services)) if found is not None]
     sizes = await _sizes([partition for _, partitions in chosen for partition in partitions], services)
-    result = DescribeLogDirsResult(
-        log_dir=LOG_DIR,
-        topics=tuple(
-            DescribeLogDirsTopic(
-                name=topic.name,
-                partitions=tuple(
-                    DescribeLogDirsPartition(
-                        partition_index=partition.partition_index, partition_size=sizes[partition.partition_key]
-                    )
-                    for partition in partitions
-                    if partition.partition_key in sizes
-                ),
+    topics: list[DescribeLogDirsTopic] = []
+    async for topic, partitions in in_pieces(chosen):
+        described = [
+            DescribeLogDirsPartition(
+                partition_index=partition.partition_index, partition_size=sizes[partition.partition_key]
             )
-            for topic, partitions in chosen
-        ),
-    )
-    return DescribeLogDirsResponse(results=(result,))
+            async for partition in in_pieces(partitions)
+            if partition.partition_key in sizes
+        ]
+        topics.append(DescribeLogDirsTopic(name=topic.name, partitions=tuple(described)))
+    return DescribeLogDirsResponse(results=(DescribeLogDirsResult(log_dir=LOG_DIR, topics=tuple(topics)),))
 
 
 def refuse_describe_log_dirs(
@@ -64,13 +59,14 @@ def refuse_describe_log_dirs(
     return DescribeLogDirsResponse(error_code=code, results=(DescribeLogDirsResult(error_code=code),))
 
 
-def _choose(wanted: dict[str, set[int]], services: Services) -> Iterable[tuple[Topic, tuple[Partition, ...]]]:
+def _choose(wanted: dict[str, set[int]], services: Services) -> Iterable[tuple[Topic, tuple[Partition, ...]] | None]:
+    """None for each that there is not: they too take time."""
     for name, indexes in wanted.items():
         topic = services.catalog.get(name)
+        partitions: tuple[Partition, ...] = ()
         if topic is not None:
             partitions = tuple(part for part in topic.partitions if part.partition_index in indexes)
-            if partitions:
-                yield topic, partitions
+        yield (topic, partitions) if topic is not None and partitions else None
 
 
 async def _sizes(partitions: list[Partition], services: Services) -> dict[int, int]:

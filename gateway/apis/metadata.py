@@ -8,6 +8,7 @@ Known topics are answered from memory, so clients keep their routes while Postgr
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
@@ -20,7 +21,7 @@ from gateway.log.topic_names import why_illegal
 from gateway.net.authorized_operations import CLUSTER, Resource, authorized_operations
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import storage_code
-from gateway.net.pieces import in_pieces, mapped
+from gateway.net.pieces import PIECE, first_of_each, in_pieces, mapped
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import (
     DescribeClusterBroker,
@@ -165,16 +166,16 @@ async def _find_topics(request: MetadataRequest, context: RequestContext) -> Seq
     if asked is None or (context.version == 0 and not asked):
         await _follow_other_nodes(context.services)
         return context.services.catalog.topics()
-    by_id = any(topic.topic_id != NO_ID for topic in asked)
-    if context.version < 12 and (by_id or any(topic.name is None for topic in asked)):
+    by_id = any(await mapped(lambda topic: topic.topic_id != NO_ID, asked))
+    if context.version < 12 and (by_id or any(await mapped(lambda topic: topic.name is None, asked))):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Topics are asked for by id from version 12 on.")
     if by_id:
-        ids = dict.fromkeys(topic.topic_id for topic in asked if topic.topic_id != NO_ID)
-        return await _find_by_id(list(ids), context)
-    names = dict.fromkeys(topic.name for topic in asked if topic.name is not None)
+        ids = await first_of_each(topic.topic_id for topic in asked if topic.topic_id != NO_ID)
+        return await _find_by_id(ids, context)
+    names = await first_of_each(topic.name for topic in asked if topic.name is not None)
     if not names and asked:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "A topic has neither name nor id.")
-    return await _find_by_name(list(names), request.allow_auto_topic_creation, context)
+    return await _find_by_name(names, request.allow_auto_topic_creation, context)
 
 
 async def _follow_other_nodes(services: Services) -> None:
@@ -192,10 +193,12 @@ async def _find_by_id(ids: Sequence[UUID], context: RequestContext) -> list[Topi
         await catalog.resolve_all_ids(ids)
     except StorageError as error:
         code = storage_code(context.api_key, error)
-    return [
-        catalog.get_by_id(topic_id) or MetadataResponseTopic(error_code=code, name=None, topic_id=topic_id)
-        for topic_id in ids
-    ]
+    return await mapped(
+        lambda topic_id: (
+            catalog.get_by_id(topic_id) or MetadataResponseTopic(error_code=code, name=None, topic_id=topic_id)
+        ),
+        ids,
+    )
 
 
 async def _find_by_name(
@@ -203,13 +206,12 @@ async def _find_by_name(
 ) -> list[Topic | MetadataResponseTopic]:
     catalog = context.services.catalog
     missing = [name async for name in in_pieces(names) if catalog.get(name) is None]
-    codes = {
-        name: ErrorCode.INVALID_TOPIC_EXCEPTION async for name in in_pieces(missing) if why_illegal(name) is not None
-    }
+    illegal = ErrorCode.INVALID_TOPIC_EXCEPTION
+    codes = {name: illegal for name, why in await mapped(lambda name: (name, why_illegal(name)), missing) if why}
     missing = [name async for name in in_pieces(missing) if name not in codes]
     try:
         await catalog.resolve_all(missing)
-        missing = [name for name in missing if catalog.get(name) is None]
+        missing = [name async for name in in_pieces(missing) if catalog.get(name) is None]
         if missing and may_create and catalog.broker.auto_create_topics_enable:
             codes.update(await _create_missing(missing, context.services))
     except StorageError as error:
@@ -281,13 +283,15 @@ async def describe_topic_partitions(
     if cursor is not None and cursor.partition_index < 0:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "The cursor's partition is negative.")
     await _follow_other_nodes(services)
-    asked = {topic.name for topic in request.topics} or {topic.name for topic in services.catalog.topics()}
-    names = sorted(name for name in asked if cursor is None or name >= cursor.topic_name)
+    asked = await first_of_each(topic.name for topic in request.topics or services.catalog.topics())
+    # In a thread: half a second may go into the order of a hundred thousand names.
+    names = [name async for name in in_pieces(asked) if cursor is None or name >= cursor.topic_name]
+    names = sorted(names) if len(names) <= PIECE else await asyncio.to_thread(sorted, names)
     remaining = max(min(request.response_partition_limit, MAX_PARTITIONS_PER_PAGE), 1)
     placement = Placement(context)
     described: list[DescribeTopicPartitionsResponseTopic] = []
     next_cursor: Cursor | None = None
-    for name in names:
+    async for name in in_pieces(names):
         if remaining == 0:
             next_cursor = Cursor(topic_name=name, partition_index=0)
             break

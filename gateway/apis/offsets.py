@@ -190,9 +190,11 @@ async def _commit(
             group_instance_id=request.group_instance_id,
             generation_id=request.generation_id_or_member_epoch,
             partitions=tuple(
-                (commit.topic_id, commit.partition.partition_index)
-                for commit in surviving
-                if commit.topic_id is not None
+                [
+                    (commit.topic_id, commit.partition.partition_index)
+                    async for commit in in_pieces(surviving)
+                    if commit.topic_id is not None
+                ]
             ),
         ),
     )
@@ -203,7 +205,7 @@ async def _commit(
     if error is ErrorCode.NONE and lease is None:
         error = ErrorCode.NOT_COORDINATOR
     if error is not ErrorCode.NONE or lease is None:
-        _set_all(surviving, error)
+        await _set_all(surviving, error)
         return
 
     max_metadata = context.services.settings.broker.offset_metadata_max_bytes
@@ -235,24 +237,26 @@ async def _commit(
     try:
         results = await groups.offset_committer.submit(rows)
     except (StorageUnavailable, StorageConflict) as error:
-        _set_all(storing, storage_code(context.api_key, error))
+        await _set_all(storing, storage_code(context.api_key, error))
     except KafkaError as full:
-        _set_all(storing, full.code)
+        await _set_all(storing, full.code)
     else:
-        for commit, refusal in zip(storing, results, strict=True):
+        async for commit, refusal in in_pieces(zip(storing, results, strict=True)):
             commit.error = _commit_error(refusal, request.generation_id_or_member_epoch, unknown)
         committed = tuple(
-            (row.topic_id, row.partition_index, row.committed_offset)
-            for row, refusal in zip(rows, results, strict=True)
-            if refusal is None
+            [
+                (row.topic_id, row.partition_index, row.committed_offset)
+                async for row, refusal in in_pieces(zip(rows, results, strict=True))
+                if refusal is None
+            ]
         )
         if committed and groups.readers:
             epoch = request.generation_id_or_member_epoch
             groups.told(request.group_id, (OffsetsCommitted(MemberId(request.member_id), epoch, committed),))
 
 
-def _set_all(commits: Iterable[_Commit], error: ErrorCode) -> None:
-    for commit in commits:
+async def _set_all(commits: Iterable[_Commit], error: ErrorCode) -> None:
+    async for commit in in_pieces(commits):
         commit.error = error
 
 
@@ -304,56 +308,54 @@ async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> 
     by_id = context.version >= FETCH_BY_TOPIC_ID
     if context.version >= FETCH_MANY_GROUPS:
         groups: list[OffsetFetchResponseGroup] = []
-        for group in request.groups:
+        async for group in in_pieces(request.groups):
             asked = None
             if group.topics is not None:
-                asked = [_AskedTopic(topic.name, topic.topic_id, topic.partition_indexes) for topic in group.topics]
+                asked = await mapped(
+                    lambda topic: _AskedTopic(topic.name, topic.topic_id, topic.partition_indexes), group.topics
+                )
             try:
                 await _check_member(group, context.services)
                 fetched = await _fetch(group.group_id, asked, by_id, context.services)
             except KafkaError as refused:
                 groups.append(OffsetFetchResponseGroup(group_id=group.group_id, error_code=refused.code))
             else:
-                groups.append(
-                    OffsetFetchResponseGroup(
-                        group_id=group.group_id, topics=tuple([await _response_topics(topic) for topic in fetched])
-                    )
-                )
+                answered = [await _response_topics(topic) async for topic in in_pieces(fetched)]
+                groups.append(OffsetFetchResponseGroup(group_id=group.group_id, topics=tuple(answered)))
         return OffsetFetchResponse(groups=tuple(groups))
 
     nothing = UUID(int=0)
     only = None
     if request.topics is not None:
-        only = [_AskedTopic(topic.name, nothing, topic.partition_indexes) for topic in request.topics]
+        only = await mapped(lambda topic: _AskedTopic(topic.name, nothing, topic.partition_indexes), request.topics)
     try:
         fetched = await _fetch(request.group_id, only, by_id, context.services)
     except KafkaError as refused:
         if context.version >= FETCH_WITH_TOP_LEVEL_ERROR:
             return OffsetFetchResponse(error_code=refused.code)
+        failed = refused.code
         fetched = [
             _FetchedTopic(
-                topic.name, nothing, tuple(_Fetched(index, error=refused.code) for index in topic.partition_indexes)
+                topic.name,
+                nothing,
+                tuple(await mapped(lambda index: _Fetched(index, error=failed), topic.partition_indexes)),
             )
-            for topic in only or ()
+            async for topic in in_pieces(only or ())
         ]
-    return OffsetFetchResponse(
-        topics=tuple(
-            OffsetFetchResponseTopic(
-                name=topic.name,
-                partitions=tuple(
-                    OffsetFetchResponsePartition(
-                        partition_index=partition.partition_index,
-                        committed_offset=partition.offset,
-                        committed_leader_epoch=partition.leader_epoch,
-                        metadata=partition.metadata,
-                        error_code=partition.error,
-                    )
-                    for partition in topic.partitions
-                ),
+    topics: list[OffsetFetchResponseTopic] = []
+    async for topic in in_pieces(fetched):
+        partitions = [
+            OffsetFetchResponsePartition(
+                partition_index=partition.partition_index,
+                committed_offset=partition.offset,
+                committed_leader_epoch=partition.leader_epoch,
+                metadata=partition.metadata,
+                error_code=partition.error,
             )
-            for topic in fetched
-        )
-    )
+            async for partition in in_pieces(topic.partitions)
+        ]
+        topics.append(OffsetFetchResponseTopic(name=topic.name, partitions=tuple(partitions)))
+    return OffsetFetchResponse(topics=tuple(topics))
 
 
 def refuse_offset_fetch(
@@ -430,7 +432,7 @@ async def _fetch_all(group_id: str, services: Services) -> list[_FetchedTopic]:
         by_topic.setdefault(committed.topic_id, []).append(_fetched(committed))
     await services.catalog.resolve_all_ids(by_topic)
     fetched: list[_FetchedTopic] = []
-    for topic_id, partitions in by_topic.items():
+    async for topic_id, partitions in in_pieces(by_topic.items()):
         topic = services.catalog.get_by_id(topic_id)
         if topic is not None:
             fetched.append(_FetchedTopic(topic.name, topic_id, tuple(partitions)))
@@ -440,7 +442,7 @@ async def _fetch_all(group_id: str, services: Services) -> list[_FetchedTopic]:
 async def _fetch_asked(group_id: str, asked: list[_AskedTopic], by_id: bool, services: Services) -> list[_FetchedTopic]:
     catalog = services.catalog
     await _resolve(asked, by_id, catalog)
-    topics = [(one, catalog.get_by_id(one.topic_id) if by_id else catalog.get(one.name)) for one in asked]
+    topics = await mapped(lambda one: (one, catalog.get_by_id(one.topic_id) if by_id else catalog.get(one.name)), asked)
     wanted = [
         (topic.topic_id, index)
         async for one, topic in in_pieces(topics)
@@ -485,7 +487,7 @@ async def offset_delete(request: OffsetDeleteRequest, context: RequestContext) -
     if not request.group_id:
         return OffsetDeleteResponse(error_code=ErrorCode.INVALID_GROUP_ID)
     await services.catalog.resolve_all(asked.name for asked in request.topics)
-    topics = [(asked, services.catalog.get(asked.name)) for asked in request.topics]
+    topics = await mapped(lambda asked: (asked, services.catalog.get(asked.name)), request.topics)
     async with services.groups.holding(request.group_id) as (held, lease):
         group = services.groups.summary(held)
         refusal = offset_delete_refusal(group)
@@ -493,10 +495,10 @@ async def offset_delete(request: OffsetDeleteRequest, context: RequestContext) -
             return OffsetDeleteResponse(error_code=refusal)
         doomed: list[tuple[UUID, int]] = []
         answers: list[OffsetDeleteResponseTopic] = []
-        for asked, topic in topics:
+        async for asked, topic in in_pieces(topics):
             subscribed = subscribes_to(group, asked.name)
             partitions: list[OffsetDeleteResponsePartition] = []
-            for partition in asked.partitions:
+            async for partition in in_pieces(asked.partitions):
                 index, error = partition.partition_index, ErrorCode.NONE
                 if topic is None or not _has_partition(topic, index):
                     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

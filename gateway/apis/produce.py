@@ -74,10 +74,7 @@ async def produce(request: ProduceRequest, context: RequestContext) -> ProduceRe
     are refused.
     """
     if request.acks not in (-1, 0, 1):
-        refused = Refused(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
-        return _respond(
-            request, [_refusal(data.index, refused) for topic in request.topic_data for data in topic.partition_data]
-        )
+        raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
     judged = None
     if all(_known(topic, context) for topic in request.topic_data):
         judged = await _judge(request, context, unknown_topic(by_id=_by_id(context)))
@@ -97,7 +94,7 @@ async def produce(request: ProduceRequest, context: RequestContext) -> ProduceRe
         for answer in answers:
             if answer.error_code:
                 raise KafkaError(ErrorCode(answer.error_code), answer.error_message)
-    return _respond(request, answers)
+    return await _respond(request, answers)
 
 
 def refuse_produce(request: ProduceRequest, version: int, code: ErrorCode, message: str | None) -> ProduceResponse:
@@ -279,18 +276,17 @@ async def _first_append_time(partition: Partition, base_offset: int, context: Re
     return -1
 
 
-def _respond(request: ProduceRequest, answers: list[PartitionProduceResponse]) -> ProduceResponse:
+async def _respond(request: ProduceRequest, answers: list[PartitionProduceResponse]) -> ProduceResponse:
     rest = iter(answers)
-    return ProduceResponse(
-        responses=tuple(
-            TopicProduceResponse(
-                name=topic.name,
-                topic_id=topic.topic_id,
-                partition_responses=tuple(islice(rest, len(topic.partition_data))),
-            )
-            for topic in request.topic_data
+    responses = [
+        TopicProduceResponse(
+            name=topic.name,
+            topic_id=topic.topic_id,
+            partition_responses=tuple(islice(rest, len(topic.partition_data))),
         )
-    )
+        async for topic in in_pieces(request.topic_data)
+    ]
+    return ProduceResponse(responses=tuple(responses))
 
 
 def _wall_ms() -> int:

@@ -82,12 +82,12 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
     services = context.services
     await services.catalog.refresh_if_changed()
     broker = services.catalog.broker
-    _check_total(_partitions_asked(topic, broker) for topic in request.topics)
+    _check_total(await mapped(lambda topic: _partitions_asked(topic, broker), request.topics))
     plans: dict[str, NewTopic | KafkaError] = {}
-    named = Counter(topic.name for topic in request.topics)
+    named = await tally(topic.name for topic in request.topics)
     rendered = services.catalog.rendered_names()
     live = _live_brokers(services)
-    for topic in request.topics:
+    async for topic in in_pieces(request.topics):
         try:
             if named[topic.name] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
@@ -103,15 +103,15 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
     wanted = {name: plan for name, plan in plans.items() if isinstance(plan, NewTopic)}
     results: dict[str, CreatableTopicResult] = {}
     if request.validate_only:
-        for name, plan in wanted.items():
+        async for name, plan in in_pieces(wanted.items()):
             results[name] = _created(name, NO_ID, plan.partition_count, plan.configs, broker)
     else:
-        for name, made in (await make_topics(list(wanted.values()), services)).items():
+        async for name, made in in_pieces((await make_topics(list(wanted.values()), services)).items()):
             if isinstance(made, Topic):
                 results[name] = _created(name, made.topic_id, len(made.partitions), made.configs, broker)
             else:
                 plans[name] = made
-    for name, plan in plans.items():
+    async for name, plan in in_pieces(plans.items()):
         if isinstance(plan, KafkaError):
             results[name] = CreatableTopicResult(name=name, error_code=plan.code, error_message=plan.message)
     return CreateTopicsResponse(topics=tuple(results[name] for name in plans))
@@ -132,7 +132,7 @@ async def make_topics(wanted: Sequence[NewTopic], services: Services) -> dict[st
     if not wanted:
         return {}
     made: dict[str, Topic | KafkaError] = {}
-    for plan, outcome in zip(wanted, await services.topics.create(wanted), strict=True):
+    async for plan, outcome in in_pieces(zip(wanted, await services.topics.create(wanted), strict=True)):
         if isinstance(outcome, Refusal):
             made[plan.name] = _refused(outcome, plan.name)
         else:
@@ -363,10 +363,10 @@ async def create_partitions(request: CreatePartitionsRequest, context: RequestCo
     """Mirrors ReplicationControlManager.createPartitions: only more partitions, each topic alone."""
     services = context.services
     await services.catalog.refresh_if_changed()
-    named = Counter(topic.name for topic in request.topics)
-    _check_total(_growth(topic, services) for topic in request.topics)
+    named = await tally(topic.name for topic in request.topics)
+    _check_total(await mapped(lambda topic: _growth(topic, services), request.topics))
     results: dict[str, CreatePartitionsTopicResult] = {}
-    for topic in request.topics:
+    async for topic in in_pieces(request.topics):
         if topic.name in results:
             continue
         try:

@@ -32,6 +32,7 @@ from gateway.coordinator.facts import (
     MemberRejoined,
     MemberReplaced,
     MemberSynced,
+    ProtocolViolated,
     RebalanceBegun,
     TargetComputed,
     Trigger,
@@ -103,6 +104,7 @@ _TRIGGERS = {
     Trigger.TOO_MANY_MEMBERS: "too_many_members",
     Trigger.TOPICS_CHANGED: "topics_changed",
     Trigger.SUBSCRIPTION_CHANGED: "subscription_changed",
+    Trigger.GUARDED: "handoff",
 }
 _ARRIVALS = (MemberJoined, MemberRejoined, MemberReplaced)
 
@@ -182,6 +184,9 @@ class _Telling:
                 self._arrived(arrivals)
                 if isinstance(self._after, ConsumerGroup) and self._now.member_count:
                     self._generation(self._after)
+            elif isinstance(fact, ProtocolViolated):
+                member_id = fact.members[0] if fact.members else None
+                self._event("observed", reason=fact.violation.name.lower(), detail=str(fact), member_id=member_id)
             elif isinstance(fact, MemberFenced):
                 pass  # told with the MemberReplaced that it belongs to
             else:

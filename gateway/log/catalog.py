@@ -24,6 +24,7 @@ from gateway.config.topic import TopicConfig
 from gateway.log.catalog_changes import InstallTopic, Operation, decide
 from gateway.log.tail import Tail
 from gateway.log.topic_names import RenderedNames, rendered, why_illegal
+from gateway.net.pieces import in_pieces
 from storage.topics import ALL_BROKERS, TopicStore
 from storage.types import Topic
 
@@ -161,21 +162,27 @@ class Catalog:
     async def resolve_all(self, names: Iterable[str]) -> None:
         """Ask Postgres about all of these that are not known here, at a cost that does not follow their number;
         `get` then has those that exist. StorageUnavailable if Postgres is away."""
-        missing = {name for name in names if name not in self._by_name and why_illegal(name) is None}
-        if len(missing) > MAX_LOOKUPS:
-            await self._look_for_new()
-        else:
-            for name in missing:
-                await self.resolve(name)
+        missing: set[str] = set()
+        async for name in in_pieces(names):
+            if name not in self._by_name and why_illegal(name) is None:
+                missing.add(name)
+                if len(missing) > MAX_LOOKUPS:
+                    await self._look_for_new()
+                    return
+        for name in missing:
+            await self.resolve(name)
 
     async def resolve_all_ids(self, topic_ids: Iterable[UUID]) -> None:
         """The topics of ids, for `get_by_id`; as `resolve_all`."""
-        missing = {topic_id for topic_id in topic_ids if topic_id not in self._by_id}
-        if len(missing) > MAX_LOOKUPS:
-            await self._look_for_new()
-        else:
-            for topic_id in missing:
-                await self.resolve_id(topic_id)
+        missing: set[UUID] = set()
+        async for topic_id in in_pieces(topic_ids):
+            if topic_id not in self._by_id:
+                missing.add(topic_id)
+                if len(missing) > MAX_LOOKUPS:
+                    await self._look_for_new()
+                    return
+        for topic_id in missing:
+            await self.resolve_id(topic_id)
 
     async def refresh_if_changed(self) -> None:
         """Be at least as new as the moment of the call, for one query and what has changed. Callers during a look,

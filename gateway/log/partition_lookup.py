@@ -10,7 +10,7 @@ from uuid import UUID
 
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
-from gateway.net.pieces import in_pieces
+from gateway.net.pieces import first_of_each, in_pieces
 from protocol.errors import ErrorCode
 from storage.errors import StorageError
 from storage.types import Partition, PartitionKey, PartitionState, Topic
@@ -50,7 +50,7 @@ async def resolve_topics(topics: Iterable[tuple[str, UUID]], context: RequestCon
 
 async def look_up_topics(names: Iterable[str], context: RequestContext) -> dict[str, Topic | ErrorCode]:
     """Each topic, or why there is none."""
-    asked = dict.fromkeys(names)
+    asked = await first_of_each(names)
     missing = await resolve_topics(((name, NO_ID) for name in asked), context, by_id=False)
     catalog = context.services.catalog
     return {name: catalog.get(name) or missing async for name in in_pieces(asked)}

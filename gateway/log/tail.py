@@ -101,16 +101,22 @@ class Watch:
 
     __slots__ = ("_appended_bytes", "_keys", "_missing_bytes", "_tail", "_urgent", "_waiter")
 
-    def __init__(self, tail: Tail, keys: tuple[PartitionKey, ...]) -> None:
+    def __init__(self, tail: Tail) -> None:
         self._tail = tail
-        self._keys = keys
+        self._keys: dict[PartitionKey, None] = {}
         self._appended_bytes = 0
         self._missing_bytes = 0
         self._urgent = False
         self._waiter: asyncio.Future[None] | None = None
 
+    def add(self, key: PartitionKey) -> None:
+        """One partition more, whose appends count from now on."""
+        self._keys[key] = None
+        self._tail.watched_by(key, self)
+
     def rearm(self) -> None:
-        """Forget what was appended: the caller is about to look at the partitions again, without an await between."""
+        """Forget what was appended: the caller is about to look at the partitions again, and what is appended while it
+        does counts."""
         self._appended_bytes = 0
         self._urgent = False
 
@@ -345,11 +351,13 @@ class Tail:
 
     def watch(self, keys: Iterable[PartitionKey]) -> Watch:
         """Register for appends to `keys`; the caller closes it."""
-        watched = tuple(keys)
-        watch = Watch(self, watched)
-        for key in watched:
-            self._partition(key).watches[watch] = None
+        watch = Watch(self)
+        for key in keys:
+            watch.add(key)
         return watch
+
+    def watched_by(self, key: PartitionKey, watch: Watch) -> None:
+        self._partition(key).watches[watch] = None
 
     def count_parked(self, change: int) -> None:
         self._parked_count += change

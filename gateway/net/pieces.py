@@ -1,10 +1,15 @@
-"""Long work in pieces, so that a request of very many elements does not keep the event loop from the others."""
+"""Long work in pieces, so that a request of very many elements does not keep the event loop from the others.
+
+The one idea: what an element costs is not known beforehand, so who works on many looks at the clock behind each and
+gives way when it has had its turn.
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from time import perf_counter
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -12,16 +17,22 @@ R = TypeVar("R")
 H = TypeVar("H", bound=Hashable)
 
 PIECE = 200
-"""Elements that are worked on in one go: some milliseconds at most, at twenty microseconds each."""
+"""Elements that are worked on in one go where the clock is not looked at: some milliseconds at most."""
+
+TURN_S = 0.002
+"""How long one request works before everybody else has a turn. Loops stand inside loops and plain work between them, so
+it is a small part of what the event loop may be held for."""
 
 
-async def in_pieces(items: Iterable[T], piece: int = PIECE) -> AsyncIterator[T]:
-    """The items; everybody else has a turn on the event loop behind every `piece` of them. What the caller knew before
-    may have changed after each."""
-    for done, item in enumerate(items, 1):
+async def in_pieces(items: Iterable[T]) -> AsyncIterator[T]:
+    """The items; everybody else has a turn on the event loop whenever they have taken TURN_S. What the caller knew
+    before may have changed after each."""
+    since_s = perf_counter()
+    for item in items:
         yield item
-        if done % piece == 0:
+        if perf_counter() - since_s > TURN_S:
             await asyncio.sleep(0)
+            since_s = perf_counter()
 
 
 async def mapped(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
@@ -32,6 +43,14 @@ async def mapped(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
 async def tally(items: Iterable[H]) -> Counter[H]:
     """How often each item occurs."""
     counted: Counter[H] = Counter()
-    async for item in in_pieces(items, 10 * PIECE):
+    async for item in in_pieces(items):
         counted[item] += 1
     return counted
+
+
+async def first_of_each(items: Iterable[H]) -> list[H]:
+    """The items in their order, each once."""
+    seen: dict[H, None] = {}
+    async for item in in_pieces(items):
+        seen[item] = None
+    return list(seen)

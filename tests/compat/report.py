@@ -18,14 +18,14 @@ from typing import Any, Literal
 
 from tests.compat import scenarios
 
-Outcome = Literal["passed", "failed", "skipped"]
-OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "skipped")
+Outcome = Literal["passed", "failed", "unserved", "skipped"]
+OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "unserved", "skipped")
 
 FOLDER = Path(__file__).parents[2] / "docs"
 JSON_NAME = "compatibility.json"
 MARKDOWN_NAME = "compatibility.md"
 ORACLE_NAME = "oracle.json"
-MARKS = {"passed": "✓", "failed": "**✗**", "skipped": "–"}
+MARKS = {"passed": "✓", "failed": "**✗**", "unserved": "**○**", "skipped": "–"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,22 +164,25 @@ def markdown(card: dict[str, Any]) -> str:
         "",
         "A group scenario passes only if its delivery log shows no partition with two owners, nothing lost, nothing",
         "delivered twice (but after a crash, from the last commit), and, in cooperative groups, no retained partition",
-        f"that was revoked or paused. {MARKS['passed']} passed, {MARKS['failed']} failed, {MARKS['skipped']} skipped,"
-        " with the reason below: no skip counts as passed.",
+        f"that was revoked or paused. {MARKS['passed']} passed, {MARKS['failed']} failed,"
+        f" {MARKS['unserved']} not served yet, {MARKS['skipped']} skipped, with the reason below: no skip counts as"
+        " passed.",
         "",
         "## Clients",
         "",
-        "| Client | Language | Version | Passed | Failed | Skipped | Seconds |",
-        "|---|---|---|--:|--:|--:|--:|",
+        "| Client | Language | Version | Passed | Failed | Not served | Skipped | Seconds |",
+        "|---|---|---|--:|--:|--:|--:|--:|",
     ]
     for suite in suites:
         if suite["left_out"]:
-            lines.append(f"| {suite['client']} | {suite['language']} | left out: {_cell(suite['left_out'])} | | | | |")
+            lines.append(
+                f"| {suite['client']} | {suite['language']} | left out: {_cell(suite['left_out'])} | | | | | |"
+            )
             continue
         counts = Counter(row["outcome"] for row in suite["rows"])
         lines.append(
             f"| {suite['client']} | {suite['language']} | {_cell(suite['version'])} | {counts['passed']} |"
-            f" {counts['failed']} | {counts['skipped']} | {suite['seconds']:.0f} |"
+            f" {counts['failed']} | {counts['unserved']} | {counts['skipped']} | {suite['seconds']:.0f} |"
         )
     lines += _beside_kafka(card)
     lines += _scenario_table([suite for suite in run if any(scenarios.find(row["scenario"]) for row in suite["rows"])])
@@ -223,6 +226,7 @@ def _explanations(suites: Sequence[dict[str, Any]]) -> list[str]:
     lines: list[str] = []
     for outcome, title, why in (
         ("failed", "Failed", "Reason"),
+        ("unserved", "Not served yet", "What is missing"),
         ("skipped", "Skipped, and why", "Reason"),
         ("passed", "Passed, with a remark", "Remark"),
     ):
@@ -232,7 +236,7 @@ def _explanations(suites: Sequence[dict[str, Any]]) -> list[str]:
             for row in suite["rows"]
             if row["outcome"] == outcome
             and row["detail"]
-            and (outcome == "failed" or scenarios.find(row["scenario"]) is not None)
+            and (outcome in ("failed", "unserved") or scenarios.find(row["scenario"]) is not None)
         ]
         if rows:
             lines += ["", f"## {title}", "", f"| Client | Scenario | {why} |", "|---|---|---|"]

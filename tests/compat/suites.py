@@ -11,6 +11,8 @@
     member = ["{build}/member"]                            # one consumer, for groups of mixed languages
     uses = ["java"]                                        # suites whose members it starts: built before it
     scenarios = ["spark.batch"]                            # where it does not answer the canonical ones
+    [unserved]                                             # what a gateway does not serve yet, and why: red, no failure
+    "spark.transactions" = "transactions"
     [settings]                                             # of the gateway it runs against
     "group.min.session.timeout.ms" = "1000"
 
@@ -55,6 +57,7 @@ class Suite:
     limit_s: float = 600.0
     build_limit_s: float = 600.0
     settings: dict[str, str] = field(default_factory=dict)
+    unserved: dict[str, str] = field(default_factory=dict)
     fault: str = ""
 
     @property
@@ -115,6 +118,7 @@ _KINDS = {
     "limit_s": float,
     "build_limit_s": float,
     "settings": dict,
+    "unserved": dict,
 }
 
 

@@ -273,7 +273,7 @@ def test_what_the_runner_cannot_do_for_one_suite_fails_that_suite(
         "two": ["the runner: RuntimeError('no room left')"],
         "three": [""],
     }
-    assert "compat: 1 passed, 2 failed, 0 skipped" in capsys.readouterr().out
+    assert "compat: 1 passed, 2 failed, 0 unserved, 0 skipped" in capsys.readouterr().out
 
 
 def test_a_suite_whose_description_is_wrong_fails_alone(tmp_path: Path) -> None:
@@ -334,6 +334,20 @@ def test_a_failed_scenario_is_asked_once_more_and_its_first_failure_is_told(
     assert "FLAKY: again mine.flaky passed at the second try; the first: too slow" in capsys.readouterr().out
 
 
+def test_what_is_not_served_yet_is_no_failure_and_what_is_served_may_not_be_called_so(tmp_path: Path) -> None:
+    program = """
+        answer("mine.missing", "failed", "refused")
+        answer("mine.there")
+        answer("mine.broken", "failed", "oh")
+    """
+    more = 'scenarios = []\n[unserved]\n"mine.missing" = "transactions"\n"mine.there" = "transactions"\n'
+    result = run_suite(
+        load(suite_of(tmp_path / "fake", program, more=more)), directory=tmp_path / "run", on_row=lambda _row: None
+    )
+    assert outcomes(result.rows) == {"mine.missing": "unserved", "mine.there": "failed", "mine.broken": "failed"}
+    assert next(row.detail for row in result.rows if row.scenario == "mine.missing") == "transactions"
+
+
 def test_a_suite_restarts_and_kills_its_gateway(tmp_path: Path) -> None:
     """The whole way, with a real gateway: control, settings, versions on the wire, what a suite is told."""
     program = f"""
@@ -368,7 +382,7 @@ def test_the_card_keeps_what_was_not_run_and_says_what_was_left_out(tmp_path: Pa
     write(tmp_path, [one, result("two", [], "needs go, not on PATH")], keep_others=False)
     write(tmp_path, [result("three", [Row("groups.leave", "skipped", 0.0, "has no groups")])], keep_others=True)
     card = (tmp_path / "compatibility.md").read_text()
-    assert "| One | C | 1.0 | 1 | 1 | 0 | 0 |" in card
+    assert "| One | C | 1.0 | 1 | 1 | 0 | 0 | 0 |" in card
     assert "left out: needs go, not on PATH" in card
     assert "| groups.leave | ✓ | – |" in card
     assert "| One | mine | a \\| b |" in card

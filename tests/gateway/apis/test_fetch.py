@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 
 from gateway.apis.fetch import fetch
+from gateway.net import pieces
 from gateway.net.holdings import Holdings
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
@@ -272,6 +273,32 @@ async def test_an_append_ends_the_wait(node: DataPlane) -> None:
     response = await answer_of(task)
     assert sizes(response) == [[], [250]]
     assert response.responses[1].partitions[0].high_watermark == 1
+
+
+async def test_an_append_during_a_long_look_ends_the_wait(warm: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To a partition that was looked at already."""
+    fetch_module = importlib.import_module("gateway.apis.fetch")
+    monkeypatch.setattr(fetch_module, "AT_ONCE_PARTS", 1)
+    monkeypatch.setattr(pieces, "TURN_S", 0.0)
+    topic = await warm.create_topic("t", 2)
+    await warm.fill(topic, [300], partition=0)
+    await warm.fill(topic, [300], partition=1)
+    looked, go_on = asyncio.Event(), asyncio.Event()
+
+    original = fetch_module._Planner.plan_in_pieces
+
+    async def long_look(planner: Any, request: Any) -> Any:
+        rows = await original(planner, request)
+        looked.set()
+        await go_on.wait()
+        return rows
+
+    monkeypatch.setattr(fetch_module._Planner, "plan_in_pieces", long_look)
+    task = asyncio.create_task(warm.fetch([(topic, at(1, 0)), (topic, at(1, 1))], max_wait_ms=LONG_MS))
+    await asyncio.wait_for(looked.wait(), WITHIN_S)
+    await warm.fill(topic, [250], partition=0)
+    go_on.set()
+    assert sizes(await answer_of(task)) == [[250], []]
 
 
 async def test_a_waiting_fetch_that_is_woken_for_nothing_goes_on_waiting(warm: DataPlane) -> None:

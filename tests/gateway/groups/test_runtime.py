@@ -19,6 +19,7 @@ from gateway.coordinator.facts import (
     GenerationStarted,
     MemberJoined,
     MemberRejoined,
+    MemberSynced,
     ProtocolViolated,
     RebalanceBegun,
 )
@@ -252,6 +253,7 @@ async def test_readers_hear_facts_once_they_are_stored_and_before_anyone_is_answ
         GenerationStarted,
         GenerationAssigned,
         AssignmentGiven,
+        MemberSynced,
     ]
     heard.clear()
     async with locked_group(database_url, G) as lock:

