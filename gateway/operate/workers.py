@@ -156,7 +156,12 @@ class Supervisor:
         return self._code
 
     async def _run_workers(self, environment: Mapping[str, str], welcome: Callable[[str], str]) -> None:
-        keeping = [asyncio.create_task(self._keep(worker, environment)) for worker in self._workers]
+        keeping = [asyncio.create_task(self._keep(worker, environment)) for worker in self._workers[:1]]
+        first = asyncio.create_task(self._workers[0].served.wait())
+        # What nodes share (schema, the log's directory) is made by the first, before the others look for it.
+        await asyncio.wait((first, *keeping), return_when=asyncio.FIRST_COMPLETED)
+        first.cancel()
+        keeping += [asyncio.create_task(self._keep(worker, environment)) for worker in self._workers[1:]]
         welcoming = asyncio.create_task(self._welcome(welcome))
         stopping = asyncio.create_task(self._stopping.wait())
         try:

@@ -60,7 +60,7 @@ def test_an_absent_database_is_one_line_and_exit_code_1(
 ) -> None:
     monkeypatch.setattr("gateway.app.DATABASE_PATIENCE_S", 0.0)
     # It would bind the suite's loggers to this test's captured stderr.
-    monkeypatch.setattr("gateway.cli.logs.configure", lambda log_format, level: None)
+    monkeypatch.setattr("gateway.cli.logs.configure", lambda log_format, level, node: None)
     url = "postgresql://nobody:secret@127.0.0.1:1/none"
     code = main(["serve", "--database-url", url, "--listen", "127.0.0.1:0", "--metrics-listen", "off"])
     assert code == 1
@@ -74,7 +74,7 @@ def test_an_absent_database_is_one_line_and_exit_code_1(
 def test_waiting_for_the_database_is_not_told_at_every_attempt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.app.DATABASE_PATIENCE_S", 0.3)
     monkeypatch.setattr("gateway.app.DATABASE_RETRY_S", 0.01)
-    monkeypatch.setattr("gateway.cli.logs.configure", lambda log_format, level: None)
+    monkeypatch.setattr("gateway.cli.logs.configure", lambda log_format, level, node: None)
     with structlog.testing.capture_logs() as lines:
         assert main(["serve", "--database-url", "postgresql://me:secret@127.0.0.1:1/none"]) == 1
     (line,) = lines
@@ -86,7 +86,7 @@ def test_waiting_for_the_database_is_not_told_at_every_attempt(monkeypatch: pyte
 def test_a_port_in_use_is_one_line_that_names_the_option(
     option: str, database_url: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gateway.cli.logs.configure", lambda log_format, level: None)
+    monkeypatch.setattr("gateway.cli.logs.configure", lambda log_format, level, node: None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         options = {"--listen": "127.0.0.1:0", "--metrics-listen": "off", option: address}

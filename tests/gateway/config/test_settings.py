@@ -55,6 +55,7 @@ def test_every_option_has_flag_variable_and_file_key(tmp_path: Path) -> None:
         "log-format": "json",
         "log-store": "inline",
         "log-level": "debug",
+        "workers": "3",
     }
     for option in OPTIONS:
         text = texts.get(option.name, "1500")
