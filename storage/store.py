@@ -9,8 +9,13 @@ It reads no record and makes no segment.
 
 from __future__ import annotations
 
+import asyncio
+import fcntl
 import json
 import os
+import time
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -20,6 +25,9 @@ from storage.queries import statement
 from storage.segments import SegmentDirectory, sync_directory
 
 MARKER = "sluice-store.json"
+LOCK = "sluice-store.lock"
+LOCK_PATIENCE_S = 15.0
+LOCK_LOOK_S = 0.02
 
 
 async def open_store(database: Database, directory: Path | None) -> SegmentDirectory | None:
@@ -27,24 +35,26 @@ async def open_store(database: Database, directory: Path | None) -> SegmentDirec
 
     StorageError, in one line for the person who started the node, where the database's records lie elsewhere.
     """
-    row = await database.hot.fetch_row(statement("log_store"))
     if directory is None:
+        row = await database.hot.fetch_row(statement("log_store"))
         if row is not None:
             raise StorageError(f"records of this database lie in {row['location']}: give it as --log-store")
         return None
     try:
         directory = _prepare(directory)
         segments = SegmentDirectory(directory)
-        marked = _read_marker(directory)
-        if row is None:
-            if marked is not None and segments.found():
-                raise StorageError(f"{directory} holds the records of another database: give another --log-store")
-            if marked is None:
-                marked = uuid4()
-                _write_marker(directory, marked)
-            await database.hot.fetch(statement("claim_log_store"), marked, str(directory))
+        async with _alone(directory):
             row = await database.hot.fetch_row(statement("log_store"))
-            assert row is not None
+            marked = _read_marker(directory)
+            if row is None:
+                if marked is not None and segments.found():
+                    raise StorageError(f"{directory} holds the records of another database: give another --log-store")
+                if marked is None:
+                    marked = uuid4()
+                    _write_marker(directory, marked)
+                await database.hot.fetch(statement("claim_log_store"), marked, str(directory))
+                row = await database.hot.fetch_row(statement("log_store"))
+                assert row is not None
     except OSError as error:
         raise StorageError(f"cannot use {directory} for records: {error.strerror or error}") from error
     if marked is None:
@@ -55,6 +65,22 @@ async def open_store(database: Database, directory: Path | None) -> SegmentDirec
     if marked != row["store_id"]:
         raise StorageError(f"{directory} holds the records of another database; this one's lie in {row['location']}")
     return segments
+
+
+@asynccontextmanager
+async def _alone(directory: Path) -> AsyncGenerator[None, None]:
+    """While no other node looks at or makes the marker. StorageError if one does so for longer than a start takes."""
+    with (directory / LOCK).open("a") as lock:
+        deadline = time.monotonic() + LOCK_PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise StorageError(f"another node holds {directory / LOCK}") from None
+            await asyncio.sleep(LOCK_LOOK_S)
+        yield
 
 
 def _prepare(directory: Path) -> Path:

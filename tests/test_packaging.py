@@ -383,12 +383,12 @@ def test_the_readme_names_only_options_and_commands_that_exist() -> None:
             text=True,
             check=True,
         ).stdout
-        for command in (["serve"], ["groups", "reset-offsets"], ["topics", "tail"])
+        for command in (["serve"], ["check"], ["groups", "reset-offsets"], ["topics", "tail"])
     )
     for flag in set(re.findall(r"`(--[a-z-]+)", text)):
         assert flag in help_text, flag
-    targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    for target in set(re.findall(r"\bmake ([a-z]+)\b", text)) & set(re.findall(r"`make ([a-z]+)", text)):
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    for target in set(re.findall(r"\bmake ([a-z-]+)\b", text)) & set(re.findall(r"`make ([a-z-]+)", text)):
         assert target in targets, target
     for link in re.findall(r"\]\((?!https?:)([^)#]+)", text):
         assert (ROOT / link).exists(), link

@@ -179,6 +179,15 @@ async def test_a_check_names_what_is_wrong_and_repairs_only_unknown_files(
 # --- the store --------------------------------------------------------------------------------------------------------
 
 
+async def test_nodes_that_start_together_make_one_store(database: Database, tmp_path: Path) -> None:
+    try:
+        opened = await asyncio.gather(*(open_store(database, tmp_path / "log") for _ in range(6)))
+        assert all(store is not None for store in opened)
+        assert await open_store(database, tmp_path / "log") is not None
+    finally:
+        await database.cold.fetch("delete from log_store")
+
+
 async def test_a_directory_that_is_not_the_databases_is_refused(
     database: Database, directory: SegmentDirectory, tmp_path: Path
 ) -> None:
