@@ -4,8 +4,11 @@ and a store is the right one."""
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
+from uuid import UUID, uuid4
 
 import asyncpg
 import pytest
@@ -179,11 +182,28 @@ async def test_a_check_names_what_is_wrong_and_repairs_only_unknown_files(
 # --- the store --------------------------------------------------------------------------------------------------------
 
 
-async def test_nodes_that_start_together_make_one_store(database: Database, tmp_path: Path) -> None:
+async def test_nodes_that_start_together_make_one_store(
+    database: Database, database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nodes in threads of their own, all of which have seen no store before any of them makes one, if they can."""
+    seen = threading.Barrier(3)
+
+    def uuid_after_all() -> UUID:
+        with suppress(threading.BrokenBarrierError):
+            seen.wait(0.5)
+        return uuid4()
+
+    monkeypatch.setattr("storage.store.uuid4", uuid_after_all)
+
+    async def start() -> bool:
+        own = await Database.open(database_url)
+        try:
+            return await open_store(own, tmp_path / "log") is not None
+        finally:
+            await own.close()
+
     try:
-        opened = await asyncio.gather(*(open_store(database, tmp_path / "log") for _ in range(6)))
-        assert all(store is not None for store in opened)
-        assert await open_store(database, tmp_path / "log") is not None
+        assert await asyncio.gather(*(asyncio.to_thread(asyncio.run, start()) for _ in range(3))) == [True] * 3
     finally:
         await database.cold.fetch("delete from log_store")
 
