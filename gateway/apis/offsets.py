@@ -398,21 +398,16 @@ async def _response_topics(topic: _FetchedTopic) -> OffsetFetchResponseTopics:
 
 
 async def _check_member(asked: OffsetFetchRequestGroup, services: Services) -> None:
-    """Whoever names itself (version 9) must be a member, at its epoch: a fenced one would read on from what another
-    has committed since. Raises KafkaError."""
+    """Whoever names itself to a consumer group (version 9) must be a member, at its epoch: a fenced one would read on
+    from what another has committed since. Classic groups ask nobody who it is, as upstream's ClassicGroup; a client of
+    theirs may name itself with epoch −1 (@platformatic/kafka). Raises KafkaError."""
     if not asked.member_id and asked.member_epoch < 0:
         return
     group = await services.groups.view(asked.group_id)
-    member_id = MemberId(asked.member_id or "")
-    refusal = None
     if isinstance(group, ConsumerGroup):
-        refusal = fetch_refusal(group, member_id, asked.member_epoch)
-    elif member_id not in group.members:
-        refusal = ErrorCode.UNKNOWN_MEMBER_ID
-    elif asked.member_epoch != group.generation_id:
-        refusal = ErrorCode.ILLEGAL_GENERATION
-    if refusal is not None:
-        raise KafkaError(refusal)
+        refusal = fetch_refusal(group, MemberId(asked.member_id or ""), asked.member_epoch)
+        if refusal is not None:
+            raise KafkaError(refusal)
 
 
 async def _fetch(

@@ -94,7 +94,9 @@ class Wakeups:
         return self._sent
 
     def in_doubt(self) -> None:
-        """A commit ended without an outcome: it may become durable behind everybody's back."""
+        """A commit ended without an outcome: it may become durable behind everybody's back. Who waits here is looked
+        after as well, other nodes or none."""
+        self._look_at.set()
         if len(self._membership.alive()) > 1:
             self._unknown = True
             self._gathered.set()

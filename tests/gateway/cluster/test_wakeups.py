@@ -14,8 +14,8 @@ from gateway.cluster.wakeups import Wakeups
 from storage import notify
 from storage.errors import StorageError
 from storage.nodes import NodeStore
-from storage.types import PartitionKey
-from tests.gateway.data_plane import DataPlane, at, data_plane
+from storage.types import NewBatch, PartitionKey
+from tests.gateway.data_plane import DataPlane, at, batch_of, data_plane, offsets_in
 
 LONG_MS = 30_000
 DEADLINE_S = 10.0
@@ -173,6 +173,26 @@ async def test_a_lone_node_announces_nothing(database_url: str) -> None:
         await plane.fill(topic, [100, 100])
         await asyncio.sleep(3 * module.ANNOUNCE_INTERVAL_S)
         assert node.wakeups.counts["sent"] == 0
+
+
+async def test_a_commit_of_unknown_outcome_shows_without_another_append(database_url: str) -> None:
+    """The records became durable but their node never learnt it: readers must not wait for the next append, nor for
+    another node, when there is none."""
+    async with data_plane(database_url) as plane, contextlib.AsyncExitStack() as stack:
+        node = Node(plane)
+        await node.run(stack)
+        topic = await plane.create_topic("t")
+        await plane.fill(topic, [100])
+        await until(lambda: not plane.tail.doubtful(asyncio.get_running_loop().time()))
+        task = await parked_fetch(node, topic, 1)
+        looks = len(node.queries)
+        await asyncio.sleep(2 * module.LOOK_INTERVAL_S)
+        assert len(node.queries) <= looks + 1, "while nothing is in doubt nobody looks"
+        await plane.log.append([NewBatch(topic.partitions[0].partition_key, bytearray(batch_of(b"1")), 1, 1_000)])
+        plane.tail.doubt(asyncio.get_running_loop().time())
+        plane.appender.in_doubt()
+        async with asyncio.timeout(DEADLINE_S):
+            assert offsets_in((await task).responses[0].partitions[0]) == [1]
 
 
 async def test_announcements_that_were_lost_are_found_by_the_number_of_those_sent(nodes: tuple[Node, Node]) -> None:

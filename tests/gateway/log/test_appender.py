@@ -251,18 +251,6 @@ async def gather_errors(*futures: asyncio.Future[Appended | Refusal]) -> list[ob
     return list(await asyncio.wait_for(asyncio.gather(*futures, return_exceptions=True), 10))
 
 
-async def test_a_commit_of_unknown_outcome_shows_without_another_append(node: DataPlane, database_url: str) -> None:
-    """The records became durable but this node never learnt it: readers must not wait for the next append."""
-    topic = await node.create_topic("t")
-    key = topic.partitions[0].partition_key
-    await node.appender.submit(new_batch(topic, batch_of(b"0")))
-    await node.log.append([new_batch(topic, batch_of(b"1"))])
-    node.tail.doubt(asyncio.get_running_loop().time())
-    parked = asyncio.create_task(node.fetch_one(topic, 1, max_wait_ms=20_000))
-    assert offsets_in(await asyncio.wait_for(parked, 10)) == [1]
-    assert node.tail.known(key, 0.0) is not None
-
-
 async def test_two_nodes_append_to_the_same_partitions(node: DataPlane, database_url: str) -> None:
     """Overlapping commits deadlocked in trials; and each node's tail must notice the other's appends."""
     topic = await node.create_topic("t", 6)
