@@ -67,7 +67,7 @@ class HistoryStore:
     def accept(self, history: int, identity: str, flushed_lsn: int) -> None:
         """From here on connections to this history are let in, and no others."""
         self.history = history
-        self._guard.accept(identity, flushed_lsn)
+        self._guard.accept(history, identity, flushed_lsn)
 
     async def epochs(self, keys: Iterable[PartitionKey]) -> dict[PartitionKey, list[tuple[int, int]]]:
         """Each partition's leader epochs but its first, with the offsets at which they began, in order."""

@@ -73,7 +73,7 @@ class NodeStore:
         )
         if row is None:
             raise StorageConflict(f"node {node_id} has been taken over by another process")
-        self._guard.seen(row["flushed_lsn"])
+        self._guard.seen(row["history"], row["flushed_lsn"])
         return bool(row["lapsed"])
 
     async def alive(self) -> list[Node]:

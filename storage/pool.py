@@ -207,7 +207,9 @@ def _prepare_session(settings: Mapping[str, str], guard: HistoryGuard) -> Callab
         await connection.fetch(statement("pin_session_settings"), list(settings), list(settings.values()))
         witness = await connection.fetchrow(statement("history_witness"))
         assert witness is not None
-        guard.check(witness["identity"], witness["flushed_lsn"])
+        standby = witness["identity"] is None
+        history = await connection.fetchval(statement("present_history")) if guard.accepted and not standby else None
+        guard.check(witness["identity"], witness["flushed_lsn"], history)
 
     return prepare
 

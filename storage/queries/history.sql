@@ -11,6 +11,10 @@ select
     ) end as identity,
     case when not pg_is_in_recovery() then (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint end as flushed_lsn;
 
+-- name: present_history
+-- The number of the history that the database is in.
+select history from cluster;
+
 -- name: adopt_history
 -- The history that the database is in; a new one where it must be.
 select adopt_history($1, $2);

@@ -12,7 +12,8 @@ set expires_at = clock_timestamp() + $3::bigint * interval '1 millisecond', anno
 from before b
 where n.node_id = b.node_id
 returning
-    b.expires_at <= clock_timestamp() as lapsed, (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint as flushed_lsn;
+    b.expires_at <= clock_timestamp() as lapsed, (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint as flushed_lsn,
+    (select history from cluster) as history;
 
 -- name: alive_nodes
 -- Nodes whose registration has not run out.

@@ -189,6 +189,22 @@ async def test_many_groups_are_fetched_at_once_and_fail_alone(node: GroupNode) -
     assert answer.groups[1].topics[0].partitions[0].committed_offset == 5
 
 
+@pytest.mark.parametrize(("member_id", "epoch"), [("nobody", -1), ("nobody", 3), ("", 3)])
+async def test_a_classic_group_asks_nobody_who_it_is(node: GroupNode, member_id: str, epoch: int) -> None:
+    """@platformatic/kafka names its member with epoch -1."""
+    topic = await node.create_topic("t")
+    await node.ask(commit_request(topic, partition(0, 5)), 9)
+    asked = OffsetFetchRequestGroup(
+        group_id=G,
+        member_id=member_id,
+        member_epoch=epoch,
+        topics=(OffsetFetchRequestTopics(name="t", partition_indexes=(0,)),),
+    )
+    (group,) = (await node.ask(OffsetFetchRequest(groups=(asked,)), 9)).groups
+    assert group.error_code == NONE
+    assert group.topics[0].partitions[0].committed_offset == 5
+
+
 @pytest.mark.parametrize("version", range(1, 8))
 async def test_a_refused_fetch_says_so_where_the_version_has_room(node: GroupNode, version: int) -> None:
     node.lease_clock.seconds += 3600
