@@ -476,15 +476,15 @@ async def test_a_slow_reader_is_not_a_stalled_one() -> None:
 
 async def test_a_muted_connection_starts_nothing_until_its_time() -> None:
     async with node() as served:
-        served.words.mute_s = 0.3
+        served.words.mute_s = 1.0
         peer = await served.connect()
         loop = asyncio.get_running_loop()
         before = loop.time()
         peer.send(b"-mute:1", b"-echo:2", b"-echo:3")
         assert await peer.answer() == b"-mute:1"
-        assert loop.time() - before < 0.25, "its own answer is not delayed (KIP-219)"
+        assert loop.time() - before < 0.9, "its own answer is not delayed (KIP-219)"
         assert await peer.answers(2) == [b"-echo:2", b"-echo:3"]
-        assert loop.time() - before >= 0.3
+        assert loop.time() - before >= 0.99, "uvloop counts whole milliseconds"
 
 
 async def test_what_came_before_a_frame_of_an_impossible_size_is_answered() -> None:
