@@ -26,6 +26,11 @@ class HistoryGuard:
         """Whether it knows of a history, so that the database has one to tell of."""
         return self._identity is not None
 
+    @property
+    def flushed_lsn(self) -> int:
+        """How far the log of the accepted history has been seen on disk."""
+        return self._flushed_lsn
+
     def accept(self, history: int, identity: str, flushed_lsn: int) -> None:
         self._history, self._identity, self._flushed_lsn = history, identity, flushed_lsn
         self.broken.clear()
@@ -37,17 +42,18 @@ class HistoryGuard:
             self.broken.set()
         self._flushed_lsn = max(self._flushed_lsn, flushed_lsn)
 
-    def check(self, identity: str | None, flushed_lsn: int | None, history: int | None) -> None:
-        """StorageUnavailable unless a new connection leads into the history that was accepted. Once another node has
-        begun the next one, the log may have grown beyond what this one had seen: then its number tells."""
+    def check(self, identity: str | None, flushed_lsn: int | None, history: int | None, known_lsn: int) -> None:
+        """StorageUnavailable unless a new connection leads into the history that was accepted. `known_lsn` is what was
+        known before the server was asked. Once another node has begun the next history, the log may have grown beyond
+        what this one had seen: then its number tells."""
         if self._identity is None:
             return
         if identity is None or flushed_lsn is None:
             raise StorageUnavailable("Postgres is a standby: waiting until it, or another, is not")
-        if identity != self._identity or flushed_lsn < self._flushed_lsn or history != self._history:
+        if identity != self._identity or flushed_lsn < min(known_lsn, self._flushed_lsn) or history != self._history:
             self.broken.set()
             raise StorageUnavailable(
                 f"Postgres goes on from another history: {history}, {identity} at {flushed_lsn}, known is"
                 f" {self._history}, {self._identity} at {self._flushed_lsn}"
             )
-        self._flushed_lsn = flushed_lsn
+        self._flushed_lsn = max(self._flushed_lsn, flushed_lsn)

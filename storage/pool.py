@@ -205,11 +205,12 @@ def _prepare_session(settings: Mapping[str, str], guard: HistoryGuard) -> Callab
 
     async def prepare(connection: Connection) -> None:
         await connection.fetch(statement("pin_session_settings"), list(settings), list(settings.values()))
+        known_lsn = guard.flushed_lsn  # what is seen while the question is on its way may be later than its answer
         witness = await connection.fetchrow(statement("history_witness"))
         assert witness is not None
         standby = witness["identity"] is None
         history = await connection.fetchval(statement("present_history")) if guard.accepted and not standby else None
-        guard.check(witness["identity"], witness["flushed_lsn"], history)
+        guard.check(witness["identity"], witness["flushed_lsn"], history, known_lsn)
 
     return prepare
 
