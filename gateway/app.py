@@ -35,6 +35,7 @@ from gateway.groups.journal import Journal
 from gateway.groups.settings import group_settings
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
+from gateway.log.recompression import Recompressor
 from gateway.log.tail import Tail
 from gateway.log.validator import BatchValidator
 from gateway.net.connection import ConnectionLimits
@@ -143,6 +144,8 @@ class App:
         appender = Appender(log_store, tail, committers=settings.committers, observe_commit=metrics.observe_commit)
         validator = BatchValidator()
         self._undo.append(("validation threads", STEP_TIMEOUT_S, validator.close))
+        recompressor = Recompressor()
+        self._undo.append(("recompression threads", STEP_TIMEOUT_S, recompressor.close))
 
         # The listeners are bound first, so that a port that is taken is found before the node joins, and a port that
         # the kernel chose is known when it does.
@@ -210,6 +213,7 @@ class App:
             topics=topics,
             log=log_store,
             validator=validator,
+            recompressor=recompressor,
             appender=appender,
             tail=tail,
             producers=ProducerStore(database),
