@@ -76,6 +76,8 @@ LAG_PROBE_INTERVAL_S = 0.5
 THREAD_SWITCH_S = 0.0005
 """How long a thread that works (validation, compaction) keeps the interpreter from the event loop, which asks for it
 anew after every call into the kernel. Python's own 5 ms would cost a busy loop most of its time."""
+REMEMBER_INTERVAL_MS = 5_000
+"""How often a node writes down what it knows of its history, for its next run."""
 STEP_TIMEOUT_S = 0.3
 """Each step of stopping after the drain; together with it and Postgres's own stop less than 5 s."""
 POSTGRES_STOP_TIMEOUT_S = 3.0
@@ -158,6 +160,11 @@ class App:
         await membership.join()
         await catalog.serve_as(lambda: str(membership.node_id))
         self._undo.append(("membership", STEP_TIMEOUT_S, membership.withdraw))
+
+        async def remember() -> None:
+            await histories.remember(membership.node_id)
+
+        self._undo.append(("memory of the history", STEP_TIMEOUT_S, remember))
         leases = Leases(node_store, membership, settings.node_ttl_ms)
         metrics.leases_held.set_function(lambda: leases.held)
         journal = None
@@ -198,6 +205,7 @@ class App:
 
         histories.forget, histories.begun = forget, reconciler.hearing
         self._supervisor.start("history", histories.follow, interval_ms=0, regular=False)
+        self._supervisor.start("memory of the history", remember, interval_ms=REMEMBER_INTERVAL_MS)
         metrics.watch_cluster(
             revision_lag=lambda: reconciler.revision_lag,
             handed_over=lambda: leases.handed_over,
@@ -251,7 +259,7 @@ class App:
             database = await self._connect(url)
             self._undo.append(("database", 2 * STEP_TIMEOUT_S, lambda: database.close(STEP_TIMEOUT_S)))
             await migrate(database)
-            history = HistoryStore(database)
+            history = HistoryStore(database, settings.log_directory)
             histories = Histories(history)
             await histories.begin()
         except StorageError as error:
