@@ -85,20 +85,21 @@ class Recompressor:
         try:
             await turn
         except asyncio.CancelledError:
-            if not turn.cancelled():  # its turn came at the same moment
-                self.give_back(wanted_bytes)
-            else:
-                self._waiting.remove((turn, wanted_bytes))
-                self.give_back(0)
+            # Its turn may have come at the same moment; else it waits no more, and who is behind it may have room.
+            self.give_back(0 if turn.cancelled() else wanted_bytes)
             raise
 
     def give_back(self, freed_bytes: int) -> None:
         """Room that is no longer needed."""
         self._claimed_bytes -= freed_bytes
-        while self._waiting and self._claimed_bytes + self._waiting[0][1] <= self._room_bytes:
-            turn, wanted_bytes = self._waiting.popleft()
-            self._claimed_bytes += wanted_bytes
-            turn.set_result(None)
+        while self._waiting:
+            turn, wanted_bytes = self._waiting[0]
+            if not turn.cancelled():
+                if self._claimed_bytes + wanted_bytes > self._room_bytes:
+                    return
+                self._claimed_bytes += wanted_bytes
+                turn.set_result(None)
+            self._waiting.popleft()
 
     async def close(self) -> None:
         """Begins nothing more; what is under way ends by itself."""

@@ -139,6 +139,21 @@ async def test_who_goes_away_while_it_waits_holds_up_nobody(recompressor: Recomp
     assert recompressor.claimed_bytes == 0
 
 
+@pytest.mark.parametrize("first", [True, False], ids=["its turn comes first", "it goes first"])
+async def test_who_goes_away_as_its_turn_comes_keeps_no_room(recompressor: Recompressor, *, first: bool) -> None:
+    _, room_bytes = await recompressor.recompress(plain(2))
+    gone = asyncio.create_task(recompressor.recompress(plain(3)))
+    await asyncio.sleep(0)
+    if first:
+        recompressor.give_back(room_bytes)
+    gone.cancel()
+    if not first:
+        recompressor.give_back(room_bytes)
+    with pytest.raises(asyncio.CancelledError):
+        await gone
+    assert recompressor.claimed_bytes == 0
+
+
 async def test_a_request_takes_no_more_than_all_room(recompressor: Recompressor) -> None:
     made, room_bytes = await recompressor.recompress(plain(5))
     assert [isinstance(each, Refused) for each in made] == [False] * 3 + [True] * 2
