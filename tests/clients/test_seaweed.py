@@ -1,7 +1,7 @@
 """What users of another gateway's consumer groups met with stock clients (SeaweedFS #9143 and its follow-ups), met no
 more.
 
-The same at frame level is in `tests/frames/test_seaweed_groups.py`.
+By values the same is in `tests/coordinator/test_seaweed.py`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What went wrong with consumer groups of another gateway (SeaweedFS #9143 and its follow-ups), by values.
 
 The one idea: members are keyed by connection, never by client id. `tests/clients/test_seaweed.py` shows the same with
-stock clients, `tests/frames/test_seaweed_groups.py` to the byte.
+stock clients, `tests/frames/test_seaweed_groups.py` what only frames show.
 """
 
 from __future__ import annotations
