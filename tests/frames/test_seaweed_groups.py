@@ -14,13 +14,6 @@ from tests.gateway_process import GatewayProcess
 from tests.wire import encode_frame, read_frame
 
 NONE = ErrorCode.NONE
-UUID4 = "[0-9a-f]{8}-[0-9a-f]{4}-4[0-9a-f]{3}-[89ab][0-9a-f]{3}-[0-9a-f]{12}"
-UNANSWERED_SECONDS = 0.2
-"""How long a request must go without an answer to count as held."""
-
-
-async def is_held(answer: asyncio.Future[object]) -> bool:
-    return not (await asyncio.wait([answer], timeout=UNANSWERED_SECONDS))[0]
 
 
 async def test_a_reconnected_client_leaves_no_phantom_when_it_names_itself(gateway: GatewayProcess) -> None:
