@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -19,34 +17,31 @@ from protocol.errors import ErrorCode
 from tests.gateway.admin import admin_node
 from tests.gateway.apis.test_configs import alter, describe, replace
 
+Capture = pytest.CaptureFixture[str]
+
 LOGGERS = ResourceType.BROKER_LOGGER
 SET, DELETE, APPEND, SUBTRACT = Operation
 OURS = "gateway.apis.configs"
 
 
 @pytest.fixture
-def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[io.StringIO]:
+def lines(capsys: Capture) -> Iterator[Capture]:
     """What the node logs at level info; loggers are as they were when the test is over."""
     before = structlog.get_config()
     root = logging.getLogger()
     handlers, levels = root.handlers, {None: root.level}
     levels |= {name: logger.level for name, logger in root.manager.loggerDict.items() if hasattr(logger, "level")}
-    written = io.StringIO()
-    monkeypatch.setattr(sys, "stderr", written)
     logs.configure("json", "info")
-    yield written
+    yield capsys
     root.handlers = handlers
     for name in [None, *root.manager.loggerDict]:
         logging.getLogger(name).setLevel(levels.get(name, logging.NOTSET))
     structlog.configure(**before)
 
 
-def said(lines: io.StringIO) -> list[str]:
+def said(lines: Capture) -> list[str]:
     """The events of the lines since last asked."""
-    text = lines.getvalue()
-    lines.seek(0)
-    lines.truncate()
-    return [json.loads(line)["event"] for line in text.splitlines()]
+    return [json.loads(line)["event"] for line in lines.readouterr().err.splitlines()]
 
 
 async def levels(node, *names: str) -> dict[str, str]:
@@ -55,7 +50,7 @@ async def levels(node, *names: str) -> dict[str, str]:
     return {entry.name: entry.value for entry in result.configs}
 
 
-async def test_loggers_are_described_with_the_level_in_effect(database_url: str, lines: io.StringIO) -> None:
+async def test_loggers_are_described_with_the_level_in_effect(database_url: str, lines: Capture) -> None:
     async with admin_node(database_url) as node:
         result = await describe(node, LOGGERS, "1")
         assert result.error_code == ErrorCode.NONE
@@ -69,7 +64,7 @@ async def test_loggers_are_described_with_the_level_in_effect(database_url: str,
         assert await levels(node, OURS, "no.such") == {OURS: "INFO"}
 
 
-async def test_a_level_that_is_set_decides_what_is_logged(database_url: str, lines: io.StringIO) -> None:
+async def test_a_level_that_is_set_decides_what_is_logged(database_url: str, lines: Capture) -> None:
     log = structlog.get_logger(OURS)
     async with admin_node(database_url) as node:
         assert (await alter(node, LOGGERS, "1", (SET, OURS, "DEBUG"))).error_code == ErrorCode.NONE
@@ -94,7 +89,7 @@ async def test_a_level_that_is_set_decides_what_is_logged(database_url: str, lin
         assert said(lines) == []
 
 
-async def test_levels_of_libraries_are_set_too(database_url: str, lines: io.StringIO) -> None:
+async def test_levels_of_libraries_are_set_too(database_url: str, lines: Capture) -> None:
     async with admin_node(database_url) as node:
         await alter(node, LOGGERS, "1", (SET, "asyncpg", "TRACE"))
         assert await levels(node, "asyncpg") == {"asyncpg": "TRACE"}
@@ -103,7 +98,7 @@ async def test_levels_of_libraries_are_set_too(database_url: str, lines: io.Stri
         assert said(lines) == ["from a library"]
 
 
-async def test_validate_only_and_a_refusal_change_nothing(database_url: str, lines: io.StringIO) -> None:
+async def test_validate_only_and_a_refusal_change_nothing(database_url: str, lines: Capture) -> None:
     async with admin_node(database_url) as node:
         response = await alter(node, LOGGERS, "1", (SET, OURS, "DEBUG"), validate_only=True)
         assert response.error_code == ErrorCode.NONE
