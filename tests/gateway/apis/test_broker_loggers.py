@@ -30,7 +30,7 @@ def lines(capsys: Capture) -> Iterator[Capture]:
     before = structlog.get_config()
     root = logging.getLogger()
     handlers, levels = root.handlers, {None: root.level}
-    levels |= {name: logger.level for name, logger in root.manager.loggerDict.items() if hasattr(logger, "level")}
+    levels |= {name: each.level for name, each in root.manager.loggerDict.items() if isinstance(each, logging.Logger)}
     logs.configure("json", "info")
     yield capsys
     root.handlers = handlers
