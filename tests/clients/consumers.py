@@ -4,6 +4,9 @@ Each consumes with auto-commit as its library does by default, so offsets are co
 over and when the consumer closes: in an orderly rebalance nothing may be read twice.
 """
 
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportPrivateImportUsage=false
+# The types that clients' libraries tell of themselves are incomplete, or of an older release.
+
 from __future__ import annotations
 
 import asyncio

@@ -1,5 +1,8 @@
 """The admin clients of kafka-python and librdkafka against a gateway: topics, partitions, settings, sizes."""
 
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportPrivateImportUsage=false
+# The types that clients' libraries tell of themselves are incomplete, or of an older release.
+
 from __future__ import annotations
 
 import uuid

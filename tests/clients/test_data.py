@@ -1,5 +1,8 @@
 """Produce and consume with stock clients: every codec, headers, keys, nulls, large records, positions and times."""
 
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportPrivateImportUsage=false
+# The types that clients' libraries tell of themselves are incomplete, or of an older release.
+
 from __future__ import annotations
 
 import asyncio

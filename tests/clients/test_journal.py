@@ -16,7 +16,7 @@ import asyncpg
 import confluent_kafka
 import pytest
 from confluent_kafka import TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
 
 from gateway.cli import main
 from protocol.errors import ErrorCode

@@ -22,7 +22,7 @@ class EagerLeader(CooperativeStickyAssignor):
     """Says that it is cooperative and moves partitions at once, whoever still claims them."""
 
     def assign(self, cluster: Any, members: Any) -> Any:
-        return StickyPartitionAssignor.assign(self, cluster, members)
+        return StickyPartitionAssignor.assign(self, cluster, members)  # pyright: ignore[reportCallIssue]
 
 
 class RudeConsumer(KafkaPythonConsumer):

@@ -4,6 +4,9 @@ more.
 By values the same is in `tests/coordinator/test_seaweed.py`.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# The types that kafka-python tells of itself are of an older release.
+
 from __future__ import annotations
 
 import subprocess
@@ -11,6 +14,7 @@ import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import kafka
 import pytest
@@ -142,7 +146,7 @@ def test_a_rebalance_loses_no_partition(crowd: Crowd) -> None:
 def test_who_leaves_is_gone_at_once(gateway: GatewayProcess, kind: str) -> None:
     """LeaveGroup 5 (kafka-python) and 1 (librdkafka, aiokafka); nobody waits for a session of five minutes."""
     with crowd_on(gateway, 4) as crowd:
-        patient = {"session_timeout_ms": 300_000, "max_poll_interval_ms": 300_000}
+        patient: dict[str, Any] = {"session_timeout_ms": 300_000, "max_poll_interval_ms": 300_000}
         crowd.start("stays", **patient)
         crowd.settle()
         crowd.start("goes", kind, **(patient if kind.startswith("confluent") else {}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
 
 
 def create_topic(bootstrap: str, partitions: int, name: str | None = None) -> str:

@@ -76,7 +76,7 @@ def consume(member: Consumer, count: int) -> list[str]:
         message = member.poll(30)
         assert message is not None, f"only {found}"
         assert message.error() is None
-        found.append(message.value().decode())
+        found.append((message.value() or b"").decode())
     return found
 
 

@@ -7,7 +7,7 @@ invariants and the rule that each request gets one reply.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gateway.coordinator.classic import next_deadline, step
 from gateway.coordinator.model import (
@@ -92,9 +92,9 @@ class Asked:
 
 
 class Scene:
-    def __init__(self, group: Group | None = None, *, delay_ms: int = 0, **settings: int) -> None:
+    def __init__(self, group: Group | None = None, *, delay_ms: int = 0, **settings: Any) -> None:
         self.settings = Settings(group_initial_rebalance_delay_ms=delay_ms, **settings)
-        self.group = group if group is not None else Group("g")
+        self.group: Group = group if group is not None else Group("g")
         self.now_ms = 1_000_000
         self.last = Step(self.group)
         self._before_last = self.group
@@ -165,9 +165,9 @@ class Scene:
         self, connection: str, member_id: str, *, generation: int | None = None, instance: str | None = None
     ) -> Asked:
         self.last_id += 1
-        generation = self.group.generation_id if generation is None else generation
+        asked: int = self.group.generation_id if generation is None else generation
         return self.send(
-            Heartbeat(RequestId(self.last_id), ConnectionId(connection), MemberId(member_id), instance, generation)
+            Heartbeat(RequestId(self.last_id), ConnectionId(connection), MemberId(member_id), instance, asked)
         )
 
     def commit(
@@ -245,6 +245,7 @@ class Scene:
         assert held == held_requests(taken.group)
         self.last = taken
         self._before_last = before
+        assert isinstance(taken.group, Group)
         self.group = taken.group
         return taken
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.coordinator.classic import describe
+from gateway.coordinator.classic import CLASSIC, describe
 from gateway.coordinator.model import Group, GroupState
 from gateway.coordinator.views import offset_delete_refusal, subscribes_to
 from protocol.errors import ErrorCode
@@ -190,14 +190,14 @@ def test_pending_ids_go_with_a_deleted_group() -> None:
 
 def test_offsets_of_subscribed_topics_are_kept() -> None:
     """82."""
-    assert offset_delete_refusal(Group("g")) is ErrorCode.GROUP_ID_NOT_FOUND
+    assert offset_delete_refusal(CLASSIC.summary(Group("g"))) is ErrorCode.GROUP_ID_NOT_FOUND
     scene = Scene()
     (a,) = scene.stable("a", offer=protocols("range", topics=("t", "u")))
-    assert offset_delete_refusal(scene.group) is None
-    assert [subscribes_to(scene.group, topic) for topic in "tuv"] == [True, True, False]
+    assert offset_delete_refusal(CLASSIC.summary(scene.group)) is None
+    assert [subscribes_to(CLASSIC.summary(scene.group), topic) for topic in "tuv"] == [True, True, False]
     scene.leave("a", a)
-    assert offset_delete_refusal(scene.group) is None
-    assert not subscribes_to(scene.group, "t")
+    assert offset_delete_refusal(CLASSIC.summary(scene.group)) is None
+    assert not subscribes_to(CLASSIC.summary(scene.group), "t")
 
 
 def test_a_group_whose_subscriptions_cannot_be_read_keeps_all_offsets() -> None:
@@ -205,7 +205,7 @@ def test_a_group_whose_subscriptions_cannot_be_read_keeps_all_offsets() -> None:
     scene = Scene()
     scene.stable("a", offer=(("range", b"\xff"),))
     assert scene.group.subscribed_topics is None
-    assert subscribes_to(scene.group, "anything")
+    assert subscribes_to(CLASSIC.summary(scene.group), "anything")
     scene = Scene()
     scene.join("a", protocol_type="connect", offer=(("default", b""),))
-    assert offset_delete_refusal(scene.group) is ErrorCode.NON_EMPTY_GROUP
+    assert offset_delete_refusal(CLASSIC.summary(scene.group)) is ErrorCode.NON_EMPTY_GROUP

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from typing import Any
 
 from gateway.coordinator.classic import next_deadline, restore, stored, stored_member
 from gateway.coordinator.facts import EveryoneHeard
@@ -17,7 +18,7 @@ from .scene import SESSION_MS, Scene
 NONE = ErrorCode.NONE
 
 
-def restart(scene: Scene, *, after_ms: int = 7, silent_ms: int | None = None, **settings: int) -> Scene:
+def restart(scene: Scene, *, after_ms: int = 7, silent_ms: int | None = None, **settings: Any) -> Scene:
     again = Scene(**settings)
     again.now_ms = scene.now_ms + after_ms
     again.last_id = scene.last_id

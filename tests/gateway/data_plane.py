@@ -237,9 +237,9 @@ async def data_plane(
 
 
 @asynccontextmanager
-async def locked_partition(url: str, key: PartitionKey) -> AsyncGenerator[asyncpg.Connection[Any]]:
+async def locked_partition(url: str, key: PartitionKey) -> AsyncGenerator[asyncpg.Connection]:
     """Appends to this partition wait until the block ends."""
-    connection: asyncpg.Connection[Any] = await asyncpg.connect(url)
+    connection: asyncpg.Connection = await asyncpg.connect(url)
     try:
         async with connection.transaction():
             await connection.execute("select 1 from sluice.partition where partition_key = $1 for update", key)
@@ -248,7 +248,7 @@ async def locked_partition(url: str, key: PartitionKey) -> AsyncGenerator[asyncp
         await connection.close()
 
 
-async def wait_for_blocked_append(connection: asyncpg.Connection[Any]) -> None:
+async def wait_for_blocked_append(connection: asyncpg.Connection) -> None:
     """Until some session waits for a lock."""
     deadline = time.monotonic() + 10
     while not await connection.fetchval(
@@ -257,7 +257,7 @@ async def wait_for_blocked_append(connection: asyncpg.Connection[Any]) -> None:
         assert time.monotonic() < deadline, "no append waits"
 
 
-async def terminate_backends(connection: asyncpg.Connection[Any]) -> None:
+async def terminate_backends(connection: asyncpg.Connection) -> None:
     """Cut every other connection to this database, as a crash of Postgres would."""
     await connection.execute(
         "select pg_terminate_backend(pid) from pg_stat_activity "

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 import pytest
-from kafka.protocol import admin, consumer, metadata, producer
+from kafka.protocol import admin, consumer, metadata, producer  # pyright: ignore[reportAttributeAccessIssue]
 
 from protocol import codec
 from protocol.api_keys import ApiKey

@@ -232,7 +232,7 @@ class TestRefusedDeclarations:
 
             @struct
             class Null:
-                name: str = string(default=None)
+                name: str = string(default=None)  # pyright: ignore[reportArgumentType]
 
     def test_a_message_that_is_neither_request_nor_response(self):
         with pytest.raises(TypeError, match="neither"):

@@ -9,7 +9,7 @@ import struct
 import cramjam
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatch as AioBatch
-from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuilder
+from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuilder  # pyright: ignore[reportAttributeAccessIssue]
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kafka.record.default_records import DefaultRecordBatch as PythonBatch

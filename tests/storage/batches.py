@@ -71,6 +71,6 @@ async def until_blocked(sql: asyncpg.Connection, backends: int) -> None:
             waiting = await sql.fetchval(
                 "select count(*) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'"
             )
-            if waiting >= backends:
+            if (waiting or 0) >= backends:
                 return
             await asyncio.sleep(0.005)

@@ -120,5 +120,5 @@ async def key(make_topic: MakeTopic) -> PartitionKey:
 async def leases(database: Database) -> list[CoordinatorLease]:
     """Leases of shards 0-2, held by a registered node."""
     nodes = NodeStore(database)
-    node_id = await nodes.register("localhost", 9092, None, 60_000)
+    node_id = await nodes.register("localhost:9092", {"PLAINTEXT": ("localhost", 9092)}, None, 60_000)
     return await nodes.acquire_leases(node_id, [0, 1, 2], 60_000)

@@ -31,7 +31,7 @@ def compaction(database: Database, log: LogStore) -> CompactionStore:
 
 @pytest.fixture
 async def now_ms(sql: asyncpg.Connection) -> int:
-    return await sql.fetchval("select (extract(epoch from clock_timestamp()) * 1000)::bigint")
+    return int(await sql.fetchval("select (extract(epoch from clock_timestamp()) * 1000)::bigint") or 0)
 
 
 @pytest.fixture

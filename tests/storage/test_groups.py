@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import asyncpg
 import pytest
@@ -173,17 +174,19 @@ async def test_the_states_time_is_postgres_and_moves_with_state_and_generation(
     groups: GroupStore, leases: list[CoordinatorLease], sql: asyncpg.Connection
 ) -> None:
     await save(groups, group(), leases[0])
-    for changes, moves in (
+    tried: list[tuple[dict[str, Any], bool]] = [
         ({"document": {"leader_id": "m1"}}, False),
         ({"generation_id": 4}, True),
         ({"generation_id": 4, "state": "Empty", "members": ()}, True),
         ({"generation_id": 4, "state": "Empty", "members": (), "group_type": "consumer"}, True),
-    ):
+    ]
+    for changes, moves in tried:
         await sql.execute("update consumer_group set state_timestamp_ms = 1")
         await save(groups, group(**changes), leases[0])
         age_ms = await sql.fetchval(
             "select extract(epoch from clock_timestamp()) * 1000 - state_timestamp_ms from consumer_group"
         )
+        assert age_ms is not None
         assert (age_ms < 60_000) == moves, changes
 
 

@@ -323,7 +323,7 @@ async def test_overlapping_committers_do_not_deadlock(
 
 @pytest.fixture
 async def now_ms(sql: asyncpg.Connection) -> int:
-    return await sql.fetchval("select (extract(epoch from clock_timestamp()) * 1000)::bigint")
+    return int(await sql.fetchval("select (extract(epoch from clock_timestamp()) * 1000)::bigint") or 0)
 
 
 async def store_group(

@@ -29,7 +29,7 @@ DAY_MS = 24 * 60 * 60 * 1000
 
 @pytest.fixture
 async def now_ms(sql: asyncpg.Connection) -> int:
-    return await sql.fetchval("select (extract(epoch from clock_timestamp()) * 1000)::bigint")
+    return int(await sql.fetchval("select (extract(epoch from clock_timestamp()) * 1000)::bigint") or 0)
 
 
 async def left(database: Database, log: LogStore, policy: RetentionPolicy) -> int:

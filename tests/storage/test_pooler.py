@@ -65,7 +65,7 @@ ignore_startup_parameters = {ignored}
 @pytest.fixture(autouse=True)
 async def pooler_may_connect(sql: asyncpg.Connection) -> None:
     """The embedded server that runs as root's child lets only root in; a pooler refuses to run as root."""
-    ident = Path(await sql.fetchval("select current_setting('ident_file')"))
+    ident = Path(str(await sql.fetchval("select current_setting('ident_file')")))
     if os.getuid() == 0 and ident.exists() and "gateway root" in ident.read_text():
         if "nobody" not in ident.read_text():
             with ident.open("a") as file:

@@ -24,7 +24,7 @@ MINUTE_MS = 60_000
 @pytest.fixture
 async def now_ms(sql: asyncpg.Connection) -> int:
     """The database's clock, which is the one that counts."""
-    return await sql.fetchval("select (extract(epoch from clock_timestamp()) * 1000)::bigint")
+    return int(await sql.fetchval("select (extract(epoch from clock_timestamp()) * 1000)::bigint") or 0)
 
 
 async def kept(database: Database, log: LogStore, key: PartitionKey, **limits: int) -> list[int]:
@@ -159,7 +159,7 @@ TABLES = ("topic", "partition", "chunk", "producer_state", "compaction_state", "
 
 
 async def rows(sql: asyncpg.Connection) -> dict[str, int]:
-    return {table: await sql.fetchval(f"select count(*) from {table}") for table in TABLES}
+    return {table: await sql.fetchval(f"select count(*) from {table}") or 0 for table in TABLES}
 
 
 async def test_purge_removes_every_row_of_a_deleted_topic_and_of_no_other(

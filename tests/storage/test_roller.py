@@ -51,7 +51,7 @@ async def places(sql: asyncpg.Connection) -> list[tuple[int, int, bool]]:
 
 
 async def inline_rows(sql: asyncpg.Connection) -> int:
-    return await sql.fetchval("select count(*) from inline_records")
+    return await sql.fetchval("select count(*) from inline_records") or 0
 
 
 async def test_inline_chunks_become_one_in_a_segment_and_postgres_is_freed(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gateway.coordinator.cluster import Cluster
@@ -282,7 +284,7 @@ def test_no_more_members_than_the_group_may_have():
 )
 def test_what_no_group_takes(epoch: int, changes: dict[str, object], error: ErrorCode):
     scene = Scene()
-    given = {"owned": {}, "subscribed_topic_names": ("t",), "rebalance_timeout_ms": 1} | changes
+    given: dict[str, Any] = {"owned": {}, "subscribed_topic_names": ("t",), "rebalance_timeout_ms": 1} | changes
     assert scene.refused(scene.heartbeat(given.pop("member_id", "a"), epoch, given.pop("owned"), **given)) is error
     assert scene.group.members == {}
 

@@ -210,10 +210,9 @@ def _line(event: Event, before: Group, taken: Step) -> str:
     words = [type(event).__name__]
     if who is not None:
         words.append(repr(who))
-    if hasattr(event, "connection_id"):
-        words.append(f"on {event.connection_id}")
-    if hasattr(event, "generation_id"):
-        words.append(f"generation {event.generation_id}")
+    for name, what in (("connection_id", "on"), ("generation_id", "generation")):
+        if hasattr(event, name):
+            words.append(f"{what} {getattr(event, name)}")
     after = taken.group
     words.append(f"| {before.state.value} {before.generation_id} -> {after.state.value} {after.generation_id}")
     words.append(f"({len(after.members)} members, {len(after.pending)} pending)")

@@ -273,7 +273,9 @@ async def test_incremental_operations(database_url: str) -> None:
 
 @pytest.mark.parametrize(("kind", "name"), [(TOPIC, "orders"), (BROKER, "")])
 async def test_changes_at_the_same_moment_do_not_undo_each_other(database_url: str, kind: int, name: str) -> None:
-    kept, dropped = {TOPIC: ("segment.ms", "retention.ms"), BROKER: ("log.roll.ms", "log.retention.ms")}[kind]
+    kept, dropped = {TOPIC: ("segment.ms", "retention.ms"), BROKER: ("log.roll.ms", "log.retention.ms")}[
+        ResourceType(kind)
+    ]
     async with admin_node(database_url) as node:
         await node.create("orders")
         await alter(node, kind, name, (SET, dropped, "7"))
@@ -417,7 +419,9 @@ async def test_each_resource_alone(database_url: str) -> None:
             "m": ErrorCode.INVALID_REQUEST,
             "x": ErrorCode.INVALID_REQUEST,
         }
-        assert node.catalog.get("twice").configs == {}
+        twice = node.catalog.get("twice")
+        assert twice is not None
+        assert twice.configs == {}
 
 
 # --- altering brokers -----------------------------------------------------------------------------------------------

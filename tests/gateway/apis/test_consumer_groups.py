@@ -63,12 +63,14 @@ async def beat(
     version: int = 1,
     **more: Any,
 ) -> ConsumerGroupHeartbeatResponse:
-    listed = owned and tuple(TopicPartitions(topic_id=each, partitions=held) for each, held in owned.items())
+    listed = None
+    if owned is not None:
+        listed = tuple(TopicPartitions(topic_id=each, partitions=held) for each, held in owned.items())
     request = ConsumerGroupHeartbeatRequest(
         group_id=G,
         member_id=member_id,
         member_epoch=epoch,
-        topic_partitions=() if owned == {} else listed,
+        topic_partitions=listed,
         **more,
     )
     return await node.ask(request, version)

@@ -282,7 +282,9 @@ async def test_two_nodes_create_the_same_topic(database_url: str) -> None:
         other.topics.create = lose_the_race  # type: ignore[method-assign]
         answer = await ask(other, 10, named("fresh"))
         assert codes(answer) == {"fresh": ErrorCode.NONE}
-        assert answer.topics[0].topic_id == node.catalog.get("fresh").topic_id
+        fresh = node.catalog.get("fresh")
+        assert fresh is not None
+        assert answer.topics[0].topic_id == fresh.topic_id
 
 
 # --- without Postgres -----------------------------------------------------------------------------------------------

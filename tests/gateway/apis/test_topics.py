@@ -24,6 +24,12 @@ from tests.gateway.admin import SHOWN_CONFIGS, AdminNode, admin_node, config_ent
 NO_ID = UUID(int=0)
 
 
+def partitions_of(node: AdminNode, name: str) -> int:
+    topic = node.catalog.get(name)
+    assert topic is not None
+    return len(topic.partitions)
+
+
 async def create(node: AdminNode, *topics: CreatableTopic, version: int = 7, validate_only: bool = False):
     answer = await node.ask(
         ApiKey.CREATE_TOPICS, CreateTopicsRequest(topics=topics, validate_only=validate_only), version
@@ -360,7 +366,7 @@ async def test_create_partitions_with_assignments(database_url: str) -> None:
         await node.create("orders", 1)
         (result,) = await grow(node, growth("orders", 3, (1,), (1,)))
         assert result.error_code == ErrorCode.NONE
-        assert len(node.catalog.get("orders").partitions) == 3
+        assert partitions_of(node, "orders") == 3
         for wrong, words in (
             (growth("orders", 4, (1, 1)), "the broker 1 more than once"),
             (growth("orders", 4, (9,)), "no such broker is registered"),
@@ -409,7 +415,7 @@ async def test_create_partitions_refusals(database_url: str) -> None:
             assert bad.error_code == code, topic
             assert bad.error_message
             assert good.error_code == ErrorCode.NONE
-            assert len(node.catalog.get("orders").partitions) == 2
+            assert partitions_of(node, "orders") == 2
 
 
 async def test_create_partitions_twice_for_one_topic(database_url: str) -> None:
@@ -417,7 +423,7 @@ async def test_create_partitions_twice_for_one_topic(database_url: str) -> None:
         await node.create("orders", 1)
         (result,) = await grow(node, growth("orders", 2), growth("orders", 3))
         assert result.error_code == ErrorCode.INVALID_REQUEST
-        assert len(node.catalog.get("orders").partitions) == 1
+        assert partitions_of(node, "orders") == 1
 
 
 async def test_too_many_new_partitions(database_url: str) -> None:

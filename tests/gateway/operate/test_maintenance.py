@@ -390,7 +390,7 @@ def test_which_groups_offsets_may_expire() -> None:
 async def test_a_group_that_is_empty_when_the_node_starts_is_still_there_after_the_first_pass(node: DataPlane) -> None:
     """Its members may be about to come back, and would find their generation begun anew."""
     nodes, groups = NodeStore(node.database), GroupStore(node.database)
-    node_id = await nodes.register("127.0.0.1", 9093, None, 60_000)
+    node_id = await nodes.register("127.0.0.1:9093", {"PLAINTEXT": ("127.0.0.1", 9093)}, None, 60_000)
     leases = await nodes.acquire_leases(node_id, range(SHARDS), 60_000)
     lease = leases[shard_of("g")]
     await groups.save([GroupChange(lease, "g", "classic", "Empty", "consumer", 7, {}, True)])
