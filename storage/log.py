@@ -85,6 +85,7 @@ class LogStore:
     ) -> None:
         self._hot = database.hot
         self._cold = database.cold
+        self._guard = database.guard
         self._inline_max_bytes = inline_max_bytes
         self._segments = SegmentWriters(database, directory) if directory is not None else None
         self.reader = ChunkReader(directory)
@@ -114,6 +115,7 @@ class LogStore:
         if not batches:
             return []
         group = AppendGroup(batches)
+        asked = self._guard.history
         if self._segments is not None and group.size_bytes > self._inline_max_bytes:
             decided = await self._append_to_segment(self._segments, group, wait=wait)
         elif (
@@ -126,6 +128,8 @@ class LogStore:
             row = await self._hot.fetch_row(_APPEND_CHUNKS, *group.arguments(wait=wait, records=records))
             assert row is not None
             decided = row
+        if decided["transaction_id"] is not None:
+            self._guard.acknowledged(asked, decided["transaction_id"], decided["written_lsn"])
         return group.settle(decided)
 
     async def _append_by_copy(self, group: AppendGroup, *, wait: bool) -> Row:

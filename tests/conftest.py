@@ -11,6 +11,7 @@ from storage.migrate import migrate
 from storage.pool import Database
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.postgres import Databases, databases, short_directory
+from tests.restorable_postgres import RestorablePostgres, restorable_postgres
 
 NO_SETTINGS: Mapping[str, str] = {}
 
@@ -50,6 +51,13 @@ def empty_database_url(postgres: Databases) -> Iterator[str]:
     url = postgres.create(empty=True)
     yield url
     postgres.drop(url)
+
+
+@pytest.fixture
+def restorable() -> Iterator[RestorablePostgres]:
+    """A server of the test's own, whose files it can put back."""
+    with restorable_postgres() as server:
+        yield server
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,9 @@ create function append_chunks(
     out chunk_skipped      integer[],     -- bytes of the candidate before the chunk
     out chunk_sizes        integer[],
     out chunk_bases        bigint[],
-    out chunk_positions    bigint[]
+    out chunk_positions    bigint[],
+    out transaction_id     bigint,        -- by which this database tells later that it has what was appended,
+    out written_lsn        bigint         -- and up to where its log then is on disk; both null: nothing was appended
 )
 language plpgsql volatile
 as $$
@@ -312,6 +314,11 @@ begin
             last_sequences  = excluded.last_sequences,
             base_offsets    = excluded.base_offsets,
             appended_at     = excluded.appended_at;
+    end if;
+
+    if chunk_total > 0 then
+        transaction_id := pg_current_xact_id()::text::bigint;
+        written_lsn := (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint;
     end if;
 end
 $$;
