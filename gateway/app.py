@@ -36,6 +36,7 @@ from gateway.groups.journal import Journal
 from gateway.groups.settings import group_settings
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
+from gateway.log.recompression import Recompressor
 from gateway.log.tail import Tail
 from gateway.log.validator import BatchValidator
 from gateway.net.connection import ConnectionLimits
@@ -76,6 +77,8 @@ LAG_PROBE_INTERVAL_S = 0.5
 THREAD_SWITCH_S = 0.0005
 """How long a thread that works (validation, compaction) keeps the interpreter from the event loop, which asks for it
 anew after every call into the kernel. Python's own 5 ms would cost a busy loop most of its time."""
+REMEMBER_INTERVAL_MS = 5_000
+"""How often a node writes down what it knows of its history, for its next run."""
 STEP_TIMEOUT_S = 0.3
 """Each step of stopping after the drain; together with it and Postgres's own stop less than 5 s."""
 POSTGRES_STOP_TIMEOUT_S = 3.0
@@ -144,6 +147,8 @@ class App:
         appender = Appender(log_store, tail, committers=settings.committers, observe_commit=metrics.observe_commit)
         validator = BatchValidator()
         self._undo.append(("validation threads", STEP_TIMEOUT_S, validator.close))
+        recompressor = Recompressor()
+        self._undo.append(("recompression threads", STEP_TIMEOUT_S, recompressor.close))
 
         # The listeners are bound first, so that a port that is taken is found before the node joins, and a port that
         # the kernel chose is known when it does.
@@ -156,6 +161,11 @@ class App:
         await membership.join()
         await catalog.serve_as(lambda: str(membership.node_id))
         self._undo.append(("membership", STEP_TIMEOUT_S, membership.withdraw))
+
+        async def remember() -> None:
+            await histories.remember(membership.node_id)
+
+        self._undo.append(("memory of the history", STEP_TIMEOUT_S, remember))
         leases = Leases(node_store, membership, settings.node_ttl_ms)
         metrics.leases_held.set_function(lambda: leases.held)
         jobs = Jobs(node_store, membership, settings.node_ttl_ms)
@@ -198,6 +208,7 @@ class App:
 
         histories.forget, histories.begun = forget, reconciler.hearing
         self._supervisor.start("history", histories.follow, interval_ms=0, regular=False)
+        self._supervisor.start("memory of the history", remember, interval_ms=REMEMBER_INTERVAL_MS)
         metrics.watch_cluster(
             revision_lag=lambda: reconciler.revision_lag,
             handed_over=lambda: leases.handed_over,
@@ -213,6 +224,7 @@ class App:
             topics=topics,
             log=log_store,
             validator=validator,
+            recompressor=recompressor,
             appender=appender,
             tail=tail,
             producers=ProducerStore(database),
@@ -248,7 +260,7 @@ class App:
             database = await self._connect(url)
             self._undo.append(("database", 2 * STEP_TIMEOUT_S, lambda: database.close(STEP_TIMEOUT_S)))
             await migrate(database)
-            history = HistoryStore(database)
+            history = HistoryStore(database, settings.log_directory)
             histories = Histories(history)
             await histories.begin()
         except StorageError as error:

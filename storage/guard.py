@@ -64,6 +64,11 @@ class HistoryGuard:
         return self._identity is not None
 
     @property
+    def identity(self) -> str | None:
+        """What the server of the accepted history calls itself; None before any was accepted."""
+        return self._identity
+
+    @property
     def history(self) -> int:
         """The number of the accepted history."""
         return self._history

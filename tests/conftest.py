@@ -63,19 +63,19 @@ def restorable() -> Iterator[RestorablePostgres]:
 @pytest.fixture(scope="module")
 def gateway(postgres: Databases) -> Iterator[GatewayProcess]:
     """A gateway shared by the tests of a module, on a database of its own, without initial rebalance delay."""
-    with _gateway_factory(postgres) as factory:
+    with gateways(postgres) as factory:
         yield factory()
 
 
 @pytest.fixture
 def gateway_factory(postgres: Databases) -> Iterator[GatewayFactory]:
     """Starts gateways that end with the test."""
-    with _gateway_factory(postgres) as factory:
+    with gateways(postgres) as factory:
         yield factory
 
 
 @contextlib.contextmanager
-def _gateway_factory(server: Databases) -> Iterator[GatewayFactory]:
+def gateways(server: Databases) -> Iterator[GatewayFactory]:
     with contextlib.ExitStack() as stack:
 
         def start(

@@ -187,10 +187,10 @@ class Maintenance:
 
     async def expire_producers(self) -> None:
         """Forget the sequences of producers that have been idle for producer.id.expiration.ms."""
-        before_ms = _wall_ms() - self.catalog.broker.producer_id_expiration_ms
+        idle_ms = self.catalog.broker.producer_id_expiration_ms
         store = ProducerStore(self.database)
         for _ in range(ROUNDS_PER_PASS):
-            if await store.expire(before_ms, PRODUCERS_PER_STATEMENT) < PRODUCERS_PER_STATEMENT:
+            if await store.expire(idle_ms, PRODUCERS_PER_STATEMENT) < PRODUCERS_PER_STATEMENT:
                 return
 
     async def expire_offsets(self) -> None:

@@ -178,7 +178,7 @@ async def test_offsets_of_the_partition_are_filled_in(node: DataPlane) -> None:
 
 
 async def test_out_of_range(node: DataPlane) -> None:
-    """Peer defect 9: never said, so auto.offset.reset never came into play."""
+    """As another gateway did: never said, so auto.offset.reset never came into play."""
     topic = await node.create_topic("t")
     await node.fill(topic, [300] * 4)
     await node.log.delete_records(topic.partitions[0].partition_key, 2)
@@ -285,15 +285,18 @@ async def test_an_append_during_a_long_look_ends_the_wait(warm: DataPlane, monke
     await warm.fill(topic, [300], partition=1)
     looked, go_on = asyncio.Event(), asyncio.Event()
 
-    original = fetch_module._Planner.plan_in_pieces
+    original = fetch_module.in_pieces
 
-    async def long_look(planner: Any, request: Any) -> Any:
-        rows = await original(planner, request)
-        looked.set()
-        await go_on.wait()
-        return rows
+    async def long_look(items: Any) -> AsyncIterator[Any]:
+        topics = False
+        async for item in original(items):
+            topics = topics or isinstance(item, FetchTopic)
+            yield item
+        if topics and not looked.is_set():
+            looked.set()
+            await go_on.wait()
 
-    monkeypatch.setattr(fetch_module._Planner, "plan_in_pieces", long_look)
+    monkeypatch.setattr(fetch_module, "in_pieces", long_look)
     task = asyncio.create_task(warm.fetch([(topic, at(1, 0)), (topic, at(1, 1))], max_wait_ms=LONG_MS))
     await asyncio.wait_for(looked.wait(), WITHIN_S)
     await warm.fill(topic, [250], partition=0)
@@ -386,8 +389,7 @@ async def test_a_reader_that_goes_away_leaves_no_watch(warm: DataPlane) -> None:
     task = await parked(warm, warm.fetch([(topic, at(0))], max_wait_ms=LONG_MS))
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    partition = warm.tail._partitions[topic.partitions[0].partition_key]  # pyright: ignore[reportPrivateUsage]
-    assert not partition.watches
+    assert warm.tail.watched() == []
 
 
 # --- other nodes, lost storage ---------------------------------------------------------------------------------------
