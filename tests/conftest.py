@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
 from storage.migrate import migrate
 from storage.pool import Database
-from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess
 from tests.postgres import Databases, databases, short_directory
 
 NO_SETTINGS: Mapping[str, str] = {}
@@ -76,6 +77,7 @@ def _gateway_factory(server: Databases) -> Iterator[GatewayFactory]:
             embedded: bool = False,
             database_url: str | None = None,
             environment: Mapping[str, str] = NO_SETTINGS,
+            root: Path = ROOT,
         ) -> GatewayProcess:
             directory = stack.enter_context(short_directory())
             if not embedded and database_url is None:
@@ -86,6 +88,7 @@ def _gateway_factory(server: Databases) -> Iterator[GatewayFactory]:
                 database_url=database_url,
                 settings={"group.initial.rebalance.delay.ms": "0", **settings},
                 environment=environment,
+                root=root,
             )
             _gateways.append(process)
             stack.callback(_gateways.remove, process)
