@@ -21,7 +21,7 @@ from gateway.apis import SERVED
 from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.topics import create_internal_topics
 from gateway.cluster.histories import Histories
-from gateway.cluster.jobs import Jobs
+from gateway.cluster.jobs import Job, Jobs
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
 from gateway.cluster.reachability import warn_of_unreachable
@@ -43,12 +43,14 @@ from gateway.net.connection import ConnectionLimits
 from gateway.net.context import Services
 from gateway.net.dispatch import Dispatch
 from gateway.net.server import Server
+from gateway.operate.deletions import Deletions
 from gateway.operate.exporter import Exporter
 from gateway.operate.http import HttpServer
 from gateway.operate.maintenance import Maintenance
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
 from storage import notify
+from storage.deletion import DeletionStore
 from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from storage.errors import StorageError, StorageUnavailable
 from storage.groups import GroupStore
@@ -142,9 +144,10 @@ class App:
 
         tail = Tail(settings.tail_bytes)
         catalog = Catalog(topics, tail, broker)
-        catalog.count_installed = metrics.partitions_materialised.inc
+        catalog.count_materialised = metrics.partitions_materialised.inc
         catalog.count_removed = metrics.partitions_removed.inc
         appender = Appender(log_store, tail, committers=settings.committers, observe_commit=metrics.observe_commit)
+        catalog.settled = appender.settled
         validator = BatchValidator()
         self._undo.append(("validation threads", STEP_TIMEOUT_S, validator.close))
         recompressor = Recompressor()
@@ -159,6 +162,7 @@ class App:
         membership = Membership(node_store, advertised, settings.rack, settings.node_ttl_ms)
         await membership.require_own_addresses()
         await membership.join()
+        catalog.leads = lambda: membership.leads
         await catalog.serve_as(lambda: str(membership.node_id))
         self._undo.append(("membership", STEP_TIMEOUT_S, membership.withdraw))
 
@@ -169,6 +173,7 @@ class App:
         leases = Leases(node_store, membership, settings.node_ttl_ms)
         metrics.leases_held.set_function(lambda: leases.held)
         jobs = Jobs(node_store, membership, settings.node_ttl_ms)
+        catalog.removed = lambda topic: jobs.due(Job.DELETION)
         journal = None
         if broker.group_journal_enable:
             journal = Journal(JournalStore(database), MACHINES, catalog, lambda: membership.node_id or 0, metrics)
@@ -211,7 +216,11 @@ class App:
         self._supervisor.start("memory of the history", remember, interval_ms=REMEMBER_INTERVAL_MS)
         metrics.watch_cluster(
             revision_lag=lambda: reconciler.revision_lag,
-            handed_over=lambda: leases.handed_over,
+            leases_moved={"groups": lambda: leases.handed_over, "jobs": lambda: jobs.handed_over},
+            jobs_held=lambda: jobs.held,
+            owned=lambda: catalog.owned,
+            deferred=lambda: catalog.deferred,
+            performed=catalog.performed,
             merged=lambda: reconciler.metadata_wake.merged + reconciler.nodes_wake.merged,
             wakeups=wakeups.counts,
         )
@@ -236,7 +245,15 @@ class App:
             described_topics=DescribedTopics(),
             history=history,
         )
-        maintenance = Maintenance(database, log_store, roller, catalog, tail, leases.current, groups.in_use, journal)
+        deletions = Deletions(
+            DeletionStore(database),
+            lambda: jobs.lease(Job.DELETION),
+            count_gone=metrics.topics_removed.inc,
+            count_failure=lambda: metrics.observe_reconcile_failure("delete"),
+        )
+        maintenance = Maintenance(
+            database, log_store, roller, catalog, tail, leases.current, groups.in_use, deletions, journal
+        )
         listener = notify.Listener(database, _hints(reconciler, jobs, wakeups), lambda: membership.node_id)
         self._start_passes(reconciler, jobs, wakeups, listener, maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
@@ -302,6 +319,7 @@ class App:
         maintenance: Maintenance,
     ) -> None:
         def hearing() -> None:
+            self.metrics.listener_reconnects.inc()
             wakeups.hearing()
             reconciler.hearing()
             jobs.wake("reconnected")
@@ -387,7 +405,8 @@ class App:
     ) -> None:
         """The groups' next coordinators begin as soon as this node has written what it was writing, the next to do its
         jobs at once."""
-        releasing: asyncio.Future[object] = asyncio.ensure_future(jobs.release())
+        release: Callable[[], Awaitable[object]] = jobs.release
+        releasing = asyncio.ensure_future(release())
         releasing.add_done_callback(_look_at)
         try:
             await groups.drain(timeout_s)

@@ -86,6 +86,10 @@ class Jobs:
 
         return run_where_held
 
+    def due(self, job: Job) -> None:
+        """There is work: the job's passes begin now, if the lease is held."""
+        self._wake_passes(job, "due")
+
     async def keep(self) -> None:
         """Waits for a reason or a fifth of the time to live, then prolongs leases, takes those that this node should
         have, and hands over what it should not. Raises StorageError."""
@@ -126,9 +130,12 @@ class Jobs:
             del self._running[key]
 
     def _acquired(self, lease: CoordinatorLease) -> None:
+        self._wake_passes(lease.shard, "acquired")
+
+    def _wake_passes(self, shard: int, trigger: str) -> None:
         for job, wake in self._paced:
-            if job == lease.shard:
-                wake("acquired")
+            if job == shard:
+                wake(trigger)
 
     def _lost(self, shard: int) -> None:
         for (job, _), task in self._running.items():

@@ -106,6 +106,7 @@ begin
             select p.partition_key
             from partition p
             where p.partition_key = any (p_partition_keys) and not p.deleted
+                and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
             order by p.partition_key
             for no key update skip locked
         ) free;
@@ -114,6 +115,7 @@ begin
         select p.partition_key, p.next_offset, p.log_start_offset, p.leader_epoch, p.max_timestamp_ms
         from partition p
         where p.partition_key = any (missing) and not p.deleted
+            and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
         order by p.partition_key
         for no key update
     loop
@@ -129,7 +131,9 @@ begin
     if not p_wait and coalesce(cardinality(missing), 0) < partition_total then
         for i in 1..partition_total loop
             continue when known[i];
-            perform 1 from partition p where p.partition_key = p_partition_keys[i] and not p.deleted;
+            perform 1 from partition p
+            where p.partition_key = p_partition_keys[i] and not p.deleted
+                and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
             busy[i] := found;
         end loop;
     end if;
@@ -370,7 +374,8 @@ begin
         select p.log_start_offset, p.next_offset, p.leader_epoch, p.size_bytes
         into log_start_offset, high_watermark, leader_epoch, partition_size_bytes
         from partition p
-        where p.partition_key = p_partition_keys[i] and not p.deleted;
+        where p.partition_key = p_partition_keys[i] and not p.deleted
+            and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
         continue when not found;
         end_offset := high_watermark;
         return next;
@@ -445,7 +450,8 @@ declare
 begin
     select greatest(p.log_start_offset, p_from_offset), p.next_offset into low, high
     from partition p
-    where p.partition_key = p_partition_key and not p.deleted;
+    where p.partition_key = p_partition_key and not p.deleted
+        and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
     if not found then
         return;
     end if;
