@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from storage.append_group import AppendGroup
+from storage.byte_store import ByteStore
 from storage.chunk_reader import Batches, ChunkReader
 from storage.chunks import Chunk, DamagedChunkError, chunk_of
 from storage.errors import StorageError, StorageUnavailable
@@ -72,22 +73,22 @@ class _WriteFailedError(Exception):
 class LogStore:
     """Appends to and reads from the log. Safe for any number of processes on one database.
 
-    With `directory`, commits of more than `inline_max_bytes` go there; every process on the database must have the
-    same.
+    With a directory of segments as `store`, commits of more than `inline_max_bytes` go there; with a bucket, bytes come
+    to it later (`roller.py`). Every process on the database must have the same.
     """
 
     def __init__(
         self,
         database: Database,
-        directory: SegmentDirectory | None = None,
+        store: ByteStore | None = None,
         *,
         inline_max_bytes: int = INLINE_MAX_BYTES,
     ) -> None:
         self._hot = database.hot
         self._cold = database.cold
         self._inline_max_bytes = inline_max_bytes
-        self._segments = SegmentWriters(database, directory) if directory is not None else None
-        self.reader = ChunkReader(directory)
+        self._segments = SegmentWriters(database, store) if isinstance(store, SegmentDirectory) else None
+        self.reader = ChunkReader(store)
         self.damaged_chunks = 0
         """How often a chunk was asked for whose bytes are missing or wrong."""
 

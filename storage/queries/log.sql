@@ -81,6 +81,10 @@ returning object_id;
 -- The store that the bytes lie in; no row where all are inline.
 select store_id, location from log_store;
 
+-- name: lock_log_store
+-- Who starts on a new store takes turns; no lock on the table, which every start reads.
+select pg_advisory_xact_lock(5492300418);
+
 -- name: claim_log_store
 -- The first directory or bucket becomes the database's store.
 insert into log_store (store_id, location) values ($1, $2) on conflict do nothing;
