@@ -21,6 +21,7 @@ from gateway.apis import SERVED
 from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.topics import create_internal_topics
 from gateway.cluster.histories import Histories
+from gateway.cluster.jobs import Jobs
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
 from gateway.cluster.reachability import warn_of_unreachable
@@ -135,7 +136,13 @@ class App:
             self._undo.append(("store", STEP_TIMEOUT_S, _closing(store)))
         log_store = LogStore(database, store, inline_max_bytes=broker.log_store_inline_max_bytes)
         self._undo.append(("log", STEP_TIMEOUT_S, log_store.close))
-        roller = Roller(database, log_store, store)
+        roller = Roller(
+            database,
+            log_store,
+            store,
+            max_bytes=broker.log_store_roll_bytes,
+            max_age_ms=broker.log_store_roll_ms,
+        )
         self._undo.append(("roller", STEP_TIMEOUT_S, roller.close))
         metrics.damaged_chunks.set_function(lambda: log_store.damaged_chunks)
 
@@ -160,6 +167,7 @@ class App:
         self._undo.append(("membership", STEP_TIMEOUT_S, membership.withdraw))
         leases = Leases(node_store, membership, settings.node_ttl_ms)
         metrics.leases_held.set_function(lambda: leases.held)
+        jobs = Jobs(node_store, membership, settings.node_ttl_ms)
         journal = None
         if broker.group_journal_enable:
             journal = Journal(JournalStore(database), MACHINES, catalog, lambda: membership.node_id or 0, metrics)
@@ -195,6 +203,7 @@ class App:
             tail.reset()
             catalog.reset()
             leases.forget()
+            jobs.forget()
             log_store.reader.forget()
 
         histories.forget, histories.begun = forget, reconciler.hearing
@@ -226,10 +235,10 @@ class App:
             history=history,
         )
         maintenance = Maintenance(
-            database, log_store, roller, catalog, tail, membership, leases.current, groups.in_use, journal
+            database, log_store, roller, catalog, tail, leases.current, groups.in_use, journal, jobs.lease
         )
-        listener = notify.Listener(database, _hints(reconciler, wakeups), lambda: membership.node_id)
-        self._start_passes(reconciler, wakeups, listener, maintenance)
+        listener = notify.Listener(database, _hints(reconciler, jobs, wakeups), lambda: membership.node_id)
+        self._start_passes(reconciler, jobs, wakeups, listener, maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
         await self._start_http(exporter, server, services, leases)
 
@@ -237,7 +246,7 @@ class App:
         self.bootstrap = membership.address
         self._look_for_itself(advertised)
         drain_s = settings.drain_ms / 1000 + 2 * STEP_TIMEOUT_S
-        leave = partial(self._leave, groups, leases, membership)
+        leave = partial(self._leave, groups, leases, jobs, membership)
         self._undo.append(("requests", drain_s, lambda: self._drain(server, tail, appender, leave)))
 
     async def _open_database(self) -> tuple[Database, HistoryStore, Histories]:
@@ -285,11 +294,17 @@ class App:
         )
 
     def _start_passes(
-        self, reconciler: Reconciler, wakeups: Wakeups, listener: notify.Listener, maintenance: Maintenance
+        self,
+        reconciler: Reconciler,
+        jobs: Jobs,
+        wakeups: Wakeups,
+        listener: notify.Listener,
+        maintenance: Maintenance,
     ) -> None:
         def hearing() -> None:
             wakeups.hearing()
             reconciler.hearing()
+            jobs.wake("reconnected")
 
         start = self._supervisor.start
         start("leases", reconciler.keep_place, interval_ms=0)
@@ -298,8 +313,12 @@ class App:
         start("announcements", wakeups.announce_all, interval_ms=0, regular=False)
         start("look at what is waited for", wakeups.look, interval_ms=0, regular=False)
         start("event loop lag", self._probe_lag, interval_ms=0)
-        for name, run_once, interval_ms in maintenance.passes():
-            start(name, run_once, interval_ms=interval_ms)
+        for each in maintenance.passes():
+            if each.job is None:
+                start(each.name, each.run, interval_ms=each.interval_ms)
+            else:
+                start(each.name, jobs.paced(each.job, each.name, each.run, each.interval_ms), interval_ms=0)
+        start("jobs", jobs.keep, interval_ms=0)
         self._undo.append(("background loops", STEP_TIMEOUT_S, self._supervisor.stop))
 
     async def _probe_lag(self) -> None:
@@ -363,18 +382,33 @@ class App:
         await asyncio.gather(leave(timeout_s), appender.drain(timeout_s))
         await server.drain(STEP_TIMEOUT_S)
 
-    async def _leave(self, groups: Groups, leases: Leases, membership: Membership, timeout_s: float) -> None:
-        """The groups' next coordinators begin as soon as this node has written what it was writing."""
-        await groups.drain(timeout_s)
-        await leases.release()
+    async def _leave(
+        self, groups: Groups, leases: Leases, jobs: Jobs, membership: Membership, timeout_s: float
+    ) -> None:
+        """The groups' next coordinators begin as soon as this node has written what it was writing, the next to do its
+        jobs at once."""
+        releasing: asyncio.Future[object] = asyncio.ensure_future(jobs.release())
+        releasing.add_done_callback(_look_at)
+        try:
+            await groups.drain(timeout_s)
+            await leases.release()
+        finally:
+            await asyncio.wait((releasing,), timeout=STEP_TIMEOUT_S)
         await membership.withdraw()
+        if releasing.done():
+            releasing.result()
 
 
-def _hints(reconciler: Reconciler, wakeups: Wakeups) -> dict[str, Callable[[str], None]]:
+def _hints(reconciler: Reconciler, jobs: Jobs, wakeups: Wakeups) -> dict[str, Callable[[str], None]]:
     """Who is told of what other nodes announce."""
+
+    def nodes_heard(payload: str) -> None:
+        reconciler.nodes_heard(payload)
+        jobs.wake("notified")
+
     return {
         notify.REVISIONS: reconciler.revision_heard,
-        notify.NODES: reconciler.nodes_heard,
+        notify.NODES: nodes_heard,
         notify.APPENDS: wakeups.heard,
     }
 

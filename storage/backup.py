@@ -134,9 +134,7 @@ def _prepare(target: Path, marker: bytes | None) -> None:
 async def _copy_segments(store: ByteStore | None, target: Path, used: dict[int, int]) -> tuple[int, int]:
     """Copies what is new of each segment or object, up to the position that the snapshot needs; how many and how
     much."""
-    if not used:
-        return 0, 0
-    if store is None:
+    if used and store is None:
         raise StorageError("records lie in a store: give it as --log-store")
     copies = SegmentDirectory(target / LOG)
     copied = copied_bytes = 0
@@ -146,6 +144,7 @@ async def _copy_segments(store: ByteStore | None, target: Path, used: dict[int, 
             done = path.stat().st_size if path.exists() else 0
             if done >= end:
                 continue
+            assert store is not None
             copied += 1
             copied_bytes += end - done
             await _copy_object(store, object_id, path, done, end)

@@ -63,8 +63,13 @@ class Roller:
         log_store: LogStore,
         store: ByteStore | None,
         *,
+        max_bytes: int = ROTATE_BYTES,
+        max_age_ms: int = -1,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        """`max_bytes` and `max_age_ms` say how large or old inline bytes become; -1: the age that fits the store."""
+        self._max_bytes = max_bytes
+        self._max_age_ms = max_age_ms
         self._pool = database.cold
         self._store = store
         self._mover = Mover(database, log_store, store)
@@ -78,16 +83,19 @@ class Roller:
     def _age_ms(self) -> int:
         if self._store is None:
             return -1
+        if self._max_age_ms >= 0:
+            return self._max_age_ms
         return ROTATE_AGE_MS if isinstance(self._store, SegmentDirectory) else OBJECTS_AGE_MS
 
     # --- inline bytes ---------------------------------------------------------------------------------------------
 
     async def roll(
-        self, *, max_bytes: int = ROTATE_BYTES, max_age_ms: int | None = None, lease: CoordinatorLease | None = None
+        self, *, max_bytes: int | None = None, max_age_ms: int | None = None, lease: CoordinatorLease | None = None
     ) -> int:
         """One pass over inline bytes: moves what is old or much, empties slots; how many bytes it moved."""
+        size_bytes = self._max_bytes if max_bytes is None else max_bytes
         age_ms = self._age_ms if max_age_ms is None or self._store is None else max_age_ms
-        await self._pool.fetch_value(statement("rotate_inline"), max_bytes, age_ms)
+        await self._pool.fetch_value(statement("rotate_inline"), size_bytes, age_ms)
         moved_bytes = 0
         for row in await self._pool.fetch(statement("inline_slots")):
             slot: int = row["slot"]

@@ -1,4 +1,4 @@
-"""One suite for every place beside Postgres: a directory, and a bucket as obstore shows one (in memory, and as files)."""
+"""One suite for every place beside Postgres: a directory, and a bucket as obstore shows one, in memory and as files."""
 
 from __future__ import annotations
 

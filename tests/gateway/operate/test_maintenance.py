@@ -42,7 +42,6 @@ def maintenance(node: DataPlane) -> Maintenance:
         Roller(node.database, node.log, None),
         node.catalog,
         node.tail,
-        node.membership,
         list,
         list,
     )
@@ -284,24 +283,18 @@ async def test_idle_topics_wait_for_the_cleaners_backoff(node: DataPlane) -> Non
 # --- who runs what ---------------------------------------------------------------------------------------------------
 
 
-async def test_the_whole_logs_passes_run_on_the_first_node_only(node: DataPlane, database_url: str) -> None:
-    async with data_plane(database_url, name="node-2") as other:
-        await node.membership.renew()
-        topic = await node.create_topic("t", configs={"retention.ms": str(HOUR_MS)})
-        await other.catalog.refresh_if_changed()
-        await node.send(topic, batch_of(b"v", timestamps=[now_ms() - 2 * HOUR_MS]))
-        passes = {name: run for name, run, _ in maintenance(other).passes()}
-        await passes["retention"]()
-        assert len(await content(node, topic)) == 1
-        passes = {name: run for name, run, _ in maintenance(node).passes()}
-        await passes["retention"]()
-        assert await content(node, topic) == []
-
-
 async def test_every_pass_runs_on_an_empty_node(node: DataPlane) -> None:
-    for _, run, interval_ms in maintenance(node).passes():
-        await run()
-        assert interval_ms > 0
+    for each in maintenance(node).passes():
+        await each.run()
+        assert each.interval_ms > 0
+
+
+def test_what_is_done_for_the_whole_log_is_a_job_and_what_a_node_does_for_itself_is_none(node: DataPlane) -> None:
+    assert {each.name for each in maintenance(node).passes() if each.job is None} == {
+        "compacted tails",
+        "clock",
+        "offset expiry",
+    }
 
 
 async def test_idle_producers_are_forgotten(node: DataPlane, database_url: str) -> None:
@@ -353,7 +346,6 @@ async def test_old_offsets_go_round_by_round_and_those_of_a_reading_group_stay(
         Roller(node.database, node.log, None),
         node.catalog,
         node.tail,
-        node.membership,
         lambda: held,
         lambda: [reads],
     ).expire_offsets()
@@ -396,11 +388,10 @@ async def test_a_group_that_is_empty_when_the_node_starts_is_still_there_after_t
         Roller(node.database, node.log, None),
         node.catalog,
         node.tail,
-        node.membership,
         lambda: leases,
         list,
     )
-    (expire,) = [run for name, run, _ in maintenance.passes() if name == "offset expiry"]
+    (expire,) = [each.run for each in maintenance.passes() if each.name == "offset expiry"]
     await expire()
     assert [group_id for group_id, *_ in await groups.list()] == ["g"]
     await expire()
