@@ -76,13 +76,14 @@ class BlockCache:
         """The bytes of the ranges; what lies behind the object's end is missing."""
         return [self._cut(blocks, position, position + size) for position, size in ranges]
 
-    def forget(self, object_id: int) -> None:
-        """Nothing of the object is kept, nor what is on its way."""
-        for place in [place for place in self._blocks if place[0] == object_id]:
+    def forget(self, object_id: int | None) -> None:
+        """Nothing of the object (None: of any) is kept, nor what is on its way."""
+        for place in [place for place in self._blocks if object_id in (None, place[0])]:
             self._held_bytes -= len(self._blocks.pop(place))
-        for place in [place for place in self._loading if place[0] == object_id]:
+        for place in [place for place in self._loading if object_id in (None, place[0])]:
             del self._loading[place]
-        self._sizes.pop(object_id, None)
+        for known in [known for known in self._sizes if object_id in (None, known)]:
+            del self._sizes[known]
 
     def close(self) -> None:
         for task in set(self._loading.values()):

@@ -62,8 +62,8 @@ class ByteStore(Protocol):
         does not have are missing at the end of their range."""
         ...
 
-    def forget(self, object_id: int) -> None:
-        """What was read of it was wrong: the next read asks the store itself."""
+    def forget(self, object_id: int | None) -> None:
+        """What was read of it (None: of all) was wrong: the next read asks the store itself."""
         ...
 
     async def remove(self, object_ids: Sequence[int]) -> None:

@@ -120,6 +120,8 @@ class ChunkReader:
         """Nothing is kept: places may mean other bytes from now on."""
         self._cache.clear()
         self._cached_bytes = 0
+        if self._store is not None:
+            self._store.forget(None)
 
     def close(self) -> None:
         if self._threads is not None:

@@ -22,7 +22,7 @@ from storage.append_group import AppendGroup
 from storage.byte_store import ByteStore
 from storage.chunk_reader import Batches, ChunkReader
 from storage.chunks import Chunk, DamagedChunkError, chunk_of
-from storage.errors import StorageError, StorageUnavailable
+from storage.errors import RecordsUnreadable, StorageUnavailable
 from storage.pool import Connection, Database, Row
 from storage.queries import statement
 from storage.segment_writers import SegmentWriters
@@ -262,7 +262,7 @@ class LogStore:
                 states[position] = PartitionState(
                     row["log_start_offset"],
                     row["high_watermark"],
-                    row["high_watermark"],
+                    row["last_stable_offset"],
                     row["leader_epoch"],
                     row["partition_size_bytes"],
                 )
@@ -287,7 +287,11 @@ class LogStore:
         rows = await self._hot.fetch(_PARTITION_STATES, list(keys))
         return {
             PartitionKey(row["partition_key"]): PartitionState(
-                row["log_start_offset"], row["next_offset"], row["next_offset"], row["leader_epoch"], row["size_bytes"]
+                row["log_start_offset"],
+                row["high_watermark"],
+                row["last_stable_offset"],
+                row["leader_epoch"],
+                row["size_bytes"],
             )
             for row in rows
         }
@@ -301,7 +305,7 @@ class LogStore:
         self, key: PartitionKey, timestamp_ms: int, from_offset: int = 0
     ) -> StoredBatch | None:
         """The first batch that begins at `from_offset` or later, still in the log, whose head says that it has a record
-        at or after `timestamp_ms`; None if there is none. StorageError if its chunk is damaged."""
+        at or after `timestamp_ms`; None if there is none. RecordsUnreadable if its chunk is."""
         timestamp_ms = max(timestamp_ms, 0)
         at_offset = from_offset
         while True:
@@ -341,7 +345,7 @@ class LogStore:
         (result,) = await self.reader.batches([chunk])
         if isinstance(result, DamagedChunkError):
             self._report(chunk, result)
-            raise StorageError(f"records of partition {chunk.partition_key} cannot be read: {result}")
+            raise RecordsUnreadable(f"records of partition {chunk.partition_key} cannot be read: {result}")
         return result
 
     async def delete_records(self, key: PartitionKey, before_offset: int) -> int | Refusal:

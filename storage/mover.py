@@ -33,10 +33,10 @@ OBJECT_BYTES = 32 * 1024 * 1024
 """About what an object of a bucket has, held in memory until it is there: a half more or less, and only what is left
 over is smaller."""
 SORTED_BYTES = 2 * OBJECT_BYTES
-SORTED_CHUNKS = 100_000
+SORTED_CHUNKS = 50_000
 """How much is put into the order of the log before it is cut into objects."""
-RUNS_PER_OBJECT = 4_096
-"""Each costs about a third of a millisecond of the one transaction that names the object."""
+RUNS_PER_OBJECT = 2_048
+"""Both are bounded for the one transaction that names the object, which must end in time on a busy server too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -115,7 +115,7 @@ class ObjectStore:
             self._threads, lambda: look(self._cache.cut(blocks, ranges))
         )
 
-    def forget(self, object_id: int) -> None:
+    def forget(self, object_id: int | None) -> None:
         self._cache.forget(object_id)
 
     async def remove(self, object_ids: Sequence[int]) -> None:

@@ -176,7 +176,7 @@ class SegmentDirectory:
     async def load(self, object_id: int, ranges: Sequence[Range], look: Callable[[list[bytearray]], T]) -> T:
         return await self._in_thread(lambda: look(self.read(object_id, ranges)))
 
-    def forget(self, object_id: int) -> None:
+    def forget(self, object_id: int | None) -> None:
         """Nothing is kept here."""
 
     async def remove(self, object_ids: Sequence[int]) -> None:

@@ -25,8 +25,10 @@ where c.partition_key = $1
 order by c.base_offset;
 
 -- name: partition_states
--- Live partitions among those asked for.
-select partition_key, log_start_offset, next_offset, leader_epoch, size_bytes
+-- Live partitions among those asked for. What is stable ends where the first open transaction began; there are none yet.
+select
+    partition_key, log_start_offset, next_offset as high_watermark, next_offset as last_stable_offset, leader_epoch,
+    size_bytes
 from partition
 where partition_key = any ($1::bigint[]) and not deleted;
 

@@ -119,6 +119,8 @@ async def test_what_was_wrong_is_asked_for_again_also_if_it_is_just_coming() -> 
     far.content = bytes(1_000)
     cache.forget(1)
     assert await read(cache, (0, 5)) == [bytes(5)]
+    cache.forget(None)
+    assert cache.held_bytes == 0
     far.answering.clear()
     late = asyncio.create_task(read(cache, (40, 5)))
     await asyncio.sleep(0)
