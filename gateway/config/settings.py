@@ -311,7 +311,7 @@ def load(
             try:
                 parsed[option.field] = option.parse(text)
             except ValueError as error:
-                shown = "…" if option.secret else text
+                shown = "…" if option.secret else hide_password(text)
                 raise ConfigurationError(option.name, shown, origin, str(error)) from error
         values.append(Value(option.name, hide_password(text) if option.secret and text else text, origin))
     broker, broker_values = _load_broker(assignments, environment, file_broker, path)
