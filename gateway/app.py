@@ -387,7 +387,8 @@ class App:
     ) -> None:
         """The groups' next coordinators begin as soon as this node has written what it was writing, the next to do its
         jobs at once."""
-        releasing: asyncio.Future[object] = asyncio.ensure_future(jobs.release())
+        release: Callable[[], Awaitable[object]] = jobs.release
+        releasing = asyncio.ensure_future(release())
         releasing.add_done_callback(_look_at)
         try:
             await groups.drain(timeout_s)
