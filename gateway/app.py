@@ -50,6 +50,7 @@ from gateway.operate.maintenance import Maintenance
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
 from storage import notify
+from storage.byte_store import ByteStore
 from storage.deletion import DeletionStore
 from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from storage.errors import StorageError, StorageUnavailable
@@ -135,10 +136,18 @@ class App:
         await create_internal_topics(topics)
         broker = settings.broker.with_dynamic(await topics.load_broker_configs())
         node_store = NodeStore(database)
-        directory = await open_store(database, settings.log_directory)
-        log_store = LogStore(database, directory, inline_max_bytes=broker.log_store_inline_max_bytes)
+        store = await open_store(database, settings.log_place)
+        if store is not None:
+            self._undo.append(("store", STEP_TIMEOUT_S, _closing(store)))
+        log_store = LogStore(database, store, inline_max_bytes=broker.log_store_inline_max_bytes)
         self._undo.append(("log", STEP_TIMEOUT_S, log_store.close))
-        roller = Roller(database, log_store, directory)
+        roller = Roller(
+            database,
+            log_store,
+            store,
+            max_bytes=broker.log_store_roll_bytes,
+            max_age_ms=broker.log_store_roll_ms,
+        )
         self._undo.append(("roller", STEP_TIMEOUT_S, roller.close))
         metrics.damaged_chunks.set_function(lambda: log_store.damaged_chunks)
 
@@ -210,6 +219,7 @@ class App:
             catalog.reset()
             leases.forget()
             jobs.forget()
+            log_store.reader.forget()
 
         histories.forget, histories.begun = forget, reconciler.hearing
         self._supervisor.start("history", histories.follow, interval_ms=0, regular=False)
@@ -252,7 +262,7 @@ class App:
             count_failure=lambda: metrics.observe_reconcile_failure("delete"),
         )
         maintenance = Maintenance(
-            database, log_store, roller, catalog, tail, leases.current, groups.in_use, deletions, journal
+            database, log_store, roller, catalog, tail, leases.current, groups.in_use, deletions, journal, jobs.lease
         )
         listener = notify.Listener(database, _hints(reconciler, jobs, wakeups), lambda: membership.node_id)
         self._start_passes(reconciler, jobs, wakeups, listener, maintenance)
@@ -443,6 +453,13 @@ async def _bind(server: Server, listener: Listener) -> Address:
         ) from error
     advertised_host, advertised_port = listener.advertised
     return advertised_host, advertised_port or bound_port
+
+
+def _closing(store: ByteStore) -> Callable[[], Awaitable[None]]:
+    async def close() -> None:
+        store.close()
+
+    return close
 
 
 def _look_at(step: asyncio.Future[object]) -> None:

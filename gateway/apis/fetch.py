@@ -274,7 +274,10 @@ async def _read_cold(cold: list[_Part], parts: list[list[_Part]], context: Reque
             services.tail.observe(request.partition_key, state, started_s)
             part.batches = [batch.records for batch in result.batches]
             part.size_bytes = sum(len(batch.records) for batch in result.batches)
-            _judge(part, KnownOffsets(state.log_start_offset, state.high_watermark, state.leader_epoch))
+            known = KnownOffsets(
+                state.log_start_offset, state.high_watermark, state.last_stable_offset, state.leader_epoch
+            )
+            _judge(part, known)
         else:
             part.error = REFUSAL_CODES[result]
             if result is Refusal.UNKNOWN_PARTITION:
@@ -341,12 +344,12 @@ async def _respond_in_pieces(request: FetchRequest, parts: list[list[_Part]]) ->
 
 
 def _partition_data(part: _Part, isolation_level: int) -> PartitionData:
-    known = part.known or KnownOffsets(-1, -1, -1)
+    known = part.known or KnownOffsets(-1, -1, -1, -1)
     return PartitionData(
         partition_index=part.asked.partition,
         error_code=part.error,
         high_watermark=known.high_watermark,
-        last_stable_offset=known.high_watermark,
+        last_stable_offset=known.last_stable_offset,
         log_start_offset=known.log_start_offset,
         aborted_transactions=() if isolation_level == READ_COMMITTED else None,
         # Not null where there is nothing: Sarama and older Java take a null for a torn response.

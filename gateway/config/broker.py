@@ -221,6 +221,22 @@ class BrokerConfig:
         update=_AT_START,
     )
 
+    log_store_roll_bytes: int = setting(
+        _LONG,
+        67_108_864,
+        "How much gathers in Postgres before it is moved to the log's directory or bucket. Not a Kafka setting.",
+        at_least(1),
+        update=_AT_START,
+    )
+    log_store_roll_ms: int = setting(
+        _LONG,
+        -1,
+        "How long bytes stay in Postgres at most before they are moved; -1: a minute with a directory, five with a "
+        "bucket. Not a Kafka setting.",
+        at_least(-1),
+        update=_AT_START,
+    )
+
     # offsets and producers
     offsets_retention_minutes: int = setting(
         _INT, 10_080, "How long the offsets of a group without members are kept.", at_least(1), update=_AT_START

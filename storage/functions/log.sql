@@ -337,6 +337,7 @@ create function read_chunks(
     request_position      integer,
     log_start_offset      bigint,
     high_watermark        bigint,
+    last_stable_offset    bigint,
     leader_epoch          integer,
     partition_size_bytes  bigint,
     partition_key         bigint,
@@ -378,6 +379,8 @@ begin
             and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
         continue when not found;
         end_offset := high_watermark;
+        -- Where the first transaction that is still open began; there are none yet.
+        last_stable_offset := high_watermark;
         return next;
 
         continue when p_offsets[i] < log_start_offset or p_offsets[i] >= end_offset;
@@ -391,7 +394,7 @@ begin
         limit 1;
         from_offset := case when holder.last_offset >= p_offsets[i] then holder.base_offset else p_offsets[i] end;
 
-        log_start_offset := null; high_watermark := null; partition_size_bytes := null;
+        log_start_offset := null; high_watermark := null; last_stable_offset := null; partition_size_bytes := null;
         for candidate in
             select c.*
             from chunk c

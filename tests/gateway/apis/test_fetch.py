@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from protocol.records import read_head
-from storage.types import Topic
+from storage.types import PartitionState, ReadRequest, ReadResult, Refusal, Topic
 from tests.gateway.data_plane import (
     FETCH_VERSION,
     DataPlane,
@@ -175,6 +176,37 @@ async def test_offsets_of_the_partition_are_filled_in(node: DataPlane) -> None:
     end = await node.fetch_one(topic, 2)
     assert (end.error_code, end.high_watermark, raw(end)) == (ErrorCode.NONE, 2, b"")
     assert end.records is not None, "a null where nothing is would be a torn response to some clients"
+
+
+async def test_the_last_stable_offset_is_its_own(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As storage tells it, from the tail and from a cold read alike; it never falls."""
+    topic = await node.create_topic("t")
+    key = topic.partitions[0].partition_key
+    other = await node.create_topic("other")
+    for state, expected in (
+        (PartitionState(0, 5, 3, 0, 0), (5, 3)),
+        (PartitionState(0, 5, 1, 0, 0), (5, 3)),
+        (PartitionState(0, 9, 9, 0, 0), (9, 9)),
+    ):
+        node.tail.observe(key, state, asyncio.get_running_loop().time())
+        end = await node.fetch_one(topic, expected[0])
+        assert (end.high_watermark, end.last_stable_offset) == expected
+    read = node.log.read
+
+    async def with_an_open_transaction(
+        requests: Sequence[ReadRequest], *, max_bytes: int
+    ) -> list[ReadResult | Refusal]:
+        results = await read(requests, max_bytes=max_bytes)
+        return [
+            replace(each, state=replace(each.state, last_stable_offset=1)) if isinstance(each, ReadResult) else each
+            for each in results
+        ]
+
+    await node.fill(other, [300] * 3)
+    node.tail.reset()
+    monkeypatch.setattr(node.log, "read", with_an_open_transaction)
+    part = await node.fetch_one(other, 0)
+    assert (part.high_watermark, part.last_stable_offset) == (3, 1)
 
 
 async def test_out_of_range(node: DataPlane) -> None:
