@@ -372,7 +372,8 @@ class Connection(asyncio.BufferedProtocol):
             self._pipelined_in_work += 1
         slot = _Slot(admission, frame_bytes)
         self._slots.append(slot)
-        self._hold(frame_bytes)
+        self._held_bytes += frame_bytes
+        self._holdings.take(frame_bytes)
         # A place in order is taken by this call; the event loop starts tasks in the order of their creation.
         slot.task = self._create_task(self._answer(slot, self._requests.handle(frame, self.info)))
         return True
