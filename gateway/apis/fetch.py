@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -89,9 +89,11 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 # Registered before the read: what is appended during it must count.
                 watch = watch or tail.watch(_keys(parts))
                 await _read_cold(cold, parts, context, max_bytes)
-            available_bytes = _trim(parts, max_bytes)
             if crowded:
+                available_bytes = _trim([part async for part in _in_pieces(parts) if part.size_bytes], max_bytes)
                 await asyncio.sleep(0)
+            else:
+                available_bytes = _trim((part for row in parts for part in row if part.size_bytes), max_bytes)
             remaining_s = deadline_s - loop.time()
             if (
                 available_bytes >= min_bytes
@@ -234,26 +236,27 @@ async def _read_cold(cold: list[_Part], parts: list[list[_Part]], context: Reque
     services = context.services
     started_s = asyncio.get_running_loop().time()
     before_bytes = 0
-    for part in (part for row in parts for part in row):
-        if not part.decided:
-            break
-        before_bytes += part.size_bytes
+    at_hand, cold_yet = False, False
+    async for part in _in_pieces(parts):
+        cold_yet = cold_yet or not part.decided
+        if not cold_yet:
+            before_bytes += part.size_bytes
+        at_hand = at_hand or part.size_bytes > 0
     asked = [
         ReadRequest(
             part.partition.partition_key,
             part.asked.fetch_offset,
             max(min(part.asked.partition_max_bytes, max_bytes), 1),
         )
-        for part in cold
+        async for part in in_pieces(cold)
         if part.partition is not None
     ]
-    at_hand = any(part.size_bytes for row in parts for part in row)
     try:
         async with _patience(COLD_PATIENCE_S if at_hand else None):
             results = await services.log.read(asked, max_bytes=max(max_bytes - before_bytes, 1))
     except StorageError as error:
         log.warning("a cold read failed", partitions=len(cold), error=str(error))
-        for part, read in zip(cold, asked, strict=True):
+        async for part, read in in_pieces(zip(cold, asked, strict=True)):
             # A reader that has everything this node knows of goes on waiting; an outage is no error to it.
             known = services.tail.known(read.partition_key, started_s)
             if known is not None and known.high_watermark == read.offset:
@@ -261,7 +264,7 @@ async def _read_cold(cold: list[_Part], parts: list[list[_Part]], context: Reque
             else:
                 part.error = storage_code(context.api_key, error)
         return
-    for part, request, result in zip(cold, asked, results, strict=True):
+    async for part, request, result in in_pieces(zip(cold, asked, results, strict=True)):
         if isinstance(result, ReadResult):
             state = result.state
             services.tail.observe(request.partition_key, state, started_s)
@@ -283,15 +286,13 @@ async def _patience(timeout_s: float | None) -> AsyncGenerator[None]:
         raise StorageUnavailable("the read took longer than what is at hand may wait") from error
 
 
-def _trim(parts: list[list[_Part]], max_bytes: int) -> int:
-    """Apply the size rules in the order of the request; the bytes that remain.
+def _trim(parts: Iterable[_Part], max_bytes: int) -> int:
+    """Apply the size rules to those with records, in the order of the request; the bytes that remain.
 
     The first partition with records gives at least one batch, however large; the later ones only what still fits.
     """
     total_bytes = 0
-    for part in (part for row in parts for part in row):
-        if not part.size_bytes:
-            continue
+    for part in parts:
         limit_bytes = min(part.asked.partition_max_bytes, max_bytes - total_bytes)
         if part.size_bytes > limit_bytes:
             kept: list[Buffer] = []
@@ -304,6 +305,12 @@ def _trim(parts: list[list[_Part]], max_bytes: int) -> int:
             part.batches, part.size_bytes = kept, kept_bytes
         total_bytes += part.size_bytes
     return total_bytes
+
+
+async def _in_pieces(rows: list[list[_Part]]) -> AsyncGenerator[_Part]:
+    async for row in in_pieces(rows):
+        async for part in in_pieces(row):
+            yield part
 
 
 def _keys(parts: list[list[_Part]]) -> set[PartitionKey]:
