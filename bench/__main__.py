@@ -23,12 +23,13 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import confluent_kafka
 import psutil
 
-from bench import codec, depth, floor, frames, librdkafka, memory
+from bench import attacks, codec, depth, floor, frames, librdkafka, memory, validation
 from storage.embedded import MAJOR_VERSION
 from tests.gateway_process import GatewayProcess
 
@@ -44,12 +45,15 @@ class Row:
 
 
 @contextlib.contextmanager
-def running_gateway() -> Iterator[GatewayProcess]:
-    """A gateway with an embedded Postgres and zero initial rebalance delay, on the disk that `--dir` names."""
+def running_gateway(
+    change: Callable[[GatewayProcess], GatewayProcess] = lambda gateway: gateway,
+) -> Iterator[GatewayProcess]:
+    """A gateway with an embedded Postgres and zero initial rebalance delay, on the disk that `--dir` names; `change` is
+    given it before it starts."""
     directory = Path(tempfile.mkdtemp(prefix="sluice-bench-", dir=os.environ.get("SLUICE_BENCH_DIR")))
     directory.chmod(0o755)
-    gateway = GatewayProcess(
-        directory, database_url=None, settings={"group.initial.rebalance.delay.ms": "0"}, environment={}
+    gateway = change(
+        GatewayProcess(directory, database_url=None, settings={"group.initial.rebalance.delay.ms": "0"}, environment={})
     )
     gateway.start()
     try:
@@ -208,6 +212,45 @@ def measure_memory() -> list[Row]:
             f"{committed / MEGABYTE:.0f} MB",
             committed <= 250 * MEGABYTE,
         ),
+        *measure_attacks(),
+    ]
+
+
+def measure_attacks() -> list[Row]:
+    rows: list[Row] = []
+    for what, attack in (
+        ("40 peers that ask 40 times for 64 MB and read nothing", attacks.unread_answers),
+        ("40 producers of 15 KB frames while Postgres stands still", attacks.stalled_storage),
+        ("the same with records of 100 bytes", partial(attacks.stalled_storage, record_bytes=100)),
+    ):
+        with running_gateway() as gateway:
+            grown = asyncio.run(attack(gateway))
+        before, greatest, after = (value / MEGABYTE for value in (grown.before, grown.greatest, grown.after))
+        rows.append(
+            Row(
+                f"resident memory under attack: {what}",
+                f"≤ {attacks.ALLOWED_BYTES / MEGABYTE:.0f} MB more",
+                f"{before:.0f} MB before, at most {greatest:.0f} ({greatest - before:.0f} more), {after:.0f} after; "
+                f"{grown.sent_bytes / MEGABYTE:.0f} MB sent",
+                grown.within,
+            )
+        )
+    return rows
+
+
+def measure_validation() -> list[Row]:
+    def tell(cost: validation.Cost) -> None:
+        print(f"  {cost.codec}, {cost.batch_bytes}: {cost.lost:.0%}", file=sys.stderr, flush=True)
+
+    return [
+        Row(
+            f"what looking inside batches costs: {cost.codec}, batches of {cost.batch_bytes // 1000} kB",
+            "≤ 15 % of throughput",
+            f"{cost.lost:.0%} ({cost.validated:.0f} of {cost.unvalidated:.0f} MB/s; gateway CPU "
+            f"{cost.validated_cpu_ms:.2f} instead of {cost.unvalidated_cpu_ms:.2f} ms/MB)",
+            cost.lost <= 0.15,
+        )
+        for cost in validation.measure(running_gateway, tell=tell)
     ]
 
 
@@ -247,6 +290,7 @@ MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "depth": measure_depth,
     "consume": measure_consume,
     "produce": measure_produce,
+    "validation": measure_validation,
 }
 
 
