@@ -13,6 +13,7 @@ from gateway.log.partition_lookup import check_leader_epoch, resolve_topics, unk
 from gateway.log.tail import Buffer, KnownOffsets, Watch
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
+from gateway.net.holdings import Share
 from gateway.net.pieces import in_pieces
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import (
@@ -32,6 +33,9 @@ FIRST_VERSION_WITH_TOPIC_IDS = 13
 READ_COMMITTED = 1
 COLD_PATIENCE_S = 2.0
 """How long records at hand wait for other partitions' read from Postgres before they are sent without."""
+
+LEAST_READ_BYTES = 1024 * 1024
+"""What a read from Postgres counts for while it runs; there is no telling how large the batch is that it may bring."""
 
 AT_ONCE_PARTS = 500
 """Topics and partitions of a request that is planned without giving way; about a millisecond."""
@@ -71,6 +75,8 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
     named = ((topic.topic, topic.topic_id) for topic in request.topics)
     missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
     watch: Watch | None = None
+    holdings = context.connection.holdings
+    share = Share(holdings)
     crowded = _has_many(request)
     try:
         if crowded:
@@ -78,7 +84,8 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
             watch = tail.watch(())
         while True:
             # A node that holds as much as it may goes on batch by batch.
-            max_bytes = min(asked_bytes, context.connection.holdings.room_bytes())
+            share.become(0)
+            max_bytes = min(asked_bytes, holdings.room_bytes())
             min_bytes = min(request.min_bytes, asked_bytes, max(max_bytes, 1))
             planner = _Planner(context, missing_topic, max_bytes, watch if crowded else None)
             parts = await planner.plan_in_pieces(request) if crowded else planner.plan(request)
@@ -88,12 +95,15 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
             if cold:
                 # Registered before the read: what is appended during it must count.
                 watch = watch or tail.watch(_keys(parts))
+                share.become(_most_bytes(cold, max_bytes))
                 await _read_cold(cold, parts, context, max_bytes)
             if crowded:
                 available_bytes = _trim([part async for part in _in_pieces(parts) if part.size_bytes], max_bytes)
                 await asyncio.sleep(0)
             else:
                 available_bytes = _trim((part for row in parts for part in row if part.size_bytes), max_bytes)
+            # What the tail gave is its own, and not held twice.
+            share.become(sum(part.size_bytes for part in cold))
             remaining_s = deadline_s - loop.time()
             if (
                 available_bytes >= min_bytes
@@ -109,6 +119,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
             await watch.wait(min_bytes - available_bytes, remaining_s)
             watch.rearm()
     finally:
+        share.become(0)
         if watch is not None:
             watch.close()
 
@@ -220,6 +231,11 @@ class _Planner:
             _judge(part, read.known)
             self._collected_bytes += part.size_bytes
         return part
+
+
+def _most_bytes(cold: list[_Part], max_bytes: int) -> int:
+    """What a read of these may bring; at least the first batch comes, whatever its size."""
+    return max(min(sum(part.asked.partition_max_bytes for part in cold), max_bytes), LEAST_READ_BYTES)
 
 
 def _judge(part: _Part, known: KnownOffsets) -> None:

@@ -359,8 +359,10 @@ class Connection(asyncio.BufferedProtocol):
         if admission.bulky and self._bulky_in_flight >= MAX_BULKY_IN_FLIGHT:
             return False
         if not self._holdings.has_room():
-            # What waits for data looks at the room there is when it has some.
-            large = admission.bulky and order is not Order.PARKED
+            # What waits for data looks at the room there is when it has some: one of each connection goes on.
+            large = admission.bulky and (
+                order is not Order.PARKED or self._bulky_in_flight > 0 or self._holdings.overdrawn()
+            )
             if large or self._held_bytes + frame_bytes > SMALL_BYTES:
                 self._holdings.wait(self)
                 return False
