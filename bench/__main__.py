@@ -29,7 +29,7 @@ from pathlib import Path
 import confluent_kafka
 import psutil
 
-from bench import attacks, codec, depth, floor, frames, librdkafka, memory, validation
+from bench import attacks, cluster, codec, depth, floor, frames, librdkafka, memory, validation
 from storage.embedded import MAJOR_VERSION
 from tests.gateway_process import GatewayProcess
 
@@ -279,6 +279,10 @@ def measure_depth() -> list[Row]:
     ]
 
 
+def measure_cluster() -> list[Row]:
+    return [Row(*line) for line in cluster.measure()]
+
+
 MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "codec": measure_codec,
     "memory": measure_memory,
@@ -288,6 +292,7 @@ MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "join-wave": measure_join_wave,
     "crowd": measure_crowd,
     "depth": measure_depth,
+    "cluster": measure_cluster,
     "consume": measure_consume,
     "produce": measure_produce,
     "validation": measure_validation,
