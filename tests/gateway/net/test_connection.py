@@ -436,6 +436,25 @@ async def test_a_full_node_lets_a_connection_have_a_little_and_no_more() -> None
         assert served.held_bytes == 0
 
 
+@pytest.mark.parametrize(("held_bytes", "started"), [(SMALL_BYTES, 1), (2 * SMALL_BYTES, 0)])
+async def test_a_full_node_starts_one_fetch_of_each_connection_until_it_is_overdrawn(
+    held_bytes: int, started: int
+) -> None:
+    holding = b"-wait:first" + bytes(held_bytes)
+    async with node(max_node_bytes=SMALL_BYTES) as served:
+        first, second = [await served.connect() for _ in range(2)]
+        first.send(holding)
+        await served.words.until_started(1)
+        second.send(b"bwait:one", b"bwait:two")
+        await served.settle()
+        fetches = [name for name in served.words.started if name.startswith(b"bwait")]
+        assert fetches == [b"bwait:one", b"bwait:two"][:started]
+        served.words.gate(holding[:40]).set()
+        for name in (b"bwait:one", b"bwait:two"):
+            served.words.gate(name).set()
+        assert await second.answers(2) == [b"bwait:one", b"bwait:two"]
+
+
 async def test_many_large_requests_that_arrive_together_become_whole_one_after_the_other() -> None:
     """None of them fits beside another, and none waits for ever."""
     async with node(max_node_bytes=200_000) as served:
