@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.net.connection import MAX_BULKY_IN_FLIGHT, ConnectionLimits
+from gateway.net.connection import MAX_BULKY_IN_FLIGHT, REQUEST_BYTES, ConnectionLimits
 from gateway.net.context import ConnectionInfo
 from gateway.net.holdings import SMALL_BYTES
 from gateway.net.requests import Admission, Chunk, Order
@@ -453,6 +453,18 @@ async def test_a_full_node_starts_one_fetch_of_each_connection_until_it_is_overd
         for name in (b"bwait:one", b"bwait:two"):
             served.words.gate(name).set()
         assert await second.answers(2) == [b"bwait:one", b"bwait:two"]
+
+
+async def test_what_requests_are_worked_on_with_counts_too() -> None:
+    """A thousand requests of two hundred bytes take six megabytes."""
+    async with node(max_node_bytes=10_000_000) as served:
+        peer = await served.connect()
+        peer.send(*[b"lwait:"] * 100)
+        await served.words.until_started(100)
+        assert served.held_bytes == 100 * len(b"lwait:") + 99 * REQUEST_BYTES
+        served.words.gate(b"lwait:").set()
+        await peer.answers(100)
+        assert served.held_bytes == 0
 
 
 async def test_many_large_requests_that_arrive_together_become_whole_one_after_the_other() -> None:
