@@ -18,7 +18,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import structlog
 
@@ -45,10 +45,11 @@ UNREST_PATIENCE_S = 60.0
 """How long a shard whose groups never come to rest is waited for before it is handed over all the same."""
 
 
-def boot_time_s() -> float:
-    """Seconds that go on while the machine is suspended, when Postgres elsewhere goes on counting too; CLOCK_MONOTONIC
-    stands still then, and a lease that ran out would be believed. Where there is no such clock, the monotonic one."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+boot_time_s: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
+"""Seconds that go on while the machine is suspended, when Postgres elsewhere goes on counting too; CLOCK_MONOTONIC
+stands still then, and a lease that ran out would be believed. Where there is no such clock, the monotonic one."""
 
 
 @lru_cache(maxsize=65_536)

@@ -33,6 +33,11 @@ create function append_chunks(
     out written_lsn        bigint         -- and up to where its log then is on disk; both null: nothing was appended
 )
 language plpgsql volatile
+-- To plan these statements for the lengths of each call's arrays takes longer than to run them. A plan for any length
+-- must be right for a long log, too: it looks rows up one by one.
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 -- Decides, under the partitions' row locks and in the order given, which entries are appended and where, and writes the
 -- rows of the index. An entry is one idempotent batch, or batches without a producer that follow each other.

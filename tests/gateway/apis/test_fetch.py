@@ -115,6 +115,21 @@ async def test_a_node_that_is_full_answers_batch_by_batch(sized: DataPlane) -> N
     assert sizes(await answer_of(waiting)) == [[200]]
 
 
+async def test_those_who_read_from_postgres_at_once_share_the_room(database_url: str) -> None:
+    """Each of them sees room as it begins; together they would take it many times over."""
+    async with data_plane(database_url, tail_bytes=0) as node:
+        topic = await node.create_topic("t", 4)
+        for partition in range(4):
+            await node.fill(topic, [900_000] * 3, partition=partition)
+        holdings = Holdings(5_000_000)
+        node.context(ApiKey.FETCH, 12).connection.holdings = holdings
+        asked = [[(topic, at(0, partition, max_bytes=3_000_000))] for partition in range(4)]
+        answers = await asyncio.gather(*(node.fetch(ask) for ask in asked))
+        counts = [len(only(sizes(answer))) for answer in answers]
+        assert counts == [3, 2, 1, 1], "what is left is two batches; then one at a time"
+        assert holdings.held_bytes == 0
+
+
 async def test_a_later_partitions_first_batch_must_fit(sized: DataPlane) -> None:
     topic = await sized.create_topic("t", 3)
     await sized.fill(topic, [300], partition=0)
