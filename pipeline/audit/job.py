@@ -16,9 +16,9 @@ from pyspark.sql import functions as F
 from pipeline import session, table
 from pipeline.audit import transforms
 from pipeline.audit.advice import advice
-from pipeline.audit.partitioners import guessed
 from pipeline.audit.report import write_audit
 from pipeline.errors import PipelineError
+from pipeline.partitioners import guessed
 from pipeline.progress import Progress, Stop
 
 CODECS = ("lz4", "snappy", "zstd", "gzip")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from pipeline.archive.job import last_progress
 from pipeline.compact import job as compact_job
 from pipeline.errors import PipelineError
 from pipeline.kafka import Cluster
+from pipeline.partitioners import murmur2
 from pipeline.replay.plan import MARK
 from pipeline.schema import DATA, RESCUED
 from tests.gateway_process import GatewayProcess
@@ -245,6 +247,36 @@ def test_a_replay_writes_every_record_once_in_order_with_its_source(
                 for index in range(row.records)
             }
             assert mapped == {where[1]: offset for where, (offset, _) in own}
+
+
+def test_a_replay_by_key_puts_each_key_where_the_java_client_would(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 2)
+    given = topics.records(200, 2)
+    topics.fill(gateway.bootstrap, topic, given)
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    target = f"{topic}-again"
+    options = ("--topic-map", f"{topic}={target}", "--max-batch-records", "70")
+    dry = jobs.replay(spark, gateway.bootstrap, out, *options, "--partition-map", "key:5", "--dry-run")
+    assert dry.events("end")[0]["records"] == 200
+    # The third batch's records are stored, its map is not: it is recognised, partition by partition.
+    by_five = (*options, "--partition-map", "key:5")
+    with jobs.dying_before_the_commit_of(f"{out}_replay_map", at=3), pytest.raises(jobs.DiedError):
+        jobs.replay(spark, gateway.bootstrap, out, *by_five, "--create-topics")
+    jobs.replay(spark, gateway.bootstrap, out, *by_five)
+    came: Counter[tuple[int, int]] = Counter()
+    for log in Cluster(gateway.bootstrap).logs([target]):
+        before: dict[int, int] = {}
+        for _, (partition, key, _, _, headers) in topics.read(gateway.bootstrap, target, log.partition, log.end):
+            source, offset = (int(each) for each in (headers[-1][1] or b"").split(b"/")[1:3])
+            assert partition == (source if key is None else murmur2(key)) % 5
+            assert before.get(source, -1) < offset
+            before[source] = offset
+            came[source, offset] += 1
+    assert came == Counter({(source, offset): 1 for source in (0, 1) for offset in range(100)})
+    with pytest.raises(PipelineError, match=f"{target} has 5 partitions, not 4"):
+        jobs.replay(spark, gateway.bootstrap, out, *options, "--partition-map", "key:4", "--name", "other")
 
 
 def test_a_replay_is_refused_when_it_would_not_be_the_same_or_not_alone(
