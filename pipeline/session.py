@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 LEAST_JAVA = 17
 LOCAL_SHUFFLE_PARTITIONS = 8
+LOG_LEVEL = "SLUICE_PIPELINE_SPARK_LOG"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 # What every job relies on, wherever it runs.
@@ -105,8 +106,13 @@ def open_session(options: SessionOptions) -> SparkSession:
     for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
-    session.sparkContext.setLogLevel(os.environ.get("SLUICE_PIPELINE_SPARK_LOG", "ERROR"))
+    session.sparkContext.setLogLevel(_log_level())
     return session
+
+
+def _log_level() -> str:
+    """Of the JVM: what went wrong is told in words, not as its traces, unless these are asked for."""
+    return os.environ.get(LOG_LEVEL, "OFF").upper()
 
 
 def submitted() -> bool:
@@ -124,7 +130,7 @@ def _own(options: SessionOptions) -> dict[str, str]:
         "spark.jars": ",".join(str(path.resolve()) for path in found),
         "spark.ui.enabled": "true" if options.ui else "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
-        "spark.log.level": os.environ.get("SLUICE_PIPELINE_SPARK_LOG", "ERROR"),
+        "spark.log.level": _log_level(),
     }
     if options.local_dir is not None:
         options.local_dir.mkdir(parents=True, exist_ok=True)

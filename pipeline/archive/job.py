@@ -118,6 +118,7 @@ class Archive:
         self._figures = figures.serve(arguments.metrics_host, arguments.metrics_port)
         self._progress = Progress()
         self._starting: dict[Partition, int] = {}
+        self._gone: set[str] = set()
 
     def run(self) -> None:
         self.open()
@@ -191,7 +192,9 @@ class Archive:
                 "Leave it out of --topics, or start with --on-data-loss continue to go on with the others.",
             )
         for name in gone:
-            self._lines.say(f"the topic {name} has been deleted, the others go on", event="deleted", topic=name)
+            if name not in self._gone:
+                self._lines.say(f"the topic {name} has been deleted, the others go on", event="deleted", topic=name)
+        self._gone = set(gone)
         names = [name for name in self._topics if name in existing]
         return self._cluster.topics(names, self._arguments.pattern)
 
