@@ -64,8 +64,7 @@ def rates(given: argparse.Namespace, bootstrap: str, folder: Path) -> int:
     archived = run("archive", *to, "--topics", topic, "--out", out, "--once", *limit)
     told(archive := warm(archived.said), "archive", archived)
     proved = run("verify", *to, "--archive", out)
-    verify = next(float(line["rate"]) for line in proved.said if line.get("event") == "compared")
-    told(verify, "verify", proved)
+    told(verify := compared(proved.said), "verify", proved)
     mapped = f"{topic}={topic}-again"
     replayed = run("replay", *to, "--archive", out, "--topic-map", mapped, "--create-topics", *limit)
     told(replay := warm(replayed.said), "replay", replayed)
@@ -132,7 +131,7 @@ def size(given: argparse.Namespace, bootstrap: str, folder: Path) -> int:
     quarters = archived.resident_by_quarter()
     print("resident by quarter of the run: " + ", ".join(f"{each:,} MiB" for each in quarters), flush=True)
     proved = run("verify", *to, "--archive", out, *memory)
-    told(next(float(line["rate"]) for line in proved.said if line.get("event") == "compared"), "verify", proved)
+    told(compared(proved.said), "verify", proved)
     print(next(line["say"] for line in proved.said if line.get("event") == "proved"))
     return 0
 
@@ -306,6 +305,13 @@ def warm(lines: Sequence[dict[str, Any]]) -> float:
     """Rows per second between the first commit and the last."""
     done = [line for line in lines if line.get("event") == "committed"]
     return sum(line["rows"] for line in done[1:]) / (done[-1]["seconds"] - done[0]["seconds"])
+
+
+def compared(lines: Sequence[dict[str, Any]]) -> float:
+    """Rows per second of the whole comparison."""
+    began = next(line["seconds"] for line in lines if line.get("event") == "compare")
+    done = [line for line in lines if line.get("event") == "compared"]
+    return sum(line["rows"] for line in done) / (done[-1]["seconds"] - began)
 
 
 def told(rate: float, what: str, done: Job) -> None:

@@ -20,6 +20,7 @@ from pipeline.audit.report import write_audit
 from pipeline.errors import PipelineError
 from pipeline.partitioners import guessed
 from pipeline.progress import Progress, Stop
+from pipeline.ticker import Ticker
 
 CODECS = ("lz4", "snappy", "zstd", "gzip")
 SAMPLED = 4_000
@@ -65,7 +66,8 @@ def audit(spark: SparkSession, records: DataFrame, lines: Progress, stop: Stop) 
         if stop.asked:
             raise PipelineError("Stopped before the audit was whole.", "Start it again; it begins anew.")
         started = time.monotonic()
-        collected = rows.collect()
+        with Ticker(spark, lines, stop):
+            collected = rows.collect()
         for row in collected:
             values = _plain(row.asDict())
             topic = found.setdefault(values.pop("topic"), {})

@@ -31,6 +31,7 @@ from pipeline.replay.plan import Done, Plan, by_key, partition_map, topic_map
 from pipeline.replay.produce import Writer
 from pipeline.replay.transforms import in_order, select_records, summary, translate, with_targets, written
 from pipeline.schema import OFFSET_MAP
+from pipeline.ticker import Ticker
 
 APPLICATION = "sluice-replay"
 MAX_TASKS = 64
@@ -110,8 +111,9 @@ class Replay:
                 f"batch {after.batch}: writes {_records(ranges):,} offsets", event="writing", batch=after.batch
             )
             try:
-                batch = self._write(done.plan, after.batch, ranges, bases, settle)
-                table.append(batch, self._map, APPLICATION, after.batch, after.to_json())
+                with Ticker(self._spark, self._lines):
+                    batch = self._write(done.plan, after.batch, ranges, bases, settle)
+                    table.append(batch, self._map, APPLICATION, after.batch, after.to_json())
             except (PySparkException, Py4JJavaError) as error:
                 # The same batch again: what of it is stored already is recognised.
                 with contextlib.suppress(UnreachableError):

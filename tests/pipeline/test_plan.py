@@ -9,7 +9,7 @@ from pipeline.archive.start import from_json, milliseconds
 from pipeline.errors import PipelineError
 from pipeline.kafka import Log
 from pipeline.replay.plan import Done, Plan, by_key, partition_map, topic_map
-from pipeline.verify.compare import pieces, scopes, without
+from pipeline.verify.compare import pieces, rounds, scopes, without
 from pipeline.verify.sums import BLOCK
 
 A0, A1 = ("a", 0), ("a", 1)
@@ -110,6 +110,12 @@ def test_what_can_be_proved_is_what_both_hold() -> None:
 def test_pieces_end_at_borders_of_blocks() -> None:
     cut = pieces([Range("a", 0, 5, 64 * BLOCK + 7)])
     assert cut == [Range("a", 0, 5, 64 * BLOCK), Range("a", 0, 64 * BLOCK, 64 * BLOCK + 7)]
+
+
+def test_rounds_keep_every_piece_in_order() -> None:
+    work = [Range("a", partition, 0, records) for partition, records in enumerate((5, 5, 30, 1, 2))]
+    assert list(rounds(work, 10)) == [work[:2], [work[2]], work[3:]]
+    assert list(rounds([], 10)) == []
 
 
 # --- replay ---------------------------------------------------------------------------------------------------------
