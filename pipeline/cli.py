@@ -31,7 +31,7 @@ JOBS = {
     "jars": ("pipeline.jars_job", "fetch or list the jars that Spark lacks"),
 }
 FAILED, INTERRUPTED = 1, 130
-GO_ON = "Start it again: it goes on behind what was committed."
+GO_ON = "What was committed stands; start it again to go on."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -130,7 +130,6 @@ def _own(options: SessionOptions) -> dict[str, str]:
         "spark.jars": ",".join(str(path.resolve()) for path in found),
         "spark.ui.enabled": "true" if options.ui else "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
-        "spark.log.level": _log_level(),
     }
     if options.local_dir is not None:
         options.local_dir.mkdir(parents=True, exist_ok=True)
