@@ -29,7 +29,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[KafkaProcess]:
 
 def transact(bootstrap: str, topic: str, name: str, *ends: tuple[str, int]) -> Producer:
     """Transactions of so many records each that end in `commit`, in `abort`, or not at all (`open`)."""
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": name, "linger.ms": 5})
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": name, "transaction.timeout.ms": 600_000})
     producer.init_transactions(60)
     for number, (end, records) in enumerate(ends):
         producer.begin_transaction()

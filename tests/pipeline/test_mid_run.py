@@ -19,7 +19,7 @@ from pipeline.replay.plan import MARK
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.pipeline import jobs, running, topics
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = [pytest.mark.timeout(300), pytest.mark.usefixtures("interpreted")]
 PACE = ("--max-batch-records", "20")
 SMALL_DISK_MIB, ROOM_MIB = 2, 64
 
