@@ -28,6 +28,7 @@ class Ticker:
     ) -> None:
         self._context, self._lines, self._stop, self._begun = spark.sparkContext, lines, stop, begun
         self._seen: dict[int, tuple[int, int]] = {}
+        self._idle = 0
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._tick, daemon=True)
 
@@ -62,7 +63,10 @@ class Ticker:
         self._seen |= {stage: (info.numCompletedTasks, info.numTasks) for stage, info in active.items() if info}
         if not self._seen:
             return None
-        if active and not any(info.numActiveTasks for info in active.values() if info):
+        # On the driver's own cores tasks are between two stages now and then; executors may not be there at all.
+        idle = bool(active) and not any(info.numActiveTasks for info in active.values() if info)
+        self._idle = self._idle + 1 if idle and not self._context.master.startswith("local") else 0
+        if self._idle > 1:
             return IDLE, 0, 0
         done, total = (sum(numbers) for numbers in zip(*self._seen.values(), strict=True))
         return f"{done:,} of {total:,} tasks are done", done, total
