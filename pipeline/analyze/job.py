@@ -173,7 +173,7 @@ def write_tables(tables: Tables, out: Path, lines: Progress, stop: Stop) -> Tabl
             table.write.mode("overwrite").parquet(target)
             written[name] = table.sparkSession.read.parquet(target)
             rows = written[name].count()
-        lines.step(name, rows, time.monotonic() - started)
+        lines.say(f"{name}: {rows:,} rows in {time.monotonic() - started:.1f} s", event="step", rows=rows)
     return Tables(**written)
 
 

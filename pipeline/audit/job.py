@@ -75,7 +75,8 @@ def audit(spark: SparkSession, records: DataFrame, lines: Progress, stop: Stop) 
                 topic.setdefault(name, []).append(values)
             else:
                 topic[name] = values
-        lines.step(name, len(collected), time.monotonic() - started)
+        seconds = time.monotonic() - started
+        lines.say(f"{name}: {len(collected):,} rows in {seconds:.1f} s", event="step", rows=len(collected))
 
     step("partitions", transforms.partitions(sized).orderBy("topic", "partition"), many=True)
     step("keys", transforms.keys(sized), many=False)
