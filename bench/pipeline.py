@@ -31,6 +31,7 @@ from confluent_kafka import KafkaError, Message, Producer
 
 from bench.__main__ import running_gateway
 from bench.librdkafka import create_topic
+from tests.gateway_process import GatewayProcess
 from tests.kafka.process import KafkaProcess, assemble
 
 PARTITIONS, RECORD_BYTES, BATCH = 4, 200, 500_000
@@ -48,25 +49,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gigabytes", type=float, default=4.0, help="of the topic of `size` (default %(default)s)")
     parser.add_argument("--memory", default="1500m", help="of the job of `size` (default %(default)s)")
     given = parser.parse_args(arguments)
-    measure: Callable[[argparse.Namespace, str, Path], int] = {
+    measure: Callable[[argparse.Namespace, GatewayProcess, Path], int] = {
         "rates": rates, "peer": peer, "latency": latency, "size": size,
     }[given.what]  # fmt: skip
     with running_gateway() as gateway, tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        return measure(given, gateway.bootstrap, Path(folder))
+        return measure(given, gateway, Path(folder))
 
 
 # --- what is measured -------------------------------------------------------------------------------------------------
 
 
-def rates(given: argparse.Namespace, bootstrap: str, folder: Path) -> int:
-    topic, to, limit = fresh(bootstrap, given.records), ("--bootstrap", bootstrap), ("--max-batch-records", str(BATCH))
+def rates(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> int:
+    bootstrap, limit = gateway.bootstrap, ("--max-batch-records", str(BATCH))
+    topic, to = fresh(bootstrap, given.records), ("--bootstrap", bootstrap)
     out = str(folder / "table")
-    archived = run("archive", *to, "--topics", topic, "--out", out, "--once", *limit)
+    archived = run("archive", gateway.pid, *to, "--topics", topic, "--out", out, "--once", *limit)
     told(archive := warm(archived.said), "archive", archived)
-    proved = run("verify", *to, "--archive", out)
+    proved = run("verify", gateway.pid, *to, "--archive", out)
     told(verify := compared(proved.said), "verify", proved)
     mapped = f"{topic}={topic}-again"
-    replayed = run("replay", *to, "--archive", out, "--topic-map", mapped, "--create-topics", *limit)
+    replayed = run("replay", gateway.pid, *to, "--archive", out, "--topic-map", mapped, "--create-topics", *limit)
     told(replay := warm(replayed.said), "replay", replayed)
     return verdict({"archive": archive, "verify": verify, "replay": replay})
 
@@ -78,14 +80,15 @@ def verdict(found: dict[str, float]) -> int:
     return 0 if all(rate >= TARGETS[job] for job, rate in found.items()) else 1
 
 
-def peer(given: argparse.Namespace, bootstrap: str, folder: Path) -> int:
+def peer(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> int:
     found: dict[str, list[float]] = {}
     with apache_kafka(folder / "kafka") as kafka:
-        brokers = {"sluice": bootstrap, "kafka": kafka}
-        of = {name: fresh(at, given.records) for name, at in brokers.items()}
+        brokers: dict[str, GatewayProcess | KafkaProcess] = {"sluice": gateway, "kafka": kafka}
+        of = {name: fresh(broker.bootstrap, given.records) for name, broker in brokers.items()}
         for number in range(given.rounds):
             for name in brokers if number % 2 == 0 else reversed(brokers):
-                done = run("archive", "--bootstrap", brokers[name], "--topics", of[name], "--once",
+                broker = brokers[name]
+                done = run("archive", broker.pid, "--bootstrap", broker.bootstrap, "--topics", of[name], "--once",
                            "--out", str(folder / f"{name}-{number}"), "--max-batch-records", str(BATCH))  # fmt: skip
                 found.setdefault(name, []).append(warm(done.said))
                 told(found[name][-1], f"archive from {name}", done)
@@ -96,18 +99,21 @@ def peer(given: argparse.Namespace, bootstrap: str, folder: Path) -> int:
     return 0 if ratio >= PEER_RATIO else 1
 
 
-def latency(given: argparse.Namespace, bootstrap: str, folder: Path) -> int:
+def latency(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> int:
     """p99 of one record at a time, acknowledged: alone, while an archive follows a topic, and while it catches up."""
+    bootstrap = gateway.bootstrap
     create_topic(bootstrap, "probe", 1)
     live, backlog = f"live-{time.time_ns()}", fresh(bootstrap, given.records)
     create_topic(bootstrap, live, PARTITIONS)
     options = ("--bootstrap", bootstrap, "--max-batch-records", str(BATCH), "--out")
     with feeding(bootstrap, live):
         found = {"without": probe(bootstrap)}
-        with job("archive", *options, str(folder / "live"), "--topics", live, "--interval", "1") as following:
+        with job(
+            "archive", gateway.pid, *options, str(folder / "live"), "--topics", live, "--interval", "1"
+        ) as following:
             following.wait_for("committed", 2)
             found["while an archive follows"] = probe(bootstrap)
-        with job("archive", *options, str(folder / "backlog"), "--topics", backlog) as catching_up:
+        with job("archive", gateway.pid, *options, str(folder / "backlog"), "--topics", backlog) as catching_up:
             catching_up.wait_for("committed", 1)
             found["while an archive catches up"] = probe(bootstrap)
             done = [line for line in catching_up.said if line.get("event") == "committed"]
@@ -120,17 +126,17 @@ def latency(given: argparse.Namespace, bootstrap: str, folder: Path) -> int:
     return 0 if worst <= LATENCY_RATIO else 1
 
 
-def size(given: argparse.Namespace, bootstrap: str, folder: Path) -> int:
+def size(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> int:
     """Archive and verify a topic that is many times the heap; memory must follow the batch, not the topic."""
-    started = time.monotonic()
+    started, bootstrap = time.monotonic(), gateway.bootstrap
     topic, out = fresh(bootstrap, int(given.gigabytes * 1e9 / RECORD_BYTES)), str(folder / "table")
     print(f"{given.gigabytes:g} GB were produced in {time.monotonic() - started:.0f} s", flush=True)
     to, memory = ("--bootstrap", bootstrap), ("--memory", given.memory)
-    archived = run("archive", *to, "--topics", topic, "--out", out, "--once", *memory)
+    archived = run("archive", gateway.pid, *to, "--topics", topic, "--out", out, "--once", *memory)
     told(warm(archived.said), "archive", archived)
     quarters = archived.resident_by_quarter()
     print("resident by quarter of the run: " + ", ".join(f"{each:,} MiB" for each in quarters), flush=True)
-    proved = run("verify", *to, "--archive", out, *memory)
+    proved = run("verify", gateway.pid, *to, "--archive", out, *memory)
     told(compared(proved.said), "verify", proved)
     print(next(line["say"] for line in proved.said if line.get("event") == "proved"))
     return 0
@@ -210,12 +216,12 @@ def probe(bootstrap: str) -> tuple[float, float]:
 
 
 @contextlib.contextmanager
-def apache_kafka(folder: Path) -> Iterator[str]:
+def apache_kafka(folder: Path) -> Iterator[KafkaProcess]:
     assemble()
     kafka = KafkaProcess(folder, settings={})
     kafka.start()
     try:
-        yield kafka.bootstrap
+        yield kafka
     finally:
         kafka.close()
 
@@ -229,6 +235,8 @@ class Job:
 
     name: str
     process: subprocess.Popen[str]
+    broker: int
+    """The process id of the broker that it works with."""
     said: list[dict[str, Any]] = field(default_factory=list)
     resident: list[int] = field(default_factory=list)
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -238,8 +246,11 @@ class Job:
         assert self.process.stdout is not None
         for text in self.process.stdout:
             if text.startswith("{"):
+                line = json.loads(text)
+                if line.get("event") in ("committed", "compare", "compared"):
+                    line |= {"job_cpu": cpu_seconds(self.process.pid), "broker_cpu": cpu_seconds(self.broker)}
                 with self._news:
-                    self.said.append(json.loads(text))
+                    self.said.append(line)
                     self._news.notify_all()
         with self._news:
             self._ended.set()
@@ -271,10 +282,10 @@ class Job:
 
 
 @contextlib.contextmanager
-def job(name: str, *given: str) -> Iterator[Job]:
+def job(name: str, broker: int, *given: str) -> Iterator[Job]:
     """A job that runs until the end of the block, then is stopped as a user stops it."""
     command = [sys.executable, "-m", "pipeline.cli", name, "--json", "--master", "local[2]", *given]
-    started = Job(name, subprocess.Popen(command, stdout=subprocess.PIPE, text=True))
+    started = Job(name, subprocess.Popen(command, stdout=subprocess.PIPE, text=True), broker)
     threads = [threading.Thread(target=work, daemon=True) for work in (started.read, started.watch)]
     for thread in threads:
         thread.start()
@@ -292,13 +303,25 @@ def job(name: str, *given: str) -> Iterator[Job]:
                 thread.join()
 
 
-def run(name: str, *given: str) -> Job:
+def run(name: str, broker: int, *given: str) -> Job:
     """A job that has ended. RuntimeError if it failed."""
-    with job(name, *given) as running:
+    with job(name, broker, *given) as running:
         code = running.process.wait(JOB_SECONDS)
     if code:
         raise RuntimeError(f"{name} ended with {code}")
     return running
+
+
+def cpu_seconds(process: int) -> float:
+    """User and system time of a process and of all that it started and that lives."""
+    total = 0.0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        whole = psutil.Process(process)
+        for each in (whole, *whole.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = each.cpu_times()
+                total += times.user + times.system
+    return total
 
 
 def warm(lines: Sequence[dict[str, Any]]) -> float:
@@ -315,7 +338,14 @@ def compared(lines: Sequence[dict[str, Any]]) -> float:
 
 
 def told(rate: float, what: str, done: Job) -> None:
-    print(f"{what}: {rate:,.0f} records/s, at most {done.peak_mib:,} MiB resident", flush=True)
+    """With the CPU of a million records, which says what a machine without other work would reach."""
+    lines = [line for line in done.said if "job_cpu" in line]
+    first, last = lines[0], lines[-1]
+    million = sum(line.get("rows", 0) for line in lines[1:]) / 1e6
+    costs = [f"{of} {(last[name] - first[name]) / million:.1f} s"
+             for of, name in (("job", "job_cpu"), ("broker", "broker_cpu"))]  # fmt: skip
+    print(f"{what}: {rate:,.0f} records/s, at most {done.peak_mib:,} MiB resident; "
+          f"CPU of a million: {', '.join(costs)}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
