@@ -34,7 +34,7 @@ from bench.librdkafka import create_topic
 from tests.gateway_process import GatewayProcess
 from tests.kafka.process import KafkaProcess, assemble
 
-PARTITIONS, RECORD_BYTES, BATCH = 4, 200, 500_000
+PARTITIONS, RECORD_BYTES, BATCH = 4, 200, 1_000_000
 TARGETS = {"archive": 150_000, "verify": 300_000, "replay": 80_000}
 PEER_RATIO, LATENCY_RATIO = 0.8, 2.0
 JOB_SECONDS = 1800
@@ -44,7 +44,7 @@ PACE_SECONDS, PROBES_PER_SECOND, LIVE_PER_SECOND = 25.0, 100, 20_000
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.pipeline", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("what", nargs="?", choices=("rates", "peer", "latency", "size"), default="rates")
-    parser.add_argument("--records", type=int, default=3_000_000)
+    parser.add_argument("--records", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--gigabytes", type=float, default=4.0, help="of the topic of `size` (default %(default)s)")
     parser.add_argument("--memory", default="1500m", help="of the job of `size` (default %(default)s)")

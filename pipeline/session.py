@@ -37,6 +37,10 @@ _ALWAYS = {
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "64",
     "spark.sql.parquet.compression.codec": "zstd",
+    # A few topics and days are written side by side as their records come; only what has more of them is sorted first.
+    # Each has a row group in memory, hence the size of these.
+    "spark.sql.maxConcurrentOutputFileWriters": "4",
+    "spark.hadoop.parquet.block.size": str(32 * 1024 * 1024),
     "spark.ui.showConsoleProgress": "false",
     # A table's clean-up must not delete what another job is reading; compact states its horizon itself.
     "spark.databricks.delta.retentionDurationCheck.enabled": "true",
@@ -128,6 +132,9 @@ def _own(options: SessionOptions) -> dict[str, str]:
         "spark.driver.memory": options.memory,
         "spark.executor.memory": options.memory,
         "spark.jars": ",".join(str(path.resolve()) for path in found),
+        # Nobody waits for an answer: what counts is how little the collector takes in all.
+        "spark.driver.defaultJavaOptions": "-XX:+UseParallelGC",
+        "spark.executor.defaultJavaOptions": "-XX:+UseParallelGC",
         "spark.ui.enabled": "true" if options.ui else "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
     }

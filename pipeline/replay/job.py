@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--name", default="replay", help="of this replay: the same name goes on with it (default %(default)s)"
     )
     how.add_argument("--map", metavar="PATH", help="the table of its offset map (default: ARCHIVE_NAME_map)")
-    how.add_argument("--max-batch-records", type=int, default=500_000, metavar="N", help="(default %(default)s)")
+    how.add_argument("--max-batch-records", type=int, default=1_000_000, metavar="N", help="(default %(default)s)")
     how.add_argument("--max-rate", type=float, metavar="N", help="records per second")
     how.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
     groups = parser.add_argument_group("groups, when the records are there")

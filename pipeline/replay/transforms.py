@@ -12,6 +12,7 @@ from pyspark.sql.types import IntegerType, LongType
 from pipeline.archive.plan import Range
 from pipeline.partitioners import murmur2_of
 from pipeline.replay.plan import Plan
+from pipeline.schema import HEADERS
 
 
 def select_records(records: DataFrame, plan: Plan, ranges: Sequence[Range]) -> DataFrame:
@@ -73,7 +74,9 @@ def in_order(targeted: DataFrame, plan: Plan, tasks: int) -> DataFrame:
         .sortWithinPartitions("target_topic", "target_partition", "topic", "partition", "offset")
         .select(
             "target_topic", "target_partition", "topic", "partition", "offset",
-            F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value", "headers",
+            F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value",
+            # Arrow's writer walks all nulls of a list again for each row that follows, but no empty lists.
+            F.coalesce("headers", F.array().cast(HEADERS)).alias("headers"),
         )
     )  # fmt: skip
 
