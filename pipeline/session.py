@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -132,9 +133,7 @@ def _own(options: SessionOptions) -> dict[str, str]:
         "spark.driver.memory": options.memory,
         "spark.executor.memory": options.memory,
         "spark.jars": ",".join(str(path.resolve()) for path in found),
-        # Nobody waits for an answer: what counts is how little the collector takes in all.
-        "spark.driver.defaultJavaOptions": "-XX:+UseParallelGC",
-        "spark.executor.defaultJavaOptions": "-XX:+UseParallelGC",
+        "spark.driver.defaultJavaOptions": _collector(options.settings),
         "spark.ui.enabled": "true" if options.ui else "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
     }
@@ -148,6 +147,16 @@ def _own(options: SessionOptions) -> dict[str, str]:
         settings["spark.sql.shuffle.partitions"] = str(LOCAL_SHUFFLE_PARTITIONS)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     return settings
+
+
+def _collector(settings: Mapping[str, str]) -> str:
+    """Nobody waits for an answer of this JVM, so what counts is how little its collector takes in all.
+
+    Nothing where one is chosen already: a JVM does not start with two.
+    """
+    chosen = [os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")]
+    chosen += [value for name, value in settings.items() if name.endswith("JavaOptions")]
+    return "" if any("GC" in words for words in chosen) else "-XX:+UseParallelGC"
 
 
 def java() -> str | None:
