@@ -105,6 +105,7 @@ _TRIGGERS = {
     Trigger.TOPICS_CHANGED: "topics_changed",
     Trigger.SUBSCRIPTION_CHANGED: "subscription_changed",
     Trigger.GUARDED: "handoff",
+    Trigger.MIGRATED: "migrated",
 }
 _ARRIVALS = (MemberJoined, MemberRejoined, MemberReplaced)
 

@@ -8,7 +8,7 @@ partition gets a second owner.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from uuid import UUID
 
@@ -16,10 +16,10 @@ from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.assignors import ASSIGNORS, Subscriber
 from gateway.coordinator.consumer.model import (
     ConsumerGroup,
-    ConsumerGroupHeartbeatReply,
     ConsumerMember,
     MemberState,
     Subscription,
+    session_ms,
     subscription_of,
 )
 from gateway.coordinator.consumer.partitions import NOTHING
@@ -34,8 +34,9 @@ from gateway.coordinator.facts import (
     RebalanceBegun,
     TargetComputed,
     Trigger,
+    shortened,
 )
-from gateway.coordinator.machine import RequestId, Step
+from gateway.coordinator.machine import Reply, RequestId, Step
 from gateway.coordinator.model import ConsumerSettings
 
 
@@ -53,6 +54,7 @@ class Draft:
         "facts",
         "group_epoch",
         "instances",
+        "join_deadlines",
         "members",
         "metadata_hash",
         "now_ms",
@@ -64,6 +66,7 @@ class Draft:
         "session_deadlines",
         "settings",
         "subscriptions",
+        "sync_deadlines",
         "target",
         "topics_revision",
         "unheard",
@@ -74,7 +77,7 @@ class Draft:
         self.now_ms = now_ms
         self.settings = settings
         self.cluster = cluster
-        self.replies: list[tuple[RequestId, ConsumerGroupHeartbeatReply]] = []
+        self.replies: list[tuple[RequestId, Reply]] = []
         self.facts: list[Fact] = []
         self._put: dict[MemberId, None] = {}
         self._copied_owners: set[UUID] = set()
@@ -94,6 +97,8 @@ class Draft:
         self.unheard = set(group.unheard)
         self.session_deadlines = dict(group.session_deadlines)
         self.rebalance_deadlines = dict(group.rebalance_deadlines)
+        self.join_deadlines = dict(group.join_deadlines)
+        self.sync_deadlines = dict(group.sync_deadlines)
 
     def seal(self) -> Step:
         """Facts come in the order in which they were told; members that none of them touches, but whose stored form
@@ -125,10 +130,12 @@ class Draft:
             unheard=frozenset(self.unheard),
             session_deadlines=self.session_deadlines,
             rebalance_deadlines=self.rebalance_deadlines,
+            join_deadlines=self.join_deadlines,
+            sync_deadlines=self.sync_deadlines,
         )
         return Step(group, tuple(self.replies), tuple(self.facts))
 
-    def answer(self, request_id: RequestId, reply: ConsumerGroupHeartbeatReply) -> None:
+    def answer(self, request_id: RequestId, reply: Reply) -> None:
         self.replies.append((request_id, reply))
 
     def tell(self, fact: Fact) -> None:
@@ -174,15 +181,20 @@ class Draft:
             del self.instances[member.instance_id]
         self.target.pop(member_id, None)
         self.unheard.discard(member_id)
-        self.session_deadlines.pop(member_id, None)
-        self.rebalance_deadlines.pop(member_id, None)
+        for deadlines in (self.session_deadlines, self.rebalance_deadlines, self.join_deadlines, self.sync_deadlines):
+            deadlines.pop(member_id, None)
         return member
 
-    def lose(self, member_id: MemberId, departure: Departure) -> None:
-        """Takes out a member that left or failed. The target is computed again with the next heartbeat of anyone."""
-        self.remove(member_id)
-        self.tell(MemberLeft(member_id, departure))
-        self.raise_epoch(Trigger.MEMBER_LEFT, member_id)
+    def lose(self, member_id: MemberId, departure: Departure, reason: str | None = None) -> None:
+        """Takes out a member that left or failed. The target is computed again with the next request of anyone."""
+        self.lose_all({member_id: (departure, reason)})
+
+    def lose_all(self, departures: Mapping[MemberId, tuple[Departure, str | None]]) -> None:
+        """The epoch rises once, however many go."""
+        for member_id, (departure, reason) in departures.items():
+            self.remove(member_id)
+            self.tell(MemberLeft(member_id, departure, shortened(reason)))
+        self.raise_epoch(Trigger.MEMBER_LEFT, next(iter(departures)))
         if not self.members:
             self.patterns = {}
             self.metadata_hash = 0
@@ -296,7 +308,7 @@ class Draft:
     def hear(self, member_id: MemberId) -> None:
         """The member has spoken: its session begins anew."""
         self.unheard.discard(member_id)
-        self.session_deadlines[member_id] = self.now_ms + self.settings.session_timeout_ms
+        self.session_deadlines[member_id] = self.now_ms + session_ms(self.members[member_id], self.settings)
 
     def arm_rebalance(self, before: ConsumerMember | None, member: ConsumerMember) -> None:
         """Counts from the moment at which the member is told what to let go of."""
