@@ -70,6 +70,9 @@ def join(
         known = _find_joining(group, event, consumer_settings)
         classic = ClassicProtocol(event.session_timeout_ms, event.protocols)
         subscription = _subscription(group, event, classic, known)
+        if known is None and event.member_id and (subscription.owned_partitions or subscription.generation_id >= 0):
+            # It was a member, and believes to read what others may have read on from: it is to begin anew.
+            raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
     except KafkaError as refused:
         member_id = NO_MEMBER_ID if refused.code is ErrorCode.GROUP_MAX_SIZE_REACHED else event.member_id
         return Step(group, ((event.request_id, JoinReply(refused.code, member_id)),))
@@ -108,7 +111,8 @@ def join(
 def _find_joining(group: ConsumerGroup, event: JoinGroup, settings: ConsumerSettings) -> ConsumerMember | None:
     """Whom the join continues or replaces; None for a new member. Raises KafkaError.
 
-    A dynamic member is let in under any id that nobody has: that it was handed out is not remembered.
+    A dynamic member is let in under any id that nobody has: that it was handed out is not remembered. (Not so one that
+    speaks of an earlier generation, or claims partitions: see `join`.)
     """
     if event.group_instance_id is not None:
         owner_id = group.instances.get(event.group_instance_id)

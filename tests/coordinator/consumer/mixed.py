@@ -193,7 +193,8 @@ class Mixed:
 
     def share(self, member: str, generation: int, **more: Any) -> Named:
         reply = self.sync(member, generation, **more)
-        assert reply is not None and reply.error is NONE, reply
+        assert reply is not None
+        assert reply.error is NONE, reply
         return read(reply.assignment)
 
     def alive(self, member: str, generation: int, *, instance: str | None = None) -> ErrorCode:

@@ -1,4 +1,4 @@
-"""Online migration: a classic group becomes a consumer group when a member of that protocol joins, and the other way."""
+"""Online migration: a classic group becomes a consumer group when such a member joins, and a classic one again."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def test_a_cooperative_member_lets_go_before_another_gets():
     assert scene.told(scene.beat("a", generation + 1)) == (generation + 1, None), "nothing is free yet"
     assert scene.alive("k", generation) is REBALANCE
     joined = scene.join("k", offer("cooperative-sticky", owned=kept, generation=generation))
-    assert joined is not None and joined.generation_id == generation + 1
+    assert joined is not None
+    assert joined.generation_id == generation + 1
     assert scene.share("k", generation + 1) == kept
     assert scene.told(scene.beat("a", generation + 1)) == (generation + 1, {"t": ALL["t"] - kept["t"]})
     assert scene.alive("k", generation + 1) is NONE
@@ -220,12 +221,15 @@ def test_the_last_static_member_alone_is_replaced_in_a_classic_group():
     scene.enter("a", instance_id="i")
     joined = scene.join("", offer(), instance="i", new_id="k")
     assert not scene.is_consumer
-    assert joined is not None and joined.generation_id == 3
+    assert joined is not None
+    assert joined.generation_id == 3
     refused = Mixed()
     refused.enter("a", instance_id="i")
     reply = refused.join("", (), instance="i")
-    assert reply is not None and reply.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
-    assert refused.is_consumer and "a" in refused.group.members
+    assert reply is not None
+    assert reply.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert refused.is_consumer
+    assert "a" in refused.group.members
 
 
 def mixed(rebalance_timeout_ms: int = REBALANCE_MS) -> tuple[Mixed, int]:
@@ -251,7 +255,8 @@ def test_the_last_consumer_member_leaves_and_the_others_join_again_with_what_the
     commit = scene.commit("k", epoch)
     assert (commit.error, commit.by_member_epoch) == (NONE, True)
     late = scene.sync("k", epoch)
-    assert late is not None and late.error is REBALANCE
+    assert late is not None
+    assert late.error is REBALANCE
     joined = scene.join("k", offer())
     assert joined is not None
     assert (joined.error, joined.generation_id, joined.leader) == (NONE, epoch + 2, "k")
@@ -309,7 +314,8 @@ def test_a_downgraded_group_survives_a_restart():
     assert scene.alive("k", epoch) is REBALANCE
     assert scene.commit("k", epoch).by_member_epoch
     joined = scene.join("k", offer())
-    assert joined is not None and joined.error is NONE
+    assert joined is not None
+    assert joined.error is NONE
 
 
 def test_an_upgraded_group_survives_a_restart():
