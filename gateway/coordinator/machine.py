@@ -144,7 +144,7 @@ class Machine(Protocol):
     events: frozenset[type]
     """The requests that this machine takes. One that several take goes to the machine that the group has."""
     beats: frozenset[type]
-    """Those of them that at most put a deadline off, so that no timer need be set earlier after them."""
+    """Those of them that, without a fact, at most put a deadline off: no timer need be set earlier after them."""
     durable: frozenset[type[Fact]]
 
     def missing(self, group_id: str) -> Value:

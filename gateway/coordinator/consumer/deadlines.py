@@ -19,15 +19,17 @@ from gateway.coordinator.model import ConsumerSettings
 
 def next_deadline(group: ConsumerGroup) -> int | None:
     """When a Tick is due at the earliest; None if the group waits for nothing but requests."""
-    every = (group.session_deadlines, group.rebalance_deadlines, group.join_deadlines, group.sync_deadlines)
-    return min((min(deadlines.values()) for deadlines in every if deadlines), default=None)
+    others = (group.rebalance_deadlines, group.join_deadlines, group.sync_deadlines)
+    earliest = [min(deadlines.values()) for deadlines in others if deadlines]
+    session_ms = group.session_deadlines.earliest()
+    return min(earliest if session_ms is None else (session_ms, *earliest), default=None)
 
 
 def postponed(group: ConsumerGroup, by_ms: int) -> ConsumerGroup:
     """The same group with every deadline later: for this long nobody could be heard, or be told."""
     return replace(
         group,
-        session_deadlines=_later(group.session_deadlines, by_ms),
+        session_deadlines=group.session_deadlines.later(by_ms),
         rebalance_deadlines=_later(group.rebalance_deadlines, by_ms),
         join_deadlines=_later(group.join_deadlines, by_ms),
         sync_deadlines=_later(group.sync_deadlines, by_ms),
@@ -39,18 +41,18 @@ def _later(deadlines: Mapping[MemberId, int], by_ms: int) -> Mapping[MemberId, i
 
 
 def tick(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
-    over: dict[MemberId, tuple[Departure, str | None]] = {}
+    over = dict.fromkeys(group.session_deadlines.due(now_ms), Departure.SESSION_EXPIRED)
     for deadlines, departure in (
-        (group.session_deadlines, Departure.SESSION_EXPIRED),
         (group.rebalance_deadlines, Departure.NOT_REVOKED),
         (group.join_deadlines, Departure.NOT_REJOINED),
         (group.sync_deadlines, Departure.NEVER_SYNCED),
     ):
         for member_id, deadline_ms in deadlines.items():
             if deadline_ms <= now_ms:
-                over.setdefault(member_id, (departure, None))
+                over.setdefault(member_id, departure)
     if not over:
         return Step(group)
     draft = Draft(group, now_ms, settings, cluster)
-    draft.lose_all(over)
+    # In the order in which they joined: a step depends on nothing but its values.
+    draft.lose_all({member_id: (over[member_id], None) for member_id in group.members if member_id in over})
     return draft.seal()

@@ -186,7 +186,7 @@ class _Consumer:
 
     group_type = "consumer"
     events = frozenset[type]({ConsumerGroupHeartbeat, OffsetCommit, DeleteGroup})
-    beats = frozenset[type]({OffsetCommit})
+    beats = frozenset[type]({OffsetCommit, ConsumerGroupHeartbeat})
     durable = DURABLE
 
     def missing(self, group_id: str) -> ConsumerGroup:

@@ -63,7 +63,7 @@ def restore(
         left_ms = session_ms(row.member, settings)
         if silent_ms is not None:
             left_ms = max(left_ms - silent_ms, min(left_ms, SHORTEST_SESSION_MS))
-        draft.session_deadlines[row.member.member_id] = now_ms + left_ms
+        draft.session_deadlines = draft.session_deadlines.moved(row.member.member_id, now_ms + left_ms)
         draft.arm_rebalance(None, row.member)
     restored: ConsumerGroup = draft.seal().group
     return replace(restored, unheard=frozenset(restored.members))
