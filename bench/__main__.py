@@ -29,7 +29,7 @@ from pathlib import Path
 import confluent_kafka
 import psutil
 
-from bench import codec, consumer_groups, depth, frames, librdkafka, memory
+from bench import cluster, codec, consumer_groups, depth, frames, librdkafka, memory
 from storage.embedded import MAJOR_VERSION
 from tests.gateway_process import GatewayProcess
 
@@ -265,6 +265,10 @@ def measure_depth() -> list[Row]:
     ]
 
 
+def measure_cluster() -> list[Row]:
+    return [Row(*line) for line in cluster.measure()]
+
+
 MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "codec": measure_codec,
     "memory": measure_memory,
@@ -274,6 +278,7 @@ MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "crowd": measure_crowd,
     "consumer-groups": measure_consumer_groups,
     "depth": measure_depth,
+    "cluster": measure_cluster,
     "consume": measure_consume,
     "produce": measure_produce,
 }
