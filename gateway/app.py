@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -287,7 +289,8 @@ class App:
             database = await self._connect(url)
             self._undo.append(("database", 2 * STEP_TIMEOUT_S, lambda: database.close(STEP_TIMEOUT_S)))
             await migrate(database)
-            history = HistoryStore(database, settings.log_directory)
+            place = settings.log_place
+            history = HistoryStore(database, place if isinstance(place, Path) else None)
             histories = Histories(history)
             await histories.begin()
         except StorageError as error:
@@ -415,8 +418,7 @@ class App:
     ) -> None:
         """The groups' next coordinators begin as soon as this node has written what it was writing, the next to do its
         jobs at once."""
-        release: Callable[[], Awaitable[object]] = jobs.release
-        releasing = asyncio.ensure_future(release())
+        releasing = asyncio.create_task(jobs.release())
         releasing.add_done_callback(_look_at)
         try:
             await groups.drain(timeout_s)
@@ -462,7 +464,7 @@ def _closing(store: ByteStore) -> Callable[[], Awaitable[None]]:
     return close
 
 
-def _look_at(step: asyncio.Future[object]) -> None:
+def _look_at(step: asyncio.Future[Any]) -> None:
     """A step that ends after its time has been told of; asyncio would log its error with a trace."""
     if not step.cancelled():
         step.exception()

@@ -87,6 +87,14 @@ class BrokerConfig:
         some_of("uniform", "range"),
         update=_AT_START,
     )
+    group_consumer_migration_policy: str = setting(
+        ConfigType.STRING,
+        "bidirectional",
+        "Which way a group with members may change its protocol: upgrade (classic to consumer), downgrade, "
+        "bidirectional or disabled.",
+        one_of("bidirectional", "upgrade", "downgrade", "disabled"),
+        update=_AT_START,
+    )
     group_max_size: int = setting(_INT, MAX_INT, "Most members that one group may have.", at_least(1), update=_AT_START)
     group_connection_grace_ms: int = setting(
         _INT,
