@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
 from storage.migrate import migrate
 from storage.pool import Database
-from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess
 from tests.postgres import Databases, databases, short_directory
 from tests.restorable_postgres import RestorablePostgres, restorable_postgres
 
@@ -84,6 +85,7 @@ def gateways(server: Databases) -> Iterator[GatewayFactory]:
             embedded: bool = False,
             database_url: str | None = None,
             environment: Mapping[str, str] = NO_SETTINGS,
+            root: Path = ROOT,
         ) -> GatewayProcess:
             directory = stack.enter_context(short_directory())
             if not embedded and database_url is None:
@@ -94,6 +96,7 @@ def gateways(server: Databases) -> Iterator[GatewayFactory]:
                 database_url=database_url,
                 settings={"group.initial.rebalance.delay.ms": "0", **settings},
                 environment=environment,
+                root=root,
             )
             _gateways.append(process)
             stack.callback(_gateways.remove, process)

@@ -87,6 +87,14 @@ class BrokerConfig:
         some_of("uniform", "range"),
         update=_AT_START,
     )
+    group_consumer_migration_policy: str = setting(
+        ConfigType.STRING,
+        "bidirectional",
+        "Which way a group with members may change its protocol: upgrade (classic to consumer), downgrade, "
+        "bidirectional or disabled.",
+        one_of("bidirectional", "upgrade", "downgrade", "disabled"),
+        update=_AT_START,
+    )
     group_max_size: int = setting(_INT, MAX_INT, "Most members that one group may have.", at_least(1), update=_AT_START)
     group_connection_grace_ms: int = setting(
         _INT,
@@ -218,6 +226,22 @@ class BrokerConfig:
         65_536,
         "Commits up to this size keep their bytes in Postgres, store or not. Not a Kafka setting.",
         at_least(0),
+        update=_AT_START,
+    )
+
+    log_store_roll_bytes: int = setting(
+        _LONG,
+        67_108_864,
+        "How much gathers in Postgres before it is moved to the log's directory or bucket. Not a Kafka setting.",
+        at_least(1),
+        update=_AT_START,
+    )
+    log_store_roll_ms: int = setting(
+        _LONG,
+        -1,
+        "How long bytes stay in Postgres at most before they are moved; -1: a minute with a directory, five with a "
+        "bucket. Not a Kafka setting.",
+        at_least(-1),
         update=_AT_START,
     )
 

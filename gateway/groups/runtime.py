@@ -320,7 +320,7 @@ class Runtime:
                 own = reply
         # What only moves a deadline away (or gives a held member one, which means nothing) needs no other timer: the
         # one that is set finds it out when it fires.
-        if slot.timer is None or type(event) not in self._machines.of(taken.group).beats:
+        if slot.timer is None or taken.facts or type(event) not in self._machines.of(taken.group).beats:
             self._arm(slot)
         return own
 

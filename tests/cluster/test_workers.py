@@ -164,9 +164,7 @@ def test_workers_are_nodes_of_one_cluster_on_an_embedded_postgres(host: Callable
     def shared() -> list[dict[str, Any]] | None:
         rows = running.nodes()
         held = [row["leases"].get("groups", 0) for row in rows]
-        return (
-            rows if sum(held) == 50 and min(held) > 0 and not any(row["revision_lag"] for row in rows) else None
-        )
+        return rows if sum(held) == 50 and min(held) > 0 and not any(row["revision_lag"] for row in rows) else None
 
     rows = wait_for(shared, "the leases are not shared")
     assert rows is not None

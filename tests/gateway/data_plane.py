@@ -197,10 +197,12 @@ class DataPlane:
         partition: int = 0,
         version: int = 7,
         current_leader_epoch: int = -1,
+        isolation_level: int = 0,
     ) -> ListOffsetsPartitionResponse:
         response = await list_offsets(
             ListOffsetsRequest(
                 replica_id=-1,
+                isolation_level=isolation_level,
                 topics=(
                     ListOffsetsTopic(
                         name=name_of(topic),
