@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -393,8 +394,7 @@ class App:
     ) -> None:
         """The groups' next coordinators begin as soon as this node has written what it was writing, the next to do its
         jobs at once."""
-        release: Callable[[], Awaitable[object]] = jobs.release
-        releasing = asyncio.ensure_future(release())
+        releasing = asyncio.ensure_future(jobs.release())
         releasing.add_done_callback(_look_at)
         try:
             await groups.drain(timeout_s)
@@ -433,7 +433,7 @@ async def _bind(server: Server, listener: Listener) -> Address:
     return advertised_host, advertised_port or bound_port
 
 
-def _look_at(step: asyncio.Future[object]) -> None:
+def _look_at(step: asyncio.Future[Any]) -> None:
     """A step that ends after its time has been told of; asyncio would log its error with a trace."""
     if not step.cancelled():
         step.exception()

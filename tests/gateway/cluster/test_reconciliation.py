@@ -10,7 +10,7 @@ from uuid import UUID
 
 import pytest
 import structlog.testing
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.cluster.placement import Leaders
@@ -73,7 +73,7 @@ def snapshots(draw: st.DrawFn) -> list[Topic]:
     return list(by_name.values())
 
 
-@settings(deadline=None)  # the machine may be busy with something else
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # the machine may be busy otherwise
 @given(snapshots(), snapshots(), st.sets(st.integers(1, 4), min_size=1), st.integers(1, 4))
 def test_operations_lead_to_what_is_committed_and_then_there_are_none(
     before: list[Topic], after: list[Topic], node_ids: set[int], own_id: int
