@@ -107,6 +107,13 @@ def test_operations_lead_to_what_is_committed_and_then_there_are_none(
     assert (catalog.deferred, list(decide_confirmed(catalog.removed_ids, ()))) == (0, [])
 
 
+def test_a_later_incarnation_that_somebody_read_takes_the_place_of_the_earlier() -> None:
+    catalog = catalog_of(topic(1), topic(4))
+    assert set(catalog.held) == {topic(4).topic_id}
+    assert catalog.removed_ids == [topic(1).topic_id]
+    assert not catalog.apply(topic(1, revision=30)), "it does not come back"
+
+
 def test_an_operation_that_has_been_overtaken_is_discarded() -> None:
     old, new = topic(1, 1), topic(1, 2, partitions=3)
     catalog = catalog_of(old)
