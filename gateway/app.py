@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -37,6 +38,7 @@ from gateway.groups.journal import Journal
 from gateway.groups.settings import group_settings
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
+from gateway.log.recompression import Recompressor
 from gateway.log.tail import Tail
 from gateway.log.validator import BatchValidator
 from gateway.net.connection import ConnectionLimits
@@ -50,6 +52,7 @@ from gateway.operate.maintenance import Maintenance
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
 from storage import notify
+from storage.byte_store import ByteStore
 from storage.deletion import DeletionStore
 from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from storage.errors import StorageError, StorageUnavailable
@@ -79,6 +82,8 @@ LAG_PROBE_INTERVAL_S = 0.5
 THREAD_SWITCH_S = 0.0005
 """How long a thread that works (validation, compaction) keeps the interpreter from the event loop, which asks for it
 anew after every call into the kernel. Python's own 5 ms would cost a busy loop most of its time."""
+REMEMBER_INTERVAL_MS = 5_000
+"""How often a node writes down what it knows of its history, for its next run."""
 STEP_TIMEOUT_S = 0.3
 """Each step of stopping after the drain; together with it and Postgres's own stop less than 5 s."""
 POSTGRES_STOP_TIMEOUT_S = 3.0
@@ -133,10 +138,18 @@ class App:
         await create_internal_topics(topics)
         broker = settings.broker.with_dynamic(await topics.load_broker_configs())
         node_store = NodeStore(database)
-        directory = await open_store(database, settings.log_directory)
-        log_store = LogStore(database, directory, inline_max_bytes=broker.log_store_inline_max_bytes)
+        store = await open_store(database, settings.log_place)
+        if store is not None:
+            self._undo.append(("store", STEP_TIMEOUT_S, _closing(store)))
+        log_store = LogStore(database, store, inline_max_bytes=broker.log_store_inline_max_bytes)
         self._undo.append(("log", STEP_TIMEOUT_S, log_store.close))
-        roller = Roller(database, log_store, directory)
+        roller = Roller(
+            database,
+            log_store,
+            store,
+            max_bytes=broker.log_store_roll_bytes,
+            max_age_ms=broker.log_store_roll_ms,
+        )
         self._undo.append(("roller", STEP_TIMEOUT_S, roller.close))
         metrics.damaged_chunks.set_function(lambda: log_store.damaged_chunks)
 
@@ -148,6 +161,8 @@ class App:
         catalog.settled = appender.settled
         validator = BatchValidator()
         self._undo.append(("validation threads", STEP_TIMEOUT_S, validator.close))
+        recompressor = Recompressor()
+        self._undo.append(("recompression threads", STEP_TIMEOUT_S, recompressor.close))
 
         # The listeners are bound first, so that a port that is taken is found before the node joins, and a port that
         # the kernel chose is known when it does.
@@ -161,6 +176,11 @@ class App:
         catalog.leads = lambda: membership.leads
         await catalog.serve_as(lambda: str(membership.node_id))
         self._undo.append(("membership", STEP_TIMEOUT_S, membership.withdraw))
+
+        async def remember() -> None:
+            await histories.remember(membership.node_id)
+
+        self._undo.append(("memory of the history", STEP_TIMEOUT_S, remember))
         leases = Leases(node_store, membership, settings.node_ttl_ms)
         metrics.leases_held.set_function(lambda: leases.held)
         jobs = Jobs(node_store, membership, settings.node_ttl_ms)
@@ -201,9 +221,11 @@ class App:
             catalog.reset()
             leases.forget()
             jobs.forget()
+            log_store.reader.forget()
 
         histories.forget, histories.begun = forget, reconciler.hearing
         self._supervisor.start("history", histories.follow, interval_ms=0, regular=False)
+        self._supervisor.start("memory of the history", remember, interval_ms=REMEMBER_INTERVAL_MS)
         metrics.watch_cluster(
             revision_lag=lambda: reconciler.revision_lag,
             leases_moved={"groups": lambda: leases.handed_over, "jobs": lambda: jobs.handed_over},
@@ -223,6 +245,7 @@ class App:
             topics=topics,
             log=log_store,
             validator=validator,
+            recompressor=recompressor,
             appender=appender,
             tail=tail,
             producers=ProducerStore(database),
@@ -241,7 +264,7 @@ class App:
             count_failure=lambda: metrics.observe_reconcile_failure("delete"),
         )
         maintenance = Maintenance(
-            database, log_store, roller, catalog, tail, leases.current, groups.in_use, deletions, journal
+            database, log_store, roller, catalog, tail, leases.current, groups.in_use, deletions, journal, jobs.lease
         )
         listener = notify.Listener(database, _hints(reconciler, jobs, wakeups), lambda: membership.node_id)
         self._start_passes(reconciler, jobs, wakeups, listener, maintenance)
@@ -266,7 +289,8 @@ class App:
             database = await self._connect(url)
             self._undo.append(("database", 2 * STEP_TIMEOUT_S, lambda: database.close(STEP_TIMEOUT_S)))
             await migrate(database)
-            history = HistoryStore(database)
+            place = settings.log_place
+            history = HistoryStore(database, place if isinstance(place, Path) else None)
             histories = Histories(history)
             await histories.begin()
         except StorageError as error:
@@ -394,7 +418,7 @@ class App:
     ) -> None:
         """The groups' next coordinators begin as soon as this node has written what it was writing, the next to do its
         jobs at once."""
-        releasing = asyncio.ensure_future(jobs.release())
+        releasing = asyncio.create_task(jobs.release())
         releasing.add_done_callback(_look_at)
         try:
             await groups.drain(timeout_s)
@@ -431,6 +455,13 @@ async def _bind(server: Server, listener: Listener) -> Address:
         ) from error
     advertised_host, advertised_port = listener.advertised
     return advertised_host, advertised_port or bound_port
+
+
+def _closing(store: ByteStore) -> Callable[[], Awaitable[None]]:
+    async def close() -> None:
+        store.close()
+
+    return close
 
 
 def _look_at(step: asyncio.Future[Any]) -> None:

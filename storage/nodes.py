@@ -71,12 +71,13 @@ class NodeStore:
     async def renew(self, node_id: NodeId, ttl_ms: int, announced: int = 0, catalog_revision: int = 0) -> bool:
         """Prolongs the registration; whether it had run out. StorageConflict if another process has it. `announced` is
         how many announcements of appends have been sent, for others to see whether they missed any."""
+        asked = self._guard.history
         row = await self._pool.fetch_row(
             statement("renew_node"), node_id, self.incarnation(node_id), ttl_ms, announced, catalog_revision
         )
         if row is None:
             raise StorageConflict(f"node {node_id} has been taken over by another process")
-        self._guard.seen(row["history"], row["flushed_lsn"])
+        self._guard.seen(asked, row["history"], row["flushed_lsn"])
         return bool(row["lapsed"])
 
     async def alive(self) -> list[Node]:

@@ -12,6 +12,7 @@ from storage.migrate import migrate
 from storage.pool import Database
 from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess
 from tests.postgres import Databases, databases, short_directory
+from tests.restorable_postgres import RestorablePostgres, restorable_postgres
 
 NO_SETTINGS: Mapping[str, str] = {}
 
@@ -53,22 +54,29 @@ def empty_database_url(postgres: Databases) -> Iterator[str]:
     postgres.drop(url)
 
 
+@pytest.fixture
+def restorable() -> Iterator[RestorablePostgres]:
+    """A server of the test's own, whose files it can put back."""
+    with restorable_postgres() as server:
+        yield server
+
+
 @pytest.fixture(scope="module")
 def gateway(postgres: Databases) -> Iterator[GatewayProcess]:
     """A gateway shared by the tests of a module, on a database of its own, without initial rebalance delay."""
-    with _gateway_factory(postgres) as factory:
+    with gateways(postgres) as factory:
         yield factory()
 
 
 @pytest.fixture
 def gateway_factory(postgres: Databases) -> Iterator[GatewayFactory]:
     """Starts gateways that end with the test."""
-    with _gateway_factory(postgres) as factory:
+    with gateways(postgres) as factory:
         yield factory
 
 
 @contextlib.contextmanager
-def _gateway_factory(server: Databases) -> Iterator[GatewayFactory]:
+def gateways(server: Databases) -> Iterator[GatewayFactory]:
     with contextlib.ExitStack() as stack:
 
         def start(

@@ -101,6 +101,10 @@ class GatewayProcess:
             self.kill()
             raise AssertionError(f"the gateway did not stop in {STOP_SECONDS:.0f} s:\n{self.log_tail()}") from None
 
+    def send_signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
     def kill(self) -> None:
         """kill −9, and wait until the kernel has taken it down."""
         assert self._process is not None

@@ -55,6 +55,10 @@ class Jobs:
         """The job's lease, if this node may count on it at this moment."""
         return self._leases.lease_of(job)
 
+    def wanted(self) -> dict[int, int]:
+        """Which live node should do each job."""
+        return self._leases.wanted()
+
     @property
     def held(self) -> int:
         """Leases that this node may count on at this moment."""

@@ -95,6 +95,8 @@ class Maintenance:
     groups: Callable[[], Sequence[Summary]]
     deletions: Deletions
     journal: Journal | None = None
+    job_lease: Callable[[Job], CoordinatorLease | None] = lambda _: None
+    """The lease of a job, if this node holds it at this moment."""
 
     def passes(self) -> list[Pass]:
         """What to give to the supervisor."""
@@ -109,7 +111,7 @@ class Maintenance:
             *journal,
             Pass("retention", self.retain, broker.log_retention_check_interval_ms, Job.RETENTION),
             Pass("deletion", self.deletions.run, DELETION_INTERVAL_MS, Job.DELETION),
-            Pass("roll", self.roll, ROLL_INTERVAL_MS, Job.ROLL),
+            Pass("roll", self.roll, self._roll_interval_ms, Job.ROLL),
             Pass("sweep", self.sweep, SWEEP_INTERVAL_MS, Job.ROLL),
             Pass("compaction", compaction.run, COMPACTION_INTERVAL_MS, Job.COMPACTION),
             Pass("compacted tails", self.drop_compacted, COMPACTION_INTERVAL_MS),
@@ -168,15 +170,29 @@ class Maintenance:
             for key, end_offset in (await CompactionStore(self.database, self.log).cleaned_to(keys)).items():
                 self.tail.compacted(key, end_offset)
 
+    @property
+    def _roll_interval_ms(self) -> int:
+        age_ms = self.catalog.broker.log_store_roll_ms
+        return ROLL_INTERVAL_MS if age_ms < 0 else max(100, min(ROLL_INTERVAL_MS, age_ms))
+
     async def roll(self) -> None:
-        """Move inline bytes to where bytes belong, and free what nothing is alive in."""
-        moved_bytes = await self.roller.roll()
-        if moved_bytes:
-            log.debug("inline bytes moved", moved_bytes=moved_bytes)
+        """Move inline bytes to where bytes belong, and free what nothing is alive in; again while there is work."""
+        lease = self.job_lease(Job.ROLL)
+        try:
+            for _ in range(ROUNDS_PER_PASS):
+                moved_bytes = await self.roller.roll(lease=lease)
+                if not moved_bytes:
+                    return
+                log.debug("inline bytes moved", moved_bytes=moved_bytes)
+        except StorageConflict as error:
+            log.info("moving of bytes overtaken", reason=str(error))
 
     async def sweep(self) -> None:
-        """Rewrite segments in which little is alive, delete what no chunk names."""
-        await self.roller.sweep()
+        """Rewrite segments and objects in which little is alive, delete what no chunk names."""
+        try:
+            await self.roller.sweep(lease=self.job_lease(Job.ROLL))
+        except StorageConflict as error:
+            log.info("moving of bytes overtaken", reason=str(error))
 
     async def drop_functions(self) -> None:
         """Drop the SQL functions of releases that no node runs any more."""
@@ -185,10 +201,10 @@ class Maintenance:
 
     async def expire_producers(self) -> None:
         """Forget the sequences of producers that have been idle for producer.id.expiration.ms."""
-        before_ms = _wall_ms() - self.catalog.broker.producer_id_expiration_ms
+        idle_ms = self.catalog.broker.producer_id_expiration_ms
         store = ProducerStore(self.database)
         for _ in range(ROUNDS_PER_PASS):
-            if await store.expire(before_ms, PRODUCERS_PER_STATEMENT) < PRODUCERS_PER_STATEMENT:
+            if await store.expire(idle_ms, PRODUCERS_PER_STATEMENT) < PRODUCERS_PER_STATEMENT:
                 return
 
     async def expire_offsets(self) -> None:

@@ -25,8 +25,10 @@ where c.partition_key = $1
 order by c.base_offset;
 
 -- name: partition_states
--- Live partitions among those asked for.
-select p.partition_key, p.log_start_offset, p.next_offset, p.leader_epoch, p.size_bytes
+-- Live partitions among those asked for. What is stable ends where the first open transaction began; there are none yet.
+select
+    p.partition_key, p.log_start_offset, p.next_offset as high_watermark, p.next_offset as last_stable_offset,
+    p.leader_epoch, p.size_bytes
 from partition p
 where p.partition_key = any ($1::bigint[]) and not p.deleted
     and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
@@ -83,6 +85,10 @@ returning object_id;
 -- name: log_store
 -- The store that the bytes lie in; no row where all are inline.
 select store_id, location from log_store;
+
+-- name: lock_log_store
+-- Who starts on a new store takes turns; no lock on the table, which every start reads.
+select pg_advisory_xact_lock(5492300418);
 
 -- name: claim_log_store
 -- The first directory or bucket becomes the database's store.
