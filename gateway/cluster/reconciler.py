@@ -94,6 +94,7 @@ class Reconciler:
         before = catalog.revision, catalog.performed.total(), catalog.deferred
         try:
             await catalog.refresh_if_changed()
+            await catalog.settle()
         except Exception as error:
             self._failed("look", error)
             raise

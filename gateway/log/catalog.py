@@ -104,6 +104,7 @@ class Catalog:
         self._unplaced: dict[UUID, None] = {}
         self._placed_by: Leads | None = None
         self._tombstones: dict[UUID, Tombstone] = {}
+        self._confirmable: Sequence[UUID] = ()
         self._configs: dict[UUID, tuple[Topic, TopicConfig]] = {}
         self._by_rendered: dict[str, str] = {}
         self._revision = 0
@@ -137,6 +138,7 @@ class Catalog:
         StorageError."""
         self._broker_name = broker_name
         await self.refresh_if_changed()
+        await self.settle()
 
     # --- what is known --------------------------------------------------------------------------------------------
 
@@ -259,6 +261,15 @@ class Catalog:
         else:
             look = self._next_look
         await asyncio.shield(look)
+
+    async def settle(self) -> None:
+        """What nobody who asks for the newest state has to wait for: which partitions this node owns, and the end of
+        what is removed. Called by one pass at a time."""
+        await self._place()
+        # Of an earlier pass: whoever had looked the topic up before it was removed has had the time between the two.
+        busy = {topic_id for topic_id in self._confirmable if not self._is_settled(topic_id)}
+        await self._stage(list(decide_confirmed(self._confirmable, busy)))
+        self._confirmable = self.removed_ids
 
     # --- told by this node's own admin requests -------------------------------------------------------------------
 
@@ -420,15 +431,10 @@ class Catalog:
     async def _follow(self, after: asyncio.Task[None] | None) -> None:
         if after is not None:
             await asyncio.wait({after})
-        # Of an earlier pass: whoever had looked the topic up before it was removed has had the time between the two.
-        removed = self.removed_ids
         changes = await self._store.changes(self._revision)
         for topic_id in changes.deleted:
             self._remember_gone(topic_id)
         await self._stage(list(decide(self._by_id, changes)))
-        await self._place()
-        busy = {topic_id for topic_id in removed if not self._is_settled(topic_id)}
-        await self._stage(list(decide_confirmed(removed, busy)))
         if changes.broker_configs is not None:
             self._stored_broker_configs = changes.broker_configs
         name = None if self._broker_name is None else self._broker_name()

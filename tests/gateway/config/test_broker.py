@@ -122,6 +122,9 @@ def test_the_finest_retention_wins(given: dict[str, str], retention_ms: int) -> 
         ("node.id", "4"),
         ("group.min.session.timeout.ms", "1800001"),
         ("log.cleaner.max.compaction.lag.ms", "0"),
+        # A node that never looks by itself would miss what it is not told of.
+        ("reconcile.periodic.interval.ms", "0"),
+        ("reconcile.periodic.interval.ms", "30001"),
     ],
 )
 def test_refused_with_name_value_and_reason(name: str, value: str) -> None:
