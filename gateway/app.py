@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from typing import Any
 
 import structlog
 
@@ -434,7 +435,7 @@ def _closing(store: ByteStore) -> Callable[[], Awaitable[None]]:
     return close
 
 
-def _look_at(step: asyncio.Future[object]) -> None:
+def _look_at(step: asyncio.Future[Any]) -> None:
     """A step that ends after its time has been told of; asyncio would log its error with a trace."""
     if not step.cancelled():
         step.exception()
