@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -22,7 +23,7 @@ from gateway.apis import SERVED
 from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.topics import create_internal_topics
 from gateway.cluster.histories import Histories
-from gateway.cluster.jobs import Jobs
+from gateway.cluster.jobs import Job, Jobs
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
 from gateway.cluster.reachability import warn_of_unreachable
@@ -37,12 +38,14 @@ from gateway.groups.journal import Journal
 from gateway.groups.settings import group_settings
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
+from gateway.log.recompression import Recompressor
 from gateway.log.tail import Tail
 from gateway.log.validator import BatchValidator
 from gateway.net.connection import ConnectionLimits
 from gateway.net.context import Services
 from gateway.net.dispatch import Dispatch
 from gateway.net.server import Server
+from gateway.operate.deletions import Deletions
 from gateway.operate.exporter import Exporter
 from gateway.operate.http import HttpServer
 from gateway.operate.maintenance import Maintenance
@@ -50,6 +53,7 @@ from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
 from storage import notify
 from storage.byte_store import ByteStore
+from storage.deletion import DeletionStore
 from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from storage.errors import StorageError, StorageUnavailable
 from storage.groups import GroupStore
@@ -78,6 +82,8 @@ LAG_PROBE_INTERVAL_S = 0.5
 THREAD_SWITCH_S = 0.0005
 """How long a thread that works (validation, compaction) keeps the interpreter from the event loop, which asks for it
 anew after every call into the kernel. Python's own 5 ms would cost a busy loop most of its time."""
+REMEMBER_INTERVAL_MS = 5_000
+"""How often a node writes down what it knows of its history, for its next run."""
 STEP_TIMEOUT_S = 0.3
 """Each step of stopping after the drain; together with it and Postgres's own stop less than 5 s."""
 POSTGRES_STOP_TIMEOUT_S = 3.0
@@ -149,11 +155,14 @@ class App:
 
         tail = Tail(settings.tail_bytes)
         catalog = Catalog(topics, tail, broker)
-        catalog.count_installed = metrics.partitions_materialised.inc
+        catalog.count_materialised = metrics.partitions_materialised.inc
         catalog.count_removed = metrics.partitions_removed.inc
         appender = Appender(log_store, tail, committers=settings.committers, observe_commit=metrics.observe_commit)
+        catalog.settled = appender.settled
         validator = BatchValidator()
         self._undo.append(("validation threads", STEP_TIMEOUT_S, validator.close))
+        recompressor = Recompressor()
+        self._undo.append(("recompression threads", STEP_TIMEOUT_S, recompressor.close))
 
         # The listeners are bound first, so that a port that is taken is found before the node joins, and a port that
         # the kernel chose is known when it does.
@@ -164,11 +173,18 @@ class App:
         membership = Membership(node_store, advertised, settings.rack, settings.node_ttl_ms)
         await membership.require_own_addresses()
         await membership.join()
+        catalog.leads = lambda: membership.leads
         await catalog.serve_as(lambda: str(membership.node_id))
         self._undo.append(("membership", STEP_TIMEOUT_S, membership.withdraw))
+
+        async def remember() -> None:
+            await histories.remember(membership.node_id)
+
+        self._undo.append(("memory of the history", STEP_TIMEOUT_S, remember))
         leases = Leases(node_store, membership, settings.node_ttl_ms)
         metrics.leases_held.set_function(lambda: leases.held)
         jobs = Jobs(node_store, membership, settings.node_ttl_ms)
+        catalog.removed = lambda topic: jobs.due(Job.DELETION)
         journal = None
         if broker.group_journal_enable:
             journal = Journal(JournalStore(database), MACHINES, catalog, lambda: membership.node_id or 0, metrics)
@@ -209,9 +225,14 @@ class App:
 
         histories.forget, histories.begun = forget, reconciler.hearing
         self._supervisor.start("history", histories.follow, interval_ms=0, regular=False)
+        self._supervisor.start("memory of the history", remember, interval_ms=REMEMBER_INTERVAL_MS)
         metrics.watch_cluster(
             revision_lag=lambda: reconciler.revision_lag,
-            handed_over=lambda: leases.handed_over,
+            leases_moved={"groups": lambda: leases.handed_over, "jobs": lambda: jobs.handed_over},
+            jobs_held=lambda: jobs.held,
+            owned=lambda: catalog.owned,
+            deferred=lambda: catalog.deferred,
+            performed=catalog.performed,
             merged=lambda: reconciler.metadata_wake.merged + reconciler.nodes_wake.merged,
             wakeups=wakeups.counts,
         )
@@ -224,6 +245,7 @@ class App:
             topics=topics,
             log=log_store,
             validator=validator,
+            recompressor=recompressor,
             appender=appender,
             tail=tail,
             producers=ProducerStore(database),
@@ -235,8 +257,14 @@ class App:
             described_topics=DescribedTopics(),
             history=history,
         )
+        deletions = Deletions(
+            DeletionStore(database),
+            lambda: jobs.lease(Job.DELETION),
+            count_gone=metrics.topics_removed.inc,
+            count_failure=lambda: metrics.observe_reconcile_failure("delete"),
+        )
         maintenance = Maintenance(
-            database, log_store, roller, catalog, tail, leases.current, groups.in_use, journal, jobs.lease
+            database, log_store, roller, catalog, tail, leases.current, groups.in_use, deletions, journal, jobs.lease
         )
         listener = notify.Listener(database, _hints(reconciler, jobs, wakeups), lambda: membership.node_id)
         self._start_passes(reconciler, jobs, wakeups, listener, maintenance)
@@ -261,7 +289,8 @@ class App:
             database = await self._connect(url)
             self._undo.append(("database", 2 * STEP_TIMEOUT_S, lambda: database.close(STEP_TIMEOUT_S)))
             await migrate(database)
-            history = HistoryStore(database)
+            place = settings.log_place
+            history = HistoryStore(database, place if isinstance(place, Path) else None)
             histories = Histories(history)
             await histories.begin()
         except StorageError as error:
@@ -303,6 +332,7 @@ class App:
         maintenance: Maintenance,
     ) -> None:
         def hearing() -> None:
+            self.metrics.listener_reconnects.inc()
             wakeups.hearing()
             reconciler.hearing()
             jobs.wake("reconnected")
@@ -388,8 +418,7 @@ class App:
     ) -> None:
         """The groups' next coordinators begin as soon as this node has written what it was writing, the next to do its
         jobs at once."""
-        release: Callable[[], Awaitable[object]] = jobs.release
-        releasing = asyncio.ensure_future(release())
+        releasing = asyncio.create_task(jobs.release())
         releasing.add_done_callback(_look_at)
         try:
             await groups.drain(timeout_s)

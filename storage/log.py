@@ -57,6 +57,9 @@ REPORT_INTERVAL_S = 5.0
 """How often it is told of one object that it cannot be read: consumers ask again and again while a store is away."""
 REPORTED_OBJECTS = 1_000
 
+REQUESTS_AT_ONCE = 500
+"""Partitions that one statement is asked for: its rows are looked at in one go, some milliseconds for so many."""
+
 HIGH_WATERMARK = -1
 """`delete_records` up to here: everything there is."""
 
@@ -91,6 +94,7 @@ class LogStore:
     ) -> None:
         self._hot = database.hot
         self._cold = database.cold
+        self._guard = database.guard
         self._inline_max_bytes = inline_max_bytes
         self._segments = SegmentWriters(database, store) if isinstance(store, SegmentDirectory) else None
         self.reader = ChunkReader(store)
@@ -121,6 +125,7 @@ class LogStore:
         if not batches:
             return []
         group = AppendGroup(batches)
+        asked = self._guard.history
         if self._segments is not None and group.size_bytes > self._inline_max_bytes:
             decided = await self._append_to_segment(self._segments, group, wait=wait)
         elif (
@@ -133,6 +138,8 @@ class LogStore:
             row = await self._hot.fetch_row(_APPEND_CHUNKS, *group.arguments(wait=wait, records=records))
             assert row is not None
             decided = row
+        if decided["transaction_id"] is not None:
+            self._guard.acknowledged(asked, decided["transaction_id"], decided["written_lsn"])
         return group.settle(decided)
 
     async def _append_by_copy(self, group: AppendGroup, *, wait: bool) -> Row:
@@ -201,61 +208,71 @@ class LogStore:
     # --- reading --------------------------------------------------------------------------------------------------
 
     async def read(self, requests: Sequence[ReadRequest], *, max_bytes: int) -> list[ReadResult | Refusal]:
-        """States and batches of all requests from one snapshot, limits counted in the order given.
+        """States and batches of all requests, limits counted in the order given; of REQUESTS_AT_ONCE that follow each
+        other from one snapshot.
 
         Whole batches only. The first batch found is returned whatever its size; after it, those that fit into both its
         request's `max_bytes` and what is left of the call's. An offset outside the log gives the state without batches.
         UNKNOWN_PARTITION refuses a request, and DAMAGED one at whose offset the bytes are missing or wrong.
         """
-        if not requests:
-            return []
-        states, found, batches = await self._read(requests, max_bytes)
-        if any(isinstance(result, DamagedChunkError) for result in batches):
-            # Compaction or the roller may have moved the bytes since the index was read.
-            states, found, batches = await self._read(requests, max_bytes)
-        per_request: list[list[tuple[Chunk, Batches | DamagedChunkError]]] = [[] for _ in requests]
-        for (position, chunk), result in zip(found, batches, strict=True):
-            per_request[position].append((chunk, result))
         results: list[ReadResult | Refusal] = []
         remaining_bytes = max_bytes
         returned_any = False
-        for request, state, chunks in zip(requests, states, per_request, strict=True):
-            if state is None:
-                results.append(Refusal.UNKNOWN_PARTITION)
-                continue
-            limit_bytes = min(request.max_bytes, remaining_bytes)
-            taken: list[StoredBatch] = []
-            damaged = False
-            for chunk, held in chunks:
-                if isinstance(held, DamagedChunkError):
-                    self._report(chunk, held)
-                    damaged = True
-                    break
-                if limit_bytes <= 0 and returned_any:
-                    break
-                for batch in held:
-                    if batch.last_offset < request.offset:
-                        continue
-                    size_bytes = len(batch.records)
-                    if (size_bytes > limit_bytes or limit_bytes <= 0) and returned_any:
-                        limit_bytes = 0
-                        break
-                    taken.append(batch)
-                    returned_any = True
-                    limit_bytes -= size_bytes
-                    remaining_bytes -= size_bytes
-            results.append(Refusal.DAMAGED if damaged and not taken else ReadResult(state, tuple(taken)))
+        for begin in range(0, len(requests), REQUESTS_AT_ONCE):
+            piece = requests[begin : begin + REQUESTS_AT_ONCE]
+            states_only = returned_any and remaining_bytes <= 0
+            states, found, batches = await self._read(piece, remaining_bytes, states_only=states_only)
+            if any(isinstance(result, DamagedChunkError) for result in batches):
+                # Compaction or the roller may have moved the bytes since the index was read.
+                states, found, batches = await self._read(piece, remaining_bytes, states_only=states_only)
+            per_request: list[list[tuple[Chunk, Batches | DamagedChunkError]]] = [[] for _ in piece]
+            for (position, chunk), result in zip(found, batches, strict=True):
+                per_request[position].append((chunk, result))
+            for request, state, chunks in zip(piece, states, per_request, strict=True):
+                if state is None:
+                    results.append(Refusal.UNKNOWN_PARTITION)
+                    continue
+                taken, damaged = self._take(request, chunks, remaining_bytes, returned_any=returned_any)
+                remaining_bytes -= sum(len(batch.records) for batch in taken)
+                returned_any = returned_any or bool(taken)
+                results.append(Refusal.DAMAGED if damaged and not taken else ReadResult(state, tuple(taken)))
         return results
 
+    def _take(
+        self,
+        request: ReadRequest,
+        chunks: list[tuple[Chunk, Batches | DamagedChunkError]],
+        remaining_bytes: int,
+        *,
+        returned_any: bool,
+    ) -> tuple[list[StoredBatch], bool]:
+        """What of these chunks answers the request, and whether that ends at a damaged one."""
+        limit_bytes = min(request.max_bytes, remaining_bytes)
+        taken: list[StoredBatch] = []
+        for chunk, held in chunks:
+            if isinstance(held, DamagedChunkError):
+                self._report(chunk, held)
+                return taken, True
+            for batch in held:
+                if batch.last_offset < request.offset:
+                    continue
+                size_bytes = len(batch.records)
+                if (size_bytes > limit_bytes or limit_bytes <= 0) and (returned_any or taken):
+                    return taken, False
+                taken.append(batch)
+                limit_bytes -= size_bytes
+        return taken, False
+
     async def _read(
-        self, requests: Sequence[ReadRequest], max_bytes: int
+        self, requests: Sequence[ReadRequest], max_bytes: int, *, states_only: bool
     ) -> tuple[list[PartitionState | None], list[tuple[int, Chunk]], list[Batches | DamagedChunkError]]:
         """Per request its state, None if there is no such partition; the chunks with the request's position, and their
         batches."""
         rows = await self._cold.fetch(
             _READ_CHUNKS,
             [request.partition_key for request in requests],
-            [request.offset for request in requests],
+            # No log begins below 0.
+            [-1 if states_only else request.offset for request in requests],
             [request.max_bytes for request in requests],
             max_bytes,
             SPARE_BYTES,

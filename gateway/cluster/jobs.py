@@ -55,6 +55,10 @@ class Jobs:
         """The job's lease, if this node may count on it at this moment."""
         return self._leases.lease_of(job)
 
+    def wanted(self) -> dict[int, int]:
+        """Which live node should do each job."""
+        return self._leases.wanted()
+
     @property
     def held(self) -> int:
         """Leases that this node may count on at this moment."""
@@ -85,6 +89,10 @@ class Jobs:
                 wait_s, retry_s = interval_s, min(FIRST_RETRY_S, interval_s)
 
         return run_where_held
+
+    def due(self, job: Job) -> None:
+        """There is work: the job's passes begin now, if the lease is held."""
+        self._wake_passes(job, "due")
 
     async def keep(self) -> None:
         """Waits for a reason or a fifth of the time to live, then prolongs leases, takes those that this node should
@@ -126,9 +134,12 @@ class Jobs:
             del self._running[key]
 
     def _acquired(self, lease: CoordinatorLease) -> None:
+        self._wake_passes(lease.shard, "acquired")
+
+    def _wake_passes(self, shard: int, trigger: str) -> None:
         for job, wake in self._paced:
-            if job == lease.shard:
-                wake("acquired")
+            if job == shard:
+                wake(trigger)
 
     def _lost(self, shard: int) -> None:
         for (job, _), task in self._running.items():

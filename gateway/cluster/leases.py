@@ -18,7 +18,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import structlog
 
@@ -45,10 +45,11 @@ UNREST_PATIENCE_S = 60.0
 """How long a shard whose groups never come to rest is waited for before it is handed over all the same."""
 
 
-def boot_time_s() -> float:
-    """Seconds that go on while the machine is suspended, when Postgres elsewhere goes on counting too; CLOCK_MONOTONIC
-    stands still then, and a lease that ran out would be believed. Where there is no such clock, the monotonic one."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+boot_time_s: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
+"""Seconds that go on while the machine is suspended, when Postgres elsewhere goes on counting too; CLOCK_MONOTONIC
+stands still then, and a lease that ran out would be believed. Where there is no such clock, the monotonic one."""
 
 
 @lru_cache(maxsize=65_536)
@@ -160,7 +161,7 @@ class Leases:
 
     def _successor(self, shard: int) -> Node | None:
         """The live node other than this that should have the shard."""
-        wanted = self._wanted().get(shard)
+        wanted = self.wanted().get(shard)
         return next(
             (
                 node
@@ -170,7 +171,7 @@ class Leases:
             None,
         )
 
-    def _wanted(self) -> dict[int, int]:
+    def wanted(self) -> dict[int, int]:
         """Which live node should hold each shard."""
         leaders = self._membership.leaders
         if leaders is not self._shares_of:
@@ -206,7 +207,7 @@ class Leases:
             await self._look_up_owners()
 
     async def _take_free(self, node_id: NodeId) -> None:
-        wanted = self._wanted()
+        wanted = self.wanted()
         missing = [shard for shard in self._shards if shard not in self._held]
         if not missing:
             return
@@ -226,7 +227,7 @@ class Leases:
         """Hands one shard over to the node that should have it; whether there are more. Raises StorageError: the lease
         is given up here by then, and free for its successor once it has run out."""
         async with self._pass:
-            node_id, wanted = self._membership.node_id, self._wanted()
+            node_id, wanted = self._membership.node_id, self.wanted()
             surplus = [shard for shard in self._held if wanted.get(shard, node_id) != node_id]
             if not surplus or self._released:
                 self._surplus_since = None

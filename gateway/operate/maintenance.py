@@ -28,6 +28,7 @@ from gateway.log.catalog import Catalog
 from gateway.log.compactor import MAX_KEYS, clean, index_keys
 from gateway.log.offset_map import OffsetMap
 from gateway.log.tail import Tail
+from gateway.operate.deletions import Deletions
 from storage import retention
 from storage.compaction import CompactionPolicy, CompactionRun, CompactionStore, DirtyRange
 from storage.errors import StorageConflict
@@ -37,13 +38,15 @@ from storage.monitor import Monitor
 from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.producers import ProducerStore
+from storage.releases import drop_unused_functions
 from storage.retention import UNLIMITED, RetentionPolicy
 from storage.roller import Roller
 from storage.types import CoordinatorLease, PartitionKey, ReadRequest, ReadResult, StoredBatch, Topic
 
 log = structlog.get_logger(__name__)
 
-PURGE_INTERVAL_MS = 60_000
+DELETION_INTERVAL_MS = 1_000
+"""How often it is looked whether a topic that could not be deleted is due again; a new deletion wakes the job."""
 ROLL_INTERVAL_MS = 10_000
 SWEEP_INTERVAL_MS = 30_000
 COMPACTION_INTERVAL_MS = 1_000
@@ -60,6 +63,7 @@ SEGMENT_BYTES = 1024 * 1024 * 1024
 """Uncompacted bytes from which segment.ms no longer holds compaction back, as a broker's segment is closed by size."""
 
 JOURNAL_INTERVAL_MS = 3_600_000
+FUNCTIONS_INTERVAL_MS = 3_600_000
 CLOCK_INTERVAL_MS = 60_000
 MAX_SKEW_MS = 60_000
 """By how much the clocks may differ before it is told."""
@@ -89,6 +93,7 @@ class Maintenance:
     tail: Tail
     leases: Callable[[], Sequence[CoordinatorLease]]
     groups: Callable[[], Sequence[Summary]]
+    deletions: Deletions
     journal: Journal | None = None
     job_lease: Callable[[Job], CoordinatorLease | None] = lambda _: None
     """The lease of a job, if this node holds it at this moment."""
@@ -105,12 +110,13 @@ class Maintenance:
         return [
             *journal,
             Pass("retention", self.retain, broker.log_retention_check_interval_ms, Job.RETENTION),
-            Pass("purge", self.purge, PURGE_INTERVAL_MS, Job.DELETION),
+            Pass("deletion", self.deletions.run, DELETION_INTERVAL_MS, Job.DELETION),
             Pass("roll", self.roll, self._roll_interval_ms, Job.ROLL),
             Pass("sweep", self.sweep, SWEEP_INTERVAL_MS, Job.ROLL),
             Pass("compaction", compaction.run, COMPACTION_INTERVAL_MS, Job.COMPACTION),
             Pass("compacted tails", self.drop_compacted, COMPACTION_INTERVAL_MS),
             Pass("producer expiry", self.expire_producers, forget_ms, Job.PRODUCER_EXPIRY),
+            Pass("functions", self.drop_functions, FUNCTIONS_INTERVAL_MS, Job.FUNCTIONS),
             Pass("clock", self.compare_clocks, CLOCK_INTERVAL_MS),
             Pass("offset expiry", _from_the_second_on(self.expire_offsets), expire_ms),
         ]
@@ -164,19 +170,6 @@ class Maintenance:
             for key, end_offset in (await CompactionStore(self.database, self.log).cleaned_to(keys)).items():
                 self.tail.compacted(key, end_offset)
 
-    async def purge(self) -> None:
-        """Remove the rows of deleted topics."""
-        for _ in range(ROUNDS_PER_PASS):
-            done = await retention.purge(self.database)
-            if done.deleted_batches:
-                log.info(
-                    "purge removed batches of deleted topics",
-                    deleted_batches=done.deleted_batches,
-                    deleted_bytes=done.deleted_bytes,
-                )
-            if done.complete:
-                return
-
     @property
     def _roll_interval_ms(self) -> int:
         age_ms = self.catalog.broker.log_store_roll_ms
@@ -201,12 +194,17 @@ class Maintenance:
         except StorageConflict as error:
             log.info("moving of bytes overtaken", reason=str(error))
 
+    async def drop_functions(self) -> None:
+        """Drop the SQL functions of releases that no node runs any more."""
+        if dropped := await drop_unused_functions(self.database):
+            log.info("functions of former releases dropped", schemas=dropped)
+
     async def expire_producers(self) -> None:
         """Forget the sequences of producers that have been idle for producer.id.expiration.ms."""
-        before_ms = _wall_ms() - self.catalog.broker.producer_id_expiration_ms
+        idle_ms = self.catalog.broker.producer_id_expiration_ms
         store = ProducerStore(self.database)
         for _ in range(ROUNDS_PER_PASS):
-            if await store.expire(before_ms, PRODUCERS_PER_STATEMENT) < PRODUCERS_PER_STATEMENT:
+            if await store.expire(idle_ms, PRODUCERS_PER_STATEMENT) < PRODUCERS_PER_STATEMENT:
                 return
 
     async def expire_offsets(self) -> None:

@@ -143,7 +143,7 @@ async def test_a_job_under_way_is_handed_over_last(database: Database) -> None:
     first, work = await Node(database).start(), Work()
     second = await Node(database, 9093).start()
     await first.membership.renew()
-    theirs = [job for job in Job if first.jobs._leases._wanted()[job] == second.membership.node_id]
+    theirs = [job for job in Job if first.jobs.wanted()[job] == second.membership.node_id]
     run = asyncio.create_task(first.jobs.paced(theirs[0], "pass", work.run, 1)())
     await until(lambda: work.begun == 1)
     for _ in range(2 * len(Job)):
