@@ -17,6 +17,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
+from uuid import uuid4
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
@@ -27,7 +28,7 @@ from storage.errors import StorageError
 from storage.pool import translated_errors
 from storage.queries import statement
 from storage.segments import SegmentDirectory, sync_directory
-from storage.store import reach_store, unusable
+from storage.store import identity_marker, reach_store, unusable
 
 DUMP = "database.dump"
 LOG = "log"
@@ -81,7 +82,8 @@ async def back_up(url: str, store: ByteStore | None, target: Path) -> BackupRepo
 
 async def restore(url: str, place: Path | str | None, source: Path) -> None:
     """Makes the database at `url`, in which there must be no Sluice, and the empty directory or prefix of a bucket at
-    `place` what the backup in `source` was. StorageError otherwise."""
+    `place` what the backup in `source` was, with an identity of its own: the original goes on elsewhere. StorageError
+    otherwise."""
     manifest = await asyncio.to_thread(read_manifest, source)
     if manifest["segments"] and place is None:
         raise StorageError("the backup has segments: give a directory or a bucket for them as --log-store")
@@ -92,11 +94,18 @@ async def restore(url: str, place: Path | str | None, source: Path) -> None:
                 raise StorageError("there is a Sluice in the database already: restore into an empty one")
         finally:
             await connection.close()
-    if place is not None:
-        await _copy_back(source, place, manifest["segments"])
-    await _run(
-        "pg_restore", "--dbname", url, "--no-owner", "--exit-on-error", "--single-transaction", str(source / DUMP)
-    )
+    store = None if place is None else reach_store(place)
+    try:
+        if store is not None:
+            await _copy_back(source, store, manifest["segments"])
+        await _run(
+            "pg_restore", "--dbname", url, "--no-owner", "--exit-on-error", "--single-transaction", str(source / DUMP)
+        )
+        if store is not None:
+            await _make_own(url, store)
+    finally:
+        if store is not None:
+            store.close()
 
 
 def read_manifest(source: Path) -> dict[str, Any]:
@@ -187,9 +196,7 @@ def _finish(target: Path, used: dict[int, int]) -> int:
     return (target / DUMP).stat().st_size
 
 
-async def _copy_back(source: Path, place: Path | str, segments: dict[str, int]) -> None:
-    """The marker comes last: what was cut short is no store."""
-    store = reach_store(place)
+async def _copy_back(source: Path, store: ByteStore, segments: dict[str, int]) -> None:
     copies = SegmentDirectory(source / LOG)
     try:
         if not await _is_empty(store):
@@ -201,14 +208,26 @@ async def _copy_back(source: Path, place: Path | str, segments: dict[str, int]) 
             if len(content) < end:
                 raise StorageError(f"{copies.path(object_id)} has {len(content)} bytes instead of {end}")
             await store.put(object_id, [content])
-        marker = await copies.read_marker()
-        if marker is not None:
-            await store.create_marker(marker)
     except OSError as error:
         raise StorageError(f"a segment could not be restored: {error}") from error
     finally:
         copies.close()
-        store.close()
+
+
+async def _make_own(url: str, store: ByteStore) -> None:
+    """The marker comes last: what was cut short is no store."""
+    store_id = uuid4()
+    async with translated_errors():
+        connection = await _connect(url)
+        try:
+            changed = await connection.fetchval(statement("change_log_store"), store_id, store.location)
+        finally:
+            await connection.close()
+    try:
+        if changed is not None:
+            await store.create_marker(identity_marker(store_id))
+    except OSError as error:
+        raise unusable(store.location, error) from error
 
 
 async def _is_empty(store: ByteStore) -> bool:

@@ -14,6 +14,7 @@ retries with its sequence gets the right answer.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterable, Sequence
 
 import structlog
@@ -51,6 +52,10 @@ one."""
 
 SPARE_BYTES = 8 * 1024 * 1024
 """How many bytes a read may fetch that its limits cut off again, since chunks are read whole."""
+
+REPORT_INTERVAL_S = 5.0
+"""How often it is told of one object that it cannot be read: consumers ask again and again while a store is away."""
+REPORTED_OBJECTS = 1_000
 
 REQUESTS_AT_ONCE = 500
 """Partitions that one statement is asked for: its rows are looked at in one go, some milliseconds for so many."""
@@ -95,6 +100,7 @@ class LogStore:
         self.reader = ChunkReader(store)
         self.damaged_chunks = 0
         """How often a chunk was asked for whose bytes are missing or wrong."""
+        self._reported_at: dict[int | None, float] = {}
 
     async def close(self) -> None:
         """Once no call is under way."""
@@ -289,6 +295,12 @@ class LogStore:
 
     def _report(self, chunk: Chunk, error: DamagedChunkError) -> None:
         self.damaged_chunks += 1
+        now = time.monotonic()
+        if now - self._reported_at.get(chunk.object_id, -REPORT_INTERVAL_S) < REPORT_INTERVAL_S:
+            return
+        if len(self._reported_at) >= REPORTED_OBJECTS:
+            self._reported_at.clear()
+        self._reported_at[chunk.object_id] = now
         log.error(
             "records cannot be read",
             partition_key=chunk.partition_key,

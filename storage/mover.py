@@ -260,24 +260,27 @@ def _runs(chunks: Iterable[Chunk]) -> list[_Run]:
 
 
 def _pieces(runs: Iterable[_Run]) -> list[list[_Run]]:
-    """What is read at a time."""
-    return _cut(runs, MOVE_BYTES)
+    """What is read at a time, and written at a time to a segment."""
+    pieces: list[list[_Run]] = []
+    size_bytes = MOVE_BYTES
+    for run in runs:
+        if size_bytes + run.size_bytes > MOVE_BYTES or len(pieces[-1]) >= RUNS_PER_OBJECT:
+            pieces.append([])
+            size_bytes = 0
+        pieces[-1].append(run)
+        size_bytes += run.size_bytes
+    return pieces
 
 
 def _evenly(runs: Sequence[_Run]) -> list[list[_Run]]:
     """What becomes one object each, none much smaller than the others."""
     total_bytes = sum(run.size_bytes for run in runs)
     count = max(1, round(total_bytes / OBJECT_BYTES))
-    return _cut(runs, -(-total_bytes // count))
-
-
-def _cut(runs: Iterable[_Run], limit_bytes: int) -> list[list[_Run]]:
-    pieces: list[list[_Run]] = []
-    size_bytes = limit_bytes
+    parts: list[list[_Run]] = []
+    before_bytes = 0
     for run in runs:
-        if not pieces or size_bytes + run.size_bytes > limit_bytes or len(pieces[-1]) >= RUNS_PER_OBJECT:
-            pieces.append([])
-            size_bytes = 0
-        pieces[-1].append(run)
-        size_bytes += run.size_bytes
-    return pieces
+        if before_bytes * count >= total_bytes * len(parts) or len(parts[-1]) >= RUNS_PER_OBJECT:
+            parts.append([])
+        parts[-1].append(run)
+        before_bytes += run.size_bytes
+    return parts

@@ -146,13 +146,12 @@ class Roller:
         await self._pool.fetch(statement("mark_unreferenced"), unnamed)
         try:
             found = await self._look(store)
-            deleted = await self._delete_dead(store, grace_ms)
-            if found is not None:
-                deleted += await self._delete_orphans(store, found, grace_ms)
+            orphans = await self._orphans(found, grace_ms)
+            deleted = await self._delete_dead(store, grace_ms) + await self._delete_orphans(store, orphans)
         except OSError as error:
             log.warning("the store could not be swept", place=store.location, reason=str(error) or "no answer")
             return 0
-        sizes = {each.object_id: each.size_bytes for each in found or ()}
+        sizes = {each.object_id: each.size_bytes for each in found}
         worn = _thin(alive_bytes, sealed, sizes)
         if not isinstance(store, SegmentDirectory):
             worn |= _small(alive_bytes, worn)
@@ -160,12 +159,12 @@ class Roller:
             await self._mover.move(self._in_objects(worn), lease=lease)
         return deleted
 
-    async def _look(self, store: ByteStore) -> list[FoundObject] | None:
-        """What is in the store, None where it is not time to look again. Ids that are found there and are unknown here
-        are never given out from then on, so that nothing that is unknown can become known."""
+    async def _look(self, store: ByteStore) -> list[FoundObject]:
+        """What is in the store; nothing where it is not time to look again. Ids that are found there and are unknown
+        here are never given out from then on, so that nothing that is unknown can become known."""
         now = self._monotonic()
         if self._listed_at is not None and now - self._listed_at < store.listing_interval_s:
-            return None
+            return []
         found = await store.listed()
         self._listed_at = now
         if found:
@@ -181,12 +180,12 @@ class Roller:
                 return deleted
             deleted += len(dead)
 
-    async def _delete_orphans(self, store: ByteStore, found: Sequence[FoundObject], grace_ms: int) -> int:
-        known = {
-            row["object_id"]
-            for row in await self._pool.fetch(statement("known_objects"), [each.object_id for each in found])
-        }
-        orphans = [each.object_id for each in found if each.object_id not in known and each.age_s * 1000 >= grace_ms]
+    async def _orphans(self, found: Sequence[FoundObject], grace_ms: int) -> list[int]:
+        rows = await self._pool.fetch(statement("known_objects"), [each.object_id for each in found])
+        known = {row["object_id"] for row in rows}
+        return [each.object_id for each in found if each.object_id not in known and each.age_s * 1000 >= grace_ms]
+
+    async def _delete_orphans(self, store: ByteStore, orphans: Sequence[int]) -> int:
         deleted = 0
         for first in range(0, len(orphans), REMOVED_AT_ONCE):
             some = orphans[first : first + REMOVED_AT_ONCE]

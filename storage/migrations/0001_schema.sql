@@ -1,7 +1,7 @@
 -- Everything Sluice keeps, in its own schema. Written for people too: see the views at the end.
 --
 -- Lock order, so that no two writers can deadlock: cluster, node, coordinator_lease by kind and shard, consumer_group by
--- group_id, topic, compaction_state by partition_key, rows of chunk (of one partition; only maintenance locks any),
+-- group_id, topic, compaction_state by partition_key, rows of chunk by primary key (only maintenance locks any),
 -- partition by partition_key, producer_state, committed_offset by primary key, log_object, inline_rotation.
 --
 -- Times named *_ms are Unix milliseconds as Kafka's protocol gives them; leases and nodes use the database's clock.

@@ -14,6 +14,10 @@ lock table inline_records in access share mode;
 -- For pg_dump to read the same.
 select pg_export_snapshot();
 
+-- name: change_log_store
+-- A database that was restored has a store of its own; no row if all its bytes are inline.
+update log_store set store_id = $1, location = $2 returning store_id;
+
 -- name: objects_in_use
 -- Objects that chunks lie in, and up to where.
 select object_id, max(position + size_bytes) as end_position

@@ -13,15 +13,7 @@ from storage.object_store import ObjectStore
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.objects.s3_server import BUCKET, PROGRAMS, S3Server, missing
 from tests.postgres import short_directory
-from tests.storage.conftest import (  # noqa: F401
-    database,
-    database_url,
-    key,
-    make_topic,
-    module_database_url,
-    sql,
-    topics,
-)
+from tests.storage.conftest import database, key, make_topic, sql, topics  # noqa: F401
 
 SERVER = os.environ.get("SLUICE_TEST_S3_SERVER", next(iter(PROGRAMS)))
 

@@ -97,6 +97,9 @@ async def test_a_backup_of_a_bucket_is_restored_into_either(
     code, said = sluice(s3, place, other, "check")
     assert code == 0, said
     environment = {"SLUICE_LOG_STORE": place, **s3.environment()}
+    code, said = sluice(s3, url, other, "check")
+    assert code == 1
+    assert "holds the records of another database" in said, "the original's store is not the copy's"
     restored = gateway_factory(database_url=other, environment=environment)
     assert read_all(restored.bootstrap, topic, 2) == expected
     produce(restored.bootstrap, topic, 5)

@@ -91,6 +91,8 @@ async def test_a_backup_made_while_records_come_and_go_is_whole(
         await migrate(other)
         restored = await open_store(other, tmp_path / "restored")
         assert restored is not None
+        with pytest.raises(StorageError, match="another database"):
+            await open_store(other, directory.directory)
         report = await check(other, restored)
         assert report.wrong == []
         assert report.batches
