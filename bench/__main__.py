@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -29,7 +30,7 @@ from pathlib import Path
 import confluent_kafka
 import psutil
 
-from bench import attacks, cluster, codec, depth, floor, frames, librdkafka, memory, validation
+from bench import attacks, cluster, codec, consumer_groups, depth, floor, frames, librdkafka, memory, validation
 from storage.embedded import MAJOR_VERSION
 from tests.gateway_process import GatewayProcess
 
@@ -200,6 +201,51 @@ def measure_crowd() -> list[Row]:
     ]
 
 
+def measure_consumer_groups() -> list[Row]:
+    members = partitions = 1_000
+    target = consumer_groups.target(members=members, partitions=partitions)
+    with running_gateway() as gateway:
+        host, _, port = gateway.bootstrap.rpartition(":")
+        librdkafka.create_topic(gateway.bootstrap, "bench", partitions)
+        wave = asyncio.run(consumer_groups.wave(host, int(port), "bench", members=members, partitions=partitions))
+    with running_gateway() as gateway:
+        cores, asked = asyncio.run(_live(gateway))
+    return [
+        Row(
+            "target of 1,000 members and 1,000 partitions",
+            "≤ 50 ms",
+            f"{target.whole_ms:.1f} ms anew, {target.one_more_ms:.2f} ms for one more member",
+            target.whole_ms <= 50,
+        ),
+        Row(
+            "1,000 members that join at once, until each has its own of 1,000 partitions",
+            "≤ 5 s",
+            f"{wave.seconds:.1f} s",
+            wave.seconds <= 5,
+        ),
+        Row("… their heartbeats once it is quiet", "p99 ≤ 10 ms", f"p99 {wave.p99_ms:.1f} ms", wave.p99_ms <= 10),
+        Row(
+            "10,000 members in 10 groups that ask every 5 s",
+            "≤ 0.25 core",
+            f"{cores:.2f} core ({asked:,} heartbeats)",
+            cores <= 0.25,
+        ),
+    ]
+
+
+async def _live(gateway: GatewayProcess) -> tuple[float, int]:
+    host, _, port = gateway.bootstrap.rpartition(":")
+    topics = [f"bench-{at}" for at in range(10)]
+    for topic in topics:
+        librdkafka.create_topic(gateway.bootstrap, topic, 100)
+    crowd = await consumer_groups.enter(host, int(port), topics, members=10_000)
+    before, began = psutil.Process(gateway.pid).cpu_times(), time.perf_counter()
+    asked = await crowd.live(interval_s=5, seconds=20)
+    after, seconds = psutil.Process(gateway.pid).cpu_times(), time.perf_counter() - began
+    crowd.close()
+    return (after.user + after.system - before.user - before.system) / seconds, asked
+
+
 def measure_memory() -> list[Row]:
     with running_gateway() as gateway:
         idle, connected, committed = asyncio.run(memory.measure(gateway))
@@ -291,6 +337,7 @@ MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "heartbeats": measure_heartbeats,
     "join-wave": measure_join_wave,
     "crowd": measure_crowd,
+    "consumer-groups": measure_consumer_groups,
     "depth": measure_depth,
     "cluster": measure_cluster,
     "consume": measure_consume,

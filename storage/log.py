@@ -19,9 +19,10 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from storage.append_group import AppendGroup
+from storage.byte_store import ByteStore
 from storage.chunk_reader import Batches, ChunkReader
 from storage.chunks import Chunk, DamagedChunkError, chunk_of
-from storage.errors import StorageError, StorageUnavailable
+from storage.errors import RecordsUnreadable, StorageUnavailable
 from storage.pool import Connection, Database, Row
 from storage.queries import statement
 from storage.segment_writers import SegmentWriters
@@ -75,22 +76,23 @@ class _WriteFailedError(Exception):
 class LogStore:
     """Appends to and reads from the log. Safe for any number of processes on one database.
 
-    With `directory`, commits of more than `inline_max_bytes` go there; every process on the database must have the
-    same.
+    With a directory of segments as `store`, commits of more than `inline_max_bytes` go there; with a bucket, bytes come
+    to it later (`roller.py`). Every process on the database must have the same.
     """
 
     def __init__(
         self,
         database: Database,
-        directory: SegmentDirectory | None = None,
+        store: ByteStore | None = None,
         *,
         inline_max_bytes: int = INLINE_MAX_BYTES,
     ) -> None:
         self._hot = database.hot
         self._cold = database.cold
+        self._guard = database.guard
         self._inline_max_bytes = inline_max_bytes
-        self._segments = SegmentWriters(database, directory) if directory is not None else None
-        self.reader = ChunkReader(directory)
+        self._segments = SegmentWriters(database, store) if isinstance(store, SegmentDirectory) else None
+        self.reader = ChunkReader(store)
         self.damaged_chunks = 0
         """How often a chunk was asked for whose bytes are missing or wrong."""
 
@@ -117,6 +119,7 @@ class LogStore:
         if not batches:
             return []
         group = AppendGroup(batches)
+        asked = self._guard.history
         if self._segments is not None and group.size_bytes > self._inline_max_bytes:
             decided = await self._append_to_segment(self._segments, group, wait=wait)
         elif (
@@ -129,6 +132,8 @@ class LogStore:
             row = await self._hot.fetch_row(_APPEND_CHUNKS, *group.arguments(wait=wait, records=records))
             assert row is not None
             decided = row
+        if decided["transaction_id"] is not None:
+            self._guard.acknowledged(asked, decided["transaction_id"], decided["written_lsn"])
         return group.settle(decided)
 
     async def _append_by_copy(self, group: AppendGroup, *, wait: bool) -> Row:
@@ -274,7 +279,7 @@ class LogStore:
                 states[position] = PartitionState(
                     row["log_start_offset"],
                     row["high_watermark"],
-                    row["high_watermark"],
+                    row["last_stable_offset"],
                     row["leader_epoch"],
                     row["partition_size_bytes"],
                 )
@@ -299,7 +304,11 @@ class LogStore:
         rows = await self._hot.fetch(_PARTITION_STATES, list(keys))
         return {
             PartitionKey(row["partition_key"]): PartitionState(
-                row["log_start_offset"], row["next_offset"], row["next_offset"], row["leader_epoch"], row["size_bytes"]
+                row["log_start_offset"],
+                row["high_watermark"],
+                row["last_stable_offset"],
+                row["leader_epoch"],
+                row["size_bytes"],
             )
             for row in rows
         }
@@ -313,7 +322,7 @@ class LogStore:
         self, key: PartitionKey, timestamp_ms: int, from_offset: int = 0
     ) -> StoredBatch | None:
         """The first batch that begins at `from_offset` or later, still in the log, whose head says that it has a record
-        at or after `timestamp_ms`; None if there is none. StorageError if its chunk is damaged."""
+        at or after `timestamp_ms`; None if there is none. RecordsUnreadable if its chunk is."""
         timestamp_ms = max(timestamp_ms, 0)
         at_offset = from_offset
         while True:
@@ -353,7 +362,7 @@ class LogStore:
         (result,) = await self.reader.batches([chunk])
         if isinstance(result, DamagedChunkError):
             self._report(chunk, result)
-            raise StorageError(f"records of partition {chunk.partition_key} cannot be read: {result}")
+            raise RecordsUnreadable(f"records of partition {chunk.partition_key} cannot be read: {result}")
         return result
 
     async def delete_records(self, key: PartitionKey, before_offset: int) -> int | Refusal:

@@ -30,6 +30,8 @@ from storage.types import Partition, PartitionKey, ReadRequest, ReadResult, Refu
 log = structlog.get_logger(__name__)
 
 FIRST_VERSION_WITH_TOPIC_IDS = 13
+FIRST_VERSION_WITH_ZSTD = 10
+"""An older client is told so of topics whose `compression.type` is zstd, as by upstream."""
 READ_COMMITTED = 1
 COLD_PATIENCE_S = 2.0
 """How long records at hand wait for other partitions' read from Postgres before they are sent without."""
@@ -218,6 +220,8 @@ class _Planner:
             return part
         part.partition = topic.partitions[asked.partition]
         part.error = check_leader_epoch(asked.current_leader_epoch, part.partition.leader_epoch)
+        if not part.error and self._context.version < FIRST_VERSION_WITH_ZSTD and self._holds_zstd(topic):
+            part.error = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
         if part.error:
             return part
         if self._watch is not None:
@@ -236,6 +240,9 @@ class _Planner:
             _judge(part, read.known)
             self._collected_bytes += part.size_bytes
         return part
+
+    def _holds_zstd(self, topic: Topic) -> bool:
+        return self._context.services.catalog.config(topic).compression_type == "zstd"
 
 
 def _most_bytes(cold: list[_Part], max_bytes: int) -> int:
@@ -291,7 +298,10 @@ async def _read_cold(cold: list[_Part], parts: list[list[_Part]], context: Reque
             services.tail.observe(request.partition_key, state, started_s)
             part.batches = [batch.records for batch in result.batches]
             part.size_bytes = sum(len(batch.records) for batch in result.batches)
-            _judge(part, KnownOffsets(state.log_start_offset, state.high_watermark, state.leader_epoch))
+            known = KnownOffsets(
+                state.log_start_offset, state.high_watermark, state.last_stable_offset, state.leader_epoch
+            )
+            _judge(part, known)
         else:
             part.error = REFUSAL_CODES[result]
             if result is Refusal.UNKNOWN_PARTITION:
@@ -362,12 +372,12 @@ async def _respond_in_pieces(request: FetchRequest, parts: list[list[_Part]]) ->
 
 
 def _partition_data(part: _Part, isolation_level: int) -> PartitionData:
-    known = part.known or KnownOffsets(-1, -1, -1)
+    known = part.known or KnownOffsets(-1, -1, -1, -1)
     return PartitionData(
         partition_index=part.asked.partition,
         error_code=part.error,
         high_watermark=known.high_watermark,
-        last_stable_offset=known.high_watermark,
+        last_stable_offset=known.last_stable_offset,
         log_start_offset=known.log_start_offset,
         aborted_transactions=() if isolation_level == READ_COMMITTED else None,
         # Not null where there is nothing: Sarama and older Java take a null for a torn response.

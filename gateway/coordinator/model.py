@@ -55,6 +55,15 @@ LEGAL_TRANSITIONS: Mapping[GroupState, frozenset[GroupState]] = {
 """Where each state may lead (upstream's ClassicGroupState, read the other way round)."""
 
 
+class MigrationPolicy(Enum):
+    """`group.consumer.migration.policy`: which way a group with members may change its protocol."""
+
+    BIDIRECTIONAL = "bidirectional"
+    UPGRADE = "upgrade"
+    DOWNGRADE = "downgrade"
+    DISABLED = "disabled"
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
     """Of consumer groups (KIP-848); names and defaults are Kafka's `group.consumer.*`. The two intervals may be a
@@ -65,6 +74,7 @@ class ConsumerSettings:
     max_size: int = 2**31 - 1
     assignors: tuple[str, ...] = ("uniform", "range")
     """The first is used where no member asks for one."""
+    migration_policy: MigrationPolicy = MigrationPolicy.BIDIRECTIONAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +123,11 @@ class Member:
     parked_sync: Parked | None = field(default=None, metadata=VOLATILE)
     connection_id: ConnectionId | None = field(default=None, metadata=VOLATILE)
     """The connection that last spoke for this member; None after a restart or once it has closed."""
+    connection_number: int = field(default=-1, metadata=VOLATILE)
+    """Of the connection that it last joined by."""
+    member_epoch: int = 0
+    """How far it had come in the consumer group that this group was: its generation until the next one begins. 0 for
+    the group's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +192,8 @@ class OffsetCommitReply:
     error: ErrorCode
     by_member_epoch: bool = False
     """The commit is to be fenced by the epoch of the member that it names, not by the group's generation."""
+    stale: ErrorCode = ErrorCode.STALE_MEMBER_EPOCH
+    """What the member is told if Postgres knows another epoch of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +222,8 @@ class JoinGroup(ClientRequest[JoinReply]):
     new_member_id: MemberId
     """An unguessable id, taken if this request makes a new member (the coordinator has no randomness of its own)."""
     reason: str | None = None
+    connection_number: int = -1
+    """Rises with every connection that the node accepts: tells a late request from a new one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,6 +155,11 @@ class Connection(asyncio.BufferedProtocol):
     def in_flight(self) -> int:
         return len(self._slots)
 
+    @property
+    def is_reading(self) -> bool:
+        """Whether it takes bytes from its peer at this moment."""
+        return self._reading
+
     def is_idle(self, now: float) -> bool:
         """Nothing in work and no byte received nor answer given for `max_idle_ms`, or silent within a frame for
         `HALF_FRAME_MS`."""

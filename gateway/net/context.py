@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from gateway.groups.groups import Groups
     from gateway.log.appender import Appender
     from gateway.log.catalog import Catalog
+    from gateway.log.recompression import Recompressor
     from gateway.log.tail import Tail
     from gateway.log.validator import BatchValidator
     from gateway.operate.metrics import Metrics
@@ -83,6 +84,7 @@ class Services:
     topics: TopicStore
     log: LogStore
     validator: BatchValidator
+    recompressor: Recompressor
     appender: Appender
     tail: Tail
     producers: ProducerStore

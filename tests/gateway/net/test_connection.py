@@ -410,7 +410,7 @@ async def test_a_full_node_reads_one_large_frame_on_and_no_other_until_there_is_
         for peer in others:
             peer.writer.write(whole[: len(whole) // 2])
         await served.settle()
-        reading = [connection._reading for connection in served.server._connections]  # pyright: ignore[reportPrivateUsage]
+        reading = [connection.is_reading for connection in served.server.connections]
         assert reading.count(False) == 2
         for peer in others:
             peer.writer.write(whole[len(whole) // 2 :])
@@ -555,7 +555,7 @@ async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
         assert await asyncio.wait_for(served.forgotten.get(), 10), "a client that is idle has done nothing wrong"
         served.words.gate(b"pwait:1").set()
         assert await busy.answer() == b"pwait:1"
-        (connection,) = served.server._connections  # pyright: ignore[reportPrivateUsage]
+        (connection,) = served.server.connections
         assert not connection.is_idle(asyncio.get_running_loop().time()), "an answer is a sign of life as well"
 
 
@@ -645,7 +645,7 @@ async def test_closing_what_has_lost_its_peer_lets_its_work_finish() -> None:
         await served.settle()
         peer.reset()
         await served.settle()
-        (connection,) = [each for each in served.server._connections if each.in_flight]  # pyright: ignore[reportPrivateUsage]
+        (connection,) = [each for each in served.server.connections if each.in_flight]
         connection.close()
         served.words.gate(b"-wait:commit").set()
         assert await asyncio.wait_for(served.forgotten.get(), 10)
