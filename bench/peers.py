@@ -30,6 +30,9 @@ PARTITIONS = 6
 RECORD_BYTES = 1024
 PAYLOADS = 1000
 MEBIBYTE = 1024 * 1024
+PACE = 1000
+"""Records a second where the pace is given."""
+WARM_UP_S = 3.0
 
 SERVERS: Sequence[tuple[str, Broker, dict[str, str]]] = (
     ("sluice", SLUICE, {}),
@@ -97,6 +100,41 @@ def one_in_flight(broker: BrokerProcess, _seconds: float) -> Figures:
     return {"p50 ms": latency.p50_ms, "p99 ms": latency.p99_ms}
 
 
+def paced(broker: BrokerProcess, seconds: float) -> Figures:
+    """A thousand records of 100 bytes a second, none waiting for another (no linger): the server's CPU for each."""
+    librdkafka.create_topic(broker.bootstrap, "paced", PARTITIONS)
+    latencies_ms: list[float] = []
+    failures: list[KafkaError] = []
+
+    def on_delivery(error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            failures.append(error)
+        latencies_ms.append((message.latency() or 0.0) * 1000)
+
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all", "linger.ms": 0})
+    payloads = [os.urandom(100) for _ in range(PAYLOADS)]
+    cpu_s = 0.0
+    started = time.perf_counter()
+    warm = False
+    number = 0
+    while (elapsed_s := time.perf_counter() - started) < seconds + WARM_UP_S:
+        if not warm and elapsed_s > WARM_UP_S:
+            warm, cpu_s = True, _cpu_s(broker)
+            latencies_ms.clear()
+        while number < elapsed_s * PACE:
+            producer.produce("paced", payloads[number % PAYLOADS], on_delivery=on_delivery)
+            number += 1
+        producer.poll(0.001)
+    producer.flush(60)
+    if failures or not latencies_ms:
+        raise RuntimeError(f"{len(failures)} records failed: {failures[:1]}")
+    return {
+        "server CPU ms/record": (_cpu_s(broker) - cpu_s) * 1000 / len(latencies_ms),
+        "p50 ms": statistics.median(latencies_ms),
+        "p99 ms": statistics.quantiles(latencies_ms, n=100)[98],
+    }
+
+
 def consume(broker: BrokerProcess, seconds: float) -> Figures:
     """From the beginning, after a restart: nothing is in the server's own memory."""
     topic = "consume"
@@ -111,6 +149,7 @@ WORKLOADS: dict[str, Workload] = {
     "produce": produce,
     "produce-16k": produce_small_batches,
     "one-in-flight": one_in_flight,
+    "paced": paced,
     "consume": consume,
 }
 

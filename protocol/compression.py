@@ -50,8 +50,13 @@ _DECOMPRESS_INTO = {
 }
 
 
-def decompress(codec: Compression, payload: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Buffer:
+def decompress(
+    codec: Compression, payload: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES, scratch: memoryview | None = None
+) -> Buffer:
     """The records section of a compressed batch. ProtocolError if it is damaged or holds more than `max_bytes`.
+
+    With `scratch`, of `max_bytes` or more, the result lies in it: memory that was written before costs no page faults,
+    and is large enough at the first try.
 
     Snappy is read in xerial's framing (Java, most clients) and raw (librdkafka's habit). The codecs let other threads
     run while they work, and so does all else here: no large block is filled or copied.
@@ -59,11 +64,11 @@ def decompress(codec: Compression, payload: Buffer, max_bytes: int = MAX_DECOMPR
     if codec is Compression.NONE:
         return payload
     if codec is Compression.SNAPPY:
-        return _decompress_snappy(memoryview(payload), max_bytes)
+        return _decompress_snappy(memoryview(payload), max_bytes, scratch)
     into = _DECOMPRESS_INTO[codec]
-    size = min(max(_FIRST_OUTPUT_BYTES, 4 * len(payload)), max_bytes)
+    size = max_bytes if scratch is not None else min(max(_FIRST_OUTPUT_BYTES, 4 * len(payload)), max_bytes)
     while True:
-        output = _room(size)
+        output = room(size, scratch)
         try:
             written = into(payload, output)
         except cramjam.DecompressionError as error:
@@ -77,15 +82,17 @@ def decompress(codec: Compression, payload: Buffer, max_bytes: int = MAX_DECOMPR
             return output[:written]
 
 
-def _room(size: int) -> memoryview:
+def room(size: int, scratch: memoryview | None = None) -> memoryview:
     """Memory for `size` bytes. A bytearray is zeroed under the interpreter's lock, half a millisecond per megabyte;
     the kernel zeroes the pages of a mapping one by one as the codec gets there."""
+    if scratch is not None:
+        return scratch[:size]
     if size <= _MAPPED_FROM_BYTES:
         return memoryview(bytearray(size))
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
-def _decompress_snappy(payload: memoryview, max_bytes: int) -> memoryview:
+def _decompress_snappy(payload: memoryview, max_bytes: int, scratch: memoryview | None) -> memoryview:
     if bytes(payload[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
         blocks = [payload]
     else:
@@ -93,7 +100,7 @@ def _decompress_snappy(payload: memoryview, max_bytes: int) -> memoryview:
     lengths = [_claimed_bytes(block) for block in blocks]
     if sum(lengths) > max_bytes:
         raise DecompressedTooLargeError(f"records decompress to more than {max_bytes} bytes")
-    output = _room(sum(lengths))
+    output = room(sum(lengths), scratch)
     position = 0
     for block, length in zip(blocks, lengths, strict=True):
         try:

@@ -73,7 +73,14 @@ class RecordReader:
     """One batch of magic 2. One of `DAMAGED`, at any step, on what is not exactly
     `records_count` well-formed records, or decompresses to more than `max_decompressed_bytes`."""
 
-    def __init__(self, batch: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES) -> None:
+    def __init__(
+        self,
+        batch: Buffer,
+        *,
+        max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+        scratch: memoryview | None = None,
+    ) -> None:
+        """With `scratch` (see `decompress`) the body may lie in it, until it is used again."""
         head = read_head(batch)
         if head.magic != MAGIC:
             raise ProtocolError(f"record batch of magic {head.magic}")
@@ -81,7 +88,7 @@ class RecordReader:
         payload = memoryview(batch)[HEAD_BYTES : head.size_bytes]
         codec = head.compression
         if codec is not Compression.NONE and (head.records_count or len(payload)):
-            payload = memoryview(decompress(codec, payload, max_decompressed_bytes))
+            payload = memoryview(decompress(codec, payload, max_decompressed_bytes, scratch))
         self.body = payload
         """All records, decompressed."""
         if head.records_count < 0 or head.records_count * MIN_RECORD_BYTES > len(payload):

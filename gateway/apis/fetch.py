@@ -36,6 +36,8 @@ READ_COMMITTED = 1
 COLD_PATIENCE_S = 2.0
 """How long records at hand wait for other partitions' read from Postgres before they are sent without."""
 
+MOST_READ_BYTES = 16 * 1024 * 1024
+"""What one answer may bring from Postgres and files, but for its first batch."""
 LEAST_READ_BYTES = 1024 * 1024
 """What a read from Postgres counts for while it runs; there is no telling how large the batch is that it may bring."""
 
@@ -97,8 +99,11 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
             if cold:
                 # Registered before the read: what is appended during it must count.
                 watch = watch or tail.watch(_keys(parts))
-                share.become(_most_bytes(cold, max_bytes))
-                await _read_cold(cold, parts, context, max_bytes)
+                # So that one reader does not take what room there is for many.
+                read_bytes = min(max_bytes, MOST_READ_BYTES)
+                min_bytes = min(min_bytes, MOST_READ_BYTES)
+                share.become(_most_bytes(cold, read_bytes))
+                await _read_cold(cold, parts, context, read_bytes)
             if crowded:
                 available_bytes = _trim([part async for part in _in_pieces(parts) if part.size_bytes], max_bytes)
                 await asyncio.sleep(0)

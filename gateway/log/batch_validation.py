@@ -51,12 +51,13 @@ def validate(
     config: TopicConfig,
     now_ms: int,
     max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
+    scratch: memoryview | None = None,
 ) -> BatchHead | Refused:
     """The head of the one valid batch in `records`, or the first check it fails.
 
     Mirrors ProduceRequest.validateRecords, UnifiedLog.analyzeAndValidateRecords and LogValidator, in that order.
     `version` is the Produce request's. Raises DecompressedTooLargeError where `max_decompressed_bytes` was lowered and
-    a larger bound may give a verdict.
+    a larger bound may give a verdict. What is decompressed is written to `scratch`, where it is given.
     """
     if not records:
         return Refused(ErrorCode.INVALID_RECORD, "a partition must carry exactly one record batch, and has none")
@@ -79,7 +80,7 @@ def validate(
         )
     if not verify_crc(records):
         return Refused(ErrorCode.CORRUPT_MESSAGE, "batch does not match its CRC")
-    return _check_head(head) or _check_records(records, head, config, now_ms, max_decompressed_bytes) or head
+    return _check_head(head) or _check_records(records, head, config, now_ms, max_decompressed_bytes, scratch) or head
 
 
 def _read_only_batch(records: Buffer) -> BatchHead | Refused:
@@ -126,11 +127,16 @@ def _check_head(head: BatchHead) -> Refused | None:
 
 
 def _check_records(
-    records: Buffer, head: BatchHead, config: TopicConfig, now_ms: int, max_decompressed_bytes: int
+    records: Buffer,
+    head: BatchHead,
+    config: TopicConfig,
+    now_ms: int,
+    max_decompressed_bytes: int,
+    scratch: memoryview | None,
 ) -> Refused | None:
     rules = _Rules.of(config, now_ms)
     try:
-        reader = RecordReader(records, max_decompressed_bytes=max_decompressed_bytes)
+        reader = RecordReader(records, max_decompressed_bytes=max_decompressed_bytes, scratch=scratch)
         if rules.look_at_records or head.max_timestamp > rules.latest_ms or head.base_timestamp > rules.latest_ms:
             return _judge_records(reader, rules)
         # Nothing else may be in this loop: it is what a produced record costs.

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import cast
 
 from gateway.config.topic import TopicConfig
 from gateway.log.batch_validation import Refused, validate
-from protocol.compression import MAX_DECOMPRESSED_BYTES, DecompressedTooLargeError
+from protocol.compression import MAX_DECOMPRESSED_BYTES, DecompressedTooLargeError, room
 from protocol.records import HEAD_BYTES, BatchHead
 
 MAX_AT_ONCE_BYTES = 64 * 1024
@@ -83,7 +84,7 @@ class BatchValidator:
     async def judge(self, batches: Sequence[Unchecked], now_ms: int) -> list[Verdict]:
         """The verdicts, in the order of the batches."""
         loop = asyncio.get_running_loop()
-        verdicts = await loop.run_in_executor(self._usual, _judge, batches, now_ms, _USUAL)
+        verdicts = await loop.run_in_executor(self._usual, _judge_usual, batches, now_ms)
         costly = [place for place, verdict in enumerate(verdicts) if verdict is None]
         if costly:
             rest = await loop.run_in_executor(
@@ -99,7 +100,24 @@ class BatchValidator:
         self._costly.shutdown(wait=False, cancel_futures=True)
 
 
-def _judge(batches: Sequence[Unchecked], now_ms: int, bounds: _Bounds) -> list[Verdict | None]:
+class _Scratch(threading.local):
+    """What a thread of the usual lane decompresses into, batch after batch. Only the pages that were written are
+    there."""
+
+    def __init__(self) -> None:
+        self.memory = room(_USUAL.decompressed_bytes)
+
+
+_scratch = _Scratch()
+
+
+def _judge_usual(batches: Sequence[Unchecked], now_ms: int) -> list[Verdict | None]:
+    return _judge(batches, now_ms, _USUAL, _scratch.memory)
+
+
+def _judge(
+    batches: Sequence[Unchecked], now_ms: int, bounds: _Bounds, scratch: memoryview | None = None
+) -> list[Verdict | None]:
     """None for what is beyond the bounds."""
     verdicts: list[Verdict | None] = []
     for batch in batches:
@@ -112,6 +130,7 @@ def _judge(batches: Sequence[Unchecked], now_ms: int, bounds: _Bounds) -> list[V
                     config=batch.config,
                     now_ms=now_ms,
                     max_decompressed_bytes=bounds.decompressed_bytes,
+                    scratch=scratch,
                 )
             except DecompressedTooLargeError:
                 verdict = None

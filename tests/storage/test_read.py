@@ -68,7 +68,8 @@ async def test_limits_count_over_all_statements_of_a_call(
 ) -> None:
     monkeypatch.setattr("storage.log.REQUESTS_AT_ONCE", at_once)
     keys = [partition.partition_key for partition in (await make_topic(partition_count=5)).partitions]
-    await append(log, *(new_batch(key) for key in keys for _ in range(4)))
+    for _ in range(4):
+        await append(log, *(new_batch(key) for key in keys))
     requests = [ReadRequest(key, 0, 250) for key in keys]
     requests.insert(1, ReadRequest(PartitionKey(10**9), 0, 250))
     results = await log.read(requests, max_bytes=500)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import threading
 from collections.abc import AsyncIterator
 
+import crc32c
 import pytest
 
 from gateway.config.topic import TopicConfig
 from gateway.log import batch_validation, validator
 from gateway.log.batch_validation import Refused
 from gateway.log.validator import MAX_AT_ONCE_BATCHES, MAX_AT_ONCE_BYTES, BatchValidator, Unchecked, Verdict
-from protocol.compression import Compression
+from protocol.compression import Compression, compress
 from protocol.errors import ErrorCode
-from protocol.records import BatchHead, Record, build_batch
+from protocol.records import HEAD_BYTES, BatchHead, Record, build_batch
 
 NOW_MS = 1_800_000_000_000
 
@@ -58,6 +60,25 @@ async def test_what_is_not_small_is_judged_elsewhere(judges: BatchValidator, bat
     assert judges.judge_at_once(batches, NOW_MS) is None
     verdicts = await judges.judge(batches, NOW_MS)
     assert [isinstance(verdict, BatchHead) for verdict in verdicts] == [True] * len(batches)
+
+
+@pytest.mark.parametrize("codec", [codec for codec in Compression if codec is not Compression.NONE])
+async def test_a_batch_does_not_borrow_records_of_the_one_before_it(codec: Compression) -> None:
+    """Both are decompressed into the same memory, one after the other."""
+    plain = unchecked(1000, b"v" * 100).records
+    assert plain is not None
+    half = compress(codec, plain[HEAD_BYTES : HEAD_BYTES + (len(plain) - HEAD_BYTES) // 2])
+    torn = bytearray(plain[:HEAD_BYTES]) + half
+    struct.pack_into(">i", torn, 8, len(torn) - 12)
+    struct.pack_into(">h", torn, 21, codec)
+    struct.pack_into(">I", torn, 17, crc32c.crc32c(memoryview(torn)[21:]))
+    judges = BatchValidator(threads=1)
+    whole = unchecked(1000, b"v" * 100, codec)
+    first, second, third = await judges.judge([whole, Unchecked(memoryview(torn), 9, TopicConfig()), whole], NOW_MS)
+    assert isinstance(first, BatchHead)
+    assert isinstance(second, Refused)
+    assert isinstance(third, BatchHead)
+    await judges.close()
 
 
 async def test_verdicts_come_in_the_order_of_the_batches(judges: BatchValidator) -> None:
