@@ -210,8 +210,14 @@ def main() -> int:
             return 0
         code, seconds, cpu_seconds, peak_mib, said = analyze(url, Path(folder), given.master)
         wrong = differences(truths, Path(folder)) if code in (0, 3) else [f"analyze ended with {code}: {said}"]
-    result = {"rows": given.rows, "seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds), "peak_mib": peak_mib, "target_seconds": TARGET_SECONDS,
-              "exact": not wrong}  # fmt: skip
+    result = {
+        "rows": given.rows,
+        "seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu_seconds),
+        "peak_mib": peak_mib,
+        "target_seconds": TARGET_SECONDS,
+        "exact": not wrong,
+    }
     print(json.dumps(result))
     for line in wrong:
         print(line)
