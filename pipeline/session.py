@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -110,7 +112,11 @@ def open_session(options: SessionOptions) -> SparkSession:
     builder = SparkSession.builder.appName(options.app_name)
     for name, value in settings.items():
         builder = builder.config(name, value)
+    # PySpark takes Ctrl-C for itself; who asked to hear of it before goes on doing so.
+    interrupted = signal.getsignal(signal.SIGINT)
     session = builder.getOrCreate()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, interrupted)
     session.sparkContext.setLogLevel(_log_level())
     return session
 
