@@ -153,9 +153,9 @@ def differences(truths: dict[str, Truth], out: Path) -> list[str]:
     return [*wrong, *([f"{broken} rules broken"] if broken else [])]
 
 
-def analyze(url: str, out: Path, master: str) -> tuple[int, float, int, str]:
-    """Exit code, seconds, the greatest resident memory of the job's processes in MiB, and its last words."""
-    started, peak = time.monotonic(), 0
+def analyze(url: str, out: Path, master: str) -> tuple[int, float, float, int, str]:
+    """Exit code, seconds, CPU seconds and the greatest resident memory (MiB) of the job's processes, its last words."""
+    started, peak, busy = time.monotonic(), 0, 0.0
     process = subprocess.Popen(
         [sys.executable, "-m", "pipeline.cli", "analyze", "--database-url", url, "--out", str(out), "--master", master,
          "--memory", DRIVER_MEMORY, "--conf", "spark.sql.shuffle.partitions=16"],
@@ -165,16 +165,18 @@ def analyze(url: str, out: Path, master: str) -> tuple[int, float, int, str]:
     ended = threading.Event()
 
     def watch() -> None:
-        nonlocal peak
+        nonlocal peak, busy
         while not ended.wait(0.5):
-            total = 0
+            total, used = 0, 0.0
             try:
                 whole = psutil.Process(process.pid)
                 for each in (whole, *whole.children(recursive=True)):
                     total += each.memory_info().rss
+                    times = each.cpu_times()
+                    used += times.user + times.system
             except psutil.NoSuchProcess:
                 continue
-            peak = max(peak, total)
+            peak, busy = max(peak, total), max(busy, used)
 
     watcher = threading.Thread(target=watch)
     watcher.start()
@@ -184,7 +186,7 @@ def analyze(url: str, out: Path, master: str) -> tuple[int, float, int, str]:
         process.kill()
         ended.set()
         watcher.join()
-    return process.returncode, time.monotonic() - started, peak >> 20, said.strip()[-400:]
+    return process.returncode, time.monotonic() - started, busy, peak >> 20, said.strip()[-400:]
 
 
 def main() -> int:
@@ -206,10 +208,16 @@ def main() -> int:
         truths = planted(url, given.rows, given.truth)
         if given.plant_only:
             return 0
-        code, seconds, peak_mib, said = analyze(url, Path(folder), given.master)
+        code, seconds, cpu_seconds, peak_mib, said = analyze(url, Path(folder), given.master)
         wrong = differences(truths, Path(folder)) if code in (0, 3) else [f"analyze ended with {code}: {said}"]
-    result = {"rows": given.rows, "seconds": round(seconds, 1), "peak_mib": peak_mib, "target_seconds": TARGET_SECONDS,
-              "exact": not wrong}  # fmt: skip
+    result = {
+        "rows": given.rows,
+        "seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu_seconds),
+        "peak_mib": peak_mib,
+        "target_seconds": TARGET_SECONDS,
+        "exact": not wrong,
+    }
     print(json.dumps(result))
     for line in wrong:
         print(line)

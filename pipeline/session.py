@@ -9,8 +9,10 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,6 +61,8 @@ class SessionOptions:
     local_dir: Path | None = None
     ui: bool = False
     settings: dict[str, str] = field(default_factory=dict)
+    nice: int = 0
+    """By how much a job on this machine's own cores gives way to whatever else runs here."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +76,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--local-dir", type=Path, metavar="FOLDER", help="Spark's scratch space")
     group.add_argument("--spark-ui", action="store_true", help="serve Spark's own web page")
+    group.add_argument(
+        "--nice", type=int, choices=range(20), default=10, metavar="N",
+        help="how far a local[…] job gives way to a broker beside it, 0 to 19 (default %(default)s)",
+    )  # fmt: skip
     group.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="any Spark setting")
 
 
@@ -90,6 +98,7 @@ def options_of(arguments: argparse.Namespace, app_name: str) -> SessionOptions:
         local_dir=arguments.local_dir,
         ui=arguments.spark_ui,
         settings=settings,
+        nice=arguments.nice,
     )
 
 
@@ -105,12 +114,18 @@ def open_session(options: SessionOptions) -> SparkSession:
     if not submitted():
         check_java()
         settings |= _own(options)
+        if options.master.startswith("local"):
+            os.nice(options.nice)
     settings |= options.settings
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(options.app_name)
     for name, value in settings.items():
         builder = builder.config(name, value)
+    # PySpark takes Ctrl-C for itself; who asked to hear of it before goes on doing so.
+    interrupted = signal.getsignal(signal.SIGINT)
     session = builder.getOrCreate()
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, interrupted)
     session.sparkContext.setLogLevel(_log_level())
     return session
 

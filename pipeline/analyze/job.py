@@ -30,6 +30,13 @@ from pipeline.report.pictures import write_pictures
 from pipeline.ticker import Ticker
 
 RULES_BROKEN = 3
+SMALL_TABLES = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "2",
+}
+"""For the many questions that are asked of what was written: to compile them costs more than to interpret them."""
 SHOWN = 12
 """Findings printed; all of them are in findings.json and the report."""
 
@@ -88,6 +95,8 @@ def run(arguments: argparse.Namespace, lines: Progress, stop: Stop) -> int:
         journal = _journal(spark, arguments, lines)
         lines.say(f"analysing {journal.next_seq - journal.first_seq:,} rows of the journal")
         tables = write_tables(analyze(with_eras(journal), thresholds), out, lines, stop)
+        for name, value in SMALL_TABLES.items():
+            spark.conf.set(name, value)
         found = findings(tables, thresholds)
         _write_json(out / "findings.json", [finding.as_dict() for finding in found])
         if not arguments.no_report and not stop.asked:

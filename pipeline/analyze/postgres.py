@@ -188,6 +188,8 @@ def source_of(spark: SparkSession, url: str, schema: str, *, rows_per_split: int
         "ApplicationName": "sluice-pipeline",
         "connectTimeout": str(CONNECT_SECONDS),
         "sslmode": query.pop("sslmode", "prefer"),
+        # Numbers come in binary from the first row on, not as text until a statement has run five times.
+        "prepareThreshold": "-1",
     }
     port = query.pop("port", parts.port or 5432)
     address = f"[{host}]" if ":" in host else host

@@ -42,7 +42,8 @@ def analyze(journal: Journal, thresholds: Thresholds = Thresholds()) -> Tables:
     held = ownership.intervals(journal).persist(StorageLevel.MEMORY_AND_DISK)
     started = rebalances.rebalances(journal).persist(StorageLevel.MEMORY_AND_DISK)
     moved = ownership.moves(journal).persist(StorageLevel.MEMORY_AND_DISK)
-    walked = offsets.walk(journal, moved)
+    # Two tables walk over all offsets, and the walk sorts them: it is kept where it takes no memory.
+    walked = offsets.walk(journal, moved).persist(StorageLevel.DISK_ONLY)
     handed = handoffs.handoffs(journal, moved, offsets.takeovers(walked), held)
     if journal.delivery is not None:
         handed = handoffs.with_exact(handed.persist(StorageLevel.MEMORY_AND_DISK), journal.delivery)

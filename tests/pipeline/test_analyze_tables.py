@@ -19,8 +19,8 @@ from pipeline.analyze.offsets import lag
 from pipeline.analyze.rebalances import storms
 from pipeline.analyze.tables import Thresholds, analyze
 from pipeline.progress import Progress, Stop
-from pipeline.report.data import delivery_data, report_data
-from pipeline.report.page import write_page
+from pipeline.report.data import GroupData, ReportData, costs_of, delivery_data, report_data
+from pipeline.report.page import costs, write_page
 from pipeline.report.pictures import write_pictures
 from tests.pipeline.journals import frame, journal_of
 from tests.pipeline.planted import Row, journal
@@ -172,6 +172,18 @@ def test_what_people_see(spark: SparkSession, tmp_path: Path, capsys: pytest.Cap
     broken = Finding("violation", "two_owners", "g", "The rule two_owners is broken.", {})
     assert _tell([broken], Progress("analyze")) == RULES_BROKEN
     assert "two_owners is broken" in capsys.readouterr().out
+
+
+def test_what_only_members_logs_know_of_a_move_is_drawn(tmp_path: Path) -> None:
+    move = {"topic": "t", "partition": 0, "source_member_id": "a", "target_member_id": "b", "move_seq": 1,
+            "duplicates_min": 0, "duplicates_max": None, "skipped": 0, "duplicates": 7, "gap_records": 0}  # fmt: skip
+    group = GroupData("g", 0, 1_000, moves=[move])
+    assert '<rect class="c0"' in costs(group)
+    assert costs_of(group.moves) == [("duplicates", "twice, say members' logs")]
+    data = ReportData([], dict.fromkeys(("groups", "members", "rebalances", "moves", "duplicates"), 0), [group], 0)
+    assert [path.name for path in write_pictures(tmp_path, data)] == ["moves-1-g.png"]
+    write_page(tmp_path / "report.html", data)
+    assert "twice, say members" in (tmp_path / "report.html").read_text()
 
 
 def test_a_page_without_a_journal(spark: SparkSession, tmp_path: Path) -> None:

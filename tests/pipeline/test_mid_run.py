@@ -5,6 +5,7 @@ Afterwards the archive verifies, or the error says why not and what to do.
 
 from __future__ import annotations
 
+import io
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -14,8 +15,11 @@ import pytest
 from pyspark.sql import SparkSession
 
 from pipeline.archive import job as archive_job
+from pipeline.errors import PipelineError
 from pipeline.kafka import Cluster
+from pipeline.progress import Progress, Stop
 from pipeline.replay.plan import MARK
+from pipeline.ticker import Ticker
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.pipeline import jobs, running, topics
 
@@ -174,6 +178,18 @@ def test_a_continuous_archive_keeps_its_rate_shows_figures_and_commits_a_groups_
     assert f'sluice_archive_lag_records{{partition="1",topic="{topic}"}} 0.0' in figures
     assert Cluster(gateway.bootstrap).group_offsets(group) == {(topic, 0): 100, (topic, 1): 100}
     assert jobs.verify(spark, gateway.bootstrap, out).code == 0
+
+
+def test_a_step_that_can_be_done_again_is_broken_off_when_a_stop_is_asked_for(spark: SparkSession) -> None:
+    said, stop = io.StringIO(), Stop()
+    stop.ask()
+    with (
+        pytest.raises(PipelineError, match=r"stopped before it was whole. Start it again; it begins anew"),
+        Ticker(spark, Progress("verify", stream=said), stop),
+    ):
+        spark.range(10**14).selectExpr("sum(hash(id))").collect()
+    # The session is as good as before.
+    assert spark.range(3).count() == 3
 
 
 # --- machines -------------------------------------------------------------------------------------------------------

@@ -342,7 +342,8 @@ def test_groups_read_on_at_the_record_they_would_have_read(
     target = topics.fresh(gateway.bootstrap, 1)
     options = ("--topic-map", f"{topic}={target}", "--filter", "offset % 2 = 0")
     jobs.replay(spark, gateway.bootstrap, out, *options)
-    busy = Consumer({"bootstrap.servers": gateway.bootstrap, "group.id": f"busy-{topic}"})
+    settings = {"bootstrap.servers": gateway.bootstrap, "auto.offset.reset": "earliest"}
+    busy = Consumer({**settings, "group.id": f"busy-{topic}"})
     busy.subscribe([topic])
     assert busy.poll(30) is not None
     busy.commit(asynchronous=False)
