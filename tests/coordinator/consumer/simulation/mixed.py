@@ -21,7 +21,7 @@ from gateway.coordinator.consumer.partitions import difference
 from gateway.coordinator.consumer.views import state_of
 from gateway.coordinator.facts import Conversion, Departure, GroupTypeChanged, MemberId, MemberLeft
 from gateway.coordinator.machine import ConnectionClosed, ConnectionId, Machines, Request, Step, StoredGroup, Tick
-from gateway.coordinator.model import Group, GroupState, Settings
+from gateway.coordinator.model import Group, GroupState, JoinGroup, Settings
 from gateway.groups.slot import Unstored
 
 from .classic_client import ClassicClient
@@ -325,7 +325,7 @@ class _Play:
             (2, lambda: self._to_one(lambda client: client.disconnect())),
             (2, lambda: self._to_one(lambda client: client.choose_topics())),
             (1, lambda: self._to_one(lambda client: client.rejoin())),
-            (4, self._deliver_something_old),
+            (8, self._deliver_something_old),
             (1, server.crash),
             (1, lambda: server.apply(Tick())),
         ]
@@ -379,10 +379,14 @@ class _Play:
             add(old.instance_id if "range" not in self.protocols else None)
 
     def _deliver_something_old(self) -> None:
+        """Rather a join than anything else: it is what a member's word is taken from."""
         stuck = self.world.stuck
         if stuck:
+            joins = [event for event in stuck if isinstance(event, JoinGroup)]
+            old = self.world.random.choice(joins or stuck)
+            stuck.remove(old)
             self.world.tell("something old arrives")
-            self.server.receive(stuck.pop(self.world.random.randrange(len(stuck))), lambda reply: None)
+            self.server.receive(old, lambda reply: None)
 
     def _unsettled(self) -> str:
         server, living = self.server, self._living()
