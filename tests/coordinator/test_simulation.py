@@ -81,8 +81,8 @@ MUTANTS = [
     Mutant(
         "assignments of the last generation are kept",
         "rebalance",
-        'is_new=False, assignment=b"")',
-        "is_new=False)",
+        'is_new=False, assignment=b"", member_epoch=0)',
+        "is_new=False, member_epoch=0)",
     ),
     Mutant(
         "members the leader left out keep what they had",
