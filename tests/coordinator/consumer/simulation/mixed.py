@@ -406,6 +406,8 @@ class _Play:
             return f"{group.state}"
         owned: dict[tuple[UUID, int], str] = {}
         for client in living:
+            if isinstance(client, ClassicClient) and not client.reading:
+                return f"{client.name} is on its way"
             if isinstance(group, ConsumerGroup) and client.owned != group.members[client.member_id].assigned:
                 return f"{client.name} owns {client.owned}, not {group.members[client.member_id].assigned}"
             for topic_id, indexes in client.owned.items():
