@@ -65,8 +65,9 @@ class ClassicClient:
         self.owned: Partitions = NOTHING
         self.connection_number = world.number()
         self.join_patience_ms = world.random.choice((4_000, 25_000))
-        self.stubborn = world.chance(0.1)
-        """Goes on when it is told of a rebalance, until it is put out: its application is stuck."""
+        self.stubborn = instance_id is None and world.chance(0.1)
+        """Goes on when it is told of a rebalance, until it is put out: its application is stuck. (A static one would be
+        waited for as long as it heartbeats.)"""
         self.session_ms = world.random.choice((6_000, 10_000))
         self.rebalance_ms = world.random.choice((8_000, 20_000))
         self.names: tuple[str, ...] = ()

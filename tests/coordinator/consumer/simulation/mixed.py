@@ -32,6 +32,7 @@ from .play import Outcome
 MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER})
 FOUL_MS = 45_000
 SETTLE_MS = 300_000
+LATEST_MS = 20_000
 CODA_MS = 100_000
 MAX_CLIENTS = 4
 SEEDS_PER_CLOSE_LOOK = 20
@@ -288,6 +289,9 @@ class _Play:
         world.tell("--- calm")
         world.calm = True
         world.weather = Weather()
+        self._settle(SETTLE_MS)
+        # What was on its way when the weather changed has arrived.
+        world.run_until(world.now_ms + LATEST_MS)
         self._settle(SETTLE_MS)
         self.server.coda = True
         for client in world.clients:
