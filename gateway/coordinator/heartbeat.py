@@ -63,7 +63,14 @@ def _heartbeat_error(group: Group, event: Heartbeat) -> ErrorCode | None:
 
 
 def _beat(group: Group, event: Heartbeat, error: ErrorCode, facts: tuple[Fact, ...] = ()) -> Step:
-    return Step(group, ((event.request_id, HeartbeatReply(error)),), facts)
+    reply = _REPLIES.get(error)
+    if reply is None:
+        reply = _REPLIES[error] = HeartbeatReply(error)
+    return Step(group, ((event.request_id, reply),), facts)
+
+
+_REPLIES: dict[ErrorCode, HeartbeatReply] = {}
+"""One of each."""
 
 
 def commit_empty(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:

@@ -17,23 +17,23 @@ BUCKETS = 64
 class Deadlines(Mapping[MemberId, int]):
     """Iterates in no particular order."""
 
-    __slots__ = ("_buckets",)
+    __slots__ = ("buckets",)
 
     def __init__(self, deadlines: Mapping[MemberId, int] | None = None) -> None:
         buckets: tuple[dict[MemberId, int], ...] = tuple({} for _ in range(BUCKETS))
         for member_id, at_ms in (deadlines or {}).items():
             buckets[hash(member_id) % BUCKETS][member_id] = at_ms
-        self._buckets = buckets
+        self.buckets = buckets
 
     def __getitem__(self, member_id: MemberId) -> int:
-        return self._buckets[hash(member_id) % BUCKETS][member_id]
+        return self.buckets[hash(member_id) % BUCKETS][member_id]
 
     def __iter__(self) -> Iterator[MemberId]:
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             yield from bucket
 
     def __len__(self) -> int:
-        return sum(map(len, self._buckets))
+        return sum(map(len, self.buckets))
 
     def __repr__(self) -> str:
         return repr(dict(self))
@@ -41,35 +41,35 @@ class Deadlines(Mapping[MemberId, int]):
     def moved(self, member_id: MemberId, at_ms: int) -> Deadlines:
         """The same with one deadline set."""
         at = hash(member_id) % BUCKETS
-        return self._with(at, {**self._buckets[at], member_id: at_ms})
+        return self._with(at, {**self.buckets[at], member_id: at_ms})
 
     def without(self, member_id: MemberId) -> Deadlines:
         """The same without the member's deadline, whether it had one or not."""
         at = hash(member_id) % BUCKETS
-        bucket = self._buckets[at]
+        bucket = self.buckets[at]
         if member_id not in bucket:
             return self
         return self._with(at, {key: at_ms for key, at_ms in bucket.items() if key != member_id})
 
     def earliest(self) -> int | None:
-        return min((min(bucket.values()) for bucket in self._buckets if bucket), default=None)
+        return min((min(bucket.values()) for bucket in self.buckets if bucket), default=None)
 
     def due(self, now_ms: int) -> list[MemberId]:
-        return [member_id for bucket in self._buckets for member_id, at_ms in bucket.items() if at_ms <= now_ms]
+        return [member_id for bucket in self.buckets for member_id, at_ms in bucket.items() if at_ms <= now_ms]
 
     def later(self, by_ms: int) -> Deadlines:
         """The same with every deadline later."""
-        return self._made(tuple({key: at_ms + by_ms for key, at_ms in bucket.items()} for bucket in self._buckets))
+        return self._made(tuple({key: at_ms + by_ms for key, at_ms in bucket.items()} for bucket in self.buckets))
 
     def _with(self, at: int, bucket: dict[MemberId, int]) -> Deadlines:
-        buckets = list(self._buckets)
+        buckets = list(self.buckets)
         buckets[at] = bucket
         return self._made(tuple(buckets))
 
     @staticmethod
     def _made(buckets: tuple[dict[MemberId, int], ...]) -> Deadlines:
         made = object.__new__(Deadlines)
-        made._buckets = buckets
+        made.buckets = buckets
         return made
 
 

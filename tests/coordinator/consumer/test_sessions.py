@@ -32,8 +32,8 @@ def test_it_is_a_mapping(done: list[tuple[MemberId, int | None]], now_ms: int) -
     assert deadlines.later(5) == {key: at_ms + 5 for key, at_ms in plain.items()}
 
 
-def test_a_move_shares_all_buckets_but_one() -> None:
+def test_a_move_shares_allbuckets_but_one() -> None:
     many = Deadlines({MemberId(f"m{number}"): number for number in range(1_000)})
     moved = many.moved(MemberId("m7"), 5_000)
-    shared = sum(left is right for left, right in zip(many._buckets, moved._buckets, strict=True))
-    assert shared == len(many._buckets) - 1
+    shared = sum(left is right for left, right in zip(many.buckets, moved.buckets, strict=True))
+    assert shared == len(many.buckets) - 1
