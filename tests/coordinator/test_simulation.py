@@ -84,8 +84,8 @@ MUTANTS = [
     Mutant(
         "assignments of the last generation are kept",
         "rebalance:_begin_generation",
-        'replace(member, parked_join=None, is_new=False, assignment=b"")',
-        "replace(member, parked_join=None, is_new=False)",
+        'replace(member, parked_join=None, is_new=False, assignment=b"", member_epoch=0)',
+        "replace(member, parked_join=None, is_new=False, member_epoch=0)",
     ),
     Mutant(
         "members the leader left out keep what they had",

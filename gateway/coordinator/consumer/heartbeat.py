@@ -107,6 +107,8 @@ def _join(
     else:
         draft.tell(MemberReplaced(member_id, known.member_id, event.instance_id or ""))
         fresh = replace(known, member_id=member_id, connection_number=-1, classic=None)
+        for deadlines in (draft.join_deadlines, draft.sync_deadlines):
+            deadlines.pop(member_id, None)
     fresh = replace(fresh, member_epoch=0, previous_member_epoch=0, state=MemberState.STABLE)
     if known.member_id != member_id:
         if member_id in draft.members:

@@ -46,6 +46,9 @@ PASSING = frozenset(
 )
 
 
+UNIFORM = "uniform"
+
+
 class ConfluentMember(Member):
     def __init__(self, options: MemberOptions, journal: Journal, failures: list[str], bootstrap: str) -> None:
         super().__init__(options, journal, failures)
@@ -54,19 +57,26 @@ class ConfluentMember(Member):
     def open(self) -> None:
         options = self.options
         static = {} if options.instance_id is None else {"group.instance.id": options.instance_id}
+        if options.assignor == UNIFORM:
+            # The coordinator's assignor: whoever asks for it speaks the consumer protocol (KIP-848).
+            protocol: dict[str, str | int] = {"group.protocol": "consumer", "group.remote.assignor": UNIFORM}
+        else:
+            protocol = {
+                "partition.assignment.strategy": options.assignor,
+                "session.timeout.ms": options.session_timeout_ms,
+                "heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS,
+            }
         self.consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap,
                 "group.id": options.group,
                 "client.id": CLIENT_ID,
-                "partition.assignment.strategy": options.assignor,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": options.commit == "auto",
                 "auto.commit.interval.ms": 1000,
-                "session.timeout.ms": options.session_timeout_ms,
-                "heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS,
                 "topic.metadata.refresh.interval.ms": METADATA_MAX_AGE_MS,
                 "reconnect.backoff.max.ms": 500,
+                **protocol,
                 **static,
             }
         )

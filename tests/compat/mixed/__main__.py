@@ -1,4 +1,5 @@
-"""6 → 3+3 → 2+2+2 and back, cooperative-sticky, with each language as the first, and so the leader, once.
+"""6 → 3+3 → 2+2+2 and back, cooperative-sticky, with each language as the first, and so the leader, once; and members
+of one language that go over to the consumer protocol one by one, and back.
 
 Whoever leads assigns with its own language's sticky assignor, from what the others say they own: what is retained is
 never revoked only if all read each other's bytes alike, and the gateway hands them over unread.
@@ -10,7 +11,7 @@ import subprocess
 import sys
 
 from tests.compat import suites
-from tests.compat.confluent.client import Confluent
+from tests.compat.confluent.client import UNIFORM, Confluent
 from tests.compat.python.child import ProgramChild
 from tests.compat.python.options import MemberOptions
 from tests.compat.python.program import main
@@ -18,6 +19,7 @@ from tests.compat.python.scenario import SCENARIOS, Run, all_of, scenario
 
 SUITES = {"java": "java4", "librdkafka": "confluent", "kafka-python": "kafka_python"}
 PARTITIONS = 6
+ROLLING_MEMBERS = 2
 VERSION_SECONDS = 60.0
 
 
@@ -50,6 +52,36 @@ def _register(languages: list[str]) -> None:
     scenario(f"groups.mixed-languages.{languages[0]}-first")(lambda run: _mixed(run, languages))
 
 
+def _migrate(run: Run, language: str, assignor: str) -> None:
+    """A rolling upgrade of an application from the classic to the consumer protocol, and back, while records flow."""
+    topic, group = run.topic(PARTITIONS), run.group()
+    journal, view = run.journal(topic, PARTITIONS, cooperative=assignor == "cooperative-sticky")
+    feed = run.feed(topic, range(PARTITIONS))
+    suite = _suite(language)
+    members: dict[str, ProgramChild] = {}
+
+    def start(name: str, spoken: str) -> None:
+        options = MemberOptions(name, group, spoken, (topic,))
+        members[name] = run.keep(ProgramChild(suite.command(suite.member), run.client.bootstrap, options, journal))
+        view.wait_settled(members, all_of(topic, PARTITIONS))
+        view.wait_more(3 * PARTITIONS)
+
+    for number in range(ROLLING_MEMBERS):
+        start(f"classic-{number}", assignor)
+    for generation, spoken in (("new", UNIFORM), ("back", assignor)):
+        for number in range(ROLLING_MEMBERS):
+            members.pop(next(iter(members))).stop()
+            start(f"{generation}-{number}", spoken)
+    feed.stop()
+    view.wait_caught_up()
+    for member in members.values():
+        member.stop()
+
+
+def _register_migration(language: str, assignor: str) -> None:
+    scenario(f"groups.migration.{language}.{assignor}")(lambda run: _migrate(run, language, assignor))
+
+
 class Mixed(Confluent):
     """Topics and records come from librdkafka; the version is that of all."""
 
@@ -69,4 +101,7 @@ if __name__ == "__main__":
     names = list(SUITES)
     for first in range(len(names)):
         _register(names[first:] + names[:first])
+    for language in ("java", "librdkafka"):
+        for assignor in ("range", "cooperative-sticky"):
+            _register_migration(language, assignor)
     sys.exit(main("mixed", "tests.compat.mixed", Mixed, sys.argv[1:]))

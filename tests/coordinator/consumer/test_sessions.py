@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.coordinator.consumer.sessions import NO_DEADLINES, Deadlines
 from gateway.coordinator.facts import MemberId
 
 members = st.integers(0, 200).map(lambda number: MemberId(f"m{number}"))
-deeds = st.lists(st.tuples(members, st.none() | st.integers(0, 1_000)))
+deeds = st.lists(st.tuples(members, st.none() | st.integers(0, 1_000)), max_size=40)
 
 
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(deeds, st.integers(0, 1_000))
 def test_it_is_a_mapping(done: list[tuple[MemberId, int | None]], now_ms: int) -> None:
     deadlines, plain = NO_DEADLINES, dict[MemberId, int]()

@@ -38,7 +38,6 @@ from .node import NAMES, World
 NO_ID = MemberId("")
 HEARTBEAT_MS = 1_500
 PATIENCE_MS = 3_000
-JOIN_PATIENCE_MS = 25_000
 FATAL = frozenset(
     {
         ErrorCode.FENCED_INSTANCE_ID,
@@ -65,6 +64,10 @@ class ClassicClient:
         self.is_member = False
         self.owned: Partitions = NOTHING
         self.connection_number = world.number()
+        self.join_patience_ms = world.random.choice((4_000, 25_000))
+        self.stubborn = instance_id is None and world.chance(0.1)
+        """Goes on when it is told of a rebalance, until it is put out: its application is stuck. (A static one would be
+        waited for as long as it heartbeats.)"""
         self.session_ms = world.random.choice((6_000, 10_000))
         self.rebalance_ms = world.random.choice((8_000, 20_000))
         self.names: tuple[str, ...] = ()
@@ -138,7 +141,7 @@ class ClassicClient:
             None,
             self.connection_number,
         )
-        self._ask(event, self._joined, JOIN_PATIENCE_MS)
+        self._ask(event, self._joined, self.join_patience_ms)
 
     def _metadata(self) -> bytes:
         claimed: list[TopicPartition] = []
@@ -152,7 +155,7 @@ class ClassicClient:
     def _sync(self, assignments: dict[MemberId, bytes]) -> None:
         given = tuple(assignments.items())
         event = SyncGroup(*self._ids(), self.member_id, self.instance_id, self.generation_id, "consumer", None, given)
-        self._ask(event, self._synced, JOIN_PATIENCE_MS)
+        self._ask(event, self._synced, self.join_patience_ms)
 
     def _heartbeat(self) -> None:
         event = Heartbeat(*self._ids(), self.member_id, self.instance_id, self.generation_id)
@@ -274,11 +277,12 @@ class ClassicClient:
             self._plan(HEARTBEAT_MS, self._heartbeat)
 
     def _beaten(self, reply: Any) -> None:
+        told = reply.error is ErrorCode.REBALANCE_IN_PROGRESS
         if reply.error is ErrorCode.NONE and self.names != self.announced:
             self.join()
-        elif reply.error is ErrorCode.NONE:
+        elif reply.error is ErrorCode.NONE or (told and self.stubborn):
             self._plan(HEARTBEAT_MS, self._heartbeat)
-        elif reply.error is ErrorCode.REBALANCE_IN_PROGRESS:
+        elif told:
             # Its poll comes in its time; it goes on reading until then.
             self._plan(self.world.random.choice((0, 50, 2_000)), self.join)
         else:
@@ -293,7 +297,7 @@ class ClassicClient:
             self.owned = NOTHING
             self.generation_id = self._owned_generation_id = -1
             self.reading = False
-            self.is_member = False
+            self.is_member = self.stubborn = False
             if error is ErrorCode.UNKNOWN_MEMBER_ID:
                 self.member_id = NO_ID
         self._plan(self.world.random.randint(10, 300), self._go_on)

@@ -19,9 +19,9 @@ from gateway.coordinator.consumer.model import ConsumerGroup, MemberState
 from gateway.coordinator.consumer.model import GroupState as ConsumerState
 from gateway.coordinator.consumer.partitions import difference
 from gateway.coordinator.consumer.views import state_of
-from gateway.coordinator.facts import Conversion, GroupTypeChanged, MemberId
+from gateway.coordinator.facts import Conversion, Departure, GroupTypeChanged, MemberId, MemberLeft
 from gateway.coordinator.machine import ConnectionClosed, ConnectionId, Machines, Request, Step, StoredGroup, Tick
-from gateway.coordinator.model import Group, GroupState, Settings
+from gateway.coordinator.model import Group, GroupState, JoinGroup, Settings
 from gateway.groups.slot import Unstored
 
 from .classic_client import ClassicClient
@@ -32,6 +32,8 @@ from .play import Outcome
 MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER})
 FOUL_MS = 45_000
 SETTLE_MS = 300_000
+LATEST_MS = 20_000
+CODA_MS = 100_000
 MAX_CLIENTS = 4
 SEEDS_PER_CLOSE_LOOK = 20
 
@@ -39,10 +41,16 @@ AnyClient = Client | ClassicClient
 
 
 def run(seed: int) -> Outcome:
+    return run_with(seed, lambda server: None)
+
+
+def run_with(seed: int, begun: Callable[[MixedServer], object]) -> Outcome:
+    """`begun` is given the server of the run."""
     world = World(seed)
     try:
         server = MixedServer(world, closely=seed % SEEDS_PER_CLOSE_LOOK == 0)
         world.server = server
+        begun(server)
         _Play(world, server).run()
     except Exception as error:
         return Outcome(seed, str(error) if isinstance(error, FoulError) else repr(error), world.told)
@@ -63,10 +71,11 @@ class MixedServer(Server):
         self.conversions: list[Conversion] = []
         self.row: tuple[str, StoredGroup] | None = None
         self.rows: dict[MemberId, Any] = {}
-        self._closely = closely
-        """Looks whether a step changes the value that it was given, which takes most of the time."""
+        self.closely = closely
+        self.coda = False
+        """All has settled once, and what follows is what a careful operator does: nobody may be put out for it."""
         self._unstored = Unstored()
-        self._waiting: dict[int, Callable[[Any], None]] = {}
+        self._waiting: dict[int, tuple[str, Callable[[Any], None]]] = {}
         self._given_up: set[str] = set()
         self._closed: set[str] = set()
 
@@ -81,7 +90,7 @@ class MixedServer(Server):
         if connection in self._given_up and isinstance(self.group, Group):
             return None
         if answered is not None:
-            self._waiting[event.request_id] = answered
+            self._waiting[event.request_id] = connection, answered
         return self.apply(event)
 
     def disconnected(self, client: ClassicClient) -> None:
@@ -90,17 +99,18 @@ class MixedServer(Server):
 
         def closed() -> None:
             self._closed.add(connection)
+            self._waiting = {key: each for key, each in self._waiting.items() if each[0] != connection}
             self.apply(ConnectionClosed(ConnectionId(connection)))
 
-        self.world.after(self.world.random.choice((1, 1, 5_000)), closed)
+        self.world.after(self.world.random.choice((1, 5_000, 60_000)), closed)
 
     def apply(self, event: Any) -> Any:
         if not self.up:
             return None
         world, before = self.world, self.group
-        copy = repr(before) if self._closely else ""
+        copy = repr(before) if self.closely else ""
         taken = MACHINES.step(before, event, world.cluster, world.now_ms, self.settings)
-        require(not self._closely or repr(before) == copy, f"the group that was given has been mutated by {event}")
+        require(not self.closely or repr(before) == copy, "the group that was given has been mutated by {}", event)
         if taken.facts or type(event).__name__ != "Heartbeat":
             world.tell(_told(event, taken))
         asked = event.request_id if isinstance(event, Request) else None
@@ -116,15 +126,27 @@ class MixedServer(Server):
             self._store(taken)
         self.group = taken.group
         self.conversions.extend(fact.conversion for fact in taken.facts if isinstance(fact, GroupTypeChanged))
-        self._judge()
+        if taken.facts or isinstance(event, Tick | ConnectionClosed):
+            self._judge()
+        if self.coda:
+            self._check_nobody_is_put_out(taken)
         self._arm()
         own = None
         for request_id, reply in taken.replies:
             if request_id == asked and request_id not in self._waiting:
                 own = reply
-            elif (answered := self._waiting.pop(request_id, None)) is not None:
-                answered(reply)
+            elif (waiting := self._waiting.pop(request_id, None)) is not None:
+                waiting[1](reply)
+        if isinstance(self.group, ConsumerGroup):
+            require(not self._waiting, "{} requests are held by a group that holds none", len(self._waiting))
         return own
+
+    def _check_nobody_is_put_out(self, taken: Step) -> None:
+        clients = self.world.clients
+        lively = {client.member_id for client in clients if client.alive and isinstance(client, ClassicClient)}
+        for fact in taken.facts:
+            if isinstance(fact, MemberLeft) and fact.departure is not Departure.LEFT:
+                require(fact.member_id not in lively, "in calm weather {}", fact)
 
     # --- storing ------------------------------------------------------------------------------------------------------
 
@@ -187,20 +209,20 @@ class MixedServer(Server):
     def _judge_consumer(self, group: ConsumerGroup) -> None:
         owner: dict[tuple[UUID, int], MemberId] = {}
         for member_id, member in group.members.items():
-            require(member_id in group.session_deadlines, f"{member} would never expire")
+            require(member_id in group.session_deadlines, "{} would never expire", member)
             revoking = member.state is MemberState.UNREVOKED
-            require(revoking == (member_id in group.rebalance_deadlines), f"{member} may take for ever")
+            require(revoking == (member_id in group.rebalance_deadlines), "{} may take for ever", member)
             for held in (member.assigned, member.pending_revocation):
                 for topic_id, indexes in held.items():
                     for index in indexes:
                         other = owner.setdefault((topic_id, index), member_id)
-                        require(other == member_id, f"{topic_id}-{index}: {other} and {member_id}")
+                        require(other == member_id, "{}-{}: {} and {}", topic_id, index, other, member_id)
         derived = {(topic, index): each for topic, owned in group.owners.items() for index, each in owned.items()}
         require(derived == owner, "owners are not those of the members")
         for deadlines in (group.join_deadlines, group.sync_deadlines):
             classic = all(group.members[member_id].classic is not None for member_id in deadlines)
             require(classic, "somebody who does not join is waited for")
-        if self._closely:
+        if self.closely:
             stored = {each: CONSUMER.stored_member(group, each) for each in group.members}
             rows = {each: json.dumps(row and row.document) for each, row in stored.items()}
             require(rows == self.rows, "stored members are others than in memory")
@@ -216,7 +238,7 @@ class MixedServer(Server):
                 member = group.members.get(client.member_id)
                 if client.owned and client.is_member and member is not None:
                     rest = difference(difference(client.owned, member.assigned), member.pending_revocation)
-                    require(not rest, f"{client.name} owns {rest}, which may be another's")
+                    require(not rest, "{} owns {}, which may be another's", client.name, rest)
             return
         owner: dict[tuple[UUID, int], str] = {}
         for client in self.world.clients:
@@ -224,7 +246,7 @@ class MixedServer(Server):
                 for topic_id, indexes in client.owned.items():
                     for index in indexes:
                         other = owner.setdefault((topic_id, index), client.name)
-                        require(other == client.name, f"{topic_id}-{index} is read by {other} and {client.name}")
+                        require(other == client.name, "{}-{} is read by {} and {}", topic_id, index, other, client.name)
 
 
 def _reads(client: AnyClient, name: str) -> bool:
@@ -267,8 +289,25 @@ class _Play:
         world.tell("--- calm")
         world.calm = True
         world.weather = Weather()
-        unsettled = "?"
-        while world.now_ms < FOUL_MS + SETTLE_MS:
+        self._settle(SETTLE_MS)
+        # What was on its way when the weather changed has arrived.
+        world.run_until(world.now_ms + LATEST_MS)
+        self._settle(SETTLE_MS)
+        self.server.coda = True
+        for client in world.clients:
+            if isinstance(client, ClassicClient):
+                client.stubborn = False
+        newcomer = Client(world, "c-last", None, 1)
+        newcomer.rebalance_timeout_ms = 20_000
+        self._start(newcomer)
+        self._settle(CODA_MS)
+        newcomer.leave()
+        self._settle(CODA_MS)
+
+    def _settle(self, within_ms: int) -> None:
+        world = self.world
+        until_ms, unsettled = world.now_ms + within_ms, "?"
+        while world.now_ms < until_ms:
             world.run_until(world.now_ms + 1_000)
             unsettled = self._unsettled()
             if not unsettled:
@@ -290,7 +329,7 @@ class _Play:
             (2, lambda: self._to_one(lambda client: client.disconnect())),
             (2, lambda: self._to_one(lambda client: client.choose_topics())),
             (1, lambda: self._to_one(lambda client: client.rejoin())),
-            (4, self._deliver_something_old),
+            (8, self._deliver_something_old),
             (1, server.crash),
             (1, lambda: server.apply(Tick())),
         ]
@@ -344,10 +383,14 @@ class _Play:
             add(old.instance_id if "range" not in self.protocols else None)
 
     def _deliver_something_old(self) -> None:
+        """Rather a join than anything else: it is what a member's word is taken from."""
         stuck = self.world.stuck
         if stuck:
+            joins = [event for event in stuck if isinstance(event, JoinGroup)]
+            old = self.world.random.choice(joins or stuck)
+            stuck.remove(old)
             self.world.tell("something old arrives")
-            self.server.receive(stuck.pop(self.world.random.randrange(len(stuck))), lambda reply: None)
+            self.server.receive(old, lambda reply: None)
 
     def _unsettled(self) -> str:
         server, living = self.server, self._living()
@@ -367,6 +410,8 @@ class _Play:
             return f"{group.state}"
         owned: dict[tuple[UUID, int], str] = {}
         for client in living:
+            if isinstance(client, ClassicClient) and not client.reading:
+                return f"{client.name} is on its way"
             if isinstance(group, ConsumerGroup) and client.owned != group.members[client.member_id].assigned:
                 return f"{client.name} owns {client.owned}, not {group.members[client.member_id].assigned}"
             for topic_id, indexes in client.owned.items():

@@ -18,6 +18,7 @@ from .node import FoulError, Weather, World
 FOUL_MS = 120_000
 SETTLE_MS = 400_000
 MAX_CLIENTS = 5
+SEEDS_PER_CLOSE_LOOK = 10
 
 
 @dataclass(frozen=True)
@@ -29,6 +30,7 @@ class Outcome:
 
 def run(seed: int) -> Outcome:
     world = World(seed)
+    world.server.closely = seed % SEEDS_PER_CLOSE_LOOK == 0
     try:
         _Play(world).run()
     except Exception as error:

@@ -68,6 +68,17 @@ final class Clients implements AutoCloseable {
         return new KafkaConsumer<>(consumerConfigs(more), new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
 
+    /** A consumer of the new group protocol (KIP-848), whose assignor is the coordinator's. */
+    KafkaConsumer<byte[], byte[]> consumerOfTheConsumerProtocol(String assignor, Map<String, Object> more) {
+        Map<String, Object> configs = consumerConfigs(more);
+        configs.put("group.protocol", "consumer");
+        configs.put("group.remote.assignor", assignor);
+        // These are the group's in that protocol; the client refuses them.
+        configs.remove("session.timeout.ms");
+        configs.remove("heartbeat.interval.ms");
+        return new KafkaConsumer<>(configs, new ByteArrayDeserializer(), new ByteArrayDeserializer());
+    }
+
     Map<String, Object> consumerConfigs(Map<String, Object> more) {
         Map<String, Object> configs = common();
         configs.put("group.protocol", "classic");

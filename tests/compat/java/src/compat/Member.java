@@ -95,12 +95,15 @@ final class Member extends Thread implements ConsumerRebalanceListener {
         if (options.instanceId() != null) {
             configs.put("group.instance.id", options.instanceId());
         }
-        if (!options.assignors().isEmpty()) {
+        boolean consumerProtocol = options.speaksTheConsumerProtocol();
+        if (!options.assignors().isEmpty() && !consumerProtocol) {
             configs.put(
                     "partition.assignment.strategy",
                     options.assignors().stream().map(ASSIGNORS::get).toList());
         }
-        consumer = clients.consumer(configs);
+        consumer = consumerProtocol
+                ? clients.consumerOfTheConsumerProtocol(MemberOptions.UNIFORM, configs)
+                : clients.consumer(configs);
         if (options.pattern() != null) {
             consumer.subscribe(options.pattern(), this);
         } else {

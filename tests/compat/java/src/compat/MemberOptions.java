@@ -22,12 +22,20 @@ record MemberOptions(
         this(name, group, List.of(), null, List.of(), null, "auto", Clients.SESSION_TIMEOUT_MS, 60_000);
     }
 
+    /** The coordinator's assignor: whoever asks for it speaks the consumer protocol (KIP-848). */
+    static final String UNIFORM = "uniform";
+
+    boolean speaksTheConsumerProtocol() {
+        return assignors.equals(List.of(UNIFORM));
+    }
+
     /**
      * The client's own commit before a cooperative round misses what is processed between it and the revocation, so a
      * cooperative member that wants each record once commits in the callback too.
      */
     boolean commitsWhenRevoked() {
-        return commit.equals("revoke") || commit.equals("auto") && assignors.equals(List.of("cooperative-sticky"));
+        boolean cooperative = assignors.equals(List.of("cooperative-sticky")) || speaksTheConsumerProtocol();
+        return commit.equals("revoke") || commit.equals("auto") && cooperative;
     }
 
     MemberOptions topics(String... names) {

@@ -1,0 +1,91 @@
+"""Seeded runs of groups that change their protocol, and that they find bugs that are put into migration."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from gateway.coordinator.consumer import classic_members, embedded, machine, migration
+from gateway.coordinator.consumer.draft import Draft
+from gateway.coordinator.consumer.partitions import NOTHING
+from gateway.coordinator.facts import Conversion
+from gateway.coordinator.machine import Adopted, Step
+
+from .simulation.mixed import MixedServer, run, run_with
+
+BLOCKS = int(os.environ.get("SLUICE_SIMULATION_BLOCKS", "10"))
+SEEDS_PER_BLOCK = 200
+"""Some 15 ms each."""
+SEEDS_PER_MUTANT = 300
+
+
+@cache
+def conversions_seen(block: int) -> set[Conversion]:
+    """Of one block of runs, each of which has to be sound."""
+    seen: set[Conversion] = set()
+    for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
+        servers: list[MixedServer] = []
+        outcome = run_with(seed, servers.append)
+        assert outcome.foul is None, f"seed {seed}: {outcome.foul}\n" + "\n".join(outcome.told[-40:])
+        seen.update(servers[0].conversions)
+    return seen
+
+
+@pytest.mark.parametrize("block", range(BLOCKS))
+def test_nothing_goes_wrong_in_any_run(block: int) -> None:
+    """What a member reads it is known to read, whichever machine plays the group; and in the end every live member has
+    its share, in a group of the type that its members make it."""
+    assert conversions_seen(block) == set(Conversion), "every way of becoming another group is met"
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def none_held(group: Any, *_: Any) -> Any:
+    return dict.fromkeys(group.members, NOTHING)
+
+
+def without_replies(*arguments: Any) -> Adopted | None:
+    adopted = upgraded(*arguments)
+    return None if adopted is None else replace(adopted, replies=())
+
+
+def without_rebalance(taken: Step, *arguments: Any) -> Step:
+    step = downgraded(taken, *arguments)
+    return replace(step, group=replace(step.group, state=step.group.state.STABLE, phase_deadline_ms=None))
+
+
+def at_the_groups_epoch(*arguments: Any) -> Any:
+    return replace(classic_member(*arguments), member_epoch=0)
+
+
+upgraded, downgraded, classic_member = migration.upgraded, migration.downgraded, migration._classic_member
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "mutant"),
+    [
+        pytest.param(migration, "_held", none_held, id="an upgrade forgets who holds what"),
+        pytest.param(migration, "is_cooperative", lambda name: False, id="claims count for nothing"),
+        pytest.param(machine, "upgraded", without_replies, id="held requests are never answered"),
+        pytest.param(machine, "downgraded", without_rebalance, id="nobody is asked to join again"),
+        pytest.param(machine, "is_left_to_classic_members", lambda *_: False, id="nothing is ever downgraded"),
+        pytest.param(classic_members, "_must_join", lambda *_: False, id="members are not told of a rebalance"),
+        pytest.param(classic_members, "_waits_for_others", lambda *_: True, id="members wait for what is free"),
+        pytest.param(classic_members, "_owned", lambda *_: NOTHING, id="joining is letting go of everything"),
+        pytest.param(classic_members, "_owned", lambda *_: None, id="nobody ever lets go"),
+        pytest.param(classic_members, "check_not_overtaken", nothing, id="late joins are believed"),
+        pytest.param(classic_members, "_await_join", nothing, id="joins are awaited for ever"),
+        pytest.param(embedded, "assignment", lambda *_: b"\x00\x00\x00\x00\x00\x00\xff\xff\xff\xff", id="no shares"),
+        pytest.param(Draft, "hear", nothing, id="sessions never begin anew"),
+    ],
+)
+def test_a_bug_is_found(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, mutant: Callable[..., Any]) -> None:
+    monkeypatch.setattr(holder, name, mutant)
+    assert any(run(seed).foul is not None for seed in range(SEEDS_PER_MUTANT))
