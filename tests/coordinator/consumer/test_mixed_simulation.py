@@ -65,7 +65,7 @@ def at_the_groups_epoch(*arguments: Any) -> Any:
     return replace(classic_member(*arguments), member_epoch=0)
 
 
-upgraded, downgraded, classic_member = migration.upgraded, migration.downgraded, migration._classic_member
+upgraded, downgraded, classic_member = migration.upgraded, migration.downgraded, migration.classic_member
 
 
 @pytest.mark.parametrize(
