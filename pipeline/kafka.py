@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -25,6 +26,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 from pipeline.errors import PipelineError
 
 REQUEST_SECONDS = 30.0
+LOOK_AGAIN_SECONDS = 0.1
 MAX_LISTED = 20
 Partition = tuple[str, int]
 _SILENT = frozenset((KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN))
@@ -198,9 +200,25 @@ class Cluster:
                 raise KafkaException(answer.error)
 
     def create(self, topic: NewTopic) -> None:
-        """KafkaException if it cannot be made."""
+        """Make it, and wait until all its partitions answer. KafkaException if it cannot be made."""
         for future in self._admin.create_topics([topic], request_timeout=REQUEST_SECONDS).values():
             future.result(REQUEST_SECONDS)
+        # Apache Kafka acknowledges a topic before its brokers know that they lead it.
+        wanted = [(topic.topic, partition) for partition in range(topic.num_partitions)]
+        deadline = time.monotonic() + REQUEST_SECONDS
+        while True:
+            try:
+                if len(self.offsets(wanted, OffsetSpec.latest())) == len(wanted):
+                    return
+            except UnreachableError:
+                if time.monotonic() > deadline:
+                    raise
+            if time.monotonic() > deadline:
+                raise UnreachableError(
+                    f"The topic {topic.topic} was made, but its partitions do not answer.",
+                    "Look at the brokers' logs; then start the job again.",
+                )
+            time.sleep(LOOK_AGAIN_SECONDS)
 
     def configs(self, resources: Sequence[ConfigResource]) -> dict[ConfigResource, dict[str, str]]:
         """Names and values of the configuration of each."""
