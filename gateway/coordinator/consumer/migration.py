@@ -178,7 +178,7 @@ def downgraded(taken: Step, cluster: Cluster, now_ms: int, settings: Settings) -
         settings,
     )
     for member in group.members.values():
-        classic = classic_member(member, cluster)
+        classic = _classic_member(member, cluster)
         draft.put(classic)
         draft.arm_session(classic)
     draft.unheard = set(group.unheard)
@@ -190,7 +190,7 @@ def downgraded(taken: Step, cluster: Cluster, now_ms: int, settings: Settings) -
     return Step(begun.group, taken.replies, (*taken.facts, changed, *begun.facts))
 
 
-def classic_member(member: ConsumerMember, cluster: Cluster) -> Member:
+def _classic_member(member: ConsumerMember, cluster: Cluster) -> Member:
     """Its assignment is all that it may own: nobody is served it, but it is believed to hold that until it joins."""
     assert member.classic is not None
     version = embedded.subscription(member.classic).version

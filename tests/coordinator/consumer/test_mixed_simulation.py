@@ -61,11 +61,7 @@ def without_rebalance(taken: Step, *arguments: Any) -> Step:
     return replace(step, group=replace(step.group, state=step.group.state.STABLE, phase_deadline_ms=None))
 
 
-def at_the_groups_epoch(*arguments: Any) -> Any:
-    return replace(classic_member(*arguments), member_epoch=0)
-
-
-upgraded, downgraded, classic_member = migration.upgraded, migration.downgraded, migration.classic_member
+upgraded, downgraded = migration.upgraded, migration.downgraded
 
 
 @pytest.mark.parametrize(
