@@ -30,6 +30,7 @@ from tests.compat.python.client import (
     Reader,
     Record,
 )
+from tests.compat.python.groups import SERVER_SIDE
 from tests.compat.python.journal import Journal, Partition
 
 READ_SECONDS = 10.0
@@ -59,18 +60,23 @@ class ConfluentMember(Member):
                 "bootstrap.servers": self.bootstrap,
                 "group.id": options.group,
                 "client.id": CLIENT_ID,
-                "partition.assignment.strategy": options.assignor,
                 "auto.offset.reset": "earliest",
                 "enable.auto.commit": options.commit == "auto",
                 "auto.commit.interval.ms": 1000,
-                "session.timeout.ms": options.session_timeout_ms,
-                "heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS,
                 "topic.metadata.refresh.interval.ms": METADATA_MAX_AGE_MS,
                 "reconnect.backoff.max.ms": 500,
+                **self.protocol(),
                 **static,
             }
         )
         self.subscribe(options.topics if options.pattern is None else [options.pattern])
+
+    def protocol(self) -> dict[str, str | int]:
+        return {
+            "partition.assignment.strategy": self.options.assignor,
+            "session.timeout.ms": self.options.session_timeout_ms,
+            "heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS,
+        }
 
     def subscribe(self, topics: Sequence[str]) -> None:
         self.consumer.subscribe(list(topics), on_assign=self.on_assign, on_revoke=self.on_revoke, on_lost=self.on_lost)
@@ -108,6 +114,13 @@ class ConfluentMember(Member):
 
     def close(self) -> None:
         self.consumer.close()
+
+
+class ServerSideMember(ConfluentMember):
+    """Of the consumer protocol: who assigns, and for how long a member may be silent, is the broker's to say."""
+
+    def protocol(self) -> dict[str, str | int]:
+        return {"group.protocol": "consumer"}
 
 
 class ConfluentProducer(Producer):
@@ -296,3 +309,8 @@ def _partitions(partitions: Sequence[TopicPartition]) -> set[Partition]:
 
 def _offsets(positions: Mapping[Partition, int]) -> list[TopicPartition]:
     return [TopicPartition(topic, partition, offset) for (topic, partition), offset in positions.items()]
+
+
+class ServerSideConfluent(Confluent):
+    assignors = (SERVER_SIDE,)
+    member_class = ServerSideMember

@@ -81,6 +81,15 @@ final class Clients implements AutoCloseable {
         return configs;
     }
 
+    /** Session and heartbeat are the broker's to say. */
+    KafkaConsumer<byte[], byte[]> serverSideConsumer(Map<String, Object> more) {
+        Map<String, Object> configs = consumerConfigs(more);
+        configs.put("group.protocol", "consumer");
+        configs.remove("session.timeout.ms");
+        configs.remove("heartbeat.interval.ms");
+        return new KafkaConsumer<>(configs, new ByteArrayDeserializer(), new ByteArrayDeserializer());
+    }
+
     void createTopic(String topic, int partitions) {
         get(admin().createTopics(List.of(new NewTopic(topic, partitions, (short) 1))).all());
     }
