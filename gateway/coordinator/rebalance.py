@@ -108,7 +108,7 @@ def _begin_generation(draft: Draft) -> None:
     draft.tell(GenerationStarted(draft.generation_id, draft.protocol_name, tuple(draft.members)))
     for member in list(draft.members.values()):
         # What the last generation assigned must not be served in this one.
-        settled = replace(member, parked_join=None, is_new=False, assignment=b"")
+        settled = replace(member, parked_join=None, is_new=False, assignment=b"", member_epoch=0)
         draft.put(settled)
         # An absent static member has given no sign of life: its session runs on.
         if member.parked_join is not None:

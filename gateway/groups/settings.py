@@ -9,7 +9,7 @@ import structlog
 from gateway.config.broker import BrokerConfig
 from gateway.config.definition import ConfigError
 from gateway.config.group import group_intervals
-from gateway.coordinator.model import ConsumerSettings, Settings
+from gateway.coordinator.model import ConsumerSettings, MigrationPolicy, Settings
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -44,4 +44,5 @@ def _consumer_settings(broker: BrokerConfig, session_timeout_ms: int, heartbeat_
         heartbeat_interval_ms=heartbeat_interval_ms,
         max_size=broker.group_consumer_max_size,
         assignors=broker.group_consumer_assignors,
+        migration_policy=MigrationPolicy(broker.group_consumer_migration_policy),
     )

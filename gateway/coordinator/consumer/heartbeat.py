@@ -24,7 +24,7 @@ from gateway.coordinator.consumer.model import (
     MemberState,
     subscription_of,
 )
-from gateway.coordinator.consumer.partitions import NOTHING
+from gateway.coordinator.consumer.partitions import NOTHING, Partitions
 from gateway.coordinator.consumer.views import has_news
 from gateway.coordinator.facts import (
     AssignmentGiven,
@@ -101,12 +101,12 @@ def _join(
     if known is None:
         draft.tell(MemberJoined(member_id, event.instance_id))
         return _proceed(draft, event, None, _updated(ConsumerMember(member_id), event))
-    if known.member_id == member_id and known.member_epoch != STATIC_LEAVE_EPOCH:
+    if known.member_id == member_id and known.member_epoch != STATIC_LEAVE_EPOCH and known.classic is None:
         draft.tell(MemberRejoined(member_id))
         fresh = replace(known, assigned=NOTHING, pending_revocation=NOTHING)
     else:
         draft.tell(MemberReplaced(member_id, known.member_id, event.instance_id or ""))
-        fresh = replace(known, member_id=member_id, connection_number=-1)
+        fresh = replace(known, member_id=member_id, connection_number=-1, classic=None)
     fresh = replace(fresh, member_epoch=0, previous_member_epoch=0, state=MemberState.STABLE)
     if known.member_id != member_id:
         if member_id in draft.members:
@@ -143,6 +143,31 @@ def _proceed(
     draft: Draft, event: ConsumerGroupHeartbeat, before: ConsumerMember | None, member: ConsumerMember
 ) -> Step:
     """`before` is the member as it was, None if it is new; `member` what the request makes of it."""
+    after = proceed(draft, before, member, event.owned)
+    full = (
+        event.rebalance_timeout_ms != -1
+        and (event.subscribed_topic_names is not None or event.subscribed_topic_regex is not None)
+        and event.owned is not None
+    )
+    tell = event.member_epoch == JOIN_EPOCH or full or after.assigned != member.assigned
+    draft.answer(
+        event.request_id,
+        ConsumerGroupHeartbeatReply(
+            ErrorCode.NONE,
+            None,
+            after.member_id,
+            after.member_epoch,
+            _interval_ms(after, draft.settings),
+            after.assigned if tell else None,
+        ),
+    )
+    return draft.seal()
+
+
+def proceed(
+    draft: Draft, before: ConsumerMember | None, member: ConsumerMember, owned: Partitions | None
+) -> ConsumerMember:
+    """What a request that reports `owned` makes of its member and of what the group wants: the member as it is then."""
     draft.put(member)
     subscription_changed = before is None or subscription_of(before) != subscription_of(member)
     target_is_old = draft.group_epoch > draft.assignment_epoch
@@ -162,7 +187,7 @@ def _proceed(
         draft.assignment_epoch,
         draft.owners,
         draft.topic_ids(subscription_of(member)),
-        event.owned,
+        owned,
         subscription_changed,
     )
     if after is not member:
@@ -170,24 +195,7 @@ def _proceed(
         draft.tell(AssignmentGiven(after.member_id, after.member_epoch))
     draft.hear(member.member_id)
     draft.arm_rebalance(before, after)
-    full = (
-        event.rebalance_timeout_ms != -1
-        and (event.subscribed_topic_names is not None or event.subscribed_topic_regex is not None)
-        and event.owned is not None
-    )
-    tell = event.member_epoch == JOIN_EPOCH or full or after.assigned != member.assigned
-    draft.answer(
-        event.request_id,
-        ConsumerGroupHeartbeatReply(
-            ErrorCode.NONE,
-            None,
-            after.member_id,
-            after.member_epoch,
-            _interval_ms(after, draft.settings),
-            after.assigned if tell else None,
-        ),
-    )
-    return draft.seal()
+    return after
 
 
 def _interval_ms(member: ConsumerMember, settings: ConsumerSettings) -> int:
