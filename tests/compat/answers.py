@@ -16,10 +16,9 @@ from pathlib import Path
 from tests.compat import scenarios
 from tests.compat.checker import Verdict, check, read_log
 from tests.compat.process import Limit, run_limited
-from tests.compat.report import OUTCOMES, Row
+from tests.compat.report import OUTCOMES, WHOLE_SUITE, Row
 from tests.compat.suites import Suite
 
-WHOLE_SUITE = "(suite)"
 STDERR_TAIL_LINES = 15
 
 

@@ -19,6 +19,8 @@ from typing import Any, Literal
 from tests.compat import scenarios
 
 Outcome = Literal["passed", "failed", "unserved", "skipped"]
+WHOLE_SUITE = "(suite)"
+"""The row of what befell all of a suite."""
 OUTCOMES: tuple[Outcome, ...] = ("passed", "failed", "unserved", "skipped")
 
 FOLDER = Path(__file__).parents[2] / "docs"
@@ -73,20 +75,30 @@ def write(folder: Path, results: Sequence[SuiteResult], *, keep_others: bool) ->
     (folder / MARKDOWN_NAME).write_text(markdown(card))
 
 
-def write_oracle(folder: Path, results: Sequence[SuiteResult], *, keep_others: bool) -> None:
-    """Write what Apache Kafka answered: per suite its version, the date, and the outcome of each scenario."""
+def write_oracle(folder: Path, results: Sequence[SuiteResult], *, keep_others: bool, keep_rows: bool = False) -> None:
+    """Write what Apache Kafka answered: per suite its version, the date, and the outcome of each scenario. `keep_rows`:
+    of suites that were asked a part, the earlier answers to the rest stay. A suite that could not be built or ended
+    before its time says nothing of Kafka."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ORACLE_NAME
     answered: dict[str, Any] = json.loads(path.read_text()) if keep_others and path.exists() else {}
     for result in results:
-        if result.left_out:
+        if result.left_out or any(row.scenario == WHOLE_SUITE for row in result.rows):
             continue
+        asked = {row.scenario for row in result.rows}
+        earlier: dict[str, Any] = answered.get(result.name, {}) if keep_rows else {}
+        kept: dict[str, dict[str, str]] = {
+            part: {name: said for name, said in earlier.get(part, {}).items() if name not in asked}
+            for part in ("outcomes", "reasons")
+        }
+        outcomes = {row.scenario: row.outcome for row in result.rows}
+        reasons = {row.scenario: row.detail for row in result.rows if row.outcome != "passed" and row.detail}
         answered[result.name] = {
             "broker": result.gateway,
             "date": result.date,
             "client": result.version,
-            "outcomes": {row.scenario: row.outcome for row in sorted(result.rows, key=lambda row: row.scenario)},
-            "reasons": {row.scenario: row.detail for row in result.rows if row.outcome != "passed" and row.detail},
+            "outcomes": {**kept["outcomes"], **outcomes},
+            "reasons": {**kept["reasons"], **reasons},
         }
     path.write_text(json.dumps(answered, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
 

@@ -284,6 +284,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default=LIMIT_SECONDS,
         help="seconds for all suites together; what is not done has failed",
     )
+    parser.add_argument(
+        "--bounded",
+        action="store_true",
+        help="of other people's tests that are longer than continuous integration's time, the part that they name",
+    )
     parser.add_argument("--list", action="store_true", help="say which suites there are and which can run here")
     options = parser.parse_args(arguments)
     try:
@@ -310,6 +315,8 @@ def _main(options: argparse.Namespace) -> int:
         return 0
     scenario_names = [name for name in options.scenarios.split(",") if name]
     limit = Limit(options.limit)
+    if options.bounded:
+        os.environ["COMPAT_BOUNDED"] = "1"
 
     broker = APACHE_KAFKA if options.broker == "kafka" else SLUICE
     runs = CACHE / ("runs" if broker is SLUICE else "runs-kafka")
@@ -342,7 +349,7 @@ def _main(options: argparse.Namespace) -> int:
         report.write(folder, results, keep_others=not whole)
         print(f"Report card: {folder / 'compatibility.md'}")
     elif folder is not None:
-        report.write_oracle(folder, results, keep_others=not whole)
+        report.write_oracle(folder, results, keep_others=not whole, keep_rows=bool(scenario_names))
         print(f"Apache Kafka's answers: {folder / report.ORACLE_NAME}")
     rows = [row for result in results for row in result.rows]
     for result in results:

@@ -428,3 +428,18 @@ def test_the_command_refuses_suites_that_are_not_there(capsys: pytest.CaptureFix
     assert "no suite no_such_client" in capsys.readouterr().err
     assert main(["kcat", "--list"]) == 0
     assert "kcat (C)" in capsys.readouterr().out
+
+
+def test_a_part_of_a_suite_asked_again_keeps_what_kafka_said_to_the_rest(tmp_path: Path) -> None:
+    def result(*rows: Row) -> SuiteResult:
+        return SuiteResult("fake", "Fake", "Python", "2026-01-01", "Apache Kafka 9", rows=list(rows))
+
+    write_oracle(
+        tmp_path, [result(Row("a", "failed", 0.0, "why a"), Row("b", "failed", 0.0, "why b"))], keep_others=False
+    )
+    write_oracle(tmp_path, [result(Row("a", "passed", 0.0))], keep_others=True, keep_rows=True)
+    # Its program was killed: that is not what Kafka said.
+    write_oracle(tmp_path, [result(Row("a", "failed", 0.0), Row("(suite)", "failed", 0.0, "killed"))], keep_others=True)
+    said = json.loads((tmp_path / "oracle.json").read_text())["fake"]
+    assert said["outcomes"] == {"a": "passed", "b": "failed"}
+    assert said["reasons"] == {"b": "why b"}

@@ -2,8 +2,8 @@
 
 import sys
 
-from tests.compat.confluent.client import Confluent
+from tests.compat.confluent.client import Confluent, ServerSideConfluent
 from tests.compat.python.program import main
 
 if __name__ == "__main__":
-    sys.exit(main("confluent", "tests.compat.confluent", Confluent, sys.argv[1:]))
+    sys.exit(main("confluent", "tests.compat.confluent", Confluent, sys.argv[1:], server_side=ServerSideConfluent))

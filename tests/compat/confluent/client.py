@@ -30,6 +30,7 @@ from tests.compat.python.client import (
     Reader,
     Record,
 )
+from tests.compat.python.groups import SERVER_SIDE
 from tests.compat.python.journal import Journal, Partition
 
 READ_SECONDS = 10.0
@@ -57,15 +58,6 @@ class ConfluentMember(Member):
     def open(self) -> None:
         options = self.options
         static = {} if options.instance_id is None else {"group.instance.id": options.instance_id}
-        if options.assignor == UNIFORM:
-            # The coordinator's assignor: whoever asks for it speaks the consumer protocol (KIP-848).
-            protocol: dict[str, str | int] = {"group.protocol": "consumer", "group.remote.assignor": UNIFORM}
-        else:
-            protocol = {
-                "partition.assignment.strategy": options.assignor,
-                "session.timeout.ms": options.session_timeout_ms,
-                "heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS,
-            }
         self.consumer = Consumer(
             {
                 "bootstrap.servers": self.bootstrap,
@@ -76,11 +68,21 @@ class ConfluentMember(Member):
                 "auto.commit.interval.ms": 1000,
                 "topic.metadata.refresh.interval.ms": METADATA_MAX_AGE_MS,
                 "reconnect.backoff.max.ms": 500,
-                **protocol,
+                **self.protocol(),
                 **static,
             }
         )
         self.subscribe(options.topics if options.pattern is None else [options.pattern])
+
+    def protocol(self) -> dict[str, str | int]:
+        if self.options.assignor == UNIFORM:
+            # The coordinator's assignor: whoever asks for it speaks the consumer protocol (KIP-848).
+            return {"group.protocol": "consumer", "group.remote.assignor": UNIFORM}
+        return {
+            "partition.assignment.strategy": self.options.assignor,
+            "session.timeout.ms": self.options.session_timeout_ms,
+            "heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS,
+        }
 
     def subscribe(self, topics: Sequence[str]) -> None:
         self.consumer.subscribe(list(topics), on_assign=self.on_assign, on_revoke=self.on_revoke, on_lost=self.on_lost)
@@ -118,6 +120,13 @@ class ConfluentMember(Member):
 
     def close(self) -> None:
         self.consumer.close()
+
+
+class ServerSideMember(ConfluentMember):
+    """Of the consumer protocol: who assigns, and for how long a member may be silent, is the broker's to say."""
+
+    def protocol(self) -> dict[str, str | int]:
+        return {"group.protocol": "consumer"}
 
 
 class ConfluentProducer(Producer):
@@ -306,3 +315,8 @@ def _partitions(partitions: Sequence[TopicPartition]) -> set[Partition]:
 
 def _offsets(positions: Mapping[Partition, int]) -> list[TopicPartition]:
     return [TopicPartition(topic, partition, offset) for (topic, partition), offset in positions.items()]
+
+
+class ServerSideConfluent(Confluent):
+    assignors = (SERVER_SIDE,)
+    member_class = ServerSideMember

@@ -166,7 +166,29 @@ func (c *client) AddPartitions(ctx context.Context, topic string, total int) err
 	if err != nil {
 		return err
 	}
-	return answers.Error()
+	if err := answers.Error(); err != nil {
+		return err
+	}
+	return c.learn(ctx, topic, int32(total-1))
+}
+
+// learn waits until kgo knows a partition of a topic that it produces to: until it has asked again it refuses records
+// for one that was added, and members may be given that sooner.
+func (c *client) learn(ctx context.Context, topic string, partition int32) error {
+	if leader, _, err := c.kafka.PartitionLeader(topic, 0); err != nil || leader < 0 {
+		return nil
+	}
+	for {
+		if leader, _, err := c.kafka.PartitionLeader(topic, partition); err == nil && leader >= 0 {
+			return nil
+		}
+		c.kafka.ForceMetadataRefresh()
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
 func (c *client) DeleteTopic(ctx context.Context, topic string) error {

@@ -22,6 +22,9 @@ var balancers = map[string]func() kgo.GroupBalancer{
 	"cooperative-sticky": kgo.CooperativeStickyBalancer,
 }
 
+// serverSide stands for the consumer protocol, in which members have no assignors.
+const serverSide = "consumer"
+
 const pollRecords = 200
 
 // consumer is a member of a group. Rebalances wait while it processes what it has polled, so that what its revoke
@@ -93,11 +96,16 @@ func join(wanted compat.Options, sink compat.Sink) (compat.Consumer, error) {
 	} else {
 		opts = append(opts, kgo.AutoCommitInterval(500*time.Millisecond))
 	}
-	var chosen []kgo.GroupBalancer
-	for _, name := range wanted.Assignors {
-		chosen = append(chosen, balancers[name]())
+	if slices.Equal(wanted.Assignors, []string{serverSide}) {
+		opts = append(opts, kgo.ServerSideBalancer())
+	} else {
+		var chosen []kgo.GroupBalancer
+		for _, name := range wanted.Assignors {
+			chosen = append(chosen, balancers[name]())
+		}
+		opts = append(opts, kgo.Balancers(chosen...))
 	}
-	client, err := kgo.NewClient(append(opts, kgo.Balancers(chosen...))...)
+	client, err := kgo.NewClient(opts...)
 	if err != nil {
 		return nil, err
 	}

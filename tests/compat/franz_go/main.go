@@ -13,6 +13,7 @@ func main() {
 		Eager:       []string{"range", "roundrobin", "sticky"},
 		Cooperative: "cooperative-sticky",
 		TenRuns:     []string{"range", "cooperative-sticky"},
+		ServerSide:  serverSide,
 	}
 	compat.Main(compat.Suite{
 		Name:      "franz_go",

@@ -14,6 +14,9 @@ type GroupCase struct {
 	Cooperative string   // "" if the client has none
 	Regex       string   // why it has no pattern subscriptions; "" if it has them
 	TenRuns     []string // assignors that are run ten times
+	// ServerSide stands among a member's assignors for the consumer protocol (KIP-848), where the coordinator assigns;
+	// "" if the client does not have it.
+	ServerSide string
 }
 
 // Scenarios are the canonical ones of consumer groups.
@@ -58,6 +61,33 @@ func (c GroupCase) Scenarios() []Scenario {
 	}
 	add("subscription-change", c.subscriptionChange)
 	add("same-client-id", c.sameClientID)
+	if c.ServerSide != "" {
+		scenarios = append(scenarios, c.serverSide()...)
+	}
+	return scenarios
+}
+
+// serverSide is the same again for groups of the consumer protocol: what happens to members and to the gateway. Who
+// assigns, and how a static member is fenced, are of the classic protocol alone.
+func (c GroupCase) serverSide() []Scenario {
+	c.Eager, c.Cooperative, c.ServerSide = []string{c.ServerSide}, c.ServerSide, ""
+	var scenarios []Scenario
+	add := func(name string, run func(*T)) {
+		scenarios = append(scenarios, Scenario{Name: "consumer-protocol." + name, Run: run})
+	}
+	add("1-2-4", func(t *T) { c.oneTwoFour(t, c.Cooperative) })
+	add("leave", c.leave)
+	add("crash", c.crash)
+	add("crash-half-open", c.crashHalfOpen)
+	add("gateway-restart", func(t *T) { c.outage(t, t.Restart) })
+	add("gateway-kill", func(t *T) { c.outage(t, t.Kill) })
+	add("commit-resume", c.commitResume)
+	add("commit-in-revoke", c.commitInRevoke)
+	add("cooperative", c.cooperative)
+	add("partition-added", c.partitionAdded)
+	add("topic-deleted", c.topicDeleted)
+	add("regex", c.regex)
+	add("subscription-change", c.subscriptionChange)
 	return scenarios
 }
 
@@ -352,7 +382,7 @@ func (c GroupCase) commitResume(t *T) {
 
 func (c GroupCase) commitInRevoke(t *T) {
 	assignors := []string{c.Eager[0]}
-	if c.Cooperative != "" {
+	if c.Cooperative != "" && c.Cooperative != c.Eager[0] {
 		assignors = append(assignors, c.Cooperative)
 	}
 	log := t.NewLog(Header{Mode: "eager", Partitions: 4})

@@ -22,8 +22,16 @@ SCENARIO_SECONDS = 100.0
 MAX_DETAIL = 600
 
 
-def main(suite: str, program: str, client_class: Callable[[str], Client], arguments: Sequence[str]) -> int:
-    """`program` is the module that calls this; it is started again for members that are killed."""
+def main(
+    suite: str,
+    program: str,
+    client_class: Callable[[str], Client],
+    arguments: Sequence[str],
+    *,
+    server_side: Callable[[str], Client] | None = None,
+) -> int:
+    """`program` is the module that calls this; it is started again for members that are killed. `server_side` makes
+    members of the consumer protocol, for a client that has it."""
     if "--version" in arguments:
         print(client_class.version())  # type: ignore[attr-defined]
         return 0
@@ -32,17 +40,21 @@ def main(suite: str, program: str, client_class: Callable[[str], Client], argume
     )
     bootstrap = os.environ["COMPAT_BOOTSTRAP"]
     if os.environ.get("COMPAT_MEMBER"):
-        return _member(client_class(bootstrap))
+        asked = os.environ.get("COMPAT_ASSIGNOR") == groups.SERVER_SIDE
+        return _member((server_side if asked and server_side is not None else client_class)(bootstrap))
     named = [name for name in os.environ.get("COMPAT_SCENARIOS", "").split(",") if name]
-    for name, body in SCENARIOS.items():
+    asked_of = [(name, body, client_class) for name, body in SCENARIOS.items()]
+    if server_side is not None:
+        asked_of += [(name, body, server_side) for name, body in groups.CONSUMER_PROTOCOL.items()]
+    for name, body, made in asked_of:
         if named and name not in named:
             continue
         outcome, seconds, detail = _run(
-            lambda name=name: Run(
+            lambda name=name, made=made: Run(
                 name,
                 suite,
                 program,
-                client_class(bootstrap),
+                made(bootstrap),
                 Path(os.environ["COMPAT_DELIVERIES"]),
                 os.environ["COMPAT_CONTROL"],
             ),

@@ -29,6 +29,7 @@ from typing import Any
 import structlog
 
 from tests.compat.upstream import compose
+from tests.compat.upstream.outside import door
 from tests.compat.upstream.toxiproxy import FIRST_PORT, toxiproxy
 from tests.gateway_process import GatewayProcess
 from tests.postgres import databases, short_directory
@@ -40,6 +41,8 @@ LIMIT_SECONDS = 840
 DETAIL_LINES = 8
 DETAIL_CHARACTERS = 600
 SARAMA_BROKERS = 5
+PARALLEL = 2
+"""Tests at a time, of those that say of themselves that they may: each of kfake's has a broker of its own."""
 KAFKA_VERSION = "4.1.0"
 # As in the environment that Sarama's tests bring up themselves.
 SARAMA_SETTINGS = {"group.initial.rebalance.delay.ms": "0", "auto.create.topics.enable": "false"}
@@ -47,18 +50,23 @@ SARAMA_SETTINGS = {"group.initial.rebalance.delay.ms": "0", "auto.create.topics.
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """`pinned` is the folder whose go.mod pins it; `files` are those of `package` that hold tests."""
+    """`pinned` is the folder whose go.mod pins it; `files` are those of `package` that hold tests. `stand_in` is the
+    folder of ours whose files take the place of the module's own package, where tests call that and not a broker."""
 
     path: str
     pinned: str
     package: str
     files: str
     tags: str
+    stand_in: str = ""
 
 
 MODULES = {
     "sarama": Module("github.com/IBM/sarama", "sarama", ".", "functional_*_test.go", "functional"),
     "franz_go": Module("github.com/twmb/franz-go", "franz_go", "pkg/kgo", "*_test.go", ""),
+    "kfake": Module(
+        "github.com/twmb/franz-go/pkg/kfake", "upstream_kfake", "kafka_tests", "*_test.go", "", "upstream_kfake/kfake"
+    ),
 }
 
 
@@ -91,8 +99,11 @@ def build(name: str, folder: Path) -> None:
     module = MODULES[name]
     if AllowList.load(name).with_java:
         _fetch_tools(folder / TOOLS)
-    stamp = folder / "version"
-    if stamp.exists() and stamp.read_text() == version(module) and (folder / "tests").exists():
+    stamp, wanted = folder / "version", version(module)
+    stand_in = sorted((FOLDER.parent / module.stand_in).glob("*.go")) if module.stand_in else []
+    if stand_in:
+        wanted += " " + hashlib.sha256(b"".join(path.read_bytes() for path in stand_in)).hexdigest()
+    if stamp.exists() and stamp.read_text() == wanted and (folder / "tests").exists():
         return
     pinned = FOLDER.parent / module.pinned
     answer = subprocess.run(
@@ -103,9 +114,19 @@ def build(name: str, folder: Path) -> None:
     shutil.copytree(json.loads(answer.stdout)["Dir"], source, copy_function=shutil.copyfile)
     for directory in (source, *(path for path in source.rglob("*") if path.is_dir())):
         directory.chmod(0o755)
+    if stand_in:
+        for path in source.glob("*.go"):
+            path.unlink()
+        for path in stand_in:
+            shutil.copyfile(path, source / path.name)
+        # Built with what is pinned here, under the module's own name.
+        required = (pinned / "go.mod").read_text().splitlines(keepends=True)
+        kept = [line for line in required if module.path not in line and not line.startswith("module ")]
+        (source / "go.mod").write_text("".join([f"module {module.path}\n", *kept]))
+        shutil.copyfile(pinned / "go.sum", source / "go.sum")
     command = ["go", "test", "-c", "-tags", module.tags, "-o", str(folder / "tests"), f"./{module.package}"]
     subprocess.run(command, cwd=source, check=True)
-    stamp.write_text(version(module))
+    stamp.write_text(wanted)
 
 
 def _fetch_tools(target: Path) -> None:
@@ -149,12 +170,17 @@ def run(name: str, folder: Path) -> None:
         for test in allowed.with_java.intersection(chosen):
             chosen.remove(test)
             answer(test, "skipped", 0.0, "needs java and mvn, for Kafka's tools")
+    if name == "sarama" and os.environ.get("COMPAT_BROKER") == "kafka":
+        for test in chosen:
+            answer(test, "skipped", 0.0, "wants five brokers; Apache Kafka is asked with one")
+        return
     if not chosen:
         return
     with contextlib.ExitStack() as stack:
-        environment = stack.enter_context(_sarama(tools) if name == "sarama" else _franz_go())
+        environment = stack.enter_context(_sarama(tools) if name == "sarama" else _ENVIRONMENTS[name]())
         command = ["go", "tool", "test2json", "-t", str(folder / "tests"), "-test.v=test2json"]
         command += ["-test.run", f"^({'|'.join(chosen)})$", "-test.timeout", f"{LIMIT_SECONDS}s"]
+        command += ["-test.parallel", str(PARALLEL)]
         process = stack.enter_context(
             subprocess.Popen(command, cwd=package, env={**os.environ, **environment}, stdout=subprocess.PIPE, text=True)
         )
@@ -200,6 +226,15 @@ def _franz_go() -> Iterator[Mapping[str, str]]:
         "KGO_TEST_MAX_TOPIC_PARTS": "7",
         "KGO_LOG_LEVEL": "none",
     }
+
+
+@contextlib.contextmanager
+def _kfake() -> Iterator[Mapping[str, str]]:
+    with door({}, kafka=os.environ.get("COMPAT_BROKER") == "kafka") as address:
+        yield {"KFAKE_DOOR": address}
+
+
+_ENVIRONMENTS = {"franz_go": _franz_go, "kfake": _kfake}
 
 
 @contextlib.contextmanager

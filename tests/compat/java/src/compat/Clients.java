@@ -68,17 +68,6 @@ final class Clients implements AutoCloseable {
         return new KafkaConsumer<>(consumerConfigs(more), new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
 
-    /** A consumer of the new group protocol (KIP-848), whose assignor is the coordinator's. */
-    KafkaConsumer<byte[], byte[]> consumerOfTheConsumerProtocol(String assignor, Map<String, Object> more) {
-        Map<String, Object> configs = consumerConfigs(more);
-        configs.put("group.protocol", "consumer");
-        configs.put("group.remote.assignor", assignor);
-        // These are the group's in that protocol; the client refuses them.
-        configs.remove("session.timeout.ms");
-        configs.remove("heartbeat.interval.ms");
-        return new KafkaConsumer<>(configs, new ByteArrayDeserializer(), new ByteArrayDeserializer());
-    }
-
     Map<String, Object> consumerConfigs(Map<String, Object> more) {
         Map<String, Object> configs = common();
         configs.put("group.protocol", "classic");
@@ -90,6 +79,15 @@ final class Clients implements AutoCloseable {
         configs.put("heartbeat.interval.ms", 500);
         configs.putAll(more);
         return configs;
+    }
+
+    /** Session and heartbeat are the broker's to say. */
+    KafkaConsumer<byte[], byte[]> serverSideConsumer(Map<String, Object> more) {
+        Map<String, Object> configs = consumerConfigs(more);
+        configs.put("group.protocol", "consumer");
+        configs.remove("session.timeout.ms");
+        configs.remove("heartbeat.interval.ms");
+        return new KafkaConsumer<>(configs, new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
 
     void createTopic(String topic, int partitions) {

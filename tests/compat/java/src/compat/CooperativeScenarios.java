@@ -15,11 +15,11 @@ final class CooperativeScenarios {
     private CooperativeScenarios() {}
 
     static void register(Map<String, Body> scenarios) {
-        scenarios.put("groups.cooperative", CooperativeScenarios::cooperative);
+        scenarios.put("groups.cooperative", run -> cooperative(run, "cooperative-sticky"));
         scenarios.put("groups.rolling-upgrade", CooperativeScenarios::rollingUpgrade);
     }
 
-    private static void cooperative(Run run) throws Exception {
+    static void cooperative(Run run, String assignor) throws Exception {
         String topic = run.topic(PARTITIONS);
         String group = run.fresh("g");
         View view = run.journal(topic, PARTITIONS, true, false);
@@ -28,7 +28,7 @@ final class CooperativeScenarios {
         List<String> names = new ArrayList<>();
         for (int count = 1; count <= 3; count++) {
             names.add("c" + count);
-            members.add(run.start(new MemberOptions("c" + count, group).topics(topic).assignors("cooperative-sticky")));
+            members.add(run.start(new MemberOptions("c" + count, group).topics(topic).assignors(assignor)));
             view.waitSettled(names, Clients.allOf(topic, PARTITIONS));
             view.waitQuiet();
         }

@@ -13,21 +13,21 @@ final class FailureScenarios {
     private FailureScenarios() {}
 
     static void register(Map<String, Body> scenarios) {
-        scenarios.put("groups.crash", FailureScenarios::crash);
-        scenarios.put("groups.crash-half-open", FailureScenarios::crashHalfOpen);
+        scenarios.put("groups.crash", run -> crash(run));
+        scenarios.put("groups.crash-half-open", run -> crashHalfOpen(run));
         scenarios.put("groups.max-poll-exceeded", FailureScenarios::maxPollExceeded);
         scenarios.put("groups.gateway-restart", run -> gatewayAway(run, "restart"));
         scenarios.put("groups.gateway-kill", run -> gatewayAway(run, "kill"));
     }
 
     /** The partitions of the killed one come after its session, from the last commit: at most one record again. */
-    private static void crash(Run run) throws Exception {
+    static void crash(Run run, String... assignors) throws Exception {
         String topic = run.topic(PARTITIONS);
         String group = run.fresh("g");
         View view = run.journal(topic, PARTITIONS, false, true);
-        Child victim = run.spawn(new MemberOptions("c2", group).topics(topic).commit("each"));
+        Child victim = run.spawn(new MemberOptions("c2", group).topics(topic).assignors(assignors).commit("each"));
         Feed feed = run.feed(topic, PARTITIONS);
-        Member survivor = run.start(new MemberOptions("c1", group).topics(topic));
+        Member survivor = run.start(new MemberOptions("c1", group).topics(topic).assignors(assignors));
         settleWithChild(view, topic);
         victim.kill();
         view.waitSettled(List.of("c1"), Clients.allOf(topic, PARTITIONS), EXPIRY_SECONDS);
@@ -45,14 +45,14 @@ final class FailureScenarios {
     }
 
     /** The stopped process keeps its connections. When it goes on it finds itself expelled, and joins again. */
-    private static void crashHalfOpen(Run run) throws Exception {
+    static void crashHalfOpen(Run run, String... assignors) throws Exception {
         String topic = run.topic(PARTITIONS);
         String group = run.fresh("g");
         Set<TopicPartition> all = Clients.allOf(topic, PARTITIONS);
         View view = run.journal(topic, PARTITIONS, false, true);
-        Child victim = run.spawn(new MemberOptions("c2", group).topics(topic));
+        Child victim = run.spawn(new MemberOptions("c2", group).topics(topic).assignors(assignors));
         Feed feed = run.feed(topic, PARTITIONS);
-        Member survivor = run.start(new MemberOptions("c1", group).topics(topic));
+        Member survivor = run.start(new MemberOptions("c1", group).topics(topic).assignors(assignors));
         settleWithChild(view, topic);
         victim.freeze();
         view.waitSettled(List.of("c1"), all, EXPIRY_SECONDS);
@@ -91,15 +91,15 @@ final class FailureScenarios {
         GroupScenarios.finish(List.of(busy, other));
     }
 
-    private static void gatewayAway(Run run, String action) throws Exception {
+    static void gatewayAway(Run run, String action, String... assignors) throws Exception {
         String topic = run.topic(PARTITIONS);
         String group = run.fresh("g");
         Set<TopicPartition> all = Clients.allOf(topic, PARTITIONS);
         View view = run.journal(topic, PARTITIONS, false, true);
         Feed feed = run.feed(topic, PARTITIONS, true);
         List<Member> members = List.of(
-                run.start(new MemberOptions("c1", group).topics(topic)),
-                run.start(new MemberOptions("c2", group).topics(topic)));
+                run.start(new MemberOptions("c1", group).topics(topic).assignors(assignors)),
+                run.start(new MemberOptions("c2", group).topics(topic).assignors(assignors)));
         view.waitSettled(List.of("c1", "c2"), all);
         view.waitMore(5 * PARTITIONS);
         run.gateway(action);

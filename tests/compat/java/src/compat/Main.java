@@ -56,6 +56,7 @@ public final class Main {
         CooperativeScenarios.register(scenarios);
         FailureScenarios.register(scenarios);
         RawScenarios.register(scenarios);
+        ConsumerProtocolScenarios.register(scenarios);
         String chosen = environment("COMPAT_SCENARIOS", "");
         List<String> named = chosen.isEmpty() ? List.of() : List.of(chosen.split(","));
         scenarios.forEach((name, body) -> {

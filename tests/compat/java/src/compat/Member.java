@@ -90,24 +90,36 @@ final class Member extends Thread implements ConsumerRebalanceListener {
         configs.put("group.id", options.group());
         configs.put("enable.auto.commit", options.commit().equals("auto"));
         configs.put("auto.commit.interval.ms", 1000);
-        configs.put("session.timeout.ms", options.sessionTimeoutMs());
         configs.put("max.poll.interval.ms", options.maxPollIntervalMs());
         if (options.instanceId() != null) {
             configs.put("group.instance.id", options.instanceId());
         }
-        boolean consumerProtocol = options.speaksTheConsumerProtocol();
-        if (!options.assignors().isEmpty() && !consumerProtocol) {
+        if (!options.isServerSide()) {
+            configs.put("session.timeout.ms", options.sessionTimeoutMs());
+        }
+        if (!options.assignors().isEmpty() && !options.isServerSide()) {
             configs.put(
                     "partition.assignment.strategy",
                     options.assignors().stream().map(ASSIGNORS::get).toList());
         }
-        consumer = consumerProtocol
-                ? clients.consumerOfTheConsumerProtocol(MemberOptions.UNIFORM, configs)
-                : clients.consumer(configs);
-        if (options.pattern() != null) {
+        consumer = options.isServerSide() ? clients.serverSideConsumer(configs) : clients.consumer(configs);
+        if (options.pattern() != null && options.isServerSide()) {
+            subscribeAtServer(options.pattern().pattern());
+        } else if (options.pattern() != null) {
             consumer.subscribe(options.pattern(), this);
         } else {
             consumer.subscribe(options.topics(), this);
+        }
+    }
+
+    /** A pattern that the coordinator matches. Clients before 4.0 have no class for it, and this is compiled for both. */
+    private void subscribeAtServer(String pattern) {
+        try {
+            Class<?> type = Class.forName("org.apache.kafka.clients.consumer.SubscriptionPattern");
+            Object wanted = type.getConstructor(String.class).newInstance(pattern);
+            consumer.getClass().getMethod("subscribe", type, ConsumerRebalanceListener.class).invoke(consumer, wanted, this);
+        } catch (ReflectiveOperationException error) {
+            throw new IllegalStateException(error);
         }
     }
 

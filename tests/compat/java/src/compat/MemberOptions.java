@@ -4,8 +4,9 @@ import java.util.List;
 import java.util.regex.Pattern;
 
 /**
- * How a member consumes. `pattern` replaces `topics`; without `assignors` the client's own list is used. `commit`: auto
- * is the client's own commit, revoke only the revoke callback, each after every record.
+ * How a member consumes. `pattern` replaces `topics`; without `assignors` the client's own list is used, and with {@link
+ * #SERVER_SIDE} alone the consumer protocol (KIP-848). `commit`: auto is the client's own commit, revoke only the revoke
+ * callback, each after every record.
  */
 record MemberOptions(
         String name,
@@ -18,24 +19,26 @@ record MemberOptions(
         int sessionTimeoutMs,
         int maxPollIntervalMs) {
 
+    static final String SERVER_SIDE = "consumer";
+
     MemberOptions(String name, String group) {
         this(name, group, List.of(), null, List.of(), null, "auto", Clients.SESSION_TIMEOUT_MS, 60_000);
     }
 
-    /** The coordinator's assignor: whoever asks for it speaks the consumer protocol (KIP-848). */
+    /** The coordinator's assignor, asked for by name: only the consumer protocol (KIP-848) can. */
     static final String UNIFORM = "uniform";
 
-    boolean speaksTheConsumerProtocol() {
-        return assignors.equals(List.of(UNIFORM));
+    boolean isServerSide() {
+        return assignors.equals(List.of(SERVER_SIDE)) || assignors.equals(List.of(UNIFORM));
     }
 
     /**
-     * The client's own commit before a cooperative round misses what is processed between it and the revocation, so a
-     * cooperative member that wants each record once commits in the callback too.
+     * The client's own commit before partitions go one by one misses what is processed between it and the revocation, so
+     * a member of such a group that wants each record once commits in the callback too.
      */
     boolean commitsWhenRevoked() {
-        boolean cooperative = assignors.equals(List.of("cooperative-sticky")) || speaksTheConsumerProtocol();
-        return commit.equals("revoke") || commit.equals("auto") && cooperative;
+        boolean incremental = assignors.equals(List.of("cooperative-sticky")) || isServerSide();
+        return commit.equals("revoke") || commit.equals("auto") && incremental;
     }
 
     MemberOptions topics(String... names) {

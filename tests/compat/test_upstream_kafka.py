@@ -1,0 +1,82 @@
+"""What runs Kafka's own tests: which ones, and that each one has an answer whatever becomes of its program."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compat.upstream import kafka, outside
+from tests.compat.upstream.kafka import AllowList, ChosenTests, Program, faults
+
+FAKE = """
+import json, sys, time
+chosen = [line.split() for line in open(sys.argv[2])]
+for name, *rows in chosen:
+    for row in rows:
+        print(json.dumps({"started": row}), flush=True)
+        if row.endswith("hangs"):
+            time.sleep(60)
+        if row.endswith("crashes"):
+            sys.exit(1)
+        outcome = "failed" if row.endswith("fails") else "passed"
+        print(json.dumps({"test": row, "outcome": outcome, "seconds": 1, "detail": "why"}), flush=True)
+"""
+
+
+def allowed(run: tuple[str, ...], left_out: dict[str, str]) -> AllowList:
+    return AllowList((ChosenTests("4.2.0", "kafka.api.SomeTest", run),), left_out, {}, ())
+
+
+def test_a_test_without_a_line_and_a_line_without_a_test_are_told() -> None:
+    found = {"kafka.api.SomeTest": {"one", "two", "three"}}
+    assert faults(allowed(("one[classic]", "two"), {"SomeTest.three": "why"}), found) == []
+    told = faults(allowed(("one",), {"SomeTest.four": "why"}), found)
+    assert told == ["no reason for SomeTest.three, SomeTest.two", "no such test: SomeTest.four"]
+
+
+def test_every_test_has_one_answer_whatever_becomes_of_its_program(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "SILENCE_SECONDS", 1.0)
+    script = tmp_path / "fake.py"
+    script.write_text(FAKE)
+    names = ("passes", "hangs", "fails", "later")
+    Program([sys.executable, str(script)], "").run({f"T.{name}": f"a.T#{name}" for name in names}, None)
+    rows: list[dict[str, Any]] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {row["scenario"]: row["outcome"] for row in rows} == {
+        "upstream.T.passes": "passed",
+        "upstream.T.hangs": "failed",
+        "upstream.T.fails": "failed",
+        "upstream.T.later": "passed",
+    }
+    assert len(rows) == len(names)
+
+
+def test_tests_whose_program_ends_before_them_have_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "fake.py"
+    script.write_text(FAKE)
+    Program([sys.executable, str(script)], "").run({"T.crashes": "a.T#crashes", "T.later": "a.T#later"}, None)
+    rows: list[dict[str, Any]] = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {row["scenario"]: row["outcome"] for row in rows} == {
+        "upstream.T.crashes": "failed",
+        "upstream.T.later": "passed",
+    }
+
+
+def test_a_test_decides_on_settings_that_a_gateway_has_and_not_on_where_it_lies() -> None:
+    asked = {
+        "group.consumer.heartbeat.interval.ms": "100",
+        "num.partitions": "3",
+        "message.max.bytes": "many",
+        "num.network.threads": "2",
+        "listeners": "PLAINTEXT://localhost:0",
+    }
+    assert outside.served(asked) == {
+        "group.consumer.heartbeat.interval.ms": "100",
+        "group.consumer.min.heartbeat.interval.ms": "100",
+        "num.partitions": "3",
+    }

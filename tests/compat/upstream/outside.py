@@ -1,0 +1,231 @@
+"""The door at which a program asks for brokers of its own: `POST /open`, `/close`, `/stop`, `/start`.
+
+The one idea: a test that was written for a cluster inside its own process gets one outside of it, with the broker
+settings that it wants: nodes on a database of their own, of one Postgres for all; or one node of Apache Kafka. It is
+fresh; or, for tests that leave but topics and groups behind, one from which those of the last have been deleted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import threading
+import traceback
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from confluent_kafka import KafkaException
+from confluent_kafka.admin import AdminClient
+
+from gateway.config.broker import BROKER_CONFIGS, ConfigError
+from storage.migrate import migrate
+from storage.pool import Database
+from tests.compat.brokers import APACHE_KAFKA, BrokerProcess
+from tests.gateway_process import GatewayProcess
+from tests.postgres import Databases, databases, short_directory
+
+DEFAULTS = {"group.initial.rebalance.delay.ms": "0"}
+LOWEST = {
+    "group.consumer.session.timeout.ms": "group.consumer.min.session.timeout.ms",
+    "group.consumer.heartbeat.interval.ms": "group.consumer.min.heartbeat.interval.ms",
+}
+"""A broker refuses what is below its bound, so the bound follows where a test does not give it."""
+OURS = ("listeners", "advertised.listeners", "listener.security.protocol.map", "node.id", "broker.id", "log.dirs")
+"""Where a broker lies and what it is called is not for a test to say."""
+LOG_CHARACTERS = 2000
+ADMIN_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class _Cluster:
+    """`key` says what else it is good for; None if for nothing."""
+
+    nodes: list[BrokerProcess]
+    stack: contextlib.ExitStack
+    key: str | None = None
+
+
+class Gateways:
+    """Fresh nodes. `most_nodes` says of a test how many it gets at the most; others get one."""
+
+    def __init__(self, server: Databases, most_nodes: Mapping[str, int]) -> None:
+        self._server = server
+        self._most_nodes = most_nodes
+
+    def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> list[BrokerProcess]:
+        settings = {**DEFAULTS, **served(asked["settings"])}
+        environment = {"SLUICE_ADVERTISE": str(asked["advertise"])} if "advertise" in asked else {}
+        url = self._server.create()
+        stack.callback(self._server.drop, url)
+        nodes: list[BrokerProcess] = []
+        for _ in range(min(int(asked["brokers"]), self._most_nodes.get(str(asked["test"]), 1))):
+            directory = stack.enter_context(short_directory())
+            node = GatewayProcess(directory, database_url=url, settings=settings, environment=environment)
+            stack.callback(_end, node)
+            node.start()
+            nodes.append(node)
+        return nodes
+
+
+class Kafkas:
+    """One node of Apache Kafka, however many are asked for."""
+
+    def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> list[BrokerProcess]:
+        settings = {**DEFAULTS, **_with_bounds(asked["settings"])}
+        if "advertise" in asked:
+            settings["advertised.listeners"] = f"PLAINTEXT://{asked['advertise']}"
+        node = APACHE_KAFKA.process(stack.enter_context(short_directory()), settings)
+        stack.callback(_end, node)
+        node.start()
+        return [node]
+
+
+class Brokers:
+    """Clusters by number. Tests of `sharing` classes may get one that another of them has had."""
+
+    def __init__(self, maker: Gateways | Kafkas, sharing: Collection[str] = ()) -> None:
+        self._maker = maker
+        self._sharing = sharing
+        self._clusters: dict[str, _Cluster] = {}
+        self._idle: dict[str, _Cluster] = {}
+        self._lock = threading.Lock()
+        self._count = 0
+
+    def open(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        key = None
+        if str(asked["test"]).partition(".")[0] in self._sharing:
+            key = json.dumps([asked["brokers"], asked["settings"]], sort_keys=True)
+        with self._lock:
+            cluster = self._idle.pop(key, None) if key is not None else None
+        if cluster is None:
+            with contextlib.ExitStack() as stack:
+                nodes = self._maker.start(asked, stack)
+                cluster = _Cluster(nodes, stack.pop_all(), key)
+        with self._lock:
+            self._count += 1
+            number = str(self._count)
+            self._clusters[number] = cluster
+        return {"number": number, "bootstrap": ",".join(node.bootstrap for node in cluster.nodes)}
+
+    def close(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            cluster = self._clusters.pop(str(asked["number"]))
+        if cluster.key is None or not _emptied(cluster.nodes[0].bootstrap):
+            cluster.stack.close()
+            return {}
+        with self._lock:
+            # One waits for the next test; settings change seldom from one to the next.
+            idle, self._idle = self._idle, {cluster.key: cluster}
+        for other in idle.values():
+            other.stack.close()
+        return {}
+
+    def close_all(self) -> None:
+        for cluster in (*self._clusters.values(), *self._idle.values()):
+            cluster.stack.close()
+
+    def stop(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        self._node(asked).close()
+        return {}
+
+    def start(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+        self._node(asked).start()
+        return {}
+
+    def _node(self, asked: Mapping[str, Any]) -> BrokerProcess:
+        nodes = self._clusters[str(asked["number"])].nodes
+        return nodes[int(asked["broker"]) % len(nodes)]
+
+
+def _emptied(bootstrap: str) -> bool:
+    """Whether all topics and groups could be deleted: a client that was left behind may still be a member."""
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    try:
+        groups = [group.group_id for group in admin.list_consumer_groups().result(ADMIN_SECONDS).valid]
+        for deleted in admin.delete_consumer_groups(groups).values() if groups else ():
+            deleted.result(ADMIN_SECONDS)
+        topics = [name for name in admin.list_topics(timeout=ADMIN_SECONDS).topics if not name.startswith("__")]
+        for deleted in admin.delete_topics(topics).values() if topics else ():
+            deleted.result(ADMIN_SECONDS)
+    except KafkaException as error:
+        sys.stderr.write(f"not to be used again: {error}\n")
+        return False
+    return True
+
+
+def _end(node: BrokerProcess) -> None:
+    """Nobody waits for what a node still has to hand over: its database goes too."""
+    if node.running:
+        node.kill()
+    sys.stderr.write(node.log_tail()[-LOG_CHARACTERS:] + "\n")
+
+
+def _with_bounds(settings: Mapping[str, str]) -> dict[str, str]:
+    bounds = {bound: settings[name] for name, bound in LOWEST.items() if name in settings}
+    return {**bounds, **settings}
+
+
+def served(settings: Mapping[str, str]) -> dict[str, str]:
+    """Those that a gateway knows and takes; the others speak of a broker's disks, threads and replicas."""
+    taken: dict[str, str] = {}
+    for name, value in _with_bounds(settings).items():
+        key = BROKER_CONFIGS.get(name)
+        if key is None or name in OURS:
+            continue
+        try:
+            key.parse(value)
+        except ConfigError:
+            continue
+        taken[name] = value
+    return taken
+
+
+async def _migrated(url: str) -> None:
+    database = await Database.open(url)
+    try:
+        await migrate(database)
+    finally:
+        await database.close()
+
+
+@contextlib.contextmanager
+def door(most_nodes: Mapping[str, int], *, sharing: Collection[str] = (), kafka: bool = False) -> Iterator[str]:
+    """The door's address, for as long as the context lasts; then all that was opened there is ended."""
+    with contextlib.ExitStack() as stack:
+        if kafka:
+            brokers = Brokers(Kafkas(), sharing)
+        else:
+            server = stack.enter_context(databases())
+            server.make_template(_migrated)
+            brokers = Brokers(Gateways(server, most_nodes), sharing)
+        actions = {"/open": brokers.open, "/close": brokers.close, "/stop": brokers.stop, "/start": brokers.start}
+
+        class Door(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                asked: dict[str, Any] = json.loads(self.rfile.read(int(self.headers.get("Content-Length") or 0)))
+                status, said = 200, b""
+                try:
+                    said = json.dumps(actions[self.path](asked)).encode()
+                except Exception as error:  # whatever it is, the test hears of it
+                    traceback.print_exception(error)
+                    status, said = 500, str(error)[-LOG_CHARACTERS:].encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(said)))
+                self.end_headers()
+                self.wfile.write(said)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """The tests say what they do."""
+
+        listener = ThreadingHTTPServer(("127.0.0.1", 0), Door)
+        listener.daemon_threads = True
+        threading.Thread(target=listener.serve_forever, daemon=True).start()
+        try:
+            yield f"http://127.0.0.1:{listener.server_address[1]}"
+        finally:
+            listener.shutdown()
+            listener.server_close()
+            brokers.close_all()

@@ -1,0 +1,257 @@
+package org.apache.kafka.common.test.junit;
+
+import java.time.Duration;
+import java.util.Collection;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Optional;
+import java.util.Set;
+import java.util.TreeSet;
+import java.util.concurrent.ExecutionException;
+import kafka.server.ControllerServer;
+import kafka.server.KafkaBroker;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.ListTopicsOptions;
+import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.consumer.GroupProtocol;
+import org.apache.kafka.common.Node;
+import org.apache.kafka.common.network.ListenerName;
+import org.apache.kafka.common.test.ClusterInstance;
+import org.apache.kafka.common.test.api.ClusterConfig;
+import org.apache.kafka.common.test.api.Type;
+import org.apache.kafka.server.fault.FaultHandlerException;
+import org.junit.jupiter.api.extension.AfterEachCallback;
+import org.junit.jupiter.api.extension.BeforeEachCallback;
+import org.junit.jupiter.api.extension.Extension;
+import org.junit.jupiter.api.extension.TestTemplateInvocationContext;
+import upstream.Outside;
+
+/**
+ * In the place of Kafka's class of this name: the cluster that a {@code @ClusterTest} is given lies outside.
+ *
+ * <p>Whether a controller has a process of its own makes no difference outside, so of a test that asks for both ways
+ * one is left out.
+ */
+public class RaftClusterInvocationContext implements TestTemplateInvocationContext {
+    private final String baseDisplayName;
+    private final ClusterConfig clusterConfig;
+    private final boolean isCombined;
+
+    public RaftClusterInvocationContext(String baseDisplayName, ClusterConfig clusterConfig, boolean isCombined) {
+        this.baseDisplayName = baseDisplayName;
+        this.clusterConfig = clusterConfig;
+        this.isCombined = isCombined;
+    }
+
+    @Override
+    public String getDisplayName(int invocationIndex) {
+        boolean twin = isCombined && clusterConfig.clusterTypes().contains(Type.KRAFT);
+        String tags = String.join(",", clusterConfig.displayTags());
+        return baseDisplayName + " [" + invocationIndex + "] " + (twin ? "(the same cluster once more) " : "") + tags;
+    }
+
+    @Override
+    public List<Extension> getAdditionalExtensions() {
+        Cluster cluster = new Cluster();
+        return List.of(
+                (BeforeEachCallback) context -> {
+                    cluster.test = context.getRequiredTestClass().getSimpleName() + "."
+                            + context.getRequiredTestMethod().getName();
+                    if (clusterConfig.isAutoStart()) {
+                        cluster.start();
+                    }
+                },
+                (AfterEachCallback) context -> cluster.stop(),
+                new ClusterInstanceParameterResolver(cluster));
+    }
+
+    private final class Cluster implements ClusterInstance {
+        private static final Duration PATIENCE = Duration.ofSeconds(15);
+        private static final long PAUSE_MS = 20;
+
+        private String test = "";
+        private Outside outside;
+        private boolean stopped;
+
+        @Override
+        public Type type() {
+            return isCombined ? Type.CO_KRAFT : Type.KRAFT;
+        }
+
+        @Override
+        public ClusterConfig config() {
+            return clusterConfig;
+        }
+
+        @Override
+        public void start() {
+            if (outside == null) {
+                outside = Outside.open(clusterConfig.numBrokers(), new HashMap<>(clusterConfig.serverProperties()), test);
+            }
+        }
+
+        @Override
+        public boolean started() {
+            return outside != null;
+        }
+
+        @Override
+        public void stop() {
+            if (outside != null && !stopped) {
+                stopped = true;
+                outside.close();
+            }
+        }
+
+        @Override
+        public boolean stopped() {
+            return stopped;
+        }
+
+        @Override
+        public String bootstrapServers() {
+            return outside.bootstrap();
+        }
+
+        @Override
+        public String bootstrapControllers() {
+            throw new UnsupportedOperationException("there are no controllers outside");
+        }
+
+        @Override
+        public List<Integer> brokerBoundPorts() {
+            return outside.ports();
+        }
+
+        @Override
+        public ListenerName clientListener() {
+            return ListenerName.normalised("EXTERNAL");
+        }
+
+        @Override
+        public ListenerName controllerListenerName() {
+            return ListenerName.normalised("CONTROLLER");
+        }
+
+        @Override
+        public Map<Integer, KafkaBroker> brokers() {
+            return Map.of();
+        }
+
+        @Override
+        public Map<Integer, ControllerServer> controllers() {
+            return Map.of();
+        }
+
+        @Override
+        public Set<Integer> controllerIds() {
+            return Set.of();
+        }
+
+        @Override
+        public Set<Integer> brokerIds() {
+            return asked(admin -> {
+                Set<Integer> ids = new TreeSet<>();
+                for (Node node : admin.describeCluster().nodes().get()) {
+                    ids.add(node.id());
+                }
+                return ids;
+            });
+        }
+
+        @Override
+        public String clusterId() {
+            return asked(admin -> admin.describeCluster().clusterId().get());
+        }
+
+        @Override
+        public Set<GroupProtocol> supportedGroupProtocols() {
+            String protocols = clusterConfig.serverProperties().get("group.coordinator.rebalance.protocols");
+            return protocols != null && !protocols.contains("consumer")
+                    ? Set.of(GroupProtocol.CLASSIC)
+                    : Set.of(GroupProtocol.CLASSIC, GroupProtocol.CONSUMER);
+        }
+
+        @Override
+        public Optional<FaultHandlerException> firstFatalException() {
+            return Optional.empty();
+        }
+
+        @Override
+        public Optional<FaultHandlerException> firstNonFatalException() {
+            return Optional.empty();
+        }
+
+        @Override
+        public void shutdownBroker(int id) {
+            outside.tell("stop", id);
+        }
+
+        @Override
+        public void startBroker(int id) {
+            outside.tell("start", id);
+        }
+
+        @Override
+        public void waitForReadyBrokers() {}
+
+        @Override
+        public void ensureConsistentMetadata() {}
+
+        @Override
+        public void ensureConsistentMetadata(Collection<KafkaBroker> brokers, Collection<ControllerServer> controllers) {}
+
+        @Override
+        public void createTopic(String topic, int partitions, short replicas, Map<String, String> configs) {
+            asked(admin -> admin.createTopics(List.of(new NewTopic(topic, partitions, replicas).configs(configs)))
+                    .all()
+                    .get());
+            waitTopicCreation(topic, partitions);
+        }
+
+        @Override
+        public void createTopic(String topic, int partitions, short replicas) {
+            createTopic(topic, partitions, replicas, Map.of());
+        }
+
+        @Override
+        public void waitTopicCreation(String topic, int partitions) {
+            await("topic " + topic, admin -> topics(admin).contains(topic));
+        }
+
+        @Override
+        public void waitTopicDeletion(String topic) {
+            await("no topic " + topic, admin -> !topics(admin).contains(topic));
+        }
+
+        private static Set<String> topics(Admin admin) throws InterruptedException, ExecutionException {
+            return admin.listTopics(new ListTopicsOptions().listInternal(true)).names().get();
+        }
+
+        private interface Question<T> {
+            T to(Admin admin) throws InterruptedException, ExecutionException;
+        }
+
+        private <T> T asked(Question<T> question) {
+            try (Admin admin = admin()) {
+                return question.to(admin);
+            } catch (InterruptedException | ExecutionException error) {
+                throw new IllegalStateException(error);
+            }
+        }
+
+        private void await(String what, Question<Boolean> question) {
+            long deadline = System.nanoTime() + PATIENCE.toNanos();
+            asked(admin -> {
+                while (!question.to(admin)) {
+                    if (System.nanoTime() > deadline) {
+                        throw new AssertionError("not within " + PATIENCE + ": " + what);
+                    }
+                    Thread.sleep(PAUSE_MS);
+                }
+                return null;
+            });
+        }
+    }
+}

@@ -1,0 +1,27 @@
+package upstream;
+
+import java.util.Set;
+import org.junit.jupiter.api.extension.ConditionEvaluationResult;
+import org.junit.jupiter.api.extension.ExecutionCondition;
+import org.junit.jupiter.api.extension.ExtensionContext;
+
+/** Runs of a test's invocations those that were chosen: one group protocol may be, and the other not. */
+public final class Chosen implements ExecutionCondition {
+    static final String NOT_CHOSEN = "not chosen";
+    static volatile Set<String> names = Set.of();
+
+    @Override
+    public ConditionEvaluationResult evaluateExecutionCondition(ExtensionContext context) {
+        boolean invocation = context.getUniqueId().contains("test-template-invocation");
+        if (!invocation || context.getTestMethod().isEmpty()) {
+            return ConditionEvaluationResult.enabled("no invocation");
+        }
+        if (context.getDisplayName().contains(Main.TWIN)) {
+            return ConditionEvaluationResult.disabled(NOT_CHOSEN);
+        }
+        String test = context.getRequiredTestClass().getSimpleName() + "." + context.getRequiredTestMethod().getName();
+        return names.contains(Main.named(test, context.getDisplayName())) || names.contains(test)
+                ? ConditionEvaluationResult.enabled("chosen")
+                : ConditionEvaluationResult.disabled(NOT_CHOSEN);
+    }
+}

@@ -1,0 +1,79 @@
+package upstream;
+
+import com.fasterxml.jackson.databind.JsonNode;
+import com.fasterxml.jackson.databind.ObjectMapper;
+import java.io.IOException;
+import java.io.InputStream;
+import java.net.HttpURLConnection;
+import java.net.URI;
+import java.nio.charset.StandardCharsets;
+import java.util.ArrayList;
+import java.util.List;
+import java.util.Map;
+
+/** Brokers outside of this process, fresh for one test: whoever started us makes and ends them at its door. */
+public final class Outside implements AutoCloseable {
+    private static final ObjectMapper JSON = new ObjectMapper();
+    private static final int READ_MS = 90_000;
+
+    private final String door;
+    private final String number;
+    private final String bootstrap;
+
+    /** Ports are the brokers' in the order of their ids. */
+    private Outside(String door, String number, String bootstrap) {
+        this.door = door;
+        this.number = number;
+        this.bootstrap = bootstrap;
+    }
+
+    /** `settings` have Kafka's names; what the brokers outside do not know is left out by whoever makes them. */
+    public static Outside open(int brokers, Map<String, String> settings, String test) {
+        String door = System.getenv("UPSTREAM_DOOR");
+        JsonNode made = post(door + "/open", Map.of("brokers", brokers, "settings", settings, "test", test));
+        return new Outside(door, made.get("number").asText(), made.get("bootstrap").asText());
+    }
+
+    public String bootstrap() {
+        return bootstrap;
+    }
+
+    public List<Integer> ports() {
+        List<Integer> ports = new ArrayList<>();
+        for (String address : bootstrap.split(",")) {
+            ports.add(Integer.valueOf(address.substring(address.lastIndexOf(':') + 1)));
+        }
+        return ports;
+    }
+
+    /** `action` is start, stop or kill; `broker` counts from 0. */
+    public void tell(String action, int broker) {
+        post(door + "/" + action, Map.of("number", number, "broker", broker));
+    }
+
+    @Override
+    public void close() {
+        post(door + "/close", Map.of("number", number));
+    }
+
+    private static JsonNode post(String address, Map<String, ?> said) {
+        try {
+            HttpURLConnection connection = (HttpURLConnection) URI.create(address).toURL().openConnection();
+            connection.setRequestMethod("POST");
+            connection.setDoOutput(true);
+            connection.setReadTimeout(READ_MS);
+            connection.getOutputStream().write(JSON.writeValueAsBytes(said));
+            if (connection.getResponseCode() != 200) {
+                try (InputStream error = connection.getErrorStream()) {
+                    throw new IllegalStateException(
+                            address + ": " + new String(error.readAllBytes(), StandardCharsets.UTF_8));
+                }
+            }
+            try (InputStream answer = connection.getInputStream()) {
+                return JSON.readTree(answer);
+            }
+        } catch (IOException error) {
+            throw new IllegalStateException(address, error);
+        }
+    }
+}

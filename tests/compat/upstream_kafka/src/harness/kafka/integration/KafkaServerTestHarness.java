@@ -1,0 +1,405 @@
+package kafka.integration;
+
+import java.io.File;
+import java.lang.reflect.Field;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Properties;
+import java.util.concurrent.ExecutionException;
+import kafka.server.BrokerServer;
+import kafka.server.ControllerServer;
+import kafka.server.KafkaBroker;
+import kafka.server.KafkaConfig;
+import kafka.server.QuorumTestHarness;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.AdminClientConfig;
+import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.admin.TopicDescription;
+import org.apache.kafka.common.Uuid;
+import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
+import org.apache.kafka.common.network.ListenerName;
+import org.apache.kafka.common.security.auth.SecurityProtocol;
+import org.apache.kafka.common.utils.Time;
+import org.junit.jupiter.api.AfterEach;
+import org.junit.jupiter.api.BeforeEach;
+import org.junit.jupiter.api.TestInfo;
+import scala.Option;
+import scala.collection.Seq;
+import scala.collection.mutable.ArrayBuffer;
+import scala.collection.mutable.Buffer;
+import scala.jdk.javaapi.CollectionConverters;
+import upstream.Outside;
+
+/**
+ * In the place of Kafka's class of this name: what its tests ask of a cluster, answered by brokers outside.
+ *
+ * <p>Names and signatures are those that the compiled tests call. There are no brokers in this process, so those who
+ * look at all of them see none; what can only be asked inside of a broker is refused.
+ */
+public abstract class KafkaServerTestHarness extends QuorumTestHarness {
+    private static final Duration PATIENCE = Duration.ofSeconds(15);
+    private static final long PAUSE_MS = 20;
+
+    private Seq<KafkaConfig> instanceConfigs;
+    private boolean[] alive = new boolean[0];
+    private Outside outside;
+
+    public abstract Seq<KafkaConfig> generateConfigs();
+
+    @BeforeEach
+    @Override
+    public void setUp(TestInfo testInfo) {
+        remember(testInfo);
+        List<KafkaConfig> configs = CollectionConverters.asJava(configs());
+        Map<String, String> settings = new HashMap<>();
+        configs.get(0).originals().forEach((name, value) -> settings.put(name, String.valueOf(value)));
+        alive = new boolean[configs.size()];
+        java.util.Arrays.fill(alive, true);
+        String test = getClass().getSimpleName() + "." + testInfo.getTestMethod().orElseThrow().getName();
+        outside = Outside.open(configs.size(), settings, test);
+        configureSecurityBeforeServersStart(testInfo);
+        configureSecurityAfterServersStart();
+    }
+
+    /** The group protocol of a test is read from what JUnit calls it, which the class above keeps to itself. */
+    private void remember(TestInfo testInfo) {
+        try {
+            Field field = QuorumTestHarness.class.getDeclaredField("testInfo");
+            field.setAccessible(true);
+            field.set(this, testInfo);
+        } catch (ReflectiveOperationException error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
+    @AfterEach
+    @Override
+    public void tearDown() {
+        if (outside != null) {
+            outside.close();
+        }
+    }
+
+    public Seq<KafkaConfig> instanceConfigs() {
+        return instanceConfigs;
+    }
+
+    public void instanceConfigs_$eq(Seq<KafkaConfig> configs) {
+        instanceConfigs = configs;
+    }
+
+    public Seq<KafkaConfig> configs() {
+        if (instanceConfigs == null) {
+            instanceConfigs = generateConfigs();
+        }
+        return instanceConfigs;
+    }
+
+    public Buffer<KafkaBroker> brokers() {
+        return new ArrayBuffer<>();
+    }
+
+    public Buffer<KafkaBroker> servers() {
+        return brokers();
+    }
+
+    public Buffer<BrokerServer> brokerServers() {
+        return new ArrayBuffer<>();
+    }
+
+    public Seq<KafkaBroker> aliveBrokers() {
+        return brokers();
+    }
+
+    public boolean[] alive() {
+        return alive;
+    }
+
+    public void alive_$eq(boolean[] now) {
+        alive = now;
+    }
+
+    @Override
+    public Seq<ControllerServer> controllerServers() {
+        return new ArrayBuffer<>();
+    }
+
+    @Override
+    public ControllerServer controllerServer() {
+        return null;
+    }
+
+    public void configureSecurityBeforeServersStart(TestInfo testInfo) {}
+
+    public void configureSecurityAfterServersStart() {}
+
+    public Option<KafkaBroker> serverForId(int id) {
+        return Option.empty();
+    }
+
+    public int boundPort(KafkaBroker server) {
+        return outside.ports().get(0);
+    }
+
+    public String bootstrapServers(ListenerName listenerName) {
+        return outside.bootstrap();
+    }
+
+    public ListenerName bootstrapServers$default$1() {
+        return listenerName();
+    }
+
+    public SecurityProtocol securityProtocol() {
+        return SecurityProtocol.PLAINTEXT;
+    }
+
+    public ListenerName listenerName() {
+        return ListenerName.forSecurityProtocol(securityProtocol());
+    }
+
+    public Option<File> trustStoreFile() {
+        return Option.empty();
+    }
+
+    public Option<Properties> serverSaslProperties() {
+        return Option.empty();
+    }
+
+    public Option<Properties> clientSaslProperties() {
+        return Option.empty();
+    }
+
+    public Time brokerTime(int brokerId) {
+        return Time.SYSTEM;
+    }
+
+    public void recreateBrokers(boolean reconfigure, boolean startup) {
+        throw inside("recreateBrokers");
+    }
+
+    public boolean recreateBrokers$default$1() {
+        return false;
+    }
+
+    public boolean recreateBrokers$default$2() {
+        return false;
+    }
+
+    /** It is there from the beginning. */
+    public void createOffsetsTopic(ListenerName listenerName, Properties adminClientConfig) {}
+
+    public ListenerName createOffsetsTopic$default$1() {
+        return listenerName();
+    }
+
+    public Properties createOffsetsTopic$default$2() {
+        return new Properties();
+    }
+
+    public scala.collection.immutable.Map<Object, Object> createTopic(
+            String topic,
+            int numPartitions,
+            int replicationFactor,
+            Properties topicConfig,
+            ListenerName listenerName,
+            Properties adminClientConfig) {
+        Map<String, String> configs = new HashMap<>();
+        topicConfig.forEach((name, value) -> configs.put(String.valueOf(name), String.valueOf(value)));
+        return create(new NewTopic(topic, numPartitions, (short) replicationFactor).configs(configs));
+    }
+
+    public int createTopic$default$2() {
+        return 1;
+    }
+
+    public int createTopic$default$3() {
+        return 1;
+    }
+
+    public Properties createTopic$default$4() {
+        return new Properties();
+    }
+
+    public ListenerName createTopic$default$5() {
+        return listenerName();
+    }
+
+    public Properties createTopic$default$6() {
+        return new Properties();
+    }
+
+    public scala.collection.immutable.Map<Object, Object> createTopicWithAssignment(
+            String topic, scala.collection.Map<Object, Seq<Object>> assignment, ListenerName listenerName) {
+        Map<Integer, List<Integer>> replicas = new HashMap<>();
+        CollectionConverters.asJava(assignment).forEach((partition, brokers) -> {
+            List<Integer> ids = new ArrayList<>();
+            CollectionConverters.asJava(brokers).forEach(id -> ids.add((Integer) id));
+            replicas.put((Integer) partition, ids);
+        });
+        return create(new NewTopic(topic, replicas));
+    }
+
+    public ListenerName createTopicWithAssignment$default$3() {
+        return listenerName();
+    }
+
+    private scala.collection.immutable.Map<Object, Object> create(NewTopic topic) {
+        try (Admin admin = admin()) {
+            admin.createTopics(List.of(topic)).all().get();
+            TopicDescription described =
+                    await("topic " + topic.name(), () -> describe(admin, topic.name()));
+            Map<Object, Object> leaders = new HashMap<>();
+            described.partitions().forEach(partition -> leaders.put(partition.partition(), partition.leader().id()));
+            return scala.collection.immutable.Map.from(CollectionConverters.asScala(leaders));
+        } catch (ExecutionException error) {
+            return KafkaServerTestHarness.<RuntimeException, scala.collection.immutable.Map<Object, Object>>raise(
+                    error.getCause());
+        } catch (InterruptedException error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
+    private static TopicDescription describe(Admin admin, String topic) throws InterruptedException, ExecutionException {
+        try {
+            TopicDescription described =
+                    admin.describeTopics(List.of(topic)).allTopicNames().get().get(topic);
+            boolean led = described.partitions().stream().allMatch(partition -> partition.leader() != null);
+            return led ? described : null;
+        } catch (ExecutionException error) {
+            if (error.getCause() instanceof UnknownTopicOrPartitionException) {
+                return null;
+            }
+            throw error;
+        }
+    }
+
+    public void deleteTopic(String topic, ListenerName listenerName) {
+        try (Admin admin = admin()) {
+            admin.deleteTopics(List.of(topic)).all().get();
+            await("no topic " + topic, () -> describe(admin, topic) == null ? topic : null);
+        } catch (ExecutionException error) {
+            KafkaServerTestHarness.<RuntimeException, Void>raise(error.getCause());
+        } catch (InterruptedException error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
+    public ListenerName deleteTopic$default$2() {
+        return listenerName();
+    }
+
+    private interface Look<T> {
+        T now() throws InterruptedException, ExecutionException;
+    }
+
+    private static <T> T await(String what, Look<T> look) throws InterruptedException, ExecutionException {
+        long deadline = System.nanoTime() + PATIENCE.toNanos();
+        while (true) {
+            T seen = look.now();
+            if (seen != null) {
+                return seen;
+            }
+            if (System.nanoTime() > deadline) {
+                throw new AssertionError("not within " + PATIENCE + ": " + what);
+            }
+            Thread.sleep(PAUSE_MS);
+        }
+    }
+
+    /** Scala's methods throw what they like without declaring it. */
+    @SuppressWarnings("unchecked")
+    private static <E extends Throwable, T> T raise(Throwable error) throws E {
+        throw (E) error;
+    }
+
+    public void addAndVerifyAcls(
+            scala.collection.immutable.Set<org.apache.kafka.common.acl.AccessControlEntry> acls,
+            org.apache.kafka.common.resource.ResourcePattern resource) {
+        throw inside("addAndVerifyAcls");
+    }
+
+    public void removeAndVerifyAcls(
+            scala.collection.immutable.Set<org.apache.kafka.common.acl.AccessControlEntry> acls,
+            org.apache.kafka.common.resource.ResourcePattern resource) {
+        throw inside("removeAndVerifyAcls");
+    }
+
+    public int killRandomBroker() {
+        killBroker(0);
+        return 0;
+    }
+
+    public void killBroker(int index) {
+        outside.tell("stop", index);
+        alive[index] = false;
+    }
+
+    public void killBroker(int index, Duration timeout) {
+        killBroker(index);
+    }
+
+    public void startBroker(int index) {
+        outside.tell("start", index);
+        alive[index] = true;
+    }
+
+    public void restartDeadBrokers(boolean reconfigure) {
+        for (int index = 0; index < alive.length; index++) {
+            if (!alive[index]) {
+                startBroker(index);
+            }
+        }
+    }
+
+    public boolean restartDeadBrokers$default$1() {
+        return false;
+    }
+
+    public void waitForUserScramCredentialToAppearOnAllBrokers(String clientPrincipal, String mechanismName) {
+        throw inside("waitForUserScramCredentialToAppearOnAllBrokers");
+    }
+
+    public scala.collection.immutable.Map<String, Uuid> getTopicIds(Seq<String> names) {
+        try (Admin admin = admin()) {
+            Map<String, Uuid> ids = new HashMap<>();
+            admin.describeTopics(CollectionConverters.asJava(names)).allTopicNames().get()
+                    .forEach((name, topic) -> ids.put(name, topic.topicId()));
+            return scala.collection.immutable.Map.from(CollectionConverters.asScala(ids));
+        } catch (InterruptedException | ExecutionException error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
+    public scala.collection.immutable.Map<String, Uuid> getTopicIds() {
+        try (Admin admin = admin()) {
+            List<String> names = new ArrayList<>(admin.listTopics().names().get());
+            return getTopicIds(CollectionConverters.asScala(names));
+        } catch (InterruptedException | ExecutionException error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
+    public scala.collection.immutable.Map<Uuid, String> getTopicNames() {
+        Map<Uuid, String> names = new HashMap<>();
+        CollectionConverters.asJava(getTopicIds()).forEach((name, id) -> names.put(id, name));
+        return scala.collection.immutable.Map.from(CollectionConverters.asScala(names));
+    }
+
+    /** What an admin client has done is done on every broker that it can ask. */
+    public void ensureConsistentKRaftMetadata() {}
+
+    public void changeClientIdConfig(String sanitizedClientId, Properties configs) {
+        throw inside("changeClientIdConfig");
+    }
+
+    private Admin admin() {
+        return Admin.create(Map.of(AdminClientConfig.BOOTSTRAP_SERVERS_CONFIG, outside.bootstrap()));
+    }
+
+    private static UnsupportedOperationException inside(String what) {
+        return new UnsupportedOperationException(what + " needs a broker in this process");
+    }
+}
