@@ -168,6 +168,7 @@ class App:
             group_settings(broker, catalog.group_configs),
             count_rebalance=metrics.group_rebalances.inc,
             count_violation=lambda violation: metrics.group_violations.labels(violation).inc(),
+            count_handoff=metrics.count_handoff,
             journal=journal,
         )
         ClusterFeed(catalog, groups)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gateway.coordinator import classic_handoff
 from gateway.coordinator.document import dump, load
 from gateway.coordinator.draft import Draft
 from gateway.coordinator.facts import Trigger
@@ -62,6 +63,8 @@ def restore(
     if group.state is GroupState.COMPLETING_REBALANCE:
         draft.pending_sync = set(draft.members)
         draft.phase_deadline_ms = now_ms + draft.rebalance_timeout_ms()
+    if group.handoffs:
+        classic_handoff.take_over(draft)
     if group.watch.withheld:
         draft.watch = replace(group.watch, follow_up_ms=now_ms + FOLLOW_UP_MS)
     if len(draft.members) > settings.group_max_size:

@@ -7,7 +7,7 @@ invariants and the rule that each request gets one reply.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from gateway.coordinator.classic import next_deadline, step
 from gateway.coordinator.model import (
@@ -92,7 +92,7 @@ class Asked:
 
 
 class Scene:
-    def __init__(self, group: Group | None = None, *, delay_ms: int = 0, **settings: int) -> None:
+    def __init__(self, group: Group | None = None, *, delay_ms: int = 0, **settings: Any) -> None:
         self.settings = Settings(group_initial_rebalance_delay_ms=delay_ms, **settings)
         self.group = group if group is not None else Group("g")
         self.now_ms = 1_000_000

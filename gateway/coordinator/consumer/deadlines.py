@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer import handoff
 from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.facts import Departure
@@ -18,7 +19,12 @@ from gateway.coordinator.model import ConsumerSettings
 
 def next_deadline(group: ConsumerGroup) -> int | None:
     """When a Tick is due at the earliest; None if the group waits for nothing but requests."""
-    return min((*group.session_deadlines.values(), *group.rebalance_deadlines.values()), default=None)
+    deadlines = (
+        *group.session_deadlines.values(),
+        *group.rebalance_deadlines.values(),
+        *group.drain_deadlines.values(),
+    )
+    return min(deadlines, default=None)
 
 
 def postponed(group: ConsumerGroup, by_ms: int) -> ConsumerGroup:
@@ -27,13 +33,19 @@ def postponed(group: ConsumerGroup, by_ms: int) -> ConsumerGroup:
         group,
         session_deadlines={key: at_ms + by_ms for key, at_ms in group.session_deadlines.items()},
         rebalance_deadlines={key: at_ms + by_ms for key, at_ms in group.rebalance_deadlines.items()},
+        drain_deadlines={key: at_ms + by_ms for key, at_ms in group.drain_deadlines.items()},
+        moving={
+            key: replace(each, deadline_ms=each.deadline_ms + by_ms) if each.deadline_ms else each
+            for key, each in group.moving.items()
+        },
     )
 
 
 def tick(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
     silent = [member_id for member_id, deadline_ms in group.session_deadlines.items() if deadline_ms <= now_ms]
     late = [member_id for member_id, deadline_ms in group.rebalance_deadlines.items() if deadline_ms <= now_ms]
-    if not silent and not late:
+    undrained = any(deadline_ms <= now_ms for deadline_ms in group.drain_deadlines.values())
+    if not silent and not late and not undrained:
         return Step(group)
     draft = Draft(group, now_ms, settings, cluster)
     for member_id in silent:
@@ -41,4 +53,5 @@ def tick(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: Consumer
     for member_id in late:
         if member_id in draft.members:
             draft.lose(member_id, Departure.NOT_REVOKED)
+    handoff.expire(draft)
     return draft.seal()

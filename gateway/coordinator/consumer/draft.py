@@ -13,6 +13,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer import handoff
 from gateway.coordinator.consumer.assignors import ASSIGNORS, Subscriber
 from gateway.coordinator.consumer.model import (
     ConsumerGroup,
@@ -22,7 +23,7 @@ from gateway.coordinator.consumer.model import (
     Subscription,
     subscription_of,
 )
-from gateway.coordinator.consumer.partitions import NOTHING
+from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference
 from gateway.coordinator.consumer.topics import Pattern, metadata_hash, resolve_pattern
 from gateway.coordinator.facts import (
     Departure,
@@ -35,6 +36,7 @@ from gateway.coordinator.facts import (
     TargetComputed,
     Trigger,
 )
+from gateway.coordinator.handoff import HandoffEnd
 from gateway.coordinator.machine import RequestId, Step
 from gateway.coordinator.model import ConsumerSettings
 
@@ -50,11 +52,13 @@ class Draft:
         "assignor",
         "before",
         "cluster",
+        "drain_deadlines",
         "facts",
         "group_epoch",
         "instances",
         "members",
         "metadata_hash",
+        "moving",
         "now_ms",
         "owners",
         "patterns",
@@ -94,6 +98,8 @@ class Draft:
         self.unheard = set(group.unheard)
         self.session_deadlines = dict(group.session_deadlines)
         self.rebalance_deadlines = dict(group.rebalance_deadlines)
+        self.moving = dict(group.moving)
+        self.drain_deadlines = dict(group.drain_deadlines)
 
     def seal(self) -> Step:
         """Facts come in the order in which they were told; members that none of them touches, but whose stored form
@@ -125,6 +131,8 @@ class Draft:
             unheard=frozenset(self.unheard),
             session_deadlines=self.session_deadlines,
             rebalance_deadlines=self.rebalance_deadlines,
+            moving=self.moving,
+            drain_deadlines=self.drain_deadlines,
         )
         return Step(group, tuple(self.replies), tuple(self.facts))
 
@@ -141,8 +149,9 @@ class Draft:
 
     # --- members ----------------------------------------------------------------------------------------------------
 
-    def put(self, member: ConsumerMember) -> None:
-        """Adds the member, or replaces what is held under its id. AssertionError if a partition had two owners then."""
+    def put(self, member: ConsumerMember, reason: HandoffEnd = HandoffEnd.ACKNOWLEDGED) -> None:
+        """Adds the member, or replaces what is held under its id; `reason`: why it owns no more what it owned before.
+        AssertionError if a partition had two owners then."""
         before = self.members.get(member.member_id)
         if before is member:
             return
@@ -152,21 +161,24 @@ class Draft:
                 self._forget_subscription(before)
             subscription = subscription_of(member)
             self.subscriptions[subscription] = self.subscriptions.get(subscription, 0) + 1
-        if before is None or (before.assigned, before.pending_revocation) != (
+        if before is None or (before.assigned, before.pending_revocation, before.undrained) != (
             member.assigned,
             member.pending_revocation,
+            member.undrained,
         ):
             if before is not None:
                 self._release(before)
             self._own(member)
+            if before is not None:
+                handoff.member_changed(self, before, member, reason)
         if before is not None and before.instance_id not in (None, member.instance_id):
             self.instances.pop(before.instance_id, None)
         if member.instance_id is not None:
             self.instances[member.instance_id] = member.member_id
         self.members[member.member_id] = member
 
-    def remove(self, member_id: MemberId) -> ConsumerMember:
-        """Takes the member out; its partitions are free from here on."""
+    def remove(self, member_id: MemberId, reason: HandoffEnd) -> ConsumerMember:
+        """Takes the member out; its partitions are free from here on, and `reason` says why to who waits for them."""
         member = self.members.pop(member_id)
         self._forget_subscription(member)
         self._release(member)
@@ -176,11 +188,13 @@ class Draft:
         self.unheard.discard(member_id)
         self.session_deadlines.pop(member_id, None)
         self.rebalance_deadlines.pop(member_id, None)
+        handoff.member_changed(self, member, None, reason)
+        handoff.member_gone(self, member_id)
         return member
 
     def lose(self, member_id: MemberId, departure: Departure) -> None:
         """Takes out a member that left or failed. The target is computed again with the next heartbeat of anyone."""
-        self.remove(member_id)
+        self.remove(member_id, handoff.left(departure))
         self.tell(MemberLeft(member_id, departure))
         self.raise_epoch(Trigger.MEMBER_LEFT, member_id)
         if not self.members:
@@ -190,7 +204,7 @@ class Draft:
     def succeed(self, old_id: MemberId, member: ConsumerMember) -> None:
         """Puts `member` in the place of a static member that left for a while: its target goes over too."""
         target = self.target.get(old_id, NOTHING)
-        self.remove(old_id)
+        self.remove(old_id, HandoffEnd.SUPERSEDED)
         self.put(member)
         self.target[member.member_id] = target
 
@@ -203,7 +217,7 @@ class Draft:
             del self.subscriptions[subscription]
 
     def _release(self, member: ConsumerMember) -> None:
-        for held in (member.assigned, member.pending_revocation):
+        for held in (member.assigned, member.pending_revocation, member.undrained):
             for topic_id, indexes in held.items():
                 owned = self._owned(topic_id)
                 for index in indexes:
@@ -213,7 +227,7 @@ class Draft:
                     self._copied_owners.discard(topic_id)
 
     def _own(self, member: ConsumerMember) -> None:
-        for held in (member.assigned, member.pending_revocation):
+        for held in (member.assigned, member.pending_revocation, member.undrained):
             for topic_id, indexes in held.items():
                 owned = self._owned(topic_id)
                 for index in indexes:
@@ -273,14 +287,17 @@ class Draft:
         subscribed = frozenset[UUID]().union(*(self.topic_ids(each) for each in self.subscriptions))
         counts = {topic_id: self.cluster.by_id[topic_id].partition_count for topic_id in subscribed}
         changed: list[MemberId] = []
+        gained: list[tuple[MemberId, Partitions]] = []
         for member_id, partitions in ASSIGNORS[self.assignor](subscribers, counts).items():
             last = self.target.get(member_id)
             if last is not partitions and last != partitions:
                 self.target[member_id] = partitions
                 changed.append(member_id)
+                gained.append((member_id, difference(partitions, last or NOTHING)))
         self.assignment_epoch = self.group_epoch
         self.topics_revision = max(self.topics_revision, self.cluster.revision)
         self.tell(TargetComputed(self.assignment_epoch, self.assignor, tuple(changed)))
+        handoff.target_moved(self, gained)
 
     def _preferred_assignor(self) -> str:
         """What most members ask for; of two asked for equally often, the one configured first."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gateway.coordinator.cluster import NO_TOPICS
+from gateway.coordinator.consumer import handoff
 from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.model import ConsumerGroup, MemberRow
 from gateway.coordinator.consumer.partitions import NOTHING
@@ -65,5 +66,6 @@ def restore(
         draft.target[row.member.member_id] = row.target
         draft.session_deadlines[row.member.member_id] = now_ms + session_ms
         draft.arm_rebalance(None, row.member)
+    handoff.take_over(draft)
     restored: ConsumerGroup = draft.seal().group
     return replace(restored, unheard=frozenset(restored.members))
