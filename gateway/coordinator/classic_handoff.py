@@ -335,13 +335,18 @@ def draining(group: Group) -> tuple[Draining, ...]:
     )
 
 
+def member_on(group: Group, connection_id: str) -> MemberId | None:
+    """Who speaks on the connection."""
+    return next((key for key, each in group.members.items() if each.connection_id == connection_id), None)
+
+
 def awaited_by(group: Group, connection_id: str, client_id: str, client_host: str) -> frozenset[Partition]:
     """Partitions whose committed offsets are not settled for who asks on this connection: the target, known by the
     connection that speaks for it, or, on a connection that speaks for nobody, by client id and host."""
     pending = [each for each in group.handoffs if each.is_pending]
     if not pending or group.state is not GroupState.STABLE:
         return frozenset()
-    asker = next((key for key, each in group.members.items() if each.connection_id == connection_id), None)
+    asker = member_on(group, connection_id)
 
     def may_ask(target: MemberId | None) -> bool:
         if asker is not None or target is None:

@@ -21,6 +21,7 @@ from gateway.coordinator.machine import (
     ClientRequest,
     ConnectionClosed,
     ConnectionId,
+    News,
     Request,
     RequestId,
     Step,
@@ -83,6 +84,8 @@ class Settings:
     """Partitions that one member claims are not delivered to another, whatever the leader says."""
     handoff: HandoffSettings = DEFAULTS
     """Of classic groups without a setting of their own."""
+    drains: bool = False
+    """Whether any group is in mode `drain`."""
     consumer: ConsumerSettings = ConsumerSettings()
     consumer_of: Mapping[str, ConsumerSettings] = field(default_factory=dict[str, ConsumerSettings])
     """Of the groups that have configs of their own, by group id."""
@@ -263,7 +266,7 @@ class DeleteGroup(Request[DeleteReply]):
 
 
 @dataclass(frozen=True, slots=True)
-class HandoffProgress:
+class HandoffProgress(News):
     """How far the sources of handoffs have committed; found outside the group, so it may be late. Nobody waits for it.
 
     It is taken by every machine that has handoffs.

@@ -64,7 +64,8 @@ class Groups(Runtime):
         self.journal = journal
         """None: nothing is written down."""
         self.readers: list[Callable[[str, tuple[Fact, ...]], None]] = []
-        """Are given a group's id and what happened, once it is settled, before anyone is answered."""
+        """Are given a group's id and what happened, once it is settled, before anyone is answered. Without facts the
+        group was read."""
         super().__init__(machines, self._group_records, leases, settings, self._happened)
 
     def summary(self, group: Value) -> Summary:
@@ -106,6 +107,17 @@ class Groups(Runtime):
                 found.append(refused)
         return found
 
+    def awaited_partitions(self) -> int:
+        """Whose new owners wait for their old ones."""
+        groups = self.in_memory()
+        classic = sum(each.is_pending for group in groups if isinstance(group, Group) for each in group.handoffs)
+        return classic + sum(
+            each.target is not None
+            for group in groups
+            if isinstance(group, ConsumerGroup)
+            for each in group.moving.values()
+        )
+
     async def drain(self, timeout_s: float = 3.0, also: Sequence[Awaitable[None]] = ()) -> None:
         """As `Runtime.drain`; offset commits in flight finish, too."""
         await super().drain(timeout_s, (*also, self.offset_committer.drain()))
@@ -120,6 +132,7 @@ class Groups(Runtime):
         if self.journal is not None:
             self.journal.happened(before, after, facts)
         if not facts:
+            self.told(self._machines.of(after).summary(after).group_id, ())
             return
         for fact in facts:
             if isinstance(fact, RebalanceBegun):

@@ -36,6 +36,7 @@ def group_settings(broker: BrokerConfig, group_configs: Mapping[str, Mapping[str
         group_connection_grace_ms=broker.group_connection_grace_ms,
         group_cooperative_guard=broker.group_cooperative_guard,
         handoff=handoff,
+        drains=HandoffMode.DRAIN in (handoff.mode, *(each.handoff.mode for each in of_group.values())),
         consumer=_consumer_settings(
             broker, broker.group_consumer_session_timeout_ms, broker.group_consumer_heartbeat_interval_ms, handoff
         ),
