@@ -52,7 +52,7 @@ def begin(draft: Draft) -> None:
     draft.hold_deadlines = {}
     if settings.mode is HandoffMode.OFF or draft.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return
-    holders = _holders(draft)
+    holders = _holders(draft, before)
     if not holders and not before and settings.mode is not HandoffMode.DRAIN:
         return
     given = {
@@ -69,10 +69,18 @@ def begin(draft: Draft) -> None:
     _hold_targets(draft)
 
 
-def _holders(draft: Draft) -> Mapping[Partition, set[MemberId]]:
-    if is_cooperative(draft.protocol_name):
-        return claimants(draft, claims_of(draft))
-    return claimants(draft, {}) if draft.watch.absent else {}
+def _holders(draft: Draft, before: Mapping[Partition, Handoff]) -> Mapping[Partition, set[MemberId]]:
+    """By what members say; a source that still claims what another has waited for has it, however old its claim is:
+    the newer claim is of one that was given it and has read nothing."""
+    if not is_cooperative(draft.protocol_name):
+        return claimants(draft, {}) if draft.watch.absent else {}
+    claims = claims_of(draft)
+    holders = claimants(draft, claims)
+    for partition, known in before.items():
+        claim = claims.get(known.source)
+        if not known.forced and claim is not None and partition in claim.partitions:
+            holders.setdefault(partition, set()).add(known.source)
+    return holders
 
 
 def _sources(
@@ -87,10 +95,12 @@ def _sources(
     sources: dict[Partition, tuple[MemberId, Awaits]] = {}
     for partition, target in given.items():
         others = holders.get(partition, set[MemberId]()) - {target}
-        if others:
-            known = before.get(partition)
-            source = known.source if known is not None and known.source in others else min(others)
-            sources[partition] = source, Awaits.ACKNOWLEDGEMENT
+        known = before.get(partition)
+        if others and known is not None and known.source in holders[partition]:
+            # Who else claims it has waited for this one, and read nothing.
+            sources[partition] = known.source, Awaits.ACKNOWLEDGEMENT
+        elif others:
+            sources[partition] = min(others), Awaits.ACKNOWLEDGEMENT
     for partition, known in before.items():
         if partition in sources or given.get(partition) == known.source:
             continue
@@ -116,7 +126,8 @@ def _record(
     awaits: Awaits,
     known: Handoff | None,
 ) -> Handoff:
-    """The time counts from the first generation in which the source was to let go."""
+    """The time counts from the first generation in which the source was to let go. One that has it again is a source
+    still, for a moment: whoever claims it too does not know yet that it is not to be its own."""
     goes_on = known if known is not None and known.source == source else None
     since_ms = draft.now_ms if goes_on is None else goes_on.since_ms
     deadline_ms = since_ms + settings.timeout_ms
@@ -124,7 +135,7 @@ def _record(
         topic=partition[0],
         partition=partition[1],
         source=source,
-        target=target,
+        target=None if target == source else target,
         generation_id=draft.generation_id,
         awaits=awaits,
         mark=None if goes_on is None else goes_on.mark,
@@ -141,6 +152,12 @@ def _tell_begun(draft: Draft, mode: HandoffMode) -> None:
         deadlines = (each.deadline_ms for each, to in pending if (each.source, to) == (source, target))
         left_ms = min(deadlines) - draft.now_ms
         draft.tell(HandoffBegun(source, target, draft.generation_id, mode, left_ms, partitions))
+    for each in draft.handoffs:
+        if each.forced and each.target is not None:
+            # Its time went by in generations before, and the source has it still.
+            partitions = ((each.topic, each.partition),)
+            draft.tell(HandoffBegun(each.source, each.target, draft.generation_id, mode, 0, partitions))
+            tell_ended(draft, each, HandoffEnd.TIMEOUT)
 
 
 def _hold_targets(draft: Draft) -> None:
@@ -190,7 +207,7 @@ def generation_begun(draft: Draft) -> None:
         let_go = not claimed and draft.members[each.source].parked_join is not None
         if each.is_pending:
             acknowledged = let_go and each.awaits is Awaits.ACKNOWLEDGEMENT
-            _tell_ended(draft, each, HandoffEnd.ACKNOWLEDGED if acknowledged else HandoffEnd.SUPERSEDED)
+            tell_ended(draft, each, HandoffEnd.ACKNOWLEDGED if acknowledged else HandoffEnd.SUPERSEDED)
         if settings.mode is not HandoffMode.OFF and (not let_go or (drain and not each.forced)):
             awaits = Awaits.DRAIN if let_go else each.awaits
             kept.append(replace(each, target=None, awaits=awaits))
@@ -341,20 +358,19 @@ def member_on(group: Group, connection_id: str) -> MemberId | None:
 
 
 def awaited_by(group: Group, connection_id: str, client_id: str, client_host: str) -> frozenset[Partition]:
-    """Partitions whose committed offsets are not settled for who asks on this connection: the target, known by the
-    connection that speaks for it, or, on a connection that speaks for nobody, by client id and host."""
-    pending = [each for each in group.handoffs if each.is_pending]
-    if not pending or group.state is not GroupState.STABLE:
+    """Partitions whose committed offsets are not settled for who asks on this connection: a member that is not their
+    source. It is the target, or has been one and does not know yet that another assignment is made. It is known by the
+    connection that speaks for it; on a connection that speaks for nobody, by client id and host."""
+    awaited = [each for each in group.handoffs if not each.forced]
+    if not awaited:
         return frozenset()
     asker = member_on(group, connection_id)
-
-    def may_ask(target: MemberId | None) -> bool:
-        if asker is not None or target is None:
-            return asker == target
-        member = group.members.get(target)
-        return member is not None and (member.client_id, member.client_host) == (client_id, client_host)
-
-    return frozenset((each.topic, each.partition) for each in pending if may_ask(each.target))
+    if asker is not None:
+        askers = {asker}
+    else:
+        named = (client_id, client_host)
+        askers = {key for key, each in group.members.items() if (each.client_id, each.client_host) == named}
+    return frozenset((each.topic, each.partition) for each in awaited if askers - {each.source})
 
 
 # --- records ----------------------------------------------------------------------------------------------------------
@@ -377,10 +393,10 @@ def _release_if_stable(draft: Draft) -> None:
 
 def tell_if_pending(draft: Draft, handoff: Handoff, reason: HandoffEnd) -> None:
     if handoff.is_pending:
-        _tell_ended(draft, handoff, reason)
+        tell_ended(draft, handoff, reason)
 
 
-def _tell_ended(draft: Draft, handoff: Handoff, reason: HandoffEnd) -> None:
+def tell_ended(draft: Draft, handoff: Handoff, reason: HandoffEnd) -> None:
     assert handoff.target is not None
     mode = HandoffMode.DRAIN if handoff.awaits is Awaits.DRAIN else draft.settings.handoff_of(draft.group_id).mode
     draft.tell(

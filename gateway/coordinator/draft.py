@@ -138,6 +138,7 @@ class Draft:
         self._refuse_parked(member, ErrorCode.UNKNOWN_MEMBER_ID)
         self._forget(member_id)
         self.pending_sync.discard(member_id)
+        self.hold_deadlines.pop(member_id, None)
         member_gone(self, member_id, departure)
         if self.leader_id == member_id:
             self.leader_id = next(iter(self.members), None)
@@ -222,7 +223,6 @@ class Draft:
         self.unheard.discard(member_id)
         self.session_deadlines.pop(member_id, None)
         self.connection_deadlines.pop(member_id, None)
-        self.hold_deadlines.pop(member_id, None)
 
 
 def session_ms(member: Member, settings: Settings) -> int:

@@ -159,7 +159,8 @@ def test_the_time_is_over_at_last() -> None:
     again(scene, (a, owning(0, 1, 2)), (b, owning(2)))
     asked = assigned(scene, {a: given(0, 1), b: given(2)})
     assert asked[b].sync.assignment == given(2), "a source that never lets go is not waited for again"
-    assert len(scene.begun) == 1
+    assert scene.reasons == [HandoffEnd.TIMEOUT, HandoffEnd.TIMEOUT]
+    assert scene.ended[1].waited_ms >= TIMEOUT_MS
 
 
 def test_the_time_counts_from_the_first_generation() -> None:
