@@ -75,7 +75,8 @@ def set_of_group(bootstrap: str, group: str, **configs: str) -> None:
         for name, value in configs.items()
     ]
     resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
-    AdminClient({"bootstrap.servers": bootstrap}).incremental_alter_configs([resource])[resource].result(30)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(30)
 
 
 def counted(gateway: GatewayProcess, name: str) -> dict[str, float]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from gateway.coordinator.consumer import current_assignment, heartbeat, identity
+from gateway.coordinator.consumer import current_assignment, handoff, heartbeat, identity
 from gateway.coordinator.consumer.draft import Draft
+from gateway.coordinator.consumer.model import ConsumerMember
 
 from .simulation.play import run
 
@@ -32,6 +34,11 @@ def nothing(*_: Any) -> None:
     pass
 
 
+def forgetful(before: ConsumerMember, after: ConsumerMember) -> ConsumerMember:
+    """Lets go of what is to be drained as if it were not there."""
+    return replace(after, undrained=after.assigned)
+
+
 def no_topics_change(draft: Draft) -> bool:
     draft.seen = draft.cluster
     return False
@@ -46,6 +53,11 @@ def no_topics_change(draft: Draft) -> bool:
         pytest.param(Draft, "arm_rebalance", nothing, id="revocations are awaited for ever"),
         pytest.param(Draft, "see_topics", no_topics_change, id="topics stay as they were"),
         pytest.param(Draft, "_release", nothing, id="partitions are never free again"),
+        pytest.param(heartbeat, "retained", lambda _, before, after: forgetful(before, after), id="nobody drains"),
+        pytest.param(handoff, "expire", nothing, id="sources are waited for for ever"),
+        pytest.param(handoff, "arm", nothing, id="draining has no deadline"),
+        pytest.param(handoff, "take_over", nothing, id="a successor forgets what is drained"),
+        pytest.param(handoff, "member_changed", nothing, id="moves never end"),
         pytest.param(heartbeat, "_has_no_news", lambda *_: True, id="news are overlooked"),
     ],
 )

@@ -20,8 +20,9 @@ from gateway.coordinator.consumer.model import (
 )
 from gateway.coordinator.consumer.partitions import Partitions, difference
 from gateway.coordinator.facts import MemberId
+from gateway.coordinator.handoff import Drained, HandoffMode, HandoffSettings
 from gateway.coordinator.machine import ClusterChanged, Machines, Step, StoredGroup, Tick
-from gateway.coordinator.model import ConsumerSettings, Settings
+from gateway.coordinator.model import ConsumerSettings, HandoffProgress, Settings
 from protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -138,6 +139,10 @@ class Server:
                 session_timeout_ms=world.random.choice((10_000, 45_000)),
                 heartbeat_interval_ms=world.random.choice((1_000, 3_000)),
                 max_size=world.random.choice((2**31 - 1, 2**31 - 1, 3)),
+                handoff=HandoffSettings(
+                    world.random.choice((HandoffMode.ACK, HandoffMode.DRAIN, HandoffMode.DRAIN, HandoffMode.OFF)),
+                    world.random.choice((2_000, 30_000)),
+                ),
             )
         )
         self.group: ConsumerGroup = ConsumerGroup("g")
@@ -152,7 +157,18 @@ class Server:
             return None
         return self.apply(event)
 
-    def apply(self, event: ConsumerGroupHeartbeat | ClusterChanged | Tick) -> ConsumerGroupHeartbeatReply | None:
+    def look_how_far_sources_are(self) -> None:
+        """The answer may come late, or of somebody who is no source any more."""
+        chance = self.world.random
+        found = tuple(
+            Drained(topic_id, index, source, chance.choice((None, 5, 9)), chance.choice((-1, 7, 9)))
+            for (topic_id, index), moving in self.group.moving.items()
+            for source in (moving.source, moving.target)
+            if source is not None
+        )
+        self.world.after(chance.choice((0, 5, 4_000)), lambda: self.apply(HandoffProgress(found)) and None)
+
+    def apply(self, event: ConsumerGroupHeartbeat | ClusterChanged | Tick | HandoffProgress) -> ConsumerGroupHeartbeatReply | None:
         if not self.up:
             return None
         world = self.world
@@ -230,17 +246,29 @@ class Server:
     def _judge(self) -> None:
         group = self.group
         owner: dict[tuple[UUID, int], MemberId] = {}
+        require(
+            all(deadline_ms >= self.world.now_ms - 5 for deadline_ms in group.drain_deadlines.values())
+            or self.tick_at_ms is not None,
+            "nobody looks whether time is over",
+        )
         for member in group.members.values():
             require(member.member_id in group.session_deadlines, f"{member} would never expire")
             revoking = member.state is MemberState.UNREVOKED
             require(revoking == (member.member_id in group.rebalance_deadlines), f"{member} may take for ever")
             require(revoking == bool(member.pending_revocation), f"{member.state} revokes {member.pending_revocation}")
-            for held in (member.assigned, member.pending_revocation):
+            require(
+                bool(member.undrained) == (member.member_id in group.drain_deadlines),
+                f"{member.member_id} may drain for ever",
+            )
+            for held in (member.assigned, member.pending_revocation, member.undrained):
                 for topic_id, indexes in held.items():
                     require(bool(indexes), "an empty set of partitions")
                     for index in indexes:
                         other = owner.setdefault((topic_id, index), member.member_id)
                         require(other == member.member_id, f"{topic_id}-{index}: {other} and {member.member_id}")
+        for key, moving in group.moving.items():
+            require(owner.get(key) == moving.source, f"{key} does not move from {moving.source}")
+            require(moving.target is None or moving.target in group.members, f"{moving} goes to nobody")
         derived = {(topic, index): each for topic, owned in group.owners.items() for index, each in owned.items()}
         require(derived == owner, "owners are not those of the members")
         shares = {each: CONSUMER.stored_member(group, each) for each in CONSUMER.member_ids(group)}
