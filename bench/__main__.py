@@ -28,7 +28,7 @@ from pathlib import Path
 import confluent_kafka
 import psutil
 
-from bench import codec, depth, frames, librdkafka, memory
+from bench import cluster, codec, depth, frames, librdkafka, memory
 from storage.embedded import MAJOR_VERSION
 from tests.gateway_process import GatewayProcess
 
@@ -219,6 +219,10 @@ def measure_depth() -> list[Row]:
     ]
 
 
+def measure_cluster() -> list[Row]:
+    return [Row(*line) for line in cluster.measure()]
+
+
 MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "codec": measure_codec,
     "memory": measure_memory,
@@ -227,6 +231,7 @@ MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "join-wave": measure_join_wave,
     "crowd": measure_crowd,
     "depth": measure_depth,
+    "cluster": measure_cluster,
     "consume": measure_consume,
     "produce": measure_produce,
 }

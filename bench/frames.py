@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -227,15 +228,20 @@ class Counter(asyncio.Protocol):
             self.transport.write(self.request * fresh)
 
 
-async def heartbeats(host: str, port: int, *, connections: int, window: int, seconds: float) -> Rate:
-    """Heartbeats answered per second: `connections` members of as many groups, `window` requests in flight on each."""
+async def heartbeats(
+    host: str, port: int, *, connections: int, window: int, seconds: float, groups: Sequence[str] = ()
+) -> Rate:
+    """Heartbeats answered per second: `connections` members of as many groups, `window` requests in flight on each.
+
+    `groups` names the groups where the node is one of several, and must be theirs that it coordinates.
+    """
     loop = asyncio.get_running_loop()
     counters: list[Counter] = []
     keepers: list[Connection] = []
     for index in range(connections):
         keeper = await Connection.open(host, port)
         keepers.append(keeper)
-        group_id = f"bench-heartbeat-{index}-{time.time_ns()}"
+        group_id = groups[index] if groups else f"bench-heartbeat-{index}-{time.time_ns()}"
         joined = await join(keeper, group_id)
         await sync(keeper, group_id, joined)
         request = frame(

@@ -1,0 +1,145 @@
+"""What stands between a node and Postgres in the tests: it passes bytes on, late, not at all, or in one direction only.
+
+The one idea: a connection is two pumps, and every pump asks the proxy's present mood before it passes something on, so
+that a fault hits connections that are open as well as those to come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
+
+from tests.postgres import LoopThread
+
+READ_BYTES = 256 * 1024
+SOCKET_NAME = ".s.PGSQL.5432"
+
+
+class PostgresProxy:
+    """Listens on a Unix socket of its own. `url` is where a node finds the database through it."""
+
+    def __init__(self, loop: LoopThread, database_url: str, directory: Path) -> None:
+        self.url = _through(database_url, directory)
+        self._loop = loop
+        self._upstream = _address(database_url)
+        self._path = directory / SOCKET_NAME
+        self._delay_s = 0.0
+        self._passing = asyncio.Event()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server = loop.run(self._listen())
+
+    async def _listen(self) -> asyncio.Server:
+        self._passing.set()
+        return await asyncio.start_unix_server(self._serve, self._path)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            if isinstance(self._upstream, Path):
+                upstream = await asyncio.open_unix_connection(self._upstream)
+            else:
+                upstream = await asyncio.open_connection(*self._upstream)
+        except OSError:
+            writer.close()
+            return
+        ends = {writer, upstream[1]}
+        self._writers |= ends
+        try:
+            await asyncio.gather(self._pump(reader, upstream[1]), self._pump(upstream[0], writer))
+        finally:
+            self._writers -= ends
+            for end in ends:
+                end.close()
+
+    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError, RuntimeError):
+            while data := await source.read(READ_BYTES):
+                if self._delay_s:
+                    await asyncio.sleep(self._delay_s)
+                await self._passing.wait()
+                sink.write(data)
+                await sink.drain()
+        with contextlib.suppress(OSError, RuntimeError):
+            sink.write_eof()
+
+    # --- faults, from any thread ----------------------------------------------------------------------------------
+
+    def delay(self, seconds: float) -> None:
+        """Every piece takes so much longer from now on; 0: as it comes."""
+        self._delay_s = seconds
+
+    def drop(self) -> None:
+        """Nothing passes in either direction, and nobody is told."""
+        self._loop.run(self._call(self._passing.clear))
+
+    def heal(self) -> None:
+        """All passes again, what was held first."""
+        self._delay_s = 0.0
+        self._loop.run(self._call(self._passing.set))
+
+    def half_close(self) -> None:
+        """Ends one direction of every open connection: each side is told that the other says no more."""
+
+        def end() -> None:
+            for writer in list(self._writers):
+                with contextlib.suppress(OSError, RuntimeError):
+                    writer.write_eof()
+
+        self._loop.run(self._call(end))
+
+    def reset(self) -> None:
+        """Cuts every open connection."""
+
+        def cut() -> None:
+            for writer in list(self._writers):
+                writer.transport.abort()
+
+        self._loop.run(self._call(cut))
+
+    def close(self) -> None:
+        self.heal()
+        self.reset()
+        self._loop.run(self._call(self._server.close))
+
+    @staticmethod
+    async def _call(what: object) -> None:
+        assert callable(what)
+        what()
+
+
+@contextlib.contextmanager
+def proxied(database_url: str) -> Iterator[PostgresProxy]:
+    """A proxy before the database, for as long as the context lasts."""
+    directory = Path(tempfile.mkdtemp(prefix="sluice-"))
+    directory.chmod(0o711)
+    loop = LoopThread()
+    try:
+        proxy = PostgresProxy(loop, database_url, directory)
+        try:
+            yield proxy
+        finally:
+            proxy.close()
+    finally:
+        loop.close()
+        shutil.rmtree(directory)
+
+
+def _address(url: str) -> Path | tuple[str, int]:
+    parts = urlsplit(url)
+    given = dict(parse_qsl(parts.query))
+    port = int(given.get("port") or parts.port or 5432)
+    host = given.get("host") or parts.hostname or "127.0.0.1"
+    return Path(host) / f".s.PGSQL.{port}" if host.startswith("/") else (host, port)
+
+
+def _through(url: str, directory: Path) -> str:
+    """The URL with the proxy's directory for its host."""
+    parts = urlsplit(url)
+    others = [(name, value) for name, value in parse_qsl(parts.query) if name not in ("host", "port", "sslmode")]
+    who, _, _ = parts.netloc.rpartition("@")
+    query = urlencode([*others, ("host", str(directory))], quote_via=quote, safe="/")
+    return urlunsplit(parts._replace(netloc=f"{who}@" if who else "", query=query))

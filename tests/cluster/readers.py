@@ -1,0 +1,118 @@
+"""A cooperative group of librdkafka consumers that writes down what it was given and read, and is judged by it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Collection
+
+import confluent_kafka
+
+from tests.compat.checker import check, read_log
+
+FINISH_S = 90.0
+
+Place = tuple[int, int]
+
+
+class Readers:
+    """`members` consumers, a thread each. They process with commits of their own, as an application that must not
+    read twice would: at each revocation and now and then in between."""
+
+    def __init__(self, bootstrap: str, topic: str, members: int) -> None:
+        self.topic = topic
+        self.delivered: set[Place] = set()
+        self._settings: dict[str, str | int | bool] = {
+            "bootstrap.servers": bootstrap,
+            "group.id": f"readers-{uuid.uuid4().hex[:8]}",
+            "partition.assignment.strategy": "cooperative-sticky",
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "session.timeout.ms": 30_000,
+            "heartbeat.interval.ms": 500,
+            "reconnect.backoff.ms": 50,
+            "reconnect.backoff.max.ms": 500,
+            "log_level": 0,
+        }
+        self._lines: list[str] = []
+        self._errors: list[str] = []
+        self._progress = threading.Condition()
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._read, args=(f"m{number}",), daemon=True) for number in range(members)
+        ]
+
+    def start(self) -> None:
+        self._write("scenario", "", mode="cooperative", redelivery_allowed=True)
+        for thread in self._threads:
+            thread.start()
+
+    def finish(self, places: Collection[Place]) -> None:
+        """Waits until every one of `places` (partition, offset) was read, ends the group and judges what it wrote."""
+        wanted = set(places)
+        with self._progress:
+            deadline = time.monotonic() + FINISH_S
+            while missing := wanted - self.delivered:
+                left_s = deadline - time.monotonic()
+                assert left_s > 0, f"{len(missing)} of {len(wanted)} records were not read; {self._errors[-3:]}"
+                self._progress.wait(min(left_s, 1.0))
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive(), "a consumer does not close"
+        verdict = check(read_log("\n".join(self._lines)), outage=True)
+        assert verdict.deliveries >= len(wanted)
+        assert not verdict.problems, verdict.problems
+
+    def _write(self, event: str, member: str, partition: int = -1, offset: int = -1, **more: object) -> None:
+        line = {"t": time.time() * 1000, "event": event, "member": member, "topic": self.topic}
+        with self._progress:
+            self._lines.append(json.dumps({**line, "partition": partition, "offset": offset, **more}))
+            if event == "delivered":
+                self.delivered.add((partition, offset))
+                self._progress.notify_all()
+
+    def _read(self, member: str) -> None:
+        def commit(consumer: confluent_kafka.Consumer) -> None:
+            try:
+                consumer.commit(asynchronous=False)
+            except confluent_kafka.KafkaException as error:
+                # Refused or unanswered: what was read since is read again by whoever comes next.
+                self._errors.append(str(error))
+
+        def on_assign(_: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
+            for partition in partitions:
+                self._write("assigned", member, partition.partition)
+
+        def on_revoke(consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
+            commit(consumer)
+            for partition in partitions:
+                self._write("revoked", member, partition.partition)
+
+        def on_lost(_: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
+            for partition in partitions:
+                self._write("lost", member, partition.partition)
+
+        consumer = confluent_kafka.Consumer(self._settings)
+        consumer.subscribe([self.topic], on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
+        read = 0
+        try:
+            while not self._stop.is_set():
+                message = consumer.poll(0.1)
+                if message is None:
+                    continue
+                if message.error() is not None:
+                    self._errors.append(str(message.error()))
+                    continue
+                partition, offset = message.partition(), message.offset()
+                assert partition is not None
+                assert offset is not None
+                self._write("delivered", member, partition, offset)
+                read += 1
+                if read % 500 == 0:
+                    commit(consumer)
+        finally:
+            consumer.close()
+            self._write("closed", member)
