@@ -28,7 +28,7 @@ from pathlib import Path
 import confluent_kafka
 import psutil
 
-from bench import cluster, codec, depth, frames, librdkafka, memory
+from bench import cluster, codec, depth, frames, handoff, librdkafka, memory
 from storage.embedded import MAJOR_VERSION
 from tests.gateway_process import GatewayProcess
 
@@ -223,6 +223,10 @@ def measure_cluster() -> list[Row]:
     return [Row(*line) for line in cluster.measure()]
 
 
+def measure_handoff() -> list[Row]:
+    return [Row(*line) for line in handoff.measure()]
+
+
 MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "codec": measure_codec,
     "memory": measure_memory,
@@ -232,6 +236,7 @@ MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "crowd": measure_crowd,
     "depth": measure_depth,
     "cluster": measure_cluster,
+    "handoff": measure_handoff,
     "consume": measure_consume,
     "produce": measure_produce,
 }
