@@ -128,7 +128,7 @@ def _record(
 ) -> Handoff:
     """The time counts from the first generation in which the source was to let go. One that has it again is a source
     still, for a moment: whoever claims it too does not know yet that it is not to be its own."""
-    goes_on = known if known is not None and known.source == source else None
+    goes_on = known if known is not None and known.source == source and target != source else None
     since_ms = draft.now_ms if goes_on is None else goes_on.since_ms
     deadline_ms = since_ms + settings.timeout_ms
     return Handoff(
@@ -293,7 +293,9 @@ def expire(draft: Draft) -> None:
 
     def each_in_time() -> Iterator[Handoff | None]:
         for each in draft.handoffs:
-            if each.forced or each.deadline_ms > draft.now_ms:
+            # While the next assignment is made nobody is given anything.
+            early = each.target is None and draft.state is not GroupState.STABLE
+            if each.forced or early or each.deadline_ms > draft.now_ms:
                 yield each
             else:
                 tell_if_pending(draft, each, HandoffEnd.TIMEOUT)

@@ -279,7 +279,7 @@ MUTANTS = [
     Mutant(
         "a source that never lets go is waited for for ever",
         "classic_handoff",
-        "            if each.forced or each.deadline_ms > draft.now_ms:\n",
+        "            if each.forced or early or each.deadline_ms > draft.now_ms:\n",
         "            if True:\n",
     ),
     Mutant(

@@ -65,7 +65,7 @@ class Play:
         """The same without the guard: who is given what another claims is made to wait."""
         self._rude = guarded or handed
         modes = (HandoffMode.ACK, HandoffMode.DRAIN) if handed else tuple(HandoffMode)
-        handoff = HandoffSettings(chance.choice(modes), chance.choice((3_000, 30_000)))
+        handoff = HandoffSettings(chance.choice(modes), chance.choice((6_000, 30_000)))
         self.settings = Settings(
             group_initial_rebalance_delay_ms=chance.choice((0, 0, 50, 3_000)),
             group_max_size=chance.choice((2**31 - 1,) * 6 + (3,)),
