@@ -168,7 +168,9 @@ class Server:
         )
         self.world.after(chance.choice((0, 5, 4_000)), lambda: self.apply(HandoffProgress(found)) and None)
 
-    def apply(self, event: ConsumerGroupHeartbeat | ClusterChanged | Tick | HandoffProgress) -> ConsumerGroupHeartbeatReply | None:
+    def apply(
+        self, event: ConsumerGroupHeartbeat | ClusterChanged | Tick | HandoffProgress
+    ) -> ConsumerGroupHeartbeatReply | None:
         if not self.up:
             return None
         world = self.world
