@@ -79,7 +79,8 @@ def _holders(draft: Draft, before: Mapping[Partition, Handoff]) -> Mapping[Parti
     for partition, known in before.items():
         claim = claims.get(known.source)
         if not known.forced and claim is not None and partition in claim.partitions:
-            holders.setdefault(partition, set()).add(known.source)
+            claimers = {key for key, each in claims.items() if partition in each.partitions}
+            holders[partition] = holders.get(partition, set[MemberId]()) | claimers
     return holders
 
 

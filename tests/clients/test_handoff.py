@@ -14,7 +14,14 @@ from collections.abc import Callable
 
 import confluent_kafka
 import pytest
-from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    ResourceType,
+)
 
 from tests.clients.consumers import ConfluentConsumer, ConfluentConsumerProtocol
 from tests.clients.scoreboard import Scoreboard
@@ -23,6 +30,7 @@ from tests.gateway_process import GatewayFactory, GatewayProcess
 
 PARTITIONS = 4
 RECORDS = 40
+QUICK = {"group.initial.rebalance.delay.ms": "0"}
 KINDS: dict[str, tuple[type[ConfluentConsumer], str]] = {
     "eager": (ConfluentConsumer, "range"),
     "cooperative": (ConfluentConsumer, "cooperative-sticky"),
@@ -52,7 +60,7 @@ class Worker:
                     self.consumer.commit(offsets=offsets, asynchronous=False)
                     committed.set()
 
-        settings = {"enable.auto.commit": "false"}
+        settings = {"enable.auto.commit": "false", "topic.metadata.refresh.interval.ms": "1000"}
         self.thread = Pooled(name, board, bootstrap, topic, group, assignor, settings)
         self._commit, self._committed = commit, committed
 
@@ -96,7 +104,7 @@ def until(holds: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_drained_partitions_are_read_once(gateway_factory: GatewayFactory, kind: str) -> None:
     """The first consumer was given everything and has committed nothing when the second one joins."""
-    gateway = gateway_factory({"group.initial.rebalance.delay.ms": "0"})
+    gateway = gateway_factory(QUICK)
     topic, group, board = create_topic(gateway.bootstrap, PARTITIONS), f"g-{uuid.uuid4().hex[:8]}", Scoreboard()
     set_of_group(gateway.bootstrap, group, group_handoff_mode="drain")
     produce(gateway.bootstrap, topic)
@@ -121,3 +129,155 @@ def test_drained_partitions_are_read_once(gateway_factory: GatewayFactory, kind:
     assert not board.duplicates()
     assert set(counted(gateway, "group_handoffs_total")) <= {"drained", "acked", "source_left", "superseded"}
     assert counted(gateway, "group_handoffs_forced_total") == {"": 0.0}
+
+
+class Ownership(Scoreboard):
+    """Also notes partitions that somebody is given while another has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.overlaps: list[tuple[int, str, str]] = []
+
+    def add(self, member: str, partitions: set[int]) -> None:
+        with self._changed:
+            for other, owned in self.owned.items():
+                self.overlaps += [(each, other, member) for each in owned & partitions if other != member]
+        super().add(member, partitions)
+
+
+class Stage:
+    """A group in mode `drain` of workers that commit when told to, on a gateway of its own."""
+
+    def __init__(self, gateway: GatewayProcess, kind: str, *, partitions: int = PARTITIONS, **configs: str) -> None:
+        self.gateway, self.kind, self.partitions = gateway, kind, partitions
+        self.topic, self.group = create_topic(gateway.bootstrap, partitions), f"g-{uuid.uuid4().hex[:8]}"
+        self.board = Ownership()
+        self.workers: dict[str, Worker] = {}
+        set_of_group(gateway.bootstrap, self.group, group_handoff_mode="drain", **configs)
+
+    def start(self, name: str) -> Worker:
+        worker = Worker(self.kind, name, self.board, self.gateway.bootstrap, self.topic, self.group)
+        self.workers[name] = worker
+        worker.thread.start()
+        return worker
+
+    def read_everything(self, name: str = "first") -> Worker:
+        """Produces records, and one member is given them all; none is committed."""
+        produce(self.gateway.bootstrap, self.topic)
+        worker = self.start(name)
+        self.board.wait_for(lambda: len(self.board.deliveries) == RECORDS, "all records")
+        return worker
+
+    def wait_pending(self, partitions: float) -> None:
+        until(lambda: counted(self.gateway, "group_handoffs_pending") == {"": partitions}, "nobody waits")
+
+    def ends(self) -> set[str]:
+        return set(counted(self.gateway, "group_handoffs_total"))
+
+    def stop(self) -> None:
+        for worker in self.workers.values():
+            if worker.thread.is_alive():
+                worker.thread.stop()
+        assert not self.board.failures
+        assert not self.board.overlaps
+
+
+@pytest.mark.parametrize("kind", ["eager", "consumer"])
+def test_a_source_that_commits_nothing_is_waited_for_as_long_as_is_set(
+    gateway_factory: GatewayFactory, kind: str
+) -> None:
+    """Iggy's 15; 24 of the acceptance list."""
+    stage = Stage(gateway_factory(QUICK), kind, group_handoff_timeout_ms="3000")
+    try:
+        stage.read_everything()
+        stage.start("second")
+        stage.board.wait_settled({"first", "second"}, PARTITIONS)
+        until(lambda: counted(stage.gateway, "group_handoffs_forced_total")[""] >= 2, "nothing was forced")
+        assert "timeout" in stage.ends()
+    finally:
+        stage.stop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_source_that_leaves_is_not_waited_for(gateway_factory: GatewayFactory, kind: str) -> None:
+    """Iggy's 21."""
+    stage = Stage(gateway_factory(QUICK), kind)
+    try:
+        first = stage.read_everything()
+        stage.start("second")
+        stage.wait_pending(2.0)
+        first.thread.stop()
+        stage.board.wait_settled({"second"}, PARTITIONS)
+        assert counted(stage.gateway, "group_handoffs_forced_total") == {"": 0.0}
+    finally:
+        stage.stop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_target_that_leaves_gives_its_place_back(gateway_factory: GatewayFactory, kind: str) -> None:
+    """Iggy's 24 and 26: the one that comes in its place waits for the same."""
+    stage = Stage(gateway_factory(QUICK), kind)
+    try:
+        first = stage.read_everything()
+        second = stage.start("second")
+        stage.wait_pending(2.0)
+        second.thread.stop()
+        stage.board.wait_settled({"first"}, PARTITIONS)
+        stage.start("third")
+        stage.wait_pending(2.0)
+        first.finish()
+        stage.board.wait_settled({"first", "third"}, PARTITIONS)
+        assert counted(stage.gateway, "group_handoffs_forced_total") == {"": 0.0}
+    finally:
+        stage.stop()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_never_read_goes_at_once(gateway_factory: GatewayFactory, kind: str) -> None:
+    """Iggy's 20: there are no records."""
+    stage = Stage(gateway_factory(QUICK), kind)
+    try:
+        stage.start("first")
+        stage.board.wait_settled({"first"}, PARTITIONS)
+        stage.start("second")
+        stage.board.wait_settled({"first", "second"}, PARTITIONS)
+        stage.start("third")
+        stage.board.wait_settled({"first", "second", "third"}, PARTITIONS)
+        assert counted(stage.gateway, "group_handoffs_forced_total") == {"": 0.0}
+    finally:
+        stage.stop()
+
+
+@pytest.mark.parametrize("kind", ["cooperative", "consumer"])
+def test_four_to_two_to_four_over_sixteen_partitions(gateway_factory: GatewayFactory, kind: str) -> None:
+    """Iggy's 33; with interval checks of ownership."""
+    stage = Stage(gateway_factory(QUICK), kind, partitions=16)
+    try:
+        for name in "abcd":
+            stage.start(name)
+        stage.board.wait_settled(set("abcd"), 16)
+        for name in "cd":
+            stage.workers[name].thread.stop()
+        stage.board.wait_settled(set("ab"), 16)
+        for name in "ef":
+            stage.start(name)
+        stage.board.wait_settled(set("abef"), 16)
+    finally:
+        stage.stop()
+
+
+@pytest.mark.parametrize("kind", ["cooperative", "consumer"])
+def test_partitions_that_come_while_others_are_waited_for(gateway_factory: GatewayFactory, kind: str) -> None:
+    """Iggy's 14; 32 of the acceptance list."""
+    stage = Stage(gateway_factory(QUICK), kind)
+    try:
+        first = stage.read_everything()
+        stage.start("second")
+        stage.wait_pending(2.0)
+        admin = AdminClient({"bootstrap.servers": stage.gateway.bootstrap})
+        admin.create_partitions([NewPartitions(stage.topic, 8)])[stage.topic].result(30)
+        first.finish()
+        stage.board.wait_settled({"first", "second"}, 8)
+        assert not stage.board.duplicates()
+    finally:
+        stage.stop()

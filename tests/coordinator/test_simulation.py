@@ -267,7 +267,7 @@ MUTANTS = [
     Mutant(
         "the newest claim counts, though who has it has read nothing",
         "classic_handoff",
-        "            holders.setdefault(partition, set()).add(known.source)\n",
+        "            holders[partition] = holders.get(partition, set[MemberId]()) | claimers\n",
         "            pass\n",
     ),
     Mutant(
