@@ -29,7 +29,7 @@ from gateway.coordinator.handoff import (
 from gateway.coordinator.machine import Value
 from gateway.coordinator.model import Group, HandoffProgress
 from gateway.groups.groups import Groups
-from gateway.groups.marks import Marks
+from gateway.groups.marks import RECENT_S, Marks
 from gateway.log.catalog import Catalog
 from gateway.operate.logs import NO_REQUEST
 from storage.errors import StorageError
@@ -40,8 +40,6 @@ log = structlog.stdlib.get_logger(__name__)
 
 POLL_S = 1.0
 """What a commit that came by another way, or a topic that is gone, waits for at most."""
-RECENT_S = 30.0
-"""A consumer asks again within this time. What was not asked for in it may have been served elsewhere."""
 MAX_LOOKS = 4
 """At a time; they must not take all connections."""
 _NEWS = (HandoffBegun, HandoffAcknowledged, HandoffsChanged)
@@ -133,8 +131,9 @@ class Drains:
                 gone = HandoffEnd.PARTITION_DELETED
                 found.append(Drained(each.topic, each.partition, each.source, None, -1, gone))
                 continue
-            mark = each.mark if each.mark is not None else await self._mark(each, partition)
-            found.append(Drained(each.topic, each.partition, each.source, mark, committed.get(partition, -1)))
+            reached = committed.get(partition, -1)
+            mark = each.mark if each.mark is not None else await self._mark(each, partition, reached)
+            found.append(Drained(each.topic, each.partition, each.source, mark, reached))
         return tuple(found)
 
     def _named(self, each: Draining) -> tuple[UUID, int] | None:
@@ -143,10 +142,13 @@ class Drains:
         topic = self._catalog.get_by_id(named) if isinstance(named, UUID) else self._catalog.get(named)
         return None if topic is None or each.partition >= len(topic.partitions) else (topic.topic_id, each.partition)
 
-    async def _mark(self, each: Draining, partition: tuple[UUID, int]) -> int | None:
-        """What the source was served; where that cannot be known, all that it may have been; None: nothing."""
+    async def _mark(self, each: Draining, partition: tuple[UUID, int], committed: int) -> int | None:
+        """What the source was served; where that cannot be known, all that it may have been; None: nothing. One that
+        began where its group has never committed, and got no further, was served nothing."""
         mark = self._marks.of(each.connection_id, each.client_id, each.client_host, partition)
         now_s = self._loop.time()
+        if mark is not None and mark.offset == mark.start and mark.began_here and committed < 0:
+            return None
         if mark is not None and (self._alone() or now_s - mark.at_s < RECENT_S):
             return mark.offset
         if mark is None and self._alone() and now_s - self._marks.complete_since_s > RECENT_S:

@@ -24,6 +24,8 @@ MAX_CLIENTS = 20_000
 """Connections, and client ids at hosts; those longest silent are forgotten first."""
 MAX_PARTITIONS = 20_000
 """Of each of them. What was asked for longest ago is forgotten first."""
+RECENT_S = 30.0
+"""A consumer asks again within this time. What was not asked for in it may have been served elsewhere."""
 ASKS_WHEN_IT_HAS_NOTHING = "apache-kafka-java"
 """`client_software_name` of clients that hold one answer at a time."""
 
@@ -38,6 +40,10 @@ _BATCH_HEAD = struct.Struct(">q15xi")
 @dataclass(slots=True)
 class Mark:
     offset: int
+    start: int
+    """Where the consumer began, as far as is known here."""
+    began_here: bool
+    """It can have been served nothing before, by this node in an earlier life or by another."""
     at_s: float
     """When it was last fetched."""
 
@@ -75,7 +81,7 @@ class Marks:
             base_offset, last_offset_delta = _BATCH_HEAD.unpack_from(last_batch)
             offset = max(offset, base_offset + last_offset_delta + 1)
         for client in ((connection.connection_id,), (client_id, connection.client_host)):
-            self._raise(client, partition, offset)
+            self._raise(client, partition, fetch_offset, offset)
 
     def of(self, connection_id: str | None, client_id: str, client_host: str, partition: Partition) -> Mark | None:
         """What the member of these was served: on its own connection, if it fetches there, else under its name."""
@@ -85,7 +91,7 @@ class Marks:
                 return mark
         return None
 
-    def _raise(self, client: Client, partition: Partition, offset: int) -> None:
+    def _raise(self, client: Client, partition: Partition, fetch_offset: int, offset: int) -> None:
         marks = self._marks.get(client)
         if marks is None:
             marks = self._marks[client] = OrderedDict()
@@ -96,7 +102,9 @@ class Marks:
             self._marks.move_to_end(client)
         mark = marks.get(partition)
         if mark is None:
-            marks[partition] = Mark(offset, self._clock())
+            now_s = self._clock()
+            began_here = fetch_offset <= 0 or now_s - self.complete_since_s > RECENT_S
+            marks[partition] = Mark(offset, fetch_offset, began_here, now_s)
             if len(marks) > MAX_PARTITIONS:
                 marks.popitem(last=False)
                 self.complete_since_s = self._clock()

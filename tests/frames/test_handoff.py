@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+import confluent_kafka
 import pytest
 
 from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
@@ -27,6 +28,7 @@ from tests.wire import WireClient
 NONE, UNSTABLE = ErrorCode.NONE, ErrorCode.UNSTABLE_OFFSET_COMMIT
 REBALANCING = ErrorCode.REBALANCE_IN_PROGRESS
 GROUP_RESOURCE = 32
+RECORDS = 2
 MOVED = 1
 """The partition that goes from a to b."""
 Sync = asyncio.Future[SyncGroupResponse]
@@ -64,6 +66,13 @@ async def committed(client: WireClient, group_id: str, topic: str, *, stable: bo
     response = await client.send(OffsetFetchRequest(group_id=group_id, topics=(asked,), require_stable=stable), 7)
     (partition,) = response.topics[0].partitions
     return int(partition.error_code), partition.committed_offset
+
+
+def produce(bootstrap: str, topic: str) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
+    for _ in range(RECORDS):
+        producer.produce(topic, b"x", partition=MOVED)
+    assert producer.flush(30) == 0
 
 
 async def fetch(client: WireClient, topic: str, offset: int) -> None:
@@ -120,6 +129,7 @@ async def moving(
         await join_all(a, b)
         for sync in await scene.assign((0, 1), (), name):
             assert (await sync).error_code == NONE
+        produce(gateway.bootstrap, topic)
         await fetch(a.client, topic, 0)
         claimed = () if keeps_the_rule else (0, 1)
         await scene.generation({a: owning(topic, *claimed, name=name), b: owning(topic, name=name)})
@@ -165,20 +175,22 @@ async def test_a_held_sync_is_answered_within_half_a_session_and_offsets_are_not
 
 
 async def test_a_commit_up_to_the_mark_lets_the_target_go_on(gateway: GatewayProcess) -> None:
-    """19, 20. The mark is what was asked for: nothing was produced, so one commit at 0 reaches it."""
+    """19, 20: what was served is two records."""
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
+        assert await scene.a.commit(scene.topic, RECORDS - 1, partition=MOVED) == NONE
         assert not held.done()
-        assert await scene.a.commit(scene.topic, 0, partition=MOVED) == NONE
+        assert await scene.a.commit(scene.topic, RECORDS, partition=MOVED) == NONE
         assert (await asyncio.wait_for(held, 10)).assignment == given(scene.topic, MOVED)
 
 
 async def test_a_lie_about_the_offset_releases_nothing(gateway: GatewayProcess) -> None:
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
-        await fetch(scene.a.client, scene.topic, -5)
-        assert await scene.a.commit(scene.topic, -5, partition=MOVED) == NONE
+        for offset in (-5, 0, 1):
+            await fetch(scene.a.client, scene.topic, offset)
+        assert await scene.a.commit(scene.topic, 1, partition=MOVED) == NONE
         done, _ = await asyncio.wait((held,), timeout=2)
         assert not done
-        assert await scene.a.commit(scene.topic, 0, partition=MOVED) == NONE
+        assert await scene.a.commit(scene.topic, RECORDS, partition=MOVED) == NONE
         assert (await asyncio.wait_for(held, 10)).error_code == NONE
 
 
