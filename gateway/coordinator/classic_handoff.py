@@ -30,7 +30,7 @@ from gateway.coordinator.handoff import (
     by_pair,
 )
 from gateway.coordinator.model import Group, GroupState, Member, SyncReply
-from gateway.coordinator.observer import Partition, claimants, claims_of, is_cooperative, partitions_or_none
+from gateway.coordinator.observer import Claims, Partition, claimants, claims_of, is_cooperative, partitions_or_none
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
 from protocol.errors import ErrorCode
 
@@ -212,8 +212,20 @@ def generation_begun(draft: Draft) -> None:
         if settings.mode is not HandoffMode.OFF and (not let_go or (drain and not each.forced)):
             awaits = Awaits.DRAIN if let_go else each.awaits
             kept.append(replace(each, target=None, awaits=awaits))
+        elif heir := _heir(each, claims):
+            # Of several that have waited for it one goes on; the others do not know yet.
+            deadline_ms = draft.now_ms + settings.timeout_ms
+            begins = replace(each, source=heir, target=None, mark=None, forced=False, since_ms=draft.now_ms)
+            kept.append(replace(begins, awaits=Awaits.ACKNOWLEDGEMENT, deadline_ms=deadline_ms))
     draft.handoffs = tuple(kept)
     draft.hold_deadlines = {}
+
+
+def _heir(handoff: Handoff, claims: Claims) -> MemberId | None:
+    """Who claims a partition that its source has let go of, by the newest claim, if several do."""
+    partition = handoff.topic, handoff.partition
+    claimers = [key for key, claim in claims.items() if partition in claim.partitions and key != handoff.source]
+    return max(claimers, key=lambda key: (claims[key].generation_id, key)) if len(claimers) > 1 else None
 
 
 def last_assignment(draft: Draft, member: Member, *, was_assigned: bool) -> bytes:
