@@ -145,7 +145,8 @@ def _proceed(
     draft: Draft, event: ConsumerGroupHeartbeat, before: ConsumerMember | None, member: ConsumerMember
 ) -> Step:
     """`before` is the member as it was, None if it is new; `member` what the request makes of it."""
-    draft.put(member)
+    # Who joins anew under its id has lost what it had, and may commit none of it any more.
+    draft.put(member, HandoffEnd.SOURCE_LEFT if event.member_epoch == JOIN_EPOCH else HandoffEnd.ACKNOWLEDGED)
     subscription_changed = before is None or subscription_of(before) != subscription_of(member)
     target_is_old = draft.group_epoch > draft.assignment_epoch
     look = subscription_changed or target_is_old or has_news(draft.before, draft.cluster)

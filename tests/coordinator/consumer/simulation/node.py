@@ -149,6 +149,8 @@ class Server:
         self.stored = Stored()
         self.up = True
         self.tick_at_ms: int | None = None
+        self.undrained: dict[tuple[object, int], tuple[MemberId, int, int | None]] = {}
+        """What each member has let go of and has not committed up to its mark: until when, and the mark."""
         self.cut = 0
         """Connections up to this number went down with a coordinator before, and all that was on them."""
 
@@ -191,6 +193,7 @@ class Server:
             return None if asked is None else ConsumerGroupHeartbeatReply(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._store(taken)
         self.group = taken.group
+        self._judge_draining(before, event)
         self._judge()
         self._arm()
         return None if asked is None else replies[asked]
@@ -224,6 +227,8 @@ class Server:
             silent_ms = None if stored.all_heard else self.world.random.randint(0, 60_000)
             self.group = CONSUMER.restore("g", stored, members, silent_ms, self.world.now_ms, self.settings)
         self.cut = self.world.number()
+        until_ms = self.world.now_ms + self.settings.consumer.handoff.timeout_ms
+        self.undrained = {key: (source, until_ms, None) for key, (source, _, _) in self.undrained.items()}
         for client in self.world.clients:
             client.disconnect()
         self._judge()
@@ -242,6 +247,38 @@ class Server:
             self.apply(Tick())
             if self.up:
                 self._arm()
+
+    def _judge_draining(self, before: ConsumerGroup, event: object) -> None:
+        """By books of its own: nobody has what another has let go of and has not drained, while there is time."""
+        world, after, handoff = self.world, self.group, self.settings.consumer.handoff
+        if isinstance(event, HandoffProgress):
+            for found in event.found:
+                key = found.topic, found.partition
+                undrained = self.undrained.get(key)
+                if undrained is None or undrained[0] != found.source:
+                    continue
+                source, until_ms, mark = undrained
+                mark = max((each for each in (mark, found.mark) if each is not None), default=None)
+                self.undrained[key] = source, until_ms, mark
+                if mark is None or found.committed >= mark:
+                    del self.undrained[key]
+        for member_id, member in before.members.items():
+            now = after.members.get(member_id)
+            if now is None or now.member_epoch < 0 or getattr(event, "member_epoch", 0) == 0:
+                continue
+            gone = difference(difference(member.pending_revocation, now.pending_revocation), now.assigned)
+            for topic_id, indexes in gone.items() if handoff.mode is HandoffMode.DRAIN else ():
+                for index in indexes if topic_id in world.cluster.by_id else ():
+                    self.undrained[topic_id, index] = member_id, world.now_ms + handoff.timeout_ms, None
+        for key, (source, until_ms, _) in list(self.undrained.items()):
+            member = after.members.get(source)
+            has_it = member is not None and key[1] in member.assigned.get(key[0], ())
+            anew = getattr(event, "member_epoch", -1) == 0 and getattr(event, "member_id", "") == source
+            if member is None or member.member_epoch <= 0 or anew or has_it or until_ms <= world.now_ms:
+                del self.undrained[key]
+                continue
+            for other in after.members.values():
+                require(key[1] not in other.assigned.get(key[0], ()), f"{key} of {source} is not drained: {other}")
 
     # --- the referee --------------------------------------------------------------------------------------------------
 
