@@ -2,7 +2,7 @@
 # PYTHON=/path/to/python chooses the interpreter, ARGS="..." is handed to the command.
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-containers check format bench bench-peers worst compat oracle lock readme test-pipeline pipeline-jars pipeline-demo
+.PHONY: help run test test-containers test-objects check format bench bench-peers worst compat oracle lock readme test-pipeline pipeline-jars pipeline-demo
 
 VENV := .venv
 PIP := $(VENV)/bin/python -m pip --quiet --disable-pip-version-check
@@ -18,10 +18,13 @@ run: $(VENV)/run.stamp ## Serve on 127.0.0.1:9092 with an embedded Postgres, dat
 	@exec $(VENV)/bin/sluice serve $(ARGS)
 
 test: $(VENV)/dev.stamp ## Run the whole suite against a real Postgres
-	@$(VENV)/bin/python -m pytest --ignore tests/pipeline --ignore tests/containers $(ARGS)
+	@$(VENV)/bin/python -m pytest --ignore tests/pipeline --ignore tests/containers --ignore tests/objects $(ARGS)
 
 test-containers: $(VENV)/dev.stamp ## Build the image, `docker compose up`, and both commands on bare machines (needs root and docker.io)
 	@$(VENV)/bin/python -m pytest tests/containers $(ARGS)
+
+test-objects: $(VENV)/dev.stamp ## Records in a bucket of a real S3 server, built with Go and kept in .compat
+	@$(VENV)/bin/python -m pytest tests/objects $(ARGS)
 
 check: $(VENV)/dev.stamp ## Lint, formatting, types, import contracts
 	$(VENV)/bin/ruff check .

@@ -21,14 +21,28 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import confluent_kafka
 import psutil
 
-from bench import cluster, codec, depth, frames, handoff, librdkafka, memory
+from bench import (
+    attacks,
+    cluster,
+    codec,
+    consumer_groups,
+    depth,
+    floor,
+    frames,
+    handoff,
+    librdkafka,
+    memory,
+    validation,
+)
 from storage.embedded import MAJOR_VERSION
 from tests.gateway_process import GatewayProcess
 
@@ -44,12 +58,15 @@ class Row:
 
 
 @contextlib.contextmanager
-def running_gateway() -> Iterator[GatewayProcess]:
-    """A gateway with an embedded Postgres and zero initial rebalance delay, on the disk that `--dir` names."""
+def running_gateway(
+    change: Callable[[GatewayProcess], GatewayProcess] = lambda gateway: gateway,
+) -> Iterator[GatewayProcess]:
+    """A gateway with an embedded Postgres and zero initial rebalance delay, on the disk that `--dir` names; `change` is
+    given it before it starts."""
     directory = Path(tempfile.mkdtemp(prefix="sluice-bench-", dir=os.environ.get("SLUICE_BENCH_DIR")))
     directory.chmod(0o755)
-    gateway = GatewayProcess(
-        directory, database_url=None, settings={"group.initial.rebalance.delay.ms": "0"}, environment={}
+    gateway = change(
+        GatewayProcess(directory, database_url=None, settings={"group.initial.rebalance.delay.ms": "0"}, environment={})
     )
     gateway.start()
     try:
@@ -91,6 +108,23 @@ def measure_latency() -> list[Row]:
             f"p50 {result.p50_ms:.2f} ms, p99 {result.p99_ms:.2f} ms; disk sync p50 {sync.p50_ms:.2f} ms: "
             f"{over:.2f} ms over",
             over <= 1,
+        )
+    ]
+
+
+def measure_floor() -> list[Row]:
+    with running_gateway() as gateway:
+        librdkafka.create_topic(gateway.bootstrap, "bench", 1)
+        found = asyncio.run(floor.measure(gateway, "bench"))
+    over = found.gateway - found.append
+    return [
+        Row(
+            "one record in flight, storey by storey",
+            "gateway ≤ 0.5 ms over its commit",
+            f"p50 disk sync {found.disk_sync:.2f}, statement {found.statement:.2f}, append without sync "
+            f"{found.decide:.2f}, append {found.append:.2f}, through the gateway {found.gateway:.2f}, librdkafka "
+            f"{found.client:.2f} ms: {over:.2f} ms over",
+            over <= 0.5,
         )
     ]
 
@@ -179,6 +213,51 @@ def measure_crowd() -> list[Row]:
     ]
 
 
+def measure_consumer_groups() -> list[Row]:
+    members = partitions = 1_000
+    target = consumer_groups.target(members=members, partitions=partitions)
+    with running_gateway() as gateway:
+        host, _, port = gateway.bootstrap.rpartition(":")
+        librdkafka.create_topic(gateway.bootstrap, "bench", partitions)
+        wave = asyncio.run(consumer_groups.wave(host, int(port), "bench", members=members, partitions=partitions))
+    with running_gateway() as gateway:
+        cores, asked = asyncio.run(_live(gateway))
+    return [
+        Row(
+            "target of 1,000 members and 1,000 partitions",
+            "≤ 50 ms",
+            f"{target.whole_ms:.1f} ms anew, {target.one_more_ms:.2f} ms for one more member",
+            target.whole_ms <= 50,
+        ),
+        Row(
+            "1,000 members that join at once, until each has its own of 1,000 partitions",
+            "≤ 5 s",
+            f"{wave.seconds:.1f} s",
+            wave.seconds <= 5,
+        ),
+        Row("… their heartbeats once it is quiet", "p99 ≤ 10 ms", f"p99 {wave.p99_ms:.1f} ms", wave.p99_ms <= 10),
+        Row(
+            "10,000 members in 10 groups that ask every 5 s",
+            "≤ 0.25 core",
+            f"{cores:.2f} core ({asked:,} heartbeats)",
+            cores <= 0.25,
+        ),
+    ]
+
+
+async def _live(gateway: GatewayProcess) -> tuple[float, int]:
+    host, _, port = gateway.bootstrap.rpartition(":")
+    topics = [f"bench-{at}" for at in range(10)]
+    for topic in topics:
+        librdkafka.create_topic(gateway.bootstrap, topic, 100)
+    crowd = await consumer_groups.enter(host, int(port), topics, members=10_000)
+    before, began = psutil.Process(gateway.pid).cpu_times(), time.perf_counter()
+    asked = await crowd.live(interval_s=5, seconds=20)
+    after, seconds = psutil.Process(gateway.pid).cpu_times(), time.perf_counter() - began
+    crowd.close()
+    return (after.user + after.system - before.user - before.system) / seconds, asked
+
+
 def measure_memory() -> list[Row]:
     with running_gateway() as gateway:
         idle, connected, committed = asyncio.run(memory.measure(gateway))
@@ -191,6 +270,45 @@ def measure_memory() -> list[Row]:
             f"{committed / MEGABYTE:.0f} MB",
             committed <= 250 * MEGABYTE,
         ),
+        *measure_attacks(),
+    ]
+
+
+def measure_attacks() -> list[Row]:
+    rows: list[Row] = []
+    for what, attack in (
+        ("40 peers that ask 40 times for 64 MB and read nothing", attacks.unread_answers),
+        ("40 producers of 15 KB frames while Postgres stands still", attacks.stalled_storage),
+        ("the same with records of 100 bytes", partial(attacks.stalled_storage, record_bytes=100)),
+    ):
+        with running_gateway() as gateway:
+            grown = asyncio.run(attack(gateway))
+        before, greatest, after = (value / MEGABYTE for value in (grown.before, grown.greatest, grown.after))
+        rows.append(
+            Row(
+                f"resident memory under attack: {what}",
+                f"≤ {attacks.ALLOWED_BYTES / MEGABYTE:.0f} MB more",
+                f"{before:.0f} MB before, at most {greatest:.0f} ({greatest - before:.0f} more), {after:.0f} after; "
+                f"{grown.sent_bytes / MEGABYTE:.0f} MB sent",
+                grown.within,
+            )
+        )
+    return rows
+
+
+def measure_validation() -> list[Row]:
+    def tell(cost: validation.Cost) -> None:
+        print(f"  {cost.codec}, {cost.batch_bytes}: {cost.lost:.0%}", file=sys.stderr, flush=True)
+
+    return [
+        Row(
+            f"what looking inside batches costs: {cost.codec}, batches of {cost.batch_bytes // 1000} kB",
+            "≤ 15 % of throughput",
+            f"{cost.lost:.0%} ({cost.validated:.0f} of {cost.unvalidated:.0f} MB/s; gateway CPU "
+            f"{cost.validated_cpu_ms:.2f} instead of {cost.unvalidated_cpu_ms:.2f} ms/MB)",
+            cost.lost <= 0.15,
+        )
+        for cost in validation.measure(running_gateway, tell=tell)
     ]
 
 
@@ -231,14 +349,17 @@ MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "codec": measure_codec,
     "memory": measure_memory,
     "latency": measure_latency,
+    "floor": measure_floor,
     "heartbeats": measure_heartbeats,
     "join-wave": measure_join_wave,
     "crowd": measure_crowd,
+    "consumer-groups": measure_consumer_groups,
     "depth": measure_depth,
     "cluster": measure_cluster,
     "handoff": measure_handoff,
     "consume": measure_consume,
     "produce": measure_produce,
+    "validation": measure_validation,
 }
 
 

@@ -2,13 +2,15 @@
 
 `python -m bench.analysis --rows 10000000` acts out groups (tests/pipeline/planted.py), writes their journal to
 Postgres, analyses it in a process of its own as a user does, and compares every figure. One group has nine of ten rows,
-as the largest group of a real cluster does.
+as the largest group of a real cluster does. `--url URL --truth FILE` keeps what was planted, so that it can be analysed
+again, and at another time than it was written.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import subprocess
 import sys
@@ -34,6 +36,9 @@ DRIVER_MEMORY = "1500m"
 CHUNK = 50_000
 PARTITIONS = 24
 ROUNDS_BETWEEN = 40
+FIGURES = ("rebalances", "partitions_moved", "minimum_moves", "unowned_partition_ms", "duplicates_min",
+           "duplicates_max", "skipped", "forced", "accepted_commits", "refused_commits")  # fmt: skip
+"""Of a group: what was planted and what analysis wrote must be the same number."""
 
 
 class Writer:
@@ -82,6 +87,19 @@ async def plant(url: str, rows: int) -> dict[str, Truth]:
     return truths
 
 
+def planted(url: str, rows: int, told: Path | None) -> dict[str, Truth]:
+    """What is to be found; planted now unless `told` says what was planted before."""
+    if told is not None and told.exists():
+        return {group: Truth(**truth) for group, truth in json.loads(told.read_text()).items()}
+    started = time.monotonic()
+    truths = asyncio.run(plant(url, rows))
+    print(f"planted in {time.monotonic() - started:.0f} s", flush=True)
+    if told is not None:
+        kept = {group: {name: getattr(truth, name) for name in (*FIGURES, "storms")} for group, truth in truths.items()}
+        told.write_text(json.dumps(kept))
+    return truths
+
+
 async def _an_hour(group: Group, clock: Clock, writer: Writer) -> None:
     """Everything that costs something, with much work in between."""
     for act in (
@@ -120,12 +138,10 @@ def found(out: Path) -> dict[str, dict[str, int]]:
 
 def differences(truths: dict[str, Truth], out: Path) -> list[str]:
     told = found(out)
-    names = ("rebalances", "partitions_moved", "minimum_moves", "unowned_partition_ms", "duplicates_min",
-             "duplicates_max", "skipped", "forced", "accepted_commits", "refused_commits")  # fmt: skip
     wrong = [
         f"{group_id}: {name} is {told[group_id][name]:,}, planted {getattr(truth, name):,}"
         for group_id, truth in truths.items()
-        for name in names
+        for name in FIGURES
         if told[group_id][name] != getattr(truth, name)
     ]
     wrong += [
@@ -175,15 +191,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.analysis", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rows", type=int, default=10_000_000, help="of the journal (default %(default)s)")
     parser.add_argument("--master", default="local[2]")
+    parser.add_argument("--url", help="a database that is kept (default: one that is made and dropped)")
+    parser.add_argument("--truth", type=Path, help="where what was planted into --url is told; it is planted if not")
+    parser.add_argument("--plant-only", action="store_true", help="fill --url, and analyse it another time")
     given = parser.parse_args()
-    with databases() as server, tempfile.TemporaryDirectory() as folder:
-        url = server.create(empty=True)
-        started = time.monotonic()
-        truths = asyncio.run(plant(url, given.rows))
-        print(f"planted in {time.monotonic() - started:.0f} s", flush=True)
+    if (given.url is None) != (given.truth is None) or (given.plant_only and given.url is None):
+        parser.error("--url and --truth belong together, and --plant-only to both")
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        url = given.url
+        if url is None:
+            server = stack.enter_context(databases())
+            url = server.create(empty=True)
+            stack.callback(server.drop, url)
+        truths = planted(url, given.rows, given.truth)
+        if given.plant_only:
+            return 0
         code, seconds, peak_mib, said = analyze(url, Path(folder), given.master)
         wrong = differences(truths, Path(folder)) if code in (0, 3) else [f"analyze ended with {code}: {said}"]
-        server.drop(url)
     result = {"rows": given.rows, "seconds": round(seconds, 1), "peak_mib": peak_mib, "target_seconds": TARGET_SECONDS,
               "exact": not wrong}  # fmt: skip
     print(json.dumps(result))

@@ -207,7 +207,7 @@ def measure(case: Case) -> Timing:
     message, version, theirs = case.message, case.version, case.theirs
     encoded = b"".join(codec.encode(message, version))
     their_message = theirs.decode(encoded, version=version)
-    their_message._header = None  # kafka-python cannot otherwise encode again what it decoded
+    their_message._header = None  # noqa: SLF001 - kafka-python cannot otherwise encode again what it decoded
     if not encoded == bytes(their_message.encode(version=version)) == grammar.build(message, version):
         raise AssertionError(f"{case.name}: the codecs do not agree")
     return Timing(

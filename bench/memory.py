@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-import psutil
-
+from bench.attacks import resident
 from bench.frames import Connection, frame
 from bench.librdkafka import create_topic
 from protocol.api_keys import ApiKey
@@ -20,11 +19,6 @@ from tests.gateway_process import GatewayProcess
 
 CONNECTIONS = 1000
 GROUPS, PARTITIONS = 1000, 100
-
-
-def resident(gateway: GatewayProcess) -> int:
-    """Bytes resident in the gateway's own process; its Postgres is another process."""
-    return psutil.Process(gateway.pid).memory_info().rss
 
 
 async def measure(gateway: GatewayProcess) -> tuple[int, int, int]:

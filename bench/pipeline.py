@@ -1,66 +1,156 @@
-"""`python -m bench.pipeline`: rates of archive, verify and replay on local[2], a gateway on the same two cores.
+"""`python -m bench.pipeline`: what archive, verify and replay reach on local[2], a gateway on the same two cores.
 
-    python -m bench.pipeline                                          a gateway of its own
-    python -m bench.pipeline --peer localhost:19092 --rounds 2        and another broker beside it, in turns
+    python -m bench.pipeline                    rates of archive, verify and replay
+    python -m bench.pipeline peer               archive beside the same job from Apache Kafka, in turns
+    python -m bench.pipeline latency            the gateway's produce latency, without an archive and with one
+    python -m bench.pipeline size --gigabytes 4 --memory 512m    a large topic through a small heap
 
 A rate is of the batches behind the first one, in which the JVM compiles; verify's is of its whole comparison. Clients,
-broker, Postgres and Spark share the machine. With --peer the last line is the ratio of the two.
+broker, Postgres and Spark share the machine. Records have 200 bytes.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from confluent_kafka import Producer
+import psutil
+from confluent_kafka import KafkaError, Message, Producer
 
 from bench.__main__ import running_gateway
 from bench.librdkafka import create_topic
+from tests.gateway_process import GatewayProcess
+from tests.kafka.process import KafkaProcess, assemble
 
-PARTITIONS, RECORD_BYTES, BATCH = 4, 200, 500_000
+PARTITIONS, RECORD_BYTES, BATCH = 4, 200, 1_000_000
 TARGETS = {"archive": 150_000, "verify": 300_000, "replay": 80_000}
+PEER_RATIO, LATENCY_RATIO = 0.8, 2.0
 JOB_SECONDS = 1800
+PACE_SECONDS, PROBES_PER_SECOND, LIVE_PER_SECOND = 25.0, 100, 20_000
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m bench.pipeline")
-    parser.add_argument("--records", type=int, default=3_000_000)
+    parser = argparse.ArgumentParser(prog="python -m bench.pipeline", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("what", nargs="?", choices=("rates", "peer", "latency", "size"), default="rates")
+    parser.add_argument("--records", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--peer", metavar="HOST:PORT", help="another broker, such as Apache Kafka, to compare with")
+    parser.add_argument("--gigabytes", type=float, default=4.0, help="of the topic of `size` (default %(default)s)")
+    parser.add_argument("--memory", default="1500m", help="of the job of `size` (default %(default)s)")
     given = parser.parse_args(arguments)
-    found: dict[str, dict[str, list[float]]] = {}
+    measure: Callable[[argparse.Namespace, GatewayProcess, Path], int] = {
+        "rates": rates, "peer": peer, "latency": latency, "size": size,
+    }[given.what]  # fmt: skip
     with running_gateway() as gateway, tempfile.TemporaryDirectory(prefix="sluice-bench-") as folder:
-        brokers = {"sluice": gateway.bootstrap} | ({"peer": given.peer} if given.peer else {})
-        topic = f"bench-{time.time_ns()}"
-        for bootstrap in brokers.values():
-            fill(bootstrap, topic, given.records)
+        return measure(given, gateway, Path(folder))
+
+
+# --- what is measured -------------------------------------------------------------------------------------------------
+
+
+def rates(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> int:
+    bootstrap, limit = gateway.bootstrap, ("--max-batch-records", str(BATCH))
+    topic, to = fresh(bootstrap, given.records), ("--bootstrap", bootstrap)
+    out = str(folder / "table")
+    archived = run("archive", gateway.pid, *to, "--topics", topic, "--out", out, "--once", *limit)
+    told(archive := warm(archived.said), "archive", archived)
+    proved = run("verify", gateway.pid, *to, "--archive", out)
+    told(verify := compared(proved.said), "verify", proved)
+    mapped = f"{topic}={topic}-again"
+    replayed = run("replay", gateway.pid, *to, "--archive", out, "--topic-map", mapped, "--create-topics", *limit)
+    told(replay := warm(replayed.said), "replay", replayed)
+    return verdict({"archive": archive, "verify": verify, "replay": replay})
+
+
+def verdict(found: dict[str, float]) -> int:
+    for job, rate in found.items():
+        said = "met" if rate >= TARGETS[job] else "MISSED"
+        print(f"{job}: {rate:,.0f} records/s, target {TARGETS[job]:,}: {said}", flush=True)
+    return 0 if all(rate >= TARGETS[job] for job, rate in found.items()) else 1
+
+
+def peer(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> int:
+    found: dict[str, list[float]] = {}
+    with apache_kafka(folder / "kafka") as kafka:
+        brokers: dict[str, GatewayProcess | KafkaProcess] = {"sluice": gateway, "kafka": kafka}
+        of = {name: fresh(broker.bootstrap, given.records) for name, broker in brokers.items()}
         for number in range(given.rounds):
-            for name, bootstrap in brokers.items():
-                rates = measure(bootstrap, topic, Path(folder) / f"{name}-{number}")
-                for job, rate in rates.items():
-                    found.setdefault(job, {}).setdefault(name, []).append(rate)
-                    print(f"{name} {job}: {rate:,.0f} records/s", flush=True)
-    for job, of in found.items():
-        medians = {name: statistics.median(rates) for name, rates in of.items()}
-        words = ", ".join(f"{name} {rate:,.0f}/s" for name, rate in medians.items())
-        ratio = f", ratio {medians['sluice'] / medians['peer']:.2f}" if "peer" in medians else ""
-        print(f"{job}: {words}{ratio}; target {TARGETS[job]:,}/s", flush=True)
+            for name in brokers if number % 2 == 0 else reversed(brokers):
+                broker = brokers[name]
+                done = run("archive", broker.pid, "--bootstrap", broker.bootstrap, "--topics", of[name], "--once",
+                           "--out", str(folder / f"{name}-{number}"), "--max-batch-records", str(BATCH))  # fmt: skip
+                found.setdefault(name, []).append(warm(done.said))
+                told(found[name][-1], f"archive from {name}", done)
+    medians = {name: statistics.median(rate) for name, rate in found.items()}
+    ratio = medians["sluice"] / medians["kafka"]
+    print(f"archive: sluice {medians['sluice']:,.0f}/s, kafka {medians['kafka']:,.0f}/s, ratio {ratio:.2f}; "
+          f"target {PEER_RATIO}: {'met' if ratio >= PEER_RATIO else 'MISSED'}", flush=True)  # fmt: skip
+    return 0 if ratio >= PEER_RATIO else 1
+
+
+def latency(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> int:
+    """p99 of one record at a time, acknowledged: alone, while an archive follows a topic, and while it catches up."""
+    bootstrap = gateway.bootstrap
+    create_topic(bootstrap, "probe", 1)
+    live, backlog = f"live-{time.time_ns()}", fresh(bootstrap, given.records)
+    create_topic(bootstrap, live, PARTITIONS)
+    options = ("--bootstrap", bootstrap, "--max-batch-records", str(BATCH), "--out")
+    with feeding(bootstrap, live):
+        found = {"without": probe(bootstrap)}
+        with job(
+            "archive", gateway.pid, *options, str(folder / "live"), "--topics", live, "--interval", "1"
+        ) as following:
+            following.wait_for("committed", 2)
+            found["while an archive follows"] = probe(bootstrap)
+        with job("archive", gateway.pid, *options, str(folder / "backlog"), "--topics", backlog) as catching_up:
+            catching_up.wait_for("committed", 1)
+            found["while an archive catches up"] = probe(bootstrap)
+            done = [line for line in catching_up.said if line.get("event") == "committed"]
+    base, worst = found["without"][1], 0.0
+    for name, (p50, p99) in found.items():
+        print(f"produce {name}: p50 {p50:.1f} ms, p99 {p99:.1f} ms, {p99 / base:.2f}x", flush=True)
+        worst = max(worst, p99 / base)
+    print(f"the archive that caught up: {sum(line['rows'] for line in done):,} records in {len(done)} batches")
+    print(f"produce p99 {worst:.2f}x at worst; target {LATENCY_RATIO}: {'met' if worst <= LATENCY_RATIO else 'MISSED'}")
+    return 0 if worst <= LATENCY_RATIO else 1
+
+
+def size(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> int:
+    """Archive and verify a topic that is many times the heap; memory must follow the batch, not the topic."""
+    started, bootstrap = time.monotonic(), gateway.bootstrap
+    topic, out = fresh(bootstrap, int(given.gigabytes * 1e9 / RECORD_BYTES)), str(folder / "table")
+    print(f"{given.gigabytes:g} GB were produced in {time.monotonic() - started:.0f} s", flush=True)
+    to, memory = ("--bootstrap", bootstrap), ("--memory", given.memory)
+    archived = run("archive", gateway.pid, *to, "--topics", topic, "--out", out, "--once", *memory)
+    told(warm(archived.said), "archive", archived)
+    quarters = archived.resident_by_quarter()
+    print("resident by quarter of the run: " + ", ".join(f"{each:,} MiB" for each in quarters), flush=True)
+    proved = run("verify", gateway.pid, *to, "--archive", out, *memory)
+    told(compared(proved.said), "verify", proved)
+    print(next(line["say"] for line in proved.said if line.get("event") == "proved"))
     return 0
 
 
-def fill(bootstrap: str, topic: str, records: int) -> None:
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def fresh(bootstrap: str, records: int) -> str:
+    """A new topic that holds so many."""
+    topic = f"bench-{time.time_ns()}"
     create_topic(bootstrap, topic, PARTITIONS)
-    # Text that compresses as ordinary values do, of which a thousand differ.
-    values = [os.urandom(RECORD_BYTES // 2).hex().encode() for _ in range(1000)]
     producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000})
+    values = payloads()
     for index in range(records):
         while True:
             try:
@@ -70,31 +160,192 @@ def fill(bootstrap: str, topic: str, records: int) -> None:
                 producer.poll(0.1)
     if producer.flush(300):
         raise RuntimeError(f"{bootstrap} did not take all records")
+    return topic
 
 
-def measure(bootstrap: str, topic: str, folder: Path) -> dict[str, float]:
-    out = str(folder / "table")
-    to = ("--bootstrap", bootstrap)
-    limit = ("--max-batch-records", str(BATCH))
-    archived = run("archive", *to, "--topics", topic, "--out", out, "--once", *limit)
-    proved = run("verify", *to, "--archive", out)
-    mapped = f"{topic}={topic}-{folder.name}"
-    replayed = run("replay", *to, "--archive", out, "--topic-map", mapped, "--create-topics", *limit)
-    compared = next(line for line in proved if line.get("event") == "compared")
-    return {"archive": warm(archived), "verify": float(compared["rate"]), "replay": warm(replayed)}
+def payloads() -> list[bytes]:
+    """Text that compresses as ordinary values do, of which a thousand differ."""
+    return [os.urandom(RECORD_BYTES // 2).hex().encode() for _ in range(1000)]
 
 
-def warm(lines: Sequence[dict[str, float]]) -> float:
+@contextlib.contextmanager
+def feeding(bootstrap: str, topic: str) -> Iterator[None]:
+    """`LIVE_PER_SECOND` records into a topic, until the end."""
+    ended = threading.Event()
+
+    def feed() -> None:
+        producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000})
+        values, sent, started = payloads(), 0, time.monotonic()
+        while not ended.wait(0.02):
+            due = int((time.monotonic() - started) * LIVE_PER_SECOND)
+            for index in range(sent, due):
+                producer.produce(topic, values[index % 1000], partition=index % PARTITIONS)
+            sent = due
+            producer.poll(0)
+        producer.flush(60)
+
+    thread = threading.Thread(target=feed)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def probe(bootstrap: str) -> tuple[float, float]:
+    """p50 and p99 in milliseconds of one record at a time, from produce to its acknowledgement."""
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 0})
+    times: list[float] = []
+    answers: list[KafkaError | None] = []
+
+    def delivered(error: KafkaError | None, _message: Message) -> None:
+        answers.append(error)
+
+    until = time.perf_counter() + PACE_SECONDS
+    while (started := time.perf_counter()) < until:
+        answers.clear()
+        producer.produce("probe", b"x" * RECORD_BYTES, on_delivery=delivered)
+        while not answers:
+            producer.poll(1)
+        if answers[0] is not None:
+            raise RuntimeError(str(answers[0]))
+        times.append((time.perf_counter() - started) * 1000)
+        time.sleep(max(0.0, started + 1 / PROBES_PER_SECOND - time.perf_counter()))
+    return statistics.median(times), statistics.quantiles(times, n=100)[98]
+
+
+@contextlib.contextmanager
+def apache_kafka(folder: Path) -> Iterator[KafkaProcess]:
+    assemble()
+    kafka = KafkaProcess(folder, settings={})
+    kafka.start()
+    try:
+        yield kafka
+    finally:
+        kafka.close()
+
+
+# --- jobs -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Job:
+    """A job as its own process: its lines, and the resident memory of all its processes together."""
+
+    name: str
+    process: subprocess.Popen[str]
+    broker: int
+    """The process id of the broker that it works with."""
+    said: list[dict[str, Any]] = field(default_factory=list)
+    resident: list[int] = field(default_factory=list)
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _news: threading.Condition = field(default_factory=threading.Condition)
+
+    def read(self) -> None:
+        assert self.process.stdout is not None
+        for text in self.process.stdout:
+            if text.startswith("{"):
+                line = json.loads(text)
+                if line.get("event") in ("committed", "compare", "compared"):
+                    line |= {"job_cpu": cpu_seconds(self.process.pid), "broker_cpu": cpu_seconds(self.broker)}
+                with self._news:
+                    self.said.append(line)
+                    self._news.notify_all()
+        with self._news:
+            self._ended.set()
+            self._news.notify_all()
+
+    def watch(self) -> None:
+        while not self._ended.wait(0.5):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                whole = psutil.Process(self.process.pid)
+                # Memory that several processes share is counted once for each of them: too much rather than too little.
+                self.resident.append(sum(each.memory_info().rss for each in (whole, *whole.children(recursive=True))))
+
+    def wait_for(self, event: str, times: int) -> None:
+        with self._news:
+            self._news.wait_for(lambda: self._ended.is_set() or self._count(event) >= times, JOB_SECONDS)
+        if self._count(event) < times:
+            raise RuntimeError(f"{self.name} ended before it said {event} {times} times")
+
+    def _count(self, event: str) -> int:
+        return sum(1 for line in self.said if line.get("event") == event)
+
+    @property
+    def peak_mib(self) -> int:
+        return max(self.resident, default=0) >> 20
+
+    def resident_by_quarter(self) -> list[int]:
+        count = len(self.resident)
+        return [max(self.resident[count * part // 4 : count * (part + 1) // 4]) >> 20 for part in range(4)]
+
+
+@contextlib.contextmanager
+def job(name: str, broker: int, *given: str) -> Iterator[Job]:
+    """A job that runs until the end of the block, then is stopped as a user stops it."""
+    command = [sys.executable, "-m", "pipeline.cli", name, "--json", "--master", "local[2]", *given]
+    started = Job(name, subprocess.Popen(command, stdout=subprocess.PIPE, text=True), broker)
+    threads = [threading.Thread(target=work, daemon=True) for work in (started.read, started.watch)]
+    for thread in threads:
+        thread.start()
+    try:
+        yield started
+    finally:
+        started.process.terminate()
+        try:
+            started.process.wait(120)
+        except subprocess.TimeoutExpired:
+            started.process.kill()
+            raise
+        finally:
+            for thread in threads:
+                thread.join()
+
+
+def run(name: str, broker: int, *given: str) -> Job:
+    """A job that has ended. RuntimeError if it failed."""
+    with job(name, broker, *given) as running:
+        code = running.process.wait(JOB_SECONDS)
+    if code:
+        raise RuntimeError(f"{name} ended with {code}")
+    return running
+
+
+def cpu_seconds(process: int) -> float:
+    """User and system time of a process and of all that it started and that lives."""
+    total = 0.0
+    with contextlib.suppress(psutil.NoSuchProcess):
+        whole = psutil.Process(process)
+        for each in (whole, *whole.children(recursive=True)):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                times = each.cpu_times()
+                total += times.user + times.system
+    return total
+
+
+def warm(lines: Sequence[dict[str, Any]]) -> float:
     """Rows per second between the first commit and the last."""
     done = [line for line in lines if line.get("event") == "committed"]
     return sum(line["rows"] for line in done[1:]) / (done[-1]["seconds"] - done[0]["seconds"])
 
 
-def run(job: str, *given: str) -> list[dict[str, float]]:
-    """The lines of a job. CalledProcessError if it fails."""
-    command = [sys.executable, "-m", "pipeline.cli", job, "--json", "--master", "local[2]", *given]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=JOB_SECONDS)
-    return [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+def compared(lines: Sequence[dict[str, Any]]) -> float:
+    """Rows per second of the whole comparison."""
+    began = next(line["seconds"] for line in lines if line.get("event") == "compare")
+    done = [line for line in lines if line.get("event") == "compared"]
+    return sum(line["rows"] for line in done) / (done[-1]["seconds"] - began)
+
+
+def told(rate: float, what: str, done: Job) -> None:
+    """With the CPU of a million records, which says what a machine without other work would reach."""
+    lines = [line for line in done.said if "job_cpu" in line]
+    first, last = lines[0], lines[-1]
+    million = sum(line.get("rows", 0) for line in lines[1:]) / 1e6
+    costs = [f"{of} {(last[name] - first[name]) / million:.1f} s"
+             for of, name in (("job", "job_cpu"), ("broker", "broker_cpu"))]  # fmt: skip
+    print(f"{what}: {rate:,.0f} records/s, at most {done.peak_mib:,} MiB resident; "
+          f"CPU of a million: {', '.join(costs)}", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

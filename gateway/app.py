@@ -14,6 +14,8 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import structlog
 
@@ -21,6 +23,7 @@ from gateway.apis import SERVED
 from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.topics import create_internal_topics
 from gateway.cluster.histories import Histories
+from gateway.cluster.jobs import Job, Jobs
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
 from gateway.cluster.reachability import warn_of_unreachable
@@ -37,18 +40,22 @@ from gateway.groups.marks import Marks
 from gateway.groups.settings import group_settings
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
+from gateway.log.recompression import Recompressor
 from gateway.log.tail import Tail
 from gateway.log.validator import BatchValidator
 from gateway.net.connection import ConnectionLimits
 from gateway.net.context import Services
 from gateway.net.dispatch import Dispatch
 from gateway.net.server import Server
+from gateway.operate.deletions import Deletions
 from gateway.operate.exporter import Exporter
 from gateway.operate.http import HttpServer
 from gateway.operate.maintenance import Maintenance
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
 from storage import notify
+from storage.byte_store import ByteStore
+from storage.deletion import DeletionStore
 from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
 from storage.errors import StorageError, StorageUnavailable
 from storage.groups import GroupStore
@@ -77,6 +84,8 @@ LAG_PROBE_INTERVAL_S = 0.5
 THREAD_SWITCH_S = 0.0005
 """How long a thread that works (validation, compaction) keeps the interpreter from the event loop, which asks for it
 anew after every call into the kernel. Python's own 5 ms would cost a busy loop most of its time."""
+REMEMBER_INTERVAL_MS = 5_000
+"""How often a node writes down what it knows of its history, for its next run."""
 STEP_TIMEOUT_S = 0.3
 """Each step of stopping after the drain; together with it and Postgres's own stop less than 5 s."""
 POSTGRES_STOP_TIMEOUT_S = 3.0
@@ -131,20 +140,31 @@ class App:
         await create_internal_topics(topics)
         broker = settings.broker.with_dynamic(await topics.load_broker_configs())
         node_store = NodeStore(database)
-        directory = await open_store(database, settings.log_directory)
-        log_store = LogStore(database, directory, inline_max_bytes=broker.log_store_inline_max_bytes)
+        store = await open_store(database, settings.log_place)
+        if store is not None:
+            self._undo.append(("store", STEP_TIMEOUT_S, _closing(store)))
+        log_store = LogStore(database, store, inline_max_bytes=broker.log_store_inline_max_bytes)
         self._undo.append(("log", STEP_TIMEOUT_S, log_store.close))
-        roller = Roller(database, log_store, directory)
+        roller = Roller(
+            database,
+            log_store,
+            store,
+            max_bytes=broker.log_store_roll_bytes,
+            max_age_ms=broker.log_store_roll_ms,
+        )
         self._undo.append(("roller", STEP_TIMEOUT_S, roller.close))
         metrics.damaged_chunks.set_function(lambda: log_store.damaged_chunks)
 
         tail = Tail(settings.tail_bytes)
         catalog = Catalog(topics, tail, broker)
-        catalog.count_installed = metrics.partitions_materialised.inc
+        catalog.count_materialised = metrics.partitions_materialised.inc
         catalog.count_removed = metrics.partitions_removed.inc
         appender = Appender(log_store, tail, committers=settings.committers, observe_commit=metrics.observe_commit)
+        catalog.settled = appender.settled
         validator = BatchValidator()
         self._undo.append(("validation threads", STEP_TIMEOUT_S, validator.close))
+        recompressor = Recompressor()
+        self._undo.append(("recompression threads", STEP_TIMEOUT_S, recompressor.close))
 
         # The listeners are bound first, so that a port that is taken is found before the node joins, and a port that
         # the kernel chose is known when it does.
@@ -155,10 +175,18 @@ class App:
         membership = Membership(node_store, advertised, settings.rack, settings.node_ttl_ms)
         await membership.require_own_addresses()
         await membership.join()
+        catalog.leads = lambda: membership.leads
         await catalog.serve_as(lambda: str(membership.node_id))
         self._undo.append(("membership", STEP_TIMEOUT_S, membership.withdraw))
+
+        async def remember() -> None:
+            await histories.remember(membership.node_id)
+
+        self._undo.append(("memory of the history", STEP_TIMEOUT_S, remember))
         leases = Leases(node_store, membership, settings.node_ttl_ms)
         metrics.leases_held.set_function(lambda: leases.held)
+        jobs = Jobs(node_store, membership, settings.node_ttl_ms)
+        catalog.removed = lambda topic: jobs.due(Job.DELETION)
         journal = None
         if broker.group_journal_enable:
             journal = Journal(JournalStore(database), MACHINES, catalog, lambda: membership.node_id or 0, metrics)
@@ -201,12 +229,19 @@ class App:
             tail.reset()
             catalog.reset()
             leases.forget()
+            jobs.forget()
+            log_store.reader.forget()
 
         histories.forget, histories.begun = forget, reconciler.hearing
         self._supervisor.start("history", histories.follow, interval_ms=0, regular=False)
+        self._supervisor.start("memory of the history", remember, interval_ms=REMEMBER_INTERVAL_MS)
         metrics.watch_cluster(
             revision_lag=lambda: reconciler.revision_lag,
-            handed_over=lambda: leases.handed_over,
+            leases_moved={"groups": lambda: leases.handed_over, "jobs": lambda: jobs.handed_over},
+            jobs_held=lambda: jobs.held,
+            owned=lambda: catalog.owned,
+            deferred=lambda: catalog.deferred,
+            performed=catalog.performed,
             merged=lambda: reconciler.metadata_wake.merged + reconciler.nodes_wake.merged,
             wakeups=wakeups.counts,
         )
@@ -219,6 +254,7 @@ class App:
             topics=topics,
             log=log_store,
             validator=validator,
+            recompressor=recompressor,
             appender=appender,
             tail=tail,
             producers=ProducerStore(database),
@@ -231,11 +267,17 @@ class App:
             history=history,
             marks=marks,
         )
-        maintenance = Maintenance(
-            database, log_store, roller, catalog, tail, membership, leases.current, groups.in_use, journal
+        deletions = Deletions(
+            DeletionStore(database),
+            lambda: jobs.lease(Job.DELETION),
+            count_gone=metrics.topics_removed.inc,
+            count_failure=lambda: metrics.observe_reconcile_failure("delete"),
         )
-        listener = notify.Listener(database, _hints(reconciler, wakeups), lambda: membership.node_id)
-        self._start_passes(reconciler, wakeups, listener, maintenance)
+        maintenance = Maintenance(
+            database, log_store, roller, catalog, tail, leases.current, groups.in_use, deletions, journal, jobs.lease
+        )
+        listener = notify.Listener(database, _hints(reconciler, jobs, wakeups), lambda: membership.node_id)
+        self._start_passes(reconciler, jobs, wakeups, listener, maintenance)
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
         await self._start_http(exporter, server, services, leases)
 
@@ -243,7 +285,7 @@ class App:
         self.bootstrap = membership.address
         self._look_for_itself(advertised)
         drain_s = settings.drain_ms / 1000 + 2 * STEP_TIMEOUT_S
-        leave = partial(self._leave, groups, leases, membership)
+        leave = partial(self._leave, groups, leases, jobs, membership)
         self._undo.append(("requests", drain_s, lambda: self._drain(server, tail, appender, leave)))
 
     async def _open_database(self) -> tuple[Database, HistoryStore, Histories]:
@@ -257,7 +299,8 @@ class App:
             database = await self._connect(url)
             self._undo.append(("database", 2 * STEP_TIMEOUT_S, lambda: database.close(STEP_TIMEOUT_S)))
             await migrate(database)
-            history = HistoryStore(database)
+            place = settings.log_place
+            history = HistoryStore(database, place if isinstance(place, Path) else None)
             histories = Histories(history)
             await histories.begin()
         except StorageError as error:
@@ -291,11 +334,18 @@ class App:
         )
 
     def _start_passes(
-        self, reconciler: Reconciler, wakeups: Wakeups, listener: notify.Listener, maintenance: Maintenance
+        self,
+        reconciler: Reconciler,
+        jobs: Jobs,
+        wakeups: Wakeups,
+        listener: notify.Listener,
+        maintenance: Maintenance,
     ) -> None:
         def hearing() -> None:
+            self.metrics.listener_reconnects.inc()
             wakeups.hearing()
             reconciler.hearing()
+            jobs.wake("reconnected")
 
         start = self._supervisor.start
         start("leases", reconciler.keep_place, interval_ms=0)
@@ -304,8 +354,12 @@ class App:
         start("announcements", wakeups.announce_all, interval_ms=0, regular=False)
         start("look at what is waited for", wakeups.look, interval_ms=0, regular=False)
         start("event loop lag", self._probe_lag, interval_ms=0)
-        for name, run_once, interval_ms in maintenance.passes():
-            start(name, run_once, interval_ms=interval_ms)
+        for each in maintenance.passes():
+            if each.job is None:
+                start(each.name, each.run, interval_ms=each.interval_ms)
+            else:
+                start(each.name, jobs.paced(each.job, each.name, each.run, each.interval_ms), interval_ms=0)
+        start("jobs", jobs.keep, interval_ms=0)
         self._undo.append(("background loops", STEP_TIMEOUT_S, self._supervisor.stop))
 
     async def _probe_lag(self) -> None:
@@ -369,18 +423,33 @@ class App:
         await asyncio.gather(leave(timeout_s), appender.drain(timeout_s))
         await server.drain(STEP_TIMEOUT_S)
 
-    async def _leave(self, groups: Groups, leases: Leases, membership: Membership, timeout_s: float) -> None:
-        """The groups' next coordinators begin as soon as this node has written what it was writing."""
-        await groups.drain(timeout_s)
-        await leases.release()
+    async def _leave(
+        self, groups: Groups, leases: Leases, jobs: Jobs, membership: Membership, timeout_s: float
+    ) -> None:
+        """The groups' next coordinators begin as soon as this node has written what it was writing, the next to do its
+        jobs at once."""
+        releasing = asyncio.create_task(jobs.release())
+        releasing.add_done_callback(_look_at)
+        try:
+            await groups.drain(timeout_s)
+            await leases.release()
+        finally:
+            await asyncio.wait((releasing,), timeout=STEP_TIMEOUT_S)
         await membership.withdraw()
+        if releasing.done():
+            releasing.result()
 
 
-def _hints(reconciler: Reconciler, wakeups: Wakeups) -> dict[str, Callable[[str], None]]:
+def _hints(reconciler: Reconciler, jobs: Jobs, wakeups: Wakeups) -> dict[str, Callable[[str], None]]:
     """Who is told of what other nodes announce."""
+
+    def nodes_heard(payload: str) -> None:
+        reconciler.nodes_heard(payload)
+        jobs.wake("notified")
+
     return {
         notify.REVISIONS: reconciler.revision_heard,
-        notify.NODES: reconciler.nodes_heard,
+        notify.NODES: nodes_heard,
         notify.APPENDS: wakeups.heard,
     }
 
@@ -398,7 +467,14 @@ async def _bind(server: Server, listener: Listener) -> Address:
     return advertised_host, advertised_port or bound_port
 
 
-def _look_at(step: asyncio.Future[object]) -> None:
+def _closing(store: ByteStore) -> Callable[[], Awaitable[None]]:
+    async def close() -> None:
+        store.close()
+
+    return close
+
+
+def _look_at(step: asyncio.Future[Any]) -> None:
     """A step that ends after its time has been told of; asyncio would log its error with a trace."""
     if not step.cancelled():
         step.exception()

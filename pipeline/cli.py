@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import sys
 import traceback
 from collections.abc import Sequence
 from types import ModuleType
 
 from pipeline import session
-from pipeline.errors import explain
+from pipeline.errors import PipelineError, explain
 from pipeline.progress import Progress, Stop
 
 JOBS = {
@@ -30,6 +31,7 @@ JOBS = {
     "jars": ("pipeline.jars_job", "fetch or list the jars that Spark lacks"),
 }
 FAILED, INTERRUPTED = 1, 130
+GO_ON = "What was committed stands; start it again to go on."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,6 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(name: str, given: Sequence[str]) -> int:
     trace = "--trace" in given
+    if trace:
+        os.environ.setdefault(session.LOG_LEVEL, "ERROR")
+    stop = Stop()
     try:
         job = _load(name)
         parser = argparse.ArgumentParser(prog=f"sluice-pipeline {name}", description=JOBS[name][1])
@@ -55,7 +60,6 @@ def _run(name: str, given: Sequence[str]) -> int:
         parser.add_argument("--json", action="store_true", help="progress as lines of JSON")
         parser.add_argument("--trace", action="store_true", help="print the whole trace of an error")
         arguments = parser.parse_args(given)
-        stop = Stop()
         stop.listen()
         return int(job.run(arguments, Progress(name, as_json=arguments.json), stop))
     except KeyboardInterrupt:
@@ -63,6 +67,10 @@ def _run(name: str, given: Sequence[str]) -> int:
     except Exception as error:
         if trace:
             traceback.print_exc()
+        if stop.asked and not isinstance(error, PipelineError):
+            # A stop that Spark's JVM was told of as well ends the step that ran.
+            print(f"{name} was stopped in the middle of a step. {GO_ON}", file=sys.stderr, flush=True)
+            return INTERRUPTED
         told = explain(error)
         print(f"{name} failed. {told.cause}\nNext: {told.next_step}", file=sys.stderr, flush=True)
         return FAILED

@@ -9,6 +9,13 @@ from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
+# Kafka's defaults are for many small fetches; a batch wants few large ones. At most one such answer per task is held.
+_FETCH = {
+    "max.partition.fetch.bytes": str(4 * 1024 * 1024),
+    "max.poll.records": "5000",
+    "receive.buffer.bytes": str(1024 * 1024),
+}
+
 
 class OffsetRange(Protocol):
     @property
@@ -47,6 +54,7 @@ def read(
         "endingOffsets": json.dumps(ending),
         "includeHeaders": "true",
         "failOnDataLoss": "true",
+        **{f"kafka.{name}": value for name, value in _FETCH.items()},
         **{f"kafka.{name}": value for name, value in settings.items()},
     }
     cores = spark.sparkContext.defaultParallelism

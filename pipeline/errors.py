@@ -53,6 +53,11 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Run `sluice-pipeline jars`, or name their folder with --jars; spark-submit takes them by its own --jars.",
     ),
     (
+        r"JAVA_GATEWAY_EXITED",
+        "Spark's JVM did not start; what it said is above.",
+        "Look at JAVA_HOME, JAVA_TOOL_OPTIONS, --memory and --conf; `sluice-pipeline doctor` tries it.",
+    ),
+    (
         r"Py4JNetworkError|Answer from Java side is empty|Connection refused.*py4j",
         "Spark's JVM has ended; the system may have killed it for its memory.",
         "Look at the system's log, give it less with --memory, and start the job again: it goes on where it was.",

@@ -27,6 +27,20 @@ from pipeline.errors import PipelineError
 REQUEST_SECONDS = 30.0
 MAX_LISTED = 20
 Partition = tuple[str, int]
+_SILENT = frozenset((KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN))
+# What a broker says that has lost its storage or its place for a while.
+_PASSING = frozenset(
+    (
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NOT_LEADER_FOR_PARTITION,
+        KafkaError.REQUEST_TIMED_OUT,
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_COORDINATOR,
+        KafkaError.KAFKA_STORAGE_ERROR,
+        KafkaError.UNKNOWN,
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,13 +221,30 @@ class Cluster:
             listed = self._admin.list_topics(timeout=REQUEST_SECONDS)
         except KafkaException as error:
             raise self._unreachable(error) from error
+        for topic in listed.topics.values():
+            # A topic without a leader for a moment must not pass for one that was deleted.
+            if topic.error is not None and self._passes(topic.error):
+                raise self._unreachable(KafkaException(topic.error))
         return {name: sorted(topic.partitions) for name, topic in listed.topics.items() if topic.error is None}
 
+    @staticmethod
+    def _passes(error: KafkaError) -> bool:
+        """Whether the cluster may answer otherwise in a moment."""
+        if error.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return False
+        return error.retriable() or error.code() in _PASSING
+
     def _unreachable(self, error: KafkaException) -> Exception:
-        if error.args[0].code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN):
+        told = error.args[0]
+        if told.code() in _SILENT:
             return UnreachableError(
                 f"Nothing answers as Kafka at {self._bootstrap}.",
                 "Check --bootstrap, and that the cluster runs; then start the job again: it goes on where it was.",
+            )
+        if self._passes(told):
+            return UnreachableError(
+                f"The Kafka cluster at {self._bootstrap} cannot answer at the moment: {told.str()}.",
+                "Look at the brokers' logs; then start the job again: it goes on where it was.",
             )
         return error
 

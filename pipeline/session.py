@@ -11,6 +11,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 LEAST_JAVA = 17
 LOCAL_SHUFFLE_PARTITIONS = 8
+LOG_LEVEL = "SLUICE_PIPELINE_SPARK_LOG"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
 
 # What every job relies on, wherever it runs.
@@ -36,6 +38,10 @@ _ALWAYS = {
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
     "spark.sql.sources.parallelPartitionDiscovery.parallelism": "64",
     "spark.sql.parquet.compression.codec": "zstd",
+    # A few topics and days are written side by side as their records come; only what has more of them is sorted first.
+    # Each has a row group in memory, hence the size of these.
+    "spark.sql.maxConcurrentOutputFileWriters": "4",
+    "spark.hadoop.parquet.block.size": str(32 * 1024 * 1024),
     "spark.ui.showConsoleProgress": "false",
     # A table's clean-up must not delete what another job is reading; compact states its horizon itself.
     "spark.databricks.delta.retentionDurationCheck.enabled": "true",
@@ -105,8 +111,13 @@ def open_session(options: SessionOptions) -> SparkSession:
     for name, value in settings.items():
         builder = builder.config(name, value)
     session = builder.getOrCreate()
-    session.sparkContext.setLogLevel(os.environ.get("SLUICE_PIPELINE_SPARK_LOG", "ERROR"))
+    session.sparkContext.setLogLevel(_log_level())
     return session
+
+
+def _log_level() -> str:
+    """Of the JVM: what went wrong is told in words, not as its traces, unless these are asked for."""
+    return os.environ.get(LOG_LEVEL, "OFF").upper()
 
 
 def submitted() -> bool:
@@ -122,9 +133,9 @@ def _own(options: SessionOptions) -> dict[str, str]:
         "spark.driver.memory": options.memory,
         "spark.executor.memory": options.memory,
         "spark.jars": ",".join(str(path.resolve()) for path in found),
+        "spark.driver.defaultJavaOptions": _collector(options.settings),
         "spark.ui.enabled": "true" if options.ui else "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOGGING.as_uri()}",
-        "spark.log.level": os.environ.get("SLUICE_PIPELINE_SPARK_LOG", "ERROR"),
     }
     if options.local_dir is not None:
         options.local_dir.mkdir(parents=True, exist_ok=True)
@@ -136,6 +147,16 @@ def _own(options: SessionOptions) -> dict[str, str]:
         settings["spark.sql.shuffle.partitions"] = str(LOCAL_SHUFFLE_PARTITIONS)
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     return settings
+
+
+def _collector(settings: Mapping[str, str]) -> str:
+    """Nobody waits for an answer of this JVM, so what counts is how little its collector takes in all.
+
+    Nothing where one is chosen already: a JVM does not start with two.
+    """
+    chosen = [os.environ.get(name, "") for name in ("JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")]
+    chosen += [value for name, value in settings.items() if name.endswith("JavaOptions")]
+    return "" if any("GC" in words for words in chosen) else "-XX:+UseParallelGC"
 
 
 def java() -> str | None:

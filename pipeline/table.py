@@ -7,16 +7,14 @@ metadata.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from pipeline.errors import PipelineError
-
-_RECENT_COMMITS = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +82,34 @@ def append(
 
 
 def commits(spark: SparkSession, path: str) -> Iterator[Commit]:
-    """What the log still tells, the latest first."""
-    before: int | None = None
-    for limit in (_RECENT_COMMITS, None):
-        words = f" LIMIT {limit}" if limit else ""
-        rows = spark.sql(f"DESCRIBE HISTORY {name(path)}{words}").select(
-            "version", "operation", "userMetadata", "operationMetrics"
-        )
-        for row in rows.orderBy("version", ascending=False).collect():
-            if before is None or row.version < before:
-                yield Commit(row.version, row.operation, row.userMetadata, _rows(row.operationMetrics))
-                before = row.version
+    """What the log still tells, the latest first.
+
+    Each is read from its own file: a query of the table's history would cost more than many a batch.
+    """
+    jvm = spark._jvm
+    log = jvm.org.apache.spark.sql.delta.DeltaLog.forTable(spark._jsparkSession, path)
+    nothing = jvm.scala.Option.empty()
+    version = log.update(False, nothing, nothing).version()
+    folder = jvm.org.apache.hadoop.fs.Path(path, "_delta_log")
+    system = folder.getFileSystem(spark._jsc.hadoopConfiguration())
+    while version >= 0:
+        file = jvm.org.apache.hadoop.fs.Path(folder, f"{version:020d}.json")
+        if not system.exists(file):
+            return
+        stream = system.open(file)
+        try:
+            text = jvm.org.apache.commons.io.IOUtils.toString(stream, "UTF-8")
+        finally:
+            stream.close()
+        yield parse_commit(version, text)
+        version -= 1
 
 
-def _rows(metrics: dict[str, Any] | None) -> int:
-    return int((metrics or {}).get("numOutputRows", 0))
+def parse_commit(version: int, text: str) -> Commit:
+    """A commit from its file, whose lines are actions; one of them says who made it and what of."""
+    for line in text.splitlines():
+        if line.startswith('{"commitInfo"'):
+            told = json.loads(line)["commitInfo"]
+            rows = told.get("operationMetrics", {}).get("numOutputRows", 0)
+            return Commit(version, told["operation"], told.get("userMetadata"), int(rows))
+    return Commit(version, "", None, 0)

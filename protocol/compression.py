@@ -134,26 +134,27 @@ def _claimed_bytes(block: memoryview) -> int:
     return claimed
 
 
-def compress(codec: Compression, body: Buffer) -> bytes:
-    """The records section in `codec`, in the framing that every Kafka client reads (xerial for snappy)."""
+def compress(codec: Compression, body: Buffer, level: int | None = None) -> Buffer:
+    """The records section in `codec`, in the framing that every Kafka client reads (xerial for snappy). `level` is the
+    codec's own; None is its default, and the only one for snappy. Other threads run meanwhile."""
     match codec:
         case Compression.NONE:
-            return bytes(body)
+            return body
         case Compression.GZIP:
-            return bytes(cramjam.gzip.compress(body))
+            return memoryview(cramjam.gzip.compress(body, level=level))
         case Compression.LZ4:
-            return bytes(cramjam.lz4.compress(body))
+            return memoryview(cramjam.lz4.compress(body, level=level))
         case Compression.ZSTD:
-            return bytes(cramjam.zstd.compress(body))
+            return memoryview(cramjam.zstd.compress(body, level=level))
         case Compression.SNAPPY:
             return _compress_snappy(body)
 
 
-def _compress_snappy(body: Buffer) -> bytes:
+def _compress_snappy(body: Buffer) -> bytearray:
     view = memoryview(body)
     stream = bytearray(_XERIAL_MAGIC + struct.pack(">ii", 1, 1))
     for start in range(0, len(view), _XERIAL_BLOCK_BYTES):
         block = bytes(cramjam.snappy.compress_raw(view[start : start + _XERIAL_BLOCK_BYTES]))
         stream += _LENGTH.pack(len(block))
         stream += block
-    return bytes(stream)
+    return stream

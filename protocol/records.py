@@ -41,7 +41,7 @@ _COVERED_AT = 21
 _ATTRIBUTES_LOW_AT = 22
 _MAX_TIMESTAMP_AT = 35
 
-_CODEC_MASK = 0x07
+CODEC_MASK = 0x07
 _LOG_APPEND_TIME_BIT = 0x08
 _TRANSACTIONAL_BIT = 0x10
 _CONTROL_BIT = 0x20
@@ -84,7 +84,7 @@ class BatchHead(NamedTuple):
     @property
     def compression(self) -> Compression:
         """The codec; ProtocolError for the three bit patterns that name none."""
-        codec = self.attributes & _CODEC_MASK
+        codec = self.attributes & CODEC_MASK
         if codec > Compression.ZSTD:
             raise ProtocolError(f"unknown compression codec {codec}")
         return Compression(codec)
@@ -331,15 +331,15 @@ def build_batch(
         base_sequence=base_sequence,
         records_count=len(records),
     )
-    return seal_batch(head, payload)
+    return bytes(seal_batch(head, payload))
 
 
-def seal_batch(head: BatchHead, payload: Buffer) -> bytes:
+def seal_batch(head: BatchHead, payload: Buffer) -> bytearray:
     """The batch of this head and these compressed records; length and CRC are computed, all else is as `head` says."""
     batch = bytearray(encode_head(head._replace(batch_length=HEAD_BYTES - LENGTH_END + len(payload))))
     batch += payload
     _UINT32.pack_into(batch, _CRC_AT, crc32c.crc32c(memoryview(batch)[_COVERED_AT:]))
-    return bytes(batch)
+    return batch
 
 
 def _append_record(body: bytearray, record: Record, timestamp_delta: int, offset_delta: int) -> None:

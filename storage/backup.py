@@ -1,11 +1,12 @@
 """A consistent copy of a database and its records while a node serves, and a new node made of one.
 
 The one idea: one snapshot names every byte. `pg_dump` writes the index and the inline bytes as of that snapshot; the
-segments it names only ever grow, so copying them afterwards gives what the snapshot meant. While it runs nothing is
-deleted: the sweep sees an advisory lock, and TRUNCATE meets the lock of a reader.
+segments it names only ever grow and objects never change, so copying them afterwards gives what the snapshot meant.
+While it runs nothing is deleted: the sweep sees an advisory lock, and TRUNCATE meets the lock of a reader.
 
-A backup is a directory: `database.dump`, `log/` with segments, and `manifest.json`, which is written last. Segments
-that an earlier backup left there are kept, so that the next one copies only what is new.
+A backup is a directory: `database.dump`, `log/` with a segment for each segment or object, and `manifest.json`, which
+is written last. What an earlier backup left there is kept, so that the next one copies only what is new. It is restored
+into a directory or into a bucket, wherever it came from.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -21,12 +21,13 @@ from typing import Any, cast
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from storage import schema
+from storage.byte_store import MARKER, ByteStore
 from storage.embedded import bin_directory
 from storage.errors import StorageError
 from storage.pool import translated_errors
 from storage.queries import statement
 from storage.segments import SegmentDirectory, sync_directory
-from storage.store import MARKER
+from storage.store import reach_store, unusable
 
 DUMP = "database.dump"
 LOG = "log"
@@ -44,13 +45,12 @@ class BackupReport:
     dump_bytes: int
 
 
-async def back_up(url: str, directory: SegmentDirectory | None, target: Path) -> BackupReport:
-    """Writes a backup of the database at `url` and the segments in `directory` to `target`, over an older one of the
-    same.
+async def back_up(url: str, store: ByteStore | None, target: Path) -> BackupReport:
+    """Writes a backup of the database at `url` and what it names in `store` to `target`, over an older one of the same.
 
     StorageError if there is no Sluice in the database, if `target` holds something else, or if a copy fails.
     """
-    await asyncio.to_thread(_prepare, target, directory)
+    await asyncio.to_thread(_prepare, target, await _marker(store))
     async with translated_errors():
         connection = await _connect(url)
         try:
@@ -72,21 +72,19 @@ async def back_up(url: str, directory: SegmentDirectory | None, target: Path) ->
                 ]
                 await _run("pg_dump", "--dbname", url, *dump, "--file", str(target / f"{DUMP}.new"))
                 used = {row["object_id"]: int(row["end_position"]) for row in rows}
-                if used and directory is None:
-                    raise StorageError("records lie in a store: give it as --log-store")
-                copied_segments, copied_bytes = await asyncio.to_thread(_copy_segments, directory, target, used)
+                copied_segments, copied_bytes = await _copy_segments(store, target, used)
         finally:
             await connection.close()
     dump_bytes = await asyncio.to_thread(_finish, target, used)
     return BackupReport(len(used), copied_segments, copied_bytes, dump_bytes)
 
 
-async def restore(url: str, directory: Path | None, source: Path) -> None:
-    """Makes the database at `url`, in which there must be no Sluice, and the empty `directory` what the backup in
-    `source` was. StorageError otherwise."""
+async def restore(url: str, place: Path | str | None, source: Path) -> None:
+    """Makes the database at `url`, in which there must be no Sluice, and the empty directory or prefix of a bucket at
+    `place` what the backup in `source` was. StorageError otherwise."""
     manifest = await asyncio.to_thread(read_manifest, source)
-    if manifest["segments"] and directory is None:
-        raise StorageError("the backup has segments: give a directory for them as --log-store")
+    if manifest["segments"] and place is None:
+        raise StorageError("the backup has segments: give a directory or a bucket for them as --log-store")
     async with translated_errors():
         connection = await _connect(url)
         try:
@@ -94,8 +92,8 @@ async def restore(url: str, directory: Path | None, source: Path) -> None:
                 raise StorageError("there is a Sluice in the database already: restore into an empty one")
         finally:
             await connection.close()
-    if directory is not None:
-        await asyncio.to_thread(_copy_back, source, directory, manifest["segments"])
+    if place is not None:
+        await _copy_back(source, place, manifest["segments"])
     await _run(
         "pg_restore", "--dbname", url, "--no-owner", "--exit-on-error", "--single-transaction", str(source / DUMP)
     )
@@ -112,10 +110,17 @@ def read_manifest(source: Path) -> dict[str, Any]:
     return manifest
 
 
-def _prepare(target: Path, directory: SegmentDirectory | None) -> None:
+async def _marker(store: ByteStore | None) -> bytes | None:
+    try:
+        return None if store is None else await store.read_marker()
+    except OSError as error:
+        assert store is not None
+        raise unusable(store.location, error) from error
+
+
+def _prepare(target: Path, marker: bytes | None) -> None:
     try:
         (target / LOG).mkdir(parents=True, exist_ok=True)
-        marker = None if directory is None else (directory.directory / MARKER).read_bytes()
         there = target / LOG / MARKER
         if there.exists() and there.read_bytes() != marker:
             raise StorageError(f"{target} holds the backup of another database: give another directory")
@@ -126,40 +131,48 @@ def _prepare(target: Path, directory: SegmentDirectory | None) -> None:
         raise StorageError(f"cannot write to {target}: {error.strerror or error}") from error
 
 
-def _copy_segments(directory: SegmentDirectory | None, target: Path, used: dict[int, int]) -> tuple[int, int]:
-    """Copies what is new of each object, up to the position that the snapshot needs; how many and how much."""
+async def _copy_segments(store: ByteStore | None, target: Path, used: dict[int, int]) -> tuple[int, int]:
+    """Copies what is new of each segment or object, up to the position that the snapshot needs; how many and how
+    much."""
+    if used and store is None:
+        raise StorageError("records lie in a store: give it as --log-store")
     copies = SegmentDirectory(target / LOG)
     copied = copied_bytes = 0
     try:
         for object_id, end in used.items():
-            assert directory is not None
             path = copies.path(object_id)
             done = path.stat().st_size if path.exists() else 0
             if done >= end:
                 continue
+            assert store is not None
             copied += 1
             copied_bytes += end - done
-            _copy(directory.path(object_id), path, done, end)
+            await _copy_object(store, object_id, path, done, end)
         for segment in copies.found():
             if segment.object_id not in used:
                 copies.delete(segment.object_id)
         sync_directory(target / LOG)
     except OSError as error:
         raise StorageError(f"a segment could not be copied: {error}") from error
+    finally:
+        copies.close()
     return copied, copied_bytes
 
 
-def _copy(source: Path, target: Path, start: int, end: int) -> None:
-    with source.open("rb") as reading, target.open("ab") as writing:
-        reading.seek(start)
-        while start < end:
-            piece = reading.read(min(_COPY_BYTES, end - start))
-            if not piece:
-                raise StorageError(f"{source} ends at {start}, the index names bytes up to {end}: run sluice check")
-            writing.write(piece)
-            start += len(piece)
-        writing.flush()
-        os.fsync(writing.fileno())
+async def _copy_object(store: ByteStore, object_id: int, target: Path, start: int, end: int) -> None:
+    def write(pieces: list[bytearray]) -> int:
+        with target.open("ab") as writing:
+            for piece in pieces:
+                writing.write(piece)
+            writing.flush()
+            os.fsync(writing.fileno())
+        return sum(map(len, pieces))
+
+    while start < end:
+        size_bytes = min(_COPY_BYTES, end - start)
+        if await store.load(object_id, [(start, size_bytes)], write) < size_bytes:
+            raise StorageError(f"{store.name(object_id)} is shorter than the index says ({end}): run sluice check")
+        start += size_bytes
 
 
 def _finish(target: Path, used: dict[int, int]) -> int:
@@ -174,19 +187,34 @@ def _finish(target: Path, used: dict[int, int]) -> int:
     return (target / DUMP).stat().st_size
 
 
-def _copy_back(source: Path, directory: Path, segments: dict[str, int]) -> None:
+async def _copy_back(source: Path, place: Path | str, segments: dict[str, int]) -> None:
+    """The marker comes last: what was cut short is no store."""
+    store = reach_store(place)
+    copies = SegmentDirectory(source / LOG)
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()):
-            raise StorageError(f"{directory} is not empty: give another --log-store or --data-dir")
-        copies, segments_there = SegmentDirectory(source / LOG), SegmentDirectory(directory)
+        if not await _is_empty(store):
+            raise StorageError(f"{store.location} is not empty: give another --log-store or --data-dir")
         for name, end in segments.items():
-            _copy(copies.path(int(name, 16)), segments_there.path(int(name, 16)), 0, end)
-        if (source / LOG / MARKER).exists():
-            shutil.copyfile(source / LOG / MARKER, directory / MARKER)
-        sync_directory(directory)
+            object_id = int(name, 16)
+            # A segment is as large as memory allows: it was made so.
+            (content,) = copies.read(object_id, [(0, end)])
+            if len(content) < end:
+                raise StorageError(f"{copies.path(object_id)} has {len(content)} bytes instead of {end}")
+            await store.put(object_id, [content])
+        marker = await copies.read_marker()
+        if marker is not None:
+            await store.create_marker(marker)
     except OSError as error:
         raise StorageError(f"a segment could not be restored: {error}") from error
+    finally:
+        copies.close()
+        store.close()
+
+
+async def _is_empty(store: ByteStore) -> bool:
+    if isinstance(store, SegmentDirectory):
+        return not any(store.directory.iterdir())
+    return await store.read_marker() is None and not await store.listed()
 
 
 async def _connect(url: str) -> Any:

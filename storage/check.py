@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from storage.byte_store import ByteStore
 from storage.chunk_reader import ChunkReader
 from storage.chunks import Chunk, DamagedChunkError, chunk_of
 from storage.pool import Database
 from storage.queries import statement
-from storage.segments import SegmentDirectory
+from storage.roller import REMOVED_AT_ONCE
+from storage.store import unusable
 
 PIECE_BYTES = 16 * 1024 * 1024
 _CHUNKS_PER_STATEMENT = 1_000
@@ -32,17 +34,22 @@ class CheckReport:
 
 async def check(
     database: Database,
-    directory: SegmentDirectory | None,
+    store: ByteStore | None,
     *,
     repair: bool = False,
     progress: Callable[[CheckReport], None] = lambda _: None,
 ) -> CheckReport:
-    """Walks the index in bounded statements. With `repair`, files that are not registered are deleted."""
+    """Walks the index in bounded statements. With `repair`, files and objects that are not registered are deleted.
+    StorageError where the store cannot be asked what it has."""
     report = CheckReport()
-    reader = ChunkReader(directory, cache_bytes=0)
-    # Before the index is read: a segment is registered before its file is made, so whatever is here now and is not
+    reader = ChunkReader(store, cache_bytes=0)
+    # Before the index is read: an object is registered before it is made, so whatever is here now and is not
     # registered afterwards never was.
-    files = directory.found() if directory is not None else []
+    try:
+        found = await store.listed() if store is not None else []
+    except OSError as error:
+        assert store is not None
+        raise unusable(store.location, error) from error
     try:
         key, offset = 0, -1
         previous: Chunk | None = None
@@ -72,18 +79,24 @@ async def check(
             f"partition {row['partition_key']}: it counts {row['size_bytes']} bytes up to offset {row['next_offset']}, "
             f"its chunks have {row['chunk_bytes']} up to {row['chunk_end']}"
         )
-    if directory is not None:
-        rows = await database.cold.fetch(statement("known_objects"), [file.object_id for file in files])
+    if store is not None:
+        rows = await database.cold.fetch(statement("known_objects"), [each.object_id for each in found])
         known = {row["object_id"] for row in rows}
-        for file in files:
-            if file.object_id in known:
-                continue
-            if repair:
-                directory.delete(file.object_id)
-                report.removed_files += 1
-            else:
-                report.wrong.append(f"{directory.path(file.object_id)}: the index does not know this file")
+        unknown = [each.object_id for each in found if each.object_id not in known]
+        if repair:
+            await _remove(store, unknown)
+            report.removed_files = len(unknown)
+        else:
+            report.wrong += [f"{store.name(object_id)}: the index does not know this file" for object_id in unknown]
     return report
+
+
+async def _remove(store: ByteStore, object_ids: Sequence[int]) -> None:
+    try:
+        for first in range(0, len(object_ids), REMOVED_AT_ONCE):
+            await store.remove(object_ids[first : first + REMOVED_AT_ONCE])
+    except OSError as error:
+        raise unusable(store.location, error) from error
 
 
 async def _check_bytes(database: Database, reader: ChunkReader, chunks: Sequence[Chunk], report: CheckReport) -> None:
@@ -93,7 +106,7 @@ async def _check_bytes(database: Database, reader: ChunkReader, chunks: Sequence
             row = await database.cold.fetch_row(statement("chunk_place"), chunk.partition_key, chunk.base_offset)
             if row is None or (row["object_id"], row["position"]) != (chunk.object_id, chunk.position):
                 continue
-            place = "inline" if chunk.object_id is None else f"segment {chunk.object_id:016x} at {chunk.position}"
+            place = "inline" if chunk.object_id is None else f"object {chunk.object_id:016x} at {chunk.position}"
             offsets = f"offsets {chunk.base_offset} to {chunk.last_offset}"
             report.wrong.append(f"partition {chunk.partition_key}, {offsets}, {place}: {result}")
         else:

@@ -1,7 +1,8 @@
 """From rows of the index to batches: bytes are fetched where they lie, checked, and kept for the next who asks.
 
 The one idea: a chunk never changes under its place, so what was read and checked once may be kept as long as there is
-room, and several readers of one place share it. Files are read and batches are told apart in threads.
+room, and several readers of one place share it. Files are read and batches are told apart in threads; one object that
+cannot be had keeps nothing else waiting.
 
 It asks Postgres nothing: a chunk that is missing here may have moved, and only the caller can look again.
 """
@@ -13,12 +14,13 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+from storage.byte_store import ByteStore
 from storage.chunks import Chunk, DamagedChunkError, split
-from storage.segments import SegmentDirectory
 from storage.types import StoredBatch
 
 CACHE_BYTES = 64 * 1024 * 1024
-READERS = 4
+READERS = 2
+"""Threads that tell inline batches apart; a store has its own."""
 BATCH_OVERHEAD_BYTES = 300
 """What a batch that is kept costs besides its bytes."""
 
@@ -31,10 +33,10 @@ Place = tuple[int, int]
 
 
 class ChunkReader:
-    """Reads chunks; `directory` is None where all bytes are inline."""
+    """Reads chunks; `store` is None where all bytes are inline."""
 
-    def __init__(self, directory: SegmentDirectory | None = None, *, cache_bytes: int = CACHE_BYTES) -> None:
-        self._directory = directory
+    def __init__(self, store: ByteStore | None = None, *, cache_bytes: int = CACHE_BYTES) -> None:
+        self._store = store
         self._cache_bytes = cache_bytes
         self._cached_bytes = 0
         self._cache: OrderedDict[Place, tuple[int, Batches]] = OrderedDict()
@@ -71,28 +73,32 @@ class ChunkReader:
             told = await self._in_thread(lambda: [_inline(chunks[index], verify=not keep) for index in inline])
             for index, result in zip(inline, told, strict=True):
                 found[index] = result
-        for object_id, indexes in by_object.items():
-            wanted = [chunks[index] for index in indexes]
-            for index, result in zip(indexes, await self._load(object_id, wanted), strict=True):
+        wanted = [[chunks[index] for index in indexes] for indexes in by_object.values()]
+        loads = [self._load(object_id, some) for object_id, some in zip(by_object, wanted, strict=True)]
+        loaded = [await loads[0]] if len(loads) == 1 else await asyncio.gather(*loads)
+        for (object_id, indexes), results in zip(by_object.items(), loaded, strict=True):
+            for index, result in zip(indexes, results, strict=True):
                 found[index] = result
                 if keep and not isinstance(result, DamagedChunkError):
                     self._keep((object_id, chunks[index].position), chunks[index].size_bytes, result)
         return [result if result is not None else DamagedChunkError("it was not read") for result in found]
 
     async def _load(self, object_id: int, chunks: Sequence[Chunk]) -> Results:
-        directory = self._directory
-        if directory is None:
+        store = self._store
+        if store is None:
             error = DamagedChunkError(f"object {object_id} is in a store that this node has not")
             return [error] * len(chunks)
 
-        def load() -> Results:
-            try:
-                pieces = directory.read(object_id, [(chunk.position, chunk.size_bytes) for chunk in chunks])
-            except OSError as error:
-                return [DamagedChunkError(f"object {object_id} cannot be read: {error}")] * len(chunks)
+        def look(pieces: list[bytearray]) -> Results:
             return [_checked(chunk, piece) for chunk, piece in zip(chunks, pieces, strict=True)]
 
-        return await self._in_thread(load)
+        try:
+            results = await store.load(object_id, [(chunk.position, chunk.size_bytes) for chunk in chunks], look)
+        except OSError as error:
+            return [DamagedChunkError(f"object {object_id} cannot be read: {error}")] * len(chunks)
+        if any(isinstance(result, DamagedChunkError) for result in results):
+            store.forget(object_id)
+        return results
 
     async def _in_thread(self, work: Callable[[], Results]) -> Results:
         if self._threads is None:
@@ -109,6 +115,13 @@ class ChunkReader:
         while self._cached_bytes > self._cache_bytes:
             _, (freed_bytes, _) = self._cache.popitem(last=False)
             self._cached_bytes -= freed_bytes
+
+    def forget(self) -> None:
+        """Nothing is kept: places may mean other bytes from now on."""
+        self._cache.clear()
+        self._cached_bytes = 0
+        if self._store is not None:
+            self._store.forget(None)
 
     def close(self) -> None:
         if self._threads is not None:

@@ -23,7 +23,11 @@ from storage.queries import statement
 from storage.types import PartitionKey, StoredBatch
 
 _ATTEMPTS = 3
-"""How often a replacement is worked out anew where the bytes of a chunk were moved meanwhile."""
+"""How often a replacement is worked out anew where the bytes of a chunk were moved meanwhile, and sizes are counted
+anew where the log's start has moved."""
+
+_COUNTED_AT_A_TIME = 20_000
+"""Chunks that one statement counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +152,34 @@ class CompactionStore:
         raise StorageConflict(f"compaction of partition {run.partition_key} was overtaken: {refusal}")
 
     async def finish(self, run: CompactionRun) -> None:
-        """Records that the log is clean below the run's end. StorageConflict if another run began."""
-        finished = await self._pool.fetch_value(
-            statement("finish_compaction"), run.partition_key, run.revision, run.end_offset
-        )
-        if finished is None:
-            raise StorageConflict(f"compaction of partition {run.partition_key} was overtaken")
+        """Records that the log is clean below the run's end, and how large it is there. StorageConflict if another run
+        began."""
+        for _ in range(_ATTEMPTS):
+            clean_bytes, oldest = await self._clean_bytes(run)
+            outcome = await self._pool.fetch_value(
+                statement("finish_compaction"), run.partition_key, run.revision, run.end_offset, clean_bytes, oldest
+            )
+            if outcome is None:
+                raise StorageConflict(f"compaction of partition {run.partition_key} was overtaken")
+            if outcome == "finished":
+                return
+        raise StorageConflict(f"the log of partition {run.partition_key} kept moving")
+
+    async def _clean_bytes(self, run: CompactionRun) -> tuple[int, int | None]:
+        """The bytes below the run's end, counted in bounded steps, and the oldest chunk's base offset. Only the oldest
+        can go meanwhile, since another run would have ended this one; chunks that are put together keep their bytes."""
+        size_bytes, offset = 0, 0
+        oldest: int | None = None
+        while True:
+            row = await self._pool.fetch_row(
+                statement("chunk_sizes"), run.partition_key, offset, run.end_offset, _COUNTED_AT_A_TIME
+            )
+            assert row is not None
+            size_bytes += row["size_bytes"]
+            oldest = row["first_offset"] if oldest is None else oldest
+            if row["chunk_count"] < _COUNTED_AT_A_TIME:
+                return size_bytes, oldest
+            offset = row["last_offset"] + 1
 
 
 def _base_offset(batch: StoredBatch) -> int:

@@ -1,4 +1,4 @@
-"""What storage raises. The one idea: nothing of asyncpg leaves this room; a caller sees one of these three.
+"""What storage raises. The one idea: nothing of asyncpg leaves this room; a caller sees one of these four.
 
 Refusals that Postgres decides about one element of a call are values (`storage.types.Refusal`), not exceptions.
 """
@@ -13,6 +13,10 @@ class StorageUnavailable(StorageError):  # noqa: N818 - a state, not a mistake
 
     Whether a write that ends so took effect is unknown: never report it as done, never as undone.
     """
+
+
+class RecordsUnreadable(StorageError):  # noqa: N818 - a state, not a mistake
+    """Records are in the log, but their bytes are missing or wrong, or their store is away."""
 
 
 class StorageConflict(StorageError):  # noqa: N818 - a state, not a mistake

@@ -19,6 +19,9 @@ from storage.queries import statement
 from storage.text import loaded, loaded_or_none, stored
 from storage.types import CoordinatorLease, Document, GroupChange, GroupRecord, MemberRecord, Saved
 
+_OFFSETS_PER_STATEMENT = 10_000
+"""Deleted at a time."""
+
 
 class GroupStore:
     """Reads and writes groups."""
@@ -79,14 +82,21 @@ class GroupStore:
         return [Saved(outcome) for outcome in await self._pool.transact(write)]
 
     async def delete(self, group_id: str, lease: CoordinatorLease) -> bool:
-        """Removes the group with its members and offsets. False if there is none. StorageConflict if the lease is not
-        current."""
-        outcome = await self._pool.fetch_value(
-            statement("delete_group"), stored(group_id), lease.shard, lease.node_id, lease.lease_epoch
-        )
-        if outcome == "fenced":
-            raise StorageConflict(f"the lease of shard {lease.shard} is no more at epoch {lease.lease_epoch}")
-        return outcome == "deleted"
+        """Removes the group with its members and offsets, in bounded steps: whoever fails in between calls again. False
+        if there is none. StorageConflict if the lease is not current."""
+        while True:
+            outcome = await self._pool.fetch_value(
+                statement("delete_group"),
+                stored(group_id),
+                lease.shard,
+                lease.node_id,
+                lease.lease_epoch,
+                _OFFSETS_PER_STATEMENT,
+            )
+            if outcome == "fenced":
+                raise StorageConflict(f"the lease of shard {lease.shard} is no more at epoch {lease.lease_epoch}")
+            if outcome != "more":
+                return outcome == "deleted"
 
     async def list(self) -> list[tuple[str, str, str | None, str]]:
         """(group id, group type, protocol type, state) of every group, ordered by id."""

@@ -6,23 +6,28 @@ ids of the database and of a table, and whether the write-ahead log is as long a
 to another history is refused until this process has let go of what it remembers; the database then goes on under the
 next history number, with every leader epoch raised where the log ends, so that clients find out where theirs differs.
 
-What cannot be recognised: files put back to an earlier state while no node ran, where the server is told nothing of it
-(a disk's snapshot). Then the operator says so: `adopt` with the number that ended.
+What a node knew when it ran last is kept beside the log's bytes (`storage/remembered.py`), so that files that were put
+back while no node ran are recognised as well. Not where the log's directory was put back with them, or there is none.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any, cast
 
 import asyncpg  # pyright: ignore[reportMissingTypeStubs]
+import structlog
 
 from storage.errors import StorageUnavailable
-from storage.guard import HistoryGuard
-from storage.pool import SESSION_SETTINGS, Database, translated_errors
+from storage.guard import HistoryGuard, Known
+from storage.pool import SESSION_SETTINGS, Connection, Database, Row, translated_errors
 from storage.queries import statement
+from storage.remembered import Remembered, read, write
 from storage.types import PartitionKey
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 ADOPT_TIMEOUT_S = 300
 """Every partition's row is written."""
@@ -33,8 +38,11 @@ NEVER_SEEN = -1
 class HistoryStore:
     """The history of one database, as this process knows it."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: Database, directory: Path | None = None) -> None:
+        """`directory`: where the log's bytes lie, if they do."""
         self._database = database
+        self._directory = directory
+        self._remembered: Known | None = None
         self._guard: HistoryGuard = database.guard
         self.history = NEVER_SEEN
 
@@ -59,10 +67,37 @@ class HistoryStore:
                 witness = await connection.fetchrow(statement("history_witness"))
                 if witness["identity"] is None:
                     raise StorageUnavailable("Postgres is a standby")
-                history = await connection.fetchval(statement("adopt_history"), witness["identity"], self.history)
+                ended = await self._ended(connection, witness)
+                history = await connection.fetchval(statement("adopt_history"), witness["identity"], ended)
                 return history, witness["identity"], witness["flushed_lsn"]
             finally:
                 await asyncio.shield(connection.close())
+
+    async def _ended(self, connection: Connection, witness: Row) -> int:
+        """The number of the history that this process has seen end, or another run of a node; NEVER_SEEN if none has
+        ended."""
+        ended = self.history
+        if ended != NEVER_SEEN or self._directory is None:
+            return ended
+        for remembered in await asyncio.to_thread(read, self._directory):
+            known = remembered.known
+            present = await connection.fetchrow(statement("present_history"), known.transactions)
+            if present is None or remembered.identity != witness["identity"] or known.history != present["history"]:
+                continue
+            if witness["flushed_lsn"] < known.flushed_lsn or not present["has_all"]:
+                log.error(
+                    "the database has been put back: what it had acknowledged last is gone", history=known.history
+                )
+                ended = max(ended, known.history)
+        return ended
+
+    async def remember(self, node_id: int) -> None:
+        """Keeps what is known for the next run of this node, if it is more than before. Raises StorageError."""
+        known, identity = self._guard.known(), self._guard.identity
+        if self._directory is None or identity is None or known == self._remembered:
+            return
+        await asyncio.to_thread(write, self._directory, node_id, Remembered(identity, known))
+        self._remembered = known
 
     def accept(self, history: int, identity: str, flushed_lsn: int) -> None:
         """From here on connections to this history are let in, and no others."""

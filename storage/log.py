@@ -19,9 +19,10 @@ from collections.abc import Iterable, Sequence
 import structlog
 
 from storage.append_group import AppendGroup
+from storage.byte_store import ByteStore
 from storage.chunk_reader import Batches, ChunkReader
 from storage.chunks import Chunk, DamagedChunkError, chunk_of
-from storage.errors import StorageError, StorageUnavailable
+from storage.errors import RecordsUnreadable, StorageUnavailable
 from storage.pool import Connection, Database, Row
 from storage.queries import statement
 from storage.segment_writers import SegmentWriters
@@ -51,6 +52,9 @@ one."""
 SPARE_BYTES = 8 * 1024 * 1024
 """How many bytes a read may fetch that its limits cut off again, since chunks are read whole."""
 
+REQUESTS_AT_ONCE = 500
+"""Partitions that one statement is asked for: its rows are looked at in one go, some milliseconds for so many."""
+
 HIGH_WATERMARK = -1
 """`delete_records` up to here: everything there is."""
 
@@ -72,22 +76,23 @@ class _WriteFailedError(Exception):
 class LogStore:
     """Appends to and reads from the log. Safe for any number of processes on one database.
 
-    With `directory`, commits of more than `inline_max_bytes` go there; every process on the database must have the
-    same.
+    With a directory of segments as `store`, commits of more than `inline_max_bytes` go there; with a bucket, bytes come
+    to it later (`roller.py`). Every process on the database must have the same.
     """
 
     def __init__(
         self,
         database: Database,
-        directory: SegmentDirectory | None = None,
+        store: ByteStore | None = None,
         *,
         inline_max_bytes: int = INLINE_MAX_BYTES,
     ) -> None:
         self._hot = database.hot
         self._cold = database.cold
+        self._guard = database.guard
         self._inline_max_bytes = inline_max_bytes
-        self._segments = SegmentWriters(database, directory) if directory is not None else None
-        self.reader = ChunkReader(directory)
+        self._segments = SegmentWriters(database, store) if isinstance(store, SegmentDirectory) else None
+        self.reader = ChunkReader(store)
         self.damaged_chunks = 0
         """How often a chunk was asked for whose bytes are missing or wrong."""
 
@@ -114,6 +119,7 @@ class LogStore:
         if not batches:
             return []
         group = AppendGroup(batches)
+        asked = self._guard.history
         if self._segments is not None and group.size_bytes > self._inline_max_bytes:
             decided = await self._append_to_segment(self._segments, group, wait=wait)
         elif (
@@ -126,6 +132,8 @@ class LogStore:
             row = await self._hot.fetch_row(_APPEND_CHUNKS, *group.arguments(wait=wait, records=records))
             assert row is not None
             decided = row
+        if decided["transaction_id"] is not None:
+            self._guard.acknowledged(asked, decided["transaction_id"], decided["written_lsn"])
         return group.settle(decided)
 
     async def _append_by_copy(self, group: AppendGroup, *, wait: bool) -> Row:
@@ -194,61 +202,71 @@ class LogStore:
     # --- reading --------------------------------------------------------------------------------------------------
 
     async def read(self, requests: Sequence[ReadRequest], *, max_bytes: int) -> list[ReadResult | Refusal]:
-        """States and batches of all requests from one snapshot, limits counted in the order given.
+        """States and batches of all requests, limits counted in the order given; of REQUESTS_AT_ONCE that follow each
+        other from one snapshot.
 
         Whole batches only. The first batch found is returned whatever its size; after it, those that fit into both its
         request's `max_bytes` and what is left of the call's. An offset outside the log gives the state without batches.
         UNKNOWN_PARTITION refuses a request, and DAMAGED one at whose offset the bytes are missing or wrong.
         """
-        if not requests:
-            return []
-        states, found, batches = await self._read(requests, max_bytes)
-        if any(isinstance(result, DamagedChunkError) for result in batches):
-            # Compaction or the roller may have moved the bytes since the index was read.
-            states, found, batches = await self._read(requests, max_bytes)
-        per_request: list[list[tuple[Chunk, Batches | DamagedChunkError]]] = [[] for _ in requests]
-        for (position, chunk), result in zip(found, batches, strict=True):
-            per_request[position].append((chunk, result))
         results: list[ReadResult | Refusal] = []
         remaining_bytes = max_bytes
         returned_any = False
-        for request, state, chunks in zip(requests, states, per_request, strict=True):
-            if state is None:
-                results.append(Refusal.UNKNOWN_PARTITION)
-                continue
-            limit_bytes = min(request.max_bytes, remaining_bytes)
-            taken: list[StoredBatch] = []
-            damaged = False
-            for chunk, held in chunks:
-                if isinstance(held, DamagedChunkError):
-                    self._report(chunk, held)
-                    damaged = True
-                    break
-                if limit_bytes <= 0 and returned_any:
-                    break
-                for batch in held:
-                    if batch.last_offset < request.offset:
-                        continue
-                    size_bytes = len(batch.records)
-                    if (size_bytes > limit_bytes or limit_bytes <= 0) and returned_any:
-                        limit_bytes = 0
-                        break
-                    taken.append(batch)
-                    returned_any = True
-                    limit_bytes -= size_bytes
-                    remaining_bytes -= size_bytes
-            results.append(Refusal.DAMAGED if damaged and not taken else ReadResult(state, tuple(taken)))
+        for begin in range(0, len(requests), REQUESTS_AT_ONCE):
+            piece = requests[begin : begin + REQUESTS_AT_ONCE]
+            states_only = returned_any and remaining_bytes <= 0
+            states, found, batches = await self._read(piece, remaining_bytes, states_only=states_only)
+            if any(isinstance(result, DamagedChunkError) for result in batches):
+                # Compaction or the roller may have moved the bytes since the index was read.
+                states, found, batches = await self._read(piece, remaining_bytes, states_only=states_only)
+            per_request: list[list[tuple[Chunk, Batches | DamagedChunkError]]] = [[] for _ in piece]
+            for (position, chunk), result in zip(found, batches, strict=True):
+                per_request[position].append((chunk, result))
+            for request, state, chunks in zip(piece, states, per_request, strict=True):
+                if state is None:
+                    results.append(Refusal.UNKNOWN_PARTITION)
+                    continue
+                taken, damaged = self._take(request, chunks, remaining_bytes, returned_any=returned_any)
+                remaining_bytes -= sum(len(batch.records) for batch in taken)
+                returned_any = returned_any or bool(taken)
+                results.append(Refusal.DAMAGED if damaged and not taken else ReadResult(state, tuple(taken)))
         return results
 
+    def _take(
+        self,
+        request: ReadRequest,
+        chunks: list[tuple[Chunk, Batches | DamagedChunkError]],
+        remaining_bytes: int,
+        *,
+        returned_any: bool,
+    ) -> tuple[list[StoredBatch], bool]:
+        """What of these chunks answers the request, and whether that ends at a damaged one."""
+        limit_bytes = min(request.max_bytes, remaining_bytes)
+        taken: list[StoredBatch] = []
+        for chunk, held in chunks:
+            if isinstance(held, DamagedChunkError):
+                self._report(chunk, held)
+                return taken, True
+            for batch in held:
+                if batch.last_offset < request.offset:
+                    continue
+                size_bytes = len(batch.records)
+                if (size_bytes > limit_bytes or limit_bytes <= 0) and (returned_any or taken):
+                    return taken, False
+                taken.append(batch)
+                limit_bytes -= size_bytes
+        return taken, False
+
     async def _read(
-        self, requests: Sequence[ReadRequest], max_bytes: int
+        self, requests: Sequence[ReadRequest], max_bytes: int, *, states_only: bool
     ) -> tuple[list[PartitionState | None], list[tuple[int, Chunk]], list[Batches | DamagedChunkError]]:
         """Per request its state, None if there is no such partition; the chunks with the request's position, and their
         batches."""
         rows = await self._cold.fetch(
             _READ_CHUNKS,
             [request.partition_key for request in requests],
-            [request.offset for request in requests],
+            # No log begins below 0.
+            [-1 if states_only else request.offset for request in requests],
             [request.max_bytes for request in requests],
             max_bytes,
             SPARE_BYTES,
@@ -261,7 +279,7 @@ class LogStore:
                 states[position] = PartitionState(
                     row["log_start_offset"],
                     row["high_watermark"],
-                    row["high_watermark"],
+                    row["last_stable_offset"],
                     row["leader_epoch"],
                     row["partition_size_bytes"],
                 )
@@ -286,7 +304,11 @@ class LogStore:
         rows = await self._hot.fetch(_PARTITION_STATES, list(keys))
         return {
             PartitionKey(row["partition_key"]): PartitionState(
-                row["log_start_offset"], row["next_offset"], row["next_offset"], row["leader_epoch"], row["size_bytes"]
+                row["log_start_offset"],
+                row["high_watermark"],
+                row["last_stable_offset"],
+                row["leader_epoch"],
+                row["size_bytes"],
             )
             for row in rows
         }
@@ -300,7 +322,7 @@ class LogStore:
         self, key: PartitionKey, timestamp_ms: int, from_offset: int = 0
     ) -> StoredBatch | None:
         """The first batch that begins at `from_offset` or later, still in the log, whose head says that it has a record
-        at or after `timestamp_ms`; None if there is none. StorageError if its chunk is damaged."""
+        at or after `timestamp_ms`; None if there is none. RecordsUnreadable if its chunk is."""
         timestamp_ms = max(timestamp_ms, 0)
         at_offset = from_offset
         while True:
@@ -340,7 +362,7 @@ class LogStore:
         (result,) = await self.reader.batches([chunk])
         if isinstance(result, DamagedChunkError):
             self._report(chunk, result)
-            raise StorageError(f"records of partition {chunk.partition_key} cannot be read: {result}")
+            raise RecordsUnreadable(f"records of partition {chunk.partition_key} cannot be read: {result}")
         return result
 
     async def delete_records(self, key: PartitionKey, before_offset: int) -> int | Refusal:

@@ -47,6 +47,7 @@ async def migrate(database: Database) -> int:
             await connection.execute(sql, timeout=MIGRATION_PATIENCE_S)
             await connection.execute(statement("record_migration"), number, name)
         await _install_functions(connection)
+        await connection.execute(statement("use_functions"), schema.FUNCTION_SCHEMA)
         return len(known)
 
     return await database.control.transact(apply)

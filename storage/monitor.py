@@ -40,6 +40,15 @@ class GroupSize:
     members: int
 
 
+@dataclass(frozen=True, slots=True)
+class DeletionTotals:
+    """Deleted topics that still have rows: how many, the age of the oldest, how many of them have failed."""
+
+    pending: int
+    oldest_s: float
+    failing: int
+
+
 class Monitor:
     """Each call gives at most `limit` rows, in a stable order, and raises StorageUnavailable when Postgres is away."""
 
@@ -73,3 +82,8 @@ class Monitor:
             GroupSize(loaded(row["group_id"]), row["state"], row["members"])
             for row in await self._pool.fetch(statement("monitored_groups"), limit)
         ]
+
+    async def deletions(self) -> DeletionTotals:
+        row = await self._pool.fetch_row(statement("deletion_totals"))
+        assert row is not None
+        return DeletionTotals(row["pending"], row["oldest_s"], row["failing"])

@@ -15,6 +15,7 @@ from typing import cast
 from storage.errors import StorageConflict
 from storage.pool import Database, Row
 from storage.queries import statement
+from storage.schema import FUNCTION_SCHEMA
 from storage.types import Address, CoordinatorLease, LeaseKind, Node, NodeId, NodeReport
 
 
@@ -40,7 +41,9 @@ class NodeStore:
 
     async def register(self, name: str, listeners: Mapping[str, Address], rack: str | None, ttl_ms: int) -> NodeId:
         """The node's id for `ttl_ms` from now: the one its name had before, else the lowest (>= 1) of no live node."""
-        row = await self._pool.fetch_row(statement("register_node"), name, json.dumps(listeners), rack, ttl_ms)
+        row = await self._pool.fetch_row(
+            statement("register_node"), name, json.dumps(listeners), rack, ttl_ms, FUNCTION_SCHEMA
+        )
         assert row is not None
         node_id = NodeId(row["node_id"])
         self._incarnations[node_id] = row["incarnation"]
@@ -68,12 +71,13 @@ class NodeStore:
     async def renew(self, node_id: NodeId, ttl_ms: int, announced: int = 0, catalog_revision: int = 0) -> bool:
         """Prolongs the registration; whether it had run out. StorageConflict if another process has it. `announced` is
         how many announcements of appends have been sent, for others to see whether they missed any."""
+        asked = self._guard.history
         row = await self._pool.fetch_row(
             statement("renew_node"), node_id, self.incarnation(node_id), ttl_ms, announced, catalog_revision
         )
         if row is None:
             raise StorageConflict(f"node {node_id} has been taken over by another process")
-        self._guard.seen(row["history"], row["flushed_lsn"])
+        self._guard.seen(asked, row["history"], row["flushed_lsn"])
         return bool(row["lapsed"])
 
     async def alive(self) -> list[Node]:

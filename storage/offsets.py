@@ -39,6 +39,9 @@ def _committed_offset(row: Row) -> CommittedOffset:
     )
 
 
+_DELETED_AT_A_TIME = 10_000
+
+
 class OffsetStore:
     """Commits, reads, deletes and expires offsets."""
 
@@ -96,18 +99,21 @@ class OffsetStore:
         return [_committed_offset(row) for row in rows]
 
     async def delete(self, group_id: str, partitions: Sequence[tuple[UUID, int]], lease: CoordinatorLease) -> None:
-        """Removes the group's offsets of `partitions`. StorageConflict if the lease is not current."""
+        """Removes the group's offsets of `partitions`, a bounded number at a time. StorageConflict if the lease is not
+        current."""
 
-        async def remove(connection: Connection) -> None:
+        async def remove(connection: Connection, some: Sequence[tuple[UUID, int]]) -> None:
             await _check_lease(connection, lease)
             await connection.execute(
                 statement("delete_offsets"),
                 stored(group_id),
-                [topic_id for topic_id, _ in partitions],
-                [partition_index for _, partition_index in partitions],
+                [topic_id for topic_id, _ in some],
+                [partition_index for _, partition_index in some],
             )
 
-        await self._hot.transact(remove)
+        for first in range(0, len(partitions), _DELETED_AT_A_TIME):
+            some = partitions[first : first + _DELETED_AT_A_TIME]
+            await self._hot.transact(lambda connection, some=some: remove(connection, some))
 
     async def expire(
         self,

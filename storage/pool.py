@@ -26,7 +26,7 @@ import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from storage.database_url import parse_database_url
 from storage.errors import StorageError, StorageUnavailable
-from storage.guard import HistoryGuard
+from storage.guard import HistoryGuard, Witness
 from storage.queries import statement
 from storage.schema import SEARCH_PATH
 
@@ -205,12 +205,14 @@ def _prepare_session(settings: Mapping[str, str], guard: HistoryGuard) -> Callab
 
     async def prepare(connection: Connection) -> None:
         await connection.fetch(statement("pin_session_settings"), list(settings), list(settings.values()))
-        known_lsn = guard.flushed_lsn  # what is seen while the question is on its way may be later than its answer
-        witness = await connection.fetchrow(statement("history_witness"))
-        assert witness is not None
-        standby = witness["identity"] is None
-        history = await connection.fetchval(statement("present_history")) if guard.accepted and not standby else None
-        guard.check(witness["identity"], witness["flushed_lsn"], history, known_lsn)
+        known = guard.known()
+        server = await connection.fetchrow(statement("history_witness"))
+        assert server is not None
+        present: Row | None = None
+        if guard.accepted and server["identity"] is not None:
+            present = await connection.fetchrow(statement("present_history"), known.transactions)
+        history, has_all = (None, False) if present is None else (present["history"], present["has_all"])
+        guard.check(Witness(server["identity"], server["flushed_lsn"], history, has_all), known)
 
     return prepare
 

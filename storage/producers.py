@@ -38,8 +38,9 @@ class ProducerStore:
             self._next_id += 1
             return producer_id
 
-    async def expire(self, before_ms: int, limit: int) -> int:
-        """Forgets producers idle since before `before_ms` (Unix ms), about `limit` of them at most; how many it forgot.
+    async def expire(self, idle_ms: int, limit: int) -> int:
+        """Forgets producers idle for more than `idle_ms` by Postgres' clock, about `limit` of them at most; how many it
+        forgot.
 
         Upstream: producer.id.expiration.ms. A forgotten producer may go on with any sequence.
         """
@@ -47,7 +48,7 @@ class ProducerStore:
         partition_key, producer_id = -1, -1
         while forgotten < limit:
             row = await self._database.cold.fetch_row(
-                statement("expire_producers"), before_ms, min(limit, _LOOKED_AT), partition_key, producer_id
+                statement("expire_producers"), idle_ms, min(limit, _LOOKED_AT), partition_key, producer_id
             )
             assert row is not None
             forgotten += row["forgotten"]

@@ -1,4 +1,4 @@
-"""What leaves the log: by time, by size, by DeleteRecords, and with its topic.
+"""What leaves the log: by time, by size and by DeleteRecords; what goes with its topic is `deletion.py`'s.
 
 The one idea: the log start moves first, in one small update that readers see at once; rows of the index below it follow
 in bounded pieces, each a short transaction, one partition after the other. Chunks go from the oldest, whole, up to the
@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from storage.pool import Connection, Database
+from storage.pool import Database
 from storage.queries import statement
 from storage.types import PartitionKey
 
@@ -26,9 +26,6 @@ DEFAULT_RETENTION_MS = 7 * 24 * 60 * 60 * 1000
 """Kafka's log.retention.ms when nothing is set."""
 
 _CHUNKS_PER_STATEMENT = 1000
-
-_PARTITIONS_PER_PURGE = 1000
-_PRODUCERS_PER_STATEMENT = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,31 +114,3 @@ async def apply(database: Database, policies: Sequence[RetentionPolicy], *, max_
             log_starts[key] = log_start
             waiting.append(candidate)
     return RetentionPass(log_starts, removed.batches, removed.size_bytes, not waiting)
-
-
-async def purge(database: Database, *, max_chunks: int = 200_000, grace_ms: int = 60_000) -> RetentionPass:
-    """One pass over the rows of topics deleted at least `grace_ms` ago, which is longer than any call that began before
-    the deletion may last. The topic's own row goes last."""
-    removed = _Removed(max_chunks)
-    partitions = await database.cold.fetch(statement("deleted_partitions"), grace_ms, _PARTITIONS_PER_PURGE)
-    complete = len(partitions) < _PARTITIONS_PER_PURGE
-    for partition in partitions:
-        key = PartitionKey(partition["partition_key"])
-        while removed.room > 0 and await removed.run(database, statement("delete_chunks"), key):
-            pass
-        if removed.room <= 0:
-            complete = False
-            break
-        while await database.cold.fetch_value(statement("delete_producer_states"), key, _PRODUCERS_PER_STATEMENT):
-            pass
-        await database.cold.fetch(statement("delete_partition"), key)
-
-    async def delete_emptied(connection: Connection) -> None:
-        rows = await connection.fetch(statement("lock_emptied_topics"), grace_ms, _PARTITIONS_PER_PURGE)
-        topic_ids = [row["topic_id"] for row in rows]
-        if topic_ids:
-            await connection.execute(statement("delete_offsets_of_topics"), topic_ids)
-            await connection.execute(statement("delete_emptied_topics"), topic_ids)
-
-    await database.cold.transact(delete_emptied)
-    return RetentionPass({}, removed.batches, removed.size_bytes, complete)

@@ -1,88 +1,109 @@
-"""Where bytes go after their commit: out of Postgres into segments, and out of segments in which little is alive.
+"""Where bytes go after their commit: out of Postgres into segments or objects, and out of those in which little lives.
 
-The one idea: a chunk's bytes are copied, synced, and only then named by its row; until that moment the old place is
-right, and after it the old one is litter. So a pass may end anywhere. What no row names any more is removed: a slot of
-inline bytes by TRUNCATE, a segment by deleting its file, each when nobody can come to name anything in it again.
+The one idea: passes look at what is there and bring it nearer to how it should be; each may end anywhere, and is made
+up for by the next. What no row names any more is removed: a slot of inline bytes by TRUNCATE, a segment or object once
+nobody can come to name anything in it again, and nobody who found it in the index can still be about to read it.
 
-Neighbours that are moved together become one chunk, so that a log of single records does not keep a row for each.
-It asks no lease: two passes side by side cost work, not bytes.
+A lease for jobs lets one node at a time move; two side by side would cost work, not bytes. How bytes are moved is
+`mover.py`'s.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Sequence
-from dataclasses import dataclass
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 
 import structlog
 
-from storage.chunks import CHUNK_BYTES, Chunk, DamagedChunkError, chunk_of
+from storage.byte_store import ByteStore, FoundObject
+from storage.chunks import Chunk, chunk_of
 from storage.errors import StorageError
 from storage.log import LogStore
+from storage.mover import SORTED_BYTES, Mover
 from storage.pool import Connection, Database
 from storage.queries import statement
-from storage.segment_writers import SegmentWriters
 from storage.segments import SegmentDirectory
-from storage.types import StoredBatch
+from storage.store import read_identity
+from storage.types import CoordinatorLease
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
 ROTATE_BYTES = 64 * 1024 * 1024
 ROTATE_AGE_MS = 60_000
-"""How large or old inline bytes become before they are moved. Without segments they only move for size."""
+OBJECTS_AGE_MS = 300_000
+"""How large or old inline bytes become before they are moved, the latter into segments and into objects: every object
+costs a request. Without a store they only move for size."""
 
 SEAL_AFTER_MS = 30 * 60_000
-"""A segment that is open for so long was left by a process that ended; see segment_writers.MAX_AGE_S."""
+"""An object that is open for so long was left by a process that ended; see segment_writers.MAX_AGE_S."""
 
 GRACE_MS = 60_000
-"""What no chunk names is kept this long after its segment was sealed: longer than any append or read may last."""
+"""Longer than any append or read may last: how long an object that is sealed may still come to be named, and how long
+one that is named no more is kept."""
 
-MOVE_BYTES = 8 * 1024 * 1024
-"""What is read, written and synced at a time."""
+SMALL_BYTES = 8 * 1024 * 1024
+SMALL_OBJECTS = 8
+"""So many objects of less than that are put together."""
+
+REMOVED_AT_ONCE = 100
+REMOVAL_PATIENCE_S = 10.0
+"""Postgres ends a transaction that has nothing to do for 15 s."""
 
 _CHUNKS_PER_STATEMENT = 20_000
 _ALIVE_SHARE = 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class _Run:
-    """Chunks of one partition that become one: their offsets follow each other without a gap."""
-
-    chunks: list[Chunk]
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(chunk.size_bytes for chunk in self.chunks)
-
-
 class Roller:
-    """Moves and removes bytes. `roll` and `sweep` are passes; each brings what is there nearer to how it should be."""
+    """Moves and removes bytes. `roll` and `sweep` are passes; with a `lease`, StorageConflict once it is another's."""
 
-    def __init__(self, database: Database, log_store: LogStore, directory: SegmentDirectory | None) -> None:
+    def __init__(
+        self,
+        database: Database,
+        log_store: LogStore,
+        store: ByteStore | None,
+        *,
+        max_bytes: int = ROTATE_BYTES,
+        max_age_ms: int = -1,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`max_bytes` and `max_age_ms` say how large or old inline bytes become; -1: the age that fits the store."""
+        self._max_bytes = max_bytes
+        self._max_age_ms = max_age_ms
         self._pool = database.cold
-        self._log = log_store
-        self._directory = directory
-        self._writers = SegmentWriters(database, directory) if directory is not None else None
+        self._store = store
+        self._mover = Mover(database, log_store, store)
+        self._monotonic = monotonic
+        self._listed_at: float | None = None
 
     async def close(self) -> None:
-        if self._writers is not None:
-            await self._writers.close()
+        await self._mover.close()
+
+    @property
+    def _age_ms(self) -> int:
+        if self._store is None:
+            return -1
+        if self._max_age_ms >= 0:
+            return self._max_age_ms
+        return ROTATE_AGE_MS if isinstance(self._store, SegmentDirectory) else OBJECTS_AGE_MS
 
     # --- inline bytes ---------------------------------------------------------------------------------------------
 
-    async def roll(self, *, max_bytes: int = ROTATE_BYTES, max_age_ms: int = ROTATE_AGE_MS) -> int:
+    async def roll(
+        self, *, max_bytes: int | None = None, max_age_ms: int | None = None, lease: CoordinatorLease | None = None
+    ) -> int:
         """One pass over inline bytes: moves what is old or much, empties slots; how many bytes it moved."""
-        await self._pool.fetch_value(
-            statement("rotate_inline"), max_bytes, max_age_ms if self._directory is not None else -1
-        )
+        size_bytes = self._max_bytes if max_bytes is None else max_bytes
+        age_ms = self._age_ms if max_age_ms is None or self._store is None else max_age_ms
+        await self._pool.fetch_value(statement("rotate_inline"), size_bytes, age_ms)
         moved_bytes = 0
         for row in await self._pool.fetch(statement("inline_slots")):
             slot: int = row["slot"]
-            if self._directory is None:
+            if self._store is None:
                 alive_bytes = sum([_size(page) async for page in self._alive_inline(slot)])
                 if alive_bytes >= _ALIVE_SHARE * row["size_bytes"]:
                     continue
-            async for page in self._alive_inline(slot):
-                moved_bytes += await self._move(page, inline_slot=slot)
+            moved_bytes += await self._mover.move(self._alive_inline(slot), inline_slot=slot, lease=lease)
             await self._truncate(slot)
         return moved_bytes
 
@@ -104,192 +125,142 @@ class Roller:
             # Whoever reads it, a dump for instance, may take long: the next pass tries again.
             log.info("inline bytes not removed yet", slot=slot, reason=str(error))
 
-    # --- segments -------------------------------------------------------------------------------------------------
+    # --- segments and objects -------------------------------------------------------------------------------------
 
-    async def sweep(self, *, grace_ms: int = GRACE_MS) -> int:
-        """One pass over segments: rewrites those of which little is alive, deletes what no chunk names; how many files
-        it deleted."""
-        directory = self._directory
-        if directory is None:
+    async def sweep(self, *, grace_ms: int = GRACE_MS, lease: CoordinatorLease | None = None) -> int:
+        """One pass over what is in the store: rewrites that of which little is alive, puts small objects together,
+        deletes what no chunk names; how many it deleted."""
+        store = self._store
+        if store is None:
             return 0
         await self._pool.fetch(statement("seal_old_objects"), SEAL_AFTER_MS)
-        found = {segment.object_id: segment for segment in directory.found()}
         sealed = {
             row["object_id"]: row["size_bytes"] for row in await self._pool.fetch(statement("sealed_objects"), grace_ms)
         }
         alive_bytes = dict.fromkeys(sealed, 0)
-        async for chunk in self._in_objects():
-            if chunk.object_id in alive_bytes:
-                alive_bytes[chunk.object_id] += chunk.size_bytes
-        dead = [object_id for object_id, size_bytes in alive_bytes.items() if not size_bytes]
-        known = {row["object_id"] for row in await self._pool.fetch(statement("known_objects"), list(found))}
-        orphans = [
-            object_id
-            for object_id, segment in found.items()
-            if object_id not in known and segment.age_s * 1000 >= grace_ms
-        ]
-        if not await self._delete(directory, dead, orphans):
+        async for page in self._in_objects():
+            for chunk in page:
+                if chunk.object_id in alive_bytes:
+                    alive_bytes[chunk.object_id] += chunk.size_bytes
+        unnamed = [object_id for object_id, size_bytes in alive_bytes.items() if not size_bytes]
+        await self._pool.fetch(statement("mark_unreferenced"), unnamed)
+        try:
+            found = await self._look(store)
+            deleted = await self._delete_dead(store, grace_ms)
+            if found is not None:
+                deleted += await self._delete_orphans(store, found, grace_ms)
+        except OSError as error:
+            log.warning("the store could not be swept", place=store.location, reason=str(error) or "no answer")
             return 0
-        thin = {
-            object_id
-            for object_id, size_bytes in alive_bytes.items()
-            if size_bytes
-            and object_id in found
-            and size_bytes < _ALIVE_SHARE * (sealed[object_id] or found[object_id].size_bytes)
-        }
-        if thin:
-            await self._move([chunk async for chunk in self._in_objects() if chunk.object_id in thin])
-        return len(dead) + len(orphans)
-
-    async def _delete(self, directory: SegmentDirectory, dead: Sequence[int], orphans: Sequence[int]) -> bool:
-        """Files first, so that none is ever without a row; False while a backup copies them."""
-
-        async def delete(connection: Connection) -> bool:
-            if not await connection.fetchval(statement("try_lock_deletion")):
-                return False
-            for object_id in (*dead, *orphans):
-                directory.delete(object_id)
-            await connection.execute(statement("forget_objects"), dead)
-            return True
-
-        if not dead and not orphans:
-            return True
-        deleted = await self._pool.transact(delete)
-        log.info("segments deleted" if deleted else "segments kept for a backup", dead=len(dead), unknown=len(orphans))
+        sizes = {each.object_id: each.size_bytes for each in found or ()}
+        worn = _thin(alive_bytes, sealed, sizes)
+        if not isinstance(store, SegmentDirectory):
+            worn |= _small(alive_bytes, worn)
+        if worn:
+            await self._mover.move(self._in_objects(worn), lease=lease)
         return deleted
 
-    async def _in_objects(self) -> AsyncGenerator[Chunk]:
-        """Every chunk that does not lie inline, in bounded statements. One that is moved meanwhile may be met where it
-        was; one that stays is met for certain."""
+    async def _look(self, store: ByteStore) -> list[FoundObject] | None:
+        """What is in the store, None where it is not time to look again. Ids that are found there and are unknown here
+        are never given out from then on, so that nothing that is unknown can become known."""
+        now = self._monotonic()
+        if self._listed_at is not None and now - self._listed_at < store.listing_interval_s:
+            return None
+        found = await store.listed()
+        self._listed_at = now
+        if found:
+            await self._pool.fetch(statement("skip_object_ids"), max(each.object_id for each in found))
+        return found
+
+    async def _delete_dead(self, store: ByteStore, grace_ms: int) -> int:
+        deleted = 0
+        while True:
+            rows = await self._pool.fetch(statement("long_unreferenced"), grace_ms, REMOVED_AT_ONCE)
+            dead = [row["object_id"] for row in rows]
+            if not dead or not await self._delete(store, dead, "dead"):
+                return deleted
+            deleted += len(dead)
+
+    async def _delete_orphans(self, store: ByteStore, found: Sequence[FoundObject], grace_ms: int) -> int:
+        known = {
+            row["object_id"]
+            for row in await self._pool.fetch(statement("known_objects"), [each.object_id for each in found])
+        }
+        orphans = [each.object_id for each in found if each.object_id not in known and each.age_s * 1000 >= grace_ms]
+        deleted = 0
+        for first in range(0, len(orphans), REMOVED_AT_ONCE):
+            some = orphans[first : first + REMOVED_AT_ONCE]
+            if not await self._delete(store, some, "unknown"):
+                break
+            deleted += len(some)
+        return deleted
+
+    async def _delete(self, store: ByteStore, object_ids: Sequence[int], kind: str) -> bool:
+        """Bytes first, so that none is ever without a row; False while a backup copies them, or where the store is not
+        this database's any more."""
+        if await read_identity(store) != (await self._pool.fetch_value(statement("log_store"))):
+            log.error("the store holds the records of another database: nothing is removed", place=store.location)
+            return False
+        problem: OSError | None = None
+
+        async def delete(connection: Connection) -> bool:
+            nonlocal problem
+            if not await connection.fetchval(statement("try_lock_deletion")):
+                return False
+            try:
+                async with asyncio.timeout(REMOVAL_PATIENCE_S):
+                    await store.remove(object_ids)
+            except OSError as error:
+                # Here it would be taken for Postgres' own.
+                problem = error
+                return False
+            await connection.execute(statement("forget_objects"), object_ids)
+            return True
+
+        deleted = await self._pool.transact(delete)
+        if problem is not None:
+            raise problem
+        log.info("objects deleted" if deleted else "objects kept for a backup", count=len(object_ids), kind=kind)
+        return deleted
+
+    async def _in_objects(self, only: frozenset[int] | None = None) -> AsyncIterator[list[Chunk]]:
+        """Every chunk that does not lie inline, in the order of the log and in bounded statements; or those in the
+        objects given. One that is moved meanwhile may be met where it was; one that stays is met for certain."""
         key, offset = 0, -1
         while True:
             rows = await self._pool.fetch(statement("chunks_in_objects"), key, offset, _CHUNKS_PER_STATEMENT)
-            for row in rows:
-                if row["object_id"] is not None:
-                    yield chunk_of(row)
+            yield [
+                chunk_of(row)
+                for row in rows
+                if row["object_id"] is not None and (only is None or row["object_id"] in only)
+            ]
             if len(rows) < _CHUNKS_PER_STATEMENT:
                 return
             key, offset = rows[-1]["partition_key"], rows[-1]["base_offset"]
 
-    # --- moving ---------------------------------------------------------------------------------------------------
 
-    async def _move(self, chunks: Iterable[Chunk], *, inline_slot: int | None = None) -> int:
-        """Copies chunks, all inline in one slot or all in segments, to where bytes go now; how many bytes moved."""
-        moved_bytes = 0
-        for runs in _pieces(_runs(sorted(chunks, key=_by_place))):
-            moved_bytes += await self._move_piece(runs, inline_slot)
-        return moved_bytes
-
-    async def _move_piece(self, runs: Sequence[_Run], inline_slot: int | None) -> int:
-        wanted = [chunk for run in runs for chunk in run.chunks]
-        records: dict[int, bytes] = {}
-        if inline_slot is not None:
-            positions = [chunk.position for chunk in wanted]
-            for row in await self._pool.fetch(statement("inline_bytes"), inline_slot, positions):
-                records[row["position"]] = row["records"]
-        held = await self._log.reader.batches_uncached(
-            [chunk if inline_slot is None else chunk.with_records(records.get(chunk.position)) for chunk in wanted]
-        )
-        told = iter(held)
-        moving: list[tuple[_Run, list[StoredBatch]]] = []
-        for run in runs:
-            batches: list[StoredBatch] = []
-            whole = True
-            for chunk in run.chunks:
-                result = next(told)
-                if isinstance(result, DamagedChunkError):
-                    log.error(
-                        "records cannot be moved",
-                        partition_key=chunk.partition_key,
-                        base_offset=chunk.base_offset,
-                        reason=str(result),
-                    )
-                    whole = False
-                else:
-                    batches.extend(result)
-            if whole:
-                moving.append((run, batches))
-        if not moving:
-            return 0
-        if self._writers is None:
-            return sum([await self._swap(run, batches, None, None) for run, batches in moving])
-        size_bytes = sum(run.size_bytes for run, _ in moving)
-        segment = await self._writers.take(size_bytes)
-        position = first = segment.reserve(size_bytes)
-        try:
-            await self._writers.write(segment, [batch.records for _, batches in moving for batch in batches], first)
-        except OSError as error:
-            self._writers.drop(segment)
-            log.warning("records could not be moved", reason=str(error))
-            return 0
-        self._writers.give_back(segment)
-        moved_bytes = 0
-        for run, batches in moving:
-            moved_bytes += await self._swap(run, batches, segment.object_id, position)
-            position += run.size_bytes
-        return moved_bytes
-
-    async def _swap(
-        self, run: _Run, batches: Sequence[StoredBatch], object_id: int | None, position: int | None
-    ) -> int:
-        """Names the new place; 0 where the chunks have changed since they were looked at."""
-        refusal = await self._pool.fetch_value(
-            statement("replace_chunks"),
-            run.chunks[0].partition_key,
-            None,
-            None,
-            [chunk.base_offset for chunk in run.chunks],
-            [chunk.object_id for chunk in run.chunks],
-            [chunk.position for chunk in run.chunks],
-            [run.chunks[0].base_offset],
-            [run.chunks[-1].last_offset],
-            [max(batch.max_timestamp_ms for batch in batches)],
-            [len(batches)],
-            [run.chunks[-1].leader_epoch],
-            [run.size_bytes],
-            object_id,
-            None if position is None else [position],
-            [b"".join(batch.records for batch in batches)] if object_id is None else None,
-        )
-        return 0 if refusal is not None else run.size_bytes
+def _thin(alive_bytes: Mapping[int, int], sealed: Mapping[int, int | None], found: Mapping[int, int]) -> frozenset[int]:
+    """Objects less than half of whose bytes are alive."""
+    return frozenset(
+        object_id
+        for object_id, size_bytes in alive_bytes.items()
+        if size_bytes and size_bytes < _ALIVE_SHARE * (sealed[object_id] or found.get(object_id, 0))
+    )
 
 
-def _size(chunks: Iterable[Chunk]) -> int:
+def _small(alive_bytes: Mapping[int, int], worn: frozenset[int]) -> frozenset[int]:
+    """Small objects, if there are enough to make a large one of them, or a larger one."""
+    small = frozenset(
+        object_id
+        for object_id, size_bytes in alive_bytes.items()
+        if 0 < size_bytes < SMALL_BYTES and object_id not in worn
+    )
+    return (
+        small
+        if len(small) >= SMALL_OBJECTS or sum(alive_bytes[each] for each in small) >= SORTED_BYTES
+        else frozenset()
+    )
+
+
+def _size(chunks: Sequence[Chunk]) -> int:
     return sum(chunk.size_bytes for chunk in chunks)
-
-
-def _by_place(chunk: Chunk) -> tuple[int, int]:
-    return chunk.partition_key, chunk.base_offset
-
-
-def _runs(chunks: Iterable[Chunk]) -> list[_Run]:
-    """Neighbours that make one chunk together."""
-    runs: list[_Run] = []
-    size_bytes = 0
-    for chunk in chunks:
-        last = runs[-1].chunks[-1] if runs else None
-        size_bytes += chunk.size_bytes
-        if (
-            last is not None
-            and last.partition_key == chunk.partition_key
-            and last.last_offset + 1 == chunk.base_offset
-            and size_bytes <= CHUNK_BYTES
-        ):
-            runs[-1].chunks.append(chunk)
-        else:
-            runs.append(_Run([chunk]))
-            size_bytes = chunk.size_bytes
-    return runs
-
-
-def _pieces(runs: Iterable[_Run]) -> list[list[_Run]]:
-    """What is moved at a time."""
-    pieces: list[list[_Run]] = []
-    size_bytes = MOVE_BYTES
-    for run in runs:
-        if size_bytes + run.size_bytes > MOVE_BYTES:
-            pieces.append([])
-            size_bytes = 0
-        pieces[-1].append(run)
-        size_bytes += run.size_bytes
-    return pieces

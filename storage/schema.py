@@ -4,7 +4,8 @@ The one idea: tables are shared by every release that serves, functions belong t
 schema `sluice` and change by numbered migrations, each of which must leave the previous release able to read and write.
 Functions are files as they are now: each set of them lives in a schema named by its digest, which is written once and
 never changed. So a node of the previous release and one of the new call their own functions on the same tables, and a
-function may change its parameters without a copy of it in the next migration.
+function may change its parameters without a copy of it in the next migration. Functions that no node calls any more are
+dropped by `storage/releases.py`.
 """
 
 from __future__ import annotations

@@ -5,20 +5,24 @@ in Postgres alone. So a write that nobody came to refer to is litter, not damage
 it. Whatever `append` has returned is on disk: data by fdatasync, the file's name by a sync of its directory when it was
 made.
 
-It does not know what the bytes are. Its calls block, and are made from threads.
+It does not know what the bytes are. Calls that are not `async` block, and are made from threads.
 """
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from storage.byte_store import MARKER, Buffer, FoundObject, Range, T
+
 SEGMENT_BYTES = 64 * 1024 * 1024
+READERS = 4
 READ_AHEAD_BYTES = 4 * 1024 * 1024
 """What the kernel is asked to read behind a range that was read, for those who go on in order."""
 
@@ -26,16 +30,6 @@ _MAX_BUFFERS = 1024
 """IOV_MAX of Linux."""
 
 _NAME = re.compile(r"^([0-9a-f]{16})\.segment$")
-
-Buffer = bytes | bytearray | memoryview
-
-
-@dataclass(frozen=True, slots=True)
-class FoundSegment:
-    object_id: int
-    size_bytes: int
-    age_s: float
-    """Since it was last written to."""
 
 
 class OpenSegment:
@@ -86,9 +80,19 @@ class OpenSegment:
 class SegmentDirectory:
     """The files of one store."""
 
+    listing_interval_s = 0.0
+
     def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
         self.directory = directory
         self.segment_bytes = segment_bytes
+        self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="segment-reader")
+
+    @property
+    def location(self) -> str:
+        return str(self.directory)
+
+    def name(self, object_id: int) -> str:
+        return str(self.path(object_id))
 
     def path(self, object_id: int) -> Path:
         return self.directory / f"{object_id:016x}.segment"
@@ -143,9 +147,9 @@ class SegmentDirectory:
         """Removes the file if it is there."""
         self.path(object_id).unlink(missing_ok=True)
 
-    def found(self) -> list[FoundSegment]:
+    def found(self) -> list[FoundObject]:
         """Every segment there is."""
-        found: list[FoundSegment] = []
+        found: list[FoundObject] = []
         now = time.time()
         with os.scandir(self.directory) as entries:
             for entry in entries:
@@ -154,8 +158,61 @@ class SegmentDirectory:
                         status = entry.stat()
                     except FileNotFoundError:
                         continue
-                    found.append(FoundSegment(int(match[1], 16), status.st_size, now - status.st_mtime))
+                    found.append(FoundObject(int(match[1], 16), status.st_size, now - status.st_mtime))
         return found
+
+    # --- as a store of bytes --------------------------------------------------------------------------------------
+
+    async def put(self, object_id: int, pieces: Sequence[Buffer]) -> None:
+        def write() -> None:
+            segment = self.create(object_id)
+            try:
+                segment.append(pieces, segment.reserve(sum(map(len, pieces))))
+            finally:
+                segment.close()
+
+        await self._in_thread(write)
+
+    async def load(self, object_id: int, ranges: Sequence[Range], look: Callable[[list[bytearray]], T]) -> T:
+        return await self._in_thread(lambda: look(self.read(object_id, ranges)))
+
+    def forget(self, object_id: int | None) -> None:
+        """Nothing is kept here."""
+
+    async def remove(self, object_ids: Sequence[int]) -> None:
+        def delete() -> None:
+            for object_id in object_ids:
+                self.delete(object_id)
+
+        await self._in_thread(delete)
+
+    async def listed(self) -> list[FoundObject]:
+        return await self._in_thread(self.found)
+
+    async def read_marker(self) -> bytes | None:
+        try:
+            return (self.directory / MARKER).read_bytes()
+        except FileNotFoundError:
+            return None
+
+    async def create_marker(self, marker: bytes) -> None:
+        """Two processes that do so at once are kept apart by `store.py`."""
+        path = self.directory / MARKER
+        if path.exists():
+            raise FileExistsError(f"{path} is there already")
+        fresh = self.directory / f"{MARKER}.new"
+        with fresh.open("wb") as file:
+            file.write(marker)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(path)
+        sync_directory(self.directory)
+
+    def close(self) -> None:
+        self._threads.shutdown(wait=False)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
 
 def _read(fd: int, buffers: list[bytearray], position: int) -> int:

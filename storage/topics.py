@@ -2,7 +2,7 @@
 
 The one idea: every change takes the next revision under one lock, so a node that remembers the catalog of one revision
 asks for what changed since, in one query whose cost follows the changes. Deleting hides a topic at once and frees its
-name; its rows go later (`storage.retention.purge`). Names and config values are taken as they are: checking them is the
+name; its rows go later (`storage/deletion.py`). Names and config values are taken as they are: checking them is the
 gateway's.
 """
 
@@ -131,7 +131,7 @@ class TopicStore:
         return await self._pool.transact(create_all)
 
     async def delete(self, topic_id: UUID) -> bool:
-        """Hides the topic, stops its log and removes committed offsets for it. False if no live topic has the id."""
+        """Hides the topic and closes its log, whatever it holds at the same cost. False if no live topic has the id."""
         return bool(await self._pool.fetch_value(statement("delete_topic"), topic_id))
 
     async def create_partitions(self, topic_id: UUID, new_total: int) -> Topic | Refusal:

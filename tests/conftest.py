@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Generator, Iterator, Mapping
+from pathlib import Path
 
 import pytest
 
 from storage.migrate import migrate
 from storage.pool import Database
-from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess
 from tests.postgres import Databases, databases, short_directory
+from tests.restorable_postgres import RestorablePostgres, restorable_postgres
 
 NO_SETTINGS: Mapping[str, str] = {}
 
@@ -52,22 +54,29 @@ def empty_database_url(postgres: Databases) -> Iterator[str]:
     postgres.drop(url)
 
 
+@pytest.fixture
+def restorable() -> Iterator[RestorablePostgres]:
+    """A server of the test's own, whose files it can put back."""
+    with restorable_postgres() as server:
+        yield server
+
+
 @pytest.fixture(scope="module")
 def gateway(postgres: Databases) -> Iterator[GatewayProcess]:
     """A gateway shared by the tests of a module, on a database of its own, without initial rebalance delay."""
-    with _gateway_factory(postgres) as factory:
+    with gateways(postgres) as factory:
         yield factory()
 
 
 @pytest.fixture
 def gateway_factory(postgres: Databases) -> Iterator[GatewayFactory]:
     """Starts gateways that end with the test."""
-    with _gateway_factory(postgres) as factory:
+    with gateways(postgres) as factory:
         yield factory
 
 
 @contextlib.contextmanager
-def _gateway_factory(server: Databases) -> Iterator[GatewayFactory]:
+def gateways(server: Databases) -> Iterator[GatewayFactory]:
     with contextlib.ExitStack() as stack:
 
         def start(
@@ -76,6 +85,7 @@ def _gateway_factory(server: Databases) -> Iterator[GatewayFactory]:
             embedded: bool = False,
             database_url: str | None = None,
             environment: Mapping[str, str] = NO_SETTINGS,
+            root: Path = ROOT,
         ) -> GatewayProcess:
             directory = stack.enter_context(short_directory())
             if not embedded and database_url is None:
@@ -86,6 +96,7 @@ def _gateway_factory(server: Databases) -> Iterator[GatewayFactory]:
                 database_url=database_url,
                 settings={"group.initial.rebalance.delay.ms": "0", **settings},
                 environment=environment,
+                root=root,
             )
             _gateways.append(process)
             stack.callback(_gateways.remove, process)

@@ -37,7 +37,10 @@ class GatewayProcess:
         database_url: str | None,
         settings: Mapping[str, str],
         environment: Mapping[str, str],
+        root: Path = ROOT,
     ) -> None:
+        """`root`: the sources that it runs, of another release for one."""
+        self._root = root
         self.data_dir = directory
         self.log_path = directory / "gateway.log"
         self.database_url = database_url
@@ -76,7 +79,7 @@ class GatewayProcess:
         assert not self.running
         with self.log_path.open("ab") as log:
             self._process = subprocess.Popen(
-                self._arguments, cwd=ROOT, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                self._arguments, cwd=self._root, env=self._environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log
             )
         deadline = time.monotonic() + START_SECONDS
         while not answers(self.bootstrap):
@@ -97,6 +100,10 @@ class GatewayProcess:
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"the gateway did not stop in {STOP_SECONDS:.0f} s:\n{self.log_tail()}") from None
+
+    def send_signal(self, number: int) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def kill(self) -> None:
         """kill −9, and wait until the kernel has taken it down."""
@@ -166,6 +173,7 @@ class GatewayFactory(Protocol):
         embedded: bool = False,
         database_url: str | None = None,
         environment: Mapping[str, str] = ...,
+        root: Path = ...,
     ) -> GatewayProcess:
         """`settings` are Kafka's, as for `--set`; the initial rebalance delay is 0 unless given.
 

@@ -58,6 +58,7 @@ async def join_group(request: JoinGroupRequest, context: RequestContext) -> Join
             rebalance_timeout_ms=request.rebalance_timeout_ms,
             new_member_id=_new_member_id(request.group_instance_id or client_id),
             reason=request.reason,
+            connection_number=context.connection.number,
         ),
     )
     if isinstance(reply, asyncio.Future):

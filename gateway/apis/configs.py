@@ -5,7 +5,8 @@ broker's dynamic ones for that node alone, or for all under the empty name, whic
 of its own. Both take effect on this node before the answer, on others when they next follow
 the catalog.
 
-A group's settings are stored by its id and wait for it. Loggers and client metrics have no settings here.
+A group's settings are stored by its id and wait for it. `broker_loggers.py` has the levels of loggers; client metrics
+have no settings here.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from functools import partial
 
 import structlog
 
+from gateway.apis.broker_loggers import Operation, alter_loggers, describe_loggers, read_broker_id
 from gateway.config.broker import BROKER_CONFIGS, NODE_CONFIGS, BrokerConfig, parse_broker_configs
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
 from gateway.config.group import GROUP_CONFIGS, group_intervals, group_layers
@@ -63,15 +65,6 @@ class ResourceType(IntEnum):
     BROKER_LOGGER = 8
     CLIENT_METRICS = 16
     GROUP = 32
-
-
-class Operation(IntEnum):
-    """Upstream's AlterConfigOp.OpType."""
-
-    SET = 0
-    DELETE = 1
-    APPEND = 2
-    SUBTRACT = 3
 
 
 # --- DescribeConfigs ----------------------------------------------------------------------------------------------
@@ -131,13 +124,16 @@ def _describe(
             ]
         case ResourceType.BROKER:
             entries = _describe_broker(resource, request, services)
-        case ResourceType.GROUP if resource.resource_name:
+        case ResourceType.BROKER_LOGGER:
+            entries = describe_loggers(resource, services.membership.node_id)
+        case ResourceType.GROUP:
+            _check_group_name(resource.resource_name)
             configs = services.catalog.group_configs.get(resource.resource_name, {})
             entries = [
                 _group_entry(key, configs, services.catalog.broker, request) for key in _chosen(GROUP_CONFIGS, resource)
             ]
         case _:
-            raise _unsupported(resource.resource_type, resource.resource_name)
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {resource.resource_type}")
     return entries
 
 
@@ -173,10 +169,11 @@ def _describe_broker(
     if resource.resource_name == ALL_BROKERS:
         keys = [key for key in keys if key.name in broker.dynamic]
         broker = broker.with_dynamic(broker.dynamic)
-    elif resource.resource_name != str(services.membership.node_id):
+    elif read_broker_id(resource.resource_name, "Broker") != services.membership.node_id:
         raise KafkaError(
             ErrorCode.INVALID_REQUEST,
-            f"This is broker {services.membership.node_id}, which does not describe '{resource.resource_name}'.",
+            f"Unexpected broker id, expected {services.membership.node_id} or empty string, but received"
+            f" {resource.resource_name}",
         )
     facts = _node_facts(services)
     entries: list[DescribeConfigsResourceResult] = []
@@ -246,14 +243,13 @@ def _find_topic(name: str, services: Services) -> Topic:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
     topic = services.catalog.get(name)
     if topic is None:
-        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"There is no topic '{name}'.")
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
     return topic
 
 
-def _unsupported(resource_type: int, resource_name: str) -> KafkaError:
-    return KafkaError(
-        ErrorCode.INVALID_REQUEST, f"Resource '{resource_name}' of type {resource_type} has no settings here."
-    )
+def _check_group_name(name: str) -> None:
+    if not name:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Group name must not be empty")
 
 
 # --- AlterConfigs, IncrementalAlterConfigs ------------------------------------------------------------------------
@@ -275,7 +271,7 @@ async def alter_configs(request: legacy.AlterConfigsRequest, context: RequestCon
         ((resource.resource_type, resource.resource_name), partial(_replace, resource.configs))
         async for resource in in_pieces(request.resources)
     ]
-    errors = await _alter_all(changes, context.services, validate_only=request.validate_only)
+    errors = await _alter_all(changes, context.services, {}, validate_only=request.validate_only)
     responses = [
         legacy.AlterConfigsResourceResponse(
             error_code=error.code, error_message=error.message, resource_type=kind, resource_name=name
@@ -306,11 +302,14 @@ async def incremental_alter_configs(
 ) -> incremental.IncrementalAlterConfigsResponse:
     """Sets, deletes, or changes entries of lists; what is not named stays. Two nodes that append to one list at the
     same moment may lose one of the entries."""
-    changes: list[tuple[Identity, Change]] = [
-        ((resource.resource_type, resource.resource_name), partial(_apply, resource.configs))
-        async for resource in in_pieces(request.resources)
-    ]
-    errors = await _alter_all(changes, context.services, validate_only=request.validate_only)
+    changes: list[tuple[Identity, Change]] = []
+    loggers: dict[Identity, Sequence[incremental.AlterableConfig]] = {}
+    async for resource in in_pieces(request.resources):
+        identity = (resource.resource_type, resource.resource_name)
+        changes.append((identity, partial(_apply, resource.configs)))
+        if resource.resource_type == ResourceType.BROKER_LOGGER:
+            loggers[identity] = resource.configs
+    errors = await _alter_all(changes, context.services, loggers, validate_only=request.validate_only)
     responses = [
         incremental.AlterConfigsResourceResponse(
             error_code=error.code, error_message=error.message, resource_type=kind, resource_name=name
@@ -337,9 +336,14 @@ def refuse_incremental_alter_configs(
 
 
 async def _alter_all(
-    changes: Sequence[tuple[Identity, Change]], services: Services, *, validate_only: bool
+    changes: Sequence[tuple[Identity, Change]],
+    services: Services,
+    loggers: Mapping[Identity, Sequence[incremental.AlterableConfig]],
+    *,
+    validate_only: bool,
 ) -> dict[Identity, KafkaError]:
-    """Changes each resource alone; what stood in the way of it, or NONE."""
+    """Changes each resource alone; what stood in the way of it, or NONE. `loggers` are resources of that type, which
+    have no settings to be computed from."""
     named = await tally(identity for identity, _ in changes)
     await services.catalog.refresh_if_changed()
     errors: dict[Identity, KafkaError] = {}
@@ -353,10 +357,14 @@ async def _alter_all(
                     await _alter_topic(_find_topic(name, services), change, services, validate_only=validate_only)
                 case ResourceType.BROKER:
                     await _alter_brokers(name, change, services, validate_only=validate_only)
-                case ResourceType.GROUP if name:
+                case ResourceType.BROKER_LOGGER if identity in loggers:
+                    _check_configs(loggers[identity])
+                    alter_loggers(name, loggers[identity], services.membership.node_id, validate_only=validate_only)
+                case ResourceType.GROUP:
+                    _check_group_name(name)
                     await _alter_group(name, change, services, validate_only=validate_only)
                 case _:
-                    raise _unsupported(kind, name)
+                    raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {kind}")
             errors[identity] = KafkaError(ErrorCode.NONE)
         except ConfigError as error:
             errors[identity] = KafkaError(ErrorCode.INVALID_CONFIG, str(error))
@@ -387,9 +395,12 @@ async def _alter_topic(topic: Topic, change: Change, services: Services, *, vali
 
 async def _alter_brokers(resource_name: str, change: Change, services: Services, *, validate_only: bool) -> None:
     known = {ALL_BROKERS, *(str(node.node_id) for node in services.membership.alive())}
-    if resource_name not in known:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"There is no live broker '{resource_name}'.")
     own_name = str(services.membership.node_id)
+    if resource_name not in known:
+        read_broker_id(resource_name, "Node")
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST, f"Unexpected broker id, expected {own_name}, but received {resource_name}"
+        )
     # Another node may have changed them since this one last looked.
     of_all = await services.topics.load_broker_configs()
     current = of_all
@@ -452,10 +463,7 @@ def _replace(
 def _apply(
     configs: Sequence[incremental.AlterableConfig], current: Mapping[str, str], effective: Effective
 ) -> dict[str, str]:
-    _check_names(
-        [config.name for config in configs],
-        [config.name for config in configs if config.value is None and config.config_operation != Operation.DELETE],
-    )
+    _check_configs(configs)
     wanted = dict(current)
     for config in configs:
         if config.config_operation == Operation.DELETE:
@@ -466,10 +474,15 @@ def _apply(
             append = config.config_operation == Operation.APPEND
             wanted[config.name] = _changed_list(config.name, config.value or "", effective, append=append)
         else:
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST, f"Unknown operation {config.config_operation} on {config.name}."
-            )
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown operations type {config.config_operation}")
     return wanted
+
+
+def _check_configs(configs: Sequence[incremental.AlterableConfig]) -> None:
+    _check_names(
+        [config.name for config in configs],
+        [config.name for config in configs if config.value is None and config.config_operation != Operation.DELETE],
+    )
 
 
 def _changed_list(name: str, value: str, effective: Effective, *, append: bool) -> str:
@@ -479,7 +492,8 @@ def _changed_list(name: str, value: str, effective: Effective, *, append: bool) 
         raise ConfigError(name, value, "unknown config name")
     key, text = found
     if key.type is not ConfigType.LIST:
-        raise ConfigError(name, value, f"cannot append to or subtract from a value of type {key.type.name}")
+        operation = "APPEND" if append else "SUBTRACT"
+        raise KafkaError(ErrorCode.INVALID_CONFIG, f"Can't {operation} to key {name} because its type is not LIST.")
     entries = text.split(",") if text else []
     changes = [entry.strip() for entry in value.split(",")] if value else []
     if append:
@@ -489,9 +503,9 @@ def _changed_list(name: str, value: str, effective: Effective, *, append: bool) 
 
 def _check_names(names: Sequence[str], nulls: Sequence[str]) -> None:
     if len(set(names)) < len(names):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "A config is named twice.")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
     if nulls:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for: {', '.join(nulls)}")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Null value not supported for : {', '.join(nulls)}")
 
 
 # --- ListConfigResources ------------------------------------------------------------------------------------------
@@ -500,8 +514,8 @@ def _check_names(names: Sequence[str], nulls: Sequence[str]) -> None:
 async def list_config_resources(
     request: ListConfigResourcesRequest, context: RequestContext
 ) -> ListConfigResourcesResponse:
-    """Topics, brokers, and groups that have settings of their own. Version 0 asks for client metrics only: there are
-    none."""
+    """Topics, brokers and their loggers, and groups that have settings of their own. Version 0 asks for client metrics
+    only: there are none."""
     services = context.services
     if context.version == 0:
         return ListConfigResourcesResponse()
@@ -523,11 +537,12 @@ async def list_config_resources(
             ConfigResource(resource_name=group_id, resource_type=ResourceType.GROUP)
             for group_id in sorted(services.catalog.group_configs)
         )
-    if ResourceType.BROKER in wanted:
-        resources.extend(
-            ConfigResource(resource_name=str(node.node_id), resource_type=ResourceType.BROKER)
-            for node in services.membership.alive()
-        )
+    for kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
+        if kind in wanted:
+            resources.extend(
+                ConfigResource(resource_name=str(node.node_id), resource_type=kind)
+                for node in services.membership.alive()
+            )
     return ListConfigResourcesResponse(config_resources=tuple(resources))
 
 

@@ -153,7 +153,7 @@ def _member(member: ConsumerMember, target: Partitions, catalog: Catalog) -> des
         subscribed_topic_regex=member.subscribed_topic_regex or None,
         assignment=_described_assignment(member.assigned, catalog),
         target_assignment=_described_assignment(target, catalog),
-        member_type=MemberType.CONSUMER,
+        member_type=MemberType.CONSUMER if member.classic is None else MemberType.CLASSIC,
     )
 
 

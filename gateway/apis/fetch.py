@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,7 @@ from gateway.log.partition_lookup import check_leader_epoch, resolve_topics, unk
 from gateway.log.tail import Buffer, KnownOffsets, Watch
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
+from gateway.net.holdings import Share
 from gateway.net.pieces import in_pieces
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import (
@@ -29,9 +30,14 @@ from storage.types import Partition, PartitionKey, ReadRequest, ReadResult, Refu
 log = structlog.get_logger(__name__)
 
 FIRST_VERSION_WITH_TOPIC_IDS = 13
+FIRST_VERSION_WITH_ZSTD = 10
+"""An older client is told so of topics whose `compression.type` is zstd, as by upstream."""
 READ_COMMITTED = 1
 COLD_PATIENCE_S = 2.0
 """How long records at hand wait for other partitions' read from Postgres before they are sent without."""
+
+LEAST_READ_BYTES = 1024 * 1024
+"""What a read from Postgres counts for while it runs; there is no telling how large the batch is that it may bring."""
 
 AT_ONCE_PARTS = 500
 """Topics and partitions of a request that is planned without giving way; about a millisecond."""
@@ -71,6 +77,8 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
     named = ((topic.topic, topic.topic_id) for topic in request.topics)
     missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
     watch: Watch | None = None
+    holdings = context.connection.holdings
+    share = Share(holdings)
     crowded = _has_many(request)
     try:
         if crowded:
@@ -78,7 +86,8 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
             watch = tail.watch(())
         while True:
             # A node that holds as much as it may goes on batch by batch.
-            max_bytes = min(asked_bytes, context.connection.holdings.room_bytes())
+            share.become(0)
+            max_bytes = min(asked_bytes, holdings.room_bytes())
             min_bytes = min(request.min_bytes, asked_bytes, max(max_bytes, 1))
             planner = _Planner(context, missing_topic, max_bytes, watch if crowded else None)
             parts = await planner.plan_in_pieces(request) if crowded else planner.plan(request)
@@ -88,10 +97,15 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
             if cold:
                 # Registered before the read: what is appended during it must count.
                 watch = watch or tail.watch(_keys(parts))
+                share.become(_most_bytes(cold, max_bytes))
                 await _read_cold(cold, parts, context, max_bytes)
-            available_bytes = _trim(parts, max_bytes)
             if crowded:
+                available_bytes = _trim([part async for part in _in_pieces(parts) if part.size_bytes], max_bytes)
                 await asyncio.sleep(0)
+            else:
+                available_bytes = _trim((part for row in parts for part in row if part.size_bytes), max_bytes)
+            # What the tail gave is its own, and not held twice.
+            share.become(sum(part.size_bytes for part in cold))
             remaining_s = deadline_s - loop.time()
             if (
                 available_bytes >= min_bytes
@@ -108,6 +122,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
             await watch.wait(min_bytes - available_bytes, remaining_s)
             watch.rearm()
     finally:
+        share.become(0)
         if watch is not None:
             watch.close()
 
@@ -201,6 +216,8 @@ class _Planner:
             return part
         part.partition = topic.partitions[asked.partition]
         part.error = check_leader_epoch(asked.current_leader_epoch, part.partition.leader_epoch)
+        if not part.error and self._context.version < FIRST_VERSION_WITH_ZSTD and self._holds_zstd(topic):
+            part.error = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
         if part.error:
             return part
         if self._watch is not None:
@@ -220,6 +237,14 @@ class _Planner:
             self._collected_bytes += part.size_bytes
         return part
 
+    def _holds_zstd(self, topic: Topic) -> bool:
+        return self._context.services.catalog.config(topic).compression_type == "zstd"
+
+
+def _most_bytes(cold: list[_Part], max_bytes: int) -> int:
+    """What a read of these may bring; at least the first batch comes, whatever its size."""
+    return max(min(sum(part.asked.partition_max_bytes for part in cold), max_bytes), LEAST_READ_BYTES)
+
 
 def _judge(part: _Part, known: KnownOffsets) -> None:
     """Offsets outside the log, or last fetched under an epoch that it never had (KIP-320), are out of range."""
@@ -235,26 +260,27 @@ async def _read_cold(cold: list[_Part], parts: list[list[_Part]], context: Reque
     services = context.services
     started_s = asyncio.get_running_loop().time()
     before_bytes = 0
-    for part in (part for row in parts for part in row):
-        if not part.decided:
-            break
-        before_bytes += part.size_bytes
+    at_hand, cold_yet = False, False
+    async for part in _in_pieces(parts):
+        cold_yet = cold_yet or not part.decided
+        if not cold_yet:
+            before_bytes += part.size_bytes
+        at_hand = at_hand or part.size_bytes > 0
     asked = [
         ReadRequest(
             part.partition.partition_key,
             part.asked.fetch_offset,
             max(min(part.asked.partition_max_bytes, max_bytes), 1),
         )
-        for part in cold
+        async for part in in_pieces(cold)
         if part.partition is not None
     ]
-    at_hand = any(part.size_bytes for row in parts for part in row)
     try:
         async with _patience(COLD_PATIENCE_S if at_hand else None):
             results = await services.log.read(asked, max_bytes=max(max_bytes - before_bytes, 1))
     except StorageError as error:
         log.warning("a cold read failed", partitions=len(cold), error=str(error))
-        for part, read in zip(cold, asked, strict=True):
+        async for part, read in in_pieces(zip(cold, asked, strict=True)):
             # A reader that has everything this node knows of goes on waiting; an outage is no error to it.
             known = services.tail.known(read.partition_key, started_s)
             if known is not None and known.high_watermark == read.offset:
@@ -262,13 +288,16 @@ async def _read_cold(cold: list[_Part], parts: list[list[_Part]], context: Reque
             else:
                 part.error = storage_code(context.api_key, error)
         return
-    for part, request, result in zip(cold, asked, results, strict=True):
+    async for part, request, result in in_pieces(zip(cold, asked, results, strict=True)):
         if isinstance(result, ReadResult):
             state = result.state
             services.tail.observe(request.partition_key, state, started_s)
             part.batches = [batch.records for batch in result.batches]
             part.size_bytes = sum(len(batch.records) for batch in result.batches)
-            _judge(part, KnownOffsets(state.log_start_offset, state.high_watermark, state.leader_epoch))
+            known = KnownOffsets(
+                state.log_start_offset, state.high_watermark, state.last_stable_offset, state.leader_epoch
+            )
+            _judge(part, known)
         else:
             part.error = REFUSAL_CODES[result]
             if result is Refusal.UNKNOWN_PARTITION:
@@ -284,15 +313,13 @@ async def _patience(timeout_s: float | None) -> AsyncGenerator[None]:
         raise StorageUnavailable("the read took longer than what is at hand may wait") from error
 
 
-def _trim(parts: list[list[_Part]], max_bytes: int) -> int:
-    """Apply the size rules in the order of the request; the bytes that remain.
+def _trim(parts: Iterable[_Part], max_bytes: int) -> int:
+    """Apply the size rules to those with records, in the order of the request; the bytes that remain.
 
     The first partition with records gives at least one batch, however large; the later ones only what still fits.
     """
     total_bytes = 0
-    for part in (part for row in parts for part in row):
-        if not part.size_bytes:
-            continue
+    for part in parts:
         limit_bytes = min(part.asked.partition_max_bytes, max_bytes - total_bytes)
         if part.size_bytes > limit_bytes:
             kept: list[Buffer] = []
@@ -320,6 +347,12 @@ async def _mark(request: FetchRequest, parts: list[list[_Part]], context: Reques
                 last = bytes(part.batches[-1][:27]) if part.batches else None
                 partition = topic.topic_id, part.asked.partition
                 marks.served(context.connection, client_id, partition, part.asked.fetch_offset, last)
+
+
+async def _in_pieces(rows: list[list[_Part]]) -> AsyncGenerator[_Part]:
+    async for row in in_pieces(rows):
+        async for part in in_pieces(row):
+            yield part
 
 
 def _keys(parts: list[list[_Part]]) -> set[PartitionKey]:
@@ -350,12 +383,12 @@ async def _respond_in_pieces(request: FetchRequest, parts: list[list[_Part]]) ->
 
 
 def _partition_data(part: _Part, isolation_level: int) -> PartitionData:
-    known = part.known or KnownOffsets(-1, -1, -1)
+    known = part.known or KnownOffsets(-1, -1, -1, -1)
     return PartitionData(
         partition_index=part.asked.partition,
         error_code=part.error,
         high_watermark=known.high_watermark,
-        last_stable_offset=known.high_watermark,
+        last_stable_offset=known.last_stable_offset,
         log_start_offset=known.log_start_offset,
         aborted_transactions=() if isolation_level == READ_COMMITTED else None,
         # Not null where there is nothing: Sarama and older Java take a null for a torn response.

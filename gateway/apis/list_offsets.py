@@ -36,13 +36,14 @@ FIRST_VERSION = {
 """From which version on each special timestamp may be asked for."""
 
 NEVER = 2**15
+READ_COMMITTED = 1
 NOTHING = (-1, -1)
 
 
 async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> ListOffsetsResponse:
     """Start and end come from Postgres, never from the tail's copy: a tool that asks for the end wants the truth.
 
-    Nothing is tiered, so the local log is the whole log. Without transactions both isolation levels see the same end.
+    Nothing is tiered, so the local log is the whole log. With `read_committed` it ends at the last stable offset.
     """
     named = await tally((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
     found: dict[tuple[str, int], Partition | ErrorCode] = {}
@@ -56,7 +57,7 @@ async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> 
     topics: list[ListOffsetsTopicResponse] = []
     async for topic in in_pieces(request.topics):
         answers = [
-            await _answer(part, found[topic.name, part.partition_index], states, context)
+            await _answer(part, found[topic.name, part.partition_index], states, request.isolation_level, context)
             async for part in in_pieces(topic.partitions)
         ]
         topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=tuple(answers)))
@@ -90,6 +91,7 @@ async def _answer(
     part: ListOffsetsPartition,
     found: Partition | ErrorCode,
     states: dict[PartitionKey, PartitionState] | ErrorCode,
+    isolation_level: int,
     context: RequestContext,
 ) -> ListOffsetsPartitionResponse:
     if isinstance(found, ErrorCode):
@@ -97,11 +99,15 @@ async def _answer(
     state = state_of(found, states)
     if isinstance(state, ErrorCode):
         return ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=state)
+    end_offset = state.last_stable_offset if isolation_level == READ_COMMITTED else state.high_watermark
     try:
-        timestamp, offset = await _place_at(part.timestamp, found.partition_key, state, context)
+        timestamp, offset = await _place_at(part.timestamp, found.partition_key, state, end_offset, context)
     except StorageError as error:
         code = storage_code(context.api_key, error)
         return ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=code)
+    if offset >= end_offset and part.timestamp != LATEST and part.timestamp not in (EARLIEST, EARLIEST_LOCAL):
+        # A record that the consumer would not be given.
+        timestamp, offset = NOTHING
     return ListOffsetsPartitionResponse(
         partition_index=part.partition_index,
         timestamp=timestamp,
@@ -110,10 +116,12 @@ async def _answer(
     )
 
 
-async def _place_at(timestamp: int, key: PartitionKey, state: PartitionState, context: RequestContext) -> Place:
+async def _place_at(
+    timestamp: int, key: PartitionKey, state: PartitionState, end_offset: int, context: RequestContext
+) -> Place:
     log_store = context.services.log
     if timestamp == LATEST:
-        return -1, state.high_watermark
+        return -1, end_offset
     if timestamp in (EARLIEST, EARLIEST_LOCAL):
         return -1, state.log_start_offset
     if timestamp in (LATEST_TIERED, EARLIEST_PENDING_UPLOAD):

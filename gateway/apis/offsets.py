@@ -18,7 +18,7 @@ from gateway.coordinator.classic_handoff import awaited_by, member_on
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.consumer.offsets import fetch_refusal
 from gateway.coordinator.facts import OffsetsCommitted
-from gateway.coordinator.model import ConnectionId, Group, HandoffProgress, MemberId
+from gateway.coordinator.model import ConnectionId, Group, HandoffProgress, MemberId, OffsetCommitReply
 from gateway.coordinator.model import OffsetCommit as OffsetCommitEvent
 from gateway.coordinator.views import offset_delete_refusal, subscribes_to
 from gateway.groups.journal import JournaledCommit
@@ -58,6 +58,7 @@ COMMIT_BY_TOPIC_ID = 10
 FETCH_BY_TOPIC_ID = 10
 FETCH_MANY_GROUPS = 8
 FETCH_WITH_TOP_LEVEL_ERROR = 2
+FENCED = frozenset({Refusal.ILLEGAL_GENERATION, Refusal.UNKNOWN_MEMBER, Refusal.STALE_MEMBER_EPOCH})
 
 
 async def _resolve(asked: Sequence[OffsetCommitRequestTopic | _AskedTopic], by_id: bool, catalog: Catalog) -> None:
@@ -180,6 +181,18 @@ async def _commit(
     surviving: list[_Commit], request: OffsetCommitRequest, unknown: ErrorCode, context: RequestContext
 ) -> None:
     """Gives every commit in `surviving` its error or ErrorCode.NONE."""
+    reply = await _ask(surviving, request, context)
+    fenced = await _store(surviving, reply, request, unknown, context)
+    if not fenced:
+        return
+    # The group may have changed its protocol since it was asked: its members' generations became epochs, or epochs
+    # generations, and the commit that it let through was fenced by the wrong one.
+    again = await _ask(fenced, request, context)
+    if again.error is ErrorCode.NONE and again.by_member_epoch is not reply.by_member_epoch:
+        await _store(fenced, again, request, unknown, context)
+
+
+async def _ask(surviving: list[_Commit], request: OffsetCommitRequest, context: RequestContext) -> OffsetCommitReply:
     groups = context.services.groups
     reply = groups.submit(
         request.group_id,
@@ -199,15 +212,25 @@ async def _commit(
             ),
         ),
     )
-    if isinstance(reply, asyncio.Future):
-        reply = await reply
+    return await reply if isinstance(reply, asyncio.Future) else reply
+
+
+async def _store(
+    surviving: list[_Commit],
+    reply: OffsetCommitReply,
+    request: OffsetCommitRequest,
+    unknown: ErrorCode,
+    context: RequestContext,
+) -> list[_Commit]:
+    """Gives every commit its error or ErrorCode.NONE. Those that are given back were refused for who they come from."""
+    groups = context.services.groups
     error = reply.error
     lease = groups.lease_for(request.group_id)
     if error is ErrorCode.NONE and lease is None:
         error = ErrorCode.NOT_COORDINATOR
     if error is not ErrorCode.NONE or lease is None:
         await _set_all(surviving, error)
-        return
+        return []
 
     max_metadata = context.services.settings.broker.offset_metadata_max_bytes
     retention_ms = request.retention_time_ms if request.retention_time_ms >= 0 else None
@@ -234,7 +257,7 @@ async def _commit(
                 )
             )
     if not rows:
-        return
+        return []
     try:
         results = await groups.offset_committer.submit(rows)
     except (StorageUnavailable, StorageConflict) as error:
@@ -243,7 +266,7 @@ async def _commit(
         await _set_all(storing, full.code)
     else:
         async for commit, refusal in in_pieces(zip(storing, results, strict=True)):
-            commit.error = _commit_error(refusal, request.generation_id_or_member_epoch, unknown)
+            commit.error = _commit_error(refusal, request.generation_id_or_member_epoch, unknown, reply.stale)
         committed = tuple(
             [
                 (row.topic_id, row.partition_index, row.committed_offset)
@@ -254,6 +277,9 @@ async def _commit(
         if committed and groups.readers:
             epoch = request.generation_id_or_member_epoch
             groups.told(request.group_id, (OffsetsCommitted(MemberId(request.member_id), epoch, committed),))
+        refused = in_pieces(zip(storing, results, strict=True))
+        return [commit async for commit, refusal in refused if refusal in FENCED]
+    return []
 
 
 async def _set_all(commits: Iterable[_Commit], error: ErrorCode) -> None:
@@ -261,12 +287,14 @@ async def _set_all(commits: Iterable[_Commit], error: ErrorCode) -> None:
         commit.error = error
 
 
-def _commit_error(refusal: Refusal | None, generation_id: int, unknown: ErrorCode) -> ErrorCode:
+def _commit_error(refusal: Refusal | None, generation_id: int, unknown: ErrorCode, stale: ErrorCode) -> ErrorCode:
     """What the fence in Postgres said of a commit that the coordinator had let through a moment before."""
     if refusal is None:
         return ErrorCode.NONE
     if refusal is Refusal.UNKNOWN_TOPIC:
         return unknown
+    if refusal is Refusal.STALE_MEMBER_EPOCH:
+        return stale
     if refusal is Refusal.ILLEGAL_GENERATION and generation_id < 0:
         # The group has gained members since: a commit from outside lacks an identity, not a generation.
         return ErrorCode.UNKNOWN_MEMBER_ID

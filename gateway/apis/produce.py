@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import structlog
 
 from gateway.log.batch_validation import Refused
 from gateway.log.partition_lookup import resolve_topics, unknown_topic
+from gateway.log.recompression import Batch, wanted_codec
 from gateway.log.topic_names import why_illegal
 from gateway.log.validator import Unchecked, Verdict
 from gateway.net.context import RequestContext
@@ -70,21 +71,26 @@ async def produce(request: ProduceRequest, context: RequestContext) -> ProduceRe
 
     Batches are judged as soon as they are there, beside those of requests that came before, and submitted when the
     request's place in line is reached: so requests of one connection enter the log as they came, whatever was awaited
-    before. Idempotence is decided in Postgres: a duplicate is answered with its first offset. Transactional batches
-    are refused.
+    before. What must be brought to its topic's codec is so there, in its turn. Idempotence is decided in Postgres: a
+    duplicate is answered with its first offset. Transactional batches are refused.
     """
     if request.acks not in (-1, 0, 1):
         raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
     judged = None
     if all(_known(topic, context) for topic in request.topic_data):
         judged = await _judge(request, context, unknown_topic(by_id=_by_id(context)))
-    async with context.place:
-        if judged is None:
-            named = ((topic.name, topic.topic_id) for topic in request.topic_data)
-            missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
-            judged = await _judge(request, context, missing_topic)
-        attempts = await _submit(request, judged, context)
-    await _settle(request, attempts)
+    room_bytes = 0
+    try:
+        async with context.place:
+            if judged is None:
+                named = ((topic.name, topic.topic_id) for topic in request.topic_data)
+                missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
+                judged = await _judge(request, context, missing_topic)
+            judged, room_bytes = await _recompress(judged, context)
+            attempts = await _submit(request, judged, context)
+        await _settle(request, attempts)
+    finally:
+        context.services.recompressor.give_back(room_bytes)
     indexes = (data.index for topic in request.topic_data for data in topic.partition_data)
     answers = [
         await _answer(index, attempt, context)
@@ -138,6 +144,27 @@ async def _judge(request: ProduceRequest, context: RequestContext, missing_topic
         verdicts = await validator.judge(batches, now_ms)
     rest = iter(verdicts)
     return [(plan, plan if isinstance(plan, Refused) else next(rest)) async for plan in in_pieces(plans)]
+
+
+async def _recompress(judged: list[_Judged], context: RequestContext) -> tuple[list[_Judged], int]:
+    """With the batches in their topics' codecs, and the room that the new ones take."""
+    places: list[int] = []
+    batches: list[Batch] = []
+    for place, (plan, head) in enumerate(judged):
+        if isinstance(plan, Refused) or isinstance(head, Refused) or wanted_codec(head, plan.batch.config) is None:
+            continue
+        places.append(place)
+        batches.append((plan.batch.records or b"", plan.batch.config))
+    if not batches:
+        return judged, 0
+    made, room_bytes = await context.services.recompressor.recompress(batches)
+    for place, records in zip(places, made, strict=True):
+        plan, head = judged[place]
+        if isinstance(records, Refused):
+            judged[place] = records, records
+        elif isinstance(plan, _Planned):
+            judged[place] = replace(plan, batch=replace(plan.batch, records=memoryview(records))), head
+    return judged, room_bytes
 
 
 async def _plan(request: ProduceRequest, context: RequestContext, missing_topic: ErrorCode) -> list[_Plan]:

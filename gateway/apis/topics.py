@@ -167,9 +167,7 @@ def _plan(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames, 
             "Replication factor must be larger than 0, or -1 to use the default value.",
         )
     if partition_count != DEFAULT and partition_count < 1:
-        raise KafkaError(
-            ErrorCode.INVALID_PARTITIONS, "Number of partitions must be larger than 0, or -1 to use the default value."
-        )
+        raise KafkaError(ErrorCode.INVALID_PARTITIONS, "Number of partitions was set to an invalid non-positive value.")
     configs = _read_configs(topic, broker)
     if replication_factor != DEFAULT:
         configs[REPLICATION_FACTOR] = str(replication_factor)

@@ -30,6 +30,10 @@ class Histories:
         history, identity, flushed_lsn = await self._store.adopt()
         self._store.accept(history, identity, flushed_lsn)
 
+    async def remember(self, node_id: int) -> None:
+        """Keeps what this node knows for its next run. Raises StorageError."""
+        await self._store.remember(node_id)
+
     async def follow(self) -> None:
         """Waits until a connection has led into another history, and goes over to it. Raises StorageError."""
         await self._store.changed()

@@ -1,4 +1,4 @@
-"""Which groups this node may coordinate: a lease with an epoch per shard, held in Postgres and watched by the clock.
+"""What this node may coordinate: a lease with an epoch per shard, held in Postgres and watched by the clock.
 
 The one idea: a lease counts here only for as long as this node could prove it: from the moment a renewal was *sent*,
 for the time to live less a margin. So this node stops before another can begin, whatever the network does, and every
@@ -8,6 +8,8 @@ Groups are spread over shards as Kafka spreads them over `__consumer_offsets`, s
 says. A node takes what it should have when it is free, and what nobody else has taken for a while. What another node
 should have is handed over, one shard after the other: given up here, so that whoever waits is sent there, and kept for
 its successor, who reads the groups before it answers. A shard with a rebalance under way is handed over last.
+
+The shards of other kinds are held and handed over alike; `jobs.py` says what those of jobs are.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import structlog
 
@@ -43,10 +45,11 @@ UNREST_PATIENCE_S = 60.0
 """How long a shard whose groups never come to rest is waited for before it is handed over all the same."""
 
 
-def boot_time_s() -> float:
-    """Seconds that go on while the machine is suspended, when Postgres elsewhere goes on counting too; CLOCK_MONOTONIC
-    stands still then, and a lease that ran out would be believed. Where there is no such clock, the monotonic one."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+boot_time_s: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
+"""Seconds that go on while the machine is suspended, when Postgres elsewhere goes on counting too; CLOCK_MONOTONIC
+stands still then, and a lease that ran out would be believed. Where there is no such clock, the monotonic one."""
 
 
 @lru_cache(maxsize=65_536)
@@ -68,7 +71,8 @@ class _Held:
 
 
 class Leases:
-    """The leases of this node. `acquired` and `lost` are called as they come and go, with the lease and the shard."""
+    """The leases of this node of one kind. `acquired` and `lost` are called as they come and go, with the lease and the
+    shard."""
 
     def __init__(
         self,
@@ -76,9 +80,12 @@ class Leases:
         membership: Membership,
         ttl_ms: int,
         *,
+        kind: LeaseKind = LeaseKind.GROUPS,
         monotonic: Callable[[], float] = boot_time_s,
     ) -> None:
         self._store = store
+        self._kind = kind
+        self._shards = range(SHARD_COUNTS[kind])
         self._membership = membership
         self._ttl_ms = ttl_ms
         self._safe_s = ttl_ms * 0.8 / 1000
@@ -113,12 +120,16 @@ class Leases:
     def shard_of(self, group_id: str) -> int:
         return shard_of(group_id)
 
-    def lease_for(self, group_id: str) -> CoordinatorLease | None:
-        """The lease under which this node coordinates the group; None: it does not (NOT_COORDINATOR)."""
-        held = self._held.get(shard_of(group_id))
+    def lease_of(self, shard: int) -> CoordinatorLease | None:
+        """The lease of the shard, if this node may count on it at this moment."""
+        held = self._held.get(shard)
         if held is None or held.deadline <= self._monotonic():
             return None
         return held.lease
+
+    def lease_for(self, group_id: str) -> CoordinatorLease | None:
+        """The lease under which this node coordinates the group; None: it does not (NOT_COORDINATOR)."""
+        return self.lease_of(shard_of(group_id))
 
     def coordinator_of(self, group_id: str) -> Node:
         """The node that coordinates the group, as far as this one knows. KafkaError COORDINATOR_NOT_AVAILABLE while
@@ -150,7 +161,7 @@ class Leases:
 
     def _successor(self, shard: int) -> Node | None:
         """The live node other than this that should have the shard."""
-        wanted = self._wanted().get(shard)
+        wanted = self.wanted().get(shard)
         return next(
             (
                 node
@@ -160,11 +171,11 @@ class Leases:
             None,
         )
 
-    def _wanted(self) -> dict[int, int]:
+    def wanted(self) -> dict[int, int]:
         """Which live node should hold each shard."""
         leaders = self._membership.leaders
         if leaders is not self._shares_of:
-            self._shares, self._shares_of = shares(range(SHARDS), leaders.node_ids), leaders
+            self._shares, self._shares_of = shares(self._shards, leaders.node_ids), leaders
         return self._shares
 
     def _other_owner(self, shard: int) -> Node | None:
@@ -177,7 +188,7 @@ class Leases:
         async with self._look:
             if self._looks_begun == begun_before:
                 self._looks_begun += 1
-                self._owners = await self._store.lease_owners()
+                self._owners = await self._store.lease_owners(self._kind)
 
     async def renew(self) -> None:
         """One pass: prolong what is held, drop what is lost, take what is free. Raises StorageError; the clock then
@@ -191,21 +202,22 @@ class Leases:
                 self._keep(await self._store.renew_leases(node_id, leases, self._ttl_ms), sent)
             if not self._released:
                 await self._take_free(node_id)
-        if len(self._held) < SHARDS:
+        # Nobody asks for the owners of jobs.
+        if len(self._held) < len(self._shards) and self._kind is not LeaseKind.JOBS:
             await self._look_up_owners()
 
     async def _take_free(self, node_id: NodeId) -> None:
-        wanted = self._wanted()
-        missing = [shard for shard in range(SHARDS) if shard not in self._held]
+        wanted = self.wanted()
+        missing = [shard for shard in self._shards if shard not in self._held]
         if not missing:
             return
         own = [shard for shard in missing if wanted.get(shard, node_id) == node_id]
         spare = [shard for shard in missing if shard not in own]
         sent = self._monotonic()
-        taken = await self._store.acquire_leases(node_id, own, self._ttl_ms, spare=spare, grace_ms=GRACE_MS)
+        taken = await self._store.acquire_leases(node_id, own, self._ttl_ms, self._kind, spare=spare, grace_ms=GRACE_MS)
         if self._released:
             # This node stopped during the call: nobody here would serve them.
-            await self._store.release_leases(node_id, {lease.shard: None for lease in taken})
+            await self._store.release_leases(node_id, {lease.shard: None for lease in taken}, self._kind)
             return
         for lease in taken:
             self._held[lease.shard] = _Held(lease, sent + self._safe_s)
@@ -215,7 +227,7 @@ class Leases:
         """Hands one shard over to the node that should have it; whether there are more. Raises StorageError: the lease
         is given up here by then, and free for its successor once it has run out."""
         async with self._pass:
-            node_id, wanted = self._membership.node_id, self._wanted()
+            node_id, wanted = self._membership.node_id, self.wanted()
             surplus = [shard for shard in self._held if wanted.get(shard, node_id) != node_id]
             if not surplus or self._released:
                 self._surplus_since = None
@@ -229,9 +241,11 @@ class Leases:
             shard = (ready or surplus)[0]
             self._surplus_since = now
             self._lose([shard])
-            await self._store.release_leases(node_id, {shard: NodeId(wanted[shard])})
+            await self._store.release_leases(node_id, {shard: NodeId(wanted[shard])}, self._kind)
             self.handed_over += 1
-            log.info("shard handed over", shard=shard, successor=wanted[shard], left=len(surplus) - 1)
+            log.info(
+                "shard handed over", kind=self._kind.value, shard=shard, successor=wanted[shard], left=len(surplus) - 1
+            )
             return len(surplus) > 1
 
     async def release(self) -> None:
@@ -240,11 +254,11 @@ class Leases:
         async with self._pass:
             node_id = self._membership.node_id
             others = [node for node in self._membership.leaders.node_ids if node != node_id]
-            successors = shares(range(SHARDS), others)
+            successors = shares(self._shards, others)
             held = list(self._held)
             self._lose(held)
             await self._store.release_leases(
-                node_id, {shard: NodeId(successors[shard]) if others else None for shard in held}
+                node_id, {shard: NodeId(successors[shard]) if others else None for shard in held}, self._kind
             )
 
     def forget(self) -> None:

@@ -39,6 +39,8 @@ class Membership:
         self._self_node: Node | None = None
         self._alive: list[Node] = []
         self._leaders = Leaders(())
+        self.leads: Callable[[PartitionKey], bool] = lambda key: False
+        """Whether clients of a partition are pointed to this node; another object when the live nodes are others."""
         self._known_since_s = float("-inf")
         self._withdrawn = False
         self.announced: Callable[[], int] = lambda: 0
@@ -146,6 +148,8 @@ class Membership:
         self._alive = sorted([*others, self.self_node], key=lambda node: node.node_id)
         after = {node.node_id for node in self._alive}
         if before != after:
-            self._leaders = Leaders(after)
+            leaders, node_id = Leaders(after), self.node_id
+            self._leaders = leaders
+            self.leads = lambda key: leaders.leader(key) == node_id
             log.info("live nodes", nodes=[f"{node.node_id}={render_listeners(node.listeners)}" for node in self._alive])
         self.seen(self._alive, bool(before - after))

@@ -2,9 +2,11 @@
 
 The one idea: level-triggered. A wake-up says that something may have changed, never what: each pass looks at the
 committed revision, decides by values alone what is missing, stale or a ghost here (`decide`), and hands that over as
-operations to the one synchronous function that changes the node's picture (`Catalog.perform`). A hint wakes the loop
-after every change, a tick when hints are lost, a request for the newest state when a client asks for it; a pass that
-finds the revision it knows does nothing else.
+operations to the one synchronous function that changes the node's picture (`Catalog.perform`): topics become known
+(install routed), their partitions this node's (install owned), are refused at once when they are gone (remove routed),
+and dropped when nothing can come to them any more (confirm remove). A hint wakes the loop after every change and when
+the live nodes are others, a tick when hints are lost, a request for the newest state when a client asks for it; a pass
+that finds the revision it knows, and nothing left over, does nothing else.
 
 Who is alive and who coordinates is reconciled by a loop of its own (`keep_place`), so that no amount of topics delays
 a lease.
@@ -52,6 +54,7 @@ class Reconciler:
         self._observe_pass = observe_pass
         self._observe_failure = observe_failure
         self._failures: dict[str, int] = {}
+        self._leads = membership.leads
         self._revision_heard = 0
         self._handed_over_s = float("-inf")
         self._more = False
@@ -87,15 +90,17 @@ class Reconciler:
     async def converge(self) -> None:
         """Waits for a reason or the interval, then one pass. Raises StorageError."""
         trigger = await self.metadata_wake.wait(self._interval_s)
-        started = time.perf_counter()
-        before = self._catalog.revision
+        catalog, started = self._catalog, time.perf_counter()
+        before = catalog.revision, catalog.performed.total(), catalog.deferred
         try:
-            await self._catalog.refresh_if_changed()
+            await catalog.refresh_if_changed()
         except Exception as error:
             self._failed("look", error)
             raise
-        self._failures.clear()
-        self._observe_pass(trigger, self._catalog.revision == before, time.perf_counter() - started)
+        self._failures.pop("look", None)
+        # What was left to a later pass is work, whether or not this one could do it.
+        skipped = before == (catalog.revision, catalog.performed.total(), 0)
+        self._observe_pass(trigger, skipped, time.perf_counter() - started)
 
     async def keep_place(self) -> None:
         """Waits for a reason or a fifth of the time to live, then: prolong the registration and the leases, learn who
@@ -105,11 +110,15 @@ class Reconciler:
             # A database that does not answer must not keep this from trying again while the leases still hold.
             async with asyncio.timeout(self._ttl_s / 2):
                 await self._membership.renew()
+                if self._leads is not self._membership.leads:
+                    self._leads = self._membership.leads
+                    self.metadata_wake("nodes")
                 await self._leases.renew()
                 more = await self._hand_over()
         except Exception as error:
             self._failed("place", error)
             raise
+        self._failures.pop("place", None)
         if more and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(HAND_OVER_INTERVAL_S, self._hand_over_next)
         elif trigger != TICK:

@@ -69,8 +69,9 @@ class Wakeups:
         self._promised: dict[tuple[int, int], int] = {}
         self._look_at = asyncio.Event()
         self._hears = False
-        self.counts = {"sent": 0, "merged": 0, "heard": 0, "missed": 0}
-        """Payloads sent and heard, ends that were announced together with a later one, looks because of a gap."""
+        self.counts = {"sent": 0, "merged": 0, "heard": 0, "missed": 0, "late": 0}
+        """Payloads sent and heard, ends that were announced together with a later one, looks because of a gap, and
+        payloads that came behind such a look."""
         tail.trust_since(float("inf"))
 
     # --- telling --------------------------------------------------------------------------------------------------
@@ -169,6 +170,8 @@ class Wakeups:
         self.counts["heard"] += 1
         expected = self._heard.get((node_id, incarnation), number - 1) + 1
         self._heard[node_id, incarnation] = max(number, expected - 1)
+        if number < expected:
+            self.counts["late"] += 1
         if number > expected:
             self._missed(f"{number - expected} announcements of node {node_id}")
         if body == UNKNOWN:

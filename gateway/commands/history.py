@@ -192,6 +192,7 @@ _REASONS = {
     "static_replaced": "a static member came back",
     "topics_changed": "subscribed topics changed",
     "subscription_changed": "a member changed its subscription",
+    "migrated": "members are to go on by the classic protocol",
     "too_many_members": "there are more members than group.max.size",
     "sync_timeout": "a member never asked for its assignment",
     "session_timeout": "not heard within its session",
@@ -207,6 +208,12 @@ _REASONS = {
 }
 
 
+_CONVERSIONS = {
+    "upgrade": "the classic group becomes a consumer group: a member of that protocol joins",
+    "downgrade": "the consumer group becomes a classic group: the last member of its protocol is gone",
+}
+
+
 def _event(event: Record) -> str:
     kind, member, waited = event["kind"], event["member_id"], _milliseconds(event["wait_ms"])
     reason = _REASONS.get(event["reason"] or "", event["reason"] or "")
@@ -215,6 +222,8 @@ def _event(event: Record) -> str:
     client = f" (client {event['client_id']})" if event["client_id"] else ""
     count = event["member_count"]
     match kind:
+        case "loaded" if event["reason"] in _CONVERSIONS:
+            return f"{_CONVERSIONS[event['reason']]}, {count} members"
         case "loaded":
             return f"node {event['node_id']} coordinates the group, {count} members"
         case "rebalance_started":

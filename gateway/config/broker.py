@@ -25,8 +25,10 @@ from gateway.config.definition import (
     Update,
     at_least,
     between,
+    codec_choice,
     declared_settings,
     each_one_of,
+    gzip_level,
     one_of,
     render,
     setting,
@@ -83,6 +85,14 @@ class BrokerConfig:
         ("uniform", "range"),
         "Assignors that members of the consumer protocol may ask for; the first is used where none does.",
         some_of("uniform", "range"),
+        update=_AT_START,
+    )
+    group_consumer_migration_policy: str = setting(
+        ConfigType.STRING,
+        "bidirectional",
+        "Which way a group with members may change its protocol: upgrade (classic to consumer), downgrade, "
+        "bidirectional or disabled.",
+        one_of("bidirectional", "upgrade", "downgrade", "disabled"),
         update=_AT_START,
     )
     group_max_size: int = setting(_INT, MAX_INT, "Most members that one group may have.", at_least(1), update=_AT_START)
@@ -214,11 +224,39 @@ class BrokerConfig:
         _LONG, MAX_LONG, "How long a record may stay uncompacted at most.", at_least(1)
     )
 
+    compression_type: str = setting(
+        ConfigType.STRING,
+        "producer",
+        "The codec of record batches: producer keeps what their producer chose.",
+        codec_choice,
+    )
+    compression_gzip_level: int = setting(
+        _INT, -1, "Level of recompression by gzip; -1 is the codec's own default.", gzip_level
+    )
+    compression_lz4_level: int = setting(_INT, 9, "Level of recompression by lz4.", between(1, 17))
+    compression_zstd_level: int = setting(_INT, 3, "Level of recompression by zstd.", between(-131_072, 22))
+
     log_store_inline_max_bytes: int = setting(
         _INT,
         65_536,
         "Commits up to this size keep their bytes in Postgres, store or not. Not a Kafka setting.",
         at_least(0),
+        update=_AT_START,
+    )
+
+    log_store_roll_bytes: int = setting(
+        _LONG,
+        67_108_864,
+        "How much gathers in Postgres before it is moved to the log's directory or bucket. Not a Kafka setting.",
+        at_least(1),
+        update=_AT_START,
+    )
+    log_store_roll_ms: int = setting(
+        _LONG,
+        -1,
+        "How long bytes stay in Postgres at most before they are moved; -1: a minute with a directory, five with a "
+        "bucket. Not a Kafka setting.",
+        at_least(-1),
         update=_AT_START,
     )
 
@@ -315,12 +353,6 @@ _SHOWN = (
     _no_effect("log.preallocate", _BOOLEAN, False, "Whether segment files are allocated in advance."),
     _no_effect("min.insync.replicas", _INT, 1, "In-sync replicas that acks=all waits for.", at_least(1)),
     _no_effect("unclean.leader.election.enable", _BOOLEAN, False, "Whether a replica that lags may become leader."),
-    _fixed(
-        "compression.type",
-        ConfigType.STRING,
-        "producer",
-        "Record batches keep the codec that their producer chose; nothing is recompressed.",
-    ),
     _fixed("log.cleaner.enable", _BOOLEAN, True, "Topics that ask for compaction are compacted."),
     _fixed("offsets.topic.num.partitions", _INT, 50, "Partitions of __consumer_offsets, over which groups are spread."),
     _fixed("offsets.topic.replication.factor", ConfigType.SHORT, 1, "Committed offsets live in Postgres."),

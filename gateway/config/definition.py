@@ -43,6 +43,7 @@ class ConfigSource(IntEnum):
     DYNAMIC_DEFAULT_BROKER_CONFIG = 3
     STATIC_BROKER_CONFIG = 4
     DEFAULT_CONFIG = 5
+    DYNAMIC_BROKER_LOGGER_CONFIG = 6
     GROUP_CONFIG = 8
 
 
@@ -58,10 +59,12 @@ class Update(Enum):
 
 
 class ConfigError(ValueError):
-    """A setting was given a value it cannot have. Shown to clients (INVALID_CONFIG) and at start alike."""
+    """A setting was given a value it cannot have. Shown to clients (INVALID_CONFIG) and at start alike, in Kafka's
+    words where it has any, since clients' tests compare them."""
 
-    def __init__(self, name: str, value: str | None, reason: str) -> None:
-        super().__init__(f"Invalid value {value} for configuration {name}: {reason}")
+    def __init__(self, name: str, value: str | None, reason: str, text: str | None = None) -> None:
+        """`text` is the whole message, where it is not about a value."""
+        super().__init__(text or f"Invalid value {value} for configuration {name}: {reason}")
         self.name = name
         self.value = value
         self.reason = reason
@@ -110,23 +113,23 @@ def _parse(name: str, kind: ConfigType, text: str) -> ConfigValue:
     match kind:
         case ConfigType.BOOLEAN:
             if text.lower() not in ("true", "false"):
-                raise ConfigError(name, text, "expected true or false")
+                raise ConfigError(name, text, "Expected value to be either true or false")
             return text.lower() == "true"
         case ConfigType.INT | ConfigType.SHORT | ConfigType.LONG:
             bits = {ConfigType.SHORT: 15, ConfigType.INT: 31, ConfigType.LONG: 63}[kind]
             digits = text[1:] if text[:1] in ("-", "+") else text
             # Bounded before int(): its own limit on digits would raise something that is no ConfigError.
             if not (digits.isascii() and digits.isdigit()) or len(digits) > 19:
-                raise ConfigError(name, text, f"not a whole number of type {kind.name}")
+                raise ConfigError(name, text, f"Not a number of type {kind.name}")
             number = int(text)
             if not -(2**bits) <= number < 2**bits:
-                raise ConfigError(name, text, f"outside the range of type {kind.name}")
+                raise ConfigError(name, text, f"Not a number of type {kind.name}")
             return number
         case ConfigType.DOUBLE:
             try:
                 return float(text)
             except ValueError as error:
-                raise ConfigError(name, text, "not a number of type DOUBLE") from error
+                raise ConfigError(name, text, "Not a number of type DOUBLE") from error
         case ConfigType.LIST:
             return tuple(part.strip() for part in text.split(",")) if text else ()
         case ConfigType.STRING | ConfigType.CLASS | ConfigType.PASSWORD:
@@ -150,16 +153,29 @@ def render(value: ConfigValue) -> str | None:
 
 
 def at_least(minimum: float) -> Check:
-    return lambda value: None if value >= minimum else f"must be at least {minimum}"
+    return lambda value: None if value >= minimum else f"Value must be at least {minimum}"
 
 
 def between(minimum: float, maximum: float) -> Check:
-    # Written so that a NaN is refused as well.
-    return lambda value: None if minimum <= value <= maximum else f"must be between {minimum} and {maximum}"
+    def check(value: float) -> str | None:
+        # Written so that a NaN is refused as well.
+        if minimum <= value <= maximum:
+            return None
+        return f"Value must be no more than {maximum}" if value > maximum else f"Value must be at least {minimum}"
+
+    return check
 
 
 def one_of(*allowed: str) -> Check:
-    return lambda value: None if value in allowed else f"must be one of {', '.join(allowed)}"
+    return lambda value: None if value in allowed else f"String must be one of: {', '.join(allowed)}"
+
+
+codec_choice = one_of("uncompressed", "zstd", "lz4", "snappy", "gzip", "producer")
+"""A codec of record batches, by the name that `compression.type` has for it."""
+
+
+def gzip_level(level: int) -> str | None:
+    return None if level == -1 else between(1, 9)(level)
 
 
 def each_one_of(*allowed: str) -> Check:

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, ConfigError, parse_broker_configs
 from gateway.config.listeners import (
@@ -28,10 +28,12 @@ from gateway.config.listeners import (
     render_address,
 )
 from gateway.operate.logs import LOG_LEVELS, LogFormat
+from storage.byte_store import BUCKET_URL
 from storage.database_url import parse_database_url
 from storage.types import Address
 
 ENVIRONMENT_PREFIX = "SLUICE_"
+AUTO = "auto"
 
 
 class ConfigurationError(Exception):
@@ -50,8 +52,9 @@ class Settings:
     database_url: str | None
     """None: the node runs an embedded Postgres below `data_dir`."""
     data_dir: Path
-    log_store: Path | Literal["auto"] | None
-    """Where record bytes lie beside Postgres; None: nowhere. `log_directory` resolves "auto"."""
+    log_store: Path | str | None
+    """Where record bytes lie beside Postgres: a directory, or the URL of a bucket; None: nowhere. `log_place` resolves
+    "auto"."""
     rack: str | None
     metrics_listen: Address | None
     metrics_max_series: int
@@ -68,9 +71,10 @@ class Settings:
     broker: BrokerConfig
 
     @property
-    def log_directory(self) -> Path | None:
-        """Where the log's segments lie; None: all bytes are in Postgres."""
-        if self.log_store == "auto":
+    def log_place(self) -> Path | str | None:
+        """The directory of the log's segments, or the URL of the bucket with its objects; None: all bytes are in
+        Postgres."""
+        if self.log_store == AUTO:
             return self.data_dir / "log" if self.database_url is None else None
         return self.log_store
 
@@ -115,10 +119,16 @@ def _directory(text: str) -> Path:
     return path
 
 
-def _log_store(text: str) -> Path | Literal["auto"] | None:
-    if text == "auto":
-        return "auto"
-    return None if text == "inline" else _directory(text)
+def _log_store(text: str) -> Path | str | None:
+    if text == AUTO:
+        return AUTO
+    if "://" not in text:
+        return None if text == "inline" else _directory(text)
+    if not BUCKET_URL.fullmatch(text):
+        raise ValueError(
+            "expected s3://BUCKET/PREFIX, gs://BUCKET/PREFIX or az://CONTAINER/PREFIX, and keys in the environment"
+        )
+    return text.rstrip("/")
 
 
 def _whole(minimum: int, maximum: int) -> Callable[[str], int]:
@@ -202,9 +212,10 @@ OPTIONS: tuple[Option, ...] = (
         "log-store",
         _log_store,
         "auto",
-        "DIR|inline|auto",
-        "where the bytes of large commits go: a directory that every node of the database reaches, or inline, into "
-        "Postgres; auto: below the data directory with the embedded Postgres, else inline",
+        "DIR|URL|inline|auto",
+        "where the bytes of the log go: to a directory or a bucket (s3://BUCKET/PREFIX, gs://..., az://...) that every "
+        "node of the database reaches, or inline, into Postgres; auto: below the data directory with the embedded "
+        "Postgres, else inline",
     ),
     Option("rack", _text, None, "NAME", "rack of this node, as clients see it (broker.rack)"),
     Option(
@@ -300,7 +311,7 @@ def load(
             try:
                 parsed[option.field] = option.parse(text)
             except ValueError as error:
-                shown = "…" if option.secret else text
+                shown = "…" if option.secret else hide_password(text)
                 raise ConfigurationError(option.name, shown, origin, str(error)) from error
         values.append(Value(option.name, hide_password(text) if option.secret and text else text, origin))
     broker, broker_values = _load_broker(assignments, environment, file_broker, path)

@@ -1,8 +1,8 @@
 """The settings of a topic, under Kafka's names: what a client may set, what it means here, what its default follows.
 
 The one idea: a setting that a client gives works or is refused. What decides about records is a typed field of
-`TopicConfig`; what only shapes a broker's files is accepted, shown, and documented as without effect; what would need
-records to be rewritten (`compression.type`, tiered storage) is refused. Defaults follow from broker settings.
+`TopicConfig`; what only shapes a broker's files is accepted, shown, and documented as without effect; what
+cannot be honoured (tiered storage) is refused. Defaults follow from broker settings.
 
 It does not store configs (`storage/topics.py`) nor cache them (`gateway/log/catalog.py`).
 """
@@ -26,8 +26,10 @@ from gateway.config.definition import (
     Update,
     at_least,
     between,
+    codec_choice,
     declared_settings,
     each_one_of,
+    gzip_level,
     one_of,
     render,
     setting,
@@ -136,9 +138,22 @@ class TopicConfig:
     compression_type: str = setting(
         ConfigType.STRING,
         "producer",
-        "Record batches keep the codec that their producer chose; nothing is recompressed.",
-        update=Update.FIXED,
+        "The codec of record batches: producer keeps what their producer chose, any other recompresses the rest.",
+        codec_choice,
         synonyms=[Synonym("compression.type")],
+    )
+    compression_gzip_level: int = setting(
+        _INT,
+        -1,
+        "Level of recompression by gzip; -1 is the codec's own default.",
+        gzip_level,
+        synonyms=[Synonym("compression.gzip.level")],
+    )
+    compression_lz4_level: int = setting(
+        _INT, 9, "Level of recompression by lz4.", between(1, 17), synonyms=[Synonym("compression.lz4.level")]
+    )
+    compression_zstd_level: int = setting(
+        _INT, 3, "Level of recompression by zstd.", between(-131_072, 22), synonyms=[Synonym("compression.zstd.level")]
     )
 
     @property
@@ -166,13 +181,8 @@ def _fixed(name: str, value: bool | int, documentation: str, kind: ConfigType = 
     return ConfigKey(name, kind, value, documentation, update=Update.FIXED)
 
 
-def _gzip_level(level: int) -> str | None:
-    return None if level == -1 else between(1, 9)(level)
-
-
 _NO_TIERS = "There is no tiered storage."
 _THROTTLED = "Replicas whose replication is throttled."
-_LEVEL = "Level of recompression."
 
 _SHOWN = (
     ConfigKey(
@@ -224,9 +234,6 @@ _SHOWN = (
     ),
     _no_effect("leader.replication.throttled.replicas", ConfigType.LIST, (), _THROTTLED),
     _no_effect("follower.replication.throttled.replicas", ConfigType.LIST, (), _THROTTLED),
-    _no_effect("compression.gzip.level", _INT, -1, _LEVEL, _gzip_level),
-    _no_effect("compression.lz4.level", _INT, 9, _LEVEL, between(1, 17)),
-    _no_effect("compression.zstd.level", _INT, 3, _LEVEL, between(-131_072, 22)),
     _fixed("remote.storage.enable", False, _NO_TIERS),
     _fixed("remote.log.copy.disable", False, _NO_TIERS),
     _fixed("remote.log.delete.on.disable", False, _NO_TIERS),
@@ -301,9 +308,9 @@ def validate_topic_configs(configs: Mapping[str, str | None], broker: BrokerConf
     for name, value in configs.items():
         key = TOPIC_CONFIGS.get(name)
         if key is None:
-            raise ConfigError(name, value, "unknown topic config name")
+            raise ConfigError(name, value, "unknown", f"Unknown topic config name: {name}")
         if value is None:
-            raise ConfigError(name, value, "null is not a value")
+            raise ConfigError(name, value, "null", f"Null value not supported for topic configs: {name}")
         key.parse(value)
         given[name] = value
     together = effective(given, broker or BrokerConfig())

@@ -16,6 +16,7 @@ from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.deadlines import next_deadline, postponed
 from gateway.coordinator.facts import (
     AssignmentGiven,
+    Conversion,
     EveryoneHeard,
     Fact,
     GenerationStarted,
@@ -24,7 +25,7 @@ from gateway.coordinator.facts import (
 )
 from gateway.coordinator.handoff import HandoffsChanged
 from gateway.coordinator.handoff_progress import see_topics
-from gateway.coordinator.machine import ClusterChanged, Machine, StoredGroup, StoredMember, Summary
+from gateway.coordinator.machine import Adopted, ClusterChanged, Machine, StoredGroup, StoredMember, Summary
 from gateway.coordinator.model import (
     DeleteGroup,
     DeleteReply,
@@ -109,11 +110,15 @@ class _Classic:
     def missing(self, group_id: str) -> Group:
         return Group(group_id)
 
-    def adopt(self, group: Any, event: Any) -> Group | None:
+    def takes(self, group: Group, event: Any) -> bool:
+        return False
+
+    def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
         """A consumer group without members goes on as a classic one, with its offsets; generations rise from its
         epoch."""
         if isinstance(group, ConsumerGroup) and not group.members:
-            return Group(group.group_id, exists=group.exists, generation_id=group.group_epoch)
+            classic = Group(group.group_id, exists=group.exists, generation_id=group.group_epoch)
+            return Adopted(classic, Conversion.EMPTY)
         return None
 
     def step(self, group: Group, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:

@@ -47,6 +47,15 @@ class Trigger(Enum):
     TOPICS_CHANGED = "subscribed topics changed"
     SUBSCRIPTION_CHANGED = "a member changed its subscription"
     GUARDED = "partitions were withheld because another member claimed them"
+    MIGRATED = "the last member of the consumer protocol has gone: members of the classic one go on by themselves"
+
+
+class Conversion(Enum):
+    """Why another machine plays an id."""
+
+    EMPTY = "it had no members"
+    UPGRADE = "a member of the consumer protocol joined"
+    DOWNGRADE = "its last member of the consumer protocol has gone"
 
 
 class Violation(Enum):
@@ -275,9 +284,10 @@ class GroupTypeChanged(Fact):
 
     before: str
     after: str
+    conversion: Conversion = Conversion.EMPTY
 
     def __str__(self) -> str:
-        return f"{self.before} group became a {self.after} group"
+        return f"{self.before} group became a {self.after} group: {self.conversion.value}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gateway.coordinator.draft import Draft, session_ms
 from gateway.coordinator.facts import Fact
-from gateway.coordinator.identity import NO_MEMBER_ID, refusal
+from gateway.coordinator.identity import NO_MEMBER_ID, generation_of, refusal
 from gateway.coordinator.model import (
     ConnectionId,
     Group,
@@ -57,13 +57,20 @@ def heartbeat_dead(group: Group, event: Heartbeat, now_ms: int, settings: Settin
 
 def _heartbeat_error(group: Group, event: Heartbeat) -> ErrorCode | None:
     error = refusal(group.members, event.member_id, event.group_instance_id)
-    if error is None and event.generation_id != group.generation_id:
+    if error is None and event.generation_id != generation_of(group, group.members[event.member_id]):
         return ErrorCode.ILLEGAL_GENERATION
     return error
 
 
 def _beat(group: Group, event: Heartbeat, error: ErrorCode, facts: tuple[Fact, ...] = ()) -> Step:
-    return Step(group, ((event.request_id, HeartbeatReply(error)),), facts)
+    reply = _REPLIES.get(error)
+    if reply is None:
+        reply = _REPLIES[error] = HeartbeatReply(error)
+    return Step(group, ((event.request_id, reply),), facts)
+
+
+_REPLIES: dict[ErrorCode, HeartbeatReply] = {}
+"""One of each."""
 
 
 def commit_empty(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:
@@ -99,13 +106,16 @@ def _commit_error(group: Group, event: OffsetCommit) -> ErrorCode | None:
     if event.generation_id < 0 and event.member_id == NO_MEMBER_ID and event.group_instance_id is None:
         return ErrorCode.UNKNOWN_MEMBER_ID
     error = refusal(group.members, event.member_id, event.group_instance_id)
-    if error is None and event.generation_id != group.generation_id:
+    if error is None and event.generation_id != generation_of(group, group.members[event.member_id]):
         return ErrorCode.ILLEGAL_GENERATION
     return error
 
 
 def _commit(group: Group, event: OffsetCommit, error: ErrorCode, facts: tuple[Fact, ...] = ()) -> Step:
-    return Step(group, ((event.request_id, OffsetCommitReply(error)),), facts)
+    member = group.members.get(event.member_id)
+    by_member_epoch = member is not None and member.member_epoch > 0
+    reply = OffsetCommitReply(error, by_member_epoch, ErrorCode.ILLEGAL_GENERATION)
+    return Step(group, ((event.request_id, reply),), facts)
 
 
 def hear(

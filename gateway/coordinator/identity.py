@@ -86,6 +86,11 @@ def dynamic_member(members: Members, connection_id: ConnectionId) -> Member | No
     return None
 
 
+def generation_of(group: Group, member: Member) -> int:
+    """What the member is to name as its generation."""
+    return member.member_epoch or group.generation_id
+
+
 def refusal(members: Members, member_id: MemberId, instance_id: str | None) -> ErrorCode | None:
     """Why this identity may not speak for a member, or None if it may (upstream's `validateMember`).
 

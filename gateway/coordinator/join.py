@@ -124,10 +124,11 @@ def admit(draft: Draft, event: JoinGroup, pending_id: MemberId) -> None:
         client_id=event.client_id,
         client_host=event.client_host,
         session_timeout_ms=event.session_timeout_ms,
-        rebalance_timeout_ms=_rebalance_timeout_ms(event),
+        rebalance_timeout_ms=rebalance_timeout_ms(event),
         protocols=event.protocols,
         is_new=True,
         connection_id=event.connection_id,
+        connection_number=event.connection_number,
     )
     if not draft.members:
         draft.protocol_type = event.protocol_type
@@ -197,7 +198,8 @@ def _wait_at_barrier(draft: Draft, event: JoinGroup, member_id: MemberId) -> Non
         draft.hear(draft.members[member_id], event.connection_id),
         protocols=event.protocols,
         session_timeout_ms=event.session_timeout_ms,
-        rebalance_timeout_ms=_rebalance_timeout_ms(event),
+        rebalance_timeout_ms=rebalance_timeout_ms(event),
+        connection_number=event.connection_number,
     )
     draft.park_join(member, _parked(event))
     draft.tell(MemberRejoined(member_id, shortened(event.reason)))
@@ -212,12 +214,13 @@ def _replace_static(draft: Draft, event: JoinGroup, old_id: MemberId, *, park: b
         client_id=event.client_id,
         client_host=event.client_host,
         session_timeout_ms=event.session_timeout_ms,
-        rebalance_timeout_ms=_rebalance_timeout_ms(event),
+        rebalance_timeout_ms=rebalance_timeout_ms(event),
         protocols=event.protocols,
         is_new=False,
         parked_join=_parked(event) if park else None,
         parked_sync=None,
         connection_id=event.connection_id,
+        connection_number=event.connection_number,
     )
     draft.rename(old_id, member, event.reason)
     draft.arm_session(member)
@@ -228,7 +231,7 @@ def _parked(event: JoinGroup) -> Parked:
     return Parked(event.request_id, event.connection_id)
 
 
-def _rebalance_timeout_ms(event: JoinGroup) -> int:
+def rebalance_timeout_ms(event: JoinGroup) -> int:
     """Version 0 has no such field; the session timeout stands in for it, as upstream has it."""
     return event.rebalance_timeout_ms if event.rebalance_timeout_ms > 0 else event.session_timeout_ms
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NewType, Protocol, TypeVar
 
 from gateway.coordinator.cluster import Cluster
-from gateway.coordinator.facts import Fact, GroupTypeChanged, MemberId
+from gateway.coordinator.facts import Conversion, Fact, GroupTypeChanged, MemberId
 from protocol.errors import ErrorCode
 
 RequestId = NewType("RequestId", int)
@@ -91,6 +91,15 @@ class Step:
     facts: tuple[Fact, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """Another machine's group as one's own, and what those are answered whose requests it held."""
+
+    group: Value
+    conversion: Conversion
+    replies: tuple[tuple[RequestId, Any], ...] = ()
+
+
 # --- what is stored -------------------------------------------------------------------------------------------------
 
 
@@ -140,19 +149,24 @@ class Machine(Protocol):
     events: frozenset[type]
     """The requests that this machine takes. One that several take goes to the machine that the group has."""
     beats: frozenset[type]
-    """Those of them that at most put a deadline off, so that no timer need be set earlier after them."""
+    """Those of them that, without a fact, at most put a deadline off: no timer need be set earlier after them."""
     durable: frozenset[type[Fact]]
 
     def missing(self, group_id: str) -> Value:
         """The group of an id that nobody has used."""
         ...
 
-    def adopt(self, group: Value, event: Any) -> Value | None:
+    def takes(self, group: Value, event: Any) -> bool:
+        """Whether it answers this request of another machine's itself: its group has members that speak like that."""
+        ...
+
+    def adopt(self, group: Value, event: Any, cluster: Cluster, now_ms: int, settings: Any) -> Adopted | None:
         """Another machine's group as one of this machine's, if `event`, which is this machine's, may make it so."""
         ...
 
     def step(self, group: Value, event: Any, cluster: Cluster, now_ms: int, settings: Any) -> Step:
-        """What `event` does at `now_ms`. An event that is refused, or changes nothing, gives back the same object."""
+        """What `event` does at `now_ms`. An event that is refused, or changes nothing, gives back the same object. The
+        value may be another machine's from here on; then the step tells `GroupTypeChanged`."""
         ...
 
     def refuse(self, event: Any, error: ErrorCode, *, loading: bool = False) -> Any:
@@ -230,18 +244,18 @@ class Machines:
         If it cannot, or refuses the request, the group stays what it was.
         """
         machine = self._by_value[type(group)]
-        if type(event) in machine.events or not isinstance(event, Request):
+        if type(event) in machine.events or not isinstance(event, Request) or machine.takes(group, event):
             return machine.step(group, event, cluster, now_ms, settings)
         other = self._by_event[type(event)]
-        adopted = other.adopt(group, event)
+        adopted = other.adopt(group, event, cluster, now_ms, settings)
         if adopted is None:
             reply = other.refuse(event, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
             return Step(group, ((event.request_id, reply),))
-        taken = other.step(adopted, event, cluster, now_ms, settings)
-        if taken.group is adopted:
+        taken = other.step(adopted.group, event, cluster, now_ms, settings)
+        if taken.group is adopted.group:
             return Step(group, taken.replies)
-        changed = GroupTypeChanged(machine.group_type, other.group_type)
-        return Step(taken.group, taken.replies, (changed, *taken.facts))
+        changed = GroupTypeChanged(machine.group_type, other.group_type, adopted.conversion)
+        return Step(taken.group, (*adopted.replies, *taken.replies), (changed, *taken.facts))
 
     def must_store(self, taken: Step) -> bool:
         """Whether something in the step must be in Postgres before its replies leave."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
-from operator import attrgetter
 from uuid import UUID
 
 from gateway.coordinator.document import VOLATILE
@@ -38,6 +37,9 @@ Protocols = tuple[tuple[str, bytes], ...]
 class GroupState(Enum):
     """Rendered names are upstream's, as DescribeGroups and ListGroups show them."""
 
+    __hash__ = object.__hash__
+    """Every event looks its state up; Enum's own hash is a call of Python."""
+
     EMPTY = "Empty"
     PREPARING_REBALANCE = "PreparingRebalance"
     COMPLETING_REBALANCE = "CompletingRebalance"
@@ -55,6 +57,15 @@ LEGAL_TRANSITIONS: Mapping[GroupState, frozenset[GroupState]] = {
 """Where each state may lead (upstream's ClassicGroupState, read the other way round)."""
 
 
+class MigrationPolicy(Enum):
+    """`group.consumer.migration.policy`: which way a group with members may change its protocol."""
+
+    BIDIRECTIONAL = "bidirectional"
+    UPGRADE = "upgrade"
+    DOWNGRADE = "downgrade"
+    DISABLED = "disabled"
+
+
 @dataclass(frozen=True, slots=True)
 class ConsumerSettings:
     """Of consumer groups (KIP-848); names and defaults are Kafka's `group.consumer.*`. The two intervals may be a
@@ -66,6 +77,7 @@ class ConsumerSettings:
     assignors: tuple[str, ...] = ("uniform", "range")
     """The first is used where no member asks for one."""
     handoff: HandoffSettings = DEFAULTS
+    migration_policy: MigrationPolicy = MigrationPolicy.BIDIRECTIONAL
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +136,11 @@ class Member:
     parked_sync: Parked | None = field(default=None, metadata=VOLATILE)
     connection_id: ConnectionId | None = field(default=None, metadata=VOLATILE)
     """The connection that last spoke for this member; None after a restart or once it has closed."""
+    connection_number: int = field(default=-1, metadata=VOLATILE)
+    """Of the connection that it last joined by."""
+    member_epoch: int = 0
+    """How far it had come in the consumer group that this group was: its generation until the next one begins. 0 for
+    the group's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +205,8 @@ class OffsetCommitReply:
     error: ErrorCode
     by_member_epoch: bool = False
     """The commit is to be fenced by the epoch of the member that it names, not by the group's generation."""
+    stale: ErrorCode = ErrorCode.STALE_MEMBER_EPOCH
+    """What the member is told if Postgres knows another epoch of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,6 +235,8 @@ class JoinGroup(ClientRequest[JoinReply]):
     new_member_id: MemberId
     """An unguessable id, taken if this request makes a new member (the coordinator has no randomness of its own)."""
     reason: str | None = None
+    connection_number: int = -1
+    """Rises with every connection that the node accepts: tells a late request from a new one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +342,7 @@ class Watch:
     """Of the last generation that had members."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Group:
     """One classic group at one moment. A missing group is `Group(group_id)`: Empty, generation 0, never stored.
 
@@ -369,19 +390,14 @@ class Group:
     def with_session_deadline(self, member_id: MemberId, deadline_ms: int) -> Group:
         """The same group with one session deadline moved.
 
-        Heartbeats are all that is frequent here. Writing the slots costs half of what a frozen dataclass' own
-        constructor does, and a fraction of `dataclasses.replace`.
+        Heartbeats are all that is frequent here, and to copy the attributes at once takes a tenth of what the
+        constructor does: that is why a group has no slots.
         """
         moved = object.__new__(Group)
-        for write, value in zip(_WRITERS, _VALUES(self), strict=True):
-            write(moved, value)
-        session_deadlines = dict(self.session_deadlines)
-        session_deadlines[member_id] = deadline_ms
-        _WRITE_SESSION_DEADLINES(moved, session_deadlines)
+        attributes = moved.__dict__
+        attributes.update(self.__dict__)
+        attributes["session_deadlines"] = {**self.session_deadlines, member_id: deadline_ms}
         return moved
 
 
 GROUP_FIELDS = tuple(each.name for each in fields(Group))
-_VALUES = attrgetter(*GROUP_FIELDS)
-_WRITERS = tuple(getattr(Group, name).__set__ for name in GROUP_FIELDS)
-_WRITE_SESSION_DEADLINES = _WRITERS[GROUP_FIELDS.index("session_deadlines")]

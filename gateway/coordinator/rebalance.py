@@ -113,7 +113,7 @@ def _begin_generation(draft: Draft) -> None:
     for member in list(draft.members.values()):
         # What the last generation assigned must not be served in this one.
         last = last_assignment(draft, member, was_assigned=was_assigned)
-        settled = replace(member, parked_join=None, is_new=False, assignment=b"", last_assignment=last)
+        settled = replace(member, parked_join=None, is_new=False, assignment=b"", last_assignment=last, member_epoch=0)
         draft.put(settled)
         # An absent static member has given no sign of life: its session runs on.
         if member.parked_join is not None:

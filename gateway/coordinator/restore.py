@@ -39,7 +39,7 @@ def stored(group: Group) -> StoredGroup:
 
 def stored_member(group: Group, member_id: MemberId) -> StoredMember | None:
     member = group.members.get(member_id)
-    return None if member is None else StoredMember(dump(member))
+    return None if member is None else StoredMember(dump(member), member.member_epoch)
 
 
 def restore(
@@ -62,6 +62,9 @@ def restore(
         draft.subscribed_topics = subscribed_topics(group.protocol_type, group.protocol_name, draft.members.values())
     if group.state is GroupState.COMPLETING_REBALANCE:
         draft.pending_sync = set(draft.members)
+        draft.phase_deadline_ms = now_ms + draft.rebalance_timeout_ms()
+    elif group.state is GroupState.PREPARING_REBALANCE:
+        # Stored as such where it came from a consumer group: who was held asks again, like everybody else.
         draft.phase_deadline_ms = now_ms + draft.rebalance_timeout_ms()
     if group.handoffs:
         classic_handoff.take_over(draft)

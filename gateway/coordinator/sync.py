@@ -12,7 +12,7 @@ from dataclasses import replace
 from gateway.coordinator.classic_handoff import begin, is_held
 from gateway.coordinator.draft import Draft
 from gateway.coordinator.facts import AssignmentGiven, GenerationAssigned, MemberSynced
-from gateway.coordinator.identity import refusal
+from gateway.coordinator.identity import generation_of, refusal
 from gateway.coordinator.model import (
     Group,
     GroupState,
@@ -80,7 +80,7 @@ def _error(group: Group, event: SyncGroup) -> ErrorCode | None:
     error = refusal(group.members, event.member_id, event.group_instance_id)
     if error is not None:
         return error
-    if event.generation_id != group.generation_id:
+    if event.generation_id != generation_of(group, group.members[event.member_id]):
         return ErrorCode.ILLEGAL_GENERATION
     if _differ(event.protocol_type, group.protocol_type) or _differ(event.protocol_name, group.protocol_name):
         return ErrorCode.INCONSISTENT_GROUP_PROTOCOL

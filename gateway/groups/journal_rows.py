@@ -18,6 +18,7 @@ from uuid import UUID
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerMember, MemberState
 from gateway.coordinator.facts import (
     AssignmentGiven,
+    Conversion,
     Departure,
     Fact,
     GenerationAssigned,
@@ -106,6 +107,7 @@ _TRIGGERS = {
     Trigger.TOPICS_CHANGED: "topics_changed",
     Trigger.SUBSCRIPTION_CHANGED: "subscription_changed",
     Trigger.GUARDED: "handoff",
+    Trigger.MIGRATED: "migrated",
 }
 _ARRIVALS = (MemberJoined, MemberRejoined, MemberReplaced)
 
@@ -220,7 +222,7 @@ class _Telling:
                 elif isinstance(after, Group) and not self._handed_out:
                     # A static member that came back is given what the one before it had, without a rebalance.
                     self._give(fact.member_id, _assigned(after, fact.member_id))
-            case GroupTypeChanged():
+            case GroupTypeChanged(conversion=Conversion.EMPTY):
                 self._generation_id = self._now.generation_id
                 self._told = _Told(self._told.state)
             case HandoffBegun():
@@ -235,6 +237,9 @@ class _Telling:
                     reason=fact.reason.value,
                     wait_ms=fact.waited_ms,
                 )
+            case GroupTypeChanged():
+                # Its members are other values from here on, and partitions have other names: all is said anew.
+                self._loaded(after, reason=fact.conversion.name.lower(), detail=str(fact))
             case GroupDeleted():
                 self._event("deleted", reason="requested", state_after=DEAD)
             case _:
@@ -388,12 +393,12 @@ class _Telling:
 
     # --- rows ---------------------------------------------------------------------------------------------------
 
-    def _loaded(self, group: Value) -> None:
+    def _loaded(self, group: Value, *, reason: str | None = None, detail: str | None = None) -> None:
         """Everything that is so, for whoever has read nothing before."""
         summary = self._machines.of(group).summary(group)
         self._told = _Told(summary.state)
         self._generation_id = summary.generation_id
-        self._event("loaded", member_count=summary.member_count)
+        self._event("loaded", member_count=summary.member_count, reason=reason, detail=detail)
         member_ids = list(self._machines.of(group).member_ids(group))
         self._members(group, member_ids)
         for member_id in member_ids:
@@ -461,7 +466,7 @@ class _Telling:
                     group_instance_id=_instance(member),
                     client_id=member.client_id,
                     client_host=member.client_host,
-                    session_timeout_ms=member.session_timeout_ms if classic else 0,
+                    session_timeout_ms=_session_timeout_ms(member),
                     rebalance_timeout_ms=member.rebalance_timeout_ms,
                     join_wait_ms=max(joined_ms - started_ms, 0) if waited and joined_ms and started_ms else None,
                     leader=isinstance(group, Group) and group.leader_id == member_id,
@@ -554,6 +559,13 @@ def _member(group: Value, member_id: MemberId | None) -> Member | ConsumerMember
 def _holds(group: Group) -> bool:
     """Whether a member awaits its assignment because of what another has not let go of."""
     return any(group.members[each].parked_sync is not None for each in group.hold_deadlines)
+
+
+def _session_timeout_ms(member: Member | ConsumerMember) -> int:
+    """0 where it is the group's."""
+    if isinstance(member, Member):
+        return member.session_timeout_ms
+    return 0 if member.classic is None else member.classic.session_timeout_ms
 
 
 def _instance(member: Member | ConsumerMember | None) -> str | None:

@@ -203,6 +203,16 @@ class Runtime:
         return list(self._slots)
 
     @property
+    def connections(self) -> frozenset[ConnectionId]:
+        """Those by which members have spoken and of which no end was told."""
+        return frozenset(self._connections)
+
+    @property
+    def under_way(self) -> frozenset[asyncio.Task[None]]:
+        """What is being read from Postgres and written to it."""
+        return frozenset(self._tasks)
+
+    @property
     def shards_loading(self) -> frozenset[int]:
         """Shards whose groups are being read because this node has just begun to coordinate them."""
         return frozenset(self._shards_loading)
@@ -321,7 +331,7 @@ class Runtime:
                 own = reply
         # What only moves a deadline away (or gives a held member one, which means nothing) needs no other timer: the
         # one that is set finds it out when it fires.
-        if slot.timer is None or type(event) not in self._machines.of(taken.group).beats:
+        if slot.timer is None or taken.facts or type(event) not in self._machines.of(taken.group).beats:
             self._arm(slot)
         return own
 

@@ -10,7 +10,7 @@ from gateway.config.broker import BrokerConfig
 from gateway.config.definition import ConfigError
 from gateway.config.group import group_handoff, group_intervals
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
-from gateway.coordinator.model import ConsumerSettings, Settings
+from gateway.coordinator.model import ConsumerSettings, MigrationPolicy, Settings
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -58,4 +58,5 @@ def _consumer_settings(
         max_size=broker.group_consumer_max_size,
         assignors=broker.group_consumer_assignors,
         handoff=handoff,
+        migration_policy=MigrationPolicy(broker.group_consumer_migration_policy),
     )

@@ -91,6 +91,13 @@ class Appender:
         (lane or self._committers[batch.partition_key % len(self._committers)]).enqueue(pending)
         return pending.outcome
 
+    def settled(self, key: PartitionKey) -> Callable[[], bool]:
+        """What tells whether the commit has ended that is under way at this moment and may hold batches of the
+        partition. Those that follow it are decided on anew."""
+        committer = self._lanes.get(key) or self._committers[key % len(self._committers)]
+        begun = committer.commits
+        return lambda: committer.task is None or committer.commits > begun
+
     async def drain(self, timeout_s: float) -> bool:
         """Finish what is queued; False if the time was not enough (the rest is left to its clients' retries)."""
         loop = asyncio.get_running_loop()
@@ -238,13 +245,15 @@ def _resumes(batch: NewBatch, lost: NewBatch) -> bool:
 class _Committer:
     """One queue and at most one running commit. With `lane`, of that partition alone, until the queue is empty."""
 
-    __slots__ = ("_appender", "_lane", "_queue", "task")
+    __slots__ = ("_appender", "_lane", "_queue", "commits", "task")
 
     def __init__(self, appender: Appender, lane: PartitionKey | None = None) -> None:
         self._appender = appender
         self._lane = lane
         self._queue: deque[_Pending] = deque()
         self.task: asyncio.Task[None] | None = None
+        self.commits = 0
+        """That have ended."""
 
     def enqueue(self, pending: _Pending) -> None:
         self._queue.append(pending)
@@ -261,6 +270,7 @@ class _Committer:
             group = self._appender.take_group(self._queue)
             if group:
                 await commit(group, self._queue)
+                self.commits += 1
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.task = None

@@ -11,8 +11,9 @@ It does not create topics, and does not decide which configs are legal.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 from uuid import UUID
 
@@ -21,12 +22,22 @@ import structlog
 from gateway.config import topic as topic_configs
 from gateway.config.broker import BrokerConfig, ConfigError
 from gateway.config.topic import TopicConfig
-from gateway.log.catalog_changes import InstallTopic, Operation, decide
+from gateway.log.catalog_changes import (
+    ConfirmRemove,
+    Held,
+    InstallOwned,
+    InstallRouted,
+    Operation,
+    RemoveRouted,
+    decide,
+    decide_confirmed,
+    decide_owned,
+)
 from gateway.log.tail import Tail
 from gateway.log.topic_names import RenderedNames, rendered, why_illegal
 from gateway.net.pieces import in_pieces
 from storage.topics import ALL_BROKERS, TopicStore
-from storage.types import Topic
+from storage.types import PartitionKey, Topic
 
 log = structlog.get_logger(__name__)
 
@@ -50,6 +61,33 @@ OPERATIONS_PER_STEP = 1_000
 
 Key = TypeVar("Key", str, UUID)
 
+Leads = Callable[[PartitionKey], bool]
+
+NAMES: Mapping[type[Operation], str] = {
+    InstallRouted: "install_routed",
+    InstallOwned: "install_owned",
+    RemoveRouted: "remove_routed",
+    ConfirmRemove: "confirm_remove",
+}
+DISCARDED = "discarded"
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """A topic that this node refuses by now, and what may still come to its partitions."""
+
+    keys: Sequence[PartitionKey]
+    owned: int
+    settled: Sequence[Callable[[], bool]]
+
+
+def _leads_all(key: PartitionKey) -> bool:
+    return True
+
+
+def _at_once() -> bool:
+    return True
+
 
 class Catalog:
     """Lookups are synchronous and O(1); `resolve` and its kin ask Postgres about what is missing, once for all."""
@@ -62,7 +100,10 @@ class Catalog:
         self._stored_broker_configs: Mapping[str, Mapping[str, str]] = {}
         self._followed_as: str | None = None
         self._by_name: dict[str, Topic] = {}
-        self._by_id: dict[UUID, Topic] = {}
+        self._by_id: dict[UUID, Held] = {}
+        self._unplaced: dict[UUID, None] = {}
+        self._placed_by: Leads | None = None
+        self._tombstones: dict[UUID, Tombstone] = {}
         self._configs: dict[UUID, tuple[Topic, TopicConfig]] = {}
         self._by_rendered: dict[str, str] = {}
         self._revision = 0
@@ -71,8 +112,20 @@ class Catalog:
         self._next_look: asyncio.Task[None] | None = None
         self._looking_for_new: asyncio.Task[None] | None = None
         self._looked_for_new_s = float("-inf")
-        self.count_installed: Callable[[int], object] = lambda partitions: None
+        self.leads: Callable[[], Leads] = lambda: _leads_all
+        """Whether clients of a partition are pointed to this node; another object when the live nodes are others."""
+        self.settled: Callable[[PartitionKey], Callable[[], bool]] = lambda key: _at_once
+        """Of a partition: what tells whether all appends that are under way for it have ended."""
+        self.removed: Callable[[Topic], object] = lambda topic: None
+        """Called with each topic that is gone."""
+        self.performed: Counter[str] = Counter()
+        """Operations by their names, and those that found nothing to do ("discarded")."""
+        self.owned = 0
+        """Partitions whose clients are pointed to this node, as far as its last pass has decided."""
+        self.count_materialised: Callable[[int], object] = lambda partitions: None
+        """Called with the number of partitions that this node has come to own."""
         self.count_removed: Callable[[int], object] = lambda partitions: None
+        """Called with the number of those that it owned and of which it has dropped the last."""
         self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
         self._group_configs: Mapping[str, Mapping[str, str]] = {}
@@ -91,10 +144,21 @@ class Catalog:
         return self._by_name.get(name)
 
     def get_by_id(self, topic_id: UUID) -> Topic | None:
-        return self._by_id.get(topic_id)
+        held = self._by_id.get(topic_id)
+        return None if held is None else held.topic
 
     def topics(self) -> list[Topic]:
         return list(self._by_name.values())
+
+    @property
+    def held(self) -> Mapping[UUID, Held]:
+        """Topics with the partitions of each that this node owns. Not to be changed."""
+        return self._by_id
+
+    @property
+    def removed_ids(self) -> Sequence[UUID]:
+        """Topics that are refused by now, and of which something may be left."""
+        return list(self._tombstones)
 
     @property
     def revision(self) -> int:
@@ -151,12 +215,12 @@ class Catalog:
 
     async def resolve_id(self, topic_id: UUID) -> Topic | None:
         """The topic of an id; as `resolve`."""
-        topic = self._by_id.get(topic_id)
+        topic = self.get_by_id(topic_id)
         if topic is not None:
             return topic
         if self._is_unknown(topic_id):
             await self._look_for_new()
-            return self._by_id.get(topic_id)
+            return self.get_by_id(topic_id)
         return await self._ask_once(topic_id, self._store.find_by_id)
 
     async def resolve_all(self, names: Iterable[str]) -> None:
@@ -198,54 +262,98 @@ class Catalog:
 
     # --- told by this node's own admin requests -------------------------------------------------------------------
 
-    def apply(self, topic: Topic) -> None:
-        """A state of the topic, from whoever read it: it stands unless a later one is known."""
-        known = self._by_id.get(topic.topic_id)
-        if topic.topic_id in self._gone or (known is not None and known.changed_revision >= topic.changed_revision):
-            return
+    def apply(self, topic: Topic) -> bool:
+        """A state of the topic, from whoever read it: it stands unless a later one is known. Whether it does."""
+        held = self._by_id.get(topic.topic_id)
+        if topic.topic_id in self._gone or (held is not None and held.topic.changed_revision >= topic.changed_revision):
+            return False
         former = self._by_name.get(topic.name)
         if former is not None and former.topic_id != topic.topic_id:
             if former.created_revision > topic.created_revision:
-                return
+                return False
             self.remove(former.topic_id)
-        self.count_installed(len(topic.partitions) - (len(known.partitions) if known is not None else 0))
         self._by_name[topic.name] = topic
-        self._by_id[topic.topic_id] = topic
-        self.changed()
+        # Who owned it still does: partitions are only added.
+        self._by_id[topic.topic_id] = Held(topic, None if held is None else held.owned)
+        self._unplaced[topic.topic_id] = None
         self._by_rendered.setdefault(rendered(topic.name), topic.name)
         self._unknown.pop(topic.name, None)
         self._unknown.pop(topic.topic_id, None)
         self.changed()
+        return True
 
-    def remove(self, topic_id: UUID) -> None:
-        """The topic is deleted: its parked fetches end."""
+    def remove(self, topic_id: UUID) -> bool:
+        """The topic is deleted: its parked fetches end. What is under way for it may still leave something behind,
+        which a later pass drops. Whether it was held."""
         self._remember_gone(topic_id)
-        topic = self._by_id.pop(topic_id, None)
-        if topic is None:
-            return
-        self.count_removed(len(topic.partitions))
+        held = self._by_id.pop(topic_id, None)
+        if held is None:
+            return False
+        topic = held.topic
+        self.owned -= len(held.owned or ())
+        self._unplaced.pop(topic_id, None)
         self._configs.pop(topic_id, None)
         if self._by_name.get(topic.name) is topic:
             del self._by_name[topic.name]
         if self._by_rendered.get(rendered(topic.name)) == topic.name:
             del self._by_rendered[rendered(topic.name)]
-        for partition in topic.partitions:
-            self._tail.forget(partition.partition_key)
+        keys = [partition.partition_key for partition in topic.partitions]
+        self._tombstones[topic_id] = Tombstone(keys, len(held.owned or ()), [self.settled(key) for key in keys])
+        self._forget_tails(keys)
+        self.removed(topic)
         self.changed()
+        return True
 
     def perform(self, operation: Operation) -> None:
         """Synchronous and idempotent, and nobody else changes what is held; checked against what is held by now, since
         the operation was decided on before the last await."""
-        if isinstance(operation, InstallTopic):
-            self.apply(operation.topic)
-        else:
-            self.remove(operation.topic_id)
+        match operation:
+            case InstallRouted(topic):
+                done = self.apply(topic)
+            case InstallOwned(topic, owned):
+                done = self._own(topic, owned)
+            case RemoveRouted(topic_id):
+                done = self.remove(topic_id)
+            case ConfirmRemove(topic_id):
+                done = self._confirm(topic_id)
+        self.performed[NAMES[type(operation)] if done else DISCARDED] += 1
+
+    def _own(self, topic: Topic, owned: frozenset[int]) -> bool:
+        held = self._by_id.get(topic.topic_id)
+        if held is None or held.topic is not topic:
+            return False
+        before: frozenset[int] = held.owned or frozenset()
+        self._by_id[topic.topic_id] = Held(topic, owned)
+        self._unplaced.pop(topic.topic_id, None)
+        self.owned += len(owned) - len(before)
+        self.count_materialised(len(owned - before))
+        return True
+
+    def _confirm(self, topic_id: UUID) -> bool:
+        tombstone = self._tombstones.pop(topic_id, None)
+        if tombstone is None:
+            return False
+        self._forget_tails(tombstone.keys)
+        self.count_removed(tombstone.owned)
+        return True
+
+    def _forget_tails(self, keys: Iterable[PartitionKey]) -> None:
+        for key in keys:
+            self._tail.forget(key)
+
+    @property
+    def deferred(self) -> int:
+        """What the last pass has left to a later one."""
+        return len(self._unplaced) + len(self._tombstones)
 
     def reset(self) -> None:
         """Nothing that is known is true any more; the next look reads everything."""
         for topic in self.topics():
             self.remove(topic.topic_id)
+        # The same topics may come back.
         self._gone.clear()
+        self._tombstones.clear()
+        self._unplaced.clear()
         self._unknown.clear()
         self._revision = 0
 
@@ -284,7 +392,7 @@ class Catalog:
     async def _look_up(self, key: Key, find: Callable[[Key], Awaitable[Topic | None]]) -> Topic | None:
         found = await find(key)
         # This node may have created or deleted it during the query, and then knows better.
-        known = self._by_name.get(key) if isinstance(key, str) else self._by_id.get(key)
+        known = self._by_name.get(key) if isinstance(key, str) else self.get_by_id(key)
         if known is not None or found is None:
             if known is None:
                 self._remember_unknown(key)
@@ -312,13 +420,15 @@ class Catalog:
     async def _follow(self, after: asyncio.Task[None] | None) -> None:
         if after is not None:
             await asyncio.wait({after})
+        # Of an earlier pass: whoever had looked the topic up before it was removed has had the time between the two.
+        removed = self.removed_ids
         changes = await self._store.changes(self._revision)
         for topic_id in changes.deleted:
             self._remember_gone(topic_id)
-        for number, operation in enumerate(list(decide(self._by_id, changes)), 1):
-            self.perform(operation)
-            if number % OPERATIONS_PER_STEP == 0:
-                await asyncio.sleep(0)
+        await self._stage(list(decide(self._by_id, changes)))
+        await self._place()
+        busy = {topic_id for topic_id in removed if not self._is_settled(topic_id)}
+        await self._stage(list(decide_confirmed(removed, busy)))
         if changes.broker_configs is not None:
             self._stored_broker_configs = changes.broker_configs
         name = None if self._broker_name is None else self._broker_name()
@@ -329,6 +439,32 @@ class Catalog:
         if changes.revision != self._revision:
             self._revision = changes.revision
             self.changed()
+
+    async def _stage(self, operations: Iterable[Operation]) -> None:
+        for number, operation in enumerate(operations, 1):
+            self.perform(operation)
+            if number % OPERATIONS_PER_STEP == 0:
+                await asyncio.sleep(0)
+
+    async def _place(self) -> None:
+        """Decides which partitions this node owns: of topics that are new to it or have changed, of all when the live
+        nodes are others."""
+        leads = self.leads()
+        topic_ids = list(self._unplaced if leads is self._placed_by else self._by_id)
+        async for topic_id in in_pieces(topic_ids):
+            held = self._by_id.get(topic_id)
+            if held is None:
+                continue
+            operation = decide_owned(held, leads)
+            if operation is not None:
+                self.perform(operation)
+            else:
+                self._unplaced.pop(topic_id, None)
+        self._placed_by = leads
+
+    def _is_settled(self, topic_id: UUID) -> bool:
+        tombstone = self._tombstones.get(topic_id)
+        return tombstone is None or all(settled() for settled in tombstone.settled)
 
     def _follow_broker(self, name: str | None) -> None:
         self._followed_as = name

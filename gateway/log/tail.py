@@ -41,6 +41,8 @@ class KnownOffsets:
 
     log_start_offset: int
     high_watermark: int
+    last_stable_offset: int
+    """What lies below it belongs to no open transaction: as far as a consumer with `read_committed` reads."""
     leader_epoch: int
 
 
@@ -212,7 +214,8 @@ class Tail:
         entries.append(entry)
         self._by_age.append(entry)
         self._size_bytes += size_bytes + ENTRY_OVERHEAD_BYTES
-        self._learn(partition, log_start_offset, last_offset + 1, leader_epoch)
+        # Nothing that is appended belongs to a transaction.
+        self._learn(partition, log_start_offset, last_offset + 1, last_offset + 1, leader_epoch)
         partition.verified_at = now_s
         if self._size_bytes > self._max_bytes:
             self._evict()
@@ -223,7 +226,9 @@ class Tail:
         """Truth read from Postgres at `now_s` (loop time). Offsets only rise: a late answer lowers nothing."""
         partition = self._partition(key)
         before = partition.known
-        self._learn(partition, state.log_start_offset, state.high_watermark, state.leader_epoch)
+        self._learn(
+            partition, state.log_start_offset, state.high_watermark, state.last_stable_offset, state.leader_epoch
+        )
         partition.verified_at = max(partition.verified_at, now_s)
         if before is not None and partition.known != before:
             for watch in partition.watches:
@@ -265,7 +270,7 @@ class Tail:
         partition = self._partitions.get(key)
         if partition is None or partition.known is None:
             return
-        self._learn(partition, log_start_offset, log_start_offset, partition.known.leader_epoch)
+        self._learn(partition, log_start_offset, log_start_offset, log_start_offset, partition.known.leader_epoch)
         for watch in partition.watches:
             watch.wake()
 
@@ -378,13 +383,21 @@ class Tail:
             partition = self._partitions[key] = _PartitionTail()
         return partition
 
-    def _learn(self, partition: _PartitionTail, log_start_offset: int, high_watermark: int, leader_epoch: int) -> None:
+    def _learn(
+        self,
+        partition: _PartitionTail,
+        log_start_offset: int,
+        high_watermark: int,
+        last_stable_offset: int,
+        leader_epoch: int,
+    ) -> None:
         known = partition.known
         if known is not None:
             log_start_offset = max(log_start_offset, known.log_start_offset)
             high_watermark = max(high_watermark, known.high_watermark)
+            last_stable_offset = max(last_stable_offset, known.last_stable_offset)
             leader_epoch = max(leader_epoch, known.leader_epoch)
-        partition.known = KnownOffsets(log_start_offset, high_watermark, leader_epoch)
+        partition.known = KnownOffsets(log_start_offset, high_watermark, last_stable_offset, leader_epoch)
 
     def _drop_entries(self, partition: _PartitionTail, end_offset: int | None = None) -> None:
         # Their places in the age queue stay (and stay counted) until eviction reaches them; the bytes go at once.

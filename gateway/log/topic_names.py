@@ -23,13 +23,16 @@ _LEGAL = re.compile(r"[a-zA-Z0-9._-]+", re.ASCII)
 def why_illegal(name: str) -> str | None:
     """What is wrong with a topic's name, in a sentence for the client; None if it is legal."""
     if not name:
-        return "Topic name is invalid: it is empty"
+        return "Topic name is invalid: the empty string is not allowed"
     if name in (".", ".."):
         return f"Topic name is invalid: '{name}' is not allowed"
     if len(name) > MAX_NAME_CHARS:
-        return f"Topic name is invalid: it has {len(name)} characters, {MAX_NAME_CHARS} are allowed"
+        return f"Topic name is invalid: the length of '{name}' is longer than the max allowed length {MAX_NAME_CHARS}"
     if not _LEGAL.fullmatch(name):
-        return f"Topic name is invalid: '{name}' has characters other than ASCII letters, digits, '.', '_' and '-'"
+        return (
+            f"Topic name is invalid: '{name}' contains one or more characters other than ASCII alphanumerics, '.', '_'"
+            " and '-'"
+        )
     return None
 
 

@@ -1,7 +1,7 @@
-"""Requests decoded and answers encoded, on the event loop where that is short and in a thread where it is not.
+"""Requests decoded and answers encoded in a thread, where they are too long for the event loop.
 
 The one idea: what coding costs follows the number of elements, so both sides are counted while, or before, they are
-worked on; the usual request never meets a thread.
+worked on; the usual request never comes here.
 """
 
 from __future__ import annotations
@@ -13,21 +13,14 @@ from typing import Any
 from gateway.net.collection import full_collections
 from protocol.codec import Chunk, decode_request, encode_response, has_more_elements
 from protocol.framing import Frame
-from protocol.specialise import TooManyElementsError
 
 AT_ONCE_ELEMENTS = 2_000
-"""Two milliseconds of coding, about."""
+"""What is coded on the event loop: two milliseconds, about."""
 
 
-async def decode_aside(
-    api_key: int, version: int, frame: Frame, position: int
-) -> tuple[Any, Callable[[], None] | None]:
-    """As `decode_request`. Returns without an await if the request has few elements; with one that has many comes what
-    is to be called when it is done with."""
-    try:
-        return decode_request(api_key, version, frame, position, max_elements=AT_ONCE_ELEMENTS), None
-    except TooManyElementsError:
-        resume = full_collections.pause()
+async def decode_in_thread(api_key: int, version: int, frame: Frame, position: int) -> tuple[Any, Callable[[], None]]:
+    """As `decode_request`, and what is to be called when the request is done with."""
+    resume = full_collections.pause()
     try:
         return await asyncio.to_thread(decode_request, api_key, version, frame, position), resume
     except BaseException:
@@ -40,8 +33,6 @@ async def exceeds(request: Any, max_elements: int) -> bool:
     return await asyncio.to_thread(has_more_elements, request, max_elements)
 
 
-async def encode_aside(response: Any, version: int) -> list[Chunk]:
-    """As `encode_response`. Returns without an await if the response has few elements."""
-    if has_more_elements(response, AT_ONCE_ELEMENTS):
-        return await asyncio.to_thread(encode_response, response, version)
-    return encode_response(response, version)
+async def encode_in_thread(response: Any, version: int) -> list[Chunk]:
+    """As `encode_response`."""
+    return await asyncio.to_thread(encode_response, response, version)

@@ -49,6 +49,10 @@ UNREAD_MS = 60_000
 UNREAD_WHEN_FULL_MS = 5_000
 """The same while the node holds as much as it may."""
 
+REQUEST_BYTES = 6 * 1024
+"""What a request that waits behind others takes beside its own bytes: a task, and what its handler has made of it. A
+thousand requests of two hundred bytes are six megabytes."""
+
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
 log = structlog.stdlib.get_logger(__name__)
@@ -89,7 +93,7 @@ class _Slot:
 
     admission: Admission
     held_bytes: int
-    """Of the request until it is answered, then of the answer."""
+    """Of the request and what it is worked on with, until it is answered; then of the answer."""
     chunks: Sequence[Chunk] = ()
     ready: bool = False
     task: asyncio.Task[None] | None = field(default=None, repr=False)
@@ -150,6 +154,11 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def in_flight(self) -> int:
         return len(self._slots)
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether it takes bytes from its peer at this moment."""
+        return self._reading
 
     def is_idle(self, now: float) -> bool:
         """Nothing in work and no byte received nor answer given for `max_idle_ms`, or silent within a frame for
@@ -358,10 +367,14 @@ class Connection(asyncio.BufferedProtocol):
             return False
         if admission.bulky and self._bulky_in_flight >= MAX_BULKY_IN_FLIGHT:
             return False
+        # What a connection's only request is worked on with is the connection's own, whose number is bounded.
+        held_bytes = frame_bytes + REQUEST_BYTES if self._slots else frame_bytes
         if not self._holdings.has_room():
-            # What waits for data looks at the room there is when it has some.
-            large = admission.bulky and order is not Order.PARKED
-            if large or self._held_bytes + frame_bytes > SMALL_BYTES:
+            # What waits for data looks at the room there is when it has some: one of each connection goes on.
+            large = admission.bulky and (
+                order is not Order.PARKED or self._bulky_in_flight > 0 or self._holdings.overdrawn()
+            )
+            if large or self._held_bytes + held_bytes > SMALL_BYTES:
                 self._holdings.wait(self)
                 return False
         if admission.bulky:
@@ -370,9 +383,10 @@ class Connection(asyncio.BufferedProtocol):
             self._alone_in_work += 1
         elif pipelined:
             self._pipelined_in_work += 1
-        slot = _Slot(admission, frame_bytes)
+        slot = _Slot(admission, held_bytes)
         self._slots.append(slot)
-        self._hold(frame_bytes)
+        self._held_bytes += held_bytes
+        self._holdings.take(held_bytes)
         # A place in order is taken by this call; the event loop starts tasks in the order of their creation.
         slot.task = self._create_task(self._answer(slot, self._requests.handle(frame, self.info)))
         return True

@@ -20,7 +20,7 @@ from typing import Any
 
 import structlog
 
-from gateway.net.coding import decode_aside, encode_aside, exceeds
+from gateway.net.coding import AT_ONCE_ELEMENTS, decode_in_thread, encode_in_thread, exceeds
 from gateway.net.collection import LEFTOVERS_S
 from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.net.errors import storage_code
@@ -29,12 +29,13 @@ from gateway.net.requests import Admission, Chunk, Order, UnanswerableError
 from gateway.operate.logs import REQUEST
 from gateway.operate.metrics import Metrics, RequestSeries
 from protocol.api_keys import ApiKey
-from protocol.codec import MAX_REQUEST_ELEMENTS, response_class
+from protocol.codec import MAX_REQUEST_ELEMENTS, decode_request, encode_response, has_more_elements, response_class
 from protocol.errors import ErrorCode, KafkaError, ProtocolError
 from protocol.framing import Frame
 from protocol.headers import RequestHeader, decode_request_header, encode_response_header
 from protocol.messages.api_versions import ApiVersion, ApiVersionsResponse
 from protocol.schema import message_schema
+from protocol.specialise import TooManyElementsError
 from storage.errors import StorageError
 
 log = structlog.stdlib.get_logger(__name__)
@@ -139,6 +140,7 @@ class Dispatch:
         self._stages = stages
         self._routes = {int(line.api_key): _Route(line, metrics) for line in served}
         self._admissions = {int(line.api_key): Admission(line.order, line.bulky) for line in served}
+        self._placed = frozenset(int(line.api_key) for line in served if line.order is Order.PLACED)
 
     def admission(self, frame: Frame) -> Admission:
         if len(frame) < 2:
@@ -152,7 +154,7 @@ class Dispatch:
         They raise ProtocolError if no answer is possible and the connection must close: no Kafka request, an API or
         version that is not served and has no shape to say so, or a refused request that awaits no answer.
         """
-        if self.admission(frame).order is Order.PLACED:
+        if len(frame) >= 2 and frame[0] << 8 | frame[1] in self._placed:
             return self._run_placed(frame, connection, connection.line.take())
         return self._run(frame, connection, NO_PLACE)
 
@@ -174,7 +176,11 @@ class Dispatch:
         if len(frame) > MAX_STRUCTURED_BYTES and api_key is not ApiKey.PRODUCE:
             raise UnanswerableError("request_size", f"{route.api_name} of {len(frame)} bytes")
         REQUEST.set((connection.connection_id, route.api_name, header.correlation_id))
-        request, done_with = await decode_aside(api_key, version, frame, position)
+        done_with: Callable[[], None] | None = None
+        try:
+            request = decode_request(api_key, version, frame, position, max_elements=AT_ONCE_ELEMENTS)
+        except TooManyElementsError:
+            request, done_with = await decode_in_thread(api_key, version, frame, position)
         context = RequestContext(
             api_key,
             version,
@@ -307,7 +313,10 @@ async def _encode(
     if throttle_ms > 0 and hasattr(response, "throttle_time_ms"):
         response = dataclasses.replace(response, throttle_time_ms=throttle_ms)
     head = encode_response_header(api_key, version, correlation_id)
-    body = await encode_aside(response, version)
+    if has_more_elements(response, AT_ONCE_ELEMENTS):
+        body = await encode_in_thread(response, version)
+    else:
+        body = encode_response(response, version)
     if len(body) == 1:
         chunk = body[0]
         return (b"".join(((len(head) + len(chunk)).to_bytes(4, "big"), head, chunk)),)

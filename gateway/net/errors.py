@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
-from storage.errors import StorageConflict, StorageError, StorageUnavailable
+from storage.errors import RecordsUnreadable, StorageConflict, StorageError, StorageUnavailable
 from storage.types import Refusal
 
 REFUSAL_CODES: Mapping[Refusal, ErrorCode] = {
@@ -65,4 +65,6 @@ def storage_code(api_key: ApiKey, error: StorageError) -> ErrorCode:
         return ErrorCode.NOT_COORDINATOR
     if isinstance(error, StorageUnavailable):
         return UNAVAILABLE_CODES.get(api_key, ErrorCode.REQUEST_TIMED_OUT)
+    if isinstance(error, RecordsUnreadable):
+        return ErrorCode.KAFKA_STORAGE_ERROR
     return ErrorCode.UNKNOWN_SERVER_ERROR

@@ -40,6 +40,10 @@ class Holdings:
         """Whether another request may be worked on."""
         return self._in_work_bytes < self._limit_bytes
 
+    def overdrawn(self) -> bool:
+        """Whether what goes on while there is no room, batch by batch, has come to a quarter of the bound."""
+        return self._in_work_bytes >= self._limit_bytes + self._limit_bytes // 4
+
     def room_bytes(self) -> int:
         """How much more may be in work; 0 when the node is full."""
         return max(self._limit_bytes - self._in_work_bytes, 0)
@@ -83,6 +87,24 @@ class Holdings:
 
     def forget(self, waiter: Waiter) -> None:
         self._waiting.pop(waiter, None)
+
+
+class Share:
+    """What one request holds beside its own bytes, or is about to: counted before it is there, for many may ask how
+    much room there is before any of them has taken it."""
+
+    __slots__ = ("_count_bytes", "_holdings")
+
+    def __init__(self, holdings: Holdings) -> None:
+        self._holdings = holdings
+        self._count_bytes = 0
+
+    def become(self, count_bytes: int) -> None:
+        more_bytes, self._count_bytes = count_bytes - self._count_bytes, count_bytes
+        if more_bytes > 0:
+            self._holdings.take(more_bytes)
+        elif more_bytes:
+            self._holdings.give_back(-more_bytes)
 
 
 UNBOUNDED = Holdings(2**62)

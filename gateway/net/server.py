@@ -80,6 +80,11 @@ class Server:
         return Connection(self._requests, self, self._limits, self._holdings, self._scratch, loop, listener)
 
     @property
+    def connections(self) -> frozenset[Connection]:
+        """Those that are open."""
+        return frozenset(self._connections)
+
+    @property
     def is_listening(self) -> bool:
         serving = bool(self._listeners) and all(bound.is_serving() for bound in self._listeners.values())
         return serving and not self._draining

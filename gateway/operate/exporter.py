@@ -17,13 +17,13 @@ from prometheus_client.registry import Collector
 from gateway.cluster.membership import Membership
 from gateway.config.listeners import render_address
 from storage.errors import StorageError
-from storage.monitor import GroupLag, GroupSize, Monitor, PartitionEnds
+from storage.monitor import DeletionTotals, GroupLag, GroupSize, Monitor, PartitionEnds
 from storage.types import Node
 
 READ_TIMEOUT_S = 3.0
 """Below a scraper's own patience (Prometheus: 10 s), which would cost the node's own metrics too."""
 
-_Read = tuple[Sequence[PartitionEnds], Sequence[GroupLag], Sequence[GroupSize]]
+_Read = tuple[Sequence[PartitionEnds], Sequence[GroupLag], Sequence[GroupSize], DeletionTotals]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +35,7 @@ class Snapshot(Collector):
     """Each with the node that clients are pointed to."""
     lag: tuple[GroupLag, ...] = ()
     groups: tuple[GroupSize, ...] = ()
+    deletions: DeletionTotals | None = None
     read: bool = True
     truncated: bool = False
 
@@ -59,6 +60,8 @@ class Snapshot(Collector):
         )
         yield from self._of_topics()
         yield from self._of_groups()
+        if self.deletions is not None:
+            yield from _of_deletions(self.deletions)
 
     def _of_topics(self) -> Iterator[Metric]:
         counts: dict[str, int] = {}
@@ -138,6 +141,27 @@ def _gauge(
     return family
 
 
+def _of_deletions(deletions: DeletionTotals) -> Iterator[Metric]:
+    yield _gauge(
+        "sluice_pending_tombstones",
+        "Deleted topics of the cluster whose data is not all removed yet.",
+        (),
+        [((), deletions.pending)],
+    )
+    yield _gauge(
+        "sluice_pending_tombstone_age_seconds",
+        "Since when the oldest of them has been deleted; 0 where there is none.",
+        (),
+        [((), deletions.oldest_s)],
+    )
+    yield _gauge(
+        "sluice_failing_tombstones",
+        "Those of them whose data could not be removed when it was last tried.",
+        (),
+        [((), deletions.failing)],
+    )
+
+
 class Exporter:
     """Takes snapshots. `max_series` bounds partitions, committed offsets and groups each."""
 
@@ -162,7 +186,7 @@ class Exporter:
         if self._reading is reading:
             self._reading = None
         try:
-            partitions, lag, groups = reading.result()
+            partitions, lag, groups, deletions = reading.result()
         except StorageError:
             return Snapshot(brokers, read=False)
         return Snapshot(
@@ -170,9 +194,12 @@ class Exporter:
             tuple((ends, self._membership.leader_of(ends.partition_key)) for ends in partitions[:limit]),
             tuple(lag[:limit]),
             tuple(groups[:limit]),
+            deletions,
             truncated=max(len(partitions), len(lag), len(groups)) > limit,
         )
 
     async def _read(self, limit: int) -> _Read:
         monitor = self._monitor
-        return await asyncio.gather(monitor.partitions(limit), monitor.lag(limit), monitor.groups(limit))
+        return await asyncio.gather(
+            monitor.partitions(limit), monitor.lag(limit), monitor.groups(limit), monitor.deletions()
+        )

@@ -19,6 +19,8 @@ from structlog.processors import ExceptionRenderer
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import EventDict, Processor, WrappedLogger
 
+from gateway.operate.loggers import drop_below_level, print_to_stderr
+
 LINES_PER_EVENT, WINDOW_S = 200, 10.0
 """A client that repeats one mistake, or a thousand clients of an absent Postgres, must not fill the disk."""
 
@@ -56,9 +58,9 @@ def configure(log_format: LogFormat, level: str, node: str | None = None) -> Non
         plain = structlog.dev.plain_traceback
         renderer = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     structlog.configure(
-        processors=[Limit(), *shared, *renderer],
+        processors=[drop_below_level, Limit(), *shared, *renderer],
         wrapper_class=structlog.make_filtering_bound_logger(minimum),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=print_to_stderr,
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(sys.stderr)

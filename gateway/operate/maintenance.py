@@ -1,12 +1,12 @@
 """What the node does to its stores in the background: retention, purge, compaction, and forgetting.
 
 The one idea: each job is a pass that looks at what is there and brings it nearer to what the configs say; a pass that
-was cut short is made up for by the next. Jobs on the whole log run on one node, the first that is alive; that is only
-to spare work, for each is safe beside another (log starts only rise, compaction runs are fenced). Offsets expire
-wherever their group's lease is held.
+was cut short is made up for by the next. Jobs on the whole log run on one node each, which holds the job's lease; that
+is only to spare work, for each is safe beside another (log starts only rise, compaction runs are fenced). Offsets
+expire wherever their group's lease is held.
 
-When a pass runs, and what happens when it fails, is `gateway/operate/supervisor.py`'s; SQL is storage's, and what
-compaction keeps is decided in `gateway/log/compactor.py`.
+When a pass runs, and what happens when it fails, is decided by `gateway/cluster/jobs.py` for jobs and by
+`gateway/operate/supervisor.py`; SQL is storage's, and what compaction keeps is decided in `gateway/log/compactor.py`.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from uuid import UUID
 
 import structlog
 
+from gateway.cluster.jobs import Job
 from gateway.cluster.leases import shard_of
-from gateway.cluster.membership import Membership
 from gateway.config.topic import TopicConfig
 from gateway.coordinator.machine import Summary
 from gateway.groups.journal import Journal
@@ -28,6 +28,7 @@ from gateway.log.catalog import Catalog
 from gateway.log.compactor import MAX_KEYS, clean, index_keys
 from gateway.log.offset_map import OffsetMap
 from gateway.log.tail import Tail
+from gateway.operate.deletions import Deletions
 from storage import retention
 from storage.compaction import CompactionPolicy, CompactionRun, CompactionStore, DirtyRange
 from storage.errors import StorageConflict
@@ -37,13 +38,15 @@ from storage.monitor import Monitor
 from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.producers import ProducerStore
+from storage.releases import drop_unused_functions
 from storage.retention import UNLIMITED, RetentionPolicy
 from storage.roller import Roller
 from storage.types import CoordinatorLease, PartitionKey, ReadRequest, ReadResult, StoredBatch, Topic
 
 log = structlog.get_logger(__name__)
 
-PURGE_INTERVAL_MS = 60_000
+DELETION_INTERVAL_MS = 1_000
+"""How often it is looked whether a topic that could not be deleted is due again; a new deletion wakes the job."""
 ROLL_INTERVAL_MS = 10_000
 SWEEP_INTERVAL_MS = 30_000
 COMPACTION_INTERVAL_MS = 1_000
@@ -60,6 +63,7 @@ SEGMENT_BYTES = 1024 * 1024 * 1024
 """Uncompacted bytes from which segment.ms no longer holds compaction back, as a broker's segment is closed by size."""
 
 JOURNAL_INTERVAL_MS = 3_600_000
+FUNCTIONS_INTERVAL_MS = 3_600_000
 CLOCK_INTERVAL_MS = 60_000
 MAX_SKEW_MS = 60_000
 """By how much the clocks may differ before it is told."""
@@ -68,8 +72,14 @@ PRODUCERS_PER_STATEMENT = 10_000
 OFFSETS_PER_STATEMENT = 10_000
 GROUPS_PER_STATEMENT = 500
 
-Pass = tuple[str, Callable[[], Awaitable[None]], int]
-"""Name, one pass, interval in ms."""
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    name: str
+    run: Callable[[], Awaitable[None]]
+    interval_ms: int
+    job: Job | None = None
+    """Whose lease the node must hold; None: every node does it for itself."""
 
 
 @dataclass(slots=True)
@@ -81,40 +91,35 @@ class Maintenance:
     roller: Roller
     catalog: Catalog
     tail: Tail
-    membership: Membership
     leases: Callable[[], Sequence[CoordinatorLease]]
     groups: Callable[[], Sequence[Summary]]
+    deletions: Deletions
     journal: Journal | None = None
+    job_lease: Callable[[Job], CoordinatorLease | None] = lambda _: None
+    """The lease of a job, if this node holds it at this moment."""
 
     def passes(self) -> list[Pass]:
         """What to give to the supervisor."""
         broker = self.catalog.broker
         compaction = Compaction(self.database, self.log, self.catalog)
-        journal = [] if self.journal is None else [("journal", self.keep_journal, JOURNAL_INTERVAL_MS)]
+        journal = [] if self.journal is None else [Pass("journal", self.keep_journal, JOURNAL_INTERVAL_MS)]
+        expire_ms, forget_ms = (
+            broker.offsets_retention_check_interval_ms,
+            broker.producer_id_expiration_check_interval_ms,
+        )
         return [
             *journal,
-            ("retention", self._on_one_node(self.retain), broker.log_retention_check_interval_ms),
-            ("purge", self._on_one_node(self.purge), PURGE_INTERVAL_MS),
-            ("roll", self._on_one_node(self.roll), ROLL_INTERVAL_MS),
-            ("sweep", self._on_one_node(self.sweep), SWEEP_INTERVAL_MS),
-            ("compaction", self._on_one_node(compaction.run), COMPACTION_INTERVAL_MS),
-            ("compacted tails", self.drop_compacted, COMPACTION_INTERVAL_MS),
-            (
-                "producer expiry",
-                self._on_one_node(self.expire_producers),
-                broker.producer_id_expiration_check_interval_ms,
-            ),
-            ("clock", self.compare_clocks, CLOCK_INTERVAL_MS),
-            ("offset expiry", _from_the_second_on(self.expire_offsets), broker.offsets_retention_check_interval_ms),
+            Pass("retention", self.retain, broker.log_retention_check_interval_ms, Job.RETENTION),
+            Pass("deletion", self.deletions.run, DELETION_INTERVAL_MS, Job.DELETION),
+            Pass("roll", self.roll, self._roll_interval_ms, Job.ROLL),
+            Pass("sweep", self.sweep, SWEEP_INTERVAL_MS, Job.ROLL),
+            Pass("compaction", compaction.run, COMPACTION_INTERVAL_MS, Job.COMPACTION),
+            Pass("compacted tails", self.drop_compacted, COMPACTION_INTERVAL_MS),
+            Pass("producer expiry", self.expire_producers, forget_ms, Job.PRODUCER_EXPIRY),
+            Pass("functions", self.drop_functions, FUNCTIONS_INTERVAL_MS, Job.FUNCTIONS),
+            Pass("clock", self.compare_clocks, CLOCK_INTERVAL_MS),
+            Pass("offset expiry", _from_the_second_on(self.expire_offsets), expire_ms),
         ]
-
-    def _on_one_node(self, run: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
-        async def run_if_first() -> None:
-            alive = self.membership.alive()
-            if not alive or alive[0].node_id == self.membership.node_id:
-                await run()
-
-        return run_if_first
 
     async def compare_clocks(self) -> None:
         """Tell when this node's clock and Postgres' are apart. What ages does so by Postgres' clock; but records that
@@ -165,35 +170,41 @@ class Maintenance:
             for key, end_offset in (await CompactionStore(self.database, self.log).cleaned_to(keys)).items():
                 self.tail.compacted(key, end_offset)
 
-    async def purge(self) -> None:
-        """Remove the rows of deleted topics."""
-        for _ in range(ROUNDS_PER_PASS):
-            done = await retention.purge(self.database)
-            if done.deleted_batches:
-                log.info(
-                    "purge removed batches of deleted topics",
-                    deleted_batches=done.deleted_batches,
-                    deleted_bytes=done.deleted_bytes,
-                )
-            if done.complete:
-                return
+    @property
+    def _roll_interval_ms(self) -> int:
+        age_ms = self.catalog.broker.log_store_roll_ms
+        return ROLL_INTERVAL_MS if age_ms < 0 else max(100, min(ROLL_INTERVAL_MS, age_ms))
 
     async def roll(self) -> None:
-        """Move inline bytes to where bytes belong, and free what nothing is alive in."""
-        moved_bytes = await self.roller.roll()
-        if moved_bytes:
-            log.debug("inline bytes moved", moved_bytes=moved_bytes)
+        """Move inline bytes to where bytes belong, and free what nothing is alive in; again while there is work."""
+        lease = self.job_lease(Job.ROLL)
+        try:
+            for _ in range(ROUNDS_PER_PASS):
+                moved_bytes = await self.roller.roll(lease=lease)
+                if not moved_bytes:
+                    return
+                log.debug("inline bytes moved", moved_bytes=moved_bytes)
+        except StorageConflict as error:
+            log.info("moving of bytes overtaken", reason=str(error))
 
     async def sweep(self) -> None:
-        """Rewrite segments in which little is alive, delete what no chunk names."""
-        await self.roller.sweep()
+        """Rewrite segments and objects in which little is alive, delete what no chunk names."""
+        try:
+            await self.roller.sweep(lease=self.job_lease(Job.ROLL))
+        except StorageConflict as error:
+            log.info("moving of bytes overtaken", reason=str(error))
+
+    async def drop_functions(self) -> None:
+        """Drop the SQL functions of releases that no node runs any more."""
+        if dropped := await drop_unused_functions(self.database):
+            log.info("functions of former releases dropped", schemas=dropped)
 
     async def expire_producers(self) -> None:
         """Forget the sequences of producers that have been idle for producer.id.expiration.ms."""
-        before_ms = _wall_ms() - self.catalog.broker.producer_id_expiration_ms
+        idle_ms = self.catalog.broker.producer_id_expiration_ms
         store = ProducerStore(self.database)
         for _ in range(ROUNDS_PER_PASS):
-            if await store.expire(before_ms, PRODUCERS_PER_STATEMENT) < PRODUCERS_PER_STATEMENT:
+            if await store.expire(idle_ms, PRODUCERS_PER_STATEMENT) < PRODUCERS_PER_STATEMENT:
                 return
 
     async def expire_offsets(self) -> None:

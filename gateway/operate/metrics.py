@@ -29,6 +29,9 @@ from protocol.errors import ErrorCode
 disable_created_metrics()
 """A second series per counter, which nobody asked for."""
 
+OPERATIONS = ("install_routed", "install_owned", "remove_routed", "confirm_remove", "discarded")
+"""Of reconciliation, as `gateway/log/catalog.py` names them."""
+
 REQUEST_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
 
 
@@ -152,10 +155,16 @@ class Metrics:
             "partitions_reconcile_failures", "Failed steps of reconciliation, by cause.", "cause"
         )
         self.partitions_materialised = self._counter(
-            "partitions_materialised", "Partitions that this node has taken into its picture of the cluster."
+            "partitions_materialised", "Partitions whose clients have come to be pointed to this node."
         )
         self.partitions_removed = self._counter(
-            "partitions_removed", "Partitions that this node has dropped since they are gone."
+            "partitions_removed", "Partitions that were this node's, and of which it has dropped the last."
+        )
+        self.listener_reconnects = self._counter(
+            "listener_reconnects", "Times that the connection on which this node hears of others has begun."
+        )
+        self.topics_removed = self._counter(
+            "topics_removed", "Deleted topics of which this node has removed the last of the data."
         )
 
         self.event_loop_lag = self._histogram(
@@ -199,7 +208,11 @@ class Metrics:
         self,
         *,
         revision_lag: Callable[[], int],
-        handed_over: Callable[[], int],
+        leases_moved: Mapping[str, Callable[[], int]],
+        jobs_held: Callable[[], int],
+        owned: Callable[[], int],
+        deferred: Callable[[], int],
+        performed: Mapping[str, int],
         merged: Callable[[], int],
         wakeups: Mapping[str, int],
     ) -> None:
@@ -207,13 +220,31 @@ class Metrics:
         self._gauge("reconcile_revision_lag", "Committed changes heard of and not known yet.").set_function(
             revision_lag
         )
-        self._gauge("coordinator_leases_moved", "Shards handed over to other live nodes.").set_function(handed_over)
+        moved = Gauge(
+            "sluice_leases_moved", "Leases handed over to other live nodes, by kind.", ["kind"], registry=self.registry
+        )
+        for kind, count in leases_moved.items():
+            moved.labels(kind).set_function(count)
+        self._gauge("job_leases", "Leases of jobs that this node holds.").set_function(jobs_held)
+        self._gauge("partitions_owned", "Partitions whose clients are pointed to this node.").set_function(owned)
+        self._gauge(
+            "reconcile_deferred", "Topics that the last pass has left to a later one: removed, or not placed yet."
+        ).set_function(deferred)
+        operations = Gauge(
+            "sluice_reconcile_operations",
+            "Operations on what this node holds, by name; `discarded` found nothing to do.",
+            ["operation"],
+            registry=self.registry,
+        )
+        for name in OPERATIONS:
+            operations.labels(name).set_function(partial(performed.__getitem__, name))
         self._gauge("reconcile_wakes_merged", "Wake-ups that found one waiting.").set_function(merged)
         for name, documentation in (
             ("sent", "Announcements of appends sent."),
             ("merged", "Appends that were announced together with a later one."),
             ("heard", "Announcements of appends heard."),
             ("missed", "Times that announcements were found missing."),
+            ("late", "Announcements that came when they had been found missing."),
         ):
             self._gauge(f"wakeups_{name}", documentation).set_function(partial(wakeups.__getitem__, name))
 

@@ -34,7 +34,9 @@ def add_check(parser: argparse.ArgumentParser, settings: Configure) -> None:
         return _run(_check(settings(given), repair=bool(given.repair)))
 
     parser.add_argument(
-        "--repair", action="store_true", help="delete files that the index does not know; it mends nothing else"
+        "--repair",
+        action="store_true",
+        help="delete files that the index does not know; it mends nothing else",
     )
     parser.set_defaults(run=run)
 
@@ -84,8 +86,8 @@ async def _check(settings: Settings, *, repair: bool) -> int:
         database = await Database.open(url, hot_connections=1, cold_connections=2, statement_timeout_ms=60_000)
         try:
             await migrate(database)
-            directory = await open_store(database, settings.log_directory)
-            report = await check(database, directory, repair=repair)
+            store = await open_store(database, settings.log_place)
+            report = await check(database, store, repair=repair)
         finally:
             await database.close()
     print(_summary(report))
@@ -105,10 +107,10 @@ async def _back_up(settings: Settings, target: Path) -> int:
     async with _database_url(settings) as url:
         database = await Database.open(url, hot_connections=1, cold_connections=1)
         try:
-            directory = await open_store(database, settings.log_directory)
+            store = await open_store(database, settings.log_place)
         finally:
             await database.close()
-        report = await back_up(url, directory, target)
+        report = await back_up(url, store, target)
     copied = f"{report.copied_segments} of them copied ({report.copied_bytes / MEBIBYTE:.1f} MiB)"
     print(f"{report.segments} segments, {copied}, database {report.dump_bytes / MEBIBYTE:.1f} MiB in {target}")
     return 0
@@ -117,6 +119,6 @@ async def _back_up(settings: Settings, target: Path) -> int:
 async def _restore(settings: Settings, source: Path) -> int:
     read_manifest(source)  # before a Postgres is made for it
     async with _database_url(settings) as url:
-        await restore(url, settings.log_directory, source)
+        await restore(url, settings.log_place, source)
     print(f"restored {source}: sluice serve goes on from there")
     return 0

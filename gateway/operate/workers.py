@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import BinaryIO
 
 import structlog
@@ -124,10 +125,10 @@ class Supervisor:
         """`flags` are what the user gave beyond `OWN_FLAGS`, for each worker."""
         self._settings = configuration.settings
         self._workers = plan(configuration)
-        store = self._settings.log_directory
+        store = self._settings.log_place
         self._flags = (
             *flags,
-            f"--log-store={'inline' if store is None else store.absolute()}",
+            f"--log-store={store.absolute() if isinstance(store, Path) else store or 'inline'}",
             f"--log-format={'json' if as_json else 'console'}",
         )
         self._as_json = as_json

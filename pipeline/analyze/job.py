@@ -27,6 +27,7 @@ from pipeline.progress import Progress, Stop
 from pipeline.report.data import delivery_data, report_data
 from pipeline.report.page import write_page
 from pipeline.report.pictures import write_pictures
+from pipeline.ticker import Ticker
 
 RULES_BROKEN = 3
 SHOWN = 12
@@ -168,9 +169,11 @@ def write_tables(tables: Tables, out: Path, lines: Progress, stop: Stop) -> Tabl
             raise PipelineError("Stopped before all tables were written.", "Start it again; it begins anew.")
         started = time.monotonic()
         target = str(out / name)
-        table.write.mode("overwrite").parquet(target)
-        written[name] = table.sparkSession.read.parquet(target)
-        lines.step(name, written[name].count(), time.monotonic() - started)
+        with Ticker(table.sparkSession, lines, stop):
+            table.write.mode("overwrite").parquet(target)
+            written[name] = table.sparkSession.read.parquet(target)
+            rows = written[name].count()
+        lines.say(f"{name}: {rows:,} rows in {time.monotonic() - started:.1f} s", event="step", rows=rows)
     return Tables(**written)
 
 

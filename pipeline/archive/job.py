@@ -32,6 +32,7 @@ from pipeline.kafka import Cluster, Log, Partition, UnreachableError
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
 from pipeline.schema import ARCHIVE_PARTITIONS, DEAD_LETTER, RECORD
+from pipeline.ticker import Ticker
 
 APPLICATION = "sluice-archive"
 RETRY_SECONDS = (1.0, 2.0, 5.0, 10.0, 20.0)
@@ -118,6 +119,7 @@ class Archive:
         self._figures = figures.serve(arguments.metrics_host, arguments.metrics_port)
         self._progress = Progress()
         self._starting: dict[Partition, int] = {}
+        self._gone: set[str] = set()
 
     def run(self) -> None:
         self.open()
@@ -191,7 +193,9 @@ class Archive:
                 "Leave it out of --topics, or start with --on-data-loss continue to go on with the others.",
             )
         for name in gone:
-            self._lines.say(f"the topic {name} has been deleted, the others go on", event="deleted", topic=name)
+            if name not in self._gone:
+                self._lines.say(f"the topic {name} has been deleted, the others go on", event="deleted", topic=name)
+        self._gone = set(gone)
         names = [name for name in self._topics if name in existing]
         return self._cluster.topics(names, self._arguments.pattern)
 
@@ -274,17 +278,10 @@ class Archive:
             f"batch {batch.after.batch}: reads {batch.records:,} offsets of {len(batch.ranges)} partitions",
             event="reading", batch=batch.after.batch,
         )  # fmt: skip
-        records = self._records(batch)
-        # A run that plans this batch again must not be mistaken for this one.
         after = batch.after
-        if self._typing is not None and batch.ranges:
-            records = self._typing.apply(records, self._stored_type())
-            dead = records.where(F.col("reason").isNotNull()).select(*(field.name for field in DEAD_LETTER.fields))
-            table.append(dead, self._dead_letters, APPLICATION, after.batch, after.to_json())
-            records = records.drop("reason")
-        table.append(
-            records, self._out, APPLICATION, after.batch, after.to_json(), merge_schema=self._typing is not None
-        )
+        with Ticker(self._spark, self._lines):
+            self._store(batch)
+        # A run that planned this batch as well must not be mistaken for this one.
         rows = self._committed(after)
         self._progress = after
         seconds = time.monotonic() - started
@@ -293,6 +290,18 @@ class Archive:
             f"batch {after.batch}", rows, seconds, batch.left, event="committed", batch=after.batch,
             partitions=len(batch.ranges),
         )  # fmt: skip
+
+    def _store(self, batch: Batch) -> None:
+        """The records of a batch, and what they make of progress, in one commit; dead letters in one before it."""
+        records, after = self._records(batch), batch.after
+        if self._typing is not None and batch.ranges:
+            records = self._typing.apply(records, self._stored_type())
+            dead = records.where(F.col("reason").isNotNull()).select(*(field.name for field in DEAD_LETTER.fields))
+            table.append(dead, self._dead_letters, APPLICATION, after.batch, after.to_json())
+            records = records.drop("reason")
+        table.append(
+            records, self._out, APPLICATION, after.batch, after.to_json(), merge_schema=self._typing is not None
+        )
 
     def _known(self, batch: Batch) -> bool:
         """Whether the table already says all that this empty batch would: partitions and where they start."""

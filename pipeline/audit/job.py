@@ -16,10 +16,11 @@ from pyspark.sql import functions as F
 from pipeline import session, table
 from pipeline.audit import transforms
 from pipeline.audit.advice import advice
-from pipeline.audit.partitioners import guessed
 from pipeline.audit.report import write_audit
 from pipeline.errors import PipelineError
+from pipeline.partitioners import guessed
 from pipeline.progress import Progress, Stop
+from pipeline.ticker import Ticker
 
 CODECS = ("lz4", "snappy", "zstd", "gzip")
 SAMPLED = 4_000
@@ -65,7 +66,8 @@ def audit(spark: SparkSession, records: DataFrame, lines: Progress, stop: Stop) 
         if stop.asked:
             raise PipelineError("Stopped before the audit was whole.", "Start it again; it begins anew.")
         started = time.monotonic()
-        collected = rows.collect()
+        with Ticker(spark, lines, stop):
+            collected = rows.collect()
         for row in collected:
             values = _plain(row.asDict())
             topic = found.setdefault(values.pop("topic"), {})
@@ -73,7 +75,8 @@ def audit(spark: SparkSession, records: DataFrame, lines: Progress, stop: Stop) 
                 topic.setdefault(name, []).append(values)
             else:
                 topic[name] = values
-        lines.step(name, len(collected), time.monotonic() - started)
+        seconds = time.monotonic() - started
+        lines.say(f"{name}: {len(collected):,} rows in {seconds:.1f} s", event="step", rows=len(collected))
 
     step("partitions", transforms.partitions(sized).orderBy("topic", "partition"), many=True)
     step("keys", transforms.keys(sized), many=False)

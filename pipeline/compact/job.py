@@ -19,6 +19,7 @@ from pipeline.errors import PipelineError, explain
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
 from pipeline.schema import ARCHIVE_CLUSTER
+from pipeline.ticker import Ticker
 
 SAFE_HORIZON_HOURS = 168
 LEAST_HORIZON_HOURS = 1
@@ -70,9 +71,10 @@ def merge(spark: SparkSession, arguments: argparse.Namespace, lines: Lines, stop
         started = time.monotonic()
         where = f"topic = {_quoted(part.topic)} AND date = {_quoted(str(part.date))}"
         try:
-            row = spark.sql(
-                f"OPTIMIZE {table.name(arguments.archive)} WHERE {where} ZORDER BY ({', '.join(ARCHIVE_CLUSTER)})"
-            ).collect()[0]
+            with Ticker(spark, lines, stop, "what was merged stays merged"):
+                row = spark.sql(
+                    f"OPTIMIZE {table.name(arguments.archive)} WHERE {where} ZORDER BY ({', '.join(ARCHIVE_CLUSTER)})"
+                ).collect()[0]
         except Exception as error:
             # Another writer replaced the same files first; the others are still worth it.
             told = explain(error)

@@ -8,6 +8,7 @@ Group offsets are translated by the map, in a step of its own.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
 import time
@@ -23,13 +24,14 @@ from pipeline.archive.job import RETRY_SECONDS, last_progress
 from pipeline.archive.plan import Progress, Range
 from pipeline.archive.start import milliseconds
 from pipeline.errors import PipelineError, explain
-from pipeline.kafka import Cluster, Partition
+from pipeline.kafka import Cluster, Partition, UnreachableError
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
-from pipeline.replay.plan import Done, Plan, partition_map, topic_map
+from pipeline.replay.plan import Done, Plan, by_key, partition_map, topic_map
 from pipeline.replay.produce import Writer
 from pipeline.replay.transforms import in_order, select_records, summary, translate, with_targets, written
 from pipeline.schema import OFFSET_MAP
+from pipeline.ticker import Ticker
 
 APPLICATION = "sluice-replay"
 MAX_TASKS = 64
@@ -40,7 +42,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     what = parser.add_argument_group("what")
     what.add_argument("--archive", required=True, metavar="PATH", help="the table that `archive` wrote")
     what.add_argument("--topic-map", metavar="A=B,…", help="which archived topic goes into which topic")
-    what.add_argument("--partition-map", default="same", metavar="0:1,…", help="source to target (default %(default)s)")
+    what.add_argument(
+        "--partition-map", default="same", metavar="MAP",
+        help="same, source to target as 0:1,…, or key: by Java's hash of the key over the target's partitions, of "
+        "which key:N says how many there are to be (default %(default)s)",
+    )  # fmt: skip
     what.add_argument("--from", dest="start", metavar="WHERE", help="a time, or JSON {topic: {partition: offset}}")
     what.add_argument("--until", metavar="WHERE", help="likewise; what is there is left out")
     what.add_argument("--filter", metavar="SQL", help='over the archive\'s columns, e.g. "value IS NOT NULL"')
@@ -51,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--name", default="replay", help="of this replay: the same name goes on with it (default %(default)s)"
     )
     how.add_argument("--map", metavar="PATH", help="the table of its offset map (default: ARCHIVE_NAME_map)")
-    how.add_argument("--max-batch-records", type=int, default=500_000, metavar="N", help="(default %(default)s)")
+    how.add_argument("--max-batch-records", type=int, default=1_000_000, metavar="N", help="(default %(default)s)")
     how.add_argument("--max-rate", type=float, metavar="N", help="records per second")
     how.add_argument("--dry-run", action="store_true", help="say what would be written, and write nothing")
     groups = parser.add_argument_group("groups, when the records are there")
@@ -105,10 +111,13 @@ class Replay:
                 f"batch {after.batch}: writes {_records(ranges):,} offsets", event="writing", batch=after.batch
             )
             try:
-                batch = self._write(done.plan, after.batch, ranges, bases, settle)
-                table.append(batch, self._map, APPLICATION, after.batch, after.to_json())
+                with Ticker(self._spark, self._lines):
+                    batch = self._write(done.plan, after.batch, ranges, bases, settle)
+                    table.append(batch, self._map, APPLICATION, after.batch, after.to_json())
             except (PySparkException, Py4JJavaError) as error:
                 # The same batch again: what of it is stored already is recognised.
+                with contextlib.suppress(UnreachableError):
+                    self._check_targets(done.plan)
                 if failures == len(RETRY_SECONDS) or _is_final(error):
                     raise
                 cause = explain(error).cause
@@ -200,14 +209,20 @@ class Replay:
                 f"The replay {done.plan.name} was begun with another {unlike[0]}.",
                 "Start it as it was begun to go on with it, or give this one another --name.",
             )
-        for log in self._cluster.logs(sorted(done.plan.target_ids)):
-            if log.topic_id != done.plan.target_ids[log.topic]:
-                raise PipelineError(
-                    f"The target topic {log.topic} was deleted and created again since the replay began.",
-                    "Give this replay another --name to begin anew.",
-                )
+        self._check_targets(done.plan)
         self._lines.say(f"goes on with {done.plan.name} behind batch {done.batch}", event="continue")
         return done
+
+    def _check_targets(self, plan: Plan) -> None:
+        """PipelineError if a target topic is not the one that the replay began with."""
+        there = {log.topic: log.topic_id for log in self._cluster.logs(sorted(plan.target_ids))}
+        for topic, topic_id in plan.target_ids.items():
+            if there.get(topic) != topic_id:
+                words = "was deleted and created again" if topic in there else "has been deleted"
+                raise PipelineError(
+                    f"The target topic {topic} {words} since the replay began.",
+                    "Give this replay another --name to begin anew.",
+                )
 
     def _last_done(self) -> Done | None:
         for commit in table.commits(self._spark, self._map):
@@ -230,6 +245,7 @@ class Replay:
             archive=self._archive,
             topics=mapped,
             partitions=partition_map(given.partition_map),
+            by_key=by_key(given.partition_map),
             condition=given.filter,
             from_ms=_time(given.start),
             until_ms=_time(given.until),
@@ -246,8 +262,11 @@ class Replay:
             raise PipelineError(f"{self._archive} holds no archive yet.", "Run `sluice-pipeline archive` first.")
         asked = self._asked_plan(sorted(progress.topic_ids))
         ranges = self._ranges(progress, asked.topics)
-        targets = {asked.target(each.topic, each.partition) for each in ranges}
+        targets = self._targets(asked, ranges, progress)
         self._make_topics(targets, create=create)
+        counts = self._counts(asked, targets)
+        if asked.by_key is not None:
+            targets = {(topic, partition) for topic, count in counts.items() for partition in range(count)}
         logs = {(log.topic, log.partition): log for log in self._cluster.logs(sorted({topic for topic, _ in targets}),
                                                                               read_committed=False)}  # fmt: skip
         for topic, partition in sorted(targets):
@@ -260,9 +279,35 @@ class Replay:
         return Plan(
             **{**{name: getattr(asked, name) for name in Plan.__slots__},
                "ranges": tuple(ranges),
+               "counts": counts,
                "target_ids": {log.topic: log.topic_id for log in told.values()},
                "bases": {key: log.end for key, log in told.items()}}
         )  # fmt: skip
+
+    def _targets(self, asked: Plan, ranges: list[Range], progress: Progress) -> set[Partition]:
+        """Which partitions records would go to; by key, all that a topic made for them would have."""
+        if asked.by_key is None:
+            return {asked.target(each.topic, each.partition) for each in ranges}
+        return {
+            (asked.topics[each.topic], partition)
+            for each in ranges
+            for partition in range(asked.by_key or 1 + max(of for topic, of in progress.next if topic == each.topic))
+        }
+
+    def _counts(self, asked: Plan, targets: set[Partition]) -> dict[str, int]:
+        """With a map by key, how many partitions each target topic has; PipelineError if it must have others."""
+        if asked.by_key is None:
+            return {}
+        counts: dict[str, int] = {}
+        for topic in sorted({topic for topic, _ in targets}):
+            there = self._cluster.partitions_of(topic)
+            if there and asked.by_key and there != asked.by_key:
+                raise PipelineError(
+                    f"The target topic {topic} has {there} partitions, not {asked.by_key}.",
+                    "Say `--partition-map key` to take it as it is, or name a topic that does not exist yet.",
+                )
+            counts[topic] = there or sum(1 for name, _ in targets if name == topic)
+        return counts
 
     def _ranges(self, progress: Progress, topics: Mapping[str, str]) -> list[Range]:
         first = _offsets(self._arguments.start, "--from")

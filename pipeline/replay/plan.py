@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 from pipeline.archive.plan import Range, share
 from pipeline.errors import PipelineError
@@ -19,7 +19,11 @@ MARK = "sluice-source"
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """`partitions` maps a source partition to a target partition, the same number where it says nothing."""
+    """`partitions` maps a source partition to a target partition, the same number where it says nothing.
+
+    With `by_key` a record's key says where it goes, as Java's default partitioner would: its murmur2 over as many
+    partitions as the target has (0) or must have. A record without a key follows its source partition's number.
+    """
 
     name: str
     archive: str
@@ -34,6 +38,9 @@ class Plan:
     target_ids: Mapping[str, str]
     bases: Mapping[Partition, int]
     """The end of each target partition before the first record."""
+    by_key: int | None = None
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """With `by_key`, the partitions of each target topic: what is added to it later gets nothing."""
 
     def target(self, topic: str, partition: int) -> Partition:
         return self.topics[topic], self.partitions.get(partition, partition)
@@ -52,7 +59,7 @@ class Plan:
         told = asdict(self)
         # The same for JSON and for us.
         told["partitions"] = {str(source): target for source, target in self.partitions.items()}
-        for found in ("ranges", "batch_records", "target_ids", "bases"):
+        for found in ("ranges", "batch_records", "target_ids", "bases", "counts"):
             del told[found]
         return told
 
@@ -108,16 +115,26 @@ def topic_map(text: str, topics: Sequence[str]) -> dict[str, str]:
 
 
 def partition_map(text: str) -> dict[int, int]:
-    """`same`, or `0:1,1:1`."""
-    if text == "same":
+    """`same` (and `key`, which maps no number), or `0:1,1:1`."""
+    if text == "same" or by_key(text) is not None:
         return {}
     try:
         pairs = [pair.split(":") for pair in text.split(",")]
         return {int(source): int(target) for source, target in pairs}
     except ValueError as error:
         raise PipelineError(
-            f"--partition-map {text} is neither `same` nor SOURCE:TARGET,….", "Write it like 0:0,1:0,2:1."
+            f"--partition-map {text} is neither `same` nor `key` nor SOURCE:TARGET,….", "Write it like 0:0,1:0,2:1."
         ) from error
+
+
+def by_key(text: str) -> int | None:
+    """`key` is 0, as many partitions as the target has; `key:12` is 12; None for a map by number."""
+    word, separator, count = text.partition(":")
+    if word != "key":
+        return None
+    if separator and not (count.isdigit() and int(count)):
+        raise PipelineError(f"--partition-map {text} names no number of partitions.", "Write it like key or key:12.")
+    return int(count) if separator else 0
 
 
 def _pairs(offsets: Mapping[Partition, int]) -> list[tuple[str, int, int]]:

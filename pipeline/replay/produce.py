@@ -144,12 +144,13 @@ class _Run:
         if skip == len(offsets):
             return
         topic, partition = target.key
-        keys, values, headers = part["key"].to_pylist(), part["value"].to_pylist(), part["headers"].to_pylist()
+        keys, values = part["key"].to_pylist(), part["value"].to_pylist()
+        headers = part["headers"].to_pylist() if len(part["headers"].flatten()) else None
         produce, keep = self._producer.produce, self._writer.keep_timestamps
         for index in range(skip, len(offsets)):
             at = times[index]
             marks: list[tuple[str, bytes | None]] = [(MARK, mark(topics[index], partitions[index], offsets[index], at))]
-            if headers[index]:
+            if headers is not None:
                 marks = [*((each["key"], each["value"]) for each in headers[index]), *marks]
             # librdkafka takes 0 for the present, and so do we take what is before 1970.
             timestamp = at if keep and at > 0 else 0

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pyspark.sql import DataFrame
+import pandas as pd
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import IntegerType
+from pyspark.sql.types import IntegerType, LongType
 
 from pipeline.archive.plan import Range
+from pipeline.partitioners import murmur2_of
 from pipeline.replay.plan import Plan
+from pipeline.schema import HEADERS
 
 
 def select_records(records: DataFrame, plan: Plan, ranges: Sequence[Range]) -> DataFrame:
@@ -41,7 +44,22 @@ def with_targets(records: DataFrame, plan: Plan) -> DataFrame:
     partition = F.col("partition")
     for source, target in plan.partitions.items():
         partition = F.when(F.col("partition") == source, target).otherwise(partition)
+    if plan.by_key is not None:
+        count = F.lit(None).cast("int")
+        for source, target in plan.topics.items():
+            count = F.when(F.col("topic") == source, plan.counts.get(target)).otherwise(count)
+        partition = F.coalesce(_murmur2(F.col("key")), F.col("partition")) % count
     return records.withColumn("target_topic", topic).withColumn("target_partition", partition.cast(IntegerType()))
+
+
+def _murmur2(key: Column) -> Column:
+    def hashed(keys: pd.Series) -> pd.Series:
+        there = keys.notna()
+        found = pd.Series(pd.NA, index=keys.index, dtype="Int64")
+        found[there] = murmur2_of(keys[there].tolist())
+        return found
+
+    return F.pandas_udf(hashed, LongType())(key)  # type: ignore[call-overload]
 
 
 def in_order(targeted: DataFrame, plan: Plan, tasks: int) -> DataFrame:
@@ -56,7 +74,9 @@ def in_order(targeted: DataFrame, plan: Plan, tasks: int) -> DataFrame:
         .sortWithinPartitions("target_topic", "target_partition", "topic", "partition", "offset")
         .select(
             "target_topic", "target_partition", "topic", "partition", "offset",
-            F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value", "headers",
+            F.unix_millis("timestamp").alias("timestamp_ms"), "key", "value",
+            # Arrow's writer walks all nulls of a list again for each row that follows, but no empty lists.
+            F.coalesce("headers", F.array().cast(HEADERS)).alias("headers"),
         )
     )  # fmt: skip
 

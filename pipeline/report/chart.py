@@ -23,7 +23,7 @@ def time_label(ms: int, span_ms: int) -> str:
         return moment.strftime("%d %b %H:%M")
     if span_ms > 120_000:
         return moment.strftime("%H:%M:%S" if span_ms < 3_600_000 else "%H:%M")
-    return moment.strftime("%M:%S") + f".{ms % 1_000 // 100}"
+    return moment.strftime("%H:%M:%S") + f".{ms % 1_000 // 100}"
 
 
 def number_label(value: float) -> str:

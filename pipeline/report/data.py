@@ -23,6 +23,10 @@ MOST_REBALANCES = 400
 MOST_LINES = 8
 MOST_MOVES = 200
 
+COSTS = (("duplicates_min", "twice, at least"), ("duplicates_max", "twice, at most"), ("skipped", "passed over"))
+COSTS_BY_MEMBERS = (("duplicates", "twice, say members' logs"), ("gap_records", "by nobody, say members' logs"))
+"""What a move may cost, by its column: as the journal bounds it, and as members' own logs say it exactly."""
+
 
 @dataclass
 class Stretch:
@@ -48,6 +52,18 @@ class GroupData:
     moves: list[dict[str, Any]] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     """What is not shown, in words."""
+
+
+def costs_of(moves: Sequence[dict[str, Any]]) -> list[tuple[str, str]]:
+    """Those that any of `moves` has a number for, what is exact first; a bound that is nothing anywhere is left out."""
+    return [
+        (name, words) for name, words in (*COSTS_BY_MEMBERS, *COSTS) if any(move.get(name) for move in moves)
+    ]  # fmt: skip
+
+
+def cost(move: dict[str, Any]) -> int:
+    """The most that a move is known to have cost, in records; what bounds it from above is not known."""
+    return max(move.get(name) or 0 for name, _ in (*COSTS_BY_MEMBERS, *COSTS) if name != "duplicates_max")
 
 
 @dataclass
@@ -87,10 +103,12 @@ def _totals(tables: Tables) -> dict[str, int]:
         F.count("*").alias("rebalances"),
         F.coalesce(F.sum("unowned_partition_ms"), F.lit(0)).alias("unowned_partition_ms"),
     ).first()
+    exact = "duplicates" in tables.handoff.columns
     handoff = tables.handoff.agg(
         F.count("*").alias("moves"),
         F.coalesce(F.sum("duplicates_min"), F.lit(0)).alias("duplicates_min"),
         F.count_if("forced").alias("forced"),
+        *([F.coalesce(F.sum("duplicates"), F.lit(0)).alias("duplicates")] if exact else []),
     ).first()
     assert rebalance is not None
     assert handoff is not None

@@ -26,7 +26,7 @@ from pipeline.report.chart import (
     ticks,
     time_label,
 )
-from pipeline.report.data import GroupData, ReportData
+from pipeline.report.data import GroupData, ReportData, cost, costs_of
 
 STYLE = files("pipeline.report").joinpath("style.css").read_text(encoding="utf-8") + "".join(
     f"svg rect.c{n} {{ fill: var(--c{n}); }} svg path.c{n} {{ stroke: var(--c{n}); }} .legend i.c{n} "
@@ -42,6 +42,7 @@ TOTALS = (
     ("rebalances", "rebalances"),
     ("moves", "partitions moved"),
     ("unowned_partition_ms", "partition time idle"),
+    ("duplicates", "records twice"),
     ("duplicates_min", "records twice, at least"),
     ("forced", "forced handoffs"),
     ("storms", "storms"),
@@ -79,6 +80,8 @@ def _period(data: ReportData) -> str:
 def _totals(data: ReportData) -> str:
     cells = []
     for name, words in TOTALS:
+        if name not in data.totals or (name == "duplicates_min" and "duplicates" in data.totals):
+            continue
         value = data.totals[name]
         shown = seconds(value) if name.endswith("_ms") else f"{value:,}"
         cells.append(f"<div><dt>{words}</dt><dd>{shown}</dd></div>")
@@ -118,12 +121,12 @@ def _group(group: GroupData) -> str:
         parts.append(
             _figure("How long rebalances took", durations(group), _legend(("joining", "assigning", "telling")))
         )
-    if any(_cost(move) for move in group.moves):
+    if any(cost(move) for move in group.moves):
         parts.append(
             _figure(
                 "Records processed twice, or passed over, per move",
                 costs(group),
-                _legend(("twice, at least", "twice, at most", "passed over")),
+                _legend([words for _, words in costs_of(group.moves)]),
             )
         )
     if group.rebalances:
@@ -200,17 +203,10 @@ def durations(group: GroupData) -> str:
     return drawing.svg()
 
 
-def _cost(move: dict[str, Any]) -> int:
-    return max(
-        move["duplicates_min"] or 0, move["skipped"] or 0, move.get("gap_records") or 0, move.get("duplicates") or 0
-    )
-
-
 def costs(group: GroupData) -> str:
-    moves = [move for move in group.moves if _cost(move)]
+    moves, series = [move for move in group.moves if cost(move)], costs_of(group.moves)
     drawing = Drawing(220, f"Records twice or passed over in {len(moves)} moves of group {group.group_id}")
-    greatest = max(max(_cost(move), move["duplicates_max"] or 0) for move in moves)
-    values = ticks(greatest)
+    values = ticks(max(move.get(name) or 0 for move in moves for name, _ in series))
     drawing.value_axis(values, 10, 196)
     step = (WIDTH - LEFT - RIGHT) / len(moves)
     for number, move in enumerate(moves):
@@ -222,13 +218,15 @@ def costs(group: GroupData) -> str:
         )
         if "duplicates" in move:
             told += f"; by the members' logs {move['duplicates'] or 0:,} twice, {move['gap_records'] or 0:,} by nobody"
-        for kind, value in enumerate((move["duplicates_min"], move["duplicates_max"], move["skipped"])):
-            high = 186 * (value or 0) / values[-1]
+        for kind, (name, _) in enumerate(series):
+            high = 186 * (move.get(name) or 0) / values[-1]
             if high > 0:
-                wide = max(1.0, step / 3 - 1)
-                drawing.rect(LEFT + number * step + kind * step / 3, 196 - high, wide, high, colour(kind), told)
+                wide = step / len(series)
+                x = LEFT + number * step + kind * wide
+                drawing.rect(x, 196 - high, max(1.0, wide - 1), high, colour(kind), told)
     drawing.text(LEFT, 214, "the first")
-    drawing.text(WIDTH - RIGHT, 214, f"the last of {len(moves)} moves that cost something", "end")
+    if len(moves) > 1:
+        drawing.text(WIDTH - RIGHT, 214, f"the last of {len(moves)} moves that cost something", "end")
     return drawing.svg()
 
 

@@ -13,9 +13,10 @@ mpl.use("Agg")
 
 import matplotlib.dates as dates
 import matplotlib.pyplot as plt
+from matplotlib.patches import Patch
 
-from pipeline.report.chart import shortened
-from pipeline.report.data import GroupData, ReportData
+from pipeline.report.chart import shortened, time_label
+from pipeline.report.data import GroupData, ReportData, cost, costs_of
 
 PALETTE = ("#0072b2", "#d98200", "#009e73", "#b4508c", "#4ea5d9", "#c4430c", "#8a8000", "#6a5acd")
 MOST_GROUPS = 6
@@ -30,7 +31,7 @@ def write_pictures(folder: Path, data: ReportData) -> list[Path]:
             ("ownership", _ownership, bool(group.stretches)),
             ("lag", _lag, bool(group.lag)),
             ("rebalances", _rebalances, bool(group.rebalances)),
-            ("moves", _moves, any(move["duplicates_min"] or move["skipped"] for move in group.moves)),
+            ("moves", _moves, any(map(cost, group.moves))),
         ):
             if worth:
                 path = folder / f"{kind}-{number}-{file_name(group.group_id)}.png"
@@ -50,9 +51,15 @@ def _moment(ms: int) -> datetime:
     return datetime.fromtimestamp(ms / 1_000, UTC)
 
 
+def _milliseconds(at: float) -> int:
+    return round(dates.num2date(at).timestamp() * 1_000)
+
+
 def _time_axis(axes: Any, group: GroupData) -> None:
     axes.set_xlim(_moment(group.begins_ms), _moment(max(group.ends_ms, group.begins_ms + 1)))
-    axes.xaxis.set_major_formatter(dates.ConciseDateFormatter(axes.xaxis.get_major_locator(), tz=UTC))
+    axes.xaxis.set_major_locator(dates.AutoDateLocator(tz=UTC, maxticks=8))
+    axes.xaxis.set_major_formatter(lambda at, _: time_label(_milliseconds(at), group.ends_ms - group.begins_ms))
+    axes.set_xlabel("UTC")
     axes.grid(axis="x", alpha=0.25)
 
 
@@ -61,6 +68,9 @@ def _ownership(axes: Any, group: GroupData) -> None:
         begins = dates.date2num(_moment(stretch.from_ms))
         wide = dates.date2num(_moment(stretch.to_ms)) - begins
         axes.broken_barh([(begins, wide)], (stretch.row - 0.4, 0.8), color=PALETTE[stretch.member % len(PALETTE)])
+    names = [Patch(color=PALETTE[number]) for number in range(min(len(group.members), len(PALETTE)))]
+    axes.legend(names, [shortened(name) for name in group.members], fontsize=7, ncols=4, loc="upper center",
+                bbox_to_anchor=(0.5, -0.16))  # fmt: skip
     axes.set_yticks(range(len(group.partitions)), [shortened(name) for name in group.partitions], fontsize=7)
     axes.invert_yaxis()
     axes.set_title(f"{group.group_id}: who owned which partition (white: nobody)")
@@ -99,17 +109,17 @@ def _rebalances(axes: Any, group: GroupData) -> None:
 
 
 def _moves(axes: Any, group: GroupData) -> None:
-    moves = [move for move in group.moves if move["duplicates_min"] or move["skipped"]]
-    for kind, (name, words) in enumerate(
-        (("duplicates_min", "twice, at least"), ("duplicates_max", "twice, at most"), ("skipped", "passed over"))
-    ):
+    moves, series = [move for move in group.moves if cost(move)], costs_of(group.moves)
+    wide = 0.84 / len(series)
+    for kind, (name, words) in enumerate(series):
         axes.bar(
-            [number + (kind - 1) * 0.28 for number in range(len(moves))],
-            [move[name] or 0 for move in moves],
-            width=0.26,
+            [number + (kind - (len(series) - 1) / 2) * wide for number in range(len(moves))],
+            [move.get(name) or 0 for move in moves],
+            width=wide * 0.93,
             color=PALETTE[kind],
             label=words,
         )
+    axes.set_xticks(range(len(moves)) if len(moves) <= 20 else [])
     axes.set_ylabel("records")
     axes.set_xlabel("moves that cost something, in their order")
     axes.legend(fontsize=7)

@@ -79,6 +79,18 @@ def pieces(ranges: Iterable[Range]) -> list[Range]:
     return found
 
 
+def rounds(work: Sequence[Range], offsets: int) -> Iterator[list[Range]]:
+    """`work` in its order, in lists of at least so many offsets, but for the last."""
+    some: list[Range] = []
+    for each in work:
+        some.append(each)
+        if sum(part.records for part in some) >= offsets:
+            yield some
+            some = []
+    if some:
+        yield some
+
+
 def unequal_blocks(archive: DataFrame, topic: DataFrame) -> DataFrame:
     """Blocks whose sums are not the same on both sides, or that only one side has: topic, partition, block."""
     keys = ["topic", "partition", "block"]

@@ -9,13 +9,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 
 from confluent_kafka.admin import ConfigResource, ResourceType
-from py4j.protocol import Py4JJavaError
-from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -26,15 +23,16 @@ from pipeline.errors import PipelineError
 from pipeline.kafka import Cluster
 from pipeline.progress import Progress as Lines
 from pipeline.progress import Stop
-from pipeline.verify.compare import Scope, pieces, scopes, unclaimed, unequal_blocks, unequal_records
+from pipeline.ticker import Ticker
+from pipeline.verify.compare import Scope, pieces, rounds, scopes, unclaimed, unequal_blocks, unequal_records
 from pipeline.verify.sums import BLOCK, BLOCK_SUMS, RECORD_SUMS, block_sums, record_sums
 from pipeline.verify.topic import TopicReader
 
-Comparison = Callable[[DataFrame, Sequence[Scope], Sequence[Range]], list[str]]
+Comparison = Callable[[DataFrame, Sequence[Range]], list[str]]
 
 DIFFERENT = 3
 MAX_SHOWN = 20
-SAY_SECONDS = 5.0
+ROUND_OFFSETS = 4_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -104,37 +102,39 @@ class Verification:
         ]
 
     def _compare(self, records: DataFrame, told: Sequence[Scope], how: Comparison) -> list[str]:
-        work = pieces(part for each in told for part in each.ranges)
-        if not work or self._stop.asked:
+        """In rounds, partitions side by side as the archive's batches are, so that it is seen how far it is."""
+        work = sorted(pieces(part for each in told for part in each.ranges), key=lambda part: (part.start, part))
+        left = sum(part.records for part in work)
+        if not work:
             return []
-        started = time.monotonic()
-        expected = sum(each.records for each in work)
-        self._lines.say(f"compares {expected:,} offsets in {len(work)} pieces", event="compare", offsets=expected)
-        try:
-            with Ticker(self._spark, self._lines, self._stop, expected):
-                found = how(records, told, work)
-        except (PySparkException, Py4JJavaError):
+        self._lines.say(f"compares {left:,} offsets in {len(work)} pieces", event="compare", offsets=left)
+        found: list[str] = []
+        for some in rounds(work, ROUND_OFFSETS):
             if self._stop.asked:
-                return []  # it was cancelled, and the report says so
-            raise
-        self._lines.step("compared", expected, time.monotonic() - started, 0, event="compared")
+                raise PipelineError("It was stopped before all was compared.", "Start it again; it begins anew.")
+            started, expected = time.monotonic(), sum(part.records for part in some)
+            with Ticker(self._spark, self._lines, self._stop):
+                found += how(records, some)
+            left -= expected
+            self._lines.step("compared", expected, time.monotonic() - started, left, event="compared")
+            if len(found) >= MAX_SHOWN:
+                break
         return found
 
-    def _by_block(self, records: DataFrame, told: Sequence[Scope], work: Sequence[Range]) -> list[str]:
-        inside = self._inside(records, told)
-        topic = self._topic(work, per_record=False)
-        unequal = unequal_blocks(block_sums(record_sums(inside)), topic)
+    def _by_block(self, records: DataFrame, work: Sequence[Range]) -> list[str]:
+        inside = self._within(records, work)
+        unequal = unequal_blocks(block_sums(record_sums(inside)), self._topic(work, per_record=False))
         first = unequal.orderBy("topic", "partition", "block").limit(MAX_SHOWN).collect()
         if not first:
             return []
         blocks = [Range(row.topic, row.partition, row.block * BLOCK, (row.block + 1) * BLOCK) for row in first]
-        cut = [part for block in blocks for each in told for part in _overlap(each, block)]
-        return self._differing(inside, told, cut, compacted=False)
+        cut = [part for block in blocks for part in _overlap(work, block)]
+        return self._differing(inside, cut, compacted=False)
 
-    def _by_record(self, records: DataFrame, told: Sequence[Scope], work: Sequence[Range]) -> list[str]:
-        return self._differing(self._inside(records, told), told, list(work), compacted=True)
+    def _by_record(self, records: DataFrame, work: Sequence[Range]) -> list[str]:
+        return self._differing(self._within(records, work), work, compacted=True)
 
-    def _differing(self, inside: DataFrame, told: Sequence[Scope], work: list[Range], *, compacted: bool) -> list[str]:
+    def _differing(self, inside: DataFrame, work: Sequence[Range], *, compacted: bool) -> list[str]:
         archived = record_sums(self._within(inside, work))
         rows = (
             unequal_records(archived, self._topic(work, per_record=True), compacted=compacted)
@@ -154,9 +154,6 @@ class Verification:
         if per_record:
             return frame.mapInArrow(self._reader.records, RECORD_SUMS)
         return frame.mapInArrow(self._reader.blocks, BLOCK_SUMS)
-
-    def _inside(self, records: DataFrame, told: Sequence[Scope]) -> DataFrame:
-        return self._within(records, [part for each in told for part in each.ranges])
 
     def _within(self, records: DataFrame, ranges: Sequence[Range]) -> DataFrame:
         """Records of `ranges`; their topics and the span of offsets are also said as literals, which skip files."""
@@ -180,8 +177,6 @@ class Verification:
             if each.topic in compacted:
                 words.append("the topic is compacted, so what it has removed cannot be proved")
             self._lines.say("; ".join(words), event="scope", topic=each.topic, partition=each.partition)
-        if self._stop.asked:
-            raise PipelineError("It was stopped before all was compared.", "Start it again; it begins anew.")
         for words in differences[:MAX_SHOWN]:
             self._lines.say(f"DIFFERS {words}", event="difference")
         proved = sum(each.records for each in told)
@@ -200,41 +195,11 @@ class Verification:
         return 0
 
 
-class Ticker:
-    """Says every few seconds how much of the running stages is done, and cancels them when a stop is asked for."""
-
-    def __init__(self, spark: SparkSession, lines: Lines, stop: Stop, expected: int) -> None:
-        self._context, self._lines, self._stop = spark.sparkContext, lines, stop
-        self._expected = expected
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._tick, daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *reason: object) -> None:
-        self._ended.set()
-        self._thread.join()
-
-    def _tick(self) -> None:
-        tracker = self._context.statusTracker()
-        while not self._ended.wait(SAY_SECONDS):
-            if self._stop.asked:
-                self._context.cancelAllJobs()
-                continue
-            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
-            tasks = [(stage.numCompletedTasks, stage.numTasks) for stage in stages if stage is not None]
-            if tasks:
-                done, total = (sum(numbers) for numbers in zip(*tasks, strict=True))
-                self._lines.say(f"{done} of {total} tasks are done", event="tasks", done=done, total=total)
-
-
-def _overlap(scope: Scope, block: Range) -> list[Range]:
-    if (scope.topic, scope.partition) != (block.topic, block.partition):
-        return []
+def _overlap(work: Sequence[Range], block: Range) -> list[Range]:
     cut = [
         Range(part.topic, part.partition, max(part.start, block.start), min(part.end, block.end))
-        for part in scope.ranges
+        for part in work
+        if (part.topic, part.partition) == (block.topic, block.partition)
     ]
     return [each for each in cut if each.end > each.start]
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import chain
 from operator import methodcaller
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
 from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from pipeline.verify.sums import BLOCK, COLUMNS, TIME_MODULUS, bytes_sum, headers_sum
+from pipeline.verify.sums import BLOCK, COLUMNS, NULL_SUM, TIME_MODULUS, bytes_sum, headers_sum
 
 CHUNK_RECORDS = 10_000
 POLL_SECONDS = 1.0
@@ -126,15 +128,24 @@ def _read(consumer: Consumer, topic: str, partition: int, start: int, end: int) 
 
 
 def _chunk(messages: list[Message]) -> Chunk:
-    offsets = np.array(list(map(_offset, messages)), np.int64)
-    times = np.array([(at, kind) for kind, at in map(_timestamp, messages)], np.int64)
+    count = len(messages)
+    offsets = np.fromiter(map(_offset, messages), np.int64, count)
+    times = np.fromiter(chain.from_iterable(map(_timestamp, messages)), np.int64, 2 * count).reshape(count, 2)
+    headers = list(map(_headers, messages))
     sums = [
-        times[:, 0] % TIME_MODULUS * 4 + times[:, 1],
-        np.array(list(map(bytes_sum, map(_key, messages))), np.int64),
-        np.array(list(map(bytes_sum, map(_value, messages))), np.int64),
-        np.array(list(map(headers_sum, map(_headers, messages))), np.int64),
+        times[:, 1] % TIME_MODULUS * 4 + times[:, 0],
+        _bytes_sums(list(map(_key, messages))),
+        _bytes_sums(list(map(_value, messages))),
+        np.fromiter(map(headers_sum, headers), np.int64, count) if any(headers) else np.full(count, NULL_SUM),
     ]
     return Chunk(offsets, sums)
+
+
+def _bytes_sums(values: list[bytes | None]) -> Integers:
+    try:
+        return np.fromiter(map(crc32, values), np.int64, len(values))
+    except TypeError:  # a null is among them
+        return np.fromiter(map(bytes_sum, values), np.int64, len(values))
 
 
 def _add(sums: dict[int, list[int]], chunk: Chunk) -> None:

@@ -60,21 +60,14 @@ $$;
 create function delete_topic(p_topic_id uuid) returns boolean
 language plpgsql volatile
 as $$
--- Hides the topic, stops its log and drops its committed offsets; `purge` removes the rows of the log later. A commit
--- that is under way may leave an offset behind: readers see only offsets of live topics, and purge removes it.
+-- The first phase, whose cost does not follow what the topic holds: hides it, frees its name, and closes its log, since
+-- appends and offset commits look at this row. See deletion.sql for the second.
 declare
     this_revision constant bigint := next_revision();
 begin
     update topic set deleted_at = clock_timestamp(), changed_revision = this_revision
     where topic_id = p_topic_id and deleted_at is null;
-    if not found then
-        return false;
-    end if;
-    perform 1 from partition p where p.topic_id = p_topic_id order by p.partition_key for no key update;
-    update partition p set deleted = true where p.topic_id = p_topic_id;
-    perform 1 from committed_offset o where o.topic_id = p_topic_id order by o.group_id, o.partition_index for update;
-    delete from committed_offset o where o.topic_id = p_topic_id;
-    return true;
+    return found;
 end
 $$;
 

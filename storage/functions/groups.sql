@@ -111,7 +111,8 @@ begin
             generate_series(1, cardinality(p_topic_ids)) as position
     ) wanted
     left join partition p
-        on p.topic_id = wanted.topic_id and p.partition_index = wanted.partition_index and not p.deleted;
+        on p.topic_id = wanted.topic_id and p.partition_index = wanted.partition_index and not p.deleted
+            and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
 
     insert into committed_offset as o (
         group_id, topic_id, partition_index, committed_offset, leader_epoch, metadata,
@@ -141,11 +142,15 @@ begin
 end
 $$;
 
-create function delete_group(p_group_id text, p_shard integer, p_node_id integer, p_lease_epoch integer)
-returns text
+create function delete_group(
+    p_group_id text, p_shard integer, p_node_id integer, p_lease_epoch integer, p_limit integer
+) returns text
 language plpgsql volatile
 as $$
--- 'deleted', 'missing', or 'fenced' if the lease is not current. Offsets go with the group.
+-- 'deleted', 'missing', 'fenced' if the lease is not current, or 'more': p_limit of the group's offsets have gone, and
+-- the group goes with the last of them.
+declare
+    removed integer;
 begin
     if not lease_is_current('groups', p_shard, p_node_id, p_lease_epoch) then
         return 'fenced';
@@ -154,7 +159,20 @@ begin
     if not found then
         return 'missing';
     end if;
-    delete from committed_offset o where o.group_id = p_group_id;
+    with doomed as materialized (
+        select o.topic_id, o.partition_index
+        from committed_offset o
+        where o.group_id = p_group_id
+        order by o.topic_id, o.partition_index
+        limit p_limit
+    )
+    delete from committed_offset o
+    using doomed d
+    where o.group_id = p_group_id and o.topic_id = d.topic_id and o.partition_index = d.partition_index;
+    get diagnostics removed = row_count;
+    if removed = p_limit then
+        return 'more';
+    end if;
     delete from group_member m where m.group_id = p_group_id;
     delete from consumer_group g where g.group_id = p_group_id;
     return 'deleted';

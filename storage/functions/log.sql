@@ -28,9 +28,16 @@ create function append_chunks(
     out chunk_skipped      integer[],     -- bytes of the candidate before the chunk
     out chunk_sizes        integer[],
     out chunk_bases        bigint[],
-    out chunk_positions    bigint[]
+    out chunk_positions    bigint[],
+    out transaction_id     bigint,        -- by which this database tells later that it has what was appended,
+    out written_lsn        bigint         -- and up to where its log then is on disk; both null: nothing was appended
 )
 language plpgsql volatile
+-- To plan these statements for the lengths of each call's arrays takes longer than to run them. A plan for any length
+-- must be right for a long log, too: it looks rows up one by one.
+set plan_cache_mode = force_generic_plan
+set enable_hashjoin = off
+set enable_mergejoin = off
 as $$
 -- Decides, under the partitions' row locks and in the order given, which entries are appended and where, and writes the
 -- rows of the index. An entry is one idempotent batch, or batches without a producer that follow each other.
@@ -104,6 +111,7 @@ begin
             select p.partition_key
             from partition p
             where p.partition_key = any (p_partition_keys) and not p.deleted
+                and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
             order by p.partition_key
             for no key update skip locked
         ) free;
@@ -112,6 +120,7 @@ begin
         select p.partition_key, p.next_offset, p.log_start_offset, p.leader_epoch, p.max_timestamp_ms
         from partition p
         where p.partition_key = any (missing) and not p.deleted
+            and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
         order by p.partition_key
         for no key update
     loop
@@ -127,7 +136,9 @@ begin
     if not p_wait and coalesce(cardinality(missing), 0) < partition_total then
         for i in 1..partition_total loop
             continue when known[i];
-            perform 1 from partition p where p.partition_key = p_partition_keys[i] and not p.deleted;
+            perform 1 from partition p
+            where p.partition_key = p_partition_keys[i] and not p.deleted
+                and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
             busy[i] := found;
         end loop;
     end if;
@@ -313,6 +324,11 @@ begin
             base_offsets    = excluded.base_offsets,
             appended_at     = excluded.appended_at;
     end if;
+
+    if chunk_total > 0 then
+        transaction_id := pg_current_xact_id()::text::bigint;
+        written_lsn := (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint;
+    end if;
 end
 $$;
 
@@ -326,6 +342,7 @@ create function read_chunks(
     request_position      integer,
     log_start_offset      bigint,
     high_watermark        bigint,
+    last_stable_offset    bigint,
     leader_epoch          integer,
     partition_size_bytes  bigint,
     partition_key         bigint,
@@ -363,9 +380,12 @@ begin
         select p.log_start_offset, p.next_offset, p.leader_epoch, p.size_bytes
         into log_start_offset, high_watermark, leader_epoch, partition_size_bytes
         from partition p
-        where p.partition_key = p_partition_keys[i] and not p.deleted;
+        where p.partition_key = p_partition_keys[i] and not p.deleted
+            and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
         continue when not found;
         end_offset := high_watermark;
+        -- Where the first transaction that is still open began; there are none yet.
+        last_stable_offset := high_watermark;
         return next;
 
         continue when p_offsets[i] < log_start_offset or p_offsets[i] >= end_offset;
@@ -379,7 +399,7 @@ begin
         limit 1;
         from_offset := case when holder.last_offset >= p_offsets[i] then holder.base_offset else p_offsets[i] end;
 
-        log_start_offset := null; high_watermark := null; partition_size_bytes := null;
+        log_start_offset := null; high_watermark := null; last_stable_offset := null; partition_size_bytes := null;
         for candidate in
             select c.*
             from chunk c
@@ -438,7 +458,8 @@ declare
 begin
     select greatest(p.log_start_offset, p_from_offset), p.next_offset into low, high
     from partition p
-    where p.partition_key = p_partition_key and not p.deleted;
+    where p.partition_key = p_partition_key and not p.deleted
+        and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
     if not found then
         return;
     end if;

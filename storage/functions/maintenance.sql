@@ -127,6 +127,64 @@ begin
 end
 $$;
 
+create function move_chunks(
+    p_shard               integer,   -- of the lease for jobs under which this is done; null: under none
+    p_node_id             integer,
+    p_lease_epoch         integer,
+    p_object_id           bigint,    -- where the bytes are now
+    p_object_size_bytes   bigint,    -- the object takes no more, and has so many; null: more may come
+    p_partition_keys      bigint[],  -- per run of neighbours that become one chunk, in the order of the log
+    p_chunk_counts        integer[],
+    p_max_timestamps_ms   bigint[],
+    p_batch_counts        integer[],
+    p_leader_epochs       integer[],
+    p_size_bytes          integer[],
+    p_positions           bigint[],
+    p_base_offsets        bigint[],  -- per chunk, run by run
+    p_last_offsets        bigint[],
+    p_old_objects         bigint[],  -- where their bytes were when they were read
+    p_old_positions       bigint[],
+    out refusal           text,
+    out moved_bytes       bigint
+)
+language plpgsql volatile
+as $$
+-- Names the new place of all that was copied into an object, in one go: 'fenced' where the lease is another's by now,
+-- 'sealed' where the object takes no more. A run of which a chunk has changed stays where it is.
+declare
+    first_chunk integer := 1;
+    last_chunk  integer;
+begin
+    moved_bytes := 0;
+    if p_shard is not null and not lease_is_current('jobs', p_shard, p_node_id, p_lease_epoch) then
+        refusal := 'fenced';
+        return;
+    end if;
+    for run in 1..cardinality(p_partition_keys) loop
+        last_chunk := first_chunk + p_chunk_counts[run] - 1;
+        refusal := replace_chunks(
+            p_partition_keys[run], null, null, p_base_offsets[first_chunk:last_chunk],
+            p_old_objects[first_chunk:last_chunk], p_old_positions[first_chunk:last_chunk],
+            array[p_base_offsets[first_chunk]], array[p_last_offsets[last_chunk]], array[p_max_timestamps_ms[run]],
+            array[p_batch_counts[run]], array[p_leader_epochs[run]], array[p_size_bytes[run]], p_object_id,
+            array[p_positions[run]], null
+        );
+        if refusal = 'sealed' then
+            return;
+        end if;
+        if refusal is null then
+            moved_bytes := moved_bytes + p_size_bytes[run];
+        end if;
+        first_chunk := last_chunk + 1;
+    end loop;
+    refusal := null;
+    if p_object_size_bytes is not null then
+        update log_object set sealed_at = clock_timestamp(), size_bytes = p_object_size_bytes
+        where object_id = p_object_id and sealed_at is null;
+    end if;
+end
+$$;
+
 create function delete_below_log_start(
     p_partition_key bigint, p_limit integer, out chunk_count bigint, out batch_count bigint, out size_bytes bigint
 )

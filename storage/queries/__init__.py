@@ -13,7 +13,8 @@ from importlib.resources import files
 _NAME = re.compile(r"^-- name: ([a-z][a-z0-9_]*)$")
 
 
-def _parse(source: str, text: str) -> dict[str, str]:
+def parse_statements(source: str, text: str) -> dict[str, str]:
+    """The statements of one file, by name; ValueError where it breaks the rules above. `source` is its name."""
     statements: dict[str, str] = {}
     name: str | None = None
     description: list[str] = []
@@ -45,7 +46,7 @@ def _load() -> dict[str, str]:
     statements: dict[str, str] = {}
     for file in sorted(files(__name__).iterdir(), key=lambda entry: entry.name):
         if file.name.endswith(".sql"):
-            for name, sql in _parse(file.name, file.read_text(encoding="utf-8")).items():
+            for name, sql in parse_statements(file.name, file.read_text(encoding="utf-8")).items():
                 if name in statements:
                     raise ValueError(f"{file.name}: statement {name} exists twice")
                 statements[name] = sql

@@ -23,7 +23,9 @@ from (
             unnest($1::bigint[]) as partition_key, unnest($2::double precision[]) as dirty_ratio,
             unnest($3::bigint[]) as min_lag_ms, unnest($4::bigint[]) as max_lag_ms
     ) policy
-    join partition p on p.partition_key = policy.partition_key and not p.deleted
+    join partition p
+        on p.partition_key = policy.partition_key and not p.deleted
+            and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
     left join compaction_state s on s.partition_key = policy.partition_key
     join lateral (
         select b.base_offset from chunk b
@@ -54,9 +56,13 @@ select s.partition_key, s.first_dirty_offset from compaction_state s
 where s.partition_key = any($1::bigint[]) and s.first_dirty_offset > 0;
 
 -- name: begin_compaction
--- A new revision, which fences every run that began before.
+-- A new revision, which fences every run that began before. The lock keeps the partition's row until this is committed.
 insert into compaction_state as s (partition_key, revision)
-select p.partition_key, 1 from partition p where p.partition_key = $1 and not p.deleted
+select p.partition_key, 1
+from partition p
+where p.partition_key = $1 and not p.deleted
+    and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
+for key share of p
 on conflict (partition_key) do update set revision = s.revision + 1
 returning revision;
 
@@ -64,13 +70,32 @@ returning revision;
 -- Null, or why nothing was written.
 select replace_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15);
 
+-- name: chunk_sizes
+-- Of the next $4 chunks from offset $2 on, below $3: how many, their bytes, the first and the last base offset.
+select
+    count(*) as chunk_count, coalesce(sum(size_bytes), 0)::bigint as size_bytes, min(base_offset) as first_offset,
+    max(base_offset) as last_offset
+from (
+    select base_offset, size_bytes from chunk
+    where partition_key = $1 and base_offset >= $2 and base_offset < $3
+    order by base_offset
+    limit $4
+) counted;
+
 -- name: finish_compaction
--- Records how far the log is clean; no row if another run began since.
-update compaction_state s
-set first_dirty_offset = $3,
-    clean_bytes = (
-        select coalesce(sum(b.size_bytes), 0) from chunk b where b.partition_key = $1 and b.base_offset < $3
-    ),
-    cleaned_at = clock_timestamp()
-where s.partition_key = $1 and s.revision = $2
-returning s.first_dirty_offset;
+-- Records how far the log is clean and the bytes of that. No row if another run began since; 'moved' if the oldest chunk
+-- below $3 is no more $5, so that the bytes are not right any more.
+with oldest as (
+    select (
+        select c.base_offset from chunk c where c.partition_key = $1 and c.base_offset < $3 order by c.base_offset limit 1
+    ) is not distinct from $5::bigint as stands
+), finished as (
+    update compaction_state s
+    set first_dirty_offset = $3, clean_bytes = $4, cleaned_at = clock_timestamp()
+    from oldest
+    where s.partition_key = $1 and s.revision = $2 and oldest.stands
+    returning 1
+)
+select case when exists (select from finished) then 'finished' else 'moved' end as outcome
+from compaction_state s
+where s.partition_key = $1 and s.revision = $2;

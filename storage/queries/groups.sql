@@ -50,5 +50,5 @@ select group_id, group_type, protocol_type, state from consumer_group order by g
 select save_groups($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16) as outcomes;
 
 -- name: delete_group
--- 'deleted', 'missing' or 'fenced'.
-select delete_group($1, $2, $3, $4);
+-- 'deleted', 'missing', 'fenced', or 'more' where $5 of its offsets have gone.
+select delete_group($1, $2, $3, $4, $5);

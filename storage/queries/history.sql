@@ -12,8 +12,18 @@ select
     case when not pg_is_in_recovery() then (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint end as flushed_lsn;
 
 -- name: present_history
--- The number of the history that the database is in.
-select history from cluster;
+-- The number of the history that the database is in, and whether it has the transactions $1, which were committed: in
+-- another history one of them is still to come, or was cut off. What is too old to be known is had.
+select
+    history,
+    not exists (
+        select from unnest($1::bigint[]) as acknowledged (transaction_id)
+        where case
+            when transaction_id::text::xid8 >= pg_snapshot_xmax(pg_current_snapshot()) then true
+            else pg_xact_status(transaction_id::text::xid8) <> 'committed'
+        end
+    ) as has_all
+from cluster;
 
 -- name: adopt_history
 -- The history that the database is in; a new one where it must be.

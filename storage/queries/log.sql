@@ -25,10 +25,13 @@ where c.partition_key = $1
 order by c.base_offset;
 
 -- name: partition_states
--- Live partitions among those asked for.
-select partition_key, log_start_offset, next_offset, leader_epoch, size_bytes
-from partition
-where partition_key = any ($1::bigint[]) and not deleted;
+-- Live partitions among those asked for. What is stable ends where the first open transaction began; there are none yet.
+select
+    p.partition_key, p.log_start_offset, p.next_offset as high_watermark, p.next_offset as last_stable_offset,
+    p.leader_epoch, p.size_bytes
+from partition p
+where p.partition_key = any ($1::bigint[]) and not p.deleted
+    and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
 
 -- name: chunk_at_timestamp
 -- The first chunk that reaches offset $3 and whose greatest timestamp is at least $2, with its inline bytes and the log
@@ -54,7 +57,8 @@ select
         )
     ) as max_timestamp_ms
 from partition p
-where p.partition_key = $1 and not p.deleted and p.max_timestamp_ms >= 0;
+where p.partition_key = $1 and not p.deleted and p.max_timestamp_ms >= 0
+    and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
 
 -- name: raise_log_start
 -- DeleteRecords: no row = unknown partition; null = $2 is not within the log. -1 = all that is there. The row lock makes
@@ -65,6 +69,7 @@ set log_start_offset = case
     when $2::bigint between 0 and p.next_offset then greatest(p.log_start_offset, $2::bigint)
     else p.log_start_offset end
 where p.partition_key = $1 and not p.deleted
+    and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
 returning case when $2::bigint between -1 and p.next_offset then p.log_start_offset end as log_start_offset;
 
 -- name: register_object
@@ -80,6 +85,10 @@ returning object_id;
 -- name: log_store
 -- The store that the bytes lie in; no row where all are inline.
 select store_id, location from log_store;
+
+-- name: lock_log_store
+-- Who starts on a new store takes turns; no lock on the table, which every start reads.
+select pg_advisory_xact_lock(5492300418);
 
 -- name: claim_log_store
 -- The first directory or bucket becomes the database's store.

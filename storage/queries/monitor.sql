@@ -22,3 +22,12 @@ select g.group_id, g.state, (select count(*) from group_member m where m.group_i
 from consumer_group g
 order by g.group_id
 limit $1;
+
+-- name: deletion_totals
+-- How many hidden topics still have rows, the age of the oldest, how many of them have failed.
+select
+    count(*) as pending,
+    coalesce(extract(epoch from clock_timestamp() - min(deleted_at)), 0)::double precision as oldest_s,
+    count(*) filter (where delete_failures > 0) as failing
+from topic
+where deleted_at is not null;

@@ -1,6 +1,14 @@
 -- name: register_node
--- The id for a process that starts under a name.
-select node_id, incarnation from register_node($1, $2::text::jsonb, $3, $4);
+-- The id for a process that starts under a name, and calls the functions of the schema $5.
+with registered as materialized (
+    select node_id, incarnation from register_node($1, $2::text::jsonb, $3, $4)
+), noted as (
+    insert into node_release (node_id, incarnation, function_schema)
+    select node_id, incarnation, $5 from registered
+    on conflict (node_id) do update
+    set incarnation = excluded.incarnation, function_schema = excluded.function_schema
+)
+select node_id, incarnation from registered;
 
 -- name: renew_node
 -- Whether the registration had run out, and how far the write-ahead log is on disk; no row if it has been superseded.

@@ -31,8 +31,8 @@ select lease_is_current('groups', $1, $2, $3);
 -- name: delete_offsets
 -- Of one group, for the partitions given as two arrays.
 delete from committed_offset o
-where o.group_id = $1
-    and (o.topic_id, o.partition_index) in (select unnest($2::uuid[]), unnest($3::integer[]));
+using unnest($2::uuid[], $3::integer[]) doomed (topic_id, partition_index)
+where o.group_id = $1 and o.topic_id = doomed.topic_id and o.partition_index = doomed.partition_index;
 
 -- name: expire_offsets
 -- One bounded pass over a shard.

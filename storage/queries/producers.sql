@@ -3,8 +3,8 @@
 update cluster set next_producer_id = next_producer_id + $1::integer returning next_producer_id - $1::integer;
 
 -- name: expire_producers
--- Looks at the next $2 producers of single partitions behind ($3, $4) and forgets those that have been idle since before
--- $1 (Unix ms): how many, and the last one looked at (null: there was none). In steps, since an index by time would cost
+-- Looks at the next $2 producers of single partitions behind ($3, $4) and forgets those that have been idle for more than
+-- $1 ms: how many, and the last one looked at (null: there was none). In steps, since an index by time would cost
 -- every append. One that appends at this moment is locked or no longer idle, and stays.
 with looked_at as materialized (
     select partition_key, producer_id
@@ -19,7 +19,7 @@ with looked_at as materialized (
         and (s.partition_key, s.producer_id) <= (
             select l.partition_key, l.producer_id from looked_at l order by 1 desc, 2 desc limit 1
         )
-        and s.appended_at < to_timestamp($1::bigint / 1000.0)
+        and s.appended_at < clock_timestamp() - $1::bigint * interval '1 millisecond'
     order by s.partition_key, s.producer_id
     for update skip locked
 ), forgotten as (

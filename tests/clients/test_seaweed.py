@@ -1,6 +1,7 @@
-"""What users of another gateway met with stock clients (rows 1-5, R1-R3, F1-F4 of its bug and its review), met no more.
+"""What users of another gateway's consumer groups met with stock clients (SeaweedFS #9143 and its follow-ups), met no
+more.
 
-The same rows at frame level are in `tests/frames/test_seaweed_groups.py`.
+The same at frame level is in `tests/frames/test_seaweed_groups.py`.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ def crowd_on(gateway: GatewayProcess, partitions: int) -> Iterator[Crowd]:
             made.stop(name)
 
 
-def test_row_1_one_client_id_two_members(crowd: Crowd) -> None:
+def test_one_client_id_two_members(crowd: Crowd) -> None:
     for name in ("c1", "c2"):
         crowd.start(name, "kafka-python-range")
     crowd.settle()
@@ -101,7 +102,7 @@ def test_row_1_one_client_id_two_members(crowd: Crowd) -> None:
     assert {member.client_id for member in described.members} == {"same-for-all"}
 
 
-def test_row_2_a_member_that_comes_back_keeps_its_assignment(gateway: GatewayProcess) -> None:
+def test_a_member_that_comes_back_keeps_its_assignment(gateway: GatewayProcess) -> None:
     """A static member that restarts within its session gets what it had; the other one notices nothing."""
     with crowd_on(gateway, 4) as crowd:
         crowd.start("stays", group_instance_id="stays")
@@ -116,7 +117,7 @@ def test_row_2_a_member_that_comes_back_keeps_its_assignment(gateway: GatewayPro
         assert [name for name, _ in crowd.board.revoked if name == "stays"] == []
 
 
-def test_row_3_and_f1_nobody_ends_with_an_empty_assignment(gateway: GatewayProcess) -> None:
+def test_nobody_ends_with_an_empty_assignment(gateway: GatewayProcess) -> None:
     """Four members at once, five times: whoever asks before the leader has assigned is not sent away with nothing."""
     for _ in range(5):
         with crowd_on(gateway, 4) as crowd:
@@ -125,7 +126,7 @@ def test_row_3_and_f1_nobody_ends_with_an_empty_assignment(gateway: GatewayProce
             crowd.settle(timeout_s=20)
 
 
-def test_row_4_a_rebalance_loses_no_partition(crowd: Crowd) -> None:
+def test_a_rebalance_loses_no_partition(crowd: Crowd) -> None:
     """Members are asked to revoke, so they can commit; nothing is declared lost behind their backs."""
     for count in range(1, 4):
         crowd.start(f"c{count}")
@@ -138,7 +139,7 @@ def test_row_4_a_rebalance_loses_no_partition(crowd: Crowd) -> None:
 
 
 @pytest.mark.parametrize("kind", ["kafka-python-range", "confluent-range", "aiokafka-range"])
-def test_row_5_and_r3_who_leaves_is_gone_at_once(gateway: GatewayProcess, kind: str) -> None:
+def test_who_leaves_is_gone_at_once(gateway: GatewayProcess, kind: str) -> None:
     """LeaveGroup 5 (kafka-python) and 1 (librdkafka, aiokafka); nobody waits for a session of five minutes."""
     with crowd_on(gateway, 4) as crowd:
         patient = {"session_timeout_ms": 300_000, "max_poll_interval_ms": 300_000}
@@ -150,7 +151,7 @@ def test_row_5_and_r3_who_leaves_is_gone_at_once(gateway: GatewayProcess, kind: 
         crowd.settle("stays", timeout_s=20)
 
 
-def test_row_r1_a_refused_member_disturbs_nobody(crowd: Crowd) -> None:
+def test_a_refused_member_disturbs_nobody(crowd: Crowd) -> None:
     crowd.start("c1", "kafka-python-range")
     crowd.settle()
     crowd.board.revoked.clear()
@@ -172,7 +173,7 @@ def test_row_r1_a_refused_member_disturbs_nobody(crowd: Crowd) -> None:
     assert RangePartitionAssignor.name == described.partition_assignor
 
 
-def test_row_r2_an_admin_removes_several_members_at_once(gateway: GatewayProcess) -> None:
+def test_an_admin_removes_several_members_at_once(gateway: GatewayProcess) -> None:
     with crowd_on(gateway, 4) as crowd:
         for name in ("a", "b"):
             crowd.start(name, group_instance_id=name, session_timeout_ms=300_000, max_poll_interval_ms=300_000)
@@ -191,7 +192,7 @@ def test_row_r2_an_admin_removes_several_members_at_once(gateway: GatewayProcess
         crowd.settle("c", timeout_s=20)
 
 
-def test_row_f4_a_killed_member_is_gone_after_its_session(crowd: Crowd) -> None:
+def test_a_killed_member_is_gone_after_its_session(crowd: Crowd) -> None:
     with crowd.doomed(session_timeout_ms=6000) as process:
         process.kill()
         crowd.start("heir")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.conftest import _gateway_factory
+from tests.conftest import gateways
 from tests.gateway_process import GatewayProcess
 from tests.postgres import Databases
 
@@ -22,7 +22,7 @@ Cluster = Callable[..., list[GatewayProcess]]
 @pytest.fixture
 def cluster(postgres: Databases, database_url: str) -> Iterator[Cluster]:
     """Starts so many gateways on the test's database, and waits until they share the shards."""
-    with _gateway_factory(postgres) as factory:
+    with gateways(postgres) as factory:
         running: list[GatewayProcess] = []
 
         def start(count: int, **settings: str) -> list[GatewayProcess]:

@@ -195,11 +195,9 @@ def test_nodes_that_come_and_go_under_load(cluster: Cluster) -> None:
             how = generator.choice(["stop", "kill", "sleep"])
             print(f"{how} {node.bootstrap}")
             if how == "sleep":
-                process = node._process
-                assert process is not None
-                process.send_signal(signal.SIGSTOP)
+                node.send_signal(signal.SIGSTOP)
                 wait(generator.uniform(1.0, 2 * LEASE_S))
-                process.send_signal(signal.SIGCONT)
+                node.send_signal(signal.SIGCONT)
             else:
                 node.stop() if how == "stop" else node.kill()
                 wait(generator.uniform(0.0, LEASE_S))

@@ -4,13 +4,8 @@ are told where theirs ends."""
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
-from collections.abc import Iterator
 from pathlib import Path
-
-import asyncpg
-import pytest
 
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -21,73 +16,14 @@ from protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from storage.embedded import EmbeddedPostgres
 from tests.cluster.test_wakeup import produce
 from tests.frames.members import create_topic
 from tests.gateway_process import GatewayProcess
-from tests.postgres import LoopThread, short_directory
+from tests.restorable_postgres import RestorablePostgres
 from tests.wire import WireClient
 
 KEPT, LOST = 7, 3
 DEADLINE_S = 60.0
-
-
-class Server:
-    """A Postgres of the test's own, whose files it can put back."""
-
-    def __init__(self, loop: LoopThread, directory: Path) -> None:
-        self._loop = loop
-        self._directory = directory
-        self.start()
-
-    def start(self) -> None:
-        self._server = EmbeddedPostgres(self._directory)
-        self.url = self._loop.run(self._server.start())
-
-    def stop(self) -> None:
-        self._loop.run(self._server.stop())
-
-    @property
-    def _saved(self) -> Path:
-        return self._directory / "saved"
-
-    def save(self) -> None:
-        self.stop()
-        shutil.copytree(self._server.cluster_dir, self._saved, symlinks=True, copy_function=_copy_owned)
-        _own(self._server.cluster_dir, self._saved)
-        self.start()
-
-    def put_back(self) -> None:
-        self.stop()
-        shutil.rmtree(self._server.cluster_dir)
-        self._saved.rename(self._server.cluster_dir)
-        self.start()
-
-
-def _copy_owned(source: str, target: str) -> str:
-    copied = shutil.copy2(source, target)
-    _own(Path(source), Path(target))
-    return copied
-
-
-def _own(source: Path, target: Path) -> None:
-    for path in [source, *(source.rglob("*") if source.is_dir() else ())]:
-        stat = path.lstat()
-        other = target / path.relative_to(source)
-        if other.exists():
-            shutil.chown(other, stat.st_uid, stat.st_gid)
-
-
-@pytest.fixture
-def server() -> Iterator[Server]:
-    loop = LoopThread()
-    with short_directory() as directory:
-        server = Server(loop, directory)
-        try:
-            yield server
-        finally:
-            server.stop()
-    loop.close()
 
 
 async def until_ok(client: WireClient, topic: str, value: bytes = b"old") -> int:
@@ -118,19 +54,6 @@ async def epoch_of(client: WireClient, topic: str) -> int:
     return answer.topics[0].partitions[0].leader_epoch
 
 
-async def renewed(url: str, *, nodes: int) -> None:
-    """Until every node has renewed itself: that is when it sees how long the write-ahead log has become."""
-    connection = await asyncpg.connect(url)
-    try:
-        began = await connection.fetchval("select max(expires_at) from sluice.node")
-        async with asyncio.timeout(DEADLINE_S):
-            later = "select count(*) from sluice.node where expires_at > $1"
-            while await connection.fetchval(later, began) < nodes:  # noqa: ASYNC110 - another process renews
-                await asyncio.sleep(0.05)
-    finally:
-        await connection.close()
-
-
 async def epoch_after(client: WireClient, topic: str, before: int) -> int:
     """The epoch once the node has read it: until then it names the one it knew."""
     async with asyncio.timeout(DEADLINE_S):
@@ -139,11 +62,13 @@ async def epoch_after(client: WireClient, topic: str, before: int) -> int:
     return epoch
 
 
-async def test_acknowledged_records_that_a_restore_took_are_served_by_nobody(server: Server, tmp_path: Path) -> None:
+async def test_acknowledged_records_that_a_restore_took_are_served_by_nobody(
+    restorable: RestorablePostgres, tmp_path: Path
+) -> None:
     nodes = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
-        node = GatewayProcess(tmp_path / name, database_url=server.url, settings={}, environment={})
+        node = GatewayProcess(tmp_path / name, database_url=restorable.url, settings={}, environment={})
         nodes.append(node)
     a, b = nodes
     try:
@@ -153,7 +78,7 @@ async def test_acknowledged_records_that_a_restore_took_are_served_by_nobody(ser
             await create_topic(on_a, "t")
             for offset in range(KEPT):
                 assert await until_ok(on_a, "t") == offset
-            server.save()
+            restorable.save()
             await until_ok(on_a, "t")
             for _ in range(LOST - 1):
                 await until_ok(on_a, "t")
@@ -163,8 +88,7 @@ async def test_acknowledged_records_that_a_restore_took_are_served_by_nobody(ser
                 await on_a.send(InitProducerIdRequest(transactional_id=None, transaction_timeout_ms=1), 4)
             ).producer_id
 
-            await renewed(server.url, nodes=2)
-            server.put_back()
+            restorable.put_back()
             assert await until_ok(on_b, "t", b"new") == KEPT, "the offset of a record that is gone"
             assert await until_ok(on_a, "t", b"new") > KEPT
             after = await epoch_after(on_a, "t", before)

@@ -153,6 +153,20 @@ def _entry(result: SuiteResult) -> dict[str, Any]:
     return entry
 
 
+ON_PURPOSE = [
+    "",
+    "## Otherwise than Kafka, on purpose",
+    "",
+    "- A replication factor above the number of nodes is accepted: records are Postgres' to replicate, and a topic of",
+    "  three replicas can be made on one node. Metadata names as many live nodes as there are. Brokers that an",
+    "  assignment names must exist (INVALID_REPLICA_ASSIGNMENT).",
+    "- `min.insync.replicas` has no effect: a produce request is answered when Postgres has committed it, whatever its",
+    "  acks.",
+    "- A setting of one broker may be changed through any live broker, not that one alone. Levels of loggers may not:",
+    "  they belong to one process.",
+]
+
+
 def markdown(card: dict[str, Any]) -> str:
     suites: list[dict[str, Any]] = card["suites"]
     run = [suite for suite in suites if not suite["left_out"]]
@@ -190,6 +204,7 @@ def markdown(card: dict[str, Any]) -> str:
     lines += _explanations(run)
     lines += _pauses(run)
     lines += _api_versions(run)
+    lines += ON_PURPOSE
     return "\n".join(lines) + "\n"
 
 

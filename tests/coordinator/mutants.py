@@ -1,16 +1,19 @@
-"""The coordinator with one bug in it: loaded afresh from its source with one piece of text replaced.
+"""The coordinator with one bug in it: loaded afresh from its source with one piece of one function replaced.
 
-The one idea: a simulation that finds nothing proves nothing until it has been seen to find something. The text to
-replace must stand exactly once in the module, so that a mutant cannot quietly become the original.
+The one idea: a simulation that finds nothing proves nothing until it has been seen to find something. What is replaced
+is found as code, not as text, so formatting and comments may change; it must be in its function exactly once, so that a
+mutant cannot quietly become the original.
 """
 
 from __future__ import annotations
 
+import ast
 import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,9 +29,20 @@ SHARED = frozenset({"cluster", "document", "facts", "handoff", "machine", "model
 @dataclass(frozen=True)
 class Mutant:
     bug: str
-    module: str
+    where: str
+    """`module:function`, or `module:Class.method`."""
     original: str
+    """One expression, or statements that follow each other."""
     mutated: str
+    """What stands there instead, of the same kind; no statement at all is empty."""
+
+    @property
+    def module(self) -> str:
+        return self.where.partition(":")[0]
+
+    @property
+    def function(self) -> str:
+        return self.where.partition(":")[2]
 
 
 def load(mutant: Mutant) -> ModuleType:
@@ -80,9 +94,68 @@ class _Loader(importlib.abc.Loader):
         self._mutant = mutant
 
     def exec_module(self, module: ModuleType) -> None:
-        source = self._file.read_text()
-        count = source.count(self._mutant.original)
-        assert count == 1, f"{self._mutant.original!r} stands {count} times in {self._file.name}"
-        mutated = source.replace(self._mutant.original, self._mutant.mutated)
-        exec(compile(mutated, str(self._file), "exec"), module.__dict__)
+        tree = mutated(self._file.read_text(), self._mutant)
+        exec(compile(tree, str(self._file), "exec"), module.__dict__)
         self._finder.mutated = True
+
+
+def mutated(source: str, mutant: Mutant) -> ast.Module:
+    """The module with the mutant's bug."""
+    tree = ast.parse(source)
+    function = _function(tree, mutant.function)
+    original, replacement = _parsed(mutant.original), _parsed(mutant.mutated)
+    count = 0
+    match original, replacement:
+        case [ast.Expr() as one], [ast.Expr() as other]:
+            count = _replace_expression(function, one.value, other.value)
+    if not count:
+        count = _replace_statements(function, original, replacement or [ast.Pass()])
+    assert count == 1, f"{mutant.original!r} is {count} times in {mutant.where}"
+    return ast.fix_missing_locations(tree)
+
+
+def _function(tree: ast.Module, name: str) -> ast.AST:
+    found: ast.AST = tree
+    for part in name.split("."):
+        named = [node for node in ast.iter_child_nodes(found) if getattr(node, "name", None) == part]
+        assert len(named) == 1, f"{name} is there {len(named)} times"
+        found = named[0]
+    return found
+
+
+def _parsed(text: str) -> list[ast.stmt]:
+    return ast.parse(textwrap.dedent(text).strip()).body
+
+
+def _replace_expression(within: ast.AST, original: ast.expr, new: ast.expr) -> int:
+    """In all places where the expression is part of something else; a call that stands by itself is a statement."""
+    wanted, count = ast.dump(original), 0
+
+    class Replacer(ast.NodeTransformer):
+        def visit_Expr(self, node: ast.Expr) -> ast.AST:
+            return node if ast.dump(node.value) == wanted else self.generic_visit(node)
+
+        def generic_visit(self, node: ast.AST) -> ast.AST:
+            nonlocal count
+            if isinstance(node, ast.expr) and ast.dump(node) == wanted:
+                count += 1
+                return new
+            return super().generic_visit(node)
+
+    Replacer().visit(within)
+    return count
+
+
+def _replace_statements(within: ast.AST, original: list[ast.stmt], replacement: list[ast.stmt]) -> int:
+    wanted, count = [ast.dump(each) for each in original], 0
+    for node in list(ast.walk(within)):
+        for name in ("body", "orelse", "finalbody"):
+            body = getattr(node, name, None)
+            if not isinstance(body, list):
+                continue
+            for start in range(len(body) - len(wanted) + 1):
+                if [ast.dump(each) for each in body[start : start + len(wanted)]] == wanted:
+                    count += 1
+                    body[start : start + len(wanted)] = replacement
+                    break
+    return count

@@ -7,8 +7,8 @@ from typing import Any
 
 from gateway.coordinator.classic import CLASSIC
 from gateway.coordinator.cluster import NO_TOPICS, Cluster
-from gateway.coordinator.facts import Fact, GroupTypeChanged, MemberId, MemberJoined
-from gateway.coordinator.machine import ClientRequest, ConnectionId, Machines, RequestId, Step, Tick
+from gateway.coordinator.facts import Conversion, Fact, GroupTypeChanged, MemberId, MemberJoined
+from gateway.coordinator.machine import Adopted, ClientRequest, ConnectionId, Machines, RequestId, Step, Tick
 from gateway.coordinator.model import Group, GroupState, Heartbeat, HeartbeatReply, Settings
 from protocol.errors import ErrorCode
 
@@ -40,10 +40,18 @@ class Counting:
     beats: frozenset[type] = frozenset()
     durable: frozenset[type[Fact]] = field(default_factory=frozenset[type[Fact]])
 
-    def adopt(self, group: Any, event: Any) -> Counter | None:
-        return Counter(group.group_id) if isinstance(group, Group) and not group.members else None
+    def takes(self, group: Counter, event: Any) -> bool:
+        """Beats, once it has counted to ten."""
+        return isinstance(event, Heartbeat) and group.count >= 10
+
+    def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Any) -> Adopted | None:
+        if isinstance(group, Group) and not group.members:
+            return Adopted(Counter(group.group_id), Conversion.EMPTY, ((RequestId(7), Answer(ErrorCode.NONE)),))
+        return None
 
     def step(self, group: Counter, event: Any, cluster: Cluster, now_ms: int, settings: Any) -> Step:
+        if isinstance(event, Heartbeat):
+            return Step(group, ((event.request_id, HeartbeatReply(ErrorCode.NONE)),))
         if not isinstance(event, Count):
             return Step(group)
         if not event.by:
@@ -80,6 +88,7 @@ def test_a_request_of_another_machine_takes_the_group_over_and_is_stored_first()
     taken = step(Group("g", exists=True), count(3))
     assert taken.group == Counter("g", 3)
     assert taken.facts == (GroupTypeChanged("classic", "counting"), MemberJoined(MemberId("m")))
+    assert [request_id for request_id, _ in taken.replies] == [7, 1], "who was held is answered by the conversion"
     assert MACHINES.must_store(taken), "though none of the machine's own facts is durable"
     assert not MACHINES.must_store(step(taken.group, count()))
     assert step(taken.group, count()).group == Counter("g", 4)
@@ -90,7 +99,7 @@ def test_a_refused_request_takes_nothing_over() -> None:
     taken = step(group, count(0))
     assert taken.group is group
     assert not taken.facts
-    assert taken.replies[0][1].error is ErrorCode.INVALID_REQUEST
+    assert [reply.error for _, reply in taken.replies] == [ErrorCode.INVALID_REQUEST], "nobody else is answered"
 
 
 def test_a_group_that_cannot_be_taken_over_stays_and_the_request_is_refused_in_its_own_shape() -> None:
@@ -100,6 +109,13 @@ def test_a_group_that_cannot_be_taken_over_stays_and_the_request_is_refused_in_i
     refused = step(counter, beat())
     assert refused.group is counter
     assert refused.replies == ((RequestId(1), HeartbeatReply(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)),)
+
+
+def test_a_machine_may_take_another_ones_request_itself() -> None:
+    counter = Counter("g", 10)
+    taken = step(counter, beat())
+    assert taken.group is counter
+    assert taken.replies == ((RequestId(1), HeartbeatReply(ErrorCode.NONE)),)
 
 
 def test_what_nobody_asked_for_goes_to_the_groups_own_machine() -> None:

@@ -56,195 +56,207 @@ def test_a_seed_is_a_run() -> None:
 MUTANTS = [
     Mutant(
         "the guard looks away",
-        "observer",
-        "            given = _without(given, taken_out)\n",
-        "            pass\n",
+        "observer:guarded",
+        "given = _without(given, taken_out)",
+        "",
     ),
     Mutant(
         "an absent static member is believed to hold nothing",
-        "observer",
-        "        for partition in partitions if member_id in group.members else ():\n",
-        "        for partition in ():\n",
+        "observer:claimants",
+        "partitions if member_id in group.members else ()",
+        "()",
     ),
     Mutant(
         "a claim from before the last assignment counts for nothing",
-        "observer",
-        "        for partition in () if member_id in group.watch.absent else claim.partitions:\n",
-        "        for partition in () if _is_stale(group.watch, member_id, claim) else claim.partitions:\n",
+        "observer:claimants",
+        "member_id in group.watch.absent",
+        "_is_stale(group.watch, member_id, claim)",
     ),
     Mutant(
         "the generation rises when a rebalance starts",
-        "rebalance",
-        "    draft.transition(GroupState.PREPARING_REBALANCE)\n",
-        "    draft.transition(GroupState.PREPARING_REBALANCE)\n    draft.generation_id += 1\n",
+        "rebalance:prepare_rebalance",
+        "draft.transition(GroupState.PREPARING_REBALANCE)",
+        """
+        draft.transition(GroupState.PREPARING_REBALANCE)
+        draft.generation_id += 1
+        """,
     ),
     Mutant(
         "assignments of the last generation are kept",
-        "rebalance",
-        'is_new=False, assignment=b"")',
-        "is_new=False)",
+        "rebalance:_begin_generation",
+        'replace(member, parked_join=None, is_new=False, assignment=b"")',
+        "replace(member, parked_join=None, is_new=False)",
     ),
     Mutant(
         "members the leader left out keep what they had",
-        "sync",
+        "sync:_hand_out",
         'assignments.get(member.member_id, b"")',
         "assignments.get(member.member_id, next(iter(assignments.values()), b''))",
     ),
     Mutant(
         "a follower is answered before the leader has assigned",
-        "sync",
-        "    if member.member_id == draft.leader_id:\n",
-        "    if True:\n",
+        "sync:sync_completing",
+        "member.member_id == draft.leader_id",
+        "True",
     ),
     Mutant(
         "an answered join does not start the session again",
-        "rebalance",
-        "            draft.arm_session(settled)\n",
+        "rebalance:_begin_generation",
+        "draft.arm_session(settled)",
         "",
     ),
     Mutant(
         "a heartbeat does not keep the session",
-        "heartbeat",
-        "return group.with_session_deadline(member_id, now_ms + session_ms(member, settings)), ()",
-        "return group, ()",
+        "heartbeat:hear",
+        "group.with_session_deadline(member_id, now_ms + session_ms(member, settings))",
+        "group",
     ),
     Mutant(
         "a pending id is given to whoever asks next",
-        "identity",
-        "        if pending.connection_id == event.connection_id:\n",
-        "        if True:\n",
+        "identity:_identify_nameless",
+        "pending.connection_id == event.connection_id",
+        "True",
     ),
     Mutant(
         "members are known by client id",
-        "identity",
-        "if member.connection_id == connection_id and member.group_instance_id is None:",
-        "if member.group_instance_id is None:",
+        "identity:dynamic_member",
+        "member.connection_id == connection_id and member.group_instance_id is None",
+        "member.group_instance_id is None",
     ),
     Mutant(
         "a closed connection's key is kept",
-        "deadlines",
-        "        connection_id = held.connection_id if held is not None else None\n",
-        "        connection_id = held.connection_id if held is not None else closed\n",
+        "deadlines:_disconnect",
+        "held.connection_id if held is not None else None",
+        "held.connection_id if held is not None else closed",
     ),
     Mutant(
         "a superseded join is never answered",
-        "draft",
-        "        if member.parked_join is not None:\n            self.answer(member.parked_join.request_id, "
-        "JoinReply(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))\n",
+        "draft:Draft.park_join",
+        """
+        if member.parked_join is not None:
+            self.answer(member.parked_join.request_id, JoinReply(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
+        """,
         "",
     ),
     Mutant(
         "the held requests of a removed member are never answered",
-        "draft",
-        "        self._refuse_parked(member, ErrorCode.UNKNOWN_MEMBER_ID)\n",
+        "draft:Draft.remove",
+        "self._refuse_parked(member, ErrorCode.UNKNOWN_MEMBER_ID)",
         "",
     ),
     Mutant(
         "syncs held when a new rebalance starts are never answered",
-        "rebalance",
-        "        _refuse_parked_syncs(draft)\n",
-        "        pass\n",
+        "rebalance:prepare_rebalance",
+        "_refuse_parked_syncs(draft)",
+        "",
     ),
     Mutant(
         "members that did not re-join stay in the new generation",
-        "rebalance",
-        "if member.parked_join is None and member.group_instance_id is None:",
-        "if False:",
+        "rebalance:complete_join_phase",
+        "member.parked_join is None and member.group_instance_id is None",
+        "False",
     ),
     Mutant(
         "a refused rejoin puts the member out",
-        "join",
-        "        return refuse(group, event, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)\n",
-        "        draft = Draft(group, now_ms, settings)\n"
-        "        draft.answer(event.request_id, JoinReply(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, event.member_id))\n"
-        "        if requester.member_id in draft.members:\n"
-        "            draft.remove(requester.member_id, Departure.LEFT)\n"
-        "        return draft.seal()\n",
+        "join:join",
+        "return refuse(group, event, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)",
+        """
+        draft = Draft(group, now_ms, settings)
+        draft.answer(event.request_id, JoinReply(ErrorCode.INCONSISTENT_GROUP_PROTOCOL, event.member_id))
+        if requester.member_id in draft.members:
+            draft.remove(requester.member_id, Departure.LEFT)
+        return draft.seal()
+        """,
     ),
     Mutant(
         "a returning static member's new id is not stored",
-        "join",
-        "    draft.tell(AssignmentGiven(member.member_id, draft.generation_id))\n",
+        "join:return_while_stable",
+        "draft.tell(AssignmentGiven(member.member_id, draft.generation_id))",
         "",
     ),
     Mutant(
         "a member that left is stored for ever",
-        "draft",
-        "        self.tell(MemberLeft(member_id, departure, shortened(reason)))\n",
+        "draft:Draft.remove",
+        "self.tell(MemberLeft(member_id, departure, shortened(reason)))",
         "",
     ),
     Mutant(
         "a member's new assignment is not stored",
-        "sync",
-        "        draft.tell(AssignmentGiven(settled.member_id, draft.generation_id))\n",
+        "sync:_hand_out",
+        "draft.tell(AssignmentGiven(settled.member_id, draft.generation_id))",
         "",
     ),
     Mutant(
         "a replaced static member's sync is awaited for ever",
-        "draft",
-        "            self.pending_sync.discard(old_id)\n",
+        "draft:Draft.rename",
+        "self.pending_sync.discard(old_id)",
         "",
     ),
     Mutant(
         "members are not told of a rebalance",
-        "heartbeat",
-        "    return _beat(group, event, ErrorCode.REBALANCE_IN_PROGRESS, facts)\n",
-        "    return _beat(group, event, ErrorCode.NONE, facts)\n",
+        "heartbeat:heartbeat_preparing",
+        "ErrorCode.REBALANCE_IN_PROGRESS",
+        "ErrorCode.NONE",
     ),
     Mutant(
         "who never syncs is never removed",
-        "deadlines",
-        "    silent = [member_id for member_id in draft.members if member_id in draft.pending_sync]\n",
-        "    silent = []\n",
+        "deadlines:_end_phase",
+        "[member_id for member_id in draft.members if member_id in draft.pending_sync]",
+        "[]",
     ),
     Mutant(
         "the join phase begins anew with each join",
-        "rebalance",
-        "        maybe_complete_join_phase(draft)\n    else:\n        prepare_rebalance(draft, trigger, member_id)\n",
-        "        draft.phase_deadline_ms = draft.now_ms + draft.rebalance_timeout_ms()\n"
-        "        maybe_complete_join_phase(draft)\n    else:\n        prepare_rebalance(draft, trigger, member_id)\n",
+        "rebalance:rebalance",
+        "maybe_complete_join_phase(draft)",
+        """
+        draft.phase_deadline_ms = draft.now_ms + draft.rebalance_timeout_ms()
+        maybe_complete_join_phase(draft)
+        """,
     ),
     Mutant(
         "the initial delay is cut short by the second join",
-        "rebalance",
-        "    if draft.initial_delay_remaining_ms is not None:\n        return\n",
+        "rebalance:maybe_complete_join_phase",
+        """
+        if draft.initial_delay_remaining_ms is not None:
+            return
+        """,
         "",
     ),
     Mutant(
         "a rejoining leader loses its place to the youngest member",
-        "rebalance",
-        '    leader = draft.members.get(draft.leader_id or MemberId(""))\n',
-        "    leader = list(draft.members.values())[-1]\n",
+        "rebalance:_elect_leader",
+        'draft.members.get(draft.leader_id or MemberId(""))',
+        "list(draft.members.values())[-1]",
     ),
     Mutant(
         "the leader is told the metadata of each one's first protocol",
-        "rebalance",
+        "rebalance:joined",
         "metadata_of(each, draft.protocol_name)",
         "each.protocols[0][1]",
     ),
     Mutant(
         "a restart forgets that syncs are awaited",
-        "restore",
-        "        draft.pending_sync = set(draft.members)\n",
+        "restore:restore",
+        "draft.pending_sync = set(draft.members)",
         "",
     ),
     Mutant(
         "static members have a grace, too",
-        "deadlines",
-        "if connection_id is None and member.group_instance_id is None and grace_ms >= 0:",
-        "if connection_id is None and grace_ms >= 0:",
+        "deadlines:_disconnect",
+        "connection_id is None and member.group_instance_id is None and grace_ms >= 0",
+        "connection_id is None and grace_ms >= 0",
     ),
     Mutant(
         "a member that comes back is still removed after the grace",
-        "draft",
-        "        self.connection_deadlines.pop(member.member_id, None)\n",
+        "draft:Draft.hear",
+        "self.connection_deadlines.pop(member.member_id, None)",
         "",
     ),
     Mutant(
         "a draft shares the group's members",
-        "draft",
-        "        self.members = dict(group.members)\n",
-        "        self.members = group.members\n",
+        "draft:Draft.__init__",
+        "dict(group.members)",
+        "group.members",
     ),
     Mutant(
         "nobody is held for what another claims",

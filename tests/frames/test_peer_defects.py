@@ -87,7 +87,7 @@ async def emptied(client: WireClient, topic: str) -> None:
             await asyncio.sleep(0.05)
 
 
-async def test_defects_1_to_3_retention(gateway_factory: GatewayFactory) -> None:
+async def test_retention_keeps_for_ever_for_months_and_by_default(gateway_factory: GatewayFactory) -> None:
     """−1 keeps for ever, thirty days do not overflow, and without any setting the default of seven days holds."""
     gateway = gateway_factory({"log.retention.check.interval.ms": "100"})
     async with await WireClient.connect(gateway.bootstrap) as client:
@@ -106,7 +106,7 @@ async def test_defects_1_to_3_retention(gateway_factory: GatewayFactory) -> None
         assert await list_offset(client, thirty_days, EARLIEST) == 0
 
 
-async def test_defects_4_and_6_nothing_transactional_enters_the_log(gateway: GatewayProcess) -> None:
+async def test_nothing_transactional_enters_the_log(gateway: GatewayProcess) -> None:
     """So compaction meets no marker it could drop, and read_committed consumers no record that was aborted."""
     async with await WireClient.connect(gateway.bootstrap) as client:
         topic = fresh("transactional")
@@ -123,7 +123,7 @@ async def test_defects_4_and_6_nothing_transactional_enters_the_log(gateway: Gat
         assert committed.aborted_transactions == ()
 
 
-async def test_defect_5_two_headers_of_one_key(gateway: GatewayProcess) -> None:
+async def test_two_headers_of_one_key(gateway: GatewayProcess) -> None:
     async with await WireClient.connect(gateway.bootstrap) as client:
         topic = fresh("headers")
         await create_topic(client, topic)
@@ -135,7 +135,7 @@ async def test_defect_5_two_headers_of_one_key(gateway: GatewayProcess) -> None:
         assert record.headers == headers
 
 
-async def test_defect_7_two_copies_of_one_batch_in_flight_are_one_batch(gateway: GatewayProcess) -> None:
+async def test_two_copies_of_one_batch_in_flight_are_one_batch(gateway: GatewayProcess) -> None:
     """And both are answered with its offset; sequences go on after 2^31 − 1."""
     async with (
         await WireClient.connect(gateway.bootstrap) as one,
@@ -153,14 +153,14 @@ async def test_defect_7_two_copies_of_one_batch_in_flight_are_one_batch(gateway:
         assert await list_offset(one, topic, LATEST) == 4
 
 
-async def test_defect_8_no_dead_producer_holds_consumers_back(gateway: GatewayProcess) -> None:
+async def test_no_dead_producer_holds_consumers_back(gateway: GatewayProcess) -> None:
     """A transaction that nobody ends would; none can be begun, and a client is told so at once."""
     async with await WireClient.connect(gateway.bootstrap) as client:
         answer = await client.send(InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=60_000), 4)
         assert answer.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
 
 
-async def test_defect_9_an_offset_out_of_range_is_said_to_be_so(gateway: GatewayProcess) -> None:
+async def test_an_offset_out_of_range_is_said_to_be_so(gateway: GatewayProcess) -> None:
     async with await WireClient.connect(gateway.bootstrap) as client:
         topic = fresh("range")
         await create_topic(client, topic)
@@ -171,7 +171,7 @@ async def test_defect_9_an_offset_out_of_range_is_said_to_be_so(gateway: Gateway
             assert (answer.log_start_offset, answer.high_watermark) == (0, 1)
 
 
-async def test_defect_10_no_security_is_pretended(gateway: GatewayProcess) -> None:
+async def test_no_security_is_pretended(gateway: GatewayProcess) -> None:
     """SaslHandshake (17) and SaslAuthenticate (36) are not served: a client that wants to log in cannot."""
     for api_key in (17, 36):
         async with await WireClient.connect(gateway.bootstrap) as client:
@@ -181,7 +181,7 @@ async def test_defect_10_no_security_is_pretended(gateway: GatewayProcess) -> No
             await client.closed_by_peer()
 
 
-async def test_defect_11_a_zombies_offset_is_not_written_before_it_is_refused(gateway: GatewayProcess) -> None:
+async def test_a_zombies_offset_is_not_written_before_it_is_refused(gateway: GatewayProcess) -> None:
     async with await WireClient.connect(gateway.bootstrap) as client:
         topic, group_id = fresh("zombie"), fresh("zombies")
         await create_topic(client, topic)
@@ -199,7 +199,7 @@ async def test_defect_11_a_zombies_offset_is_not_written_before_it_is_refused(ga
         assert answer.groups[0].topics[0].partitions[0].committed_offset == 1
 
 
-async def test_defect_12_what_made_the_peer_panic_is_answered(gateway: GatewayProcess) -> None:
+async def test_what_made_the_peer_panic_is_answered(gateway: GatewayProcess) -> None:
     """InitProducerId with an id it has; settings that are lists, grown and shrunk; AddPartitionsToTxn is not served."""
     async with await WireClient.connect(gateway.bootstrap) as client:
         first = await client.send(InitProducerIdRequest(transactional_id=None), 4)
@@ -228,7 +228,7 @@ async def test_defect_12_what_made_the_peer_panic_is_answered(gateway: GatewayPr
 
 
 @pytest.mark.parametrize("version", [4, 11, 12])
-async def test_defect_13_a_fetch_never_hangs(gateway: GatewayProcess, version: int) -> None:
+async def test_a_fetch_never_hangs(gateway: GatewayProcess, version: int) -> None:
     """It ends empty at its deadline, and with the record as soon as there is one."""
     async with (
         await WireClient.connect(gateway.bootstrap) as consumer,

@@ -1,7 +1,4 @@
-"""The bugs and review items of another gateway's consumer groups, each as what a client sees on the wire here.
-
-Rows are numbered as in the list they come from: 1-5 and F1-F4 were bugs, R1-R3 came up in review.
-"""
+"""What went wrong with consumer groups of another gateway (SeaweedFS #9143 and its follow-ups), on the wire."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ async def is_held(answer: asyncio.Future[object]) -> bool:
     return not (await asyncio.wait([answer], timeout=UNANSWERED_SECONDS))[0]
 
 
-async def test_row_1_one_client_id_on_two_connections_is_two_members(gateway: GatewayProcess) -> None:
+async def test_one_client_id_on_two_connections_is_two_members(gateway: GatewayProcess) -> None:
     group_id = fresh("row1")
     async with (
         member(gateway.bootstrap, group_id, client_id="sarama") as first,
@@ -43,7 +40,7 @@ async def test_row_1_one_client_id_on_two_connections_is_two_members(gateway: Ga
         }
 
 
-async def test_row_1_a_reconnected_client_leaves_no_phantom_when_it_names_itself(gateway: GatewayProcess) -> None:
+async def test_a_reconnected_client_leaves_no_phantom_when_it_names_itself(gateway: GatewayProcess) -> None:
     group_id = fresh("row1")
     async with member(gateway.bootstrap, group_id, version=3) as first:
         await settle(first)
@@ -61,7 +58,7 @@ async def test_row_1_a_reconnected_client_leaves_no_phantom_when_it_names_itself
             assert len(rejoined.members) == 2
 
 
-async def test_row_2_a_rejoining_follower_keeps_what_the_leader_gave_it(gateway: GatewayProcess) -> None:
+async def test_a_rejoining_follower_keeps_what_the_leader_gave_it(gateway: GatewayProcess) -> None:
     group_id = fresh("row2")
     async with (
         member(gateway.bootstrap, group_id) as a,
@@ -85,7 +82,7 @@ async def test_row_2_a_rejoining_follower_keeps_what_the_leader_gave_it(gateway:
         assert (await held).assignment == b"fresh"
 
 
-async def test_row_3_a_follower_that_syncs_first_waits_for_the_leader(gateway: GatewayProcess) -> None:
+async def test_a_follower_that_syncs_first_waits_for_the_leader(gateway: GatewayProcess) -> None:
     group_id = fresh("row3")
     async with member(gateway.bootstrap, group_id) as a, member(gateway.bootstrap, group_id) as b:
         await join_all(a, b)
@@ -98,7 +95,7 @@ async def test_row_3_a_follower_that_syncs_first_waits_for_the_leader(gateway: G
         assert (answer.error_code, answer.assignment) == (NONE, b"\x00\x01 exactly these")
 
 
-async def test_row_4_the_old_generation_is_told_to_rejoin_while_the_group_rebalances(gateway: GatewayProcess) -> None:
+async def test_the_old_generation_is_told_to_rejoin_while_the_group_rebalances(gateway: GatewayProcess) -> None:
     group_id = fresh("row4")
     async with member(gateway.bootstrap, group_id) as first, member(gateway.bootstrap, group_id) as second:
         await settle(first)
@@ -113,7 +110,7 @@ async def test_row_4_the_old_generation_is_told_to_rejoin_while_the_group_rebala
         assert await first.heartbeat() == NONE
 
 
-async def test_row_5_a_member_that_leaves_in_a_list_is_gone_at_once(gateway: GatewayProcess) -> None:
+async def test_a_member_that_leaves_in_a_list_is_gone_at_once(gateway: GatewayProcess) -> None:
     group_id = fresh("row5")
     async with member(gateway.bootstrap, group_id) as first, member(gateway.bootstrap, group_id) as second:
         await settle(first, second)
@@ -123,7 +120,7 @@ async def test_row_5_a_member_that_leaves_in_a_list_is_gone_at_once(gateway: Gat
         assert [one.member_id for one in (await first.join_nowait()).members] == [first.member_id]
 
 
-async def test_row_r1_a_refused_rejoin_leaves_the_member_as_it_was(gateway: GatewayProcess) -> None:
+async def test_a_refused_rejoin_leaves_the_member_as_it_was(gateway: GatewayProcess) -> None:
     group_id = fresh("r1")
     async with member(gateway.bootstrap, group_id) as first, member(gateway.bootstrap, group_id) as second:
         assignments = await settle(first, second)
@@ -140,7 +137,7 @@ async def test_row_r1_a_refused_rejoin_leaves_the_member_as_it_was(gateway: Gate
         assert await describe(first.client, group_id) == before
 
 
-async def test_row_r2_every_entry_of_a_batch_is_processed_in_one_rebalance(gateway: GatewayProcess) -> None:
+async def test_every_entry_of_a_batch_is_processed_in_one_rebalance(gateway: GatewayProcess) -> None:
     group_id = fresh("r2")
     async with (
         member(gateway.bootstrap, group_id) as a,
@@ -178,7 +175,7 @@ async def test_row_r2_every_entry_of_a_batch_is_processed_in_one_rebalance(gatew
         assert {one.leader for one in answers} <= {one.member_id for one in stayed}
 
 
-async def test_row_r2_the_leader_stays_if_it_did_not_leave(gateway: GatewayProcess) -> None:
+async def test_the_leader_stays_if_it_did_not_leave(gateway: GatewayProcess) -> None:
     group_id = fresh("r2")
     async with (
         member(gateway.bootstrap, group_id) as a,
@@ -205,7 +202,7 @@ LEAVE_ANSWERS = {
 
 
 @pytest.mark.parametrize("version", range(6))
-async def test_row_r3_leave_answers_to_the_byte(gateway: GatewayProcess, version: int) -> None:
+async def test_leave_answers_to_the_byte(gateway: GatewayProcess, version: int) -> None:
     request = LeaveGroupRequest(group_id=fresh("r3"), member_id="m", members=(MemberIdentity(member_id="m"),))
     host, _, port = gateway.bootstrap.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -217,7 +214,7 @@ async def test_row_r3_leave_answers_to_the_byte(gateway: GatewayProcess, version
     assert bytes(frame) == (77).to_bytes(4) + bytes.fromhex(LEAVE_ANSWERS[version])
 
 
-async def test_row_f1_a_late_joiner_sends_the_syncing_leader_back(gateway: GatewayProcess) -> None:
+async def test_a_late_joiner_sends_the_syncing_leader_back(gateway: GatewayProcess) -> None:
     group_id = fresh("f1")
     async with member(gateway.bootstrap, group_id) as first, member(gateway.bootstrap, group_id) as late:
         await first.join()
@@ -234,7 +231,7 @@ async def test_row_f1_a_late_joiner_sends_the_syncing_leader_back(gateway: Gatew
         assert (await follower).assignment == b"other half"
 
 
-async def test_row_f2_a_sync_for_another_protocol_is_refused(gateway: GatewayProcess) -> None:
+async def test_a_sync_for_another_protocol_is_refused(gateway: GatewayProcess) -> None:
     group_id = fresh("f2")
     async with member(gateway.bootstrap, group_id) as one:
         await one.join()
@@ -248,7 +245,7 @@ async def test_row_f2_a_sync_for_another_protocol_is_refused(gateway: GatewayPro
         assert (await one.sync({one.member_id: b"x"})).assignment == b"x"
 
 
-async def test_row_f3_a_leader_of_another_protocol_type_may_assign_nothing(gateway: GatewayProcess) -> None:
+async def test_a_leader_of_another_protocol_type_may_assign_nothing(gateway: GatewayProcess) -> None:
     group_id = fresh("f3")
     async with member(gateway.bootstrap, group_id, protocol_type="sr", protocols=(("v0", b"\xff\x00"),)) as one:
         joined = await one.join()
@@ -260,7 +257,7 @@ async def test_row_f3_a_leader_of_another_protocol_type_may_assign_nothing(gatew
         assert await one.heartbeat() == NONE
 
 
-async def test_row_f4_a_silent_leader_is_gone_after_its_session_and_not_later(gateway_factory: GatewayFactory) -> None:
+async def test_a_silent_leader_is_gone_after_its_session_and_not_later(gateway_factory: GatewayFactory) -> None:
     gateway = gateway_factory({"group.min.session.timeout.ms": "100", "group.connection.grace.ms": "-1"})
     group_id = fresh("f4")
     async with (
@@ -276,7 +273,7 @@ async def test_row_f4_a_silent_leader_is_gone_after_its_session_and_not_later(ga
 
 
 async def test_held_requests_of_one_member_do_not_hold_up_another(gateway: GatewayProcess) -> None:
-    """Row F5's sibling for groups: one connection waits for minutes, every other goes on."""
+    """One connection waits for minutes, every other goes on."""
     group_id, topic = fresh("f5"), fresh("topic")
     async with member(gateway.bootstrap, group_id) as first, member(gateway.bootstrap, group_id) as second:
         await create_topic(first.client, topic)

@@ -1,4 +1,4 @@
-"""The acceptance list of consumer groups, items 14-16: every version, refusals, offsets of simple groups."""
+"""What is expected of consumer groups: every version, refusals, offsets of simple groups."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ async def served(client: WireClient) -> dict[ApiKey, range]:
     return {ApiKey(api.api_key): range(api.min_version, api.max_version + 1) for api in response.api_keys}
 
 
-async def test_item_14_groups_are_described_and_listed_at_every_version(gateway: GatewayProcess) -> None:
-    group_id = fresh("item14")
+async def test_groups_are_described_and_listed_at_every_version(gateway: GatewayProcess) -> None:
+    group_id = fresh("group")
     async with member(gateway.bootstrap, group_id) as one:
         await join_all(one)
         given = encode_assignment(Assignment(1, (TopicPartition("t", (0, 1)),), b"user data"))
@@ -71,8 +71,8 @@ async def test_item_14_groups_are_described_and_listed_at_every_version(gateway:
             assert mine.group_type == ("classic" if version >= 5 else "")
 
 
-async def test_item_15_every_version_of_the_group_apis_is_answered(gateway: GatewayProcess) -> None:
-    async with member(gateway.bootstrap, fresh("item15")) as one:
+async def test_every_version_of_the_group_apis_is_answered(gateway: GatewayProcess) -> None:
+    async with member(gateway.bootstrap, fresh("group")) as one:
         advertised = await served(one.client)
         for api_key in GROUP_APIS:
             request = codec.request_class(api_key)()
@@ -82,10 +82,10 @@ async def test_item_15_every_version_of_the_group_apis_is_answered(gateway: Gate
 
 
 @pytest.mark.parametrize("api_key", GROUP_APIS)
-async def test_item_15_a_version_beyond_the_advertised_is_refused_in_the_apis_own_shape(
+async def test_a_version_beyond_the_advertised_is_refused_in_the_apis_own_shape(
     gateway: GatewayProcess, api_key: ApiKey
 ) -> None:
-    async with member(gateway.bootstrap, fresh("item15")) as one:
+    async with member(gateway.bootstrap, fresh("group")) as one:
         highest = (await served(one.client))[api_key][-1]
     host, _, port = gateway.bootstrap.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
@@ -106,7 +106,7 @@ async def test_item_15_a_version_beyond_the_advertised_is_refused_in_the_apis_ow
         writer.close()
 
 
-async def test_item_15_an_unknown_version_of_api_versions_is_answered_in_version_0(gateway: GatewayProcess) -> None:
+async def test_an_unknown_version_of_api_versions_is_answered_in_version_0(gateway: GatewayProcess) -> None:
     host, _, port = gateway.bootstrap.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -120,8 +120,8 @@ async def test_item_15_an_unknown_version_of_api_versions_is_answered_in_version
     assert ApiKey.API_VERSIONS in [api.api_key for api in response.api_keys]
 
 
-async def test_item_15_a_request_over_the_limit_costs_its_own_connection_only(gateway: GatewayProcess) -> None:
-    async with member(gateway.bootstrap, fresh("item15")) as one:
+async def test_a_request_over_the_limit_costs_its_own_connection_only(gateway: GatewayProcess) -> None:
+    async with member(gateway.bootstrap, fresh("group")) as one:
         await settle(one)
         hostile = await WireClient.connect(gateway.bootstrap)
         hostile.send_bytes(struct.pack(">i", 100 * 1024 * 1024 + 1))
@@ -131,10 +131,8 @@ async def test_item_15_a_request_over_the_limit_costs_its_own_connection_only(ga
 
 
 @pytest.mark.parametrize("version", range(2, 10))
-async def test_item_16_a_commit_without_a_member_stands_while_the_group_has_none(
-    gateway: GatewayProcess, version: int
-) -> None:
-    group_id, topic = fresh("item16"), fresh("topic")
+async def test_a_commit_without_a_member_stands_while_the_group_has_none(gateway: GatewayProcess, version: int) -> None:
+    group_id, topic = fresh("group"), fresh("topic")
     request = OffsetCommitRequest(
         group_id=group_id,
         topics=(

@@ -1,4 +1,4 @@
-"""The acceptance list of consumer groups, items 1-13: members, held requests, generations, leaving, dying."""
+"""What is expected of consumer groups: members, held requests, generations, leaving, dying."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ REBALANCE_IN_PROGRESS = ErrorCode.REBALANCE_IN_PROGRESS
 
 
 @pytest.mark.parametrize("version", range(10))
-async def test_item_1_two_sockets_with_one_client_id_are_two_members(gateway: GatewayProcess, version: int) -> None:
-    group_id = fresh("item1")
+async def test_two_sockets_with_one_client_id_are_two_members(gateway: GatewayProcess, version: int) -> None:
+    group_id = fresh("group")
     async with (
         member(gateway.bootstrap, group_id, client_id="same", version=version) as first,
         member(gateway.bootstrap, group_id, client_id="same", version=version) as second,
@@ -31,8 +31,8 @@ async def test_item_1_two_sockets_with_one_client_id_are_two_members(gateway: Ga
         assert [one.client_id for one in described.members] == ["same", "same"]
 
 
-async def test_item_2_two_nameless_joins_on_one_socket_are_one_member(gateway: GatewayProcess) -> None:
-    group_id = fresh("item2")
+async def test_two_nameless_joins_on_one_socket_are_one_member(gateway: GatewayProcess) -> None:
+    group_id = fresh("group")
     async with member(gateway.bootstrap, group_id, version=3) as one:
         first, second = Member(one.client, group_id, version=3), Member(one.client, group_id, version=3)
         answers = await asyncio.gather(first.join_nowait(), second.join_nowait())
@@ -40,8 +40,8 @@ async def test_item_2_two_nameless_joins_on_one_socket_are_one_member(gateway: G
         assert len((await describe(one.client, group_id)).members) == 1
 
 
-async def test_item_2_the_id_handed_out_is_the_sockets_until_it_is_used(gateway: GatewayProcess) -> None:
-    group_id = fresh("item2")
+async def test_the_id_handed_out_is_the_sockets_until_it_is_used(gateway: GatewayProcess) -> None:
+    group_id = fresh("group")
     async with member(gateway.bootstrap, group_id) as one, member(gateway.bootstrap, group_id) as other:
         await one.knock()
         handed_out, one.member_id = one.member_id, ""
@@ -54,9 +54,9 @@ async def test_item_2_the_id_handed_out_is_the_sockets_until_it_is_used(gateway:
         assert (joined.error_code, joined.member_id) == (NONE, handed_out)
 
 
-async def test_item_2_an_unused_id_is_gone_after_the_session_timeout(gateway_factory: GatewayFactory) -> None:
+async def test_an_unused_id_is_gone_after_the_session_timeout(gateway_factory: GatewayFactory) -> None:
     gateway = gateway_factory({"group.min.session.timeout.ms": "100"})
-    group_id = fresh("item2")
+    group_id = fresh("group")
     async with member(gateway.bootstrap, group_id, session_timeout_ms=200) as one:
         await one.knock()
         assert (await describe(one.client, group_id)).group_state == "Empty"
@@ -64,8 +64,8 @@ async def test_item_2_an_unused_id_is_gone_after_the_session_timeout(gateway_fac
         assert (await one.join_nowait()).error_code == ErrorCode.UNKNOWN_MEMBER_ID
 
 
-async def test_item_3_a_new_connection_from_an_old_address_is_not_the_old_member(gateway: GatewayProcess) -> None:
-    group_id = fresh("item3")
+async def test_a_new_connection_from_an_old_address_is_not_the_old_member(gateway: GatewayProcess) -> None:
+    group_id = fresh("group")
     host, _, port = gateway.bootstrap.rpartition(":")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -87,8 +87,8 @@ async def test_item_3_a_new_connection_from_an_old_address_is_not_the_old_member
         await one.client.abort()
 
 
-async def test_item_4_the_follower_gets_exactly_the_leaders_bytes(gateway: GatewayProcess) -> None:
-    group_id = fresh("item4")
+async def test_the_follower_gets_exactly_the_leaders_bytes(gateway: GatewayProcess) -> None:
+    group_id = fresh("group")
     async with (
         member(gateway.bootstrap, group_id) as a,
         member(gateway.bootstrap, group_id) as b,
@@ -107,8 +107,8 @@ async def test_item_4_the_follower_gets_exactly_the_leaders_bytes(gateway: Gatew
             assert answer.assignment == payloads[one.member_id]
 
 
-async def test_item_5_a_held_sync_is_answered_when_a_third_member_joins(gateway: GatewayProcess) -> None:
-    group_id = fresh("item5")
+async def test_a_held_sync_is_answered_when_a_third_member_joins(gateway: GatewayProcess) -> None:
+    group_id = fresh("group")
     async with (
         member(gateway.bootstrap, group_id) as a,
         member(gateway.bootstrap, group_id) as b,
@@ -125,8 +125,8 @@ async def test_item_5_a_held_sync_is_answered_when_a_third_member_joins(gateway:
 
 
 @pytest.mark.parametrize("version", range(5))
-async def test_item_6_heartbeats_by_phase(gateway: GatewayProcess, version: int) -> None:
-    group_id = fresh("item6")
+async def test_heartbeats_by_phase(gateway: GatewayProcess, version: int) -> None:
+    group_id = fresh("group")
     async with member(gateway.bootstrap, group_id) as first, member(gateway.bootstrap, group_id) as second:
         await settle(first)
         old = first.generation_id
@@ -142,10 +142,10 @@ async def test_item_6_heartbeats_by_phase(gateway: GatewayProcess, version: int)
         assert await first.heartbeat(version=version, generation_id=old + 2) == ErrorCode.ILLEGAL_GENERATION
 
 
-async def test_item_7_a_follower_that_rejoins_gets_its_assignment_and_never_an_older_one(
+async def test_a_follower_that_rejoins_gets_its_assignment_and_never_an_older_one(
     gateway: GatewayProcess,
 ) -> None:
-    group_id = fresh("item7")
+    group_id = fresh("group")
     async with member(gateway.bootstrap, group_id) as first, member(gateway.bootstrap, group_id) as second:
         await settle(first, second)
         follower, leader = (second, first) if first.members else (first, second)
@@ -162,8 +162,8 @@ async def test_item_7_a_follower_that_rejoins_gets_its_assignment_and_never_an_o
 
 
 @pytest.mark.parametrize("version", range(6))
-async def test_item_8_leaving(gateway: GatewayProcess, version: int) -> None:
-    group_id = fresh("item8")
+async def test_leaving(gateway: GatewayProcess, version: int) -> None:
+    group_id = fresh("group")
     async with (
         member(gateway.bootstrap, group_id) as a,
         member(gateway.bootstrap, group_id) as b,
@@ -196,8 +196,8 @@ async def test_item_8_leaving(gateway: GatewayProcess, version: int) -> None:
 
 
 @pytest.mark.parametrize("version", [3, 4, 5])
-async def test_item_8_static_members_leave_by_instance_id_alone(gateway: GatewayProcess, version: int) -> None:
-    group_id = fresh("item8")
+async def test_static_members_leave_by_instance_id_alone(gateway: GatewayProcess, version: int) -> None:
+    group_id = fresh("group")
     async with (
         member(gateway.bootstrap, group_id, group_instance_id="i") as static,
         member(gateway.bootstrap, group_id) as admin,
@@ -217,8 +217,8 @@ async def test_item_8_static_members_leave_by_instance_id_alone(gateway: Gateway
         assert (await describe(admin.client, group_id)).group_state == "Empty"
 
 
-async def test_item_9_an_incompatible_rejoin_changes_nothing(gateway: GatewayProcess) -> None:
-    group_id = fresh("item9")
+async def test_an_incompatible_rejoin_changes_nothing(gateway: GatewayProcess) -> None:
+    group_id = fresh("group")
     async with member(gateway.bootstrap, group_id) as one:
         await settle(one)
         one.protocols = (("sticky", b""),)
@@ -228,8 +228,8 @@ async def test_item_9_an_incompatible_rejoin_changes_nothing(gateway: GatewayPro
         assert (await one.join_nowait()).error_code == NONE
 
 
-async def test_item_10_nobody_ends_with_an_empty_assignment_behind_a_late_joiner(gateway: GatewayProcess) -> None:
-    group_id = fresh("item10")
+async def test_nobody_ends_with_an_empty_assignment_behind_a_late_joiner(gateway: GatewayProcess) -> None:
+    group_id = fresh("group")
     async with (
         member(gateway.bootstrap, group_id) as a,
         member(gateway.bootstrap, group_id) as b,
@@ -250,8 +250,8 @@ async def test_item_10_nobody_ends_with_an_empty_assignment_behind_a_late_joiner
         assert [answer.assignment for answer in await asyncio.gather(*syncs)] == list(assignments.values())
 
 
-async def test_item_11_protocols_of_others_are_opaque(gateway: GatewayProcess) -> None:
-    group_id = fresh("item11")
+async def test_protocols_of_others_are_opaque(gateway: GatewayProcess) -> None:
+    group_id = fresh("group")
     protocols = (("v1", b"\x00\x01\xff"), ("v0", b""))
     async with (
         member(gateway.bootstrap, group_id, protocol_type="sr", protocols=protocols) as a,
@@ -266,8 +266,8 @@ async def test_item_11_protocols_of_others_are_opaque(gateway: GatewayProcess) -
         assert (await held).assignment == b"\xff\xfe"
 
 
-async def test_item_12_four_members_one_after_the_other_and_back(gateway: GatewayProcess) -> None:
-    group_id = fresh("item12")
+async def test_four_members_one_after_the_other_and_back(gateway: GatewayProcess) -> None:
+    group_id = fresh("group")
     clients = [await WireClient.connect(gateway.bootstrap) for _ in range(4)]
     members = [Member(client, group_id) for client in clients]
     generations: list[int] = []
@@ -284,11 +284,11 @@ async def test_item_12_four_members_one_after_the_other_and_back(gateway: Gatewa
 
 
 @pytest.mark.parametrize("vanish", ["abort", "close"])
-async def test_item_13_the_partitions_of_a_vanished_client_move_after_the_grace(
+async def test_the_partitions_of_a_vanished_client_move_after_the_grace(
     gateway_factory: GatewayFactory, vanish: str
 ) -> None:
     gateway = gateway_factory({"group.connection.grace.ms": "100"})
-    group_id = fresh("item13")
+    group_id = fresh("group")
     async with member(gateway.bootstrap, group_id) as stays:
         killed = Member(await WireClient.connect(gateway.bootstrap), group_id, session_timeout_ms=60_000)
         await settle(stays, killed)
@@ -299,9 +299,9 @@ async def test_item_13_the_partitions_of_a_vanished_client_move_after_the_grace(
         assert stays.members == (stays.member_id,)
 
 
-async def test_item_13_a_static_member_may_come_back_within_its_session(gateway_factory: GatewayFactory) -> None:
+async def test_a_static_member_may_come_back_within_its_session(gateway_factory: GatewayFactory) -> None:
     gateway = gateway_factory({"group.connection.grace.ms": "50"})
-    group_id = fresh("item13")
+    group_id = fresh("group")
     async with member(gateway.bootstrap, group_id) as stays:
         static = Member(await WireClient.connect(gateway.bootstrap), group_id, group_instance_id="i")
         dynamic = Member(await WireClient.connect(gateway.bootstrap), group_id)

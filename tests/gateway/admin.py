@@ -72,6 +72,7 @@ class AdminNode:
             topics=self.topics,
             log=self.log,
             validator=unused,
+            recompressor=unused,
             appender=unused,
             tail=self.tail,
             producers=unused,

@@ -18,6 +18,7 @@ from gateway.cluster.membership import Membership
 from gateway.config.broker import BrokerConfig
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
+from gateway.log.recompression import Recompressor
 from gateway.log.tail import Tail
 from gateway.log.validator import BatchValidator
 from gateway.net.context import ConnectionInfo, RequestContext, Services
@@ -54,6 +55,14 @@ FETCH_VERSION = 11
 FIRST_VERSION_WITH_IDS = 13
 
 
+class LongKnown(Membership):
+    """Of a node that every other has known of since long ago."""
+
+    @property
+    def known_since_s(self) -> float:
+        return float("-inf")
+
+
 class DataPlane:
     """One node. Two of them on one database are two nodes."""
 
@@ -71,8 +80,9 @@ class DataPlane:
             observe_commit=lambda batches, size_bytes, _: self.commits.append((batches, size_bytes)),
         )
         self.validator = BatchValidator()
+        self.recompressor = Recompressor()
         self.catalog = Catalog(self.topics, self.tail, BrokerConfig())
-        self.membership = Membership(NodeStore(database), {"PLAINTEXT": (name, 9092)}, None, 60_000)
+        self.membership = LongKnown(NodeStore(database), {"PLAINTEXT": (name, 9092)}, None, 60_000)
         unused = cast("Any", None)
         self.services = Services(
             settings=unused,
@@ -80,6 +90,7 @@ class DataPlane:
             topics=self.topics,
             log=self.log,
             validator=self.validator,
+            recompressor=self.recompressor,
             appender=self.appender,
             tail=self.tail,
             producers=ProducerStore(database),
@@ -186,10 +197,12 @@ class DataPlane:
         partition: int = 0,
         version: int = 7,
         current_leader_epoch: int = -1,
+        isolation_level: int = 0,
     ) -> ListOffsetsPartitionResponse:
         response = await list_offsets(
             ListOffsetsRequest(
                 replica_id=-1,
+                isolation_level=isolation_level,
                 topics=(
                     ListOffsetsTopic(
                         name=name_of(topic),
@@ -220,6 +233,7 @@ async def data_plane(
         yield node
         await node.appender.drain(5.0)
         await node.validator.close()
+        await node.recompressor.close()
     finally:
         await database.close()
 

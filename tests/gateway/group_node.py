@@ -164,7 +164,7 @@ async def group_node(
             membership=membership,
         )
         yield GroupNode(database, store, offsets, topics, leases, groups, cast(Services, services), clock)
-        for task in list(groups._tasks):
+        for task in groups.under_way:
             task.cancel()
     finally:
         await database.close(timeout_s=0.1)
@@ -344,3 +344,17 @@ async def until(condition: Any, *, seconds: float = 20.0) -> None:
             if holds:
                 return
             await asyncio.sleep(0.005)
+
+
+async def lose_lease(node: GroupNode, group_id: str) -> None:
+    """Another node takes the lease of the group's shard; this one has seen it."""
+    other = await NodeStore(node.database).register("other:9092", {"PLAINTEXT": ("other", 9092)}, None, 60_000)
+    await node.database.hot.fetch(
+        "update coordinator_lease"
+        " set node_id = $1, lease_epoch = lease_epoch + 1, expires_at = now() + interval '1 hour'"
+        " where kind = 'groups' and shard = $2",
+        int(other),
+        node.leases.shard_of(group_id),
+    )
+    await node.leases.renew()
+    assert node.leases.lease_for(group_id) is None

@@ -39,7 +39,7 @@ class Outcome:
 
 
 def archive(spark: SparkSession, bootstrap: str, out: str, *given: str) -> Outcome:
-    arguments = _parse(archive_job, ["--bootstrap", bootstrap, "--out", out, "--once", *given])
+    arguments = parse(archive_job, ["--bootstrap", bootstrap, "--out", out, "--once", *given])
     topics = [name for name in arguments.topics.split(",") if name]
     stream = io.StringIO()
     cluster = Cluster(bootstrap)
@@ -47,12 +47,19 @@ def archive(spark: SparkSession, bootstrap: str, out: str, *given: str) -> Outco
     return _outcome(0, stream)
 
 
-def archive_job_of(spark: SparkSession, bootstrap: str, out: str, *given: str) -> archive_job.Archive:
-    """An archive that is stepped by hand."""
-    arguments = _parse(archive_job, ["--bootstrap", bootstrap, "--out", out, *given])
+def archive_job_of(
+    spark: SparkSession,
+    bootstrap: str,
+    out: str,
+    *given: str,
+    lines: Progress | None = None,
+    stop: Stop | None = None,
+) -> archive_job.Archive:
+    """An archive that is stepped by hand, or run beside what happens to it."""
+    arguments = parse(archive_job, ["--bootstrap", bootstrap, "--out", out, *given])
     names = [name for name in arguments.topics.split(",") if name]
-    lines = _lines("archive", io.StringIO())
-    return archive_job.Archive(spark, Cluster(bootstrap), arguments, names, lines, Stop())
+    lines = lines or _lines("archive", io.StringIO())
+    return archive_job.Archive(spark, Cluster(bootstrap), arguments, names, lines, stop or Stop())
 
 
 class DiedError(Exception):
@@ -76,7 +83,7 @@ def dying_before_the_commit_of(path: str, at: int | None = None) -> Iterator[Non
 
 
 def compact(spark: SparkSession, path: str, *given: str) -> Outcome:
-    arguments = _parse(compact_job, ["--archive", path, *given])
+    arguments = parse(compact_job, ["--archive", path, *given])
     stream = io.StringIO()
     compact_job.merge(spark, arguments, _lines("compact", stream), Stop())
     compact_job.vacuum(spark, path, arguments.horizon_hours, _lines("compact", stream))
@@ -84,14 +91,14 @@ def compact(spark: SparkSession, path: str, *given: str) -> Outcome:
 
 
 def verify(spark: SparkSession, bootstrap: str, path: str, *given: str) -> Outcome:
-    arguments = _parse(verify_job, ["--bootstrap", bootstrap, "--archive", path, *given])
+    arguments = parse(verify_job, ["--bootstrap", bootstrap, "--archive", path, *given])
     stream = io.StringIO()
     code = verify_job.Verification(spark, Cluster(bootstrap), arguments, _lines("verify", stream), Stop()).run()
     return _outcome(code, stream)
 
 
 def replay(spark: SparkSession, bootstrap: str, path: str, *given: str) -> Outcome:
-    arguments = _parse(replay_job, ["--bootstrap", bootstrap, "--archive", path, *given])
+    arguments = parse(replay_job, ["--bootstrap", bootstrap, "--archive", path, *given])
     stream = io.StringIO()
     job = replay_job.Replay(spark, Cluster(bootstrap), arguments, _lines("replay", stream), Stop())
     if arguments.translate_groups is not None:
@@ -103,7 +110,7 @@ def replay(spark: SparkSession, bootstrap: str, path: str, *given: str) -> Outco
     return _outcome(0, stream)
 
 
-def _parse(job: Any, given: list[str]) -> argparse.Namespace:
+def parse(job: Any, given: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     job.add_arguments(parser)
     session.add_arguments(parser)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import queue
+import random
 import signal
 import subprocess
 import sys
@@ -13,6 +14,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
+
+import psutil
 
 from pipeline import session
 from tests.gateway_process import free_ports
@@ -55,8 +58,9 @@ class Job:
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait(JOB_SECONDS)
 
-    def stop(self) -> None:
-        self._process.send_signal(signal.SIGTERM)
+    def signal(self, number: signal.Signals) -> None:
+        """To Python alone, as a supervisor sends it to the process that it started."""
+        self._process.send_signal(number)
 
     def wait(self) -> int:
         try:
@@ -121,6 +125,17 @@ class Cluster:
         process = self._processes.pop()
         os.killpg(process.pid, signal.SIGKILL)
         process.wait(START_SECONDS)
+
+    def kill_executor(self, chance: random.Random) -> None:
+        """One of the executors, without a word; its worker starts another."""
+        executors = [
+            child
+            for process in self._processes
+            for child in psutil.Process(process.pid).children()
+            if "CoarseGrainedExecutorBackend" in " ".join(child.cmdline())
+        ]
+        assert executors, "no executor runs"
+        chance.choice(executors).kill()
 
     def close(self) -> None:
         for process in self._processes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import zlib
 from datetime import UTC, datetime
 from typing import Any
@@ -12,8 +13,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pipeline.audit import transforms
 from pipeline.audit.advice import advice
 from pipeline.audit.job import audit
-from pipeline.audit.partitioners import guessed, murmur2
 from pipeline.audit.report import write_audit
+from pipeline.partitioners import guessed, murmur2, murmur2_of
 from pipeline.progress import Progress, Stop
 from pipeline.schema import RECORD
 
@@ -86,6 +87,13 @@ def test_lateness(records: DataFrame) -> None:
 )  # fmt: skip
 def test_murmur2_is_that_of_the_java_client(key: bytes, hashed: int) -> None:
     assert murmur2(key) == hashed
+
+
+def test_many_keys_hash_as_each_of_them_does() -> None:
+    chance = random.Random(2)
+    keys = [chance.randbytes(chance.randrange(30)) for _ in range(2000)] + [b"", chance.randbytes(5000)]
+    assert murmur2_of(keys).tolist() == [murmur2(key) for key in keys]
+    assert murmur2_of([]).tolist() == []
 
 
 def test_the_partitioner_is_guessed() -> None:

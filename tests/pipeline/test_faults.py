@@ -1,7 +1,7 @@
 """Jobs killed at seeded moments, with their JVM: what is archived verifies, what is replayed has neither gap nor
 duplicate.
 
-Two kills run always; --long runs thirty, and the cluster.
+Two kills run always; --long runs thirty, and those of workers, executors and the driver of a cluster.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.pipeline import processes, topics
 
 PARTITIONS, RECORDS, BATCH = 3, 60_000, 6_000
-LONG_KILLS = 15
+LONG_KILLS, CLUSTER_KILLS = 15, 3
 
 
 def filled(bootstrap: str) -> str:
@@ -140,6 +140,30 @@ def test_on_a_cluster_a_worker_and_the_driver_may_die(gateway: GatewayProcess, t
         finally:
             job.close()
     check_replayed(gateway.bootstrap, topic, target, {0: (0,), 1: (1,), 2: (2,)}, "a worker was killed")
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.long
+def test_on_a_cluster_executors_may_die_again_and_again(gateway: GatewayProcess, tmp_path: Path) -> None:
+    topic, out, chance = filled(gateway.bootstrap), str(tmp_path / "table"), random.Random(7)
+    target, short = f"{topic}-again", ("--max-batch-records", str(BATCH), "--memory", "512m")
+    to = ("--bootstrap", gateway.bootstrap)
+    archive = ("archive", *to, "--topics", topic, "--out", out, "--once", *short)
+    replay = ("replay", *to, "--archive", out, "--topic-map", f"{topic}={target}", "--create-topics", *short)
+    with processes.cluster(2, str(tmp_path)) as machines:
+        for given, event in ((archive, "reading"), (replay, "writing")):
+            job = processes.Job(*given, master=machines.master)
+            try:
+                for _ in range(CLUSTER_KILLS):
+                    assert job.wait_for(event) is not None, "".join(job.errors)
+                    processes.wait_seconds(chance.random())
+                    machines.kill_executor(chance)
+                    assert job.wait_for("committed") is not None, "".join(job.errors)
+                assert job.wait() == 0, "".join(job.errors)
+            finally:
+                job.close()
+        processes.run("verify", *to, "--archive", out, "--memory", "512m", master=machines.master)
+    check_replayed(gateway.bootstrap, topic, target, {0: (0,), 1: (1,), 2: (2,)}, "executors were killed")
 
 
 def test_an_error_of_the_cluster_is_told_in_words() -> None:

@@ -8,8 +8,8 @@ from pipeline.archive.plan import Progress, Range, plan, share
 from pipeline.archive.start import from_json, milliseconds
 from pipeline.errors import PipelineError
 from pipeline.kafka import Log
-from pipeline.replay.plan import Done, Plan, partition_map, topic_map
-from pipeline.verify.compare import pieces, scopes, without
+from pipeline.replay.plan import Done, Plan, by_key, partition_map, topic_map
+from pipeline.verify.compare import pieces, rounds, scopes, without
 from pipeline.verify.sums import BLOCK
 
 A0, A1 = ("a", 0), ("a", 1)
@@ -112,6 +112,12 @@ def test_pieces_end_at_borders_of_blocks() -> None:
     assert cut == [Range("a", 0, 5, 64 * BLOCK), Range("a", 0, 64 * BLOCK, 64 * BLOCK + 7)]
 
 
+def test_rounds_keep_every_piece_in_order() -> None:
+    work = [Range("a", partition, 0, records) for partition, records in enumerate((5, 5, 30, 1, 2))]
+    assert list(rounds(work, 10)) == [work[:2], [work[2]], work[3:]]
+    assert list(rounds([], 10)) == []
+
+
 # --- replay ---------------------------------------------------------------------------------------------------------
 
 
@@ -136,8 +142,9 @@ def test_the_batches_of_a_replay_cover_every_offset_once() -> None:
 
 
 def test_a_replay_is_read_back_as_it_was_written() -> None:
-    done = Done(a_plan(), 4, {A0: 10, A1: 7})
-    assert Done.from_json(done.to_json()) == done
+    for told in (a_plan(), a_plan(by_key=0, counts={"b": 7})):
+        done = Done(told, 4, {A0: 10, A1: 7})
+        assert Done.from_json(done.to_json()) == done
     assert Done.from_json(Progress().to_json()) is None
 
 
@@ -145,6 +152,11 @@ def test_maps_of_topics_and_partitions() -> None:
     assert topic_map("a=b, c=d", ["a", "c"]) == {"a": "b", "c": "d"}
     assert partition_map("0:1,1:1") == {0: 1, 1: 1}
     assert partition_map("same") == {}
+    assert partition_map("key") == partition_map("key:12") == {}
+    assert (by_key("same"), by_key("0:1"), by_key("key"), by_key("key:12")) == (None, None, 0, 12)
+    for text in ("key:", "key:0", "key:x"):
+        with pytest.raises(PipelineError, match="names no number of partitions"):
+            by_key(text)
     for text in ("a", "x=b", "a=b,c=b"):
         with pytest.raises(PipelineError):
             topic_map(text, ["a", "c"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql.avro.functions import to_avro
 
 from pipeline.archive.job import last_progress
 from pipeline.compact import job as compact_job
 from pipeline.errors import PipelineError
 from pipeline.kafka import Cluster
+from pipeline.partitioners import murmur2
 from pipeline.replay.plan import MARK
 from pipeline.schema import DATA, RESCUED
 from tests.gateway_process import GatewayProcess
@@ -163,6 +166,36 @@ def test_a_typed_batch_whose_dead_letters_are_committed_is_finished_as_it_was_pl
     assert sorted(row.offset for row in dead.collect()) == list(range(9))
 
 
+def test_an_avro_archive_takes_a_newer_schema_and_sets_bad_rows_aside(
+    spark: SparkSession, gateway: GatewayProcess, out: str, tmp_path: Path
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 1)
+    fields = ['{"name": "id", "type": "long"}', '{"name": "name", "type": "string"}']
+    schemas = [f'{{"type": "record", "name": "order", "fields": [{", ".join(fields[:count])}]}}' for count in (1, 2)]
+
+    def fill(schema: str, ddl: str, rows: list[tuple[Any, ...]], *more: bytes | None) -> None:
+        packed = spark.createDataFrame(rows, ddl).select(to_avro(F.struct("*"), schema)).collect()
+        values = [b"\x00\x00\x00\x00\x07" + bytes(row[0]) for row in packed]
+        topics.fill(gateway.bootstrap, topic, [(0, None, value, topics.START_MS, []) for value in (*values, *more)])
+
+    def archive(schema: str) -> None:
+        (tmp_path / "order.avsc").write_text(schema)
+        given = ("--value", "avro", "--framing", "confluent", "--schema", str(tmp_path / "order.avsc"))
+        jobs.archive(spark, gateway.bootstrap, out, "--topics", topic, *given)
+
+    fill(schemas[0], "id long", [(1,), (2,)], b"\x00\x00\x00\x00\x07", None)
+    archive(schemas[0])
+    fill(schemas[1], "id long, name string", [(3, "three")])
+    archive(schemas[1])
+    table = spark.read.format("delta").load(out).orderBy("offset")
+    assert table.schema[DATA].dataType.simpleString() == "struct<id:bigint,name:string>"
+    found = [None if row.data is None else (row.data.id, row.data.name) for row in table.collect()]
+    assert found == [(1, None), (2, None), None, None, (3, "three")]
+    dead = spark.read.format("delta").load(f"{out}_dead_letters").collect()
+    assert [(row.offset, row.reason) for row in dead] == [(2, "the value is not Avro of the given schema")]
+    assert jobs.verify(spark, gateway.bootstrap, out).code == 0
+
+
 def test_verify_names_the_first_difference(spark: SparkSession, gateway: GatewayProcess, out: str) -> None:
     topic = topics.fresh(gateway.bootstrap, 2)
     topics.fill(gateway.bootstrap, topic, topics.records(100, 2))
@@ -247,6 +280,36 @@ def test_a_replay_writes_every_record_once_in_order_with_its_source(
             assert mapped == {where[1]: offset for where, (offset, _) in own}
 
 
+def test_a_replay_by_key_puts_each_key_where_the_java_client_would(
+    spark: SparkSession, gateway: GatewayProcess, out: str
+) -> None:
+    topic = topics.fresh(gateway.bootstrap, 2)
+    given = topics.records(200, 2)
+    topics.fill(gateway.bootstrap, topic, given)
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    target = f"{topic}-again"
+    options = ("--topic-map", f"{topic}={target}", "--max-batch-records", "70")
+    dry = jobs.replay(spark, gateway.bootstrap, out, *options, "--partition-map", "key:5", "--dry-run")
+    assert dry.events("end")[0]["records"] == 200
+    # The third batch's records are stored, its map is not: it is recognised, partition by partition.
+    by_five = (*options, "--partition-map", "key:5")
+    with jobs.dying_before_the_commit_of(f"{out}_replay_map", at=3), pytest.raises(jobs.DiedError):
+        jobs.replay(spark, gateway.bootstrap, out, *by_five, "--create-topics")
+    jobs.replay(spark, gateway.bootstrap, out, *by_five)
+    came: Counter[tuple[int, int]] = Counter()
+    for log in Cluster(gateway.bootstrap).logs([target]):
+        before: dict[int, int] = {}
+        for _, (partition, key, _, _, headers) in topics.read(gateway.bootstrap, target, log.partition, log.end):
+            source, offset = (int(each) for each in (headers[-1][1] or b"").split(b"/")[1:3])
+            assert partition == (source if key is None else murmur2(key)) % 5
+            assert before.get(source, -1) < offset
+            before[source] = offset
+            came[source, offset] += 1
+    assert came == Counter({(source, offset): 1 for source in (0, 1) for offset in range(100)})
+    with pytest.raises(PipelineError, match=f"{target} has 5 partitions, not 4"):
+        jobs.replay(spark, gateway.bootstrap, out, *options, "--partition-map", "key:4", "--name", "other")
+
+
 def test_a_replay_is_refused_when_it_would_not_be_the_same_or_not_alone(
     spark: SparkSession, gateway: GatewayProcess, out: str
 ) -> None:
@@ -279,8 +342,18 @@ def test_groups_read_on_at_the_record_they_would_have_read(
     target = topics.fresh(gateway.bootstrap, 1)
     options = ("--topic-map", f"{topic}={target}", "--filter", "offset % 2 = 0")
     jobs.replay(spark, gateway.bootstrap, out, *options)
-    told = jobs.replay(spark, gateway.bootstrap, out, *options, "--translate-groups", f"{group},nobody")
-    assert told.events("skipped")[0]["group"] == "nobody"
+    busy = Consumer({"bootstrap.servers": gateway.bootstrap, "group.id": f"busy-{topic}"})
+    busy.subscribe([topic])
+    assert busy.poll(30) is not None
+    busy.commit(asynchronous=False)
+    before = Cluster(gateway.bootstrap).group_offsets(f"busy-{topic}")
+    told = jobs.replay(spark, gateway.bootstrap, out, *options, "--translate-groups", f"{group},nobody,busy-{topic}")
+    assert [line["say"] for line in told.events("skipped")] == [
+        "group nobody is left as it is: it does not exist",
+        f"group busy-{topic} is left as it is: it is stable, not empty: stop its consumers first",
+    ]
+    assert Cluster(gateway.bootstrap).group_offsets(f"busy-{topic}") == before
+    busy.close()
     consumer = Consumer({"bootstrap.servers": gateway.bootstrap, "group.id": group})
     at = consumer.committed([TopicPartition(target, 0)], 30)[0].offset
     consumer.close()

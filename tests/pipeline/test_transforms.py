@@ -18,6 +18,7 @@ from pipeline.archive.plan import Progress, Range
 from pipeline.archive.transforms import to_records
 from pipeline.archive.typed import AvroTyping, JsonTyping, infer, merge, parse, settle, struct_words
 from pipeline.compact.transforms import worth_compacting
+from pipeline.partitioners import murmur2
 from pipeline.replay.plan import Plan
 from pipeline.replay.transforms import in_order, select_records, summary, translate, with_targets
 from pipeline.schema import DATA, HEADERS, OFFSET_MAP, RECORD, RESCUED, conform
@@ -268,6 +269,16 @@ def test_each_target_partition_is_in_one_task_and_in_order(spark: SparkSession) 
         [("b", 0, partition, offset) for partition in (0, 1) for offset in (1, 2, 3)],
         [("b", 2, 2, offset) for offset in (1, 2, 3)],
     ]
+
+
+def test_a_key_goes_where_the_java_client_puts_it_and_what_has_none_stays(spark: SparkSession) -> None:
+    keys = [b"21", b"foobar", b"", b"a-little-bit-longer-string", b"abc", None]
+    rows = [record(offset, key=key, partition=5) for offset, key in enumerate(keys)]
+    plan = a_plan(by_key=0, counts={"b": 3})
+    found = with_targets(records_of(spark, rows), plan).orderBy("offset").collect()
+    expected = [murmur2(key) % 3 if key is not None else 5 % 3 for key in keys]
+    assert [row.target_partition for row in found] == expected
+    assert len(set(expected)) > 1
 
 
 def test_a_dry_run_counts(spark: SparkSession) -> None:

@@ -55,7 +55,7 @@ def test_kafka_python_reads_and_writes_our_bytes(schema, version):
             value = replace(value, error_code=0)
         encoded = b"".join(codec.encode(value, version))
         decoded = theirs.decode(encoded, version=version)
-        decoded._header = None  # it cannot otherwise encode what it has decoded
+        decoded._header = None  # noqa: SLF001 - it cannot otherwise encode what it has decoded
         assert bytes(decoded.encode(version=version)) == encoded
         for field in schema.fields:
             # It makes sets of names of authorized operations, and structs are classes of its own.

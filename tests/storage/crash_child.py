@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg.connection
+import obstore
 
 from storage import retention
+from storage.byte_store import ByteStore
 from storage.log import LogStore
+from storage.object_store import ObjectStore
 from storage.pool import Database
 from storage.retention import RetentionPolicy
 from storage.roller import Roller
@@ -76,15 +79,22 @@ def kill_at(step: int) -> None:
 
     for name in ("pwritev", "fdatasync", "fsync", "posix_fallocate", "ftruncate", "unlink"):
         setattr(os, name, stepping(getattr(os, name)))
+    for name in ("put_async", "delete_async", "get_async"):
+        setattr(obstore, name, stepping_async(getattr(obstore, name)))
     for name in ("fetch", "fetchrow", "fetchval", "execute"):
         setattr(asyncpg.connection.Connection, name, stepping_async(getattr(asyncpg.connection.Connection, name)))
 
 
-async def run(url: str, directory: Path, seed: int, step: int, next_sequences: dict[int, int]) -> None:
+def open_place(place: str) -> ByteStore:
+    """A directory, or a bucket where there is a URL."""
+    return ObjectStore.at(place) if "://" in place else SegmentDirectory(Path(place), segment_bytes=SEGMENT_BYTES)
+
+
+async def run(url: str, place: str, seed: int, step: int, next_sequences: dict[int, int]) -> None:
     database = await Database.open(url, hot_connections=3, cold_connections=2)
-    segments = SegmentDirectory(directory, segment_bytes=SEGMENT_BYTES)
-    log = LogStore(database, segments, inline_max_bytes=INLINE_MAX_BYTES)
-    roller = Roller(database, log, segments)
+    store = open_place(place)
+    log = LogStore(database, store, inline_max_bytes=INLINE_MAX_BYTES)
+    roller = Roller(database, log, store)
     # Whoever had these open has been killed.
     await database.cold.fetch("update log_object set sealed_at = clock_timestamp() where sealed_at is null")
     generator = random.Random(seed)
@@ -116,5 +126,5 @@ async def run(url: str, directory: Path, seed: int, step: int, next_sequences: d
 
 
 if __name__ == "__main__":
-    url, directory, seed, step, sequences = sys.argv[1:]
-    asyncio.run(run(url, Path(directory), int(seed), int(step), {int(k): n for k, n in json.loads(sequences).items()}))
+    url, place, seed, step, sequences = sys.argv[1:]
+    asyncio.run(run(url, place, int(seed), int(step), {int(k): n for k, n in json.loads(sequences).items()}))

@@ -171,7 +171,7 @@ async def test_a_check_names_what_is_wrong_and_repairs_only_unknown_files(
     await sql.execute("update partition set size_bytes = size_bytes + 1 where partition_key = $1", two)
     report = await check(database, directory, repair=True)
     assert [wrong.partition(":")[0] for wrong in report.wrong] == [
-        f"partition {one}, offsets 0 to 0, segment {segment.object_id:016x} at 0",
+        f"partition {one}, offsets 0 to 0, object {segment.object_id:016x} at 0",
         f"partition {two}, offsets 0 to 0, inline",
         f"partition {two}",
     ]

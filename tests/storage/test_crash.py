@@ -16,10 +16,9 @@ from storage.check import check
 from storage.log import LogStore
 from storage.pool import Database
 from storage.roller import Roller
-from storage.segments import SegmentDirectory
 from tests.storage.batches import read
 from tests.storage.conftest import MakeTopic
-from tests.storage.crash_child import batch
+from tests.storage.crash_child import batch, open_place
 
 KILLS = int(os.environ.get("SLUICE_TEST_KILLS", "12"))
 """A long run takes 500 and more."""
@@ -32,13 +31,18 @@ ROOT = Path(__file__).parents[2]
 async def test_a_killed_process_loses_nothing_it_has_acknowledged(
     database: Database, database_url: str, make_topic: MakeTopic, tmp_path: Path
 ) -> None:
+    await kill_again_and_again(database, database_url, make_topic, str(tmp_path))
+
+
+async def kill_again_and_again(database: Database, database_url: str, make_topic: MakeTopic, place: str) -> None:
+    """Kills a process at a step of its work on the store at `place`, looks, and begins another, KILLS times."""
     keys = [partition.partition_key for partition in (await make_topic(partition_count=4)).partitions]
     acknowledged: dict[int, int] = dict.fromkeys(keys, 0)
     seed = int(os.environ.get("SLUICE_TEST_SEED", "1"))
     generator = random.Random(seed)
     for kill in range(KILLS):
         step = generator.randint(1, LAST_STEP)
-        arguments = [database_url, str(tmp_path), str(generator.random())[2:], str(step), json.dumps(acknowledged)]
+        arguments = [database_url, place, str(generator.random())[2:], str(step), json.dumps(acknowledged)]
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "tests.storage.crash_child", *arguments, cwd=ROOT, stdout=asyncio.subprocess.PIPE
         )
@@ -51,19 +55,21 @@ async def test_a_killed_process_loses_nothing_it_has_acknowledged(
                 continue
             _, key, sequence = map(int, line.replace("ack", "0").split())
             acknowledged[key] = max(acknowledged[key], sequence + 1)
-        await _verify(database, tmp_path, acknowledged, f"kill {kill} of seed {seed} at step {step}")
+        await _verify(database, place, acknowledged, f"kill {kill} of seed {seed} at step {step}")
     assert min(acknowledged.values()) > KILLS // 2, "it did not come far enough to prove anything"
-    directory = SegmentDirectory(tmp_path)
+    store = open_place(place)
     await database.cold.fetch("update log_object set sealed_at = clock_timestamp() where sealed_at is null")
-    await Roller(database, LogStore(database, directory), directory).sweep(grace_ms=0)
-    files = {segment.object_id for segment in directory.found()}
+    await Roller(database, LogStore(database, store), store).sweep(grace_ms=0)
+    files = {each.object_id for each in await store.listed()}
+    store.close()
     named = {row["object_id"] for row in await database.cold.fetch("select distinct object_id from chunk")} - {None}
     rewritten = {row["object_id"] for row in await database.cold.fetch("select object_id from log_object")}
     assert named <= files <= rewritten, "what nobody names has been collected"
 
 
-async def _verify(database: Database, path: Path, acknowledged: dict[int, int], which: str) -> None:
-    log = LogStore(database, SegmentDirectory(path))
+async def _verify(database: Database, place: str, acknowledged: dict[int, int], which: str) -> None:
+    store = open_place(place)
+    log = LogStore(database, store)
     states = await log.states([batch(key, 0).partition_key for key in acknowledged])
     for key, state in states.items():
         assert state.high_watermark >= acknowledged[key], f"{which}: acknowledged records of partition {key} are gone"
@@ -83,5 +89,6 @@ async def _verify(database: Database, path: Path, acknowledged: dict[int, int], 
                 offset = stored.last_offset + 1
         # What was durable without an acknowledgement is repeated by the next process, and recognised.
     await log.close()
-    report = await check(database, SegmentDirectory(path))
+    report = await check(database, store)
+    store.close()
     assert [wrong for wrong in report.wrong if "does not know" not in wrong] == [], which

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from storage.errors import StorageUnavailable
-from storage.guard import HistoryGuard
+from storage.guard import REMEMBERED_TRANSACTIONS, HistoryGuard, Known, Witness
+
+SAME = Witness("one", 100, 3, has_all=True)
 
 
 @pytest.fixture
@@ -16,35 +20,74 @@ def guard() -> HistoryGuard:
 
 
 def test_a_log_that_is_as_long_as_was_known_when_it_was_asked_is_let_in(guard: HistoryGuard) -> None:
-    known_lsn = guard.flushed_lsn
-    guard.seen(3, 500)  # said by another connection while the question was on its way
-    guard.check("one", 100, 3, known_lsn)
+    known = guard.known()
+    guard.seen(3, 3, 500)  # said by another connection while the question was on its way
+    guard.check(SAME, known)
     assert not guard.broken.is_set()
-    assert guard.flushed_lsn == 500
+    assert guard.known().flushed_lsn == 500
 
 
 @pytest.mark.parametrize(
-    ("identity", "flushed_lsn", "history"), [("one", 99, 3), ("two", 100, 3), ("one", 100, 4), ("one", 100, 2)]
+    "witness",
+    [
+        replace(SAME, flushed_lsn=99),
+        replace(SAME, identity="two"),
+        replace(SAME, history=4),
+        replace(SAME, history=2),
+        replace(SAME, flushed_lsn=10**9, has_all=False),
+    ],
 )
-def test_another_history_is_refused(guard: HistoryGuard, identity: str, flushed_lsn: int, history: int) -> None:
+def test_another_history_is_refused(guard: HistoryGuard, witness: Witness) -> None:
     with pytest.raises(StorageUnavailable, match="another history"):
-        guard.check(identity, flushed_lsn, history, guard.flushed_lsn)
+        guard.check(witness, guard.known())
     assert guard.broken.is_set()
 
 
+def test_what_was_acknowledged_lengthens_the_log_and_is_asked_for(guard: HistoryGuard) -> None:
+    guard.acknowledged(3, 77, 300)
+    guard.acknowledged(3, 76, 200)
+    assert guard.known() == Known(3, 300, (77, 76))
+    with pytest.raises(StorageUnavailable, match="another history"):
+        guard.check(replace(SAME, flushed_lsn=299), guard.known())
+
+
+def test_what_it_remembers_is_bounded(guard: HistoryGuard) -> None:
+    for transaction_id in range(10 * REMEMBERED_TRANSACTIONS):
+        guard.acknowledged(3, transaction_id, 300)
+    assert len(guard.known().transactions) == REMEMBERED_TRANSACTIONS
+    assert guard.known().transactions[-1] == 10 * REMEMBERED_TRANSACTIONS - 1
+
+
+def test_a_late_answer_of_the_history_before_says_nothing_of_the_next(guard: HistoryGuard) -> None:
+    asked = guard.history
+    guard.accept(4, "one", 50)
+    guard.acknowledged(asked, 77, 300)
+    guard.seen(asked, 3, 300)
+    assert not guard.broken.is_set()
+    assert guard.known() == Known(4, 50, ())
+
+
+def test_a_connection_that_was_asked_under_the_history_before_is_asked_again(guard: HistoryGuard) -> None:
+    known = guard.known()
+    guard.accept(4, "one", 100)
+    with pytest.raises(StorageUnavailable, match="while this connection was opened"):
+        guard.check(SAME, known)
+    assert not guard.broken.is_set()
+
+
 def test_a_number_that_another_node_gave_is_noticed(guard: HistoryGuard) -> None:
-    guard.seen(4, 100)
+    guard.seen(3, 4, 100)
     assert guard.broken.is_set()
 
 
 def test_a_standby_is_no_other_history(guard: HistoryGuard) -> None:
     with pytest.raises(StorageUnavailable, match="standby"):
-        guard.check(None, None, None, guard.flushed_lsn)
+        guard.check(Witness(None, None, None, has_all=False), guard.known())
     assert not guard.broken.is_set()
 
 
 def test_before_anything_was_accepted_everything_is_let_in() -> None:
     guard = HistoryGuard()
-    guard.check("any", 5, None, 0)
-    guard.seen(9, 5)
+    guard.check(Witness("any", 5, None, has_all=False), guard.known())
+    guard.seen(0, 9, 5)
     assert not guard.broken.is_set()

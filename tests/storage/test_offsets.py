@@ -10,6 +10,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
+from storage.deletion import DeletionStore
 from storage.errors import StorageConflict
 from storage.groups import GroupStore
 from storage.nodes import NodeStore
@@ -257,6 +258,7 @@ async def test_fetching_costs_what_is_fetched_however_many_topics_groups_and_off
 
 
 async def test_offsets_go_with_their_topic_and_do_not_come_back_with_its_name(
+    database: Database,
     offsets: OffsetStore,
     lease: CoordinatorLease,
     topic: Topic,
@@ -270,6 +272,7 @@ async def test_offsets_go_with_their_topic_and_do_not_come_back_with_its_name(
     assert await offsets.fetch("g") == []
     assert await offsets.fetch("g", [(topic.topic_id, 0), (again.topic_id, 0)]) == []
     assert await offsets.commit([commit(lease, topic)]) == [Refusal.UNKNOWN_TOPIC]
+    assert (await DeletionStore(database).advance(topic.topic_id)).gone
     assert await sql.fetchval("select count(*) from committed_offset") == 0
 
 

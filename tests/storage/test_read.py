@@ -62,6 +62,22 @@ async def test_limits_count_over_partitions_in_the_order_asked(log: LogStore, ma
     assert [result.state.high_watermark for result in results if isinstance(result, ReadResult)] == [0, 4, 4]
 
 
+@pytest.mark.parametrize("at_once", [1, 2, 3, 500])
+async def test_limits_count_over_all_statements_of_a_call(
+    log: LogStore, make_topic: MakeTopic, at_once: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage.log.REQUESTS_AT_ONCE", at_once)
+    keys = [partition.partition_key for partition in (await make_topic(partition_count=5)).partitions]
+    await append(log, *(new_batch(key) for key in keys for _ in range(4)))
+    requests = [ReadRequest(key, 0, 250) for key in keys]
+    requests.insert(1, ReadRequest(PartitionKey(10**9), 0, 250))
+    results = await log.read(requests, max_bytes=500)
+    assert results.pop(1) is Refusal.UNKNOWN_PARTITION
+    read_of = [result for result in results if isinstance(result, ReadResult)]
+    assert [len(result.batches) for result in read_of] == [2, 2, 1, 0, 0]
+    assert [result.state.high_watermark for result in read_of] == [4] * 5
+
+
 async def test_only_the_first_partition_with_records_may_exceed_its_limit(log: LogStore, make_topic: MakeTopic) -> None:
     one, two = (partition.partition_key for partition in (await make_topic(partition_count=2)).partitions)
     await append(log, new_batch(one), new_batch(two))

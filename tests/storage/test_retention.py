@@ -12,9 +12,8 @@ from storage.log import LogStore
 from storage.pool import Database
 from storage.queries import statement
 from storage.retention import RetentionPolicy
-from storage.topics import TopicStore
 from storage.types import PartitionKey, Refusal
-from tests.storage.batches import append, append_each, new_batch, offsets, read
+from tests.storage.batches import append, append_each, new_batch, read
 from tests.storage.conftest import MakeTopic
 from tests.storage.pages import fill_unknown, pages_touched
 
@@ -153,67 +152,6 @@ async def test_partitions_that_nothing_is_due_of_are_only_looked_at(
     assert await sql.fetchval("select xmin::text from partition where partition_key = $1", key) == before
 
 
-# --- deleted topics -------------------------------------------------------------------------------------------------
-
-TABLES = ("topic", "partition", "chunk", "producer_state", "compaction_state", "committed_offset")
-
-
-async def rows(sql: asyncpg.Connection) -> dict[str, int]:
-    return {table: await sql.fetchval(f"select count(*) from {table}") for table in TABLES}
-
-
-async def test_purge_removes_every_row_of_a_deleted_topic_and_of_no_other(
-    database: Database,
-    log: LogStore,
-    topics: TopicStore,
-    make_topic: MakeTopic,
-    sql: asyncpg.Connection,
-) -> None:
-    kept_topic, gone = await make_topic("kept", 2), await make_topic("gone", 2)
-    for topic in (kept_topic, gone):
-        for partition in topic.partitions:
-            await append_each(log, *(new_batch(partition.partition_key, producer=(1, 0, i)) for i in range(5)))
-            await sql.execute("insert into compaction_state (partition_key) values ($1)", partition.partition_key)
-    await topics.delete(gone.topic_id)
-    await sql.execute(  # a commit that was under way while the topic was deleted
-        "insert into consumer_group (group_id, shard, group_type, state, state_timestamp_ms, generation_id, document) "
-        "values ('g', 0, 'classic', 'Empty', 0, 0, '{}')"
-    )
-    await sql.execute("insert into committed_offset values ('g', $1, 0, 1, -1, '', 0)", gone.topic_id)
-
-    assert (await retention.purge(database)).deleted_batches == 0, "within the time that calls under way may take"
-    outcome = await retention.purge(database, grace_ms=0, max_chunks=7)
-    assert (outcome.deleted_batches, outcome.complete) == (7, False)
-    outcome = await retention.purge(database, grace_ms=0)
-    assert (outcome.deleted_batches, outcome.complete) == (3, True)
-    assert await rows(sql) == {
-        "topic": 1,
-        "partition": 2,
-        "chunk": 10,
-        "producer_state": 2,
-        "compaction_state": 2,
-        "committed_offset": 0,
-    }
-    assert offsets((await read(log, kept_topic.partitions[0].partition_key)).batches) == [(i, i) for i in range(5)]
-
-
-async def test_purge_waits_for_a_commit_that_refers_to_the_topic(
-    database: Database, topics: TopicStore, make_topic: MakeTopic, sql: asyncpg.Connection
-) -> None:
-    gone = await make_topic("gone")
-    await sql.execute(
-        "insert into consumer_group (group_id, shard, group_type, state, state_timestamp_ms, generation_id, document) "
-        "values ('g', 0, 'classic', 'Empty', 0, 0, '{}')"
-    )
-    await topics.delete(gone.topic_id)
-    async with sql.transaction():
-        await sql.execute("insert into committed_offset values ('g', $1, 0, 1, -1, '', 0)", gone.topic_id)
-        await retention.purge(database, grace_ms=0)
-        assert (await rows(sql))["topic"] == 1
-    await retention.purge(database, grace_ms=0)
-    assert await rows(sql) == dict.fromkeys(TABLES, 0)
-
-
 def test_policies_default_to_kafkas(key: PartitionKey) -> None:
     policy = RetentionPolicy(key)
     assert (policy.retention_ms, policy.retention_bytes) == (604_800_000, -1)
@@ -231,21 +169,6 @@ async def test_removing_the_oldest_rows_costs_the_same_in_a_deep_partition_the_s
     topic = await make_topic(partition_count=11)
     new = await fill_unknown(sql, [partition.partition_key for partition in topic.partitions], depth)
     await sql.execute("update partition set log_start_offset = 400 where partition_key = $1", new)
-    for name in ("delete_below_log_start", "delete_chunks"):
-        assert await pages_touched(sql, statement(name), new, 100) < 1_000, name
+    assert await pages_touched(sql, statement("delete_below_log_start"), new, 100) < 1_000
     assert await pages_touched(sql, statement("retention_candidates"), [new], [1], [1]) < 20
     assert await pages_touched(sql, statement("retention_boundary"), new, 1, 1, 100) < 300
-
-
-async def test_removing_the_producers_of_a_partition_the_statistics_do_not_know_costs_what_they_are(
-    sql: asyncpg.Connection,
-) -> None:
-    add = """
-        insert into producer_state
-        select key, id, 0, 0, 1, '{1,1,1,1,1}', '{1,1,1,1,1}', '{1,1,1,1,1}', now()
-        from generate_series($1::bigint, $2) key, generate_series(1, $3) id
-    """
-    await sql.execute(add, 1, 10, 100)
-    await sql.execute("vacuum analyze producer_state")
-    await sql.execute(add, 11, 11, 5_000)
-    assert await pages_touched(sql, statement("delete_producer_states"), 11, 100) < 1_000

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage.queries import _parse, statement
+from storage.queries import parse_statements, statement
 from storage.text import loaded, loaded_or_none, stored
 
 
 def test_statements_are_read_by_name() -> None:
     text = "-- A file.\n-- name: one\n-- Says what.\nselect 1;\n\n-- name: two\n-- Says\n-- more.\nselect\n-- inner\n2"
     with pytest.raises(ValueError, match="before the first name"):
-        _parse("f.sql", "select 1")
-    assert _parse("f.sql", text) == {"one": "select 1", "two": "select\n-- inner\n2"}
+        parse_statements("f.sql", "select 1")
+    assert parse_statements("f.sql", text) == {"one": "select 1", "two": "select\n-- inner\n2"}
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_statements_are_read_by_name() -> None:
 )
 def test_a_statement_needs_description_body_and_a_name_of_its_own(text: str) -> None:
     with pytest.raises(ValueError, match="needs"):
-        _parse("f.sql", text)
+        parse_statements("f.sql", text)
 
 
 def test_an_unknown_name_is_a_mistake() -> None:

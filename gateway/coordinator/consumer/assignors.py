@@ -71,7 +71,8 @@ def uniform(subscribers: Subscribers, partition_counts: PartitionCounts) -> dict
     return _heterogeneous(subscribers, partition_counts)
 
 
-ASSIGNORS: Mapping[str, Assignor] = {"uniform": uniform, "range": range_}
+UNIFORM = "uniform"
+ASSIGNORS: Mapping[str, Assignor] = {UNIFORM: uniform, "range": range_}
 
 
 def _kept(subscribers: Subscribers, partition_counts: PartitionCounts) -> dict[MemberId, Partitions]:
@@ -117,7 +118,7 @@ def _homogeneous(
             quota += 1
             larger_shares -= 1
         if count > quota:
-            held = kept[member_id] = _first(held, quota)
+            held = kept[member_id] = first(held, quota)
         elif count <= share:
             missing[member_id] = share - count
         for topic_id, indexes in held.items():
@@ -127,10 +128,10 @@ def _homogeneous(
             break
         missing[member_id] += 1
         larger_shares -= 1
-    return _deal(kept, {member_id: count for member_id, count in missing.items() if count}, free)
+    return deal(kept, {member_id: count for member_id, count in missing.items() if count}, free)
 
 
-def _first(held: Partitions, count: int) -> Partitions:
+def first(held: Partitions, count: int) -> Partitions:
     """The first so many, in the order of topic id and index."""
     first: dict[UUID, frozenset[int]] = {}
     for topic_id in sorted(held):
@@ -142,10 +143,11 @@ def _first(held: Partitions, count: int) -> Partitions:
     return first
 
 
-def _deal(
+def deal(
     kept: dict[MemberId, Partitions], missing: dict[MemberId, int], free: dict[UUID, set[int]]
 ) -> dict[MemberId, Partitions]:
-    """Gives the free partitions in turn to those who miss some, so that every topic is spread."""
+    """Gives the free partitions in turn to those who miss some, so that every topic is spread; there are no more free
+    ones than are missing. Changes `kept` and gives it back."""
     dealt: dict[MemberId, dict[UUID, set[int]]] = {member_id: {} for member_id in missing}
     turn = list(missing)
     position = 0

@@ -1,4 +1,4 @@
-"""Time: sessions, and how long a member may take to let go of partitions.
+"""Time: sessions, how long a member may take to let go of partitions, and a classic one to join again and to sync.
 
 The one idea: a deadline is re-read when it fires, so a late, early or repeated Tick does exactly what is due. A member
 whose time is over is gone, with its partitions; who gets them is computed with the next heartbeat of anyone.
@@ -6,34 +6,35 @@ whose time is over is gone, with its partitions; who gets them is computed with 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer import handoff
 from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.model import ConsumerGroup
-from gateway.coordinator.facts import Departure
+from gateway.coordinator.facts import Departure, MemberId
 from gateway.coordinator.machine import Step
 from gateway.coordinator.model import ConsumerSettings
 
 
 def next_deadline(group: ConsumerGroup) -> int | None:
     """When a Tick is due at the earliest; None if the group waits for nothing but requests."""
-    deadlines = (
-        *group.session_deadlines.values(),
-        *group.rebalance_deadlines.values(),
-        *group.drain_deadlines.values(),
-    )
-    return min(deadlines, default=None)
+    others = (group.rebalance_deadlines, group.join_deadlines, group.sync_deadlines, group.drain_deadlines)
+    earliest = [min(deadlines.values()) for deadlines in others if deadlines]
+    session_ms = group.session_deadlines.earliest()
+    return min(earliest if session_ms is None else (session_ms, *earliest), default=None)
 
 
 def postponed(group: ConsumerGroup, by_ms: int) -> ConsumerGroup:
     """The same group with every deadline later: for this long nobody could be heard, or be told."""
     return replace(
         group,
-        session_deadlines={key: at_ms + by_ms for key, at_ms in group.session_deadlines.items()},
-        rebalance_deadlines={key: at_ms + by_ms for key, at_ms in group.rebalance_deadlines.items()},
-        drain_deadlines={key: at_ms + by_ms for key, at_ms in group.drain_deadlines.items()},
+        session_deadlines=group.session_deadlines.later(by_ms),
+        rebalance_deadlines=_later(group.rebalance_deadlines, by_ms),
+        join_deadlines=_later(group.join_deadlines, by_ms),
+        sync_deadlines=_later(group.sync_deadlines, by_ms),
+        drain_deadlines=_later(group.drain_deadlines, by_ms),
         moving={
             key: replace(each, deadline_ms=each.deadline_ms + by_ms) if each.deadline_ms else each
             for key, each in group.moving.items()
@@ -41,17 +42,26 @@ def postponed(group: ConsumerGroup, by_ms: int) -> ConsumerGroup:
     )
 
 
+def _later(deadlines: Mapping[MemberId, int], by_ms: int) -> Mapping[MemberId, int]:
+    return {member_id: at_ms + by_ms for member_id, at_ms in deadlines.items()}
+
+
 def tick(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
-    silent = [member_id for member_id, deadline_ms in group.session_deadlines.items() if deadline_ms <= now_ms]
-    late = [member_id for member_id, deadline_ms in group.rebalance_deadlines.items() if deadline_ms <= now_ms]
+    over = dict.fromkeys(group.session_deadlines.due(now_ms), Departure.SESSION_EXPIRED)
+    for deadlines, departure in (
+        (group.rebalance_deadlines, Departure.NOT_REVOKED),
+        (group.join_deadlines, Departure.NOT_REJOINED),
+        (group.sync_deadlines, Departure.NEVER_SYNCED),
+    ):
+        for member_id, deadline_ms in deadlines.items():
+            if deadline_ms <= now_ms:
+                over.setdefault(member_id, departure)
     undrained = any(deadline_ms <= now_ms for deadline_ms in group.drain_deadlines.values())
-    if not silent and not late and not undrained:
+    if not over and not undrained:
         return Step(group)
     draft = Draft(group, now_ms, settings, cluster)
-    for member_id in silent:
-        draft.lose(member_id, Departure.SESSION_EXPIRED)
-    for member_id in late:
-        if member_id in draft.members:
-            draft.lose(member_id, Departure.NOT_REVOKED)
+    # In the order in which they joined: a step depends on nothing but its values.
+    if over:
+        draft.lose_all({member_id: (over[member_id], None) for member_id in group.members if member_id in over})
     handoff.expire(draft)
     return draft.seal()

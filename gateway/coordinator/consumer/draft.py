@@ -8,22 +8,23 @@ partition gets a second owner.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from uuid import UUID
 
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer import handoff
-from gateway.coordinator.consumer.assignors import ASSIGNORS, Subscriber
+from gateway.coordinator.consumer.assignors import ASSIGNORS, UNIFORM, Subscriber
 from gateway.coordinator.consumer.model import (
     ConsumerGroup,
-    ConsumerGroupHeartbeatReply,
     ConsumerMember,
     MemberState,
     Subscription,
+    session_ms,
     subscription_of,
 )
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference
+from gateway.coordinator.consumer.spread import respread, spread_of
 from gateway.coordinator.consumer.topics import Pattern, metadata_hash, resolve_pattern
 from gateway.coordinator.facts import (
     Departure,
@@ -35,9 +36,10 @@ from gateway.coordinator.facts import (
     RebalanceBegun,
     TargetComputed,
     Trigger,
+    shortened,
 )
 from gateway.coordinator.handoff import HandoffEnd
-from gateway.coordinator.machine import RequestId, Step
+from gateway.coordinator.machine import Reply, RequestId, Step
 from gateway.coordinator.model import ConsumerSettings
 
 
@@ -56,6 +58,7 @@ class Draft:
         "facts",
         "group_epoch",
         "instances",
+        "join_deadlines",
         "members",
         "metadata_hash",
         "moving",
@@ -67,7 +70,9 @@ class Draft:
         "seen",
         "session_deadlines",
         "settings",
+        "spread",
         "subscriptions",
+        "sync_deadlines",
         "target",
         "topics_revision",
         "unheard",
@@ -78,7 +83,7 @@ class Draft:
         self.now_ms = now_ms
         self.settings = settings
         self.cluster = cluster
-        self.replies: list[tuple[RequestId, ConsumerGroupHeartbeatReply]] = []
+        self.replies: list[tuple[RequestId, Reply]] = []
         self.facts: list[Fact] = []
         self._put: dict[MemberId, None] = {}
         self._copied_owners: set[UUID] = set()
@@ -96,10 +101,13 @@ class Draft:
         self.subscriptions = dict(group.subscriptions)
         self.seen = group.seen
         self.unheard = set(group.unheard)
-        self.session_deadlines = dict(group.session_deadlines)
+        self.spread = group.spread
+        self.session_deadlines = group.session_deadlines
         self.rebalance_deadlines = dict(group.rebalance_deadlines)
         self.moving = dict(group.moving)
         self.drain_deadlines = dict(group.drain_deadlines)
+        self.join_deadlines = dict(group.join_deadlines)
+        self.sync_deadlines = dict(group.sync_deadlines)
 
     def seal(self) -> Step:
         """Facts come in the order in which they were told; members that none of them touches, but whose stored form
@@ -129,14 +137,17 @@ class Draft:
             patterns=self.patterns,
             seen=self.seen,
             unheard=frozenset(self.unheard),
+            spread=self.spread,
             session_deadlines=self.session_deadlines,
             rebalance_deadlines=self.rebalance_deadlines,
             moving=self.moving,
             drain_deadlines=self.drain_deadlines,
+            join_deadlines=self.join_deadlines,
+            sync_deadlines=self.sync_deadlines,
         )
         return Step(group, tuple(self.replies), tuple(self.facts))
 
-    def answer(self, request_id: RequestId, reply: ConsumerGroupHeartbeatReply) -> None:
+    def answer(self, request_id: RequestId, reply: Reply) -> None:
         self.replies.append((request_id, reply))
 
     def tell(self, fact: Fact) -> None:
@@ -177,26 +188,34 @@ class Draft:
             self.instances[member.instance_id] = member.member_id
         self.members[member.member_id] = member
 
-    def remove(self, member_id: MemberId, reason: HandoffEnd) -> ConsumerMember:
+    def remove(self, member_id: MemberId, reason: HandoffEnd = HandoffEnd.SOURCE_LEFT) -> ConsumerMember:
         """Takes the member out; its partitions are free from here on, and `reason` says why to who waits for them."""
         member = self.members.pop(member_id)
         self._forget_subscription(member)
         self._release(member)
         if member.instance_id is not None and self.instances.get(member.instance_id) == member_id:
             del self.instances[member.instance_id]
-        self.target.pop(member_id, None)
+        share = self.target.pop(member_id, NOTHING)
+        if self.spread is not None:
+            self.spread = self.spread.without(member_id, share)
         self.unheard.discard(member_id)
-        self.session_deadlines.pop(member_id, None)
-        self.rebalance_deadlines.pop(member_id, None)
+        self.session_deadlines = self.session_deadlines.without(member_id)
+        for deadlines in (self.rebalance_deadlines, self.join_deadlines, self.sync_deadlines):
+            deadlines.pop(member_id, None)
         handoff.member_changed(self, member, None, reason)
         handoff.member_gone(self, member_id)
         return member
 
-    def lose(self, member_id: MemberId, departure: Departure) -> None:
-        """Takes out a member that left or failed. The target is computed again with the next heartbeat of anyone."""
-        self.remove(member_id, handoff.left(departure))
-        self.tell(MemberLeft(member_id, departure))
-        self.raise_epoch(Trigger.MEMBER_LEFT, member_id)
+    def lose(self, member_id: MemberId, departure: Departure, reason: str | None = None) -> None:
+        """Takes out a member that left or failed. The target is computed again with the next request of anyone."""
+        self.lose_all({member_id: (departure, reason)})
+
+    def lose_all(self, departures: Mapping[MemberId, tuple[Departure, str | None]]) -> None:
+        """The epoch rises once, however many go."""
+        for member_id, (departure, reason) in departures.items():
+            self.remove(member_id, handoff.left(departure))
+            self.tell(MemberLeft(member_id, departure, shortened(reason)))
+        self.raise_epoch(Trigger.MEMBER_LEFT, next(iter(departures)))
         if not self.members:
             self.patterns = {}
             self.metadata_hash = 0
@@ -207,6 +226,7 @@ class Draft:
         self.remove(old_id, HandoffEnd.SUPERSEDED)
         self.put(member)
         self.target[member.member_id] = target
+        self.spread = None
 
     def _forget_subscription(self, member: ConsumerMember) -> None:
         subscription = subscription_of(member)
@@ -276,19 +296,17 @@ class Draft:
     def compute_target(self) -> None:
         """Decides anew who should own what; only members whose share differs are written."""
         self.assignor = self._preferred_assignor()
-        subscribers = {
-            member_id: Subscriber(
-                topic_ids=self.topic_ids(subscription_of(member)),
-                instance_id=member.instance_id,
-                last=self.target.get(member_id, NOTHING),
-            )
-            for member_id, member in self.members.items()
-        }
         subscribed = frozenset[UUID]().union(*(self.topic_ids(each) for each in self.subscriptions))
         counts = {topic_id: self.cluster.by_id[topic_id].partition_count for topic_id in subscribed}
+        alike = self.assignor == UNIFORM and len(self.subscriptions) == 1
+        if alike and self.spread is not None and self.spread.counts == counts:
+            self.spread, shares = respread(self.spread, self.target, self.members)
+        else:
+            shares = ASSIGNORS[self.assignor](self._subscribers(), counts)
+            self.spread = spread_of(shares, counts) if alike else None
         changed: list[MemberId] = []
         gained: list[tuple[MemberId, Partitions]] = []
-        for member_id, partitions in ASSIGNORS[self.assignor](subscribers, counts).items():
+        for member_id, partitions in shares.items():
             last = self.target.get(member_id)
             if last is not partitions and last != partitions:
                 self.target[member_id] = partitions
@@ -298,6 +316,16 @@ class Draft:
         self.topics_revision = max(self.topics_revision, self.cluster.revision)
         self.tell(TargetComputed(self.assignment_epoch, self.assignor, tuple(changed)))
         handoff.target_moved(self, gained)
+
+    def _subscribers(self) -> dict[MemberId, Subscriber]:
+        return {
+            member_id: Subscriber(
+                topic_ids=self.topic_ids(subscription_of(member)),
+                instance_id=member.instance_id,
+                last=self.target.get(member_id, NOTHING),
+            )
+            for member_id, member in self.members.items()
+        }
 
     def _preferred_assignor(self) -> str:
         """What most members ask for; of two asked for equally often, the one configured first."""
@@ -313,7 +341,8 @@ class Draft:
     def hear(self, member_id: MemberId) -> None:
         """The member has spoken: its session begins anew."""
         self.unheard.discard(member_id)
-        self.session_deadlines[member_id] = self.now_ms + self.settings.session_timeout_ms
+        deadline_ms = self.now_ms + session_ms(self.members[member_id], self.settings)
+        self.session_deadlines = self.session_deadlines.moved(member_id, deadline_ms)
 
     def arm_rebalance(self, before: ConsumerMember | None, member: ConsumerMember) -> None:
         """Counts from the moment at which the member is told what to let go of."""

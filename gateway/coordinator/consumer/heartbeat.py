@@ -25,7 +25,7 @@ from gateway.coordinator.consumer.model import (
     MemberState,
     subscription_of,
 )
-from gateway.coordinator.consumer.partitions import NOTHING
+from gateway.coordinator.consumer.partitions import NOTHING, Partitions
 from gateway.coordinator.consumer.views import has_news
 from gateway.coordinator.facts import (
     AssignmentGiven,
@@ -103,12 +103,12 @@ def _join(
     if known is None:
         draft.tell(MemberJoined(member_id, event.instance_id))
         return _proceed(draft, event, None, _updated(ConsumerMember(member_id), event))
-    if known.member_id == member_id and known.member_epoch != STATIC_LEAVE_EPOCH:
+    if known.member_id == member_id and known.member_epoch != STATIC_LEAVE_EPOCH and known.classic is None:
         draft.tell(MemberRejoined(member_id))
         fresh = replace(known, assigned=NOTHING, pending_revocation=NOTHING, undrained=NOTHING)
     else:
         draft.tell(MemberReplaced(member_id, known.member_id, event.instance_id or ""))
-        fresh = replace(known, member_id=member_id, connection_number=-1, undrained=NOTHING)
+        fresh = replace(known, member_id=member_id, connection_number=-1, classic=None, undrained=NOTHING)
     fresh = replace(fresh, member_epoch=0, previous_member_epoch=0, state=MemberState.STABLE)
     if known.member_id != member_id:
         if member_id in draft.members:
@@ -145,35 +145,7 @@ def _proceed(
     draft: Draft, event: ConsumerGroupHeartbeat, before: ConsumerMember | None, member: ConsumerMember
 ) -> Step:
     """`before` is the member as it was, None if it is new; `member` what the request makes of it."""
-    # Who joins anew under its id has lost what it had, and may commit none of it any more.
-    draft.put(member, HandoffEnd.SOURCE_LEFT if event.member_epoch == JOIN_EPOCH else HandoffEnd.ACKNOWLEDGED)
-    subscription_changed = before is None or subscription_of(before) != subscription_of(member)
-    target_is_old = draft.group_epoch > draft.assignment_epoch
-    look = subscription_changed or target_is_old or has_news(draft.before, draft.cluster)
-    topics_changed = look and draft.see_topics()
-    if before is None:
-        draft.raise_epoch(Trigger.MEMBER_JOINED, member.member_id)
-    elif subscription_changed:
-        draft.raise_epoch(Trigger.SUBSCRIPTION_CHANGED, member.member_id)
-    elif topics_changed and not target_is_old:
-        draft.raise_epoch(Trigger.TOPICS_CHANGED)
-    if draft.group_epoch > draft.assignment_epoch:
-        draft.compute_target()
-    after = reconcile(
-        member,
-        draft.target.get(member.member_id, NOTHING),
-        draft.assignment_epoch,
-        draft.owners,
-        draft.topic_ids(subscription_of(member)),
-        event.owned,
-        subscription_changed,
-    )
-    after = retained(draft, member, after)
-    if after is not member:
-        draft.put(after)
-        draft.tell(AssignmentGiven(after.member_id, after.member_epoch))
-    draft.hear(member.member_id)
-    draft.arm_rebalance(before, after)
+    after = proceed(draft, before, member, event.owned)
     full = (
         event.rebalance_timeout_ms != -1
         and (event.subscribed_topic_names is not None or event.subscribed_topic_regex is not None)
@@ -192,6 +164,42 @@ def _proceed(
         ),
     )
     return draft.seal()
+
+
+def proceed(
+    draft: Draft, before: ConsumerMember | None, member: ConsumerMember, owned: Partitions | None
+) -> ConsumerMember:
+    """What a request that reports `owned` makes of its member and of what the group wants: the member as it is then."""
+    # Who joins anew under its id has lost what it had, and may commit none of it any more.
+    draft.put(member, HandoffEnd.SOURCE_LEFT if member.member_epoch == JOIN_EPOCH else HandoffEnd.ACKNOWLEDGED)
+    subscription_changed = before is None or subscription_of(before) != subscription_of(member)
+    target_is_old = draft.group_epoch > draft.assignment_epoch
+    look = subscription_changed or target_is_old or has_news(draft.before, draft.cluster)
+    topics_changed = look and draft.see_topics()
+    if before is None:
+        draft.raise_epoch(Trigger.MEMBER_JOINED, member.member_id)
+    elif subscription_changed:
+        draft.raise_epoch(Trigger.SUBSCRIPTION_CHANGED, member.member_id)
+    elif topics_changed and not target_is_old:
+        draft.raise_epoch(Trigger.TOPICS_CHANGED)
+    if draft.group_epoch > draft.assignment_epoch:
+        draft.compute_target()
+    after = reconcile(
+        member,
+        draft.target.get(member.member_id, NOTHING),
+        draft.assignment_epoch,
+        draft.owners,
+        draft.topic_ids(subscription_of(member)),
+        owned,
+        subscription_changed,
+    )
+    after = retained(draft, member, after)
+    if after is not member:
+        draft.put(after)
+        draft.tell(AssignmentGiven(after.member_id, after.member_epoch))
+    draft.hear(member.member_id)
+    draft.arm_rebalance(before, after)
+    return after
 
 
 def _interval_ms(member: ConsumerMember, settings: ConsumerSettings) -> int:

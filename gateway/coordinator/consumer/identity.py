@@ -69,7 +69,9 @@ def find_member(group: ConsumerGroup, event: ConsumerGroupHeartbeat) -> Consumer
         if owner_id != event.member_id:
             raise KafkaError(ErrorCode.FENCED_INSTANCE_ID, f"instance {event.instance_id} is another member's")
         member = group.members[owner_id]
-    check_not_overtaken(member, event)
+    if member.classic is not None:
+        raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"member {event.member_id} speaks the classic protocol")
+    check_not_overtaken(member, event.connection_number)
     if event.member_epoch > JOIN_EPOCH:
         _check_epoch(member, event)
     return member
@@ -89,10 +91,10 @@ def _check_epoch(member: ConsumerMember, event: ConsumerGroupHeartbeat) -> None:
         )
 
 
-def check_not_overtaken(member: ConsumerMember, event: ConsumerGroupHeartbeat) -> None:
+def check_not_overtaken(member: ConsumerMember, connection_number: int) -> None:
     """A client opens a connection when it has given up its last. What then still arrives on the old one may speak of
     partitions as they were before an answer on the new one, so it may say nothing any more."""
-    if event.connection_number < member.connection_number:
+    if connection_number < member.connection_number:
         raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "overtaken by a newer connection of this member")
 
 
@@ -103,16 +105,18 @@ def check_join(
     owner_id = None if event.instance_id is None else group.instances.get(event.instance_id)
     if owner_id is not None:
         owner = group.members[owner_id]
-        if owner_id != event.member_id and owner.member_epoch != STATIC_LEAVE_EPOCH:
+        if owner_id != event.member_id and owner.member_epoch != STATIC_LEAVE_EPOCH and owner.classic is None:
             raise KafkaError(
                 ErrorCode.UNRELEASED_INSTANCE_ID, f"instance {event.instance_id} is in use by another member"
             )
         if owner_id == event.member_id:
-            check_not_overtaken(owner, event)
+            check_not_overtaken(owner, event.connection_number)
         return owner
     known = group.members.get(event.member_id)
+    if known is not None and known.classic is not None:
+        raise KafkaError(ErrorCode.FENCED_MEMBER_EPOCH, f"member {event.member_id} speaks the classic protocol")
     if known is not None:
-        check_not_overtaken(known, event)
+        check_not_overtaken(known, event.connection_number)
         return known
     if len(group.members) >= settings.max_size:
         raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"the group has {settings.max_size} members already")

@@ -11,11 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.coordinator.cluster import Cluster
-from gateway.coordinator.consumer import handoff
+from gateway.coordinator.consumer import classic_members, handoff
 from gateway.coordinator.consumer import restore as records
 from gateway.coordinator.consumer.deadlines import next_deadline, postponed, tick
 from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.heartbeat import heartbeat
+from gateway.coordinator.consumer.migration import (
+    downgraded,
+    downgraded_by,
+    is_left_to_classic_members,
+    replaces_the_last,
+    upgraded,
+)
 from gateway.coordinator.consumer.model import (
     JOIN_EPOCH,
     ConsumerGroup,
@@ -23,10 +30,11 @@ from gateway.coordinator.consumer.model import (
     ConsumerGroupHeartbeatReply,
 )
 from gateway.coordinator.consumer.model import GroupState as ConsumerGroupState
-from gateway.coordinator.consumer.offsets import commit_refusal
+from gateway.coordinator.consumer.offsets import commit_refusal, stale
 from gateway.coordinator.consumer.views import has_news, state_of, subscribed_topics
 from gateway.coordinator.facts import (
     AssignmentGiven,
+    Conversion,
     EveryoneHeard,
     Fact,
     GroupDeleted,
@@ -42,6 +50,7 @@ from gateway.coordinator.facts import (
     Trigger,
 )
 from gateway.coordinator.machine import (
+    Adopted,
     ClusterChanged,
     ConnectionClosed,
     Document,
@@ -59,9 +68,13 @@ from gateway.coordinator.model import (
     Group,
     GroupState,
     HandoffProgress,
+    Heartbeat,
+    JoinGroup,
+    LeaveGroup,
     OffsetCommit,
     OffsetCommitReply,
     Settings,
+    SyncGroup,
 )
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
 from protocol.errors import ErrorCode
@@ -99,7 +112,7 @@ def step(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settin
             return _see_topics(group, cluster, now_ms, settings)
         case OffsetCommit():
             error = commit_refusal(group, event.version, event.member_id, event.group_instance_id, event.generation_id)
-            reply = OffsetCommitReply(error or ErrorCode.NONE, by_member_epoch=event.generation_id >= 0)
+            reply = OffsetCommitReply(error or ErrorCode.NONE, event.generation_id >= 0, stale(group, event.member_id))
             return Step(group, ((event.request_id, reply),))
         case DeleteGroup():
             return _delete(group, event)
@@ -132,10 +145,13 @@ def _delete(group: ConsumerGroup, event: DeleteGroup) -> Step:
 
 
 def refuse(event: Any, error: ErrorCode) -> ConsumerGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
-    """A group of another kind is one that is not found: upstream's answer, and it tells clients that it is hopeless."""
+    """A group of another kind is one that is not found for who joins: upstream's answer, and it tells clients that it
+    is hopeless. Who believes to be a member already is told to join: it may have been one before the group changed."""
     match event:
         case ConsumerGroupHeartbeat():
             if error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
+                if event.member_epoch != JOIN_EPOCH:
+                    return ConsumerGroupHeartbeatReply(ErrorCode.UNKNOWN_MEMBER_ID, f"no member {event.member_id}")
                 return ConsumerGroupHeartbeatReply(
                     ErrorCode.GROUP_ID_NOT_FOUND, "the group has members of another protocol"
                 )
@@ -148,26 +164,66 @@ def refuse(event: Any, error: ErrorCode) -> ConsumerGroupHeartbeatReply | Offset
             raise TypeError(f"{type(event).__name__} is no request of a consumer group")
 
 
+def _step_classic(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+    """What a member of the classic protocol asks of a consumer group."""
+    own = settings.consumer_of.get(group.group_id, settings.consumer)
+    match event:
+        case JoinGroup() if replaces_the_last(group, event, settings):
+            return downgraded_by(group, event, cluster, now_ms, settings)
+        case JoinGroup():
+            return classic_members.join(group, event, cluster, now_ms, settings, own)
+        case SyncGroup():
+            return classic_members.sync(group, event, cluster, now_ms, own)
+        case Heartbeat():
+            return classic_members.heartbeat(group, event, cluster, now_ms, own)
+        case LeaveGroup():
+            return classic_members.leave(group, event, cluster, now_ms, own)
+        case _:
+            raise TypeError(f"{type(event).__name__} is no request of a classic member")
+
+
+CLASSIC_REQUESTS = frozenset[type]({JoinGroup, SyncGroup, Heartbeat, LeaveGroup})
+
+
 class _Consumer:
     """`Machine` for `ConsumerGroup`."""
 
     group_type = "consumer"
     events = frozenset[type]({ConsumerGroupHeartbeat, OffsetCommit, DeleteGroup})
-    beats = frozenset[type]({OffsetCommit})
+    beats = frozenset[type]({OffsetCommit, ConsumerGroupHeartbeat})
     durable = DURABLE
 
     def missing(self, group_id: str) -> ConsumerGroup:
         return ConsumerGroup(group_id)
 
-    def adopt(self, group: Any, event: Any) -> ConsumerGroup | None:
-        """A classic group without members goes on as a consumer group, with its offsets; epochs rise from its
-        generation."""
-        if isinstance(group, Group) and group.state is GroupState.EMPTY and not group.pending:
-            return ConsumerGroup(group.group_id, exists=group.exists, group_epoch=group.generation_id)
+    def takes(self, group: ConsumerGroup, event: Any) -> bool:
+        """Members may speak the classic protocol; without any, it is the group that becomes a classic one."""
+        return type(event) in CLASSIC_REQUESTS and bool(group.members)
+
+    def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
+        """A classic group goes on as a consumer group, with its offsets; epochs rise from its generation. One that has
+        members does so when a member joins it (`migration.py`)."""
+        if not isinstance(group, Group):
+            return None
+        if group.state is GroupState.EMPTY:
+            consumer = ConsumerGroup(group.group_id, exists=group.exists, group_epoch=group.generation_id)
+            return Adopted(consumer, Conversion.EMPTY)
+        if isinstance(event, ConsumerGroupHeartbeat) and event.member_epoch == JOIN_EPOCH:
+            return upgraded(group, cluster, now_ms, settings)
         return None
 
     def step(self, group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
-        return step(group, event, cluster, now_ms, settings.consumer_of.get(group.group_id, settings.consumer))
+        if type(event) in CLASSIC_REQUESTS:
+            taken = _step_classic(group, event, cluster, now_ms, settings)
+        else:
+            taken = step(group, event, cluster, now_ms, settings.consumer_of.get(group.group_id, settings.consumer))
+        if (
+            taken.facts
+            and taken.group.__class__ is ConsumerGroup
+            and is_left_to_classic_members(group, taken, settings)
+        ):
+            return downgraded(taken, cluster, now_ms, settings)
+        return taken
 
     def refuse(
         self, event: Any, error: ErrorCode, *, loading: bool = False

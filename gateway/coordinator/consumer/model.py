@@ -15,10 +15,13 @@ from uuid import UUID
 
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.partitions import Partitions, nothing
+from gateway.coordinator.consumer.sessions import Deadlines, no_deadlines
+from gateway.coordinator.consumer.spread import Spread
 from gateway.coordinator.consumer.topics import Pattern
 from gateway.coordinator.document import VOLATILE
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ClientRequest
+from gateway.coordinator.model import ConsumerSettings, Protocols
 from protocol.errors import ErrorCode
 
 JOIN_EPOCH = 0
@@ -46,6 +49,15 @@ class MemberState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class ClassicProtocol:
+    """What a member that speaks the classic protocol said when it last joined."""
+
+    session_timeout_ms: int
+    protocols: Protocols
+    """Its own first one is its group protocol; the others matter where the group becomes a classic one."""
+
+
+@dataclass(frozen=True, slots=True)
 class ConsumerMember:
     member_id: MemberId
     instance_id: str | None = None
@@ -68,8 +80,15 @@ class ConsumerMember:
     """What it was told to let go of, and may own still."""
     undrained: Partitions = field(default_factory=nothing)
     """What it has let go of, and is still to commit up to what it was served: nobody else may own it yet."""
+    classic: ClassicProtocol | None = None
+    """None: it speaks the consumer protocol. Otherwise its member epoch is what it calls its generation."""
     connection_number: int = field(default=-1, metadata=VOLATILE)
     """The newest connection that has spoken for it. What comes on an older one was overtaken."""
+
+
+def session_ms(member: ConsumerMember, settings: ConsumerSettings) -> int:
+    """How long the member may be silent: a classic one says so itself."""
+    return settings.session_timeout_ms if member.classic is None else member.classic.session_timeout_ms
 
 
 Subscription = tuple[tuple[str, ...], str]
@@ -174,25 +193,34 @@ class ConsumerGroup:
     """The topics that `metadata_hash` and `patterns` were last compared with; None before the first."""
     unheard: frozenset[MemberId] = field(default=frozenset(), metadata=VOLATILE)
     """Members that have not spoken since a coordinator took the group over."""
-    session_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
+    spread: Spread | None = field(default=None, compare=False, repr=False, metadata=VOLATILE)
+    """How the target spreads partitions, where `uniform` computed it for members that all want the same."""
+    session_deadlines: Deadlines = field(default_factory=no_deadlines, metadata=VOLATILE)
     rebalance_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
     """Until when members in state UNREVOKED must have let go."""
     moving: Mapping[tuple[UUID, int], Moving] = field(default_factory=dict[tuple[UUID, int], Moving], metadata=VOLATILE)
     """Partitions that their owners are to let go of, or to drain, for somebody else."""
     drain_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
     """When the first of what each member has not drained is given away."""
+    join_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
+    """Until when members of the classic protocol that were told of a rebalance must have joined again."""
+    sync_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
+    """Until when members of the classic protocol that have joined must have fetched their assignment."""
 
     def with_session_deadline(self, member_id: MemberId, deadline_ms: int) -> ConsumerGroup:
-        """The same group with one session deadline moved: all that a heartbeat without news does."""
-        values = list(_VALUES(self))
-        session_deadlines = values[_SESSION_DEADLINES] = dict(self.session_deadlines)
-        session_deadlines[member_id] = deadline_ms
-        return ConsumerGroup(*values)
+        """The same group with one session deadline moved: all that a heartbeat without news does. Writing the slots
+        costs half of what a frozen dataclass' own constructor does."""
+        moved = object.__new__(ConsumerGroup)
+        for write, value in zip(_WRITERS, _VALUES(self), strict=True):
+            write(moved, value)
+        _WRITE_SESSION_DEADLINES(moved, self.session_deadlines.moved(member_id, deadline_ms))
+        return moved
 
 
 _FIELDS = tuple(each.name for each in fields(ConsumerGroup))
 _VALUES = attrgetter(*_FIELDS)
-_SESSION_DEADLINES = _FIELDS.index("session_deadlines")
+_WRITERS = tuple(getattr(ConsumerGroup, name).__set__ for name in _FIELDS)
+_WRITE_SESSION_DEADLINES = _WRITERS[_FIELDS.index("session_deadlines")]
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,8 +22,16 @@ def commit_refusal(
         return None
     refusal = _refusal(group, member_id, instance_id, member_epoch)
     if refusal is None and version < FIRST_VERSION_WITH_MEMBER_EPOCH:
-        return ErrorCode.UNSUPPORTED_VERSION
+        member = group.members[member_id]
+        return ErrorCode.UNSUPPORTED_VERSION if member.classic is None else None
     return refusal
+
+
+def stale(group: ConsumerGroup, member_id: MemberId) -> ErrorCode:
+    """What the member is told where it names another epoch than its own."""
+    member = group.members.get(member_id)
+    speaks_classic = member is not None and member.classic is not None
+    return ErrorCode.ILLEGAL_GENERATION if speaks_classic else ErrorCode.STALE_MEMBER_EPOCH
 
 
 def fetch_refusal(group: ConsumerGroup, member_id: MemberId | None, member_epoch: int) -> ErrorCode | None:
@@ -40,5 +48,5 @@ def _refusal(group: ConsumerGroup, member_id: MemberId, instance_id: str | None,
     if member is None:
         return ErrorCode.UNKNOWN_MEMBER_ID
     if member.member_epoch != member_epoch:
-        return ErrorCode.STALE_MEMBER_EPOCH
+        return stale(group, member_id)
     return None

@@ -13,7 +13,7 @@ from dataclasses import replace
 from gateway.coordinator.cluster import NO_TOPICS
 from gateway.coordinator.consumer import handoff
 from gateway.coordinator.consumer.draft import Draft
-from gateway.coordinator.consumer.model import ConsumerGroup, MemberRow
+from gateway.coordinator.consumer.model import ConsumerGroup, MemberRow, session_ms
 from gateway.coordinator.consumer.partitions import NOTHING
 from gateway.coordinator.consumer.views import state_of
 from gateway.coordinator.document import dump, load
@@ -57,14 +57,14 @@ def restore(
         ConsumerGroup, {**stored.document, "group_epoch": stored.generation_id}, group_id=group_id, exists=True
     )
     draft = Draft(group, now_ms, settings, NO_TOPICS)
-    session_ms = settings.session_timeout_ms
-    if silent_ms is not None:
-        session_ms = max(session_ms - silent_ms, min(session_ms, SHORTEST_SESSION_MS))
     for document in members.values():
         row = load(MemberRow, document)
         draft.put(row.member)
         draft.target[row.member.member_id] = row.target
-        draft.session_deadlines[row.member.member_id] = now_ms + session_ms
+        left_ms = session_ms(row.member, settings)
+        if silent_ms is not None:
+            left_ms = max(left_ms - silent_ms, min(left_ms, SHORTEST_SESSION_MS))
+        draft.session_deadlines = draft.session_deadlines.moved(row.member.member_id, now_ms + left_ms)
         draft.arm_rebalance(None, row.member)
     handoff.take_over(draft)
     restored: ConsumerGroup = draft.seal().group

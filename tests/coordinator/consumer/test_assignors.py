@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from gateway.coordinator.consumer.assignors import ASSIGNORS, Subscriber, range_, uniform
 from gateway.coordinator.consumer.partitions import Partitions, size
+from gateway.coordinator.consumer.spread import respread, spread_of
 from gateway.coordinator.facts import MemberId
 
 TOPICS = [UUID(int=number) for number in range(1, 6)]
@@ -69,6 +70,26 @@ def test_uniform_is_even_and_moves_as_few_as_that_allows(counts: dict[UUID, int]
         assert moved(last, now) == fewest_moves(last, now)
         assert uniform(alike(members, topic_ids, now), counts) == now
         last = now
+
+
+@settings(max_examples=300, deadline=None)
+@given(counts_of_topics, st.lists(names, min_size=2, max_size=6))
+def test_the_spread_keeps_the_same_promise_step_by_step(counts: dict[UUID, int], groups: list[set[MemberId]]) -> None:
+    """Members that have gone give what they had, new ones get theirs, and nobody else's share is looked at."""
+    topic_ids = frozenset(counts)
+    last = dict(uniform(alike(groups[0], topic_ids, {}), counts))
+    spread = spread_of(last, counts)
+    for members in groups[1:]:
+        before = dict(last)
+        for gone in last.keys() - members:
+            spread = spread.without(gone, last.pop(gone))
+        spread, changed = respread(spread, last, sorted(members))
+        last = {**last, **changed}
+        check_valid(last, alike(members, topic_ids, {}), counts)
+        assert max(map(size, last.values())) - min(map(size, last.values())) <= 1
+        assert moved(before, last) == fewest_moves(before, last)
+        assert spread == spread_of(last, counts)
+        assert all(before.get(each) != share for each, share in changed.items()), "only what changes is written"
 
 
 @settings(max_examples=300, deadline=None)

@@ -147,7 +147,8 @@ async def test_describe_refusals(database_url: str) -> None:
             (TOPIC, "a b", ErrorCode.INVALID_TOPIC_EXCEPTION),
             (BROKER, "2", ErrorCode.INVALID_REQUEST),
             (BROKER, "one", ErrorCode.INVALID_REQUEST),
-            (ResourceType.BROKER_LOGGER, "1", ErrorCode.INVALID_REQUEST),
+            (ResourceType.BROKER_LOGGER, "2", ErrorCode.INVALID_REQUEST),
+            (ResourceType.BROKER_LOGGER, "", ErrorCode.INVALID_REQUEST),
             (ResourceType.CLIENT_METRICS, "m", ErrorCode.INVALID_REQUEST),
             (GROUP, "", ErrorCode.INVALID_REQUEST),
             (0, "x", ErrorCode.INVALID_REQUEST),
@@ -175,7 +176,7 @@ async def test_describe_broker(database_url: str) -> None:
         assert shown["log.retention.ms"] == (None, default, False)
         assert shown["log.retention.hours"] == ("168", default, True)
         assert shown["group.initial.rebalance.delay.ms"] == ("3000", default, True)
-        assert shown["compression.type"] == ("producer", default, True)
+        assert shown["compression.type"] == ("producer", default, False)
         assert shown["node.id"] == shown["broker.id"] == ("1", static, True)
         assert shown["broker.rack"] == ("r1", static, True)
         assert shown["listeners"] == ("PLAINTEXT://0.0.0.0:9092", static, True)
@@ -329,7 +330,7 @@ async def test_topic_refusals_change_nothing(database_url: str) -> None:
             ([(SET, "retention.ms", "x")], config),
             ([(SET, "retention.ms", "-2")], config),
             ([(SET, "cleanup.policy", "shred")], config),
-            ([(SET, "compression.type", "zstd")], config),
+            ([(SET, "compression.type", "brotli")], config),
             ([(SET, "remote.storage.enable", "true")], config),
             ([(SET, REPLICATION_FACTOR, "1")], config),
             ([(SET, "min.compaction.lag.ms", "11")], config),
@@ -472,7 +473,7 @@ async def test_broker_refusals_change_nothing(database_url: str) -> None:
         for name, changes, code in (
             ("", [(SET, "num.partitions", "3")], config),
             ("", [(SET, "advertised.listeners", "PLAINTEXT://x:1")], config),
-            ("", [(SET, "compression.type", "gzip")], config),
+            ("", [(SET, "compression.type", "brotli")], config),
             ("", [(SET, "message.max.bytes", "many")], config),
             ("", [(SET, "message.max.bytes", "1"), (SET, "num.partitions", "3")], config),
             ("one", [(SET, "message.max.bytes", "1")], request),
@@ -502,10 +503,12 @@ async def test_list_config_resources(database_url: str) -> None:
 
         topics = {("orders", TOPIC), ("__consumer_offsets", TOPIC)}
         brokers = {("1", BROKER), ("2", BROKER)}
-        assert await listed() == topics | brokers
+        loggers = {(name, ResourceType.BROKER_LOGGER) for name, _ in brokers}
+        assert await listed() == topics | brokers | loggers
         assert await listed(TOPIC) == topics
         assert await listed(BROKER) == brokers
-        assert await listed(GROUP, ResourceType.CLIENT_METRICS, ResourceType.BROKER_LOGGER) == set()
+        assert await listed(ResourceType.BROKER_LOGGER) == loggers
+        assert await listed(GROUP, ResourceType.CLIENT_METRICS) == set()
         assert await listed(version=0) == set()
         with pytest.raises(KafkaError) as refused:
             await listed(TOPIC, 3)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import importlib
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Coroutine, Sequence
+from dataclasses import replace
 from typing import Any
 from uuid import uuid4
 
@@ -18,7 +19,7 @@ from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from protocol.records import read_head
-from storage.types import Topic
+from storage.types import PartitionState, ReadRequest, ReadResult, Refusal, Topic
 from tests.gateway.data_plane import (
     FETCH_VERSION,
     DataPlane,
@@ -114,6 +115,21 @@ async def test_a_node_that_is_full_answers_batch_by_batch(sized: DataPlane) -> N
     assert sizes(await answer_of(waiting)) == [[200]]
 
 
+async def test_those_who_read_from_postgres_at_once_share_the_room(database_url: str) -> None:
+    """Each of them sees room as it begins; together they would take it many times over."""
+    async with data_plane(database_url, tail_bytes=0) as node:
+        topic = await node.create_topic("t", 4)
+        for partition in range(4):
+            await node.fill(topic, [900_000] * 3, partition=partition)
+        holdings = Holdings(5_000_000)
+        node.context(ApiKey.FETCH, 12).connection.holdings = holdings
+        asked = [[(topic, at(0, partition, max_bytes=3_000_000))] for partition in range(4)]
+        answers = await asyncio.gather(*(node.fetch(ask) for ask in asked))
+        counts = [len(only(sizes(answer))) for answer in answers]
+        assert counts == [3, 2, 1, 1], "what is left is two batches; then one at a time"
+        assert holdings.held_bytes == 0
+
+
 async def test_a_later_partitions_first_batch_must_fit(sized: DataPlane) -> None:
     topic = await sized.create_topic("t", 3)
     await sized.fill(topic, [300], partition=0)
@@ -177,8 +193,39 @@ async def test_offsets_of_the_partition_are_filled_in(node: DataPlane) -> None:
     assert end.records is not None, "a null where nothing is would be a torn response to some clients"
 
 
+async def test_the_last_stable_offset_is_its_own(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As storage tells it, from the tail and from a cold read alike; it never falls."""
+    topic = await node.create_topic("t")
+    key = topic.partitions[0].partition_key
+    other = await node.create_topic("other")
+    for state, expected in (
+        (PartitionState(0, 5, 3, 0, 0), (5, 3)),
+        (PartitionState(0, 5, 1, 0, 0), (5, 3)),
+        (PartitionState(0, 9, 9, 0, 0), (9, 9)),
+    ):
+        node.tail.observe(key, state, asyncio.get_running_loop().time())
+        end = await node.fetch_one(topic, expected[0])
+        assert (end.high_watermark, end.last_stable_offset) == expected
+    read = node.log.read
+
+    async def with_an_open_transaction(
+        requests: Sequence[ReadRequest], *, max_bytes: int
+    ) -> list[ReadResult | Refusal]:
+        results = await read(requests, max_bytes=max_bytes)
+        return [
+            replace(each, state=replace(each.state, last_stable_offset=1)) if isinstance(each, ReadResult) else each
+            for each in results
+        ]
+
+    await node.fill(other, [300] * 3)
+    node.tail.reset()
+    monkeypatch.setattr(node.log, "read", with_an_open_transaction)
+    part = await node.fetch_one(other, 0)
+    assert (part.high_watermark, part.last_stable_offset) == (3, 1)
+
+
 async def test_out_of_range(node: DataPlane) -> None:
-    """Peer defect 9: never said, so auto.offset.reset never came into play."""
+    """As another gateway did: never said, so auto.offset.reset never came into play."""
     topic = await node.create_topic("t")
     await node.fill(topic, [300] * 4)
     await node.log.delete_records(topic.partitions[0].partition_key, 2)
@@ -285,15 +332,18 @@ async def test_an_append_during_a_long_look_ends_the_wait(warm: DataPlane, monke
     await warm.fill(topic, [300], partition=1)
     looked, go_on = asyncio.Event(), asyncio.Event()
 
-    original = fetch_module._Planner.plan_in_pieces
+    original = fetch_module.in_pieces
 
-    async def long_look(planner: Any, request: Any) -> Any:
-        rows = await original(planner, request)
-        looked.set()
-        await go_on.wait()
-        return rows
+    async def long_look(items: Any) -> AsyncIterator[Any]:
+        topics = False
+        async for item in original(items):
+            topics = topics or isinstance(item, FetchTopic)
+            yield item
+        if topics and not looked.is_set():
+            looked.set()
+            await go_on.wait()
 
-    monkeypatch.setattr(fetch_module._Planner, "plan_in_pieces", long_look)
+    monkeypatch.setattr(fetch_module, "in_pieces", long_look)
     task = asyncio.create_task(warm.fetch([(topic, at(1, 0)), (topic, at(1, 1))], max_wait_ms=LONG_MS))
     await asyncio.wait_for(looked.wait(), WITHIN_S)
     await warm.fill(topic, [250], partition=0)
@@ -386,8 +436,7 @@ async def test_a_reader_that_goes_away_leaves_no_watch(warm: DataPlane) -> None:
     task = await parked(warm, warm.fetch([(topic, at(0))], max_wait_ms=LONG_MS))
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    partition = warm.tail._partitions[topic.partitions[0].partition_key]  # pyright: ignore[reportPrivateUsage]
-    assert not partition.watches
+    assert warm.tail.watched() == []
 
 
 # --- other nodes, lost storage ---------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssig
 from storage.errors import StorageUnavailable
 from storage.nodes import NodeStore
 from storage.types import Node
-from tests.gateway.group_node import GroupNode, forget_everything, group_node, settle, until
+from tests.gateway.group_node import GroupNode, forget_everything, group_node, lose_lease, settle, until
 from tests.postgres import Databases
 
 G = "g"
@@ -371,7 +371,7 @@ async def test_operations_are_told_when_asked_for(node: GroupNode, version: int)
 async def test_a_group_coordinated_elsewhere_is_described_as_such_alone(node: GroupNode) -> None:
     await settle(node.member(G, "c1"))
     other = next(name for name in "abcdef" if node.leases.shard_of(name) != node.leases.shard_of(G))
-    del node.leases._held[node.leases.shard_of(other)]
+    await lose_lease(node, other)
     answer = await node.ask(DescribeGroupsRequest(groups=(other, G)), 5)
     assert [group.error_code for group in answer.groups] == [ErrorCode.NOT_COORDINATOR, ErrorCode.NONE]
 
@@ -427,8 +427,7 @@ async def test_lists_are_filtered(
 
 async def test_groups_of_other_nodes_are_not_listed(node: GroupNode) -> None:
     await settle(node.member(G, "c1"))
-    del node.leases._held[node.leases.shard_of(G)]
-    node.groups.shard_lost(node.leases.shard_of(G))
+    await lose_lease(node, G)
     assert (await node.ask(ListGroupsRequest(), 5)).groups == ()
 
 

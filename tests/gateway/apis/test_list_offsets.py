@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 
 import crc32c
 import pytest
@@ -30,7 +31,7 @@ from protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopic,
 )
 from protocol.records import Record, build_batch, read_head
-from storage.types import NewBatch, Topic
+from storage.types import NewBatch, PartitionKey, PartitionState, Topic
 from tests.gateway.data_plane import DataPlane, batch_of, data_plane, offsets_in, only
 
 LATEST, EARLIEST, MAX_TIMESTAMP, EARLIEST_LOCAL, LATEST_TIERED, EARLIEST_PENDING = -1, -2, -3, -4, -5, -6
@@ -106,6 +107,29 @@ async def test_the_end_is_told_though_the_last_records_are_gone(node: DataPlane)
     assert await place(node, topic, EARLIEST_LOCAL) == (-1, 2)
     assert await place(node, topic, 0) == (-1, -1)
     assert await place(node, topic, MAX_TIMESTAMP) == (-1, -1)
+
+
+async def test_a_log_ends_at_the_last_stable_offset_for_who_reads_what_is_committed(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await node.create_topic("t")
+    await node.send(topic, batch_of(b"a", b"b", b"c", b"d", timestamps=[1000, 2000, 3000, 4000]))
+    states = node.log.states
+
+    async def with_an_open_transaction(keys: Iterable[PartitionKey]) -> dict[PartitionKey, PartitionState]:
+        return {key: replace(state, last_stable_offset=2) for key, state in (await states(keys)).items()}
+
+    monkeypatch.setattr(node.log, "states", with_an_open_transaction)
+    for timestamp, everything, committed in (
+        (LATEST, 4, 2),
+        (EARLIEST, 0, 0),
+        (1500, 1, 1),
+        (2500, 2, -1),
+        (MAX_TIMESTAMP, 3, -1),
+    ):
+        for isolation_level, offset in ((0, everything), (1, committed)):
+            answer = await node.list_offset(topic, timestamp, isolation_level=isolation_level)
+            assert (answer.error_code, answer.offset) == (ErrorCode.NONE, offset), (timestamp, isolation_level)
 
 
 async def test_what_lies_below_the_log_start_is_not_found(node: DataPlane) -> None:

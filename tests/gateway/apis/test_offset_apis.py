@@ -36,6 +36,7 @@ from tests.gateway.group_node import (
     forget_everything,
     group_node,
     locked_group,
+    lose_lease,
     reply_of,
     settle,
     write_is_waiting,
@@ -176,7 +177,7 @@ async def test_many_groups_are_fetched_at_once_and_fail_alone(node: GroupNode) -
     topic = await node.create_topic("t")
     other = next(name for name in "abcdef" if node.leases.shard_of(name) != node.leases.shard_of(G))
     await node.ask(commit_request(topic, partition(0, 5)), 9)
-    del node.leases._held[node.leases.shard_of(other)]
+    await lose_lease(node, other)
     groups = tuple(
         OffsetFetchRequestGroup(group_id=group_id, topics=(OffsetFetchRequestTopics(name="t", partition_indexes=(0,)),))
         for group_id in (other, G)

@@ -17,6 +17,7 @@ import structlog
 
 from gateway.apis.produce import MAX_LOGGED_REFUSALS, awaits_answer, produce
 from gateway.log import batch_validation
+from gateway.log.recompression import CODECS
 from gateway.net import pieces
 from protocol.api_keys import ApiKey
 from protocol.compression import Compression
@@ -145,7 +146,7 @@ async def test_offending_records_are_named(node: DataPlane) -> None:
 
 
 async def test_two_headers_with_one_key(node: DataPlane) -> None:
-    """Peer defect 5: a unique constraint on header keys."""
+    """As another gateway did: a unique constraint on header keys."""
     from protocol.records import Record, build_batch
 
     topic = await node.create_topic("t")
@@ -310,7 +311,7 @@ async def test_a_repeated_batch_is_answered_with_its_first_offset(node: DataPlan
 
 
 async def test_two_copies_in_flight_become_one(node: DataPlane) -> None:
-    """Peer defect 7: both copies passed the duplicate check."""
+    """As another gateway did: both copies passed the duplicate check."""
     topic = await node.create_topic("t")
     batch = batch_of(b"a", producer=(7, 0, 0))
     answers = await asyncio.gather(*(node.send(topic, batch, connection_id=str(copy)) for copy in range(8)))
@@ -462,3 +463,44 @@ async def test_one_request_logs_few_of_its_refusals_and_counts_all(node: DataPla
     assert sum(entry["event"] == "record batch refused" for entry in logged) == MAX_LOGGED_REFUSALS
     counted = node.services.metrics.registry.get_sample_value
     assert counted("sluice_refused_batches_total", {"error": "UNKNOWN_TOPIC_OR_PARTITION"}) == 100
+
+
+# --- compression.type ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", list(CODECS))
+async def test_batches_are_stored_in_their_topics_codec(node: DataPlane, name: str) -> None:
+    topic = await node.create_topic("t", configs={"compression.type": name, "message.timestamp.type": "LogAppendTime"})
+    for count, codec in enumerate(Compression):
+        batch = batch_of(b"a" * 500, b"b" * 500, compression=codec, producer=(7, 0, 2 * count))
+        assert (await node.send(topic, batch)).base_offset == 2 * count
+        assert (await node.send(topic, batch)).base_offset == 2 * count, "repeated by its producer"
+    assert await values_of(node, topic) == [b"a" * 500, b"b" * 500] * len(Compression)
+    for stored in batches_in(await node.fetch_one(topic, 0)):
+        assert verify_crc(stored)
+        assert read_head(stored).compression is CODECS[name]
+    assert node.recompressor.claimed_bytes == 0
+
+
+async def test_requests_of_one_connection_keep_their_order_whatever_is_recompressed(node: DataPlane) -> None:
+    topic = await node.create_topic("t", configs={"compression.type": "zstd", "compression.zstd.level": "19"})
+    sizes = [400_000, 1, 200_000, 1, 1]
+    answers = await asyncio.gather(
+        *(node.send(topic, batch_of(b"%d" % n * size, producer=(7, 0, n))) for n, size in enumerate(sizes))
+    )
+    assert [answer.base_offset for answer in answers] == list(range(len(sizes)))
+
+
+async def test_a_batch_that_its_codec_makes_too_large_is_refused(node: DataPlane) -> None:
+    topic = await node.create_topic("t", configs={"compression.type": "uncompressed", "max.message.bytes": "1000"})
+    refused = await node.send(topic, batch_of(b"a" * 1000, compression=Compression.ZSTD))
+    assert refused.error_code == ErrorCode.MESSAGE_TOO_LARGE
+    assert (await node.send(topic, batch_of(b"a" * 100, compression=Compression.ZSTD))).base_offset == 0
+    assert node.recompressor.claimed_bytes == 0
+
+
+async def test_old_clients_are_told_of_zstd(node: DataPlane) -> None:
+    topic = await node.create_topic("t", configs={"compression.type": "zstd"})
+    await node.send(topic, batch_of(b"a"))
+    assert (await node.fetch_one(topic, 0, version=9)).error_code == ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
+    assert records_in(await node.fetch_one(topic, 0, version=10))

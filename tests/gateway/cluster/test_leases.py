@@ -14,7 +14,7 @@ from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError, StorageUnavailable
 from storage.nodes import NodeStore
 from storage.pool import Database
-from storage.types import CoordinatorLease, NodeId, PartitionKey
+from storage.types import CoordinatorLease, LeaseKind, NodeId, PartitionKey
 from storage.types import Node as StoredNode
 
 TTL_MS = 60_000
@@ -240,7 +240,7 @@ async def test_those_who_ask_at_the_same_time_share_one_look_that_began_after_th
     looks = 0
     lease_owners = second.store.lease_owners
 
-    async def counted() -> dict[int, StoredNode]:
+    async def counted(kind: LeaseKind) -> dict[int, StoredNode]:
         nonlocal looks
         looks += 1
         return await lease_owners()
@@ -258,7 +258,7 @@ async def test_owners_last_seen_are_named_while_postgres_is_away(
 ) -> None:
     first, second = [await Node(database, port).start() for port in (9092, 9093)]
 
-    async def away() -> dict[int, StoredNode]:
+    async def away(kind: LeaseKind) -> dict[int, StoredNode]:
         raise StorageUnavailable("away")
 
     monkeypatch.setattr(second.store, "lease_owners", away)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
@@ -43,12 +43,10 @@ class Node:
             stack.push_async_callback(_cancelled, task)
         async with asyncio.timeout(DEADLINE_S):
             await self.hearing.wait()
-        # Both know each other since long ago.
-        plane.membership._known_since_s = float("-inf")
         self.wakeups.registered()
 
-    async def _announce(self, payloads: object) -> None:
-        await self.plane.membership._store.announce(payloads)  # type: ignore[arg-type]
+    async def _announce(self, payloads: Sequence[str]) -> None:
+        await NodeStore(self.plane.database).announce(payloads)
 
     async def _states(self, keys):
         keys = list(keys)
@@ -160,7 +158,7 @@ async def test_many_appends_at_once_are_announced_together(nodes: tuple[Node, No
     for round_ in range(1, 21):
         for key in keys:
             a.wakeups.appended(key, round_)
-    await until(lambda: b.wakeups.counts["heard"] > 0 and not a.wakeups._ends)
+    await until(lambda: 0 < a.wakeups.counts["sent"] == b.wakeups.counts["heard"])
     assert a.wakeups.counts["sent"] <= 3
     assert a.wakeups.counts["merged"] == 300 * 19
 

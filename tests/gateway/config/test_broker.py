@@ -115,7 +115,8 @@ def test_the_finest_retention_wins(given: dict[str, str], retention_ms: int) -> 
         ("log.cleanup.policy", "delete,delete"),
         ("log.cleanup.policy", "delete,"),
         ("log.message.timestamp.type", "createtime"),
-        ("compression.type", "gzip"),
+        ("compression.type", "brotli"),
+        ("compression.gzip.level", "0"),
         ("log.cleaner.enable", "false"),
         ("offsets.topic.num.partitions", "10"),
         ("node.id", "4"),
@@ -133,7 +134,7 @@ def test_refused_with_name_value_and_reason(name: str, value: str) -> None:
 
 
 def test_a_fixed_setting_may_be_given_its_value() -> None:
-    assert parse_broker_configs({"compression.type": "producer", "offsets.topic.num.partitions": "50"}).static
+    assert parse_broker_configs({"log.cleaner.enable": "true", "offsets.topic.num.partitions": "50"}).static
 
 
 def test_layers() -> None:

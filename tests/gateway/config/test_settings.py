@@ -93,6 +93,9 @@ def test_every_option_has_flag_variable_and_file_key(tmp_path: Path) -> None:
         ("committers", "0", "from 1 to 16"),
         ("committers", "two", "whole number"),
         ("node-ttl-ms", "9" * 30, "whole number"),
+        ("log-store", "ftp://host/records", "expected s3://BUCKET/PREFIX"),
+        ("log-store", "s3://", "expected s3://BUCKET/PREFIX"),
+        ("log-store", "s3://bucket/prefix?region=there", "keys in the environment"),
     ],
 )
 def test_a_wrong_value_is_refused_with_its_origin(option: str, text: str, reason: str) -> None:
@@ -129,6 +132,27 @@ def test_a_password_is_shown_neither_in_a_value_nor_in_a_refusal() -> None:
 )
 def test_a_password_is_hidden_wherever_the_url_holds_it(url: str, shown: str) -> None:
     assert origins(load({"database-url": url}, (), {}))["database-url"][0] == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("s3://records", "s3://records"),
+        ("s3://records/sluice/", "s3://records/sluice"),
+        ("gs://records/a/b", "gs://records/a/b"),
+        ("az://container/sluice", "az://container/sluice"),
+        ("inline", None),
+        ("auto", Path(".sluice/log")),
+    ],
+)
+def test_records_lie_in_a_directory_a_bucket_or_postgres(text: str, place: str | Path | None) -> None:
+    assert load({"log-store": text}, (), {}).settings.log_place == place
+
+
+def test_a_key_in_the_url_of_a_bucket_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        load({"log-store": "s3://key:secret@records"}, (), {})
+    assert "secret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["SLUICE_LISTENER", "SLUICE_BROKER_NUM_PARTITION"])
@@ -170,7 +194,7 @@ def test_what_kubernetes_tells_of_a_service_named_sluice_is_let_be() -> None:
         ("num.partitions = 3\n", r"num: .* belong in \[broker\]"),
         ("'num.partitions' = 3\n", r"belong in \[broker\]"),
         ("[broker]\nnum.partition = 3\n", "unknown broker setting"),
-        ("[broker]\n'num.partitions' = 'many'\n", "whole number"),
+        ("[broker]\n'num.partitions' = 'many'\n", "Not a number of type INT"),
     ],
 )
 def test_a_wrong_file_is_refused(tmp_path: Path, text: str, reason: str) -> None:
@@ -226,7 +250,7 @@ def test_a_comma_inside_a_value_does_not_separate() -> None:
         ("num.partitions", "KEY=VALUE"),
         ("=3", "KEY=VALUE"),
         ("num.partitionz=3", "unknown broker setting"),
-        ("num.partitions=0", "must be between"),
+        ("num.partitions=0", "must be at least 1"),
         ("group.min.session.timeout.ms=99999999", "above group.max.session.timeout.ms"),
         ("group.max.session.timeout.ms=1", "above group.max.session.timeout.ms"),
     ],

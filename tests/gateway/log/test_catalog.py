@@ -9,8 +9,8 @@ from uuid import UUID, uuid4
 import pytest
 
 import gateway.log.catalog as catalog_module
+from storage.deletion import DeletionStore
 from storage.errors import StorageUnavailable
-from storage.retention import purge
 from storage.types import CatalogChanges, NewTopic, Refusal, Topic
 from tests.gateway.data_plane import DataPlane, data_plane
 
@@ -263,11 +263,11 @@ async def test_an_incarnation_that_is_gone_does_not_come_back(node: DataPlane) -
     assert node.catalog.topics() == []
 
 
-async def test_a_node_that_slept_through_a_purge_forgets_what_is_gone(node: DataPlane, other: DataPlane) -> None:
+async def test_a_node_that_slept_through_a_deletion_forgets_what_is_gone(node: DataPlane, other: DataPlane) -> None:
     kept, gone = await node.create_topic("kept"), await node.create_topic("gone")
     await node.catalog.refresh_if_changed()
     await other.topics.delete(gone.topic_id)
-    await purge(other.database, grace_ms=0)
+    assert (await DeletionStore(other.database).advance(gone.topic_id)).gone
     await other.topics.create([NewTopic("new", 1, {})])
     await node.catalog.refresh_if_changed()
     assert {topic.name for topic in node.catalog.topics()} == {"kept", "new"}

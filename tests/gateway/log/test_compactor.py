@@ -134,7 +134,7 @@ def test_only_what_is_dirty_is_indexed_but_all_is_cleaned() -> None:
 
 @pytest.mark.parametrize("flag", ["is_control", "is_transactional"])
 def test_control_and_transactional_batches_are_left_alone(flag: str) -> None:
-    """Peer defect 4: an uncommitted record deleted a committed one, and markers each other."""
+    """As another gateway did: an uncommitted record deleted a committed one, and markers each other."""
     batches = [stored(0, ("a", "1")), stored(1, ("a", "2"), **{flag: True}), stored(2, ("a", "3"), **{flag: True})]
     log, cleaned = compacted(batches)
     assert cleaned.removed == []

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from gateway.net.connection import MAX_BULKY_IN_FLIGHT, ConnectionLimits
+from gateway.net.connection import MAX_BULKY_IN_FLIGHT, REQUEST_BYTES, ConnectionLimits
 from gateway.net.context import ConnectionInfo
 from gateway.net.holdings import SMALL_BYTES
 from gateway.net.requests import Admission, Chunk, Order
@@ -410,7 +410,7 @@ async def test_a_full_node_reads_one_large_frame_on_and_no_other_until_there_is_
         for peer in others:
             peer.writer.write(whole[: len(whole) // 2])
         await served.settle()
-        reading = [connection._reading for connection in served.server._connections]  # pyright: ignore[reportPrivateUsage]
+        reading = [connection.is_reading for connection in served.server.connections]
         assert reading.count(False) == 2
         for peer in others:
             peer.writer.write(whole[len(whole) // 2 :])
@@ -433,6 +433,37 @@ async def test_a_full_node_lets_a_connection_have_a_little_and_no_more() -> None
         served.words.gate(body[:40]).set()
         for peer in peers:
             assert len(await peer.answers(300)) == 300
+        assert served.held_bytes == 0
+
+
+@pytest.mark.parametrize(("held_bytes", "started"), [(SMALL_BYTES, 1), (2 * SMALL_BYTES, 0)])
+async def test_a_full_node_starts_one_fetch_of_each_connection_until_it_is_overdrawn(
+    held_bytes: int, started: int
+) -> None:
+    holding = b"-wait:first" + bytes(held_bytes)
+    async with node(max_node_bytes=SMALL_BYTES) as served:
+        first, second = [await served.connect() for _ in range(2)]
+        first.send(holding)
+        await served.words.until_started(1)
+        second.send(b"bwait:one", b"bwait:two")
+        await served.settle()
+        fetches = [name for name in served.words.started if name.startswith(b"bwait")]
+        assert fetches == [b"bwait:one", b"bwait:two"][:started]
+        served.words.gate(holding[:40]).set()
+        for name in (b"bwait:one", b"bwait:two"):
+            served.words.gate(name).set()
+        assert await second.answers(2) == [b"bwait:one", b"bwait:two"]
+
+
+async def test_what_requests_are_worked_on_with_counts_too() -> None:
+    """A thousand requests of two hundred bytes take six megabytes."""
+    async with node(max_node_bytes=10_000_000) as served:
+        peer = await served.connect()
+        peer.send(*[b"lwait:"] * 100)
+        await served.words.until_started(100)
+        assert served.held_bytes == 100 * len(b"lwait:") + 99 * REQUEST_BYTES
+        served.words.gate(b"lwait:").set()
+        await peer.answers(100)
         assert served.held_bytes == 0
 
 
@@ -524,7 +555,7 @@ async def test_idle_connections_are_closed_and_busy_ones_are_not() -> None:
         assert await asyncio.wait_for(served.forgotten.get(), 10), "a client that is idle has done nothing wrong"
         served.words.gate(b"pwait:1").set()
         assert await busy.answer() == b"pwait:1"
-        (connection,) = served.server._connections  # pyright: ignore[reportPrivateUsage]
+        (connection,) = served.server.connections
         assert not connection.is_idle(asyncio.get_running_loop().time()), "an answer is a sign of life as well"
 
 
@@ -614,7 +645,7 @@ async def test_closing_what_has_lost_its_peer_lets_its_work_finish() -> None:
         await served.settle()
         peer.reset()
         await served.settle()
-        (connection,) = [each for each in served.server._connections if each.in_flight]  # pyright: ignore[reportPrivateUsage]
+        (connection,) = [each for each in served.server.connections if each.in_flight]
         connection.close()
         served.words.gate(b"-wait:commit").set()
         assert await asyncio.wait_for(served.forgotten.get(), 10)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import struct
+import threading
 from typing import Any, cast
 
 import pytest
 
 from gateway.apis import SERVED
+from gateway.net import coding, dispatch
+from gateway.net.coding import AT_ONCE_ELEMENTS
 from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.net.dispatch import Dispatch, Handler, Served, Stages
 from gateway.net.requests import Admission, Chunk, Order, UnanswerableError
@@ -111,6 +114,25 @@ async def test_a_request_of_more_elements_than_its_api_takes_is_refused() -> Non
     assert [(each.name, each.error_code) for each in response.responses] == [
         (name, ErrorCode.POLICY_VIOLATION) for name in request.topic_names
     ]
+
+
+@pytest.mark.parametrize("count", [AT_ONCE_ELEMENTS, AT_ONCE_ELEMENTS + 1])
+async def test_only_a_request_of_many_elements_is_decoded_in_a_thread(
+    count: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoded_in: list[threading.Thread] = []
+
+    def decode(*arguments: Any, **how: Any) -> Any:
+        request = codec.decode_request(*arguments, **how)
+        decoded_in.append(threading.current_thread())
+        return request
+
+    monkeypatch.setattr(dispatch, "decode_request", decode)
+    monkeypatch.setattr(coding, "decode_request", decode)
+    request = DeleteTopicsRequest(topic_names=tuple(f"t{number}" for number in range(count)), timeout_ms=1)
+    await Table(line(ApiKey.DELETE_TOPICS, 1, 6, accept)).ask(request, 4)
+    (thread,) = decoded_in
+    assert (thread is threading.main_thread()) == (count <= AT_ONCE_ELEMENTS)
 
 
 @pytest.mark.parametrize(

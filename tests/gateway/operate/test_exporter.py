@@ -78,7 +78,7 @@ async def test_without_storage_there_are_still_the_nodes(database: Database) -> 
 
     class Gone:
         def __getattr__(self, name: str) -> Any:
-            async def refuse(limit: int) -> Any:
+            async def refuse(*limits: int) -> Any:
                 raise StorageUnavailable("gone")
 
             return refuse

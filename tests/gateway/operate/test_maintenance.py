@@ -11,19 +11,22 @@ import pytest
 import structlog.testing
 
 import gateway.operate.maintenance as maintenance_module
+from gateway.cluster.jobs import Job
 from gateway.cluster.leases import SHARDS, shard_of
 from gateway.config.broker import parse_broker_configs
 from gateway.coordinator.classic import CLASSIC
 from gateway.coordinator.model import Group, GroupState, Member, MemberId
+from gateway.operate.deletions import Deletions
 from gateway.operate.maintenance import Compaction, Maintenance, subscriptions, unsettled
 from protocol.compression import Compression
 from protocol.errors import ErrorCode
 from storage.compaction import CompactionRun, CompactionStore, DirtyRange
+from storage.deletion import DeletionStore
 from storage.groups import GroupStore
 from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
 from storage.roller import Roller
-from storage.types import GroupChange, OffsetCommit, Topic
+from storage.types import CoordinatorLease, GroupChange, LeaseKind, NodeId, OffsetCommit, Topic
 from tests.gateway.data_plane import DataPlane, batch_of, data_plane, offsets_in, records_in
 
 HOUR_MS = 3_600_000
@@ -42,10 +45,17 @@ def maintenance(node: DataPlane) -> Maintenance:
         Roller(node.database, node.log, None),
         node.catalog,
         node.tail,
-        node.membership,
         list,
         list,
+        deletions(node),
     )
+
+
+LEASE = CoordinatorLease(Job.DELETION, NodeId(1), 1, LeaseKind.JOBS)
+
+
+def deletions(node: DataPlane) -> Deletions:
+    return Deletions(DeletionStore(node.database), lambda: LEASE)
 
 
 def now_ms() -> int:
@@ -73,7 +83,7 @@ async def content(node: DataPlane, topic: Topic) -> list[tuple[int, bytes | None
 @pytest.mark.parametrize(
     ("configs", "kept"),
     [
-        # Peer defects 1-3: -1 deleted everything, 30 days overflowed, no policy deleted nothing.
+        # As another gateway did: -1 deleted everything, 30 days overflowed, no policy deleted nothing.
         pytest.param({"retention.ms": "-1"}, [0, 1, 2], id="for ever"),
         pytest.param({"retention.ms": "2592000000"}, [1, 2], id="30 days"),
         pytest.param({}, [1, 2], id="default policy"),
@@ -116,10 +126,7 @@ async def test_a_deleted_topic_leaves_nothing(node: DataPlane, database_url: str
     topic = await node.create_topic("t")
     await node.fill(topic, [300] * 5)
     await node.delete_topic(topic)
-    connection = await asyncpg.connect(database_url)
-    await connection.execute("update sluice.topic set deleted_at = now() - interval '1 hour'")
-    await connection.close()
-    await maintenance(node).purge()
+    await maintenance(node).deletions.run()
     for table in ("chunk", "partition", "topic"):
         assert await count_rows(database_url, table) == 0
 
@@ -284,27 +291,25 @@ async def test_idle_topics_wait_for_the_cleaners_backoff(node: DataPlane) -> Non
 # --- who runs what ---------------------------------------------------------------------------------------------------
 
 
-async def test_the_whole_logs_passes_run_on_the_first_node_only(node: DataPlane, database_url: str) -> None:
-    async with data_plane(database_url, name="node-2") as other:
-        await node.membership.renew()
-        topic = await node.create_topic("t", configs={"retention.ms": str(HOUR_MS)})
-        await other.catalog.refresh_if_changed()
-        await node.send(topic, batch_of(b"v", timestamps=[now_ms() - 2 * HOUR_MS]))
-        passes = {name: run for name, run, _ in maintenance(other).passes()}
-        await passes["retention"]()
-        assert len(await content(node, topic)) == 1
-        passes = {name: run for name, run, _ in maintenance(node).passes()}
-        await passes["retention"]()
-        assert await content(node, topic) == []
-
-
 async def test_every_pass_runs_on_an_empty_node(node: DataPlane) -> None:
-    for _, run, interval_ms in maintenance(node).passes():
-        await run()
-        assert interval_ms > 0
+    for each in maintenance(node).passes():
+        await each.run()
+        assert each.interval_ms > 0
 
 
-async def test_idle_producers_are_forgotten(node: DataPlane, database_url: str) -> None:
+def test_what_is_done_for_the_whole_log_is_a_job_and_what_a_node_does_for_itself_is_none(node: DataPlane) -> None:
+    assert {each.name for each in maintenance(node).passes() if each.job is None} == {
+        "compacted tails",
+        "clock",
+        "offset expiry",
+    }
+
+
+async def test_idle_producers_are_forgotten_whatever_this_nodes_clock_says(
+    node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real_ms = time.time_ns
+    monkeypatch.setattr(time, "time_ns", lambda: real_ms() + 8 * 24 * HOUR_MS * 1_000_000)
     topic = await node.create_topic("t")
     await node.send(topic, batch_of(b"a", producer=(7, 0, 0)))
     await node.send(topic, batch_of(b"a", producer=(8, 0, 0)))
@@ -353,9 +358,9 @@ async def test_old_offsets_go_round_by_round_and_those_of_a_reading_group_stay(
         Roller(node.database, node.log, None),
         node.catalog,
         node.tail,
-        node.membership,
         lambda: held,
         lambda: [reads],
+        deletions(node),
     ).expire_offsets()
     left = {group_id: len(await offsets.fetch(group_id)) for group_id in ("old", "young", "reads", "fenced")}
     assert left == {"old": 0, "young": 5, "reads": 5, "fenced": 5}
@@ -396,11 +401,11 @@ async def test_a_group_that_is_empty_when_the_node_starts_is_still_there_after_t
         Roller(node.database, node.log, None),
         node.catalog,
         node.tail,
-        node.membership,
         lambda: leases,
         list,
+        deletions(node),
     )
-    (expire,) = [run for name, run, _ in maintenance.passes() if name == "offset expiry"]
+    (expire,) = [each.run for each in maintenance.passes() if each.name == "offset expiry"]
     await expire()
     assert [group_id for group_id, *_ in await groups.list()] == ["g"]
     await expire()

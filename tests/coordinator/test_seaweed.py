@@ -1,6 +1,7 @@
-"""What SeaweedFS #9143 and its follow-ups were about, as a client sees it here: rows 1-5, R1-R3, F1-F4.
+"""What went wrong with consumer groups of another gateway (SeaweedFS #9143 and its follow-ups), by values.
 
-The one idea: a test per row, named after it. Members are keyed by connection, never by client id.
+The one idea: members are keyed by connection, never by client id. `tests/clients/test_seaweed.py` shows the same with
+stock clients, `tests/frames/test_seaweed_groups.py` to the byte.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ PREPARING = GroupState.PREPARING_REBALANCE
 STABLE = GroupState.STABLE
 
 
-def test_row_1_two_connections_with_one_client_id_are_two_members() -> None:
+def test_two_connections_with_one_client_id_are_two_members() -> None:
     scene = Scene(delay_ms=100)
     joins = [scene.join(connection, client_id="sarama") for connection in "ab"]
     scene.advance(1_000)
@@ -29,7 +30,7 @@ def test_row_1_two_connections_with_one_client_id_are_two_members() -> None:
     assert [member.client_id for member in describe(scene.group).members] == ["sarama", "sarama"]
 
 
-def test_row_1_a_second_join_without_an_id_on_one_connection_is_the_same_member() -> None:
+def test_a_second_join_without_an_id_on_one_connection_is_the_same_member() -> None:
     scene = Scene(delay_ms=100)
     first, second = scene.join("a"), scene.join("a")
     assert (first.error, second.parked) == (REBALANCING, True)
@@ -39,7 +40,7 @@ def test_row_1_a_second_join_without_an_id_on_one_connection_is_the_same_member(
 
 
 @pytest.mark.parametrize("version", [3, 4])
-def test_row_1_a_member_that_forgot_its_id_is_that_member_again(version: int) -> None:
+def test_a_member_that_forgot_its_id_is_that_member_again(version: int) -> None:
     """Also where the version would ask a newcomer to come back with an id."""
     scene = Scene()
     _, b = scene.stable("a", "b")
@@ -48,7 +49,7 @@ def test_row_1_a_member_that_forgot_its_id_is_that_member_again(version: int) ->
     assert len(scene.group.members) == 2
 
 
-def test_row_1_an_id_asked_for_again_on_its_connection_is_the_same_id() -> None:
+def test_an_id_asked_for_again_on_its_connection_is_the_same_id() -> None:
     scene = Scene()
     first = scene.join("a", version=4, session_ms=10_000)
     scene.advance(9_000)
@@ -61,21 +62,21 @@ def test_row_1_an_id_asked_for_again_on_its_connection_is_the_same_id() -> None:
     assert not scene.group.pending
 
 
-def test_row_1_an_old_version_joins_under_the_id_its_connection_was_given() -> None:
+def test_an_old_version_joins_under_the_id_its_connection_was_given() -> None:
     scene = Scene()
     given = scene.join("a", version=4).join.member_id
     assert scene.join("a", version=3).join.member_id == given
     assert not scene.group.pending
 
 
-def test_row_1_a_pending_id_is_not_anothers() -> None:
+def test_a_pending_id_is_not_anothers() -> None:
     scene = Scene()
     given = scene.join("a", version=4).join.member_id
     assert scene.join("b", version=4).join.member_id != given
 
 
 @pytest.mark.parametrize("request_name", ["heartbeat", "commit", "join", "sync"])
-def test_row_1_a_member_id_from_another_connection_moves_the_key(request_name: str) -> None:
+def test_a_member_id_from_another_connection_moves_the_key(request_name: str) -> None:
     scene = Scene()
     _, b = scene.stable("a", "b")
     assert getattr(scene, request_name)("b2", b).error is NONE
@@ -84,7 +85,7 @@ def test_row_1_a_member_id_from_another_connection_moves_the_key(request_name: s
     assert other.error is ID_REQUIRED
 
 
-def test_row_1_a_closed_connections_key_is_not_handed_on() -> None:
+def test_a_closed_connections_key_is_not_handed_on() -> None:
     scene = Scene()
     _, b = scene.stable("a", "b")
     scene.close("b")
@@ -93,7 +94,7 @@ def test_row_1_a_closed_connections_key_is_not_handed_on() -> None:
     assert asked.join.member_id != b
 
 
-def test_row_2_a_rejoin_keeps_what_the_leader_gave_for_this_generation() -> None:
+def test_a_rejoin_keeps_what_the_leader_gave_for_this_generation() -> None:
     scene = Scene()
     a, b, c = scene.completing("a", "b", "c")
     scene.sync("a", a, {a: b"1", b: b"2", c: b"3"})
@@ -102,7 +103,7 @@ def test_row_2_a_rejoin_keeps_what_the_leader_gave_for_this_generation() -> None
     assert scene.sync("b", b).sync.assignment == b"2"
 
 
-def test_row_2_and_leaks_nothing_from_an_older_one() -> None:
+def test_a_rejoin_is_given_nothing_of_an_older_generation() -> None:
     scene = Scene()
     a, b = scene.stable("a", "b")
     scene.join("a", a)
@@ -113,7 +114,7 @@ def test_row_2_and_leaks_nothing_from_an_older_one() -> None:
     assert held.sync.assignment != b"for b"
 
 
-def test_row_3_a_follower_that_syncs_first_is_held_and_sent_back_only_by_a_new_rebalance() -> None:
+def test_a_follower_that_syncs_first_is_held_and_sent_back_only_by_a_new_rebalance() -> None:
     scene = Scene()
     _, b = scene.completing("a", "b")
     held = scene.sync("b", b)
@@ -122,7 +123,7 @@ def test_row_3_a_follower_that_syncs_first_is_held_and_sent_back_only_by_a_new_r
     assert held.error is REBALANCING
 
 
-def test_row_4_the_old_generation_is_in_rebalance_until_it_is_over() -> None:
+def test_the_old_generation_is_in_rebalance_until_it_is_over() -> None:
     scene = Scene()
     a, b = scene.stable("a", "b")
     old = scene.generation
@@ -135,7 +136,7 @@ def test_row_4_the_old_generation_is_in_rebalance_until_it_is_over() -> None:
     assert scene.heartbeat("a", a).error is NONE
 
 
-def test_row_5_a_member_that_leaves_is_gone_at_once() -> None:
+def test_a_member_that_leaves_is_gone_at_once() -> None:
     scene = Scene()
     a, b = scene.stable("a", "b")
     assert scene.leave("a", a).codes == [NONE]
@@ -143,7 +144,7 @@ def test_row_5_a_member_that_leaves_is_gone_at_once() -> None:
     assert scene.join("b", b).join.leader == b
 
 
-def test_row_r1_a_rejoin_with_foreign_protocols_has_no_effect() -> None:
+def test_a_rejoin_with_foreign_protocols_has_no_effect() -> None:
     scene = Scene()
     _, b = scene.stable("a", "b")
     before = scene.group
@@ -153,7 +154,7 @@ def test_row_r1_a_rejoin_with_foreign_protocols_has_no_effect() -> None:
     assert scene.sync("b", b).sync.assignment == b"for b"
 
 
-def test_row_r2_a_batch_of_leavers_has_codes_of_their_own_and_one_generation() -> None:
+def test_a_batch_of_leavers_has_codes_of_their_own_and_one_generation() -> None:
     scene = Scene()
     a, b, c = scene.stable("a", "b", "c")
     before = scene.generation
@@ -161,7 +162,7 @@ def test_row_r2_a_batch_of_leavers_has_codes_of_their_own_and_one_generation() -
     assert scene.join("c", c).join.generation_id == before + 1
 
 
-def test_row_r2_the_leader_is_replaced_only_if_it_left() -> None:
+def test_the_leader_is_replaced_only_if_it_left() -> None:
     scene = Scene()
     a, b, c = scene.stable("a", "b", "c")
     scene.leave("x", "ghost", b)
@@ -170,7 +171,7 @@ def test_row_r2_the_leader_is_replaced_only_if_it_left() -> None:
     assert scene.join("a", a).join.leader == a
 
 
-def test_row_r3_each_answer_of_a_batch_echoes_how_it_was_asked() -> None:
+def test_each_answer_of_a_batch_echoes_how_it_was_asked() -> None:
     """Null and empty instances stay apart; how a version writes them is the codec's."""
     scene = Scene()
     scene.stable("a", instances={"a": "ia"})
@@ -179,7 +180,7 @@ def test_row_r3_each_answer_of_a_batch_echoes_how_it_was_asked() -> None:
     assert echoed == [("", "ia"), ("ghost", None), ("ghost", "")]
 
 
-def test_row_f1_a_late_joiner_restarts_the_join_phase_and_nobody_ends_with_nothing() -> None:
+def test_a_late_joiner_restarts_the_join_phase_and_nobody_ends_with_nothing() -> None:
     scene = Scene()
     a, b = scene.completing("a", "b")
     late = scene.join("c")
@@ -194,7 +195,7 @@ def test_row_f1_a_late_joiner_restarts_the_join_phase_and_nobody_ends_with_nothi
     assert held.sync.assignment == b"3"
 
 
-def test_row_f2_a_sync_that_believes_in_another_protocol_is_refused() -> None:
+def test_a_sync_that_believes_in_another_protocol_is_refused() -> None:
     scene = Scene()
     (a,) = scene.completing("a")
     wrong = ErrorCode.INCONSISTENT_GROUP_PROTOCOL
@@ -203,7 +204,7 @@ def test_row_f2_a_sync_that_believes_in_another_protocol_is_refused() -> None:
     assert scene.sync("a", a, protocol_type="consumer", protocol_name="range").error is NONE
 
 
-def test_row_f3_a_leader_of_another_type_may_assign_nothing() -> None:
+def test_a_leader_of_another_type_may_assign_nothing() -> None:
     scene = Scene()
     joined = scene.join("a", protocol_type="sr", offer=(("v0", b"\x00not a subscription"),))
     member_id = joined.join.member_id
@@ -213,7 +214,7 @@ def test_row_f3_a_leader_of_another_type_may_assign_nothing() -> None:
     assert (scene.state, scene.generation) == (STABLE, before)
 
 
-def test_row_f4_a_dead_member_is_out_when_its_own_session_ends() -> None:
+def test_a_dead_member_is_out_when_its_own_session_ends() -> None:
     """6 s session, killed without a sign; who joins 7 s later finds nobody there."""
     scene = Scene(group_connection_grace_ms=-1)
     a = scene.join("a", session_ms=6_000).join.member_id
@@ -225,7 +226,7 @@ def test_row_f4_a_dead_member_is_out_when_its_own_session_ends() -> None:
     assert [member.member_id for member in asked.join.members] == [b]
 
 
-def test_row_f4_also_while_a_newcomer_waits() -> None:
+def test_a_dead_member_is_out_also_while_a_newcomer_waits() -> None:
     scene = Scene(group_connection_grace_ms=-1)
     a = scene.join("a", session_ms=6_000).join.member_id
     scene.sync("a", a, {})

@@ -1,0 +1,109 @@
+"""BROKER_LOGGER, a resource of DescribeConfigs and IncrementalAlterConfigs: this node's loggers and their levels.
+
+A level belongs to one process and ends with it, so only the node that is named answers (KIP-412). Mirrors upstream's
+RuntimeLoggerManager: what is asked of one node is checked whole before any of it is done. Legacy AlterConfigs does not
+know loggers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+import structlog
+
+from gateway.config.definition import ConfigSource
+from gateway.operate import loggers
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.describe_configs import DescribeConfigsResource, DescribeConfigsResourceResult
+from protocol.messages.incremental_alter_configs import AlterableConfig
+
+log = structlog.get_logger(__name__)
+
+_RESOURCE = "BROKER_LOGGER"
+
+
+class Operation(IntEnum):
+    """Upstream's AlterConfigOp.OpType."""
+
+    SET = 0
+    DELETE = 1
+    APPEND = 2
+    SUBTRACT = 3
+
+
+def describe_loggers(resource: DescribeConfigsResource, node_id: int) -> list[DescribeConfigsResourceResult]:
+    """The loggers asked for, all where none is named, with the level in effect."""
+    if not resource.resource_name:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Broker id must not be empty")
+    if read_broker_id(resource.resource_name, "Broker") != node_id:
+        raise KafkaError(
+            ErrorCode.INVALID_REQUEST,
+            f"Unexpected broker id, expected {node_id} but received {resource.resource_name}",
+        )
+    wanted = set(resource.configuration_keys or ())
+    return [
+        DescribeConfigsResourceResult(
+            name=name,
+            value=loggers.level_of(name),
+            read_only=False,
+            config_source=ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG,
+        )
+        for name in loggers.names()
+        if not wanted or name in wanted
+    ]
+
+
+def alter_loggers(resource_name: str, changes: Sequence[AlterableConfig], node_id: int, *, validate_only: bool) -> None:
+    """All of the changes, or none and KafkaError."""
+    asked_id = read_broker_id(resource_name, "Node")
+    if asked_id != node_id:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unexpected node id. Expected {node_id}, but received {asked_id}")
+    known = set(loggers.names())
+    for change in changes:
+        _check(change, known)
+    if validate_only:
+        return
+    for change in changes:
+        if change.config_operation == Operation.SET:
+            loggers.set_level(change.name, change.value or "")
+        else:
+            loggers.unset_level(change.name)
+        log.warning("level of a logger changed", logger=change.name, level=loggers.level_of(change.name))
+
+
+def read_broker_id(text: str, what: str) -> int:
+    """The id of a broker that a resource is named by; `what` it is called in the refusal."""
+    try:
+        return int(text)
+    except ValueError:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"{what} id must be an integer, but it is: {text}") from None
+
+
+def _check(change: AlterableConfig, known: set[str]) -> None:
+    match change.config_operation:
+        case Operation.SET | Operation.DELETE:
+            if change.name not in known:
+                raise KafkaError(ErrorCode.INVALID_CONFIG, f"Logger {change.name} does not exist!")
+            if change.config_operation == Operation.DELETE:
+                if change.name == loggers.ROOT:
+                    raise KafkaError(
+                        ErrorCode.INVALID_REQUEST,
+                        f"Removing the log level of the {loggers.ROOT} logger is not allowed",
+                    )
+            elif change.value not in loggers.LEVELS:
+                raise KafkaError(
+                    ErrorCode.INVALID_CONFIG,
+                    f"Cannot set the log level of {change.name} to {change.value} as it is not a supported log level."
+                    f" Valid log levels are {', '.join(sorted(loggers.LEVELS))}",
+                )
+        case Operation.APPEND | Operation.SUBTRACT:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"{Operation(change.config_operation).name} operation is not allowed for the {_RESOURCE} resource",
+            )
+        case _:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                f"Unknown operation type {change.config_operation} is not allowed for the {_RESOURCE} resource",
+            )

@@ -1,0 +1,52 @@
+"""Topic names to ids and back: the classic protocol names topics, a consumer group knows them by id.
+
+The one idea: what a member of the classic protocol says and is told lies in its metadata and assignment as the embedded
+consumer protocol has it (`protocol/consumer.py`); here it becomes partitions, and they become bytes again. Topics that
+do not exist (any more) have no partitions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer.model import ClassicProtocol
+from gateway.coordinator.consumer.partitions import Partitions, partitions_of
+from gateway.coordinator.protocols import names
+from protocol.consumer import Assignment, Subscription, TopicPartition, decode_subscription, encode_assignment
+
+
+def protocol_name(classic: ClassicProtocol) -> str:
+    """What such a member is told that the group speaks: the first that it offers."""
+    return _first(classic)[0]
+
+
+def subscription(classic: ClassicProtocol) -> Subscription:
+    """Raises ProtocolError where the metadata of its first protocol cannot be read."""
+    return decode_subscription(_first(classic)[1])
+
+
+def _first(classic: ClassicProtocol) -> tuple[str, bytes]:
+    return next((name, metadata) for name, metadata in classic.protocols if name)
+
+
+def by_id(named: Iterable[tuple[str, Iterable[int]]], cluster: Cluster) -> Partitions:
+    return partitions_of((cluster.topics[name].topic_id, indexes) for name, indexes in named if name in cluster.topics)
+
+
+def assignment(held: Partitions, version: int, cluster: Cluster) -> bytes:
+    """In the layout of the version that the member itself writes, topics in the order of their names."""
+    topics = [
+        TopicPartition(cluster.by_id[topic_id].name, tuple(sorted(indexes)))
+        for topic_id, indexes in held.items()
+        if topic_id in cluster.by_id
+    ]
+    return encode_assignment(Assignment(version, tuple(sorted(topics))))
+
+
+def compatible(offered: ClassicProtocol, others: Iterable[ClassicProtocol]) -> bool:
+    """Whether all of them can speak one of the offered protocols, should the group become a classic one."""
+    common = names(offered.protocols)
+    for other in others:
+        common &= names(other.protocols)
+    return bool(common)

@@ -1,0 +1,239 @@
+"""Online migration: a classic group with members becomes a consumer group, and a classic one again.
+
+The one idea: nobody is to lose what it reads. Whoever may own a partition owns it in the group that comes after: a
+classic member becomes one that speaks the classic protocol in a consumer group (`classic_members.py`), at the
+generation that it knows, and is told to join again by its next heartbeat; on the way back it keeps its epoch as its
+generation until the first one of the classic group begins. So both heartbeat and commit on, whatever the step did.
+Follows `convertToConsumerGroup` and `convertToClassicGroup` of upstream's GroupMetadataManager.
+"""
+
+from __future__ import annotations
+
+from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer import embedded
+from gateway.coordinator.consumer.draft import Draft
+from gateway.coordinator.consumer.model import ClassicProtocol, ConsumerGroup, ConsumerMember
+from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference, intersection, union
+from gateway.coordinator.draft import Draft as ClassicDraft
+from gateway.coordinator.facts import Conversion, Departure, GroupTypeChanged, MemberId, MemberLeft, Trigger
+from gateway.coordinator.join import join
+from gateway.coordinator.machine import Adopted, RequestId, Step
+from gateway.coordinator.model import (
+    Group,
+    GroupState,
+    JoinGroup,
+    JoinReply,
+    Member,
+    MigrationPolicy,
+    Reply,
+    Settings,
+    SyncReply,
+)
+from gateway.coordinator.observer import is_cooperative
+from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, names, select_protocol
+from gateway.coordinator.rebalance import prepare_rebalance
+from protocol.consumer import Subscription, decode_assignment
+from protocol.errors import ErrorCode, ProtocolError
+
+UPGRADES = frozenset({MigrationPolicy.BIDIRECTIONAL, MigrationPolicy.UPGRADE})
+DOWNGRADES = frozenset({MigrationPolicy.BIDIRECTIONAL, MigrationPolicy.DOWNGRADE})
+
+CLASSIC = "classic"
+CONSUMER = "consumer"
+
+
+# --- upgrade --------------------------------------------------------------------------------------------------------
+
+
+def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
+    """The consumer group that this classic group with members becomes; None where it may not, or where what a member
+    says or was assigned cannot be read, or has something in it that only its own assignor understands.
+
+    What its members hold is known in every state: what the leader gave them, and what cooperative ones claimed when
+    they last joined. A request that is held is answered REBALANCE_IN_PROGRESS: its client joins again.
+    """
+    consumer_settings = settings.consumer_of.get(group.group_id, settings.consumer)
+    if (
+        consumer_settings.migration_policy not in UPGRADES
+        or group.protocol_type != CONSUMER_PROTOCOL_TYPE
+        or len(group.members) > consumer_settings.max_size
+        or any(not names(member.protocols) for member in group.members.values())
+    ):
+        return None
+    try:
+        read = {member.member_id: _read(group, member) for member in group.members.values()}
+        given = {member.member_id: _given(member, cluster) for member in group.members.values()}
+    except ProtocolError:
+        return None
+    held = _held(group, read, given, cluster)
+    started = ConsumerGroup(
+        group.group_id, exists=True, group_epoch=group.generation_id, assignment_epoch=group.generation_id
+    )
+    draft = Draft(started, now_ms, consumer_settings, cluster)
+    replies: list[tuple[RequestId, Reply]] = []
+    for member in group.members.values():
+        subscription = read[member.member_id]
+        draft.put(
+            ConsumerMember(
+                member_id=member.member_id,
+                instance_id=member.group_instance_id,
+                rack_id=subscription.rack_id,
+                client_id=member.client_id,
+                client_host=member.client_host,
+                rebalance_timeout_ms=member.rebalance_timeout_ms,
+                subscribed_topic_names=tuple(sorted(set(subscription.topics))),
+                member_epoch=member.member_epoch or group.generation_id,
+                previous_member_epoch=member.member_epoch or group.generation_id,
+                assigned=held[member.member_id],
+                classic=ClassicProtocol(member.session_timeout_ms, member.protocols),
+                connection_number=member.connection_number,
+            )
+        )
+        draft.target[member.member_id] = held[member.member_id]
+        draft.hear(member.member_id)
+        if member.member_id in group.unheard:
+            draft.unheard.add(member.member_id)
+        if member.parked_join is not None:
+            replies.append(
+                (member.parked_join.request_id, JoinReply(ErrorCode.REBALANCE_IN_PROGRESS, member.member_id))
+            )
+        if member.parked_sync is not None:
+            replies.append((member.parked_sync.request_id, SyncReply(ErrorCode.REBALANCE_IN_PROGRESS)))
+    # Only what changes from here on is news.
+    draft.see_topics()
+    return Adopted(draft.seal().group, Conversion.UPGRADE, tuple(replies))
+
+
+def _read(group: Group, member: Member) -> Subscription:
+    """What the member said under the group's protocol, or under its first before there is one."""
+    chosen = next((each for each in member.protocols if each[0] == group.protocol_name), None)
+    protocols = member.protocols if chosen is None else (chosen,)
+    return embedded.subscription(ClassicProtocol(member.session_timeout_ms, protocols))
+
+
+def _given(member: Member, cluster: Cluster) -> Partitions:
+    if not member.assignment:
+        return NOTHING
+    assignment = decode_assignment(member.assignment)
+    if assignment.user_data:
+        raise ProtocolError("an assignor has put something into the assignment that nobody else can make")
+    return embedded.by_id(assignment.assigned_partitions, cluster)
+
+
+def _held(
+    group: Group, read: dict[MemberId, Subscription], given: dict[MemberId, Partitions], cluster: Cluster
+) -> dict[MemberId, Partitions]:
+    """What each member may own, each partition once: what it was given comes before what others claim.
+
+    A member that is waiting at the join barrier has just said what it owns; an eager one that has joined owns nothing
+    but what it was given since.
+    """
+    cooperative = is_cooperative(group.protocol_name)
+    claimed: dict[MemberId, Partitions] = {}
+    for member in group.members.values():
+        claim = embedded.by_id(read[member.member_id].owned_partitions, cluster) if cooperative else NOTHING
+        absent = group.watch.absent.get(member.member_id, frozenset[tuple[str, int]]())
+        claimed[member.member_id] = union(claim, embedded.by_id(((topic, (at,)) for topic, at in absent), cluster))
+        if member.parked_join is not None:
+            given[member.member_id] = NOTHING
+    held = dict.fromkeys(group.members, NOTHING)
+    taken = NOTHING
+    for shares in (given, claimed):
+        for member_id, share in shares.items():
+            free = difference(share, intersection(share, taken))
+            held[member_id] = union(held[member_id], free)
+            taken = union(taken, free)
+    return held
+
+
+# --- downgrade ------------------------------------------------------------------------------------------------------
+
+
+def is_left_to_classic_members(before: ConsumerGroup, taken: Step, settings: Settings) -> bool:
+    """Whether this step took the last member of the consumer protocol, and the rest may go on as a classic group."""
+    after: ConsumerGroup = taken.group
+    consumer_settings = settings.consumer_of.get(after.group_id, settings.consumer)
+    return (
+        any(isinstance(fact, MemberLeft) for fact in taken.facts)
+        and consumer_settings.migration_policy in DOWNGRADES
+        and bool(after.members)
+        and all(member.classic is not None for member in after.members.values())
+        and any(member.classic is None for member in before.members.values())
+        and len(after.members) <= settings.group_max_size
+    )
+
+
+def downgraded(taken: Step, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+    """The step as one into a classic group that asks its members to join again."""
+    group: ConsumerGroup = taken.group
+    draft = ClassicDraft(
+        Group(
+            group.group_id,
+            state=GroupState.STABLE,
+            exists=True,
+            protocol_type=CONSUMER_PROTOCOL_TYPE,
+            generation_id=group.group_epoch,
+        ),
+        now_ms,
+        settings,
+    )
+    for member in group.members.values():
+        classic = _classic_member(member, cluster)
+        draft.put(classic)
+        draft.arm_session(classic)
+    draft.unheard = set(group.unheard)
+    draft.leader_id = next(iter(draft.members))
+    draft.protocol_name = select_protocol(draft.members, draft.protocol_support, draft.members[draft.leader_id])
+    prepare_rebalance(draft, Trigger.MIGRATED)
+    begun = draft.seal()
+    changed = GroupTypeChanged(CONSUMER, CLASSIC, Conversion.DOWNGRADE)
+    return Step(begun.group, taken.replies, (*taken.facts, changed, *begun.facts))
+
+
+def _classic_member(member: ConsumerMember, cluster: Cluster) -> Member:
+    """Its assignment is all that it may own: nobody is served it, but it is believed to hold that until it joins."""
+    assert member.classic is not None
+    version = embedded.subscription(member.classic).version
+    return Member(
+        member_id=member.member_id,
+        group_instance_id=member.instance_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        session_timeout_ms=member.classic.session_timeout_ms,
+        rebalance_timeout_ms=member.rebalance_timeout_ms,
+        protocols=member.classic.protocols,
+        assignment=embedded.assignment(union(member.assigned, member.pending_revocation), version, cluster),
+        connection_number=member.connection_number,
+        member_epoch=member.member_epoch,
+    )
+
+
+def replaces_the_last(group: ConsumerGroup, event: JoinGroup, settings: Settings) -> bool:
+    """Whether a static member comes back with the classic protocol, and nobody else speaks the consumer protocol."""
+    consumer_settings = settings.consumer_of.get(group.group_id, settings.consumer)
+    owner_id = group.instances.get(event.group_instance_id or "")
+    return (
+        owner_id is not None
+        and not event.member_id
+        and consumer_settings.migration_policy in DOWNGRADES
+        and len(group.members) <= settings.group_max_size
+        and [key for key, member in group.members.items() if member.classic is None] == [owner_id]
+    )
+
+
+def downgraded_by(group: ConsumerGroup, event: JoinGroup, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+    """The static member's place is taken in the classic group: it waits there for the others to join again."""
+    owner_id = group.instances[event.group_instance_id or ""]
+    draft = Draft(group, now_ms, settings.consumer_of.get(group.group_id, settings.consumer), cluster)
+    draft.lose(owner_id, Departure.LEFT, event.reason)
+    left = draft.seal()
+    if draft.members:
+        begun = downgraded(left, cluster, now_ms, settings)
+    else:
+        empty = Group(group.group_id, exists=True, generation_id=draft.group_epoch)
+        changed = GroupTypeChanged(CONSUMER, CLASSIC, Conversion.DOWNGRADE)
+        begun = Step(empty, (), (*left.facts, changed))
+    joined = join(begun.group, event, now_ms, settings)
+    if joined.group is begun.group:
+        return Step(group, joined.replies)
+    return Step(joined.group, (*begun.replies, *joined.replies), (*begun.facts, *joined.facts))

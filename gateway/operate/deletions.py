@@ -1,0 +1,79 @@
+"""The job that removes the data of deleted topics, on the node that holds its lease.
+
+The one idea: level-triggered, like every job. A pass looks at which hidden topics are due, and goes on while any is; a
+topic that fails is put off in Postgres by itself, so that it keeps no other waiting, whoever holds the lease next knows
+of it, and one whose owner died is merely due.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import structlog
+
+from storage.deletion import DeletionStore, DueDeletion
+from storage.errors import StorageError
+from storage.types import CoordinatorLease
+
+log = structlog.stdlib.get_logger(__name__)
+
+TOPICS_PER_LOOK = 100
+
+REPEATED_FAILURES = 10
+"""Failures in a row of one topic from which it is an operator's business; told again at each doubling."""
+
+
+class Deletions:
+    """`run` is a pass. `count_gone` and `count_failure` are told of each topic that is gone, and of each failure."""
+
+    def __init__(
+        self,
+        store: DeletionStore,
+        lease: Callable[[], CoordinatorLease | None],
+        *,
+        count_gone: Callable[[], object] = lambda: None,
+        count_failure: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._store = store
+        self._lease = lease
+        self._count_gone = count_gone
+        self._count_failure = count_failure
+
+    async def run(self) -> None:
+        """Until nothing is due or the lease is gone. Topics take turns, so that a large one keeps no small one waiting.
+        Raises StorageError while Postgres is away."""
+        while waiting := deque(await self._store.due(TOPICS_PER_LOOK)):
+            while waiting:
+                lease, topic = self._lease(), waiting.popleft()
+                if lease is None:
+                    return
+                try:
+                    turn = await self._store.advance(topic.topic_id)
+                except StorageError as error:
+                    if not await self._put_off(topic, str(error), lease):
+                        return
+                    continue
+                if turn.gone:
+                    self._count_gone()
+                    log.info("deleted topic's data removed", topic=topic.name, topic_id=str(topic.topic_id))
+                else:
+                    waiting.append(topic)
+
+    async def _put_off(self, topic: DueDeletion, error: str, lease: CoordinatorLease) -> bool:
+        """False if another node decides by now."""
+        self._count_failure()
+        put_off = await self._store.failed(topic.topic_id, error, lease)
+        if put_off is None:
+            return False
+        failures, retry_in_ms = put_off
+        repeated = failures >= REPEATED_FAILURES and (failures == REPEATED_FAILURES or failures & (failures - 1) == 0)
+        (log.error if repeated else log.warning)(
+            "a deleted topic's data could not be removed",
+            topic=topic.name,
+            topic_id=str(topic.topic_id),
+            failures=failures,
+            retry_in_s=retry_in_ms / 1000,
+            error=error,
+        )
+        return True

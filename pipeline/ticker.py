@@ -1,0 +1,72 @@
+"""Says how far Spark is within a step that takes long, and ends the step when a stop is asked for.
+
+The one idea: Spark counts the tasks of a step in stages; those that were seen are added up. A step whose ticker is
+given the stop must be one that can be done again: what it has done is thrown away.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from pipeline.errors import PipelineError
+from pipeline.progress import Progress, Stop
+
+SAY_SECONDS = 5.0
+IDLE = "waits for an executor to take its tasks: do workers run, with the memory and cores that it asks for?"
+
+
+class Ticker:
+    """Around a step. A step that was cancelled ends with PipelineError; `begun` says what a new start would do."""
+
+    def __init__(
+        self, spark: SparkSession, lines: Progress, stop: Stop | None = None, begun: str = "it begins anew"
+    ) -> None:
+        self._context, self._lines, self._stop, self._begun = spark.sparkContext, lines, stop, begun
+        self._seen: dict[int, tuple[int, int]] = {}
+        self._idle = 0
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> None:
+        self._thread.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+        if self._stop is not None and self._stop.asked and isinstance(error, PySparkException | Py4JError):
+            raise PipelineError("It was stopped before it was whole.", f"Start it again; {self._begun}.") from error
+
+    def _tick(self) -> None:
+        waited = 0.0
+        while not self._ended.wait(0.5):
+            if self._stop is not None and self._stop.asked:
+                self._context.cancelAllJobs()
+                continue
+            waited += 0.5
+            if waited >= SAY_SECONDS and (words := self._words()):
+                waited = 0.0
+                self._lines.say(words[0], event="tasks", done=words[1], total=words[2])
+
+    def _words(self) -> tuple[str, int, int] | None:
+        tracker = self._context.statusTracker()
+        active = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()}
+        for stage, (_, total) in self._seen.items():
+            if stage not in active:
+                self._seen[stage] = (total, total)
+        self._seen |= {stage: (info.numCompletedTasks, info.numTasks) for stage, info in active.items() if info}
+        if not self._seen:
+            return None
+        # On the driver's own cores tasks are between two stages now and then; executors may not be there at all.
+        idle = bool(active) and not any(info.numActiveTasks for info in active.values() if info)
+        self._idle = self._idle + 1 if idle and not self._context.master.startswith("local") else 0
+        if self._idle > 1:
+            return IDLE, 0, 0
+        done, total = (sum(numbers) for numbers in zip(*self._seen.values(), strict=True))
+        return f"{done:,} of {total:,} tasks are done", done, total

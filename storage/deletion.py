@@ -1,0 +1,190 @@
+"""The second phase of a topic's deletion: its data goes in bounded steps, its own row last.
+
+The one idea: the topic's row is the tombstone. Hiding a topic (`TopicStore.delete`) costs the same whatever it holds;
+what hangs off it is removed here step by step, each a short transaction that may be repeated, so whoever comes next
+goes on where the last one ended, and the row is there as long as anything else is. A topic that cannot be deleted is
+put off by itself, longer with every failure, and is seen until it is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from storage.errors import StorageConflict
+from storage.pool import Database, Pool, Row
+from storage.queries import statement
+from storage.text import loaded
+from storage.types import CoordinatorLease, PartitionKey
+
+FIRST_RETRY_MS = 1_000
+MAX_RETRY_MS = 60_000
+"""How long a topic that could not be deleted is put off: twice as long with each failure."""
+
+_PARTITIONS_PER_STATEMENT = 1_000
+_CHUNKS_PER_STATEMENT = 1_000
+_PRODUCERS_PER_STATEMENT = 10_000
+_OFFSETS_PER_STATEMENT = 10_000
+_STATEMENTS_PER_TURN = 20
+
+
+@dataclass(frozen=True, slots=True)
+class DueDeletion:
+    """A hidden topic whose data is to go now."""
+
+    topic_id: UUID
+    name: str
+    failures: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingDeletion:
+    """A hidden topic that still has rows, for people to see."""
+
+    topic_id: UUID
+    name: str
+    deleted_ms_ago: int
+    partitions_left: int
+    failures: int
+    error: str | None
+    retry_in_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What a bounded share of the work has done; `gone`: nothing is left of the topic."""
+
+    gone: bool
+    deleted_batches: int
+    deleted_bytes: int
+
+
+class DeletionStore:
+    def __init__(self, database: Database) -> None:
+        self._cold = database.cold
+        self._control = database.control
+        self._fenced: dict[UUID, int | None] = {}
+        """Up to which index the partitions of topics in hand are fenced; None: all are."""
+
+    async def due(self, limit: int) -> list[DueDeletion]:
+        """The oldest that are due, at most `limit`."""
+        rows = await self._control.fetch(statement("due_deletions"), limit)
+        in_hand = {row["topic_id"] for row in rows}
+        self._fenced = {topic_id: behind for topic_id, behind in self._fenced.items() if topic_id in in_hand}
+        return [DueDeletion(row["topic_id"], loaded(row["name"]), row["delete_failures"]) for row in rows]
+
+    async def pending(self, limit: int) -> list[PendingDeletion]:
+        rows = await self._control.fetch(statement("pending_deletions"), limit)
+        return [
+            PendingDeletion(
+                row["topic_id"],
+                loaded(row["name"]),
+                row["deleted_ms_ago"],
+                row["partitions_left"],
+                row["delete_failures"],
+                row["delete_error"],
+                row["retry_in_ms"],
+            )
+            for row in rows
+        ]
+
+    async def advance(self, topic_id: UUID) -> Turn:
+        """A turn of some bounded statements. Safe beside others that do the same, and to be called again after any
+        error. Raises StorageError, as where somebody holds a row for more than a second."""
+        turn = _Turn(self._cold)
+        gone = (
+            await self._fence(topic_id, turn) and await self._empty(topic_id, turn) and await self._end(topic_id, turn)
+        )
+        return Turn(gone, turn.batches, turn.size_bytes)
+
+    async def failed(self, topic_id: UUID, error: str, lease: CoordinatorLease) -> tuple[int, int] | None:
+        """Puts the topic off: how often it has failed by now, and for how many ms. None where the lease is not current:
+        then its owner decides. Raises StorageError."""
+        self._fenced.pop(topic_id, None)
+        row = await self._control.fetch_row(
+            statement("deletion_failed"),
+            topic_id,
+            error[:500],
+            FIRST_RETRY_MS,
+            MAX_RETRY_MS,
+            lease.shard,
+            lease.node_id,
+            lease.lease_epoch,
+        )
+        return None if row is None else (row["delete_failures"], row["retry_in_ms"])
+
+    async def _fence(self, topic_id: UUID, turn: _Turn) -> bool:
+        """Before anything goes: what is added behind a step that has passed would stay for ever."""
+        behind = self._fenced.get(topic_id, -1)
+        while behind is not None:
+            if turn.is_over:
+                return False
+            behind = self._fenced[topic_id] = await turn.value(
+                "fence_partitions", topic_id, behind, _PARTITIONS_PER_STATEMENT
+            )
+        return True
+
+    async def _empty(self, topic_id: UUID, turn: _Turn) -> bool:
+        while not turn.is_over:
+            partitions = await turn.rows("deleted_partitions", topic_id, _PARTITIONS_PER_STATEMENT)
+            if not partitions:
+                return True
+            for partition in partitions:
+                key = PartitionKey(partition["partition_key"])
+                if partition["has_chunks"] and not await turn.remove_chunks(key):
+                    return False
+                if partition["has_producers"] and not await turn.remove_all(
+                    "delete_producer_states", key, _PRODUCERS_PER_STATEMENT
+                ):
+                    return False
+            if not await turn.value("delete_partitions", [row["partition_key"] for row in partitions]):
+                raise StorageConflict("rows are still being written to partitions of the topic")
+        return False
+
+    async def _end(self, topic_id: UUID, turn: _Turn) -> bool:
+        if not await turn.remove_all("delete_offsets_of_topic", topic_id, _OFFSETS_PER_STATEMENT):
+            return False
+        if not await turn.value("confirm_deletion", topic_id):
+            raise StorageConflict("a commit that refers to the topic is under way")
+        return True
+
+
+class _Turn:
+    """A share of statements, and what they have removed."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._left = _STATEMENTS_PER_TURN
+        self.batches = 0
+        self.size_bytes = 0
+
+    @property
+    def is_over(self) -> bool:
+        return self._left <= 0
+
+    async def rows(self, name: str, *arguments: object) -> Sequence[Row]:
+        self._left -= 1
+        return await self._pool.fetch(statement(name), *arguments)
+
+    async def value(self, name: str, *arguments: object) -> Any:
+        self._left -= 1
+        return await self._pool.fetch_value(statement(name), *arguments)
+
+    async def remove_all(self, name: str, of: object, limit: int) -> bool:
+        """A statement that removes up to `limit` rows, again until there are no more; False when the turn is over."""
+        while not self.is_over:
+            if await self.value(name, of, limit) < limit:
+                return True
+        return False
+
+    async def remove_chunks(self, key: PartitionKey) -> bool:
+        """The same for chunks, which are counted."""
+        while not self.is_over:
+            (row,) = await self.rows("delete_chunks", key, _CHUNKS_PER_STATEMENT)
+            self.batches += row["batch_count"]
+            self.size_bytes += row["size_bytes"]
+            if row["chunk_count"] < _CHUNKS_PER_STATEMENT:
+                return True
+        return False

@@ -1,0 +1,283 @@
+"""How bytes come to another place: copied, synced, and only then named by their rows.
+
+The one idea: until the one transaction that names the new place, the old one is right; after it the old one is litter.
+So a move may end anywhere. What is named and what is fenced by a lease is decided there, in Postgres.
+
+Neighbours that are moved together become one chunk, so that a log of single records does not keep a row for each. It
+chooses nothing of what is moved, and removes nothing: `roller.py` does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass
+
+import structlog
+
+from storage.byte_store import ByteStore
+from storage.chunks import CHUNK_BYTES, Chunk, DamagedChunkError
+from storage.errors import StorageConflict
+from storage.log import LogStore
+from storage.pool import Database
+from storage.queries import statement
+from storage.segment_writers import SegmentWriters
+from storage.segments import SegmentDirectory
+from storage.types import CoordinatorLease, StoredBatch
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
+
+MOVE_BYTES = 8 * 1024 * 1024
+"""What is read at a time, and what is written and synced to a segment at a time."""
+
+OBJECT_BYTES = 32 * 1024 * 1024
+"""About what an object of a bucket has, held in memory until it is there: a half more or less, and only what is left
+over is smaller."""
+SORTED_BYTES = 2 * OBJECT_BYTES
+SORTED_CHUNKS = 50_000
+"""How much is put into the order of the log before it is cut into objects."""
+RUNS_PER_OBJECT = 2_048
+"""Both are bounded for the one transaction that names the object, which must end in time on a busy server too."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Chunks of one partition that become one: their offsets follow each other without a gap."""
+
+    chunks: list[Chunk]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(chunk.size_bytes for chunk in self.chunks)
+
+
+_Copied = list[tuple[_Run, list[StoredBatch]]]
+
+
+class Mover:
+    """Moves chunks to where bytes go: segments, objects, or the current slot of inline bytes."""
+
+    def __init__(self, database: Database, log_store: LogStore, store: ByteStore | None) -> None:
+        self._pool = database.cold
+        self._log = log_store
+        self._store = store
+        self._writers = SegmentWriters(database, store) if isinstance(store, SegmentDirectory) else None
+
+    async def close(self) -> None:
+        if self._writers is not None:
+            await self._writers.close()
+
+    async def move(
+        self,
+        pages: AsyncIterable[list[Chunk]],
+        *,
+        inline_slot: int | None = None,
+        lease: CoordinatorLease | None = None,
+    ) -> int:
+        """Copies chunks, all inline in one slot or all in objects, to where bytes go now; how many bytes moved.
+
+        With `lease`, StorageConflict once it is another's. What cannot be read or written stays where it is.
+        """
+        into_objects = self._store is not None and self._writers is None
+        moved_bytes = 0
+        async for page in _gathered(pages) if into_objects else pages:
+            runs = _runs(sorted(page, key=_by_place))
+            for part in _evenly(runs) if into_objects else _pieces(runs):
+                moved_bytes += await self._move_part(part, inline_slot, lease)
+        return moved_bytes
+
+    async def _move_part(self, runs: Sequence[_Run], inline_slot: int | None, lease: CoordinatorLease | None) -> int:
+        copied: _Copied = []
+        for piece in _pieces(runs):
+            copied += await self._read(piece, inline_slot)
+        if not copied:
+            return 0
+        if self._store is None:
+            return sum([await self._swap_inline(run, batches) for run, batches in copied])
+        if self._writers is not None:
+            return await self._to_segment(self._writers, copied, lease)
+        return await self._to_object(self._store, copied, lease)
+
+    async def _read(self, runs: Sequence[_Run], inline_slot: int | None) -> _Copied:
+        """What can be moved: runs all of whose chunks are there and right."""
+        wanted = [chunk for run in runs for chunk in run.chunks]
+        records: dict[int, bytes] = {}
+        if inline_slot is not None:
+            positions = [chunk.position for chunk in wanted]
+            for row in await self._pool.fetch(statement("inline_bytes"), inline_slot, positions):
+                records[row["position"]] = row["records"]
+        held = await self._log.reader.batches_uncached(
+            [chunk if inline_slot is None else chunk.with_records(records.get(chunk.position)) for chunk in wanted]
+        )
+        told = iter(held)
+        copied: _Copied = []
+        for run in runs:
+            batches: list[StoredBatch] = []
+            whole = True
+            for chunk in run.chunks:
+                result = next(told)
+                if isinstance(result, DamagedChunkError):
+                    log.error(
+                        "records cannot be moved",
+                        partition_key=chunk.partition_key,
+                        base_offset=chunk.base_offset,
+                        reason=str(result),
+                    )
+                    whole = False
+                else:
+                    batches.extend(result)
+            if whole:
+                copied.append((run, batches))
+        return copied
+
+    async def _to_segment(self, writers: SegmentWriters, copied: _Copied, lease: CoordinatorLease | None) -> int:
+        size_bytes = sum(run.size_bytes for run, _ in copied)
+        segment = await writers.take(size_bytes)
+        position = segment.reserve(size_bytes)
+        try:
+            await writers.write(segment, [batch.records for _, batches in copied for batch in batches], position)
+        except OSError as error:
+            writers.drop(segment)
+            log.warning("records could not be moved", reason=str(error))
+            return 0
+        writers.give_back(segment)
+        return await self._name(copied, segment.object_id, position, None, lease)
+
+    async def _to_object(self, store: ByteStore, copied: _Copied, lease: CoordinatorLease | None) -> int:
+        size_bytes = sum(run.size_bytes for run, _ in copied)
+        object_id = int(await self._pool.fetch_value(statement("register_object")))
+        try:
+            await store.put(object_id, [batch.records for _, batches in copied for batch in batches])
+        except OSError as error:
+            log.warning("records could not be moved", place=store.name(object_id), reason=str(error) or "no answer")
+            # It may be there all the same, and is swept.
+            await self._pool.fetch_value(statement("seal_object"), object_id, size_bytes)
+            return 0
+        return await self._name(copied, object_id, 0, size_bytes, lease)
+
+    async def _name(
+        self,
+        copied: _Copied,
+        object_id: int,
+        position: int,
+        object_size_bytes: int | None,
+        lease: CoordinatorLease | None,
+    ) -> int:
+        """Names the new place, all of it or, where this is not ours to do any more, nothing; but not of runs that have
+        changed since they were looked at."""
+        positions: list[int] = []
+        for run, _ in copied:
+            positions.append(position)
+            position += run.size_bytes
+        chunks = [chunk for run, _ in copied for chunk in run.chunks]
+        row = await self._pool.fetch_row(
+            statement("move_chunks"),
+            None if lease is None else lease.shard,
+            None if lease is None else lease.node_id,
+            None if lease is None else lease.lease_epoch,
+            object_id,
+            object_size_bytes,
+            [run.chunks[0].partition_key for run, _ in copied],
+            [len(run.chunks) for run, _ in copied],
+            [max(batch.max_timestamp_ms for batch in batches) for _, batches in copied],
+            [len(batches) for _, batches in copied],
+            [run.chunks[-1].leader_epoch for run, _ in copied],
+            [run.size_bytes for run, _ in copied],
+            positions,
+            [chunk.base_offset for chunk in chunks],
+            [chunk.last_offset for chunk in chunks],
+            [chunk.object_id for chunk in chunks],
+            [chunk.position for chunk in chunks],
+        )
+        assert row is not None
+        if row["refusal"] == "fenced":
+            if object_size_bytes is not None:
+                await self._pool.fetch_value(statement("seal_object"), object_id, object_size_bytes)
+            raise StorageConflict("another node moves records by now")
+        if row["refusal"] is not None:
+            log.info("records could not be moved", reason=row["refusal"], object_id=object_id)
+        return row["moved_bytes"]
+
+    async def _swap_inline(self, run: _Run, batches: Sequence[StoredBatch]) -> int:
+        """Into the current slot; 0 where the chunks have changed since they were looked at."""
+        refusal = await self._pool.fetch_value(
+            statement("replace_chunks"),
+            run.chunks[0].partition_key,
+            None,
+            None,
+            [chunk.base_offset for chunk in run.chunks],
+            [chunk.object_id for chunk in run.chunks],
+            [chunk.position for chunk in run.chunks],
+            [run.chunks[0].base_offset],
+            [run.chunks[-1].last_offset],
+            [max(batch.max_timestamp_ms for batch in batches)],
+            [len(batches)],
+            [run.chunks[-1].leader_epoch],
+            [run.size_bytes],
+            None,
+            None,
+            [b"".join(batch.records for batch in batches)],
+        )
+        return 0 if refusal is not None else run.size_bytes
+
+
+def _by_place(chunk: Chunk) -> tuple[int, int]:
+    return chunk.partition_key, chunk.base_offset
+
+
+async def _gathered(pages: AsyncIterable[list[Chunk]]) -> AsyncIterator[list[Chunk]]:
+    """The same chunks, as many together as are sorted together."""
+    gathered: list[Chunk] = []
+    size_bytes = 0
+    async for page in pages:
+        for chunk in page:
+            gathered.append(chunk)
+            size_bytes += chunk.size_bytes
+            if size_bytes >= SORTED_BYTES or len(gathered) >= SORTED_CHUNKS:
+                yield gathered
+                gathered, size_bytes = [], 0
+    if gathered:
+        yield gathered
+
+
+def _runs(chunks: Iterable[Chunk]) -> list[_Run]:
+    """Neighbours that make one chunk together."""
+    runs: list[_Run] = []
+    size_bytes = 0
+    for chunk in chunks:
+        last = runs[-1].chunks[-1] if runs else None
+        size_bytes += chunk.size_bytes
+        if (
+            last is not None
+            and last.partition_key == chunk.partition_key
+            and last.last_offset + 1 == chunk.base_offset
+            and size_bytes <= CHUNK_BYTES
+        ):
+            runs[-1].chunks.append(chunk)
+        else:
+            runs.append(_Run([chunk]))
+            size_bytes = chunk.size_bytes
+    return runs
+
+
+def _pieces(runs: Iterable[_Run]) -> list[list[_Run]]:
+    """What is read at a time."""
+    return _cut(runs, MOVE_BYTES)
+
+
+def _evenly(runs: Sequence[_Run]) -> list[list[_Run]]:
+    """What becomes one object each, none much smaller than the others."""
+    total_bytes = sum(run.size_bytes for run in runs)
+    count = max(1, round(total_bytes / OBJECT_BYTES))
+    return _cut(runs, -(-total_bytes // count))
+
+
+def _cut(runs: Iterable[_Run], limit_bytes: int) -> list[list[_Run]]:
+    pieces: list[list[_Run]] = []
+    size_bytes = limit_bytes
+    for run in runs:
+        if not pieces or size_bytes + run.size_bytes > limit_bytes or len(pieces[-1]) >= RUNS_PER_OBJECT:
+            pieces.append([])
+            size_bytes = 0
+        pieces[-1].append(run)
+        size_bytes += run.size_bytes
+    return pieces

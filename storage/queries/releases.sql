@@ -1,0 +1,30 @@
+-- name: use_functions
+-- A process of this release has begun.
+insert into function_schema (name) values ($1) on conflict (name) do update set used_at = clock_timestamp();
+
+-- name: note_function_schemas
+-- Those that were made by a release that did not say so are as good as used now.
+insert into function_schema (name)
+select nspname from pg_namespace where nspname ~ '^sluice_[0-9a-f]{12}$'
+on conflict (name) do nothing;
+
+-- name: note_used_functions
+-- Those that live nodes call: all, as long as there is a node of which nobody knows.
+update function_schema f
+set used_at = clock_timestamp()
+where f.name = $1
+    or exists (
+        select from node n
+        left join node_release r on r.node_id = n.node_id and r.incarnation = n.incarnation
+        where n.expires_at > clock_timestamp() and (r.node_id is null or r.function_schema = f.name)
+    );
+
+-- name: unused_functions
+-- Those that nobody has called for $1 ms.
+select name from function_schema
+where used_at < clock_timestamp() - $1::bigint * interval '1 millisecond'
+order by name;
+
+-- name: forget_functions
+-- The schema is gone.
+delete from function_schema where name = $1;

@@ -1,0 +1,74 @@
+"""What nodes remember of their database's history from one run to the next, in files beside the log's bytes.
+
+The one idea: a database whose files were put back while no node ran looks like itself. What tells is kept where it was
+not put back with it: how long the write-ahead log had been, and which transactions were acknowledged last. Each node
+has a file of its own, so nothing is shared but the directory; what was written of another history says nothing.
+
+A file that cannot be read is as good as none: it is here to find out more, and nothing depends on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import structlog
+
+from storage.errors import StorageError
+from storage.guard import Known
+
+log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
+
+_NAME = "sluice-history-{}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """What was known of a history, and of which database's."""
+
+    identity: str
+    known: Known
+
+
+def write(directory: Path, node_id: int, remembered: Remembered) -> None:
+    """In place of what this node remembered before. Blocks; raises StorageError."""
+    known = remembered.known
+    path = directory / _NAME.format(node_id)
+    fresh = path.with_suffix(".new")
+    text = json.dumps(
+        {
+            "identity": remembered.identity,
+            "history": known.history,
+            "flushed_lsn": known.flushed_lsn,
+            "transactions": list(known.transactions),
+        }
+    )
+    try:
+        with fresh.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(path)
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def read(directory: Path) -> list[Remembered]:
+    """What any node has remembered. Blocks."""
+    found: list[Remembered] = []
+    for path in sorted(directory.glob(_NAME.format("*"))):
+        try:
+            found.append(_parsed(json.loads(path.read_text("utf-8"))))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.warning("what a node remembered cannot be read", path=str(path), error=str(error))
+    return found
+
+
+def _parsed(value: Any) -> Remembered:
+    transactions = [int(each) for each in cast("list[Any]", value["transactions"])]
+    return Remembered(
+        str(value["identity"]), Known(int(value["history"]), int(value["flushed_lsn"]), tuple(transactions))
+    )

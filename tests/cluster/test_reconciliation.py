@@ -1,0 +1,189 @@
+"""Nodes follow what is committed: data of deleted topics goes whoever dies meanwhile, and all of it can be watched."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Awaitable, Callable
+
+import asyncpg
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from gateway.cluster.jobs import Job
+from tests.clients.topics import create_topic
+from tests.cluster.conftest import Cluster, metric
+from tests.gateway_process import ROOT, GatewayProcess
+
+PATIENCE_S = 60.0
+LEASE_OWNER = """
+select n.name from sluice.coordinator_lease l join sluice.node n using (node_id, incarnation)
+where l.kind = 'jobs' and l.shard = $1 and l.expires_at > clock_timestamp()
+"""
+
+
+async def until(look: Callable[[], Awaitable[bool]], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not await look():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def admin(node: GatewayProcess) -> AdminClient:
+    return AdminClient({"bootstrap.servers": node.bootstrap})
+
+
+def delete(node: GatewayProcess, topic: str) -> None:
+    admin(node).delete_topics([topic])[topic].result(30)
+
+
+def fill(node: GatewayProcess, topic: str, values: list[bytes], partition: int = 0) -> None:
+    producer = Producer({"bootstrap.servers": node.bootstrap})
+    for value in values:
+        producer.produce(topic, value, partition=partition)
+    assert producer.flush(PATIENCE_S) == 0
+
+
+def content(node: GatewayProcess, topic: str, count: int) -> list[bytes | None]:
+    consumer = Consumer({"bootstrap.servers": node.bootstrap, "group.id": topic, "auto.offset.reset": "earliest"})
+    try:
+        consumer.assign([TopicPartition(topic, 0, 0)])
+        read: list[bytes | None] = []
+        deadline = time.monotonic() + PATIENCE_S
+        while len(read) < count:
+            assert time.monotonic() < deadline, read
+            read += [message.value() for message in consumer.consume(count, 1) if message.error() is None]
+        return read
+    finally:
+        consumer.close()
+
+
+def deleting(url: str) -> list[dict[str, object]]:
+    found = subprocess.run(
+        [sys.executable, "-m", "gateway.cli", "nodes", "--deleting", "--json", "--database-url", url],
+        cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE_S, check=True,
+    )  # fmt: skip
+    return json.loads(found.stdout)
+
+
+async def test_a_deletion_that_cannot_get_on_is_seen_tried_again_and_taken_over(
+    cluster: Cluster, database_url: str
+) -> None:
+    nodes = cluster(2)
+    topic = create_topic(nodes[0].bootstrap, 3)
+    for partition in range(3):
+        fill(nodes[0], topic, [b"old"] * 10, partition)
+    sql, holder = [await asyncpg.connect(database_url) for _ in range(2)]
+    try:
+        held = holder.transaction()
+        await held.start()
+        await holder.execute(
+            "select from sluice.partition p join sluice.topic t using (topic_id) where t.name = $1 for update of p",
+            topic,
+        )
+        started = time.monotonic()
+        delete(nodes[1], topic)
+        create_topic_again(nodes[0], topic)
+        assert time.monotonic() - started < 4, "nobody waits for the lock"
+        fill(nodes[1], topic, [b"new"])
+        assert content(nodes[0], topic, 1) == [b"new"]
+
+        async def failed(times: int) -> bool:
+            return (
+                await sql.fetchval("select max(delete_failures) from sluice.topic where deleted_at is not null")
+                >= times
+            )
+
+        await until(lambda: failed(3), "the deletion is not tried again")
+        (seen,) = deleting(database_url)
+        assert (seen["topic"], seen["partitions_left"]) == (topic, 3)
+        assert "lock timeout" in str(seen["error"])
+        for node in nodes:
+            assert metric(node, "sluice_pending_tombstones") == metric(node, "sluice_failing_tombstones") == 1
+            assert metric(node, "sluice_pending_tombstone_age_seconds") > 1
+        failures = [metric(node, 'sluice_partitions_reconcile_failures_total{cause="delete"}') for node in nodes]
+        assert sum(failures) >= 3
+
+        # Whoever did it dies; the row says what is left to do.
+        owner = await sql.fetchval(LEASE_OWNER, int(Job.DELETION))
+        (dying,) = [node for node in nodes if node.bootstrap == owner]
+        (other,) = [node for node in nodes if node.bootstrap != owner]
+        dying.kill()
+        await held.rollback()
+
+        async def gone() -> bool:
+            return not await sql.fetchval("select count(*) from sluice.topic where deleted_at is not null")
+
+        await until(gone, "a deletion whose owner died is not taken over")
+        assert metric(other, "sluice_topics_removed_total") == 1
+        assert metric(other, "sluice_pending_tombstones") == 0
+        assert deleting(database_url) == []
+        assert await sql.fetchval("select count(*) from sluice.partition where deleted") == 0
+        assert content(other, topic, 1) == [b"new"]
+    finally:
+        await sql.close()
+        await holder.close()
+
+
+def create_topic_again(node: GatewayProcess, topic: str) -> None:
+    admin(node).create_topics([NewTopic(topic, 1)])[topic].result(30)
+
+
+async def test_what_reconciliation_does_can_be_scraped(cluster: Cluster, database_url: str) -> None:
+    first, second = cluster(1)[0], cluster(1)[0]
+    nodes = [first, second]
+    topics = [create_topic(node.bootstrap, 20) for node in nodes]
+
+    def total(name: str) -> float:
+        return sum(metric(node, name) for node in nodes)
+
+    async def settled() -> bool:
+        live = await sql.fetchval(
+            "select count(*) from sluice.partition p join sluice.topic t using (topic_id) where t.deleted_at is null"
+        )
+        return total("sluice_partitions_owned") == live and all(
+            metric(node, "sluice_job_leases") == 4 for node in nodes
+        )
+
+    async def confirmed() -> bool:
+        return total("sluice_pending_tombstones") == 0 and all(
+            metric(node, 'sluice_reconcile_operations{operation="confirm_remove"}') == 1
+            and metric(node, "sluice_reconcile_deferred") == 0
+            and metric(node, "sluice_reconcile_passes_skipped_total") > 0
+            and metric(node, 'sluice_reconcile_passes_total{trigger="tick"}') > 0
+            for node in nodes
+        )
+
+    async def heard() -> bool:
+        return total("sluice_wakeups_heard") > 0
+
+    sql = await asyncpg.connect(database_url)
+    try:
+        await until(settled, "partitions and jobs are not shared")
+        delete(first, topics[0])
+        await until(confirmed, "a removal is not confirmed")
+        # Who waits on one node hears of what the other appends.
+        fill(first, topics[1], [b"1"])
+        assert content(second, topics[1], 1) == [b"1"]
+        await until(heard, "nobody hears of an append")
+    finally:
+        await sql.close()
+    for node in nodes:
+        assert metric(node, 'sluice_reconcile_passes_total{trigger="notified"}') > 0
+        assert metric(node, "sluice_reconcile_pass_seconds_count") > 0
+        assert metric(node, "sluice_reconcile_revision_lag") == 0
+        assert metric(node, 'sluice_reconcile_operations{operation="install_routed"}') >= 1
+        assert metric(node, 'sluice_reconcile_operations{operation="install_owned"}') >= 1
+        assert metric(node, "sluice_listener_reconnects_total") >= 1
+        assert 0 < metric(node, "sluice_partitions_owned") < 100
+        for name in ("sluice_pending_tombstones", "sluice_pending_tombstone_age_seconds", "sluice_failing_tombstones"):
+            assert metric(node, name) == 0
+    assert metric(first, 'sluice_leases_moved{kind="groups"}') == 25
+    assert metric(first, 'sluice_leases_moved{kind="jobs"}') == 4
+    assert total("sluice_partitions_removed_total") == 20
+    assert total("sluice_partitions_materialised_total") >= 40
+    assert total("sluice_topics_removed_total") == 1
+    assert total("sluice_wakeups_sent") > 0
+    assert total("sluice_wakeups_late") == 0

@@ -1,0 +1,186 @@
+"""A rolling upgrade: a node of the release before this one and one of this on one schema, under load."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from storage.schema import FUNCTION_SCHEMA, migrations
+from tests.chaos.load import Load, assert_nothing_lost
+from tests.clients.topics import create_topic
+from tests.cluster.previous_release import unpack
+from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.postgres import Databases, short_directory
+
+PARTITIONS = 4
+PATIENCE_S = 60.0
+
+
+class Reader(threading.Thread):
+    """A member of a group that reads and commits until stopped; keeps what it was told of errors."""
+
+    def __init__(self, bootstrap: str, topic: str, group: str) -> None:
+        super().__init__(daemon=True)
+        self.seen: set[tuple[int, int]] = set()
+        self.errors: list[KafkaError] = []
+        self._stop_requested = threading.Event()
+        self._topic = topic
+        self._consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": group,
+                "auto.offset.reset": "earliest",
+                "auto.commit.interval.ms": 500,
+                "reconnect.backoff.max.ms": 500,
+                "error_cb": self._told,
+                "log_level": 0,
+            }
+        )
+
+    def run(self) -> None:
+        self._consumer.subscribe([self._topic])
+        while not self._stop_requested.is_set():
+            try:
+                message = self._consumer.poll(0.2)
+            except KafkaException as error:
+                self._told(error.args[0])
+                continue
+            if message is None:
+                continue
+            error, partition, offset = message.error(), message.partition(), message.offset()
+            if error is not None:
+                self._told(error)
+            elif partition is not None and offset is not None:
+                self.seen.add((partition, offset))
+        self._consumer.close()
+
+    def stop(self) -> None:
+        self._stop_requested.set()
+        self.join(PATIENCE_S)
+        assert not self.is_alive()
+
+    def _told(self, error: KafkaError) -> None:
+        # librdkafka's own codes below zero say that a node went away, which they do here.
+        if error.code() >= 0 and not error.retriable():
+            self.errors.append(error)
+
+
+@pytest.fixture(scope="module")
+def former() -> Iterator[Path]:
+    with short_directory() as directory:
+        yield unpack(directory)
+
+
+@pytest.fixture
+def unmigrated_url(postgres: Databases) -> Iterator[str]:
+    url = postgres.create(empty=True)
+    yield url
+    postgres.drop(url)
+
+
+def wait_for(look: Callable[[], bool], what: str) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not look():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def nodes_of(node: GatewayProcess) -> set[str]:
+    brokers = AdminClient({"bootstrap.servers": node.bootstrap}).list_topics(timeout=30).brokers.values()
+    return {f"{broker.host}:{broker.port}" for broker in brokers}
+
+
+def topics_of(node: GatewayProcess) -> set[str]:
+    return set(AdminClient({"bootstrap.servers": node.bootstrap}).list_topics(timeout=30).topics)
+
+
+def delete_topic(node: GatewayProcess, topic: str) -> None:
+    AdminClient({"bootstrap.servers": node.bootstrap}).delete_topics([topic])[topic].result(30)
+
+
+async def test_the_release_before_and_this_one_serve_together_and_either_may_go(
+    gateway_factory: GatewayFactory, unmigrated_url: str, former: Path
+) -> None:
+    old = gateway_factory(database_url=unmigrated_url, root=former)
+    sql = await asyncpg.connect(unmigrated_url)
+    try:
+        before = await sql.fetchval("select max(version) from sluice.schema_migration")
+        (theirs,) = [row["nspname"] for row in await sql.fetch(SCHEMAS)]
+        assert before < len(migrations())
+        assert theirs != FUNCTION_SCHEMA
+        topic = create_topic(old.bootstrap, PARTITIONS)
+        doomed = [create_topic(old.bootstrap, 2) for _ in range(2)]
+
+        # The new one migrates while the old one is at work.
+        load = Load(old.bootstrap, topic, PARTITIONS)
+        load.start()
+        load.wait_for(500)
+        new = gateway_factory(database_url=unmigrated_url)
+        assert await sql.fetchval("select max(version) from sluice.schema_migration") == len(migrations())
+        wait_for(lambda: nodes_of(old) == nodes_of(new) == {old.bootstrap, new.bootstrap}, "they do not see each other")
+        both = f"{old.bootstrap},{new.bootstrap}"
+        readers = [Reader(both, topic, "readers") for _ in range(2)]
+        for reader in readers:
+            reader.start()
+        load.wait_for(1000)
+
+        # Each does what the other sees.
+        for one, other, name in ((old, new, doomed[0]), (new, old, doomed[1])):
+            made = create_topic(one.bootstrap, 2)
+            wait_for(lambda made=made, other=other: made in topics_of(other), "a topic that was created is not seen")
+            delete_topic(one, name)
+            wait_for(lambda name=name, other=other: name not in topics_of(other), "a topic that was deleted is seen")
+        load.wait_for(500)
+
+        # The upgrade is taken back: the old one goes on alone, with functions that are still there, then it is done.
+        new.stop()
+        load.wait_for(1000)
+        assert {theirs, FUNCTION_SCHEMA} == {row["nspname"] for row in await sql.fetch(SCHEMAS)}
+        new.start()
+        wait_for(lambda: nodes_of(new) == {old.bootstrap, new.bootstrap}, "they do not see each other")
+        load.wait_for(500)
+        old.stop()
+        load.bootstrap = new.bootstrap
+        load.wait_for(1000)
+
+        load.stop()
+        assert_nothing_lost(load)
+        acknowledged = set(load.acknowledged.values())
+        wait_for(
+            lambda: acknowledged <= readers[0].seen | readers[1].seen,
+            "the group does not come to the end of the log",
+        )
+        for reader in readers:
+            reader.stop()
+            assert not reader.errors, reader.errors[:5]
+        assert_committed(new, topic, acknowledged)
+        deadline = time.monotonic() + PATIENCE_S
+        while await sql.fetchval("select count(*) from sluice.topic where deleted_at is not null"):
+            assert time.monotonic() < deadline, "data of deleted topics stays"
+        for node in (old, new):
+            assert not re.search(r'"level": *"error"', node.log_text()), node.log_tail()
+    finally:
+        await sql.close()
+
+
+SCHEMAS = "select nspname::text from pg_namespace where nspname ~ '^sluice_[0-9a-f]{12}$'"
+
+
+def assert_committed(node: GatewayProcess, topic: str, acknowledged: set[tuple[int, int]]) -> None:
+    ends = {
+        index: max(offset for partition, offset in acknowledged if partition == index) for index in range(PARTITIONS)
+    }
+    consumer = Consumer({"bootstrap.servers": node.bootstrap, "group.id": "readers"})
+    try:
+        stored = consumer.committed([TopicPartition(topic, index) for index in ends], 30)
+    finally:
+        consumer.close()
+    assert {each.partition: each.offset for each in stored} == {index: end + 1 for index, end in ends.items()}

@@ -1,0 +1,382 @@
+"""A group whose members change their protocol while everything fails: both machines on one node, and its referee.
+
+The one idea: the id is played as the gateway plays it, by whichever machine has it, with what is not stored yet kept
+until the next write. The referee asks one question more than the others do: what a client really reads it must be
+known to read, on either side of a migration.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from uuid import UUID
+
+from gateway.coordinator.classic import CLASSIC
+from gateway.coordinator.consumer.machine import CONSUMER
+from gateway.coordinator.consumer.model import ConsumerGroup, MemberState
+from gateway.coordinator.consumer.model import GroupState as ConsumerState
+from gateway.coordinator.consumer.partitions import difference
+from gateway.coordinator.consumer.views import state_of
+from gateway.coordinator.facts import Conversion, GroupTypeChanged, MemberId
+from gateway.coordinator.machine import ConnectionClosed, ConnectionId, Machines, Request, Step, StoredGroup, Tick
+from gateway.coordinator.model import Group, GroupState, Settings
+from gateway.groups.slot import Unstored
+
+from .classic_client import ClassicClient
+from .clients import Client, subscribes
+from .node import FoulError, Server, Weather, World, require, rewritten
+from .play import Outcome
+
+MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER})
+FOUL_MS = 45_000
+SETTLE_MS = 300_000
+MAX_CLIENTS = 4
+SEEDS_PER_CLOSE_LOOK = 20
+
+AnyClient = Client | ClassicClient
+
+
+def run(seed: int) -> Outcome:
+    world = World(seed)
+    try:
+        server = MixedServer(world, closely=seed % SEEDS_PER_CLOSE_LOOK == 0)
+        world.server = server
+        _Play(world, server).run()
+    except Exception as error:
+        return Outcome(seed, str(error) if isinstance(error, FoulError) else repr(error), world.told)
+    return Outcome(seed, None, world.told)
+
+
+class MixedServer(Server):
+    group: Any
+
+    def __init__(self, world: World, *, closely: bool) -> None:
+        super().__init__(world)
+        self.settings = Settings(
+            group_initial_rebalance_delay_ms=world.random.choice((0, 1_000)),
+            group_cooperative_guard=True,
+            consumer=replace(self.settings.consumer, max_size=2**31 - 1, session_timeout_ms=10_000),
+        )
+        self.group = MACHINES.missing("g")
+        self.conversions: list[Conversion] = []
+        self.row: tuple[str, StoredGroup] | None = None
+        self.rows: dict[MemberId, Any] = {}
+        self._closely = closely
+        """Looks whether a step changes the value that it was given, which takes most of the time."""
+        self._unstored = Unstored()
+        self._waiting: dict[int, Callable[[Any], None]] = {}
+        self._given_up: set[str] = set()
+        self._closed: set[str] = set()
+
+    # --- requests -----------------------------------------------------------------------------------------------------
+
+    def receive(self, event: Any, answered: Callable[[Any], None] | None = None) -> Any:
+        """A classic group believes what arrives late, as upstream's does: there, nothing arrives on a connection that
+        its client has given up."""
+        connection = str(event.connection_id)
+        if not self.up or int(connection) <= self.cut or connection in self._closed:
+            return None
+        if connection in self._given_up and isinstance(self.group, Group):
+            return None
+        if answered is not None:
+            self._waiting[event.request_id] = answered
+        return self.apply(event)
+
+    def disconnected(self, client: ClassicClient) -> None:
+        connection = str(client.connection_number)
+        self._given_up.add(connection)
+
+        def closed() -> None:
+            self._closed.add(connection)
+            self.apply(ConnectionClosed(ConnectionId(connection)))
+
+        self.world.after(self.world.random.choice((1, 1, 5_000)), closed)
+
+    def apply(self, event: Any) -> Any:
+        if not self.up:
+            return None
+        world, before = self.world, self.group
+        copy = repr(before) if self._closely else ""
+        taken = MACHINES.step(before, event, world.cluster, world.now_ms, self.settings)
+        require(not self._closely or repr(before) == copy, f"the group that was given has been mutated by {event}")
+        if taken.facts or type(event).__name__ != "Heartbeat":
+            world.tell(_told(event, taken))
+        asked = event.request_id if isinstance(event, Request) else None
+        self._unstored.note(taken.facts)
+        if MACHINES.must_store(taken):
+            if world.chance(world.weather.store_failure):
+                world.tell("  ... could not be stored")
+                if world.chance(0.3):
+                    self._store(taken)
+                self._restore()
+                self._arm()
+                return None
+            self._store(taken)
+        self.group = taken.group
+        self.conversions.extend(fact.conversion for fact in taken.facts if isinstance(fact, GroupTypeChanged))
+        self._judge()
+        self._arm()
+        own = None
+        for request_id, reply in taken.replies:
+            if request_id == asked and request_id not in self._waiting:
+                own = reply
+            elif (answered := self._waiting.pop(request_id, None)) is not None:
+                answered(reply)
+        return own
+
+    # --- storing ------------------------------------------------------------------------------------------------------
+
+    def _store(self, taken: Step) -> None:
+        machine = MACHINES.of(taken.group)
+        self.row = machine.group_type, rewritten(machine.stored(taken.group))
+        touched = self._unstored.members
+        if self._unstored.whole:
+            self.rows.clear()
+            touched = set(machine.member_ids(taken.group))
+        for member_id in touched:
+            stored = machine.stored_member(taken.group, member_id)
+            if stored is None:
+                self.rows.pop(member_id, None)
+            else:
+                self.rows[member_id] = json.dumps(stored.document)
+        self._unstored.clear()
+
+    def crash(self) -> None:
+        if self.up:
+            self.world.tell("the node crashes")
+            self.up = False
+            for client in self.world.clients:
+                client.disconnect()
+            self.world.after(self.world.random.randint(10, 3_000), self._come_up)
+
+    def _restore(self) -> None:
+        self._waiting.clear()
+        self._unstored.clear()
+        self.group = MACHINES.missing("g")
+        if self.row is not None:
+            group_type, stored = self.row
+            silent_ms = None if stored.all_heard else self.world.random.randint(0, 60_000)
+            members = {member_id: json.loads(row) for member_id, row in self.rows.items()}
+            machine = MACHINES.of_type(group_type)
+            self.group = machine.restore("g", stored, members, silent_ms, self.world.now_ms, self.settings)
+        self.cut = self.world.number()
+        for client in self.world.clients:
+            client.disconnect()
+        self._judge()
+
+    def _arm(self) -> None:
+        deadline_ms = MACHINES.of(self.group).next_deadline(self.group)
+        if deadline_ms is None or (self.tick_at_ms is not None and self.tick_at_ms <= deadline_ms):
+            return
+        at_ms = max(deadline_ms, self.world.now_ms + 5)
+        self.tick_at_ms = at_ms
+        self.world.after(at_ms - self.world.now_ms, lambda: self._timer(at_ms))
+
+    # --- the referee --------------------------------------------------------------------------------------------------
+
+    def _judge(self) -> None:
+        for client in self.world.clients:
+            if client.is_member and client.member_id not in self.group.members:
+                client.is_member = False
+        if isinstance(self.group, ConsumerGroup):
+            self._judge_consumer(self.group)
+        self.check_clients()
+
+    def _judge_consumer(self, group: ConsumerGroup) -> None:
+        owner: dict[tuple[UUID, int], MemberId] = {}
+        for member_id, member in group.members.items():
+            require(member_id in group.session_deadlines, f"{member} would never expire")
+            revoking = member.state is MemberState.UNREVOKED
+            require(revoking == (member_id in group.rebalance_deadlines), f"{member} may take for ever")
+            for held in (member.assigned, member.pending_revocation):
+                for topic_id, indexes in held.items():
+                    for index in indexes:
+                        other = owner.setdefault((topic_id, index), member_id)
+                        require(other == member_id, f"{topic_id}-{index}: {other} and {member_id}")
+        derived = {(topic, index): each for topic, owned in group.owners.items() for index, each in owned.items()}
+        require(derived == owner, "owners are not those of the members")
+        for deadlines in (group.join_deadlines, group.sync_deadlines):
+            classic = all(group.members[member_id].classic is not None for member_id in deadlines)
+            require(classic, "somebody who does not join is waited for")
+        if self._closely:
+            stored = {each: CONSUMER.stored_member(group, each) for each in group.members}
+            rows = {each: json.dumps(row and row.document) for each, row in stored.items()}
+            require(rows == self.rows, "stored members are others than in memory")
+
+    def check_client(self, client: AnyClient) -> None:
+        self.check_clients()
+
+    def check_clients(self) -> None:
+        """What a member really owns, the coordinator knows that it may own; so no two own the same."""
+        group = self.group
+        if isinstance(group, ConsumerGroup):
+            for client in self.world.clients:
+                member = group.members.get(client.member_id)
+                if client.owned and client.is_member and member is not None:
+                    rest = difference(difference(client.owned, member.assigned), member.pending_revocation)
+                    require(not rest, f"{client.name} owns {rest}, which may be another's")
+            return
+        owner: dict[tuple[UUID, int], str] = {}
+        for client in self.world.clients:
+            if client.is_member and client.member_id in group.members:
+                for topic_id, indexes in client.owned.items():
+                    for index in indexes:
+                        other = owner.setdefault((topic_id, index), client.name)
+                        require(other == client.name, f"{topic_id}-{index} is read by {other} and {client.name}")
+
+
+def _reads(client: AnyClient, name: str) -> bool:
+    return subscribes(client, name) if isinstance(client, Client) else name in client.names
+
+
+def _told(event: object, taken: Step) -> str:
+    facts = "; ".join(map(str, taken.facts))
+    who = getattr(event, "member_id", "")
+    epoch = getattr(event, "member_epoch", getattr(event, "generation_id", ""))
+    answers = [
+        (reply.error.name, getattr(reply, "member_epoch", getattr(reply, "generation_id", "")))
+        for _, reply in taken.replies
+    ]
+    return f"{type(event).__name__} {who} {epoch} -> {answers} {facts}"
+
+
+# --- a run ----------------------------------------------------------------------------------------------------------
+
+
+class _Play:
+    def __init__(self, world: World, server: MixedServer) -> None:
+        self.world, self.server = world, server
+        self.protocols = world.random.choice((("range",), ("cooperative-sticky",), ("cooperative-sticky",)))
+        world.weather = world.random.choice(
+            (
+                Weather(),
+                Weather(late=0.1),
+                Weather(lost_request=0.05, lost_reply=0.1, late=0.05),
+                Weather(0.03, 0.05, 0.05, store_failure=0.1),
+            )
+        )
+
+    def run(self) -> None:
+        world = self.world
+        for _ in range(world.random.randint(1, 3)):
+            world.after(world.random.randint(0, 3_000), self._add_classic)
+        self._disturb()
+        world.run_until(FOUL_MS)
+        world.tell("--- calm")
+        world.calm = True
+        world.weather = Weather()
+        unsettled = "?"
+        while world.now_ms < FOUL_MS + SETTLE_MS:
+            world.run_until(world.now_ms + 1_000)
+            unsettled = self._unsettled()
+            if not unsettled:
+                return
+        raise FoulError(f"never settled: {unsettled}")
+
+    def _living(self) -> list[AnyClient]:
+        return [client for client in self.world.clients if client.alive]
+
+    def _disturb(self) -> None:
+        world, server = self.world, self.server
+        deeds: list[tuple[int, Callable[[], Any]]] = [
+            (4, self._add_classic),
+            (4, self._add_consumer),
+            (5, self._upgrade_one),
+            (5, self._downgrade_one),
+            (2, lambda: self._to_one(lambda client: client.leave())),
+            (2, lambda: self._to_one(lambda client: client.die())),
+            (2, lambda: self._to_one(lambda client: client.disconnect())),
+            (2, lambda: self._to_one(lambda client: client.choose_topics())),
+            (1, lambda: self._to_one(lambda client: client.rejoin())),
+            (4, self._deliver_something_old),
+            (1, server.crash),
+            (1, lambda: server.apply(Tick())),
+        ]
+        weights, acts = zip(*deeds, strict=True)
+
+        def act() -> None:
+            if not world.calm:
+                world.random.choices(acts, weights)[0]()
+                world.after(world.random.randint(1, 5_000), act)
+
+        world.after(world.random.randint(1, 3_000), act)
+
+    def _to_one(self, deed: Callable[[AnyClient], object]) -> None:
+        living = self._living()
+        if living:
+            deed(self.world.random.choice(living))
+
+    def _add_classic(self, instance_id: str | None = None) -> None:
+        number = self.world.number()
+        if instance_id is None and "range" not in self.protocols and self.world.chance(0.3):
+            instance_id = f"i{number}"
+        if len(self._living()) < MAX_CLIENTS:
+            self._start(ClassicClient(self.world, f"k{number}", instance_id, self.protocols))
+
+    def _add_consumer(self, instance_id: str | None = None) -> None:
+        number = self.world.number()
+        if instance_id is None and self.world.chance(0.3):
+            instance_id = f"i{number}"
+        if len(self._living()) < MAX_CLIENTS:
+            client = Client(self.world, f"c{number}", instance_id, 1)
+            self._start(client)
+
+    def _start(self, client: AnyClient) -> None:
+        self.world.clients.append(client)  # type: ignore[arg-type]
+        client.start()
+
+    def _upgrade_one(self) -> None:
+        self._replace(ClassicClient, self._add_consumer)
+
+    def _downgrade_one(self) -> None:
+        self._replace(Client, self._add_classic)
+
+    def _replace(self, kind: type, add: Callable[[str | None], None]) -> None:
+        """One process goes, with its instance if it has one, and another one comes that speaks the other protocol."""
+        living = [client for client in self._living() if isinstance(client, kind)]
+        if living:
+            old = self.world.random.choice(living)
+            if isinstance(old, ClassicClient) and old.instance_id is not None and "range" in self.protocols:
+                old.instance_id = None
+            old.leave()
+            add(old.instance_id if "range" not in self.protocols else None)
+
+    def _deliver_something_old(self) -> None:
+        stuck = self.world.stuck
+        if stuck:
+            self.world.tell("something old arrives")
+            self.server.receive(stuck.pop(self.world.random.randrange(len(stuck))), lambda reply: None)
+
+    def _unsettled(self) -> str:
+        server, living = self.server, self._living()
+        group = server.group
+        if not server.up:
+            return "the node is down"
+        if {client.member_id for client in living} != set(group.members):
+            return f"live: {[client.member_id for client in living]}, members: {list(group.members)}"
+        if not living:
+            return ""
+        if any(isinstance(client, Client) for client in living) != isinstance(group, ConsumerGroup):
+            return f"{[client.name for client in living]} are a {type(group).__name__}"
+        if isinstance(group, ConsumerGroup):
+            if state_of(group) is not ConsumerState.STABLE:
+                return f"{state_of(group)}: {group}"
+        elif group.state is not GroupState.STABLE:
+            return f"{group.state}"
+        owned: dict[tuple[UUID, int], str] = {}
+        for client in living:
+            if isinstance(group, ConsumerGroup) and client.owned != group.members[client.member_id].assigned:
+                return f"{client.name} owns {client.owned}, not {group.members[client.member_id].assigned}"
+            for topic_id, indexes in client.owned.items():
+                for index in indexes:
+                    if owned.setdefault((topic_id, index), client.name) != client.name:
+                        return f"{topic_id}-{index} is read twice"
+        wanted = {
+            (topic_id, index)
+            for name, topic_id in self.world.topic_ids.items()
+            if any(_reads(client, name) for client in living)
+            for index in range(self.world.partition_counts[name])
+        }
+        return "" if set(owned) == wanted else f"owned {owned}, wanted {wanted}"

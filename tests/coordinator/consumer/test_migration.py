@@ -1,0 +1,342 @@
+"""Online migration: a classic group becomes a consumer group when such a member joins, and a classic one again."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.coordinator.consumer.model import MemberState
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import Adopted
+from gateway.coordinator.model import GroupState, MigrationPolicy
+from protocol.errors import ErrorCode
+
+from .mixed import NONE, REBALANCE_MS, SESSION_MS, Mixed, offer, read
+from .scene import named
+
+ALL = {"t": {0, 1, 2, 3}}
+REBALANCE = ErrorCode.REBALANCE_IN_PROGRESS
+
+
+def held(scene: Mixed) -> dict[str, dict[str, set[int]]]:
+    return {member_id: named(member.assigned) for member_id, member in scene.group.members.items()}
+
+
+def test_a_group_of_one_is_upgraded_while_it_reads():
+    scene = Mixed()
+    generation = scene.classic_group({"k": ALL})
+    assert scene.told(scene.enter("a")) == (generation + 1, {})
+    assert scene.is_consumer
+    assert scene.facts[0] == "classic group became a consumer group: a member of the consumer protocol joined"
+    assert held(scene) == {"k": ALL, "a": {}}
+    assert scene.commit("k", generation).error is NONE, "what it has read is still its own to commit"
+    assert scene.alive("k", generation) is REBALANCE
+    # Eager: it lets go of everything, then joins.
+    joined = scene.join("k", offer())
+    assert joined is not None
+    assert (joined.error, joined.generation_id, joined.leader, joined.members) == (NONE, generation + 1, "", ())
+    assert (joined.protocol_type, joined.protocol_name) == ("consumer", "range")
+    mine = scene.share("k", generation + 1)
+    epoch, its = scene.told(scene.beat("a", generation + 1))
+    assert its is not None
+    assert (epoch, mine["t"] | its["t"], mine["t"] & its["t"]) == (generation + 1, ALL["t"], set())
+    assert scene.alive("k", generation + 1) is NONE
+
+
+def test_a_cooperative_member_lets_go_before_another_gets():
+    scene = Mixed()
+    generation = scene.classic_group({"k": ALL}, "cooperative-sticky")
+    scene.enter("a")
+    joined = scene.join("k", offer("cooperative-sticky", owned=ALL, generation=generation))
+    assert joined is not None
+    assert joined.generation_id == generation, "it has not come as far as the group"
+    assert scene.group.members[MemberId("k")].state is MemberState.UNREVOKED
+    kept = scene.share("k", generation)
+    assert len(kept["t"]) == 2
+    assert scene.told(scene.beat("a", generation + 1)) == (generation + 1, None), "nothing is free yet"
+    assert scene.alive("k", generation) is REBALANCE
+    joined = scene.join("k", offer("cooperative-sticky", owned=kept, generation=generation))
+    assert joined is not None
+    assert joined.generation_id == generation + 1
+    assert scene.share("k", generation + 1) == kept
+    assert scene.told(scene.beat("a", generation + 1)) == (generation + 1, {"t": ALL["t"] - kept["t"]})
+    assert scene.alive("k", generation + 1) is NONE
+
+
+@pytest.mark.parametrize("state", [GroupState.PREPARING_REBALANCE, GroupState.COMPLETING_REBALANCE])
+def test_held_requests_are_sent_back_to_join_again(state: GroupState):
+    scene = Mixed()
+    generation = scene.classic_group({"k": {"t": {0, 1}}, "l": {"t": {2, 3}}})
+    assert scene.join("k", offer("range", topics=("t", "u"))) is None
+    if state is GroupState.COMPLETING_REBALANCE:
+        assert scene.join("l") is not None
+        follower = "l" if scene.group.leader_id == "k" else "k"
+        assert scene.sync(follower, generation + 1) is None
+    assert scene.group.state is state
+    held_before = max(scene.answers, default=0)
+    scene.enter("a")
+    assert scene.is_consumer
+    errors = [reply.error for request_id, reply in scene.last.replies]
+    assert errors == [REBALANCE, NONE]
+    assert held_before
+
+
+def test_who_has_just_joined_with_an_eager_protocol_owns_nothing():
+    """It waits at the barrier: it has let go, so that its partitions are free."""
+    scene = Mixed()
+    scene.classic_group({"k": {"t": {0, 1}}, "l": {"t": {2, 3}}})
+    scene.join("k", offer("range", topics=("t", "u")))
+    scene.enter("a")
+    assert held(scene)["k"] == {}
+    assert held(scene)["l"] == {"t": {2, 3}}
+
+
+def test_a_cooperative_member_owns_what_it_claims_beside_what_it_was_given():
+    """It was given less than it claimed, and may not have let go of the rest yet."""
+    scene = Mixed()
+    scene.join("", offer("cooperative-sticky"), new_id="k")
+    scene.sync("k", 1, {"k": ALL})
+    scene.join("k", offer("cooperative-sticky", owned=ALL, generation=1))
+    scene.sync("k", 2, {"k": {"t": {0, 1}}})
+    assert scene.group.state is GroupState.STABLE
+    scene.enter("a")
+    assert held(scene)["k"] == ALL
+
+
+def test_a_static_member_that_is_away_keeps_what_it_was_delivered():
+    scene = Mixed()
+    generation = scene.classic_group({"k": {"t": {0, 1}}, "l": {"t": {2, 3}}}, instances={"k": "i", "l": "j"})
+    scene.join("l", offer("range", topics=("t", "u")), instance="j")
+    for _ in range(REBALANCE_MS // 5_000):
+        scene.alive("k", generation, instance="i")
+        scene.tick(5_000)
+    assert scene.group.generation_id == generation + 1
+    assert scene.group.state is GroupState.COMPLETING_REBALANCE
+    scene.enter("a")
+    assert held(scene)["k"] == {"t": {0, 1}}
+    assert held(scene)["l"] == {}
+
+
+@pytest.mark.parametrize(
+    ("policy", "up", "down"),
+    [
+        (MigrationPolicy.BIDIRECTIONAL, True, True),
+        (MigrationPolicy.UPGRADE, True, False),
+        (MigrationPolicy.DOWNGRADE, False, True),
+        (MigrationPolicy.DISABLED, False, False),
+    ],
+)
+def test_the_policy_says_which_way(policy: MigrationPolicy, up: bool, down: bool):
+    scene = Mixed(policy=policy)
+    scene.classic_group({"k": ALL})
+    reply = scene.enter("a")
+    assert (reply.error, scene.is_consumer) == ((NONE, True) if up else (ErrorCode.GROUP_ID_NOT_FOUND, False))
+    other = Mixed(policy=policy)
+    other.enter("a")
+    assert other.join("", offer()) is not None, "a classic member may join, whatever the policy"
+    other.beat("a", -1)
+    assert other.is_consumer is not down
+
+
+def test_groups_without_members_convert_whatever_the_policy():
+    scene = Mixed(policy=MigrationPolicy.DISABLED)
+    scene.classic_group({"k": ALL})
+    scene.leave("k")
+    assert scene.told(scene.enter("a"))[1] == ALL
+    assert scene.is_consumer
+    scene.beat("a", -1)
+    assert scene.join("", offer(), new_id="k") is not None
+    assert not scene.is_consumer
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        pytest.param("type", id="another protocol type"),
+        pytest.param("subscription", id="an unreadable subscription"),
+        pytest.param("assignment", id="an unreadable assignment"),
+        pytest.param("user data", id="an assignor's own data"),
+        pytest.param("size", id="too many members"),
+    ],
+)
+def test_what_cannot_be_taken_over_is_not(spoil: str):
+    from gateway.coordinator.machine import ConnectionId, RequestId
+    from gateway.coordinator.model import SyncGroup
+    from protocol.consumer import Assignment, TopicPartition, encode_assignment
+
+    scene = Mixed(consumer={"max_size": 1 if spoil == "size" else 10})
+    if spoil == "type":
+        scene.join("", (("x", b""),), protocol_type="connect", new_id="k")
+    elif spoil == "subscription":
+        scene.join("", (("range", b"\xff"),), new_id="k")
+    else:
+        scene.join("", new_id="k")
+        if spoil == "size":
+            scene.join("", new_id="l")
+            scene.join("k")
+    if spoil in ("assignment", "user data"):
+        whole = encode_assignment(Assignment(0, (TopicPartition("t", (0,)),), b"mine"))
+        given = b"\x00" if spoil == "assignment" else whole
+        scene.play(
+            SyncGroup(RequestId(900), ConnectionId("c"), MemberId("k"), None, 1, None, None, ((MemberId("k"), given),))
+        )
+    before = scene.group
+    assert scene.enter("a").error is ErrorCode.GROUP_ID_NOT_FOUND
+    assert scene.group is before
+
+
+def test_only_a_join_upgrades():
+    """Who was a member before the group changed back is told to join: GROUP_ID_NOT_FOUND would be its end."""
+    scene = Mixed()
+    scene.classic_group({"k": ALL})
+    assert scene.beat("a", 5).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert scene.beat("a", -1).error is ErrorCode.UNKNOWN_MEMBER_ID
+    assert not scene.is_consumer
+
+
+def test_a_refused_join_upgrades_nothing():
+    scene = Mixed()
+    scene.classic_group({"k": ALL})
+    assert scene.enter("a", subscribed_topic_regex="(").error is ErrorCode.INVALID_REGULAR_EXPRESSION
+    assert not scene.is_consumer
+
+
+def test_a_static_member_may_come_back_with_the_other_protocol():
+    scene = Mixed()
+    generation = scene.classic_group({"k": {"t": {0, 1}}, "l": {"t": {2, 3}}}, instances={"k": "i", "l": "j"})
+    epoch, mine = scene.told(scene.enter("a", instance_id="i"))
+    assert scene.is_consumer
+    assert (epoch, mine) == (generation, {"t": {0, 1}}), "nothing has changed but who speaks"
+    assert scene.alive("k", generation, instance="i") is ErrorCode.FENCED_INSTANCE_ID
+    assert scene.alive("l", generation, instance="j") is NONE
+    # And back.
+    back = scene.join("", offer(), instance="i", new_id="k2")
+    assert back is None, "the others join again first"
+    assert not scene.is_consumer
+    assert scene.alive("l", generation, instance="j") is REBALANCE
+    assert scene.beat("a", epoch, instance_id="i").error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_the_last_static_member_alone_is_replaced_in_a_classic_group():
+    scene = Mixed()
+    scene.enter("a", instance_id="i")
+    joined = scene.join("", offer(), instance="i", new_id="k")
+    assert not scene.is_consumer
+    assert joined is not None
+    assert joined.generation_id == 3
+    refused = Mixed()
+    refused.enter("a", instance_id="i")
+    reply = refused.join("", (), instance="i")
+    assert reply is not None
+    assert reply.error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+    assert refused.is_consumer
+    assert "a" in refused.group.members
+
+
+def mixed(rebalance_timeout_ms: int = REBALANCE_MS) -> tuple[Mixed, int]:
+    """k (classic) and a (consumer) share the topic; their epoch."""
+    scene = Mixed()
+    generation = scene.classic_group({"k": ALL})
+    scene.enter("a", rebalance_timeout_ms=rebalance_timeout_ms)
+    scene.join("k", offer())
+    scene.share("k", generation + 1)
+    scene.told(scene.beat("a", generation + 1))
+    return scene, generation + 1
+
+
+def test_the_last_consumer_member_leaves_and_the_others_join_again_with_what_they_own():
+    scene, epoch = mixed()
+    mine = named(scene.group.members[MemberId("k")].assigned)
+    assert scene.beat("a", -1).error is NONE
+    assert not scene.is_consumer
+    assert "consumer group became a classic group: its last member of the consumer protocol has gone" in scene.facts
+    assert scene.group.state is GroupState.PREPARING_REBALANCE
+    assert read(scene.group.members[MemberId("k")].assignment) == mine
+    assert scene.alive("k", epoch) is REBALANCE, "its generation is still the epoch that it knows"
+    commit = scene.commit("k", epoch)
+    assert (commit.error, commit.by_member_epoch) == (NONE, True)
+    late = scene.sync("k", epoch)
+    assert late is not None
+    assert late.error is REBALANCE
+    joined = scene.join("k", offer())
+    assert joined is not None
+    assert (joined.error, joined.generation_id, joined.leader) == (NONE, epoch + 2, "k")
+    assert scene.commit("k", epoch).error is ErrorCode.ILLEGAL_GENERATION
+    scene.sync("k", epoch + 2, {"k": ALL})
+    assert scene.group.state is GroupState.STABLE
+    assert scene.commit("k", epoch + 2).by_member_epoch is False
+
+
+def test_a_member_that_lags_behind_is_not_lost_on_the_way_back():
+    """Its epoch is not the group's; as a generation it would be an illegal one."""
+    scene, epoch = mixed()
+    scene.enter("b")
+    assert scene.group.members[MemberId("k")].member_epoch < scene.group.group_epoch
+    assert scene.leave("a", "b") == [NONE, NONE]
+    assert not scene.is_consumer
+    assert scene.alive("k", epoch) is REBALANCE
+    assert scene.commit("k", epoch).error is NONE
+
+
+@pytest.mark.parametrize("how", ["session", "leave by an administrator", "rebalance"])
+def test_however_the_last_consumer_member_goes(how: str):
+    scene, epoch = mixed(5_000)
+    if how == "session":
+        for _ in range(10):
+            scene.now_ms += SESSION_MS // 2
+            scene.alive("k", epoch)
+        scene.tick(0)
+    elif how == "rebalance":
+        for member in ("l", "m"):
+            scene.join("", offer(), new_id=member)
+        scene.beat("a", epoch)
+        assert scene.group.members[MemberId("a")].state is MemberState.UNREVOKED
+        scene.tick(5_000)
+    else:
+        assert scene.leave("a") == [NONE]
+    assert not scene.is_consumer
+
+
+def test_no_downgrade_beyond_the_size_of_a_classic_group():
+    scene = Mixed(group_max_size=1)
+    scene.enter("a")
+    for member in ("k", "l"):
+        scene.join("", offer(), new_id=member)
+    scene.beat("a", -1)
+    assert scene.is_consumer
+    assert len(scene.group.members) == 2
+
+
+def test_a_downgraded_group_survives_a_restart():
+    scene, epoch = mixed()
+    scene.beat("a", -1)
+    scene.restart()
+    assert scene.group.state is GroupState.PREPARING_REBALANCE
+    assert scene.alive("k", epoch) is REBALANCE
+    assert scene.commit("k", epoch).by_member_epoch
+    joined = scene.join("k", offer())
+    assert joined is not None
+    assert joined.error is NONE
+
+
+def test_an_upgraded_group_survives_a_restart():
+    scene = Mixed()
+    generation = scene.classic_group({"k": ALL})
+    scene.enter("a")
+    scene.restart()
+    assert scene.is_consumer
+    assert scene.alive("k", generation) is REBALANCE
+    assert scene.group.session_deadlines[MemberId("k")] == scene.now_ms + SESSION_MS, "its own session, not the group's"
+
+
+def test_there_and_back_and_there_again():
+    scene, epoch = mixed()
+    scene.beat("a", -1)
+    scene.enter("b")
+    assert scene.is_consumer
+    assert scene.group.members[MemberId("k")].member_epoch == epoch, "it has heard of no other"
+    assert scene.alive("k", epoch) is REBALANCE
+    assert scene.commit("k", epoch).error is NONE
+
+
+def test_the_value_of_an_adoption_says_why():
+    assert Adopted.__slots__ == ("group", "conversion", "replies")

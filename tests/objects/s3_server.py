@@ -1,0 +1,255 @@
+"""An S3 server as a process: built once from its Go module, started on a directory, stopped, killed, asked for faults.
+
+The one idea: what speaks S3 here is somebody else's server, which checks signatures, ranges, conditions and uploads in
+parts as a store does; what goes wrong on the way to it is played by `FaultyRoad`, a proxy in front of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from tests.gateway_process import free_ports
+
+BUILDS = Path(__file__).parents[2] / ".compat" / "objects"
+BUILD_TIMEOUT_S = 1_200
+START_SECONDS = 30.0
+BUCKET = "records"
+ACCESS_KEY, SECRET_KEY = "sluice-test", "sluice-test-secret"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A server's Go package at one version, and how it is started."""
+
+    package: str
+    version: str
+    command: Callable[[Path, Path, int], list[str]]
+    environment: Mapping[str, str]
+
+
+def _versitygw(program: Path, directory: Path, port: int) -> list[str]:
+    data, metadata = directory / "data", directory / "metadata"
+    (data / BUCKET).mkdir(parents=True, exist_ok=True)
+    metadata.mkdir(exist_ok=True)
+    # Beside the files, for not every file system has extended attributes.
+    return [
+        str(program),
+        *("--port", f"127.0.0.1:{port}", "--quiet"),
+        *("posix", "--sidecar", str(metadata), str(data)),
+    ]
+
+
+def _minio(program: Path, directory: Path, port: int) -> list[str]:
+    (directory / "data" / BUCKET).mkdir(parents=True, exist_ok=True)
+    return [str(program), "server", "--quiet", "--address", f"127.0.0.1:{port}", str(directory / "data")]
+
+
+PROGRAMS = {
+    "versitygw": Program(
+        "github.com/versity/versitygw/cmd/versitygw",
+        "v1.8.0",
+        _versitygw,
+        {"ROOT_ACCESS_KEY": ACCESS_KEY, "ROOT_SECRET_KEY": SECRET_KEY},
+    ),
+    "minio": Program(
+        "github.com/minio/minio",
+        "v0.0.0-20260212201848-7aac2a2c5b7c",
+        _minio,
+        {"MINIO_ROOT_USER": ACCESS_KEY, "MINIO_ROOT_PASSWORD": SECRET_KEY, "MINIO_BROWSER": "off"},
+    ),
+}
+"""By name. The first takes a quarter of the other's time to build, and is what runs unless told otherwise."""
+
+
+def missing() -> str | None:
+    """Why no server can be built here."""
+    return None if shutil.which("go") else "go is not installed"
+
+
+def build(name: str) -> Path:
+    """The program, built where it is not there yet."""
+    program = PROGRAMS[name]
+    folder = BUILDS / f"{name}-{program.version}"
+    built = folder / name
+    if not built.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(
+            ["go", "install", f"{program.package}@{program.version}"],
+            env={**os.environ, "GOBIN": str(folder)},
+            check=True,
+            timeout=BUILD_TIMEOUT_S,
+        )
+    return built
+
+
+class S3Server:
+    """One server on one directory; `start` again goes on with what is there."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self._program = PROGRAMS[name]
+        self._built = build(name)
+        self._directory = directory
+        (self.port,) = free_ports(1)
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def files(self) -> Path:
+        """Where what is in the bucket lies."""
+        return self._directory / "data" / BUCKET
+
+    def start(self) -> None:
+        command = self._program.command(self._built, self._directory, self.port)
+        with (self._directory / "server.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                command, env={**os.environ, **self._program.environment}, stdout=log, stderr=log
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not _listens(self.port):
+            assert self._process.poll() is None, (self._directory / "server.log").read_text()
+            assert time.monotonic() < deadline, "the server did not start"
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def environment(self, port: int | None = None) -> dict[str, str]:
+        """What obstore is told by; `port` is that of a road to the server."""
+        return {
+            "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port or self.port}",
+            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+            "AWS_REGION": "us-east-1",
+            "AWS_ALLOW_HTTP": "true",
+        }
+
+
+def _listens(port: int) -> bool:
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+class Fault(Enum):
+    """What happens on the road."""
+
+    NONE = "none"
+    REFUSED = "refused"
+    SILENT = "silent"
+    """Requests are taken, and nothing comes back."""
+    SLOW = "slow"
+    """What comes back does so a second late."""
+    ERRORS = "errors"
+    """Every request is answered with 500."""
+
+
+SLOW_S = 1.0
+PAUSE_S = 0.2
+_ERROR = b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+
+
+class FaultyRoad:
+    """A proxy to a port, on a thread of its own. A change of the fault ends all connections."""
+
+    def __init__(self, port: int) -> None:
+        self._to = port
+        self._fault = Fault.NONE
+        self._connections: set[asyncio.Task[None]] = set()
+        self._loop = asyncio.new_event_loop()
+        self.requests = 0
+        """Connections that were met by a fault."""
+        ready: threading.Event = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
+        self.port = 0
+        self._thread.start()
+        assert ready.wait(10)
+
+    def __enter__(self) -> FaultyRoad:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+
+    def set(self, fault: Fault) -> None:
+        done = threading.Event()
+
+        def change() -> None:
+            self._fault = fault
+            for task in self._connections:
+                task.cancel()
+            done.set()
+
+        self._loop.call_soon_threadsafe(change)
+        assert done.wait(10)
+
+    def _run(self, ready: threading.Event) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(asyncio.start_server(self._met, "127.0.0.1", 0))
+        self.port = server.sockets[0].getsockname()[1]
+        ready.set()
+        self._loop.run_forever()
+        server.close()
+        for task in self._connections:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.sleep(0.1))
+        self._loop.close()
+
+    async def _met(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        try:
+            await self._pass(reader, writer)
+        except (OSError, asyncio.CancelledError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self._connections.discard(task)
+            writer.transport.abort()
+
+    async def _pass(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        fault = self._fault
+        if fault in (Fault.NONE, Fault.SLOW):
+            upstream_reader, upstream_writer = await asyncio.open_connection("127.0.0.1", self._to)
+            try:
+                delay_s = SLOW_S if fault is Fault.SLOW else 0.0
+                await asyncio.gather(_pipe(reader, upstream_writer, 0.0), _pipe(upstream_reader, writer, delay_s))
+            finally:
+                upstream_writer.transport.abort()
+            return
+        self.requests += 1
+        if fault is Fault.REFUSED:
+            return
+        if fault is Fault.ERRORS:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(_ERROR)
+            await writer.drain()
+            writer.write_eof()
+        while await reader.read(65_536):
+            pass
+
+
+async def _pipe(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, delay_s: float) -> None:
+    """What comes after a pause is the beginning of an answer, and late."""
+    came_at = -PAUSE_S
+    while piece := await reader.read(1 << 20):
+        if time.monotonic() - came_at > PAUSE_S:
+            await asyncio.sleep(delay_s)
+        came_at = time.monotonic()
+        writer.write(piece)
+        await writer.drain()
+    writer.write_eof()

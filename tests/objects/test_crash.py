@@ -1,0 +1,18 @@
+"""kill −9 at every step of the way from Postgres into a bucket: nothing acknowledged is lost, nothing is there twice,
+no object that is named is deleted, and what nobody names is collected."""
+
+from __future__ import annotations
+
+import pytest
+
+from storage.pool import Database
+from tests.objects.conftest import MakeStore
+from tests.storage.conftest import MakeTopic
+from tests.storage.test_crash import KILLS, kill_again_and_again
+
+
+@pytest.mark.timeout(120 + 30 * KILLS)
+async def test_a_process_that_is_killed_while_it_writes_objects_loses_nothing(
+    database: Database, database_url: str, make_topic: MakeTopic, make_store: MakeStore, url: str
+) -> None:
+    await kill_again_and_again(database, database_url, make_topic, url)

@@ -1,0 +1,219 @@
+"""Gateways whose records go to a bucket: read back, while it is away, after kills, by several nodes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+import asyncpg
+import confluent_kafka
+import pytest
+
+from protocol.errors import ErrorCode
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
+from tests.chaos.load import Load, assert_nothing_lost, read_all
+from tests.clients.topics import create_topic
+from tests.cluster.conftest import metric
+from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.objects.conftest import StartGateway
+from tests.objects.s3_server import Fault, FaultyRoad, S3Server
+from tests.wire import WireClient
+
+PATIENCE_S = 60.0
+AWAY_S = float(os.environ.get("SLUICE_TEST_AWAY_S", "5"))
+"""How long the store is away; a long run takes 60 s and more."""
+KILLS = int(os.environ.get("SLUICE_TEST_KILLS", "12")) // 3
+ANSWER_S = 15.0
+
+
+@pytest.fixture
+def road(s3: S3Server) -> Iterator[FaultyRoad]:
+    with FaultyRoad(s3.port) as road:
+        yield road
+
+
+def produce(bootstrap: str, topic: str, count: int, *, partition: int = 0, first: int = 0) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 2, "batch.size": 20_000})
+    failed: list[object] = []
+    for number in range(first, first + count):
+        value = f"{number:09d}".encode() * 50
+        producer.produce(topic, value, partition=partition, on_delivery=lambda error, _: error and failed.append(error))
+        producer.poll(0)
+    assert producer.flush(60) == 0
+    assert not failed, failed[:3]
+
+
+async def moved(database_url: str) -> None:
+    """Once every chunk lies in the store, and no inline byte is left."""
+    connection = await asyncpg.connect(database_url, server_settings={"search_path": "sluice"})
+    try:
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                if await connection.fetchval(
+                    "select exists (select from chunk) and not exists (select from inline_records)"
+                    " and not exists (select from chunk where object_id is null)"
+                ):
+                    return
+                await asyncio.sleep(0.05)
+    finally:
+        await connection.close()
+
+
+async def fetch(client: WireClient, *topics: str, offset: int = 0) -> list[PartitionData]:
+    asked = tuple(
+        FetchTopic(
+            topic=topic, partitions=(FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1 << 20),)
+        )
+        for topic in topics
+    )
+    response = await client.send(FetchRequest(max_wait_ms=0, min_bytes=1, topics=asked), 12, seconds=ANSWER_S)
+    return [topic.partitions[0] for topic in response.responses]
+
+
+def has_records(data: PartitionData) -> bool:
+    return data.error_code == ErrorCode.NONE and bool(data.records)
+
+
+async def test_records_go_to_the_bucket_and_come_back(
+    start_gateway: StartGateway, s3: S3Server, url: str, database_url: str
+) -> None:
+    gateway = start_gateway(url, shared=database_url)
+    topic = create_topic(gateway.bootstrap, 3)
+    for partition in range(3):
+        await asyncio.to_thread(produce, gateway.bootstrap, topic, 4_000, partition=partition)
+    await moved(database_url)
+    assert list(s3.files.glob(f"{url.rpartition('/')[2]}/*.object*")), "in the bucket"
+    gateway.restart()
+    records = await asyncio.to_thread(read_all, gateway.bootstrap, topic, 3)
+    assert records == {(part, n): f"{n:09d}".encode() * 50 for part in range(3) for n in range(4_000)}
+
+
+@pytest.mark.parametrize("fault", [Fault.REFUSED, Fault.SILENT, Fault.ERRORS])
+async def test_a_store_that_is_away_costs_its_own_records_alone(
+    start_gateway: StartGateway, road: FaultyRoad, url: str, database_url: str, fault: Fault
+) -> None:
+    gateway = start_gateway(url, shared=database_url, port=road.port)
+    away, here = create_topic(gateway.bootstrap, 1), create_topic(gateway.bootstrap, 1)
+    await asyncio.to_thread(produce, gateway.bootstrap, away, 500)
+    await moved(database_url)
+    gateway.restart()  # What it has in memory is no question of the store.
+    road.set(fault)
+    until = time.monotonic() + AWAY_S
+    client = await WireClient.connect(gateway.bootstrap)
+    rounds = told = 0
+    while time.monotonic() < until or not told:
+        await asyncio.to_thread(produce, gateway.bootstrap, here, 20)
+        lost, served = await fetch(client, away, here)
+        # Records at hand do not wait for a store that is silent: it is known to be away a moment later.
+        assert lost.error_code in (ErrorCode.KAFKA_STORAGE_ERROR, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        assert has_records(served)
+        rounds += 1
+        told += lost.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert fault is Fault.SILENT or told == rounds
+    assert metric(gateway, "sluice_damaged_chunks") >= told
+    assert "records cannot be read" in gateway.log_text()
+    road.set(Fault.NONE)
+    async with asyncio.timeout(PATIENCE_S):
+        while True:
+            if has_records((await fetch(client, away))[0]):
+                break
+            await asyncio.sleep(0.1)
+    await moved(database_url)
+    await client.close()
+    assert len(await asyncio.to_thread(read_all, gateway.bootstrap, away, 1)) == 500
+    assert len(await asyncio.to_thread(read_all, gateway.bootstrap, here, 1)) == 20 * rounds
+
+
+async def test_a_slow_store_is_waited_for(
+    start_gateway: StartGateway, road: FaultyRoad, url: str, database_url: str
+) -> None:
+    gateway = start_gateway(url, shared=database_url, port=road.port)
+    topic = create_topic(gateway.bootstrap, 1)
+    await asyncio.to_thread(produce, gateway.bootstrap, topic, 5_000)
+    await moved(database_url)
+    gateway.restart()
+    road.set(Fault.SLOW)
+    assert len(await asyncio.to_thread(read_all, gateway.bootstrap, topic, 1)) == 5_000
+    await asyncio.to_thread(produce, gateway.bootstrap, topic, 100)
+    await moved(database_url)
+    assert metric(gateway, "sluice_damaged_chunks") == 0
+
+
+async def test_an_object_that_is_removed_or_damaged_costs_its_records_alone(
+    start_gateway: StartGateway, s3: S3Server, url: str, database_url: str
+) -> None:
+    gateway = start_gateway(url, shared=database_url)
+    one, two, three = (create_topic(gateway.bootstrap, 1) for _ in range(3))
+    objects: list[str] = []
+    for topic in (one, two, three):
+        await asyncio.to_thread(produce, gateway.bootstrap, topic, 300)
+        await moved(database_url)
+        (new,) = {path.name for path in s3.files.glob(f"{url.rpartition('/')[2]}/*.object")} - set(objects)
+        objects.append(new)
+    folder = s3.files / url.rpartition("/")[2]
+    (folder / objects[0]).unlink()
+    content = bytearray((folder / objects[1]).read_bytes())
+    content[1_000] ^= 0xFF
+    (folder / objects[1]).write_bytes(content)
+    gateway.restart()
+    client = await WireClient.connect(gateway.bootstrap)
+    first, second, third = await fetch(client, one, two, three)
+    assert first.error_code == second.error_code == ErrorCode.KAFKA_STORAGE_ERROR
+    assert has_records(third)
+    content[1_000] ^= 0xFF
+    (folder / objects[1]).write_bytes(content)
+    assert has_records((await fetch(client, two))[0]), "what was wrong is not remembered"
+    await client.close()
+
+
+async def test_nodes_share_a_bucket_and_one_moves_at_a_time(
+    start_gateway: StartGateway, url: str, database_url: str
+) -> None:
+    nodes = [start_gateway(url, shared=database_url) for _ in range(2)]
+    topic = create_topic(nodes[0].bootstrap, 4)
+    load = Load(",".join(node.bootstrap for node in nodes), topic, 4)
+    load.start()
+    for kill in range(max(1, KILLS)):
+        await asyncio.to_thread(load.wait_for, 1_000)
+        node = nodes[kill % 2]
+        node.kill()
+        await asyncio.to_thread(node.restart)
+    await asyncio.to_thread(load.wait_for, 1_000)
+    await asyncio.to_thread(load.stop)
+    await moved(database_url)
+    for node in nodes:
+        node.restart()
+    await asyncio.to_thread(assert_nothing_lost, load)
+
+
+def test_a_node_with_another_store_or_none_does_not_start(
+    start_gateway: StartGateway, gateway_factory: GatewayFactory, s3: S3Server, url: str, database_url: str
+) -> None:
+    start_gateway(url, shared=database_url)
+    for other, said in (
+        (f"{url}-other", f"{url}-other is not where the records of this database lie"),
+        ("inline", f"records of this database lie in {url}: give it as --log-store"),
+    ):
+        with pytest.raises(AssertionError, match=said) as told:
+            gateway_factory(database_url=database_url, environment={"SLUICE_LOG_STORE": other, **s3.environment()})
+        assert "Traceback" not in str(told.value)
+
+
+def test_a_node_stops_in_time_while_its_store_says_nothing(
+    start_gateway: StartGateway, road: FaultyRoad, url: str, database_url: str
+) -> None:
+    gateway: GatewayProcess = start_gateway(url, shared=database_url, port=road.port)
+    topic = create_topic(gateway.bootstrap, 1)
+    road.set(Fault.SILENT)
+    produce(gateway.bootstrap, topic, 100)
+    waiting = threading.Event()
+    deadline = time.monotonic() + PATIENCE_S
+    while not road.requests:
+        assert time.monotonic() < deadline
+        waiting.wait(0.05)
+    begun = time.monotonic()
+    assert gateway.stop() == 0
+    assert time.monotonic() - begun < 6

@@ -1,0 +1,92 @@
+"""Jobs as their commands: plain spark-submit applications, and asked to stop by a signal."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline import jars
+from pipeline.kafka import Cluster
+from tests.gateway_process import ROOT, GatewayProcess
+from tests.pipeline import processes, topics
+from tests.pipeline.conftest import FAST_JVM
+
+pytestmark = pytest.mark.timeout(600)
+RECORDS, PARTITIONS = 400, 2
+JOB_SECONDS = 240
+
+
+def submit(job: str, *given: str, folder: Path) -> str:
+    """`spark-submit pipeline/JOB/job.py GIVEN` with the options that docs/pipeline.md names. What it printed."""
+    spark_submit = shutil.which("spark-submit", path=str(Path(sys.executable).parent))
+    assert spark_submit is not None
+    libraries = ",".join(str(path) for path in jars.paths(jars.folder()))
+    command = [spark_submit, "--master", "local[2]", "--driver-memory", "512m", "--jars", libraries,
+               "--conf", "spark.ui.enabled=false", str(ROOT / "pipeline" / job / "job.py"), *given]  # fmt: skip
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, "JAVA_TOOL_OPTIONS": FAST_JVM,
+                   "SPARK_LOCAL_IP": "127.0.0.1"}  # fmt: skip
+    done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, timeout=JOB_SECONDS)
+    assert done.returncode == 0, f"{job} ended with {done.returncode}: {done.stdout[-1000:]}{done.stderr[-3000:]}"
+    return done.stdout
+
+
+def filled(gateway: GatewayProcess, count: int = RECORDS) -> str:
+    topic = topics.fresh(gateway.bootstrap, PARTITIONS)
+    topics.fill(gateway.bootstrap, topic, topics.records(count, PARTITIONS))
+    return topic
+
+
+def test_every_job_is_a_plain_spark_submit_application(gateway: GatewayProcess, tmp_path: Path) -> None:
+    topic, out, to = filled(gateway), str(tmp_path / "table"), ("--bootstrap", gateway.bootstrap)
+    archived = submit("archive", *to, "--topics", topic, "--out", out, "--once", "--group", "seen", folder=tmp_path)
+    assert f"holds {RECORDS} offsets of {PARTITIONS} partitions" in archived
+    assert f"proved: {RECORDS} offsets" in submit("verify", *to, "--archive", out, folder=tmp_path)
+    assert "removed 0 files" in submit("compact", "--archive", out, folder=tmp_path)
+    again = (*to, "--archive", out, "--topic-map", f"{topic}={topic}-again", "--create-topics")
+    assert "done: the offset map is" in submit("replay", *again, folder=tmp_path)
+    assert {log.end for log in Cluster(gateway.bootstrap).logs([f"{topic}-again"])} == {RECORDS // PARTITIONS}
+    submit("audit", "--archive", out, "--out", str(tmp_path / "audit"), folder=tmp_path)
+    assert (tmp_path / "audit" / "audit.html").is_file()
+    assert gateway.database_url is not None
+    submit("analyze", "--database-url", gateway.database_url, "--out", str(tmp_path / "report"), folder=tmp_path)
+    assert (tmp_path / "report" / "report.html").is_file()
+    assert "nothing is missing" in submit("doctor", *to, "--topics", topic, folder=tmp_path)
+
+
+def test_a_signal_ends_archive_and_replay_after_their_step_and_they_go_on(
+    gateway: GatewayProcess, tmp_path: Path
+) -> None:
+    topic, out, to = filled(gateway), str(tmp_path / "table"), ("--bootstrap", gateway.bootstrap)
+    given = ("archive", *to, "--topics", topic, "--out", out, "--max-batch-records", "40", "--max-rate", "40")
+    stopped(given, "committed", signal.SIGTERM)
+    held = stopped(given, "committed", signal.SIGINT)
+    assert f"holds {RECORDS} offsets" not in held
+    processes.run("archive", *to, "--topics", topic, "--out", out, "--once")
+    proof = processes.run("verify", *to, "--archive", out)
+    assert [line["offsets"] for line in proof.said if line.get("event") == "proved"] == [RECORDS]
+
+    target = f"{topic}-again"
+    replay = ("replay", *to, "--archive", out, "--topic-map", f"{topic}={target}", "--create-topics",
+              "--max-batch-records", "40")  # fmt: skip
+    assert "start it again to go on" in stopped((*replay, "--max-rate", "40"), "committed", signal.SIGTERM)
+    processes.run(*replay)
+    assert {log.end for log in Cluster(gateway.bootstrap).logs([target])} == {RECORDS // PARTITIONS}
+
+
+def stopped(given: tuple[str, ...], event: str, number: signal.Signals, code: int = 0) -> str:
+    """Starts a job, sends the signal when it has said `event`, and gives back the last words of its orderly end."""
+    job = processes.Job(*given)
+    try:
+        assert job.wait_for(event) is not None, "".join(job.errors)
+        job.signal(number)
+        assert job.wait() == code, "".join(job.errors)
+    finally:
+        job.close()
+    assert "Stopping after this step" in "".join(job.errors)
+    return str(job.said[-1]["say"])

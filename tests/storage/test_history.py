@@ -1,0 +1,178 @@
+"""A database that lacks what it acknowledged is another history, however little is gone and however long its log is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TypeVar
+
+import asyncpg
+import pytest
+
+from storage.errors import StorageError, StorageUnavailable
+from storage.guard import Known
+from storage.history import HistoryStore
+from storage.log import LogStore
+from storage.migrate import migrate
+from storage.pool import Database
+from storage.remembered import Remembered, write
+from storage.topics import TopicStore
+from storage.types import NewTopic, PartitionKey, Topic
+from tests.restorable_postgres import RestorablePostgres
+from tests.storage.batches import append, new_batch
+
+DEADLINE_S = 30.0
+
+T = TypeVar("T")
+
+
+class Node:
+    """What a node has of a database, without its passes: nobody renews anything."""
+
+    def __init__(self, database: Database, directory: Path | None) -> None:
+        self.database = database
+        self.history = HistoryStore(database, directory)
+        self.log = LogStore(database)
+
+    @classmethod
+    async def open(cls, url: str, directory: Path | None = None) -> Node:
+        node = cls(await Database.open(url), directory)
+        await migrate(node.database)
+        node.history.accept(*await node.history.adopt())
+        return node
+
+    async def topic(self) -> PartitionKey:
+        (topic,) = await TopicStore(self.database).create([NewTopic("orders", 1, {})])
+        assert isinstance(topic, Topic)
+        return topic.partitions[0].partition_key
+
+    async def close(self) -> None:
+        await self.log.close()
+        await self.database.close()
+
+
+async def once_reached(work: Callable[[], Awaitable[T]]) -> T:
+    """Again while connections that a stopped server took along are found out."""
+    async with asyncio.timeout(DEADLINE_S):
+        while True:
+            try:
+                return await work()
+            except StorageUnavailable as error:
+                if "another history" in str(error):
+                    raise
+                await asyncio.sleep(0.02)
+
+
+async def grow_log(url: str) -> None:
+    """To longer than it has ever been, as a server does by itself in time; it commits nothing."""
+    connection = await asyncpg.connect(url)
+    try:
+        for _ in range(2):
+            await connection.execute(
+                "select pg_logical_emit_message(false, 'test', repeat('x', 1000)), pg_switch_wal()"
+            )
+        await connection.execute("checkpoint")
+    finally:
+        await connection.close()
+
+
+@pytest.mark.parametrize("grown", [False, True], ids=["shorter log", "longer log"])
+async def test_one_lost_append_is_another_history(restorable: RestorablePostgres, *, grown: bool) -> None:
+    node = await Node.open(restorable.url)
+    try:
+        key = await node.topic()
+        await append(node.log, new_batch(key))
+        restorable.save()
+        assert await once_reached(lambda: append(node.log, new_batch(key))) == [1]
+        restorable.put_back()
+        if grown:
+            await grow_log(restorable.url)
+        with pytest.raises(StorageUnavailable, match="another history"):
+            await once_reached(lambda: append(node.log, new_batch(key)))
+        before = node.history.history
+        async with asyncio.timeout(DEADLINE_S):
+            await node.history.changed()
+        node.history.accept(*await node.history.adopt())
+        assert node.history.history > before
+        assert await once_reached(lambda: append(node.log, new_batch(key))) == [1], "given a second time"
+    finally:
+        await node.close()
+
+
+async def test_a_restart_that_lost_nothing_is_the_same_history(restorable: RestorablePostgres) -> None:
+    node = await Node.open(restorable.url)
+    try:
+        key = await node.topic()
+        for offset in range(5):
+            assert await once_reached(lambda: append(node.log, new_batch(key))) == [offset]
+            restorable.stop()
+            restorable.start()
+        assert not node.database.guard.broken.is_set()
+    finally:
+        await node.close()
+
+
+async def test_what_is_too_old_to_be_known_is_no_loss(restorable: RestorablePostgres) -> None:
+    """Postgres forgets what became of transactions that every row knows of."""
+    node = await Node.open(restorable.url)
+    try:
+        await append(node.log, new_batch(await node.topic()))
+        node.database.guard.acknowledged(node.history.history, 3, 0)  # of initdb
+        restorable.stop()
+        restorable.start()
+        await once_reached(lambda: node.database.hot.fetch("select 1"))
+    finally:
+        await node.close()
+
+
+# --- from one run to the next ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lost", [True, False])
+@pytest.mark.parametrize("grown", [False, True], ids=["shorter log", "longer log"])
+async def test_a_database_that_was_put_back_while_no_node_ran(
+    restorable: RestorablePostgres, tmp_path: Path, *, lost: bool, grown: bool
+) -> None:
+    node = await Node.open(restorable.url, tmp_path)
+    key = await node.topic()
+    await append(node.log, new_batch(key))
+    await node.history.remember(3)
+    restorable.save()
+    if lost:
+        await once_reached(lambda: append(node.log, new_batch(key)))
+        await node.history.remember(3)
+    before = node.history.history
+    await node.close()
+    restorable.put_back()
+    if grown:
+        await grow_log(restorable.url)
+    for expected in (before + lost, before + lost):
+        node = await Node.open(restorable.url, tmp_path)
+        assert node.history.history == expected
+        await node.close()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", "[]", '{"identity": "x", "history": "y", "flushed_lsn": 0, "transactions": 3}']
+)
+async def test_what_was_written_badly_or_by_another_database_says_nothing(
+    restorable: RestorablePostgres, tmp_path: Path, text: str
+) -> None:
+    node = await Node.open(restorable.url, tmp_path)
+    before, identity = node.history.history, node.database.guard.identity
+    await node.close()
+    (tmp_path / "sluice-history-1.json").write_text(text)
+    assert identity is not None
+    write(tmp_path, 2, Remembered(f"another/{identity}", Known(before, 2**60, (2**40,))))
+    write(tmp_path, 3, Remembered(identity, Known(before - 1, 2**60, (2**40,))))
+    node = await Node.open(restorable.url, tmp_path)
+    assert node.history.history == before
+    await node.close()
+
+
+async def test_a_directory_that_takes_nothing_is_told(restorable: RestorablePostgres, tmp_path: Path) -> None:
+    node = await Node.open(restorable.url, tmp_path / "not there")
+    with pytest.raises(StorageError, match="cannot write"):
+        await node.history.remember(1)
+    await node.close()
