@@ -30,7 +30,19 @@ from pathlib import Path
 import confluent_kafka
 import psutil
 
-from bench import attacks, cluster, codec, consumer_groups, depth, floor, frames, librdkafka, memory, validation
+from bench import (
+    attacks,
+    cluster,
+    codec,
+    consumer_groups,
+    depth,
+    floor,
+    frames,
+    handoff,
+    librdkafka,
+    memory,
+    validation,
+)
 from storage.embedded import MAJOR_VERSION
 from tests.gateway_process import GatewayProcess
 
@@ -329,6 +341,10 @@ def measure_cluster() -> list[Row]:
     return [Row(*line) for line in cluster.measure()]
 
 
+def measure_handoff() -> list[Row]:
+    return [Row(*line) for line in handoff.measure()]
+
+
 MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "codec": measure_codec,
     "memory": measure_memory,
@@ -340,6 +356,7 @@ MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "consumer-groups": measure_consumer_groups,
     "depth": measure_depth,
     "cluster": measure_cluster,
+    "handoff": measure_handoff,
     "consume": measure_consume,
     "produce": measure_produce,
     "validation": measure_validation,

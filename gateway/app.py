@@ -33,8 +33,10 @@ from gateway.config.broker import ConfigError
 from gateway.config.listeners import Listener, render_address
 from gateway.config.settings import Settings, hide_password
 from gateway.groups.cluster_feed import ClusterFeed
+from gateway.groups.drains import Drains
 from gateway.groups.groups import MACHINES, Groups
 from gateway.groups.journal import Journal
+from gateway.groups.marks import Marks
 from gateway.groups.settings import group_settings
 from gateway.log.appender import Appender
 from gateway.log.catalog import Catalog
@@ -196,9 +198,16 @@ class App:
             group_settings(broker, catalog.group_configs),
             count_rebalance=metrics.group_rebalances.inc,
             count_violation=lambda violation: metrics.group_violations.labels(violation).inc(),
+            count_handoff=metrics.count_handoff,
             journal=journal,
         )
         ClusterFeed(catalog, groups)
+        metrics.group_handoffs_pending.set_function(groups.awaited_partitions)
+        marks = Marks(lambda: groups.settings.drains, asyncio.get_running_loop().time)
+        drains = Drains(
+            groups, OffsetStore(database), catalog, log_store.states, marks, lambda: len(membership.alive()) < 2
+        )
+        self._undo.append(("drains", STEP_TIMEOUT_S, drains.close))
         leases.acquired, leases.lost = groups.shard_acquired, groups.shard_lost
         leases.in_unrest = groups.shards_in_unrest
         membership.catalog_revision = lambda: catalog.revision
@@ -256,6 +265,7 @@ class App:
             cluster_id=await topics.cluster_id(),
             described_topics=DescribedTopics(),
             history=history,
+            marks=marks,
         )
         deletions = Deletions(
             DeletionStore(database),

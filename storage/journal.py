@@ -82,6 +82,21 @@ class JournalOffset(JournalRow):
     error_code: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JournalHandoff(JournalRow):
+    topic_id: UUID | None
+    topic: str
+    partition: int
+    phase: str
+    mode: str
+    source_member_id: str
+    target_member_id: str
+    mark_offset: int | None = None
+    deadline_ms: int | None = None
+    reason: str | None = None
+    wait_ms: int | None = None
+
+
 _TABLES: dict[type[JournalRow], tuple[str, tuple[str, ...]]] = {
     kind: (table, tuple(field.name for field in fields(kind)))
     for kind, table in (
@@ -89,6 +104,7 @@ _TABLES: dict[type[JournalRow], tuple[str, tuple[str, ...]]] = {
         (JournalMember, "journal_member"),
         (JournalOwnership, "journal_ownership"),
         (JournalOffset, "journal_offset"),
+        (JournalHandoff, "journal_handoff"),
     )
 }
 _VALUES = {kind: attrgetter(*columns) for kind, (_, columns) in _TABLES.items()}
@@ -101,6 +117,7 @@ class GroupHistory:
     events: Sequence[Row]
     ownership: Sequence[Row]
     refused_commits: Sequence[Row]
+    handoffs: Sequence[Row]
 
 
 class JournalStore:
@@ -146,7 +163,8 @@ class JournalStore:
         since = events[-1]["seq"] if len(events) == max_events else 0
         ownership = await self._cold.fetch(statement("journal_recent_ownership"), key, since, max_details)
         refused = await self._cold.fetch(statement("journal_recent_refusals"), key, since, max_details)
-        return GroupHistory(_loaded(events), _loaded(ownership), _loaded(refused))
+        handoffs = await self._cold.fetch(statement("journal_recent_handoffs"), key, since, max_details)
+        return GroupHistory(_loaded(events), _loaded(ownership), _loaded(refused), _loaded(handoffs))
 
 
 def _loaded(rows: Sequence[Row]) -> list[Row]:

@@ -120,6 +120,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 or planner.refused
                 or any(part.error for part in cold)
             ):
+                await _mark(request, parts, context)
                 return await _respond_in_pieces(request, parts) if crowded else _respond(request, parts)
             if watch is None:
                 watch = tail.watch(_keys(parts))
@@ -336,6 +337,21 @@ def _trim(parts: Iterable[_Part], max_bytes: int) -> int:
             part.batches, part.size_bytes = kept, kept_bytes
         total_bytes += part.size_bytes
     return total_bytes
+
+
+async def _mark(request: FetchRequest, parts: list[list[_Part]], context: RequestContext) -> None:
+    """Remembers how far a consumer is served, before it is."""
+    marks = context.services.marks
+    if marks is None or request.replica_id >= 0 or not marks.wanted:
+        return
+    client_id = context.client_id or ""
+    async for asked, row in in_pieces(zip(request.topics, parts, strict=True)):
+        topic = _known_topic(asked, context)
+        async for part in in_pieces(row if topic is not None else ()):
+            if topic is not None and part.error is ErrorCode.NONE:
+                last = bytes(part.batches[-1][:27]) if part.batches else None
+                partition = topic.topic_id, part.asked.partition
+                marks.served(context.connection, client_id, partition, part.asked.fetch_offset, last)
 
 
 async def _in_pieces(rows: list[list[_Part]]) -> AsyncGenerator[_Part]:

@@ -4,20 +4,21 @@ The one idea: topic names become topic ids at the door, so an offset belongs to 
 re-created topic starts without any. The coordinator is asked whether a commit may stand, and Postgres fences it again
 in the transaction that stores it; fetches read Postgres, so they see every commit that was answered.
 
-There are no transactions, so RequireStable asks for nothing.
+There are no transactions: RequireStable asks only whether the old owner of a partition is done with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from uuid import UUID
 
+from gateway.coordinator.classic_handoff import awaited_by, member_on
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.consumer.offsets import fetch_refusal
 from gateway.coordinator.facts import OffsetsCommitted
-from gateway.coordinator.model import ConnectionId, MemberId, OffsetCommitReply
+from gateway.coordinator.model import ConnectionId, Group, HandoffProgress, MemberId, OffsetCommitReply
 from gateway.coordinator.model import OffsetCommit as OffsetCommitEvent
 from gateway.coordinator.views import offset_delete_refusal, subscribes_to
 from gateway.groups.journal import JournaledCommit
@@ -344,7 +345,9 @@ async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> 
                 )
             try:
                 await _check_member(group, context.services)
+                awaited = _awaited(group.group_id, request.require_stable, context)
                 fetched = await _fetch(group.group_id, asked, by_id, context.services)
+                fetched = await _unstable(fetched, awaited)
             except KafkaError as refused:
                 groups.append(OffsetFetchResponseGroup(group_id=group.group_id, error_code=refused.code))
             else:
@@ -357,7 +360,9 @@ async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> 
     if request.topics is not None:
         only = await mapped(lambda topic: _AskedTopic(topic.name, nothing, topic.partition_indexes), request.topics)
     try:
+        awaited = _awaited(request.group_id, request.require_stable, context)
         fetched = await _fetch(request.group_id, only, by_id, context.services)
+        fetched = await _unstable(fetched, awaited)
     except KafkaError as refused:
         if context.version >= FETCH_WITH_TOP_LEVEL_ERROR:
             return OffsetFetchResponse(error_code=refused.code)
@@ -447,6 +452,40 @@ async def _fetch(
     if asked is None:
         return await _fetch_all(group_id, services)
     return await _fetch_asked(group_id, asked, by_id, services)
+
+
+def _awaited(group_id: str, require_stable: bool, context: RequestContext) -> frozenset[tuple[str, int]]:
+    """Partitions that the asker is to own, and whose old owner is not done with them. Looked at before the offsets are
+    read: what is settled now is in them. A target that cannot be told to ask again goes on from what it is told, and
+    the group hears of it."""
+    groups, connection = context.services.groups, context.connection
+    group = groups.settled(group_id)
+    if not isinstance(group, Group) or not group.handoffs:
+        return frozenset()
+    if require_stable:
+        return awaited_by(group, connection.connection_id, context.client_id or "", connection.client_host)
+    target = member_on(group, connection.connection_id)
+    passed = awaited_by(group, connection.connection_id, "", "") if target is not None else frozenset[tuple[str, int]]()
+    if target is not None and passed:
+        groups.tell_group(group_id, HandoffProgress(passed=tuple((target, *partition) for partition in passed)))
+    return frozenset()
+
+
+async def _unstable(fetched: list[_FetchedTopic], awaited: frozenset[tuple[str, int]]) -> list[_FetchedTopic]:
+    """UNSTABLE_OFFSET_COMMIT where the offset may still move. The offset itself is told, too: librdkafka keeps it where
+    its assignment has changed meanwhile."""
+    if not awaited:
+        return fetched
+
+    def marked(topic: _FetchedTopic, partition: _Fetched) -> _Fetched:
+        if (topic.name, partition.partition_index) in awaited and partition.error is ErrorCode.NONE:
+            return replace(partition, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        return partition
+
+    return [
+        replace(topic, partitions=tuple(await mapped(lambda each, of=topic: marked(of, each), topic.partitions)))
+        async for topic in in_pieces(fetched)
+    ]
 
 
 async def _fetch_all(group_id: str, services: Services) -> list[_FetchedTopic]:

@@ -94,6 +94,8 @@ def told(history: GroupHistory) -> list[Row]:
     rows = [_row(event, _event(event)) for event in history.events if event["group_id"] or _within(event, history)]
     rows += _merged(history.ownership, ("change", "member_id", "generation_id", "at_ms"), _ownership)
     rows += _merged(history.refused_commits, ("error_code", "member_id", "generation_id", "at_ms"), _refusal)
+    alike = ("phase", "source_member_id", "target_member_id", "generation_id", "reason", "at_ms")
+    rows += _merged(history.handoffs, alike, _handoff)
     return sorted(rows, key=lambda row: int(str(row["seq"])))
 
 
@@ -136,6 +138,35 @@ def _partitions(records: Sequence[Record]) -> str:
 def _ownership(records: Sequence[Record]) -> str:
     verb = {"assigned": "is given", "released": "lets go of", "kept": "owns"}.get(records[0]["change"], "has")
     return f"{records[0]['member_id']} {verb} {_partitions(records)}"
+
+
+def _handoff(records: Sequence[Record]) -> str:
+    first, partitions = records[0], _partitions(records)
+    if first["phase"] == "begun":
+        awaited = "has committed" if first["mode"] == "drain" else "lets go of"
+        return f"{first['target_member_id']} waits until {first['source_member_id']} {awaited} {partitions}"
+    waited = max((each["wait_ms"] or 0 for each in records), default=0)
+    forced = ", forced" if first["reason"] in _FORCED else ""
+    reason = _ENDS.get(first["reason"], first["reason"])
+    return (
+        f"{first['target_member_id']} waits no more for {partitions}: {reason}{forced}, after {_milliseconds(waited)}"
+    )
+
+
+_FORCED = frozenset({"timeout", "client_cap"})
+_ENDS = {
+    "never_fetched": "the one before had read nothing",
+    "drained": "the one before has committed",
+    "acked": "the one before let go",
+    "source_left": "the one before left",
+    "source_expired": "the one before was lost",
+    "target_left": "it left",
+    "superseded": "another rebalance began",
+    "partition_deleted": "it is deleted",
+    "not_attributable": "nobody can tell what the one before has read",
+    "timeout": "group.handoff.timeout.ms is over",
+    "client_cap": "its client cannot wait longer",
+}
 
 
 def _refusal(records: Sequence[Record]) -> str:

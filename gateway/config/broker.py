@@ -111,6 +111,21 @@ class BrokerConfig:
         "gives it, until it was let go. Such leaders are reported in any case. Not a Kafka setting.",
         update=_AT_START,
     )
+    group_handoff_mode: str = setting(
+        ConfigType.STRING,
+        "ack",
+        "What the new owner of a partition waits for: that the old one let go of it (ack), that it has also committed "
+        "what it was served (drain), or nothing (off). Not a Kafka setting.",
+        one_of("ack", "drain", "off"),
+        update=_AT_START,
+    )
+    group_handoff_timeout_ms: int = setting(
+        _INT,
+        30_000,
+        "How long the new owner of a partition waits for the old one at most. Not a Kafka setting.",
+        between(1, 3_600_000),
+        update=_AT_START,
+    )
     group_journal_enable: bool = setting(
         _BOOLEAN,
         True,

@@ -1,4 +1,5 @@
-"""The settings of a group, under Kafka's names (ConfigResource type GROUP): those of the consumer protocol.
+"""The settings of a group (ConfigResource type GROUP): those of the consumer protocol, under Kafka's names, and how
+partitions are handed from member to member.
 
 The one idea: a group's own setting outranks the broker's, and the broker bounds it. A group need not exist to have
 settings; they wait for it.
@@ -10,10 +11,12 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from gateway.config.broker import BrokerConfig
-from gateway.config.definition import ConfigError, ConfigKey, ConfigSource, ConfigType, Synonym
+from gateway.config.definition import ConfigError, ConfigKey, ConfigSource, ConfigType, Synonym, between, one_of
 
 SESSION_TIMEOUT = "consumer.session.timeout.ms"
 HEARTBEAT_INTERVAL = "consumer.heartbeat.interval.ms"
+HANDOFF_MODE = "group.handoff.mode"
+HANDOFF_TIMEOUT = "group.handoff.timeout.ms"
 
 GROUP_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
     {
@@ -32,6 +35,23 @@ GROUP_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
                 5_000,
                 "How often members of the consumer protocol are to speak.",
                 synonyms=(Synonym("group.consumer.heartbeat.interval.ms"),),
+            ),
+            ConfigKey(
+                HANDOFF_MODE,
+                ConfigType.STRING,
+                "ack",
+                "What the new owner of a partition waits for: that the old one let go of it (ack), that it has also "
+                "committed what it was served (drain), or nothing (off). Not a Kafka setting.",
+                one_of("ack", "drain", "off"),
+                synonyms=(Synonym(HANDOFF_MODE),),
+            ),
+            ConfigKey(
+                HANDOFF_TIMEOUT,
+                ConfigType.INT,
+                30_000,
+                "How long the new owner of a partition waits for the old one at most. Not a Kafka setting.",
+                between(1, 3_600_000),
+                synonyms=(Synonym(HANDOFF_TIMEOUT),),
             ),
         )
     }
@@ -59,6 +79,8 @@ def group_intervals(configs: Mapping[str, str], broker: BrokerConfig) -> tuple[i
         if key is None:
             raise ConfigError(name, text, "unknown config name")
         value = key.parse(text)
+        if name not in bounds:
+            continue
         lowest, highest = bounds[name]
         if not isinstance(value, int) or not lowest <= value <= highest:
             raise ConfigError(name, text, f"not between {lowest} and {highest}, the broker's bounds")
@@ -70,6 +92,13 @@ def group_intervals(configs: Mapping[str, str], broker: BrokerConfig) -> tuple[i
             f"not below {SESSION_TIMEOUT} ({values[SESSION_TIMEOUT]})",
         )
     return values[SESSION_TIMEOUT], values[HEARTBEAT_INTERVAL]
+
+
+def group_handoff(configs: Mapping[str, str], broker: BrokerConfig) -> tuple[str, int]:
+    """`group.handoff.mode` and `group.handoff.timeout.ms` of a group with these settings, which `group_intervals` has
+    let through."""
+    mode = configs.get(HANDOFF_MODE, broker.group_handoff_mode).strip()
+    return mode, int(configs.get(HANDOFF_TIMEOUT, broker.group_handoff_timeout_ms))
 
 
 def group_layers(

@@ -23,7 +23,9 @@ from gateway.coordinator.facts import (
     GroupDeleted,
     MemberId,
 )
-from gateway.coordinator.machine import Adopted, Machine, StoredGroup, StoredMember, Summary
+from gateway.coordinator.handoff import HandoffsChanged
+from gateway.coordinator.handoff_progress import see_topics
+from gateway.coordinator.machine import Adopted, ClusterChanged, Machine, StoredGroup, StoredMember, Summary
 from gateway.coordinator.model import (
     DeleteGroup,
     DeleteReply,
@@ -52,8 +54,11 @@ from protocol.errors import ErrorCode
 
 __all__ = ["CLASSIC", "DURABLE", "describe", "next_deadline", "postponed", "restore", "step", "stored", "stored_member"]
 
-DURABLE: frozenset[type[Fact]] = frozenset({GenerationStarted, AssignmentGiven, EveryoneHeard, GroupDeleted})
-"""What binds: a generation, its assignments, that the group is gone. A join phase in flight may be lost."""
+DURABLE: frozenset[type[Fact]] = frozenset(
+    {GenerationStarted, AssignmentGiven, EveryoneHeard, GroupDeleted, HandoffsChanged}
+)
+"""What binds: a generation, its assignments and what is awaited before they are delivered, that the group is gone. A
+join phase in flight may be lost."""
 
 
 def step(group: Group, event: Event, now_ms: int, settings: Settings, cluster: Cluster = NO_TOPICS) -> Step:
@@ -117,6 +122,8 @@ class _Classic:
         return None
 
     def step(self, group: Group, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+        if type(event) is ClusterChanged:
+            return see_topics(group, cluster, now_ms, settings)
         return step(group, event, now_ms, settings, cluster)
 
     def refuse(self, event: Any, error: ErrorCode, *, loading: bool = False) -> Reply:
@@ -129,8 +136,8 @@ class _Classic:
         return postponed(group, by_ms)
 
     def watches(self, group: Group) -> bool:
-        """Classic members watch their topics themselves."""
-        return False
+        """Classic members watch their topics themselves; but nobody need wait for a partition that is gone."""
+        return bool(group.handoffs)
 
     def is_idle(self, group: Group) -> bool:
         return not group.members and not group.pending

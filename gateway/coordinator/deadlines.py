@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from gateway.coordinator import classic_handoff
 from gateway.coordinator.draft import Draft
 from gateway.coordinator.facts import Departure, MemberDisconnected, PendingMemberExpired, Trigger
 from gateway.coordinator.model import (
@@ -50,6 +51,8 @@ def postponed(group: Group, by_ms: int) -> Group:
         },
         phase_deadline_ms=None if phase_deadline_ms is None else phase_deadline_ms + by_ms,
         watch=group.watch if follow_up_ms is None else replace(group.watch, follow_up_ms=follow_up_ms + by_ms),
+        handoffs=classic_handoff.postponed(group.handoffs, by_ms),
+        hold_deadlines={key: at_ms + by_ms for key, at_ms in group.hold_deadlines.items()},
     )
 
 
@@ -62,6 +65,7 @@ def _deadlines(group: Group) -> Iterator[int]:
     yield from group.connection_deadlines.values()
     for pending in group.pending.values():
         yield pending.deadline_ms
+    yield from classic_handoff.deadlines(group)
 
 
 def tick(group: Group, event: Tick, now_ms: int, settings: Settings) -> Step:
@@ -76,6 +80,7 @@ def tick(group: Group, event: Tick, now_ms: int, settings: Settings) -> Step:
         maybe_complete_join_phase(draft)
     if draft.phase_deadline_ms is not None and draft.phase_deadline_ms <= now_ms:
         _end_phase(draft)
+    classic_handoff.expire(draft)
     _follow_up(draft)
     return draft.seal()
 
@@ -154,7 +159,7 @@ def _uses(member: Member, connection_id: ConnectionId) -> bool:
 def _disconnect(draft: Draft, member: Member, closed: ConnectionId) -> None:
     parked_join = _unless_on(closed, member.parked_join)
     parked_sync = _unless_on(closed, member.parked_sync)
-    if member.parked_sync is not None and parked_sync is None:
+    if member.parked_sync is not None and parked_sync is None and draft.state is GroupState.COMPLETING_REBALANCE:
         draft.pending_sync.add(member.member_id)
     connection_id = member.connection_id
     if connection_id == closed:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gateway.coordinator.classic_handoff import member_gone, member_replaced
 from gateway.coordinator.facts import (
     Departure,
     EveryoneHeard,
@@ -20,6 +21,7 @@ from gateway.coordinator.facts import (
     MemberReplaced,
     shortened,
 )
+from gateway.coordinator.handoff import Handoff
 from gateway.coordinator.model import (
     GROUP_FIELDS,
     LEGAL_TRANSITIONS,
@@ -65,6 +67,8 @@ class Draft:
     new_member_added: bool
     subscribed_topics: frozenset[str] | None
     watch: Watch
+    handoffs: tuple[Handoff, ...]
+    hold_deadlines: dict[MemberId, int]
     awaiting_join: int
     protocol_support: dict[str, int]
 
@@ -82,6 +86,7 @@ class Draft:
         self.session_deadlines = dict(group.session_deadlines)
         self.connection_deadlines = dict(group.connection_deadlines)
         self.protocol_support = dict(group.protocol_support)
+        self.hold_deadlines = dict(group.hold_deadlines)
         self._had_unheard = bool(group.unheard)
 
     def seal(self) -> Step:
@@ -133,6 +138,8 @@ class Draft:
         self._refuse_parked(member, ErrorCode.UNKNOWN_MEMBER_ID)
         self._forget(member_id)
         self.pending_sync.discard(member_id)
+        self.hold_deadlines.pop(member_id, None)
+        member_gone(self, member_id, departure)
         if self.leader_id == member_id:
             self.leader_id = next(iter(self.members), None)
 
@@ -157,6 +164,7 @@ class Draft:
             self.pending_sync.add(new.member_id)
         if self.leader_id == old_id:
             self.leader_id = new.member_id
+        member_replaced(self, old_id, new.member_id)
 
     def park_join(self, member: Member, parked: Parked) -> None:
         """Holds a join for `member`. A join already held for it is answered: its client has asked again."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from gateway.coordinator.classic_handoff import joined_again
 from gateway.coordinator.draft import Draft
 from gateway.coordinator.facts import AssignmentGiven, Departure, MemberJoined, MemberRejoined, Trigger, shortened
 from gateway.coordinator.identity import NO_MEMBER_ID, Requester, Standing, identify
@@ -188,6 +189,7 @@ def rejoin_while_stable(draft: Draft, event: JoinGroup, member_id: MemberId) -> 
 def _answer_at_once(draft: Draft, event: JoinGroup, member_id: MemberId) -> None:
     member = draft.hear(draft.members[member_id], event.connection_id)
     draft.arm_session(member)
+    joined_again(draft, member)
     draft.answer(event.request_id, joined(draft, member))
 
 

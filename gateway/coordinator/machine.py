@@ -70,7 +70,12 @@ class ClusterChanged:
     """Topics came, went or grew. Sent where the machine `watches` the cluster."""
 
 
-Event = Request[Any] | ConnectionClosed | Tick | ClusterChanged
+@dataclass(frozen=True, slots=True)
+class News:
+    """An event that nobody waits for, of a kind that only some machines know."""
+
+
+Event = Request[Any] | ConnectionClosed | Tick | ClusterChanged | News
 
 
 # --- a step ---------------------------------------------------------------------------------------------------------

@@ -15,10 +15,12 @@ from uuid import UUID
 
 from gateway.coordinator.document import VOLATILE
 from gateway.coordinator.facts import MemberId
+from gateway.coordinator.handoff import DEFAULTS, Drained, Handoff, HandoffSettings
 from gateway.coordinator.machine import (
     ClientRequest,
     ConnectionClosed,
     ConnectionId,
+    News,
     Request,
     RequestId,
     Step,
@@ -74,6 +76,7 @@ class ConsumerSettings:
     max_size: int = 2**31 - 1
     assignors: tuple[str, ...] = ("uniform", "range")
     """The first is used where no member asks for one."""
+    handoff: HandoffSettings = DEFAULTS
     migration_policy: MigrationPolicy = MigrationPolicy.BIDIRECTIONAL
 
 
@@ -91,9 +94,17 @@ class Settings:
     """How long a dynamic member outlives a connection its peer closed; −1 = only the session timeout counts."""
     group_cooperative_guard: bool = False
     """Partitions that one member claims are not delivered to another, whatever the leader says."""
+    handoff: HandoffSettings = DEFAULTS
+    """Of classic groups without a setting of their own."""
+    drains: bool = False
+    """Whether any group is in mode `drain`."""
     consumer: ConsumerSettings = ConsumerSettings()
     consumer_of: Mapping[str, ConsumerSettings] = field(default_factory=dict[str, ConsumerSettings])
     """Of the groups that have configs of their own, by group id."""
+
+    def handoff_of(self, group_id: str) -> HandoffSettings:
+        own = self.consumer_of.get(group_id)
+        return self.handoff if own is None else own.handoff
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,6 +126,8 @@ class Member:
     protocols: Protocols
     assignment: bytes = b""
     """What the leader gave it in the group's current generation; b"" until the leader has spoken."""
+    last_assignment: bytes = b""
+    """What it was given in the last generation that was assigned, kept where handoffs are drained."""
     position: int = 0
     """Members are told, and lead, in the order of joining."""
     is_new: bool = field(default=False, metadata=VOLATILE)
@@ -273,7 +286,29 @@ class DeleteGroup(Request[DeleteReply]):
     """Takes the group away, if it is Empty."""
 
 
-Event = JoinGroup | SyncGroup | Heartbeat | LeaveGroup | OffsetCommit | DeleteGroup | ConnectionClosed | Tick
+@dataclass(frozen=True, slots=True)
+class HandoffProgress(News):
+    """How far the sources of handoffs have committed; found outside the group, so it may be late. Nobody waits for it.
+
+    It is taken by every machine that has handoffs.
+    """
+
+    found: tuple[Drained, ...] = ()
+    passed: tuple[tuple[MemberId, str, int], ...] = ()
+    """(target, topic, partition): who has read a committed offset that was not settled, and goes on from there."""
+
+
+Event = (
+    JoinGroup
+    | SyncGroup
+    | Heartbeat
+    | LeaveGroup
+    | OffsetCommit
+    | DeleteGroup
+    | ConnectionClosed
+    | Tick
+    | HandoffProgress
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -343,6 +378,10 @@ class Group:
     subscribed_topics: frozenset[str] | None = field(default=None, metadata=VOLATILE)
     """Topics of all members' subscriptions; None where they cannot be known (other protocol types, malformed)."""
     watch: Watch = Watch()
+    handoffs: tuple[Handoff, ...] = ()
+    """Partitions that a member was to let go of (or drain) in this generation or an earlier one, and has not yet."""
+    hold_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
+    """Members that gain such partitions in this generation, and until when their SyncGroup may be held."""
     awaiting_join: int = field(default=0, metadata=VOLATILE)
     """How many members have a parked join. Follows from `members`; kept so that a join need not count them."""
     protocol_support: Mapping[str, int] = field(default_factory=dict[str, int], metadata=VOLATILE)

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.facts import (
@@ -30,6 +31,9 @@ from gateway.coordinator.model import Delivered, Event, Group, GroupState, JoinR
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
 from protocol.consumer import Assignment, TopicPartition, decode_assignment, decode_subscription, encode_assignment
 from protocol.errors import ErrorCode, ProtocolError
+
+if TYPE_CHECKING:
+    from gateway.coordinator.draft import Draft
 
 ORPHANED_GENERATIONS = 3
 """A cooperative move leaves a partition to nobody for one generation, or two when a member joins meanwhile."""
@@ -88,7 +92,7 @@ def observe(before: Group, event: Event, taken: Step, cluster: Cluster, now_ms: 
     return replace(taken, group=replace(after, watch=watch), facts=(*taken.facts, *found.facts()))
 
 
-def claims_of(group: Group, found: _Findings | None = None) -> dict[MemberId, Claim]:
+def claims_of(group: Group | Draft, found: _Findings | None = None) -> dict[MemberId, Claim]:
     """Of the members whose subscription can be read."""
     claims: dict[MemberId, Claim] = {}
     for member in group.members.values():
@@ -104,7 +108,7 @@ def claims_of(group: Group, found: _Findings | None = None) -> dict[MemberId, Cl
     return claims
 
 
-def claimants(group: Group, claims: Claims) -> dict[Partition, set[MemberId]]:
+def claimants(group: Group | Draft, claims: Claims) -> dict[Partition, set[MemberId]]:
     """Who holds each partition by its own words: those of the newest generation that claim it.
 
     A stale claim counts where nobody has a newer one: its member may have missed the answer that took the partition
@@ -142,9 +146,9 @@ def _absent(before: Group, after: Group, taken: Step) -> dict[MemberId, frozense
         if key in watch.absent:
             absent[key] = watch.absent[key]
         elif key in watch.delivered:
-            absent[key] = _partitions_or_none(watch.delivered[key].assignment)
+            absent[key] = partitions_or_none(watch.delivered[key].assignment)
         elif key in before.members:
-            given = _partitions_or_none(before.members[key].assignment)
+            given = partitions_or_none(before.members[key].assignment)
             absent[key] = given | _claimed(before, key)
     return absent
 
@@ -253,7 +257,7 @@ def _generation_assigned(group: Group, watch: Watch, found: _Findings, cluster: 
 
 
 def _given_to(group: Group, partition: Partition) -> list[MemberId]:
-    return [key for key, member in group.members.items() if partition in _partitions_or_none(member.assignment)]
+    return [key for key, member in group.members.items() if partition in partitions_or_none(member.assignment)]
 
 
 def _unassigned(watch: Watch, claims: Claims, given: Mapping[Partition, int], cluster: Cluster) -> dict[Partition, int]:
@@ -273,6 +277,7 @@ def _delivered(before: Group, taken: Step) -> dict[MemberId, Delivered]:
         return {}
     answered = [reply for _, reply in taken.replies if isinstance(reply, SyncReply) and reply.error is ErrorCode.NONE]
     synced = (before.pending_sync | {k for k, m in before.members.items() if m.parked_sync}) - after.pending_sync
+    synced -= {key for key, member in after.members.items() if member.parked_sync}
     return {
         key: Delivered(after.generation_id, after.members[key].assignment)
         for key in (synced & after.members.keys() if answered else ())
@@ -292,7 +297,7 @@ def guarded(group: Group, event: SyncGroup) -> tuple[SyncGroup, dict[MemberId, s
     withheld: dict[MemberId, set[Partition]] = {}
     assignments: list[tuple[MemberId, bytes]] = []
     for member_id, given in event.assignments:
-        taken_out = {each for each in _partitions_or_none(given) if held.get(each, set[MemberId]()) - {member_id}}
+        taken_out = {each for each in partitions_or_none(given) if held.get(each, set[MemberId]()) - {member_id}}
         if taken_out and member_id in group.members:
             withheld[member_id] = taken_out
             given = _without(given, taken_out)
@@ -339,7 +344,8 @@ def _partitions_in(assignment: bytes) -> frozenset[Partition]:
     return frozenset(_each(decode_assignment(assignment).assigned_partitions)) if assignment else frozenset()
 
 
-def _partitions_or_none(assignment: bytes) -> frozenset[Partition]:
+def partitions_or_none(assignment: bytes) -> frozenset[Partition]:
+    """None of them, where the bytes cannot be read."""
     try:
         return _partitions_in(assignment)
     except ProtocolError:

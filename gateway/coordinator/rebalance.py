@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gateway.coordinator.classic_handoff import generation_begun, last_assignment
 from gateway.coordinator.draft import Draft
 from gateway.coordinator.facts import Departure, GenerationStarted, RebalanceBegun, Trigger
 from gateway.coordinator.model import GroupState, JoinedMember, JoinReply, Member, MemberId, SyncReply
@@ -26,8 +27,9 @@ def rebalance(draft: Draft, trigger: Trigger, member_id: MemberId | None = None)
 
 def prepare_rebalance(draft: Draft, trigger: Trigger, member_id: MemberId | None = None) -> None:
     draft.tell(RebalanceBegun(trigger, member_id))
-    if draft.state is GroupState.COMPLETING_REBALANCE:
+    if draft.state is GroupState.COMPLETING_REBALANCE or draft.hold_deadlines:
         _refuse_parked_syncs(draft)
+        draft.hold_deadlines = {}
     was_empty = draft.state is GroupState.EMPTY
     draft.transition(GroupState.PREPARING_REBALANCE)
     draft.pending_sync.clear()
@@ -106,9 +108,12 @@ def _begin_generation(draft: Draft) -> None:
     draft.subscribed_topics = subscribed_topics(draft.protocol_type, draft.protocol_name, draft.members.values())
     draft.transition(GroupState.COMPLETING_REBALANCE)
     draft.tell(GenerationStarted(draft.generation_id, draft.protocol_name, tuple(draft.members)))
+    generation_begun(draft)
+    was_assigned = any(member.assignment for member in draft.members.values())
     for member in list(draft.members.values()):
         # What the last generation assigned must not be served in this one.
-        settled = replace(member, parked_join=None, is_new=False, assignment=b"", member_epoch=0)
+        last = last_assignment(draft, member, was_assigned=was_assigned)
+        settled = replace(member, parked_join=None, is_new=False, assignment=b"", last_assignment=last, member_epoch=0)
         draft.put(settled)
         # An absent static member has given no sign of life: its session runs on.
         if member.parked_join is not None:

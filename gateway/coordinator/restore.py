@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from gateway.coordinator import classic_handoff
 from gateway.coordinator.document import dump, load
 from gateway.coordinator.draft import Draft
 from gateway.coordinator.facts import Trigger
@@ -65,6 +66,8 @@ def restore(
     elif group.state is GroupState.PREPARING_REBALANCE:
         # Stored as such where it came from a consumer group: who was held asks again, like everybody else.
         draft.phase_deadline_ms = now_ms + draft.rebalance_timeout_ms()
+    if group.handoffs:
+        classic_handoff.take_over(draft)
     if group.watch.withheld:
         draft.watch = replace(group.watch, follow_up_ms=now_ms + FOLLOW_UP_MS)
     if len(draft.members) > settings.group_max_size:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gateway.coordinator.classic_handoff import begin, is_held
 from gateway.coordinator.draft import Draft
 from gateway.coordinator.facts import AssignmentGiven, GenerationAssigned, MemberSynced
 from gateway.coordinator.identity import generation_of, refusal
@@ -55,10 +56,14 @@ def sync_stable(group: Group, event: SyncGroup, now_ms: int, settings: Settings)
         return _refuse(group, event, error)
     draft = Draft(group, now_ms, settings)
     member = draft.hear(draft.members[event.member_id], event.connection_id)
-    if member.member_id in draft.pending_sync:
-        draft.pending_sync.discard(member.member_id)
-        draft.tell(MemberSynced(member.member_id))
+    first = member.member_id in draft.pending_sync
+    draft.pending_sync.discard(member.member_id)
     _close_sync_phase(draft)
+    if is_held(draft, member.member_id):
+        draft.park_sync(member, Parked(event.request_id, event.connection_id))
+        return draft.seal()
+    if first:
+        draft.tell(MemberSynced(member.member_id))
     _answer(draft, event.request_id, member.assignment)
     return draft.seal()
 
@@ -93,10 +98,13 @@ def _hand_out(draft: Draft, assignments: dict[MemberId, bytes]) -> None:
     assert draft.leader_id is not None
     draft.tell(GenerationAssigned(draft.generation_id, draft.leader_id))
     for member in list(draft.members.values()):
-        settled = replace(member, assignment=assignments.get(member.member_id, b""), parked_sync=None)
-        draft.put(settled)
-        draft.tell(AssignmentGiven(settled.member_id, draft.generation_id))
-        if member.parked_sync is not None:
+        draft.put(replace(member, assignment=assignments.get(member.member_id, b"")))
+        draft.tell(AssignmentGiven(member.member_id, draft.generation_id))
+    begin(draft)
+    for member in list(draft.members.values()):
+        if member.parked_sync is not None and not is_held(draft, member.member_id):
+            settled = replace(member, parked_sync=None)
+            draft.put(settled)
             draft.arm_session(settled)
             draft.tell(MemberSynced(settled.member_id))
             _answer(draft, member.parked_sync.request_id, settled.assignment)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gateway.coordinator import deadlines, heartbeat, join, leave, sync
+from gateway.coordinator import deadlines, handoff_progress, heartbeat, join, leave, sync
 from gateway.coordinator.identity import Standing
 from gateway.coordinator.model import (
     LEGAL_TRANSITIONS,
@@ -20,6 +20,7 @@ from gateway.coordinator.model import (
     Event,
     Group,
     GroupState,
+    HandoffProgress,
     Heartbeat,
     JoinGroup,
     LeaveGroup,
@@ -108,6 +109,13 @@ TABLE: Mapping[type[Event], Mapping[GroupState, Cell]] = {
         COMPLETING: _cell(deadlines.tick, COMPLETING, PREPARING, EMPTY),
         STABLE: _cell(deadlines.tick, STABLE, PREPARING, EMPTY),
         DEAD: _cell(deadlines.tick, DEAD),
+    },
+    HandoffProgress: {
+        EMPTY: _cell(handoff_progress.progress_elsewhere, EMPTY),
+        PREPARING: _cell(handoff_progress.progress_elsewhere, PREPARING),
+        COMPLETING: _cell(handoff_progress.progress_elsewhere, COMPLETING),
+        STABLE: _cell(handoff_progress.progress_stable, STABLE),
+        DEAD: _cell(handoff_progress.progress_elsewhere, DEAD),
     },
 }
 

@@ -16,6 +16,7 @@ from gateway.coordinator.classic import CLASSIC
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.facts import Fact, PartitionsWithheld, ProtocolViolated, RebalanceBegun
+from gateway.coordinator.handoff import FORCED, HandoffEnded
 from gateway.coordinator.machine import Machines, Summary, Value
 from gateway.coordinator.model import Group, Settings
 from gateway.groups.journal import Journal
@@ -51,6 +52,7 @@ class Groups(Runtime):
         store_patience_ms: int = STORE_PATIENCE_MS,
         count_rebalance: Callable[[], None] = lambda: None,
         count_violation: Callable[[str], None] = lambda violation: None,
+        count_handoff: Callable[[str, bool, int], None] = lambda reason, forced, waited_ms: None,
         journal: Journal | None = None,
     ) -> None:
         self.offset_committer = OffsetCommitter(offsets)
@@ -58,10 +60,12 @@ class Groups(Runtime):
         self._leases = leases
         self._count_rebalance = count_rebalance
         self._count_violation = count_violation
+        self._count_handoff = count_handoff
         self.journal = journal
         """None: nothing is written down."""
         self.readers: list[Callable[[str, tuple[Fact, ...]], None]] = []
-        """Are given a group's id and what happened, once it is settled, before anyone is answered."""
+        """Are given a group's id and what happened, once it is settled, before anyone is answered. Without facts the
+        group was read."""
         super().__init__(machines, self._group_records, leases, settings, self._happened)
 
     def summary(self, group: Value) -> Summary:
@@ -103,6 +107,17 @@ class Groups(Runtime):
                 found.append(refused)
         return found
 
+    def awaited_partitions(self) -> int:
+        """Whose new owners wait for their old ones."""
+        groups = self.in_memory()
+        classic = sum(each.is_pending for group in groups if isinstance(group, Group) for each in group.handoffs)
+        return classic + sum(
+            each.target is not None
+            for group in groups
+            if isinstance(group, ConsumerGroup)
+            for each in group.moving.values()
+        )
+
     async def drain(self, timeout_s: float = 3.0, also: Sequence[Awaitable[None]] = ()) -> None:
         """As `Runtime.drain`; offset commits in flight finish, too."""
         await super().drain(timeout_s, (*also, self.offset_committer.drain()))
@@ -117,17 +132,24 @@ class Groups(Runtime):
         if self.journal is not None:
             self.journal.happened(before, after, facts)
         if not facts:
+            self.told(self._machines.of(after).summary(after).group_id, ())
             return
         for fact in facts:
             if isinstance(fact, RebalanceBegun):
                 self._count_rebalance()
             elif isinstance(fact, ProtocolViolated):
                 self._count_violation(fact.violation.name.lower())
+            elif isinstance(fact, HandoffEnded):
+                self._count_handoff(fact.reason.value, fact.reason in FORCED, fact.waited_ms)
         was, now = self._machines.of(before).summary(before), self._machines.of(after).summary(after)
         self.told(now.group_id, facts)
         for fact in facts:
             if isinstance(fact, ProtocolViolated | PartitionsWithheld):
                 log.warning("group observed", group_id=now.group_id, generation_id=fact.generation_id, seen=str(fact))
+            elif isinstance(fact, HandoffEnded) and fact.reason in FORCED:
+                log.warning(
+                    "handoff forced", group_id=now.group_id, generation_id=fact.generation_id, handoff=str(fact)
+                )
         moved = (was.group_type, was.state, was.generation_id) != (now.group_type, now.state, now.generation_id)
         level = logging.INFO if moved else logging.DEBUG
         told = [str(fact) for fact in facts[:MAX_FACTS_LOGGED]]

@@ -38,12 +38,13 @@ from gateway.coordinator.facts import (
     TargetComputed,
     Trigger,
 )
+from gateway.coordinator.handoff import HandoffBegun, HandoffEnded
 from gateway.coordinator.machine import Machines, Value
 from gateway.coordinator.model import Group, GroupState, Member
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
 from protocol.consumer import decode_assignment, decode_subscription
 from protocol.errors import ProtocolError
-from storage.journal import JournalEvent, JournalMember, JournalOwnership, JournalRow
+from storage.journal import JournalEvent, JournalHandoff, JournalMember, JournalOwnership, JournalRow
 
 MAX_GROUPS = 50_000
 """Groups of which something is remembered; those longest without news are forgotten first."""
@@ -224,6 +225,18 @@ class _Telling:
             case GroupTypeChanged(conversion=Conversion.EMPTY):
                 self._generation_id = self._now.generation_id
                 self._told = _Told(self._told.state)
+            case HandoffBegun():
+                for topic, partition in fact.partitions:
+                    self._handoff(fact, topic, partition, deadline_ms=self._happened.at_ms + fact.left_ms)
+            case HandoffEnded():
+                self._handoff(
+                    fact,
+                    fact.topic,
+                    fact.partition,
+                    mark_offset=fact.mark,
+                    reason=fact.reason.value,
+                    wait_ms=fact.waited_ms,
+                )
             case GroupTypeChanged():
                 # Its members are other values from here on, and partitions have other names: all is said anew.
                 self._loaded(after, reason=fact.conversion.name.lower(), detail=str(fact))
@@ -358,7 +371,7 @@ class _Telling:
         group = self._after
         if self._told.generation_ms is None or self._now.state != STABLE:
             return
-        if isinstance(group, Group) and group.pending_sync:
+        if isinstance(group, Group) and (group.pending_sync or _holds(group)):
             return
         self._event("rebalance_completed", wait_ms=self._since_start(), member_count=self._now.member_count)
         self._told.rebalance_ms = self._told.generation_ms = None
@@ -489,6 +502,38 @@ class _Telling:
                 )
             )
 
+    def _handoff(
+        self,
+        fact: HandoffBegun | HandoffEnded,
+        topic: str | UUID,
+        partition: int,
+        *,
+        mark_offset: int | None = None,
+        deadline_ms: int | None = None,
+        reason: str | None = None,
+        wait_ms: int | None = None,
+    ) -> None:
+        by_id = isinstance(topic, UUID)
+        self._rows.append(
+            JournalHandoff(
+                at_ms=self._happened.at_ms,
+                node_id=self._happened.node_id,
+                group_id=self._group_id,
+                generation_id=fact.generation_id,
+                topic_id=topic if by_id else self._topics.id_of(topic),
+                topic=self._topics.name_of(topic) if by_id else topic,
+                partition=partition,
+                phase="begun" if reason is None else "ended",
+                mode=fact.mode.value,
+                source_member_id=fact.source,
+                target_member_id=fact.target,
+                mark_offset=mark_offset,
+                deadline_ms=deadline_ms,
+                reason=reason,
+                wait_ms=wait_ms,
+            )
+        )
+
     # --- times --------------------------------------------------------------------------------------------------
 
     def _since_start(self) -> int | None:
@@ -509,6 +554,11 @@ class _Telling:
 
 def _member(group: Value, member_id: MemberId | None) -> Member | ConsumerMember | None:
     return None if member_id is None else group.members.get(member_id)
+
+
+def _holds(group: Group) -> bool:
+    """Whether a member awaits its assignment because of what another has not let go of."""
+    return any(group.members[each].parked_sync is not None for each in group.hold_deadlines)
 
 
 def _session_timeout_ms(member: Member | ConsumerMember) -> int:

@@ -183,6 +183,17 @@ class Runtime:
         finally:
             self._resume(slot)
 
+    def settled(self, group_id: str) -> Value:
+        """The group as it was last settled, where it is in memory and this node coordinates it; else None."""
+        slot = self._slots.get(group_id)
+        return None if slot is None or self.lease_for(group_id) is None else slot.group
+
+    def tell_group(self, group_id: str, event: Event) -> None:
+        """An event that nobody waits for, for a group that is in memory."""
+        slot = self._slots.get(group_id)
+        if slot is not None and len(slot.mailbox) < MAX_MAILBOX:
+            self._send(slot, event)
+
     def in_memory(self) -> list[Value]:
         """Groups that this node coordinates and that are more than what is stored of them, as last settled."""
         return [slot.group for slot in self._slots.values() if not self._machines.of(slot.group).is_idle(slot.group)]

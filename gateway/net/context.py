@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gateway.cluster.membership import Membership
     from gateway.config.settings import Settings
     from gateway.groups.groups import Groups
+    from gateway.groups.marks import Marks
     from gateway.log.appender import Appender
     from gateway.log.catalog import Catalog
     from gateway.log.recompression import Recompressor
@@ -95,6 +96,8 @@ class Services:
     cluster_id: str
     described_topics: DescribedTopics
     history: HistoryStore
+    marks: Marks | None = None
+    """How far consumers were served, where groups may ask."""
 
 
 class RequestContext(NamedTuple):

@@ -123,6 +123,20 @@ class Metrics:
             "Generations in which consumers or their leader departed from the cooperative protocol, by what they did.",
             "violation",
         )
+        self.group_handoffs = self._counter(
+            "group_handoffs", "Partitions whose new owner had to wait for the old one, by how that ended.", "reason"
+        )
+        self.group_handoffs_forced = self._counter(
+            "group_handoffs_forced", "Partitions given away although the old owner may not have been done with them."
+        )
+        self.group_handoffs_pending = self._gauge(
+            "group_handoffs_pending", "Partitions whose new owner waits for the old one now."
+        )
+        self.group_handoff_wait = self._histogram(
+            "group_handoff_wait_seconds",
+            "How long new owners of partitions waited for the old ones.",
+            (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0),
+        )
         self.journal_rows = self._counter("journal_rows", "Rows written to the journal of groups.")
         self.journal_dropped = self._counter(
             "journal_dropped_rows",
@@ -174,6 +188,12 @@ class Metrics:
         self.commits.observe(duration_s)
         self.committed_batches.inc(batches)
         self.committed_bytes.inc(size_bytes)
+
+    def count_handoff(self, reason: str, forced: bool, waited_ms: int) -> None:
+        self.group_handoffs.labels(reason).inc()
+        self.group_handoff_wait.observe(waited_ms / 1000)
+        if forced:
+            self.group_handoffs_forced.inc()
 
     def observe_reconcile_pass(self, trigger: str, skipped: bool, duration_s: float) -> None:
         self._reconcile_passes.labels(trigger).inc()

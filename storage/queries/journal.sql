@@ -38,3 +38,12 @@ from journal_offset
 where group_id = $1 and seq >= $2 and error_code <> 0
 order by seq desc
 limit $3;
+
+-- name: journal_recent_handoffs
+-- The group's handoffs from a number on, newest first.
+select seq, at_ms, node_id, generation_id, topic, partition, phase, mode, source_member_id, target_member_id, mark_offset,
+    reason, wait_ms
+from journal_handoff
+where group_id = $1 and seq >= $2
+order by seq desc
+limit $3;

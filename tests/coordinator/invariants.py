@@ -38,8 +38,24 @@ def broken_invariants(group: Group) -> list[str]:
         "awaiting_join counts the parked joins": group.awaiting_join == len(parked_joins),
         "protocol_support counts the members' protocols": dict(group.protocol_support) == dict(support),
         "joins are parked only while Preparing": not parked_joins or group.state is PREPARING,
-        "syncs are parked only while Completing": not parked_syncs or group.state is COMPLETING,
-        "nobody is held without a deadline": not (parked_joins or parked_syncs) or group.phase_deadline_ms is not None,
+        "syncs are parked while Completing, or of members that await a partition": group.state is COMPLETING
+        or all(
+            group.state is STABLE and any(each.is_pending and each.target == key for each in group.handoffs)
+            for key in parked_syncs
+        ),
+        "nobody is held without a deadline": not (parked_joins or parked_syncs)
+        or group.phase_deadline_ms is not None
+        or (group.state is STABLE and all(key in group.hold_deadlines for key in parked_syncs)),
+        "who is awaited is not held": not {each.source for each in group.handoffs if each.is_pending}
+        & (set(parked_syncs) if group.state is STABLE else set()),
+        "a handoff is between members": all(
+            each.source in members and (each.target is None or each.target in members) and each.source != each.target
+            for each in group.handoffs
+        ),
+        "a partition is handed over once": len({(each.topic, each.partition) for each in group.handoffs})
+        == len(group.handoffs),
+        "members are held in the generation that was assigned": not group.hold_deadlines or group.state is STABLE,
+        "only members are held": group.hold_deadlines.keys() <= members.keys(),
         "whoever is not held has a session": all(
             key in group.session_deadlines or key in parked_joins or key in parked_syncs for key in members
         ),

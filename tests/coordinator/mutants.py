@@ -22,7 +22,7 @@ from types import ModuleType
 import gateway.coordinator as package
 
 PACKAGE = package.__name__
-SHARED = frozenset({"cluster", "document", "facts", "machine", "model"})
+SHARED = frozenset({"cluster", "document", "facts", "handoff", "machine", "model"})
 """Modules that mutants share with the tests: events and replies must be of the same classes."""
 
 

@@ -10,6 +10,7 @@ import pytest
 from gateway.coordinator.classic import CLASSIC
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.facts import MemberId, PartitionsWithheld, ProtocolViolated, Violation
+from gateway.coordinator.handoff import HandoffMode, HandoffSettings
 from gateway.coordinator.model import GroupState
 from gateway.coordinator.observer import CHURN_GENERATIONS, CHURN_MS, FOLLOW_UP_MS, ORPHANED_GENERATIONS
 from protocol.consumer import (
@@ -38,7 +39,8 @@ class Watched(Scene):
     """A scene that knows a topic `t` of three partitions, and keeps what the observer has said."""
 
     def __init__(self, *, group_cooperative_guard: bool = False) -> None:
-        super().__init__(group_cooperative_guard=group_cooperative_guard)
+        """The observer by itself: nobody is held for what it sees."""
+        super().__init__(group_cooperative_guard=group_cooperative_guard, handoff=HandoffSettings(HandoffMode.OFF))
         self.seen: list[ProtocolViolated] = []
         self.withheld: list[PartitionsWithheld] = []
 

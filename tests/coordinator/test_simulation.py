@@ -258,6 +258,72 @@ MUTANTS = [
         "dict(group.members)",
         "group.members",
     ),
+    Mutant(
+        "nobody is held for what another claims",
+        "classic_handoff",
+        "    return draft.hold_deadlines.get(member_id, 0) > draft.now_ms and any(\n",
+        "    return False and any(\n",
+    ),
+    Mutant(
+        "who is awaited is held, too",
+        "classic_handoff",
+        " and each.target not in awaited:\n",
+        ":\n",
+    ),
+    Mutant(
+        "what sources claim is not looked at",
+        "classic_handoff",
+        "    claims = claims_of(draft)\n    holders = claimants(draft, claims)\n",
+        "    claims = {}\n    holders = claimants(draft, claims)\n",
+    ),
+    Mutant(
+        "the newest claim counts, though who has it has read nothing",
+        "classic_handoff",
+        "            holders[partition] = holders.get(partition, set[MemberId]()) | claimers\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "members that are gone are waited for",
+        "classic_handoff",
+        "        if each.source == member_id:\n            tell_if_pending(draft, each, HandoffEnd.SOURCE_LEFT if left",
+        "        if False:\n            tell_if_pending(draft, each, HandoffEnd.SOURCE_LEFT if left",
+    ),
+    Mutant(
+        "a source that never lets go is waited for for ever",
+        "classic_handoff",
+        "            if each.forced or early or each.deadline_ms > draft.now_ms:\n",
+        "            if True:\n",
+    ),
+    Mutant(
+        "what is no longer awaited is stored as awaited",
+        "classic_handoff",
+        "            draft.tell(HandoffsChanged())\n",
+        "",
+    ),
+    Mutant(
+        "a held member is not told when its wait is over",
+        "classic_handoff",
+        "            draft.tell(HandoffsChanged())\n            _release(draft)\n",
+        "            draft.tell(HandoffsChanged())\n",
+    ),
+    Mutant(
+        "members held when a rebalance starts are never answered",
+        "rebalance",
+        " or draft.hold_deadlines:\n",
+        ":\n",
+    ),
+    Mutant(
+        "a coordinator that takes over gives targets what is awaited",
+        "restore",
+        "        classic_handoff.take_over(draft)\n",
+        "        draft.handoffs = ()\n",
+    ),
+    Mutant(
+        "offsets are told as settled while a source has the partition",
+        "classic_handoff",
+        "    awaited = [each for each in group.handoffs if not each.forced]\n",
+        "    awaited = []\n",
+    ),
 ]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer import handoff
 from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.facts import Departure, MemberId
@@ -19,7 +20,7 @@ from gateway.coordinator.model import ConsumerSettings
 
 def next_deadline(group: ConsumerGroup) -> int | None:
     """When a Tick is due at the earliest; None if the group waits for nothing but requests."""
-    others = (group.rebalance_deadlines, group.join_deadlines, group.sync_deadlines)
+    others = (group.rebalance_deadlines, group.join_deadlines, group.sync_deadlines, group.drain_deadlines)
     earliest = [min(deadlines.values()) for deadlines in others if deadlines]
     session_ms = group.session_deadlines.earliest()
     return min(earliest if session_ms is None else (session_ms, *earliest), default=None)
@@ -33,6 +34,11 @@ def postponed(group: ConsumerGroup, by_ms: int) -> ConsumerGroup:
         rebalance_deadlines=_later(group.rebalance_deadlines, by_ms),
         join_deadlines=_later(group.join_deadlines, by_ms),
         sync_deadlines=_later(group.sync_deadlines, by_ms),
+        drain_deadlines=_later(group.drain_deadlines, by_ms),
+        moving={
+            key: replace(each, deadline_ms=each.deadline_ms + by_ms) if each.deadline_ms else each
+            for key, each in group.moving.items()
+        },
     )
 
 
@@ -50,9 +56,12 @@ def tick(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: Consumer
         for member_id, deadline_ms in deadlines.items():
             if deadline_ms <= now_ms:
                 over.setdefault(member_id, departure)
-    if not over:
+    undrained = any(deadline_ms <= now_ms for deadline_ms in group.drain_deadlines.values())
+    if not over and not undrained:
         return Step(group)
     draft = Draft(group, now_ms, settings, cluster)
     # In the order in which they joined: a step depends on nothing but its values.
-    draft.lose_all({member_id: (over[member_id], None) for member_id in group.members if member_id in over})
+    if over:
+        draft.lose_all({member_id: (over[member_id], None) for member_id in group.members if member_id in over})
+    handoff.expire(draft)
     return draft.seal()

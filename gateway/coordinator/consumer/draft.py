@@ -13,6 +13,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer import handoff
 from gateway.coordinator.consumer.assignors import ASSIGNORS, UNIFORM, Subscriber
 from gateway.coordinator.consumer.model import (
     ConsumerGroup,
@@ -22,7 +23,7 @@ from gateway.coordinator.consumer.model import (
     session_ms,
     subscription_of,
 )
-from gateway.coordinator.consumer.partitions import NOTHING
+from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference
 from gateway.coordinator.consumer.spread import respread, spread_of
 from gateway.coordinator.consumer.topics import Pattern, metadata_hash, resolve_pattern
 from gateway.coordinator.facts import (
@@ -37,6 +38,7 @@ from gateway.coordinator.facts import (
     Trigger,
     shortened,
 )
+from gateway.coordinator.handoff import HandoffEnd
 from gateway.coordinator.machine import Reply, RequestId, Step
 from gateway.coordinator.model import ConsumerSettings
 
@@ -52,12 +54,14 @@ class Draft:
         "assignor",
         "before",
         "cluster",
+        "drain_deadlines",
         "facts",
         "group_epoch",
         "instances",
         "join_deadlines",
         "members",
         "metadata_hash",
+        "moving",
         "now_ms",
         "owners",
         "patterns",
@@ -100,6 +104,8 @@ class Draft:
         self.spread = group.spread
         self.session_deadlines = group.session_deadlines
         self.rebalance_deadlines = dict(group.rebalance_deadlines)
+        self.moving = dict(group.moving)
+        self.drain_deadlines = dict(group.drain_deadlines)
         self.join_deadlines = dict(group.join_deadlines)
         self.sync_deadlines = dict(group.sync_deadlines)
 
@@ -134,6 +140,8 @@ class Draft:
             spread=self.spread,
             session_deadlines=self.session_deadlines,
             rebalance_deadlines=self.rebalance_deadlines,
+            moving=self.moving,
+            drain_deadlines=self.drain_deadlines,
             join_deadlines=self.join_deadlines,
             sync_deadlines=self.sync_deadlines,
         )
@@ -152,8 +160,9 @@ class Draft:
 
     # --- members ----------------------------------------------------------------------------------------------------
 
-    def put(self, member: ConsumerMember) -> None:
-        """Adds the member, or replaces what is held under its id. AssertionError if a partition had two owners then."""
+    def put(self, member: ConsumerMember, reason: HandoffEnd = HandoffEnd.ACKNOWLEDGED) -> None:
+        """Adds the member, or replaces what is held under its id; `reason`: why it owns no more what it owned before.
+        AssertionError if a partition had two owners then."""
         before = self.members.get(member.member_id)
         if before is member:
             return
@@ -163,21 +172,24 @@ class Draft:
                 self._forget_subscription(before)
             subscription = subscription_of(member)
             self.subscriptions[subscription] = self.subscriptions.get(subscription, 0) + 1
-        if before is None or (before.assigned, before.pending_revocation) != (
+        if before is None or (before.assigned, before.pending_revocation, before.undrained) != (
             member.assigned,
             member.pending_revocation,
+            member.undrained,
         ):
             if before is not None:
                 self._release(before)
             self._own(member)
+            if before is not None:
+                handoff.member_changed(self, before, member, reason)
         if before is not None and before.instance_id not in (None, member.instance_id):
             self.instances.pop(before.instance_id, None)
         if member.instance_id is not None:
             self.instances[member.instance_id] = member.member_id
         self.members[member.member_id] = member
 
-    def remove(self, member_id: MemberId) -> ConsumerMember:
-        """Takes the member out; its partitions are free from here on."""
+    def remove(self, member_id: MemberId, reason: HandoffEnd = HandoffEnd.SOURCE_LEFT) -> ConsumerMember:
+        """Takes the member out; its partitions are free from here on, and `reason` says why to who waits for them."""
         member = self.members.pop(member_id)
         self._forget_subscription(member)
         self._release(member)
@@ -190,6 +202,8 @@ class Draft:
         self.session_deadlines = self.session_deadlines.without(member_id)
         for deadlines in (self.rebalance_deadlines, self.join_deadlines, self.sync_deadlines):
             deadlines.pop(member_id, None)
+        handoff.member_changed(self, member, None, reason)
+        handoff.member_gone(self, member_id)
         return member
 
     def lose(self, member_id: MemberId, departure: Departure, reason: str | None = None) -> None:
@@ -199,7 +213,7 @@ class Draft:
     def lose_all(self, departures: Mapping[MemberId, tuple[Departure, str | None]]) -> None:
         """The epoch rises once, however many go."""
         for member_id, (departure, reason) in departures.items():
-            self.remove(member_id)
+            self.remove(member_id, handoff.left(departure))
             self.tell(MemberLeft(member_id, departure, shortened(reason)))
         self.raise_epoch(Trigger.MEMBER_LEFT, next(iter(departures)))
         if not self.members:
@@ -209,7 +223,7 @@ class Draft:
     def succeed(self, old_id: MemberId, member: ConsumerMember) -> None:
         """Puts `member` in the place of a static member that left for a while: its target goes over too."""
         target = self.target.get(old_id, NOTHING)
-        self.remove(old_id)
+        self.remove(old_id, HandoffEnd.SUPERSEDED)
         self.put(member)
         self.target[member.member_id] = target
         self.spread = None
@@ -223,7 +237,7 @@ class Draft:
             del self.subscriptions[subscription]
 
     def _release(self, member: ConsumerMember) -> None:
-        for held in (member.assigned, member.pending_revocation):
+        for held in (member.assigned, member.pending_revocation, member.undrained):
             for topic_id, indexes in held.items():
                 owned = self._owned(topic_id)
                 for index in indexes:
@@ -233,7 +247,7 @@ class Draft:
                     self._copied_owners.discard(topic_id)
 
     def _own(self, member: ConsumerMember) -> None:
-        for held in (member.assigned, member.pending_revocation):
+        for held in (member.assigned, member.pending_revocation, member.undrained):
             for topic_id, indexes in held.items():
                 owned = self._owned(topic_id)
                 for index in indexes:
@@ -291,14 +305,17 @@ class Draft:
             shares = ASSIGNORS[self.assignor](self._subscribers(), counts)
             self.spread = spread_of(shares, counts) if alike else None
         changed: list[MemberId] = []
+        gained: list[tuple[MemberId, Partitions]] = []
         for member_id, partitions in shares.items():
             last = self.target.get(member_id)
             if last is not partitions and last != partitions:
                 self.target[member_id] = partitions
                 changed.append(member_id)
+                gained.append((member_id, difference(partitions, last or NOTHING)))
         self.assignment_epoch = self.group_epoch
         self.topics_revision = max(self.topics_revision, self.cluster.revision)
         self.tell(TargetComputed(self.assignment_epoch, self.assignor, tuple(changed)))
+        handoff.target_moved(self, gained)
 
     def _subscribers(self) -> dict[MemberId, Subscriber]:
         return {

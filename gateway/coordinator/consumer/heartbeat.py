@@ -12,6 +12,7 @@ from dataclasses import replace
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.current_assignment import reconcile
 from gateway.coordinator.consumer.draft import Draft
+from gateway.coordinator.consumer.handoff import retained
 from gateway.coordinator.consumer.identity import check_join, check_request, find_member
 from gateway.coordinator.consumer.model import (
     JOIN_EPOCH,
@@ -35,6 +36,7 @@ from gateway.coordinator.facts import (
     MemberReplaced,
     Trigger,
 )
+from gateway.coordinator.handoff import HandoffEnd
 from gateway.coordinator.machine import Step
 from gateway.coordinator.model import ConsumerSettings
 from protocol.errors import ErrorCode, KafkaError
@@ -103,10 +105,10 @@ def _join(
         return _proceed(draft, event, None, _updated(ConsumerMember(member_id), event))
     if known.member_id == member_id and known.member_epoch != STATIC_LEAVE_EPOCH and known.classic is None:
         draft.tell(MemberRejoined(member_id))
-        fresh = replace(known, assigned=NOTHING, pending_revocation=NOTHING)
+        fresh = replace(known, assigned=NOTHING, pending_revocation=NOTHING, undrained=NOTHING)
     else:
         draft.tell(MemberReplaced(member_id, known.member_id, event.instance_id or ""))
-        fresh = replace(known, member_id=member_id, connection_number=-1, classic=None)
+        fresh = replace(known, member_id=member_id, connection_number=-1, classic=None, undrained=NOTHING)
         for deadlines in (draft.join_deadlines, draft.sync_deadlines):
             deadlines.pop(member_id, None)
     fresh = replace(fresh, member_epoch=0, previous_member_epoch=0, state=MemberState.STABLE)
@@ -170,7 +172,8 @@ def proceed(
     draft: Draft, before: ConsumerMember | None, member: ConsumerMember, owned: Partitions | None
 ) -> ConsumerMember:
     """What a request that reports `owned` makes of its member and of what the group wants: the member as it is then."""
-    draft.put(member)
+    # Who joins anew under its id has lost what it had, and may commit none of it any more.
+    draft.put(member, HandoffEnd.SOURCE_LEFT if member.member_epoch == JOIN_EPOCH else HandoffEnd.ACKNOWLEDGED)
     subscription_changed = before is None or subscription_of(before) != subscription_of(member)
     target_is_old = draft.group_epoch > draft.assignment_epoch
     look = subscription_changed or target_is_old or has_news(draft.before, draft.cluster)
@@ -192,6 +195,7 @@ def proceed(
         owned,
         subscription_changed,
     )
+    after = retained(draft, member, after)
     if after is not member:
         draft.put(after)
         draft.tell(AssignmentGiven(after.member_id, after.member_epoch))
@@ -226,8 +230,10 @@ def _leave(
                 previous_member_epoch=STATIC_LEAVE_EPOCH,
                 state=MemberState.STABLE,
                 pending_revocation=NOTHING,
+                undrained=NOTHING,
                 connection_number=event.connection_number,
-            )
+            ),
+            HandoffEnd.SOURCE_LEFT,
         )
         draft.rebalance_deadlines.pop(member.member_id, None)
         draft.tell(MemberAway(member.member_id))

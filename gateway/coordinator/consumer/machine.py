@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any
 
 from gateway.coordinator.cluster import Cluster
-from gateway.coordinator.consumer import classic_members
+from gateway.coordinator.consumer import classic_members, handoff
 from gateway.coordinator.consumer import restore as records
 from gateway.coordinator.consumer.deadlines import next_deadline, postponed, tick
 from gateway.coordinator.consumer.draft import Draft
@@ -67,6 +67,7 @@ from gateway.coordinator.model import (
     DeleteReply,
     Group,
     GroupState,
+    HandoffProgress,
     Heartbeat,
     JoinGroup,
     LeaveGroup,
@@ -115,6 +116,9 @@ def step(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settin
             return Step(group, ((event.request_id, reply),))
         case DeleteGroup():
             return _delete(group, event)
+        case HandoffProgress():
+            draft = Draft(group, now_ms, settings, cluster)
+            return draft.seal() if handoff.progressed(draft, event) else Step(group)
         case ConnectionClosed():
             # A member says by heartbeats alone that it lives, as in Kafka: a new connection is no news.
             return Step(group)

@@ -78,6 +78,8 @@ class ConsumerMember:
     """What it was told that it may own."""
     pending_revocation: Partitions = field(default_factory=nothing)
     """What it was told to let go of, and may own still."""
+    undrained: Partitions = field(default_factory=nothing)
+    """What it has let go of, and is still to commit up to what it was served: nobody else may own it yet."""
     classic: ClassicProtocol | None = None
     """None: it speaks the consumer protocol. Otherwise its member epoch is what it calls its generation."""
     connection_number: int = field(default=-1, metadata=VOLATILE)
@@ -136,6 +138,22 @@ class ConsumerGroupHeartbeat(ClientRequest[ConsumerGroupHeartbeatReply]):
     owned: Partitions | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Moving:
+    """A partition on its way from one member to another."""
+
+    source: MemberId
+    target: MemberId | None
+    """None: whoever was to have it is gone, or nobody was."""
+    epoch: int
+    """At which the target was to have it."""
+    since_ms: int
+    deadline_ms: int = 0
+    """When it is given away though it is not drained; counts from when the source has let go, 0 until then."""
+    mark: int | None = None
+    """The offset after what the source was served, if known."""
+
+
 # --- the group ------------------------------------------------------------------------------------------------------
 
 
@@ -180,6 +198,10 @@ class ConsumerGroup:
     session_deadlines: Deadlines = field(default_factory=no_deadlines, metadata=VOLATILE)
     rebalance_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
     """Until when members in state UNREVOKED must have let go."""
+    moving: Mapping[tuple[UUID, int], Moving] = field(default_factory=dict[tuple[UUID, int], Moving], metadata=VOLATILE)
+    """Partitions that their owners are to let go of, or to drain, for somebody else."""
+    drain_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
+    """When the first of what each member has not drained is given away."""
     join_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
     """Until when members of the classic protocol that were told of a rebalance must have joined again."""
     sync_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)

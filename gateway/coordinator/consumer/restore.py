@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gateway.coordinator.cluster import NO_TOPICS
+from gateway.coordinator.consumer import handoff
 from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.model import ConsumerGroup, MemberRow, session_ms
 from gateway.coordinator.consumer.partitions import NOTHING
@@ -65,5 +66,6 @@ def restore(
             left_ms = max(left_ms - silent_ms, min(left_ms, SHORTEST_SESSION_MS))
         draft.session_deadlines = draft.session_deadlines.moved(row.member.member_id, now_ms + left_ms)
         draft.arm_rebalance(None, row.member)
+    handoff.take_over(draft)
     restored: ConsumerGroup = draft.seal().group
     return replace(restored, unheard=frozenset(restored.members))

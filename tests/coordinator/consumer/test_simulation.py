@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gateway.coordinator.consumer import current_assignment, heartbeat, identity
+from gateway.coordinator.consumer import current_assignment, handoff, heartbeat, identity
 from gateway.coordinator.consumer.draft import Draft
 
 from .simulation.play import run
@@ -46,6 +46,11 @@ def no_topics_change(draft: Draft) -> bool:
         pytest.param(Draft, "arm_rebalance", nothing, id="revocations are awaited for ever"),
         pytest.param(Draft, "see_topics", no_topics_change, id="topics stay as they were"),
         pytest.param(Draft, "_release", nothing, id="partitions are never free again"),
+        pytest.param(heartbeat, "retained", lambda _, before, after: after, id="nobody drains"),
+        pytest.param(handoff, "expire", nothing, id="sources are waited for for ever"),
+        pytest.param(handoff, "arm", nothing, id="draining has no deadline"),
+        pytest.param(handoff, "take_over", nothing, id="a successor forgets what is drained"),
+        pytest.param(handoff, "member_changed", nothing, id="moves never end"),
         pytest.param(heartbeat, "_has_no_news", lambda *_: True, id="news are overlooked"),
     ],
 )

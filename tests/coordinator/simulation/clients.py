@@ -85,7 +85,9 @@ class Client:
         """The last few requests, for whoever wants to repeat one."""
         self._world = world
         self.owned: frozenset[int] = frozenset()
-        """What it reads, where it `claims`."""
+        """What it claims, where it `claims`."""
+        self.reading: frozenset[int] = frozenset()
+        """What it reads of that: the committed offset of the rest is not settled yet."""
         self._owned_generation_id = -1
         self._announced: tuple[int, ...] = ()
         self._topics: tuple[str, ...] = ("t",)
@@ -319,14 +321,26 @@ class Client:
         let_go = self.owned - assigned
         self.owned |= assigned
         self._owned_generation_id = self.generation_id
-        self._world.owns(self)
+        self._read()
 
         def revoke() -> None:
             self.owned -= let_go
+            self.reading &= self.owned
             self.join()
 
         if let_go:
             self._plan(self._world.pause_ms(500), revoke)
+
+    def _read(self) -> None:
+        """Asks for committed offsets of what it was given, as often as it is told that they are not settled."""
+        if not self.alive or not self.owned - self.reading:
+            return
+        unsettled = self._world.server.unsettled_for(self._connection.connection_id)
+        if unsettled is not None and self.owned - self.reading - unsettled:
+            self.reading = self.owned - (unsettled - self.reading)
+            self._world.owns(self)
+        if self.owned - self.reading:
+            self._world.after(100, self._read)
 
     def _beaten(self, event: Event, reply: HeartbeatReply | OffsetCommitReply) -> None:
         """Only an answer for the current generation says anything."""
@@ -341,7 +355,7 @@ class Client:
     def _start_over(self, error: ErrorCode) -> None:
         if error in (ErrorCode.UNKNOWN_MEMBER_ID, ErrorCode.ILLEGAL_GENERATION):
             # Its partitions are lost.
-            self.owned = frozenset()
+            self.owned = self.reading = frozenset()
             self._owned_generation_id = self.generation_id = -1
         if error is ErrorCode.UNKNOWN_MEMBER_ID:
             self.member_id = NO_ID

@@ -6,9 +6,12 @@ holds the coordinator to them. It looks only at events, replies and the group's 
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from types import ModuleType
 
+from gateway.coordinator.facts import MemberReplaced
+from gateway.coordinator.handoff import FORCED, HandoffEnded
 from gateway.coordinator.machine import Document, StoredGroup
 from gateway.coordinator.model import (
     ConnectionClosed,
@@ -28,6 +31,7 @@ from gateway.coordinator.model import (
     SyncReply,
     Tick,
 )
+from gateway.coordinator.observer import claims_of
 from protocol.errors import ErrorCode
 from tests.coordinator.invariants import broken_by, broken_invariants, held_requests, must_store
 
@@ -70,6 +74,11 @@ class Referee:
         self._told: dict[int, tuple[str | None, str | None]] = {}
         """Protocol type and name, by generation."""
         self._initial_delay_ends_ms = 0
+        self._assigned_ms = 0
+        self._answered: set[MemberId] = set()
+        """Who has its assignment of this generation, and static members that came back to it; they are not held."""
+        self.excused: set[int] = set()
+        """Partitions that somebody was given before another had let go, because it was told that time was over."""
 
     def require(self, holds: bool, foul: str) -> None:
         if not holds:
@@ -87,6 +96,7 @@ class Referee:
         self._keep_books(before, event, taken, now_ms)
         self._check_syncs(before, event, taken)
         self._check_time(before, event, after, now_ms)
+        self._check_holds(before, event, taken, now_ms)
         self._check_connections(before, event, after, now_ms)
         self._store(taken)
 
@@ -103,6 +113,8 @@ class Referee:
             self.stored = replace(self.stored[0], all_heard=False), self.stored[1]
         self._heard_ms = dict.fromkeys(group.members, now_ms)
         self._initial_delay_ends_ms = 0
+        # Whom the last coordinator held, and since when, this one does not know.
+        self._assigned_ms = now_ms
 
     # --- rules --------------------------------------------------------------------------------------------------------
 
@@ -325,6 +337,38 @@ class Referee:
         self.require(phase_ms is None or phase_ms > now_ms, "a phase did not end in time")
         self.require(next_ms is None or next_ms > now_ms, "a Tick left something undone")
 
+    def _check_holds(self, before: Group, event: Event, taken: Step, now_ms: int) -> None:
+        """Who must wait is answered when nothing is awaited any more, or after half its session; not before."""
+        after = taken.group
+        if before.state is COMPLETING and after.state is STABLE:
+            self._assigned_ms = now_ms
+        if after.generation_id != before.generation_id:
+            claimed = Counter(each for claim in claims_of(after).values() for _, each in claim.partitions)
+            self.excused = {each for each in self.excused if claimed[each] > 1}
+            self._answered = set()
+        awaited = [each for each in after.handoffs if each.is_pending]
+        for fact in taken.facts:
+            if isinstance(fact, HandoffEnded) and fact.reason in FORCED:
+                self.excused.add(fact.partition)
+            elif isinstance(fact, MemberReplaced):
+                self._answered.add(fact.member_id)
+        askers = {m.parked_sync.request_id: key for key, m in before.members.items() if m.parked_sync is not None}
+        if isinstance(event, SyncGroup):
+            askers[event.request_id] = event.member_id
+        for request_id, reply in taken.replies:
+            if isinstance(reply, SyncReply) and reply.error is NONE:
+                member_id = askers[request_id]
+                early = {each.partition for each in awaited if each.target == member_id}
+                longest_ms = min(10_000, after.members[member_id].session_timeout_ms // 2)
+                waited = now_ms - self._assigned_ms >= longest_ms
+                unheld = any(each.source == member_id for each in awaited) or member_id in self._answered
+                self._answered.add(member_id)
+                self.require(not early or waited or unheld, f"{member_id} is given {early}, which are awaited")
+        for member in after.members.values():
+            if after.state is STABLE and member.parked_sync is not None and isinstance(event, Tick):
+                longest_ms = min(10_000, member.session_timeout_ms // 2)
+                self.require(now_ms - self._assigned_ms < longest_ms, f"{member.member_id} is held too long")
+
     def _check_removal(self, before: Group, member_id: MemberId, now_ms: int) -> None:
         member = before.members[member_id]
         phase_over = (before.phase_deadline_ms or NEVER) <= now_ms
@@ -392,5 +436,6 @@ def frozen_copy(group: Group) -> Group:
         pending=dict(group.pending),
         session_deadlines=dict(group.session_deadlines),
         connection_deadlines=dict(group.connection_deadlines),
+        hold_deadlines=dict(group.hold_deadlines),
         protocol_support=dict(group.protocol_support),
     )

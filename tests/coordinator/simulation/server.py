@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
+from gateway.coordinator.classic_handoff import awaited_by
 from gateway.coordinator.model import (
     ConnectionClosed,
     ConnectionId,
@@ -16,6 +17,7 @@ from gateway.coordinator.model import (
     Event,
     Group,
     GroupState,
+    HandoffProgress,
     Heartbeat,
     HeartbeatReply,
     JoinGroup,
@@ -60,7 +62,7 @@ class Server:
         if not self.up:
             connection.cut()
             return
-        assert not isinstance(event, ConnectionClosed | Tick)
+        assert not isinstance(event, ConnectionClosed | Tick | HandoffProgress)
         self._connections[connection.connection_id] = connection
         self._open[event.request_id] = (event, connection)
         self._apply(event)
@@ -72,6 +74,16 @@ class Server:
                 del self._open[request_id]
         if self.up:
             self._apply(ConnectionClosed(connection_id))
+
+    def unsettled_for(self, connection_id: ConnectionId) -> frozenset[int] | None:
+        """OffsetFetch with RequireStable: of which partitions the committed offset may still move; None: no answer."""
+        if not self.up:
+            return None
+        return frozenset(index for _, index in awaited_by(self.group, connection_id, "everyone", "/127.0.0.1"))
+
+    def hear(self, event: HandoffProgress) -> None:
+        if self.up:
+            self._apply(event)
 
     def tick(self) -> None:
         if self.up:
@@ -142,7 +154,7 @@ class Server:
         world = self._world
         if world.chance(0.5):
             world.tell("  ... could not be stored")
-            if not isinstance(event, ConnectionClosed | Tick):
+            if not isinstance(event, ConnectionClosed | Tick | HandoffProgress):
                 self._reply(event.request_id, refuse(event, UNAVAILABLE))
             self.referee.check_held(before, set(self._open))
             self._arm(retry_ms=200)
@@ -200,7 +212,7 @@ def refuse(event: Event, error: ErrorCode) -> Reply:
             return OffsetCommitReply(error)
         case DeleteGroup():
             return DeleteReply(error)
-        case ConnectionClosed() | Tick():
+        case ConnectionClosed() | Tick() | HandoffProgress():
             raise AssertionError(event)
 
 

@@ -13,6 +13,8 @@ from gateway.apis.topics import create_internal_topics
 from gateway.config.broker import BROKER_CONFIGS
 from gateway.config.definition import ConfigSource, ConfigType
 from gateway.config.topic import REPLICATION_FACTOR
+from gateway.coordinator.handoff import HandoffMode, HandoffSettings
+from gateway.groups.settings import group_settings
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import alter_configs as legacy
@@ -360,9 +362,11 @@ async def test_groups_have_settings_within_the_brokers_bounds(database_url: str)
 
         async def shown() -> dict[str, tuple[str | None, int]]:
             described = await describe(node, GROUP, "g")
-            return {entry.name: (entry.value, entry.config_source) for entry in described.configs}
+            return {
+                entry.name: (entry.value, entry.config_source) for entry in described.configs if entry.name in names
+            }
 
-        default = ConfigSource.DEFAULT_CONFIG
+        default, names = ConfigSource.DEFAULT_CONFIG, (session, interval)
         assert await shown() == {session: ("45000", default), interval: ("5000", default)}
         for changes in (
             [(SET, interval, "4999")],
@@ -388,6 +392,21 @@ async def test_groups_have_settings_within_the_brokers_bounds(database_url: str)
         assert await shown() == {session: ("45000", default), interval: ("6000", own)}
         assert (await replace(node, GROUP, "g", [])).error_code == ErrorCode.NONE
         assert node.catalog.group_configs == {}
+
+
+async def test_groups_say_how_their_partitions_are_handed_over(database_url: str) -> None:
+    mode, timeout = "group.handoff.mode", "group.handoff.timeout.ms"
+    async with admin_node(database_url) as node:
+        described = await describe(node, GROUP, "g")
+        assert {(entry.name, entry.value) for entry in described.configs} >= {(mode, "ack"), (timeout, "30000")}
+        for change in ((SET, mode, "never"), (SET, timeout, "0"), (SET, timeout, "x"), (SET, timeout, "3600001")):
+            assert (await alter(node, GROUP, "g", change)).error_code == ErrorCode.INVALID_CONFIG, change
+        assert (await alter(node, GROUP, "g", (SET, mode, "drain"), (SET, timeout, "500"))).error_code == ErrorCode.NONE
+        settings = group_settings(node.catalog.broker, node.catalog.group_configs)
+        assert settings.handoff_of("g") == HandoffSettings(HandoffMode.DRAIN, 500)
+        assert settings.consumer_of["g"].handoff == HandoffSettings(HandoffMode.DRAIN, 500)
+        assert settings.handoff_of("another") == HandoffSettings()
+        assert settings.drains
 
 
 async def test_each_resource_alone(database_url: str) -> None:

@@ -212,7 +212,7 @@ class MixedServer(Server):
             require(member_id in group.session_deadlines, "{} would never expire", member)
             revoking = member.state is MemberState.UNREVOKED
             require(revoking == (member_id in group.rebalance_deadlines), "{} may take for ever", member)
-            for held in (member.assigned, member.pending_revocation):
+            for held in (member.assigned, member.pending_revocation, member.undrained):
                 for topic_id, indexes in held.items():
                     for index in indexes:
                         other = owner.setdefault((topic_id, index), member_id)

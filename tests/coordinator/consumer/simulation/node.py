@@ -20,8 +20,9 @@ from gateway.coordinator.consumer.model import (
 )
 from gateway.coordinator.consumer.partitions import Partitions, difference
 from gateway.coordinator.facts import MemberId
+from gateway.coordinator.handoff import Drained, HandoffMode, HandoffSettings
 from gateway.coordinator.machine import ClusterChanged, Machines, Step, StoredGroup, Tick
-from gateway.coordinator.model import ConsumerSettings, Settings
+from gateway.coordinator.model import ConsumerSettings, HandoffProgress, Settings
 from protocol.errors import ErrorCode
 
 if TYPE_CHECKING:
@@ -138,6 +139,10 @@ class Server:
                 session_timeout_ms=world.random.choice((10_000, 45_000)),
                 heartbeat_interval_ms=world.random.choice((1_000, 3_000)),
                 max_size=world.random.choice((2**31 - 1, 2**31 - 1, 3)),
+                handoff=HandoffSettings(
+                    world.random.choice((HandoffMode.ACK, HandoffMode.DRAIN, HandoffMode.DRAIN, HandoffMode.OFF)),
+                    world.random.choice((2_000, 30_000)),
+                ),
             )
         )
         self.group: ConsumerGroup = ConsumerGroup("g")
@@ -146,6 +151,8 @@ class Server:
         self.closely = True
         """Looks whether a step changes the value that it was given, which takes most of the time."""
         self.tick_at_ms: int | None = None
+        self.undrained: dict[tuple[object, int], tuple[MemberId, int, int | None]] = {}
+        """What each member has let go of and has not committed up to its mark: until when, and the mark."""
         self.cut = 0
         """Connections up to this number went down with a coordinator before, and all that was on them."""
 
@@ -154,7 +161,20 @@ class Server:
             return None
         return self.apply(event)
 
-    def apply(self, event: ConsumerGroupHeartbeat | ClusterChanged | Tick) -> ConsumerGroupHeartbeatReply | None:
+    def look_how_far_sources_are(self) -> None:
+        """The answer may come late, or of somebody who is no source any more."""
+        chance = self.world.random
+        found = tuple(
+            Drained(topic_id, index, source, chance.choice((None, 5, 9)), chance.choice((-1, 7, 9)))
+            for (topic_id, index), moving in self.group.moving.items()
+            for source in (moving.source, moving.target)
+            if source is not None
+        )
+        self.world.after(chance.choice((0, 5, 4_000)), lambda: self.apply(HandoffProgress(found)) and None)
+
+    def apply(
+        self, event: ConsumerGroupHeartbeat | ClusterChanged | Tick | HandoffProgress
+    ) -> ConsumerGroupHeartbeatReply | None:
         if not self.up:
             return None
         world = self.world
@@ -175,6 +195,7 @@ class Server:
             return None if asked is None else ConsumerGroupHeartbeatReply(ErrorCode.COORDINATOR_NOT_AVAILABLE)
         self._store(taken)
         self.group = taken.group
+        self._judge_draining(before, event)
         self._judge()
         self._arm()
         return None if asked is None else replies[asked]
@@ -208,6 +229,8 @@ class Server:
             silent_ms = None if stored.all_heard else self.world.random.randint(0, 60_000)
             self.group = CONSUMER.restore("g", stored, members, silent_ms, self.world.now_ms, self.settings)
         self.cut = self.world.number()
+        until_ms = self.world.now_ms + self.settings.consumer.handoff.timeout_ms
+        self.undrained = {key: (source, until_ms, None) for key, (source, _, _) in self.undrained.items()}
         for client in self.world.clients:
             client.disconnect()
         self._judge()
@@ -227,11 +250,48 @@ class Server:
             if self.up:
                 self._arm()
 
+    def _judge_draining(self, before: ConsumerGroup, event: object) -> None:
+        """By books of its own: nobody has what another has let go of and has not drained, while there is time."""
+        world, after, handoff = self.world, self.group, self.settings.consumer.handoff
+        if isinstance(event, HandoffProgress):
+            for found in event.found:
+                key = found.topic, found.partition
+                undrained = self.undrained.get(key)
+                if undrained is None or undrained[0] != found.source:
+                    continue
+                source, until_ms, mark = undrained
+                mark = max((each for each in (mark, found.mark) if each is not None), default=None)
+                self.undrained[key] = source, until_ms, mark
+                if mark is None or found.committed >= mark:
+                    del self.undrained[key]
+        for member_id, member in before.members.items():
+            now = after.members.get(member_id)
+            if now is None or now.member_epoch < 0 or getattr(event, "member_epoch", 0) == 0:
+                continue
+            gone = difference(difference(member.pending_revocation, now.pending_revocation), now.assigned)
+            for topic_id, indexes in gone.items() if handoff.mode is HandoffMode.DRAIN else ():
+                for index in indexes if topic_id in world.cluster.by_id else ():
+                    self.undrained[topic_id, index] = member_id, world.now_ms + handoff.timeout_ms, None
+        for key, (source, until_ms, _) in list(self.undrained.items()):
+            member = after.members.get(source)
+            has_it = member is not None and key[1] in member.assigned.get(key[0], ())
+            anew = getattr(event, "member_epoch", -1) == 0 and getattr(event, "member_id", "") == source
+            if member is None or member.member_epoch <= 0 or anew or has_it or until_ms <= world.now_ms:
+                del self.undrained[key]
+                continue
+            for other in after.members.values():
+                require(key[1] not in other.assigned.get(key[0], ()), f"{key} of {source} is not drained: {other}")
+
     # --- the referee --------------------------------------------------------------------------------------------------
 
     def _judge(self) -> None:
         group = self.group
         owner: dict[tuple[UUID, int], MemberId] = {}
+        require(
+            all(deadline_ms >= self.world.now_ms - 5 for deadline_ms in group.drain_deadlines.values())
+            or self.tick_at_ms is not None,
+            "nobody looks whether time is over",
+        )
         for member in group.members.values():
             require(member.member_id in group.session_deadlines, "{} would never expire", member)
             revoking = member.state is MemberState.UNREVOKED
@@ -242,12 +302,20 @@ class Server:
                 member.state,
                 member.pending_revocation,
             )
-            for held in (member.assigned, member.pending_revocation):
+            require(
+                bool(member.undrained) == (member.member_id in group.drain_deadlines),
+                "{} may drain for ever",
+                member.member_id,
+            )
+            for held in (member.assigned, member.pending_revocation, member.undrained):
                 for topic_id, indexes in held.items():
                     require(bool(indexes), "an empty set of partitions")
                     for index in indexes:
                         other = owner.setdefault((topic_id, index), member.member_id)
                         require(other == member.member_id, "{}-{}: {} and {}", topic_id, index, other, member.member_id)
+        for key, moving in group.moving.items():
+            require(owner.get(key) == moving.source, "{} does not move from {}", key, moving.source)
+            require(moving.target is None or moving.target in group.members, "{} goes to nobody", moving)
         derived = {(topic, index): each for topic, owned in group.owners.items() for index, each in owned.items()}
         require(derived == owner, "owners are not those of the members")
         shares = {each: CONSUMER.stored_member(group, each) for each in CONSUMER.member_ids(group)}

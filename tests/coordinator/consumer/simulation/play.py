@@ -84,6 +84,7 @@ class _Play:
             (3, world.change_topics),
             (1, world.server.crash),
             (1, lambda: world.server.apply(Tick()) and None),
+            (4, world.server.look_how_far_sources_are),
         ]
         weights, acts = zip(*deeds, strict=True)
 

@@ -1,0 +1,429 @@
+"""Partitions of a classic group that may not be delivered yet: whose SyncGroup is held, and until when.
+
+The one idea: the leader's assignment is stored at once and everyone is answered but those who gain what another member
+has not let go of (or not drained). Who is itself awaited is never held, else two members that swap partitions would
+wait for each other; what such a member gains is kept from it by OffsetFetch alone (UNSTABLE_OFFSET_COMMIT).
+
+What a source still has is what it says of itself (`observer.claimants`): a cooperative member by its subscription, an
+eager one has let go by joining again, a static member that is away has what it was last given. A SyncGroup is held for
+ten seconds, or half of the session, at most; the record outlives that, until its own deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gateway.coordinator.facts import Departure, MemberId, MemberSynced
+from gateway.coordinator.handoff import (
+    LONGEST_HOLD_MS,
+    Awaits,
+    Draining,
+    Handoff,
+    HandoffBegun,
+    HandoffEnd,
+    HandoffEnded,
+    HandoffMode,
+    HandoffsChanged,
+    HandoffSettings,
+    by_pair,
+)
+from gateway.coordinator.model import Group, GroupState, Member, SyncReply
+from gateway.coordinator.observer import Claims, Partition, claimants, claims_of, is_cooperative, partitions_or_none
+from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
+from protocol.errors import ErrorCode
+
+if TYPE_CHECKING:
+    from gateway.coordinator.draft import Draft
+
+
+# --- when the leader has assigned -------------------------------------------------------------------------------------
+
+
+def begin(draft: Draft) -> None:
+    """Of the generation that has just been assigned: what must be waited for, and who waits.
+
+    Knows nothing of groups of other protocol types; members whose bytes cannot be read gain and lose nothing.
+    """
+    settings = draft.settings.handoff_of(draft.group_id)
+    before = {(each.topic, each.partition): each for each in draft.handoffs}
+    draft.handoffs = ()
+    draft.hold_deadlines = {}
+    if settings.mode is HandoffMode.OFF or draft.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        return
+    holders = _holders(draft, before)
+    if not holders and not before and settings.mode is not HandoffMode.DRAIN:
+        return
+    given = {
+        partition: member.member_id
+        for member in draft.members.values()
+        for partition in partitions_or_none(member.assignment)
+    }
+    sources = _sources(draft, holders, given, before, drain=settings.mode is HandoffMode.DRAIN)
+    draft.handoffs = tuple(
+        _record(draft, settings, partition, source, given.get(partition), awaits, before.get(partition))
+        for partition, (source, awaits) in sorted(sources.items())
+    )
+    _tell_begun(draft, settings.mode)
+    _hold_targets(draft)
+
+
+def _holders(draft: Draft, before: Mapping[Partition, Handoff]) -> Mapping[Partition, set[MemberId]]:
+    """By what members say; a source that still claims what another has waited for has it, however old its claim is:
+    the newer claim is of one that was given it and has read nothing."""
+    if not is_cooperative(draft.protocol_name):
+        return claimants(draft, {}) if draft.watch.absent else {}
+    claims = claims_of(draft)
+    holders = claimants(draft, claims)
+    for partition, known in before.items():
+        claim = claims.get(known.source)
+        if not known.forced and claim is not None and partition in claim.partitions:
+            claimers = {key for key, each in claims.items() if partition in each.partitions}
+            holders[partition] = holders.get(partition, set[MemberId]()) | claimers
+    return holders
+
+
+def _sources(
+    draft: Draft,
+    holders: Mapping[Partition, set[MemberId]],
+    given: Mapping[Partition, MemberId],
+    before: Mapping[Partition, Handoff],
+    *,
+    drain: bool,
+) -> dict[Partition, tuple[MemberId, Awaits]]:
+    """Who each partition is awaited from, and what of it."""
+    sources: dict[Partition, tuple[MemberId, Awaits]] = {}
+    for partition, target in given.items():
+        others = holders.get(partition, set[MemberId]()) - {target}
+        known = before.get(partition)
+        if others and known is not None and known.source in holders[partition]:
+            # Who else claims it has waited for this one, and read nothing.
+            sources[partition] = known.source, Awaits.ACKNOWLEDGEMENT
+        elif others:
+            sources[partition] = min(others), Awaits.ACKNOWLEDGEMENT
+    for partition, known in before.items():
+        if partition in sources or given.get(partition) == known.source:
+            continue
+        if known.source in holders.get(partition, ()):
+            sources[partition] = known.source, Awaits.ACKNOWLEDGEMENT
+        elif drain and not known.forced:
+            sources[partition] = known.source, Awaits.DRAIN
+    if drain:
+        for member in draft.members.values():
+            for partition in partitions_or_none(member.last_assignment):
+                if partition not in sources and given.get(partition) != member.member_id and partition not in before:
+                    claims = member.member_id in holders.get(partition, ())
+                    sources[partition] = member.member_id, Awaits.ACKNOWLEDGEMENT if claims else Awaits.DRAIN
+    return sources
+
+
+def _record(
+    draft: Draft,
+    settings: HandoffSettings,
+    partition: Partition,
+    source: MemberId,
+    target: MemberId | None,
+    awaits: Awaits,
+    known: Handoff | None,
+) -> Handoff:
+    """The time counts from the first generation in which the source was to let go. One that has it again is a source
+    still, for a moment: whoever claims it too does not know yet that it is not to be its own."""
+    goes_on = known if known is not None and known.source == source and target != source else None
+    since_ms = draft.now_ms if goes_on is None else goes_on.since_ms
+    deadline_ms = since_ms + settings.timeout_ms
+    return Handoff(
+        topic=partition[0],
+        partition=partition[1],
+        source=source,
+        target=None if target == source else target,
+        generation_id=draft.generation_id,
+        awaits=awaits,
+        mark=None if goes_on is None else goes_on.mark,
+        forced=(goes_on is not None and goes_on.forced) or deadline_ms <= draft.now_ms,
+        since_ms=since_ms,
+        deadline_ms=deadline_ms,
+    )
+
+
+def _tell_begun(draft: Draft, mode: HandoffMode) -> None:
+    pending = [(each, each.target) for each in draft.handoffs if each.is_pending]
+    pairs = by_pair((each.source, target, each.topic, each.partition) for each, target in pending if target is not None)
+    for (source, target), partitions in pairs.items():
+        deadlines = (each.deadline_ms for each, to in pending if (each.source, to) == (source, target))
+        left_ms = min(deadlines) - draft.now_ms
+        draft.tell(HandoffBegun(source, target, draft.generation_id, mode, left_ms, partitions))
+    for each in draft.handoffs:
+        if each.forced and each.target is not None:
+            # Its time went by in generations before, and the source has it still.
+            partitions = ((each.topic, each.partition),)
+            draft.tell(HandoffBegun(each.source, each.target, draft.generation_id, mode, 0, partitions))
+            tell_ended(draft, each, HandoffEnd.TIMEOUT)
+
+
+def _hold_targets(draft: Draft) -> None:
+    awaited = {each.source for each in draft.handoffs if each.is_pending}
+    for each in draft.handoffs:
+        if each.target is not None and each.is_pending and each.target not in awaited:
+            hold_ms = min(LONGEST_HOLD_MS, draft.members[each.target].session_timeout_ms // 2)
+            draft.hold_deadlines[each.target] = draft.now_ms + hold_ms
+
+
+# --- who is held ------------------------------------------------------------------------------------------------------
+
+
+def is_held(draft: Draft, member_id: MemberId) -> bool:
+    """Whether the member's SyncGroup is not to be answered yet."""
+    return draft.hold_deadlines.get(member_id, 0) > draft.now_ms and any(
+        each.is_pending and each.target == member_id for each in draft.handoffs
+    )
+
+
+def _release(draft: Draft) -> None:
+    """Answers those who wait for nothing any more, or have waited as long as a client can be held."""
+    for member_id in draft.hold_deadlines:
+        member = draft.members.get(member_id)
+        if member is not None and member.parked_sync is not None and not is_held(draft, member_id):
+            answered = replace(member, parked_sync=None)
+            draft.put(answered)
+            draft.arm_session(answered)
+            draft.tell(MemberSynced(member_id))
+            reply = SyncReply(ErrorCode.NONE, draft.protocol_type, draft.protocol_name, member.assignment)
+            draft.answer(member.parked_sync.request_id, reply)
+
+
+# --- when a wait ends -------------------------------------------------------------------------------------------------
+
+
+def generation_begun(draft: Draft) -> None:
+    """A join phase ends with members: what the last generation waited for is told to be over, and what sources have
+    still not let go of, or not drained, is remembered for the next assignment."""
+    settings = draft.settings.handoff_of(draft.group_id)
+    drain = settings.mode is HandoffMode.DRAIN
+    kept: list[Handoff] = []
+    claims = claims_of(draft) if draft.handoffs and is_cooperative(draft.protocol_name) else {}
+    for each in draft.handoffs:
+        claim = claims.get(each.source)
+        claimed = claim is not None and (each.topic, each.partition) in claim.partitions
+        let_go = not claimed and draft.members[each.source].parked_join is not None
+        if each.is_pending:
+            acknowledged = let_go and each.awaits is Awaits.ACKNOWLEDGEMENT
+            tell_ended(draft, each, HandoffEnd.ACKNOWLEDGED if acknowledged else HandoffEnd.SUPERSEDED)
+        if settings.mode is not HandoffMode.OFF and (not let_go or (drain and not each.forced)):
+            awaits = Awaits.DRAIN if let_go else each.awaits
+            kept.append(replace(each, target=None, awaits=awaits))
+        elif heir := _heir(each, claims):
+            # Of several that have waited for it one goes on; the others do not know yet.
+            deadline_ms = draft.now_ms + settings.timeout_ms
+            begins = replace(each, source=heir, target=None, mark=None, forced=False, since_ms=draft.now_ms)
+            kept.append(replace(begins, awaits=Awaits.ACKNOWLEDGEMENT, deadline_ms=deadline_ms))
+    draft.handoffs = tuple(kept)
+    draft.hold_deadlines = {}
+
+
+def _heir(handoff: Handoff, claims: Claims) -> MemberId | None:
+    """Who claims a partition that its source has let go of, by the newest claim, if several do."""
+    partition = handoff.topic, handoff.partition
+    claimers = [key for key, claim in claims.items() if partition in claim.partitions and key != handoff.source]
+    return max(claimers, key=lambda key: (claims[key].generation_id, key)) if len(claimers) > 1 else None
+
+
+def last_assignment(draft: Draft, member: Member, *, was_assigned: bool) -> bytes:
+    """What a generation that begins keeps of what its members had: in mode `drain` the next assignment is compared
+    with it. A generation that was never assigned took nothing from anyone."""
+    if draft.settings.handoff_of(draft.group_id).mode is not HandoffMode.DRAIN:
+        return b""
+    if draft.protocol_type != CONSUMER_PROTOCOL_TYPE:
+        return b""
+    return member.assignment if was_assigned else member.last_assignment
+
+
+def joined_again(draft: Draft, member: Member) -> None:
+    """A member has come back to a generation that goes on: to join again is to let go of what it does not claim."""
+    if all(each.source != member.member_id for each in draft.handoffs):
+        return
+    claims = claims_of(draft) if is_cooperative(draft.protocol_name) else {}
+    claim = claims.get(member.member_id)
+    claimed = frozenset[Partition]() if claim is None else claim.partitions
+    drain = draft.settings.handoff_of(draft.group_id).mode is HandoffMode.DRAIN
+
+    def each_left() -> Iterator[Handoff | None]:
+        for each in draft.handoffs:
+            mine = each.source == member.member_id and each.awaits is Awaits.ACKNOWLEDGEMENT
+            if not mine or (each.topic, each.partition) in claimed:
+                yield each
+            elif drain and not each.forced:
+                yield replace(each, awaits=Awaits.DRAIN)
+            else:
+                tell_if_pending(draft, each, HandoffEnd.ACKNOWLEDGED)
+
+    replace_all(draft, each_left())
+
+
+def member_gone(draft: Draft, member_id: MemberId, departure: Departure) -> None:
+    """Nobody waits for who is gone; what was to be its own is nobody's until the next assignment."""
+    if not draft.handoffs:
+        return
+    left = departure in (Departure.LEFT, Departure.TURNED_AWAY)
+    kept: list[Handoff] = []
+    for each in draft.handoffs:
+        if each.source == member_id:
+            tell_if_pending(draft, each, HandoffEnd.SOURCE_LEFT if left else HandoffEnd.SOURCE_EXPIRED)
+        elif each.target == member_id:
+            tell_if_pending(draft, each, HandoffEnd.TARGET_LEFT)
+            kept.append(replace(each, target=None))
+        else:
+            kept.append(each)
+    draft.handoffs = tuple(kept)
+
+
+def member_replaced(draft: Draft, old_id: MemberId, new_id: MemberId) -> None:
+    """Another process is the static member now: it holds nothing of what the one before was to let go of, and waits
+    for what that one waited for."""
+    kept: list[Handoff] = []
+    for each in draft.handoffs:
+        if each.source == old_id:
+            tell_if_pending(draft, each, HandoffEnd.SOURCE_LEFT)
+        elif each.target == old_id:
+            tell_if_pending(draft, each, HandoffEnd.SUPERSEDED)
+            moved = replace(each, target=new_id)
+            kept.append(moved)
+            if moved.is_pending:
+                mode = draft.settings.handoff_of(draft.group_id).mode
+                partitions = ((each.topic, each.partition),)
+                left_ms = max(each.deadline_ms - draft.now_ms, 0)
+                draft.tell(HandoffBegun(each.source, new_id, each.generation_id, mode, left_ms, partitions))
+        else:
+            kept.append(each)
+    draft.handoffs = tuple(kept)
+    if old_id in draft.hold_deadlines:
+        draft.hold_deadlines[new_id] = draft.hold_deadlines.pop(old_id)
+    _release_if_stable(draft)
+
+
+def expire(draft: Draft) -> None:
+    """Part of a Tick: whose time is over has waited long enough."""
+
+    def each_in_time() -> Iterator[Handoff | None]:
+        for each in draft.handoffs:
+            # While the next assignment is made nobody is given anything.
+            early = each.target is None and draft.state is not GroupState.STABLE
+            if each.forced or early or each.deadline_ms > draft.now_ms:
+                yield each
+            else:
+                tell_if_pending(draft, each, HandoffEnd.TIMEOUT)
+                yield replace(each, forced=True)
+
+    if draft.handoffs:
+        replace_all(draft, each_in_time())
+        _release_if_stable(draft)
+
+
+def deadlines(group: Group) -> Iterator[int]:
+    """When a Tick is due on account of what is awaited."""
+    if group.state is not GroupState.STABLE:
+        return
+    for each in group.handoffs:
+        if not each.forced:
+            yield each.deadline_ms
+    for member_id, deadline_ms in group.hold_deadlines.items():
+        member = group.members.get(member_id)
+        if member is not None and member.parked_sync is not None:
+            yield deadline_ms
+
+
+def postponed(handoffs: Iterable[Handoff], by_ms: int) -> tuple[Handoff, ...]:
+    return tuple(replace(each, deadline_ms=each.deadline_ms + by_ms) for each in handoffs)
+
+
+def take_over(draft: Draft) -> None:
+    """A coordinator that has read the group waits as the one before did, from now on: whom that one had answered does
+    not ask again."""
+    deadline_ms = draft.now_ms + draft.settings.handoff_of(draft.group_id).timeout_ms
+    draft.handoffs = tuple(replace(each, since_ms=draft.now_ms, deadline_ms=deadline_ms) for each in draft.handoffs)
+    if draft.state is GroupState.STABLE:
+        _hold_targets(draft)
+
+
+# --- what others ask --------------------------------------------------------------------------------------------------
+
+
+def draining(group: Group) -> tuple[Draining, ...]:
+    """What sources are to commit, while the group is Stable."""
+    if group.state is not GroupState.STABLE:
+        return ()
+    return tuple(
+        Draining(
+            each.topic,
+            each.partition,
+            each.source,
+            source.client_id,
+            source.client_host,
+            source.connection_id,
+            each.mark,
+        )
+        for each in group.handoffs
+        if each.awaits is Awaits.DRAIN and not each.forced and (source := group.members.get(each.source)) is not None
+    )
+
+
+def member_on(group: Group, connection_id: str) -> MemberId | None:
+    """Who speaks on the connection."""
+    return next((key for key, each in group.members.items() if each.connection_id == connection_id), None)
+
+
+def awaited_by(group: Group, connection_id: str, client_id: str, client_host: str) -> frozenset[Partition]:
+    """Partitions whose committed offsets are not settled for who asks on this connection: a member that is not their
+    source. It is the target, or has been one and does not know yet that another assignment is made. It is known by the
+    connection that speaks for it; on a connection that speaks for nobody, by client id and host."""
+    awaited = [each for each in group.handoffs if not each.forced]
+    if not awaited:
+        return frozenset()
+    asker = member_on(group, connection_id)
+    if asker is not None:
+        askers = {asker}
+    else:
+        named = (client_id, client_host)
+        askers = {key for key, each in group.members.items() if (each.client_id, each.client_host) == named}
+    return frozenset((each.topic, each.partition) for each in awaited if askers - {each.source})
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def replace_all(draft: Draft, handoffs: Iterable[Handoff | None]) -> None:
+    """None: it is over."""
+    after = tuple(each for each in handoffs if each is not None)
+    if after != draft.handoffs:
+        draft.handoffs = after
+        if draft.state is GroupState.STABLE:
+            draft.tell(HandoffsChanged())
+            _release(draft)
+
+
+def _release_if_stable(draft: Draft) -> None:
+    if draft.state is GroupState.STABLE:
+        _release(draft)
+
+
+def tell_if_pending(draft: Draft, handoff: Handoff, reason: HandoffEnd) -> None:
+    if handoff.is_pending:
+        tell_ended(draft, handoff, reason)
+
+
+def tell_ended(draft: Draft, handoff: Handoff, reason: HandoffEnd) -> None:
+    assert handoff.target is not None
+    mode = HandoffMode.DRAIN if handoff.awaits is Awaits.DRAIN else draft.settings.handoff_of(draft.group_id).mode
+    draft.tell(
+        HandoffEnded(
+            handoff.source,
+            handoff.target,
+            handoff.generation_id,
+            HandoffMode.ACK if mode is HandoffMode.OFF else mode,
+            handoff.topic,
+            handoff.partition,
+            reason,
+            max(draft.now_ms - handoff.since_ms, 0),
+            handoff.mark,
+        )
+    )

@@ -1,0 +1,236 @@
+"""Partitions of a consumer group that move from one member to another, and what must still be committed of them.
+
+The one idea: that a partition is not given before its owner has let go follows from `owners` already, so in mode `ack`
+the records here are told, and decide nothing. In mode `drain` a member that has let go stays the owner of what it has
+not drained (`ConsumerMember.undrained`, stored with it); so a member that goes takes that with it, and nobody waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+from uuid import UUID
+
+from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerMember, Moving
+from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference, partitions_of, size, union
+from gateway.coordinator.facts import Departure, MemberId
+from gateway.coordinator.handoff import (
+    Draining,
+    HandoffAcknowledged,
+    HandoffBegun,
+    HandoffEnd,
+    HandoffEnded,
+    HandoffMode,
+    by_pair,
+    settled,
+)
+from gateway.coordinator.model import HandoffProgress
+
+if TYPE_CHECKING:
+    from gateway.coordinator.consumer.draft import Draft
+
+
+# --- when the target moves --------------------------------------------------------------------------------------------
+
+
+def target_moved(draft: Draft, gained: Iterable[tuple[MemberId, Partitions]]) -> None:
+    """After a new target: what its members gain and others own begins to move; what nobody is to gain stays."""
+    mode = draft.settings.handoff.mode
+    for (topic_id, index), moving in list(draft.moving.items()):
+        if moving.target is None or index in draft.target.get(moving.target, NOTHING).get(topic_id, ()):
+            continue
+        gone = topic_id not in draft.cluster.by_id
+        _end(draft, topic_id, index, moving, HandoffEnd.PARTITION_DELETED if gone else HandoffEnd.SUPERSEDED)
+        _forget_target(draft, topic_id, index, moving)
+    if mode is HandoffMode.OFF:
+        return
+    begun: list[tuple[MemberId, MemberId, UUID, int]] = []
+    for target, partitions in gained:
+        for topic_id, indexes in partitions.items():
+            owned = draft.owners.get(topic_id)
+            if owned is None:
+                continue
+            for index in indexes:
+                source = owned.get(index)
+                known = draft.moving.get((topic_id, index))
+                if source is None or source == target:
+                    continue
+                if known is None or known.source != source:
+                    known = Moving(source, None, draft.group_epoch, draft.now_ms)
+                draft.moving[topic_id, index] = replace(known, target=target, epoch=draft.group_epoch)
+                begun.append((source, target, topic_id, index))
+    for (source, target), moved in by_pair(begun).items():
+        left_ms = draft.members[source].rebalance_timeout_ms
+        draft.tell(HandoffBegun(source, target, draft.group_epoch, mode, max(left_ms, 0), moved))
+
+
+# --- when a source lets go --------------------------------------------------------------------------------------------
+
+
+def retained(draft: Draft, before: ConsumerMember, after: ConsumerMember) -> ConsumerMember:
+    """What the member lets go of by this step, it stays the owner of until it is drained; what it is given again, it
+    simply has. Its time counts from here."""
+    undrained = difference(before.undrained, after.assigned)
+    if draft.settings.handoff.mode is HandoffMode.DRAIN:
+        held = union(before.assigned, before.pending_revocation)
+        released = difference(difference(held, after.assigned), after.pending_revocation)
+        released = {topic_id: each for topic_id, each in released.items() if topic_id in draft.cluster.by_id}
+        if released:
+            undrained = union(undrained, released)
+            draft.tell(HandoffAcknowledged(after.member_id, size(released)))
+            deadline_ms = draft.now_ms + draft.settings.handoff.timeout_ms
+            for topic_id, index in _each(released):
+                known = draft.moving.get((topic_id, index))
+                if known is None or known.source != after.member_id:
+                    known = Moving(after.member_id, None, draft.group_epoch, draft.now_ms)
+                draft.moving[topic_id, index] = replace(known, deadline_ms=deadline_ms)
+    return after if undrained == after.undrained else replace(after, undrained=undrained)
+
+
+def member_changed(draft: Draft, before: ConsumerMember, after: ConsumerMember | None, reason: HandoffEnd) -> None:
+    """Ends what the member no longer owns; `after` None: it is gone."""
+    if not draft.moving:
+        return
+    for held in (before.assigned, before.pending_revocation, before.undrained):
+        for topic_id, index in _each(held):
+            moving = draft.moving.get((topic_id, index))
+            if moving is None or moving.source != before.member_id:
+                continue
+            if after is None or not _owns(after, topic_id, index):
+                _end(draft, topic_id, index, moving, reason)
+                del draft.moving[topic_id, index]
+            elif moving.target is None and index in after.assigned.get(topic_id, ()):
+                del draft.moving[topic_id, index]
+    arm(draft, before.member_id, after)
+
+
+def member_gone(draft: Draft, member_id: MemberId) -> None:
+    """What a member that is gone was to have is to be anyone's; its owner still has to drain it."""
+    for (topic_id, index), moving in list(draft.moving.items()):
+        if moving.target == member_id:
+            _end(draft, topic_id, index, moving, HandoffEnd.TARGET_LEFT)
+            _forget_target(draft, topic_id, index, moving)
+
+
+def left(departure: Departure) -> HandoffEnd:
+    return HandoffEnd.SOURCE_LEFT if departure is Departure.LEFT else HandoffEnd.SOURCE_EXPIRED
+
+
+# --- how far sources are, and time ------------------------------------------------------------------------------------
+
+
+def progressed(draft: Draft, event: HandoffProgress) -> bool:
+    """Whether anything has changed: of what is awaited now, by its source."""
+    changed = False
+    for found in event.found:
+        if not isinstance(found.topic, UUID):
+            continue
+        key = found.topic, found.partition
+        moving, member = draft.moving.get(key), draft.members.get(found.source)
+        if moving is None or member is None or moving.source != found.source or not _undrained(member, *key):
+            continue
+        end, mark = settled(found, moving.mark)
+        draft.moving[key] = replace(moving, mark=mark)
+        changed = changed or mark != moving.mark or end is not None
+        if end is not None:
+            _drained(draft, member, partitions_of([(key[0], (key[1],))]), end)
+    return changed
+
+
+def expire(draft: Draft) -> None:
+    """Who has not committed in time is waited for no longer."""
+    for member_id, deadline_ms in list(draft.drain_deadlines.items()):
+        member = draft.members.get(member_id)
+        if member is None or deadline_ms > draft.now_ms:
+            continue
+        late = partitions_of(
+            (topic_id, (index,))
+            for topic_id, index in _each(member.undrained)
+            if draft.moving[topic_id, index].deadline_ms <= draft.now_ms
+        )
+        _drained(draft, member, late, HandoffEnd.TIMEOUT)
+
+
+def arm(draft: Draft, member_id: MemberId, member: ConsumerMember | None) -> None:
+    """When the first of what the member has not drained is given away in any case."""
+    draft.drain_deadlines.pop(member_id, None)
+    if member is not None and member.undrained:
+        deadlines = (draft.moving[key].deadline_ms for key in _each(member.undrained))
+        draft.drain_deadlines[member_id] = min(deadlines)
+
+
+def take_over(draft: Draft) -> None:
+    """A coordinator that has read the group gives every source its full time once more."""
+    undrained = {key: each.member_id for each in draft.members.values() for key in _each(each.undrained)}
+    if not undrained:
+        return
+    targets = {key: member_id for member_id, share in draft.target.items() for key in _each(share) if key in undrained}
+    deadline_ms = draft.now_ms + draft.settings.handoff.timeout_ms
+    for key, source in undrained.items():
+        target = targets.get(key)
+        draft.moving[key] = Moving(
+            source, target if target != source else None, draft.group_epoch, draft.now_ms, deadline_ms
+        )
+    for source in set(undrained.values()):
+        arm(draft, source, draft.members[source])
+
+
+def draining(group: ConsumerGroup) -> tuple[Draining, ...]:
+    """What sources are to commit."""
+    return tuple(
+        Draining(topic_id, index, member.member_id, member.client_id, member.client_host, None, group.moving[key].mark)
+        for source in group.drain_deadlines
+        for member in (group.members[source],)
+        for key in _each(member.undrained)
+        for topic_id, index in (key,)
+    )
+
+
+# --- records ----------------------------------------------------------------------------------------------------------
+
+
+def _drained(draft: Draft, member: ConsumerMember, partitions: Partitions, reason: HandoffEnd) -> None:
+    if partitions:
+        draft.put(replace(member, undrained=difference(member.undrained, partitions)), reason)
+
+
+def _end(draft: Draft, topic_id: UUID, index: int, moving: Moving, reason: HandoffEnd) -> None:
+    if moving.target is None:
+        return
+    mode = draft.settings.handoff.mode
+    draft.tell(
+        HandoffEnded(
+            moving.source,
+            moving.target,
+            moving.epoch,
+            HandoffMode.DRAIN if moving.deadline_ms else (HandoffMode.ACK if mode is HandoffMode.OFF else mode),
+            topic_id,
+            index,
+            reason,
+            max(draft.now_ms - moving.since_ms, 0),
+            moving.mark,
+        )
+    )
+
+
+def _forget_target(draft: Draft, topic_id: UUID, index: int, moving: Moving) -> None:
+    source = draft.members.get(moving.source)
+    if source is not None and _undrained(source, topic_id, index):
+        draft.moving[topic_id, index] = replace(moving, target=None)
+    else:
+        del draft.moving[topic_id, index]
+
+
+def _undrained(member: ConsumerMember, topic_id: UUID, index: int) -> bool:
+    return index in member.undrained.get(topic_id, ())
+
+
+def _owns(member: ConsumerMember, topic_id: UUID, index: int) -> bool:
+    return any(
+        index in held.get(topic_id, ()) for held in (member.assigned, member.pending_revocation, member.undrained)
+    )
+
+
+def _each(partitions: Partitions) -> Iterable[tuple[UUID, int]]:
+    return ((topic_id, index) for topic_id, indexes in partitions.items() for index in indexes)

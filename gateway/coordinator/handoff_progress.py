@@ -1,0 +1,71 @@
+"""News of what classic members wait for: how far sources have committed, and topics that are gone.
+
+The one idea: whoever brings news looked at something else than the group, a moment ago. So it is compared with what the
+group awaits now, source by source, and what no longer fits is no news.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from gateway.coordinator.classic_handoff import replace_all, tell_if_pending
+from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.draft import Draft
+from gateway.coordinator.handoff import Awaits, Drained, Handoff, HandoffEnd, settled
+from gateway.coordinator.model import Group, HandoffProgress, Settings, Step
+
+
+def progress_stable(group: Group, event: HandoffProgress, now_ms: int, settings: Settings) -> Step:
+    if not group.handoffs:
+        return Step(group)
+    draft = Draft(group, now_ms, settings)
+    found = {(each.topic, each.partition): each for each in event.found}
+    passed = {(topic, partition): target for target, topic, partition in event.passed}
+
+    def each_now() -> Iterator[Handoff | None]:
+        for each in draft.handoffs:
+            partition = each.topic, each.partition
+            if each.is_pending and partition in passed and passed[partition] == each.target:
+                tell_if_pending(draft, each, HandoffEnd.CLIENT_CAP)
+                yield replace(each, forced=True)
+            else:
+                yield _progressed(draft, each, found.get(partition))
+
+    replace_all(draft, each_now())
+    return _sealed(group, draft)
+
+
+def progress_elsewhere(group: Group, event: HandoffProgress, now_ms: int, settings: Settings) -> Step:
+    """Nothing is held: the next assignment asks anew."""
+    return Step(group)
+
+
+def _progressed(draft: Draft, handoff: Handoff, found: Drained | None) -> Handoff | None:
+    if found is None or found.source != handoff.source or handoff.awaits is not Awaits.DRAIN or handoff.forced:
+        return handoff
+    end, mark = settled(found, handoff.mark)
+    if end is None:
+        return handoff if mark == handoff.mark else replace(handoff, mark=mark)
+    tell_if_pending(draft, replace(handoff, mark=mark), end)
+    return None
+
+
+def see_topics(group: Group, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+    """Partitions that are no more are awaited by nobody."""
+    draft = Draft(group, now_ms, settings)
+
+    def each_left() -> Iterator[Handoff | None]:
+        for each in draft.handoffs:
+            topic = cluster.topics.get(each.topic)
+            if topic is not None and each.partition < topic.partition_count:
+                yield each
+            else:
+                tell_if_pending(draft, each, HandoffEnd.PARTITION_DELETED)
+
+    replace_all(draft, each_left())
+    return _sealed(group, draft)
+
+
+def _sealed(before: Group, draft: Draft) -> Step:
+    return Step(before) if draft.handoffs is before.handoffs else draft.seal()

@@ -1,0 +1,117 @@
+"""How far consumers were served, so that a partition can be given away once its old owner has committed that far.
+
+The one idea: a mark is written before the bytes leave, under the connection that asked and under its client id and
+host, since a Fetch names no member and most clients fetch on another connection than they heartbeat on. Marks only
+rise; what two readers of one name were served is taken together, which can make a wait longer and never shorter. A
+wait has a deadline of its own, so what was forgotten here for lack of room costs at most that.
+
+Served is not delivered: clients prefetch. Java's consumer asks for no more of a partition while it still has some, so
+what lies below the offset that it asked for has gone to the application; that is its mark. Others ask on while they
+hold many batches, so for them it is the end of what was served.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from uuid import UUID
+
+from gateway.net.context import ConnectionInfo
+
+MAX_CLIENTS = 20_000
+"""Connections, and client ids at hosts; those longest silent are forgotten first."""
+MAX_PARTITIONS = 20_000
+"""Of each of them. What was asked for longest ago is forgotten first."""
+RECENT_S = 30.0
+"""A consumer asks again within this time. What was not asked for in it may have been served elsewhere."""
+ASKS_WHEN_IT_HAS_NOTHING = "apache-kafka-java"
+"""`client_software_name` of clients that hold one answer at a time."""
+
+Partition = tuple[UUID, int]
+Client = tuple[str, ...]
+"""A connection's id alone, or a client's id and host."""
+
+_BATCH_HEAD = struct.Struct(">q15xi")
+"""Base offset, and the last offset's delta."""
+
+
+@dataclass(slots=True)
+class Mark:
+    offset: int
+    start: int
+    """Where the consumer began, as far as is known here."""
+    began_here: bool
+    """It can have been served nothing before, by this node in an earlier life or by another."""
+    at_s: float
+    """When it was last fetched."""
+
+
+class Marks:
+    """Of one node. `wanted` says whether any group waits for what is served."""
+
+    def __init__(self, wanted: Callable[[], bool] = lambda: False, clock: Callable[[], float] = lambda: 0.0) -> None:
+        self._wanted = wanted
+        self._clock = clock
+        self._marks: OrderedDict[Client, OrderedDict[Partition, Mark]] = OrderedDict()
+        self.complete_since_s = clock()
+        """From here on nothing is missing."""
+        self._was_wanted = False
+
+    @property
+    def wanted(self) -> bool:
+        wanted = self._wanted()
+        if wanted and not self._was_wanted:
+            self.complete_since_s = self._clock()
+        self._was_wanted = wanted
+        return wanted
+
+    def served(
+        self,
+        connection: ConnectionInfo,
+        client_id: str,
+        partition: Partition,
+        fetch_offset: int,
+        last_batch: bytes | memoryview | None,
+    ) -> None:
+        """These records are about to be sent; None: none are."""
+        offset = fetch_offset
+        if last_batch is not None and connection.client_software_name != ASKS_WHEN_IT_HAS_NOTHING:
+            base_offset, last_offset_delta = _BATCH_HEAD.unpack_from(last_batch)
+            offset = max(offset, base_offset + last_offset_delta + 1)
+        for client in ((connection.connection_id,), (client_id, connection.client_host)):
+            self._raise(client, partition, fetch_offset, offset)
+
+    def of(self, connection_id: str | None, client_id: str, client_host: str, partition: Partition) -> Mark | None:
+        """What the member of these was served: on its own connection, if it fetches there, else under its name."""
+        for client in ((connection_id or "",), (client_id, client_host)):
+            mark = self._marks.get(client, _NOTHING).get(partition)
+            if mark is not None:
+                return mark
+        return None
+
+    def _raise(self, client: Client, partition: Partition, fetch_offset: int, offset: int) -> None:
+        marks = self._marks.get(client)
+        if marks is None:
+            marks = self._marks[client] = OrderedDict()
+            if len(self._marks) > MAX_CLIENTS:
+                self._marks.popitem(last=False)
+                self.complete_since_s = self._clock()
+        else:
+            self._marks.move_to_end(client)
+        mark = marks.get(partition)
+        if mark is None:
+            now_s = self._clock()
+            began_here = fetch_offset <= 0 or now_s - self.complete_since_s > RECENT_S
+            marks[partition] = Mark(offset, fetch_offset, began_here, now_s)
+            if len(marks) > MAX_PARTITIONS:
+                marks.popitem(last=False)
+                self.complete_since_s = self._clock()
+            return
+        mark.offset = max(mark.offset, offset)
+        mark.at_s = self._clock()
+        marks.move_to_end(partition)
+
+
+_NOTHING: OrderedDict[Partition, Mark] = OrderedDict()

@@ -1,0 +1,150 @@
+"""Consumers that commit when they are told that their work is done, and a group of them in mode `drain`.
+
+The one idea: a consumer hands its records to somebody else and commits when it is told that the work is done, as one
+with a pool of workers does. What is read twice is then what was given away before that.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import urllib.request
+import uuid
+from collections.abc import Callable
+
+import confluent_kafka
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from tests.clients.consumers import ConfluentConsumer, ConfluentConsumerProtocol
+from tests.clients.scoreboard import Scoreboard
+from tests.clients.topics import create_topic
+from tests.gateway_process import GatewayProcess
+
+PARTITIONS = 4
+RECORDS = 40
+QUICK = {"group.initial.rebalance.delay.ms": "0"}
+KINDS: dict[str, tuple[type[ConfluentConsumer], str]] = {
+    "eager": (ConfluentConsumer, "range"),
+    "cooperative": (ConfluentConsumer, "cooperative-sticky"),
+    "consumer": (ConfluentConsumerProtocol, "uniform"),
+}
+
+
+class Worker:
+    """A consumer with a pool of workers: `finish` commits all that it was given, whoever owns it by then."""
+
+    def __init__(self, kind: str, name: str, board: Scoreboard, bootstrap: str, topic: str, group: str) -> None:
+        client, assignor = KINDS[kind]
+        base: type[ConfluentConsumer] = client
+        done: dict[int, int] = {}
+        commit, committed = threading.Event(), threading.Event()
+
+        class Pooled(base):  # type: ignore[valid-type, misc]
+            def poll_once(self) -> None:
+                before = len(board.deliveries)
+                super().poll_once()
+                for each in board.deliveries[before:]:
+                    if each.member == name:
+                        done[each.partition] = each.offset + 1
+                if commit.is_set():
+                    commit.clear()
+                    offsets = [confluent_kafka.TopicPartition(topic, *each) for each in done.items()]
+                    self.consumer.commit(offsets=offsets, asynchronous=False)
+                    committed.set()
+
+        settings = {"enable.auto.commit": "false", "topic.metadata.refresh.interval.ms": "1000"}
+        self.thread = Pooled(name, board, bootstrap, topic, group, assignor, settings)
+        self._commit, self._committed = commit, committed
+
+    def finish(self) -> None:
+        self._committed.clear()
+        self._commit.set()
+        assert self._committed.wait(30), "not committed"
+
+
+def produce(bootstrap: str, topic: str, records: int = RECORDS) -> None:
+    producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
+    for number in range(records):
+        producer.produce(topic, str(number).encode(), partition=number % PARTITIONS)
+    assert producer.flush(30) == 0
+
+
+def set_of_group(bootstrap: str, group: str, **configs: str) -> None:
+    entries = [
+        ConfigEntry(name.replace("_", "."), value, incremental_operation=AlterConfigOpType.SET)
+        for name, value in configs.items()
+    ]
+    resource = ConfigResource(ResourceType.GROUP, group, incremental_configs=entries)
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin.incremental_alter_configs([resource])[resource].result(30)
+
+
+def counted(gateway: GatewayProcess, name: str) -> dict[str, float]:
+    with urllib.request.urlopen(f"{gateway.metrics_url}/metrics", timeout=10) as answer:
+        lines = answer.read().decode().splitlines()
+    samples = (line.rpartition(" ") for line in lines if line.startswith(f"sluice_{name}"))
+    return {sample.partition("{")[2].strip('}"').partition('="')[2]: float(value) for sample, _, value in samples}
+
+
+def until(holds: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+class Ownership(Scoreboard):
+    """Also notes partitions that somebody is given while another has them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.overlaps: list[tuple[int, str, str]] = []
+
+    def add(self, member: str, partitions: set[int]) -> None:
+        with self._changed:
+            for other, owned in self.owned.items():
+                self.overlaps += [(each, other, member) for each in owned & partitions if other != member]
+        super().add(member, partitions)
+
+
+class Stage:
+    """A group in mode `drain` of workers that commit when told to, on a gateway of its own."""
+
+    def __init__(self, gateway: GatewayProcess, kind: str, *, partitions: int = PARTITIONS, **configs: str) -> None:
+        self.gateway, self.kind, self.partitions = gateway, kind, partitions
+        self.topic, self.group = create_topic(gateway.bootstrap, partitions), f"g-{uuid.uuid4().hex[:8]}"
+        self.board = Ownership()
+        self.workers: dict[str, Worker] = {}
+        set_of_group(gateway.bootstrap, self.group, group_handoff_mode="drain", **configs)
+
+    def start(self, name: str) -> Worker:
+        worker = Worker(self.kind, name, self.board, self.gateway.bootstrap, self.topic, self.group)
+        self.workers[name] = worker
+        worker.thread.start()
+        return worker
+
+    def read_everything(self, name: str = "first") -> Worker:
+        """Produces records, and one member is given them all; none is committed."""
+        produce(self.gateway.bootstrap, self.topic)
+        worker = self.start(name)
+        self.board.wait_for(lambda: len(self.board.deliveries) == RECORDS, "all records")
+        return worker
+
+    def wait_pending(self, partitions: float) -> None:
+        until(lambda: counted(self.gateway, "group_handoffs_pending") == {"": partitions}, "nobody waits")
+
+    def ends(self) -> set[str]:
+        return set(counted(self.gateway, "group_handoffs_total"))
+
+    def stop(self) -> None:
+        for worker in self.workers.values():
+            if worker.thread.is_alive():
+                worker.thread.stop()
+        assert not self.board.failures
+        assert not self.board.overlaps

@@ -1,0 +1,184 @@
+"""Handing partitions over in consumer groups: what is told of it, and what must be committed before it goes on."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from gateway.coordinator.consumer.handoff import draining
+from gateway.coordinator.consumer.machine import CONSUMER
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.handoff import (
+    Drained,
+    HandoffBegun,
+    HandoffEnd,
+    HandoffEnded,
+    HandoffMode,
+    HandoffSettings,
+)
+from gateway.coordinator.model import ConsumerSettings, HandoffProgress, Settings
+
+from .scene import Scene, topic_id
+
+TIMEOUT_MS = 20_000
+
+
+class Handing(Scene):
+    def __init__(self, mode: HandoffMode) -> None:
+        super().__init__({"t": 2}, ConsumerSettings(handoff=HandoffSettings(mode, TIMEOUT_MS)))
+        self.begun: list[HandoffBegun] = []
+        self.ended: list[HandoffEnded] = []
+
+    def play(self, event: Any) -> Any:
+        from gateway.coordinator.consumer.machine import step
+
+        taken = step(self.group, event, self.cluster, self.now_ms, self.settings)
+        self.begun += [fact for fact in taken.facts if isinstance(fact, HandoffBegun)]
+        self.ended += [fact for fact in taken.facts if isinstance(fact, HandoffEnded)]
+        self.group = taken.group
+        return taken.replies[0][1] if taken.replies else None
+
+    @property
+    def reasons(self) -> list[HandoffEnd]:
+        return [fact.reason for fact in self.ended]
+
+    def drained(self, source: str, partition: int, mark: int | None, committed: int) -> None:
+        self.play(HandoffProgress((Drained(topic_id("t"), partition, MemberId(source), mark, committed),)))
+
+
+def moved(mode: HandoffMode) -> tuple[Handing, int]:
+    """Member a has both partitions of t, b joins: a is told to let go of one, which is given back."""
+    scene = Handing(mode)
+    assert scene.told(scene.join("a")) == (1, {"t": {0, 1}})
+    assert scene.told(scene.join("b")) == (2, {})
+    _, left = scene.beat("a", 1, {"t": {0, 1}})
+    assert left is not None
+    (gone,) = {0, 1} - left["t"]
+    return scene, gone
+
+
+def test_a_move_is_told_of() -> None:
+    scene, gone = moved(HandoffMode.ACK)
+    (begun,) = scene.begun
+    assert (begun.source, begun.target, begun.partitions) == ("a", "b", ((topic_id("t"), gone),))
+    assert scene.beat("b", 2)[1] is None
+    scene.now_ms += 700
+    scene.beat("a", 1, {"t": {1 - gone}})
+    assert scene.reasons == [HandoffEnd.ACKNOWLEDGED]
+    assert scene.ended[0].waited_ms == 700
+    assert scene.beat("b", 2)[1] == {"t": {gone}}
+    assert not scene.group.moving
+
+
+def test_off_tells_of_nothing_and_gives_nothing_early() -> None:
+    scene, gone = moved(HandoffMode.OFF)
+    assert scene.beat("b", 2)[1] is None
+    scene.beat("a", 1, {"t": {1 - gone}})
+    assert scene.beat("b", 2)[1] == {"t": {gone}}
+    assert not scene.begun
+    assert not scene.ended
+
+
+def test_what_was_let_go_is_drained_first() -> None:
+    scene, gone = moved(HandoffMode.DRAIN)
+    assert not draining(scene.group)
+    scene.beat("a", 1, {"t": {1 - gone}})
+    assert [(each.source, each.partition) for each in draining(scene.group)] == [("a", gone)]
+    assert scene.beat("b", 2)[1] is None
+    scene.drained("a", gone, mark=5, committed=4)
+    scene.drained("a", gone, mark=3, committed=4)
+    assert scene.beat("b", 2)[1] is None, "a mark never falls"
+    scene.drained("b", gone, mark=None, committed=-1)
+    assert scene.beat("b", 2)[1] is None, "of another source"
+    scene.drained("a", gone, mark=5, committed=5)
+    assert scene.reasons == [HandoffEnd.DRAINED]
+    assert scene.ended[0].mark == 5
+    assert scene.beat("b", 2)[1] == {"t": {gone}}
+    assert not scene.group.moving
+    assert not scene.group.drain_deadlines
+
+
+def test_what_was_never_fetched_goes_on_at_once() -> None:
+    scene, gone = moved(HandoffMode.DRAIN)
+    scene.beat("a", 1, {"t": {1 - gone}})
+    scene.drained("a", gone, mark=None, committed=-1)
+    assert scene.reasons == [HandoffEnd.NEVER_FETCHED]
+    assert scene.beat("b", 2)[1] == {"t": {gone}}
+
+
+def test_a_source_that_does_not_commit_is_not_waited_for_for_ever() -> None:
+    scene, gone = moved(HandoffMode.DRAIN)
+    scene.beat("a", 1, {"t": {1 - gone}})
+    scene.drained("a", gone, mark=5, committed=0)
+    scene.tick(TIMEOUT_MS - 1)
+    assert scene.beat("b", 2)[1] is None
+    scene.tick(1)
+    assert scene.reasons == [HandoffEnd.TIMEOUT]
+    assert scene.beat("b", 2)[1] == {"t": {gone}}
+
+
+@pytest.mark.parametrize("mode", [HandoffMode.ACK, HandoffMode.DRAIN])
+@pytest.mark.parametrize("let_go", [True, False])
+def test_nobody_waits_for_who_left(mode: HandoffMode, let_go: bool) -> None:
+    scene, gone = moved(mode)
+    if let_go:
+        scene.beat("a", 1, {"t": {1 - gone}})
+    scene.heartbeat("a", -1)
+    acknowledged = let_go and mode is HandoffMode.ACK
+    assert scene.reasons == [HandoffEnd.ACKNOWLEDGED if acknowledged else HandoffEnd.SOURCE_LEFT]
+    assert scene.beat("b", 2)[1] == {"t": {0, 1}}
+    assert not scene.group.moving
+
+
+def test_nobody_waits_for_who_is_lost() -> None:
+    scene, gone = moved(HandoffMode.DRAIN)
+    scene.beat("a", 1, {"t": {1 - gone}})
+    scene.now_ms += 30_000
+    scene.group = CONSUMER.postponed(scene.group, 30_000)
+    scene.beat("b", 2)
+    scene.tick(scene.settings.session_timeout_ms - 1_000)
+    assert HandoffEnd.SOURCE_EXPIRED in scene.reasons or HandoffEnd.TIMEOUT in scene.reasons
+
+
+def test_a_target_that_leaves_ends_the_wait_and_the_source_has_it_again() -> None:
+    scene, gone = moved(HandoffMode.DRAIN)
+    scene.beat("a", 1, {"t": {1 - gone}})
+    scene.heartbeat("b", -1)
+    assert scene.reasons == [HandoffEnd.TARGET_LEFT]
+    assert scene.beat("a", 2, {"t": {1 - gone}})[1] == {"t": {0, 1}}
+    assert not scene.group.moving
+
+
+def test_another_target_waits_for_the_same() -> None:
+    scene, gone = moved(HandoffMode.DRAIN)
+    scene.beat("a", 1, {"t": {1 - gone}})
+    scene.join("c")
+    scene.heartbeat("b", -1)
+    scene.beat("c", 3)
+    targets = [each.target for each in scene.group.moving.values()]
+    assert targets == ["c"], scene.group.moving
+    scene.drained("a", gone, mark=1, committed=1)
+    assert scene.beat("c", 4)[1] == {"t": {gone}}
+
+
+def test_a_deleted_topic_is_waited_for_by_nobody() -> None:
+    scene, gone = moved(HandoffMode.DRAIN)
+    scene.beat("a", 1, {"t": {1 - gone}})
+    scene.topics_changed({})
+    assert HandoffEnd.PARTITION_DELETED in scene.reasons
+
+
+def test_a_coordinator_that_takes_over_goes_on_waiting() -> None:
+    scene, gone = moved(HandoffMode.DRAIN)
+    scene.beat("a", 1, {"t": {1 - gone}})
+    rows = {key: CONSUMER.stored_member(scene.group, key) for key in scene.group.members}
+    documents = {key: json.loads(json.dumps(row.document)) for key, row in rows.items() if row is not None}
+    settings = Settings(consumer=scene.settings)
+    scene.group = CONSUMER.restore("g", CONSUMER.stored(scene.group), documents, None, scene.now_ms, settings)
+    assert [(each.source, each.partition) for each in draining(scene.group)] == [("a", gone)]
+    assert scene.beat("b", 2, connection_number=2)[1] is None
+    scene.tick(TIMEOUT_MS)
+    assert scene.reasons == [HandoffEnd.TIMEOUT]
+    assert scene.beat("b", 2, connection_number=2)[1] == {"t": {gone}}

@@ -1,0 +1,387 @@
+"""Handing partitions over in classic groups: who is held, what ends each wait, and that nobody waits for who waits."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from gateway.coordinator.classic import CLASSIC, restore, stored, stored_member
+from gateway.coordinator.classic_handoff import awaited_by, draining
+from gateway.coordinator.cluster import Cluster, ClusterTopic
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.handoff import (
+    LONGEST_HOLD_MS,
+    Drained,
+    HandoffBegun,
+    HandoffEnd,
+    HandoffEnded,
+    HandoffMode,
+    HandoffSettings,
+)
+from gateway.coordinator.machine import ClusterChanged
+from gateway.coordinator.model import Event, GroupState, HandoffProgress, Protocols, Step
+from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
+from protocol.errors import ErrorCode
+
+from .scene import SESSION_MS, Asked, Scene
+
+NONE, REBALANCING, UNKNOWN = ErrorCode.NONE, ErrorCode.REBALANCE_IN_PROGRESS, ErrorCode.UNKNOWN_MEMBER_ID
+STICKY, EAGER = "cooperative-sticky", "range"
+TIMEOUT_MS = 30_000
+HOLD_MS = SESSION_MS // 2
+
+
+class Handing(Scene):
+    """A scene that keeps what was told of handoffs."""
+
+    def __init__(self, mode: HandoffMode = HandoffMode.ACK, timeout_ms: int = TIMEOUT_MS, **settings: object) -> None:
+        super().__init__(handoff=HandoffSettings(mode, timeout_ms), **settings)
+        self.begun: list[HandoffBegun] = []
+        self.ended: list[HandoffEnded] = []
+
+    def send_silent(self, event: Event) -> Step:
+        taken = super().send_silent(event)
+        self.begun += [fact for fact in taken.facts if isinstance(fact, HandoffBegun)]
+        self.ended += [fact for fact in taken.facts if isinstance(fact, HandoffEnded)]
+        return taken
+
+    @property
+    def reasons(self) -> list[HandoffEnd]:
+        return [fact.reason for fact in self.ended]
+
+    def drained(self, source: str, partition: int, mark: int | None, committed: int) -> None:
+        found = Drained("t", partition, MemberId(source), mark, committed)
+        self.send_silent(HandoffProgress((found,)))
+
+
+def owning(*partitions: int, name: str = STICKY, generation: int = -1) -> Protocols:
+    owned = (TopicPartition("t", partitions),) if partitions else ()
+    return ((name, encode_subscription(Subscription(3, ("t",), None, owned, generation))),)
+
+
+def given(*partitions: int) -> bytes:
+    return encode_assignment(Assignment(1, (TopicPartition("t", partitions),) if partitions else ()))
+
+
+def again(scene: Scene, *members: tuple[str, Protocols]) -> None:
+    """The next generation of the members on connections a, b, …"""
+    for connection, (member_id, offer) in zip("abc", members, strict=False):
+        scene.join(connection, member_id, offer=offer)
+    assert scene.state is GroupState.COMPLETING_REBALANCE
+
+
+def assigned(scene: Scene, shares: dict[str, bytes]) -> dict[str, Asked]:
+    """All sync, followers first; the first of `shares` is the member of connection a, and so on."""
+    asked: dict[str, Asked] = {}
+    for connection, member_id in reversed(list(zip("abc", shares, strict=False))):
+        asked[member_id] = scene.sync(connection, member_id, shares if member_id == scene.group.leader_id else None)
+    return asked
+
+
+def rude(scene: Handing) -> tuple[str, str, dict[str, Asked]]:
+    """The leader gives b what a still claims."""
+    a, b = scene.completing("a", "b", offer=owning())
+    assigned(scene, {a: given(0, 1, 2), b: given()})
+    again(scene, (a, owning(0, 1, 2)), (b, owning()))
+    return a, b, assigned(scene, {a: given(0, 1), b: given(2)})
+
+
+def moved(scene: Handing, name: str = EAGER) -> tuple[str, str, dict[str, Asked]]:
+    """Everyone keeps the rule: partition 2 of a is b's once a has let go of it."""
+    a, b = scene.completing("a", "b", offer=owning(name=name))
+    assigned(scene, {a: given(0, 1, 2), b: given()})
+    if name == STICKY:
+        again(scene, (a, owning(0, 1, 2)), (b, owning()))
+        assigned(scene, {a: given(0, 1), b: given()})
+        again(scene, (a, owning(0, 1)), (b, owning()))
+    else:
+        again(scene, (a, owning(name=name)), (b, owning(name=name)))
+    return a, b, assigned(scene, {a: given(0, 1), b: given(2)})
+
+
+# --- acknowledgement --------------------------------------------------------------------------------------------------
+
+
+def test_a_target_is_held_until_the_source_lets_go() -> None:
+    scene = Handing()
+    a, b, asked = rude(scene)
+    assert asked[a].sync.assignment == given(0, 1), "the source is answered at once"
+    assert asked[b].parked
+    (begun,) = scene.begun
+    assert (begun.source, begun.target, begun.partitions) == (a, b, (("t", 2),))
+    scene.join("a", a, offer=owning(0, 1))
+    assert asked[b].error is REBALANCING, "whoever is held learns of the next rebalance at once"
+    scene.join("b", b, offer=owning())
+    assert scene.reasons == [HandoffEnd.ACKNOWLEDGED]
+    assert assigned(scene, {a: given(0, 1), b: given(2)})[b].sync.assignment == given(2)
+    assert not scene.group.handoffs
+
+
+@pytest.mark.parametrize("name", [EAGER, STICKY])
+def test_who_keeps_the_rule_waits_for_nothing(name: str) -> None:
+    scene = Handing()
+    _, b, asked = moved(scene, name)
+    assert asked[b].sync.assignment == given(2)
+    assert not scene.begun
+    assert not scene.group.handoffs
+
+
+def test_off_holds_nobody() -> None:
+    scene = Handing(HandoffMode.OFF)
+    _, b, asked = rude(scene)
+    assert asked[b].sync.assignment == given(2)
+    assert not scene.begun
+
+
+def test_a_sync_is_held_for_half_a_session_and_ten_seconds_at_most() -> None:
+    scene = Handing()
+    _, b, asked = rude(scene)
+    scene.advance(HOLD_MS - 1)
+    assert asked[b].parked
+    scene.advance(1)
+    assert asked[b].sync.assignment == given(2)
+    assert HOLD_MS < LONGEST_HOLD_MS
+    assert not scene.ended, "OffsetFetch goes on telling it to wait"
+    assert awaited_by(scene.group, "b", "", "") == {("t", 2)}
+    assert scene.sync("b", b).sync.assignment == given(2), "who asks again is not held again"
+
+
+def test_the_time_is_over_at_last() -> None:
+    scene = Handing()
+    a, b, _ = rude(scene)
+    for _ in range(8):
+        scene.advance(TIMEOUT_MS // 8)
+        scene.heartbeat("a", a)
+        scene.heartbeat("b", b)
+    assert scene.reasons == [HandoffEnd.TIMEOUT]
+    assert not awaited_by(scene.group, "b", "", "")
+    again(scene, (a, owning(0, 1, 2)), (b, owning(2)))
+    asked = assigned(scene, {a: given(0, 1), b: given(2)})
+    assert asked[b].sync.assignment == given(2), "a source that never lets go is not waited for again"
+    assert scene.reasons == [HandoffEnd.TIMEOUT, HandoffEnd.TIMEOUT]
+    assert scene.ended[1].waited_ms >= TIMEOUT_MS
+
+
+def test_the_time_counts_from_the_first_generation() -> None:
+    scene = Handing(timeout_ms=6_000)
+    a, b, _ = rude(scene)
+    scene.advance(4_000)
+    again(scene, (a, owning(0, 1, 2)), (b, owning()))
+    assert scene.reasons == [HandoffEnd.SUPERSEDED]
+    asked = assigned(scene, {a: given(0, 1), b: given(2)})
+    scene.advance(1_999)
+    assert asked[b].parked
+    scene.advance(1)
+    assert asked[b].sync.assignment == given(2)
+    assert scene.reasons == [HandoffEnd.SUPERSEDED, HandoffEnd.TIMEOUT]
+
+
+@pytest.mark.parametrize("leaves", [True, False])
+def test_nobody_waits_for_who_is_gone(leaves: bool) -> None:
+    scene = Handing()
+    a, b, asked = rude(scene)
+    if leaves:
+        scene.leave("a", a)
+        assert scene.reasons == [HandoffEnd.SOURCE_LEFT]
+    else:
+        scene.close("a")
+        scene.advance(SESSION_MS)
+        assert scene.reasons == [HandoffEnd.SOURCE_EXPIRED]
+    assert asked[b].error in (REBALANCING, NONE)
+    scene.join("b", b, offer=owning())
+    assert scene.sync("b", b, {b: given(0, 1, 2)}).sync.assignment == given(0, 1, 2)
+
+
+def test_a_target_that_leaves_ends_the_wait() -> None:
+    scene = Handing()
+    a, b, asked = rude(scene)
+    scene.leave("b", b)
+    assert asked[b].error is UNKNOWN
+    assert scene.reasons == [HandoffEnd.TARGET_LEFT]
+    scene.join("a", a, offer=owning(0, 1, 2))
+    assert scene.sync("a", a, {a: given(0, 1, 2)}).sync.assignment == given(0, 1, 2)
+    assert not scene.group.handoffs
+
+
+def test_a_held_connection_that_closes_leaves_a_member_with_a_session() -> None:
+    scene = Handing(group_connection_grace_ms=-1)
+    _, b, _ = rude(scene)
+    scene.close("b")
+    assert b in scene.group.session_deadlines
+    assert scene.sync("b2", b).parked
+    scene.advance(HOLD_MS)
+    assert not scene.group.members[MemberId(b)].parked_sync
+
+
+def test_a_member_that_is_awaited_is_not_held() -> None:
+    scene = Handing()
+    a, b = scene.completing("a", "b", offer=owning())
+    assigned(scene, {a: given(0, 1), b: given(2, 3)})
+    again(scene, (a, owning(0, 1)), (b, owning(2, 3)))
+    asked = assigned(scene, {a: given(2, 1), b: given(0, 3)})
+    assert [asked[each].error for each in (a, b)] == [NONE, NONE]
+    assert awaited_by(scene.group, "a", "", "") == {("t", 2)}
+    assert awaited_by(scene.group, "b", "", "") == {("t", 0)}
+
+
+def test_a_static_member_that_is_away_is_waited_for() -> None:
+    """Also in an eager group: it has not joined again, so it has not let go."""
+    scene = Handing()
+    a, b = scene.completing("a", "b", instances={"b": "i"}, offer=owning(name=EAGER))
+    scene.sync("b", b, instance="i")
+    scene.sync("a", a, {a: given(0, 1), b: given(2)})
+    c = scene.join("c", offer=owning(name=EAGER)).event.new_member_id
+    scene.join("a", a, offer=owning(name=EAGER), rebalance_ms=5_000)
+    for _ in range(20):
+        scene.advance(3_000)
+        scene.heartbeat("b", b, instance="i")
+        if scene.state is GroupState.COMPLETING_REBALANCE:
+            break
+    held = scene.sync("c", c)
+    scene.sync("a", a, {a: given(0, 1), c: given(2)})
+    assert held.parked
+    assert scene.begun[0].source == b
+    scene.join("b", b, instance="i", offer=owning(name=EAGER))
+    assert held.sync.assignment == given(2)
+    assert scene.reasons == [HandoffEnd.ACKNOWLEDGED]
+
+
+def test_what_cannot_be_read_is_passed_by() -> None:
+    scene = Handing(HandoffMode.DRAIN)
+    a, b = scene.completing("a", "b", offer=((STICKY, b"?"),))
+    assigned(scene, {a: b"for a", b: b"for b"})
+    again(scene, (a, ((STICKY, b"!"),)), (b, ((STICKY, b"?"),)))
+    asked = assigned(scene, {a: b"for b", b: b"for a"})
+    assert [asked[each].error for each in (a, b)] == [NONE, NONE]
+
+
+def test_a_deleted_topic_is_waited_for_by_nobody() -> None:
+    scene = Handing()
+    _, b, asked = rude(scene)
+    topic = ClusterTopic(UUID(int=1), "t", 3)
+    still = CLASSIC.step(scene.group, ClusterChanged(), Cluster({"t": topic}), scene.now_ms, scene.settings)
+    assert still.group is scene.group
+    assert CLASSIC.watches(scene.group)
+    taken = CLASSIC.step(scene.group, ClusterChanged(), Cluster(), scene.now_ms, scene.settings)
+    assert [fact.reason for fact in taken.facts if isinstance(fact, HandoffEnded)] == [HandoffEnd.PARTITION_DELETED]
+    assert [request_id for request_id, _ in taken.replies] == [asked[b].event.request_id]
+
+
+def test_a_coordinator_that_takes_over_goes_on_waiting() -> None:
+    scene = Handing()
+    a, b, _ = rude(scene)
+    rows = {key: stored_member(scene.group, key).document for key in scene.group.members}
+    successor = Handing()
+    successor.group = restore("g", stored(scene.group), rows, None, successor.now_ms, successor.settings)
+    held = successor.sync("b", b)
+    assert held.parked
+    assert awaited_by(successor.group, "b", "", "") == {("t", 2)}
+    successor.join("a", a, offer=owning(0, 1))
+    assert held.error is REBALANCING
+    successor.join("b", b, offer=owning())
+    assert successor.reasons == [HandoffEnd.ACKNOWLEDGED]
+
+
+# --- draining ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [EAGER, STICKY])
+def test_a_target_is_held_until_the_source_has_committed_what_it_was_served(name: str) -> None:
+    scene = Handing(HandoffMode.DRAIN)
+    a, b, asked = moved(scene, name)
+    assert asked[a].sync.assignment == given(0, 1)
+    assert asked[b].parked
+    assert [(each.source, each.partition) for each in draining(scene.group)] == [(a, 2)]
+    scene.drained(a, 2, mark=10, committed=4)
+    scene.drained(a, 2, mark=10, committed=9)
+    assert asked[b].parked
+    assert scene.commit("a", a).error is NONE, "the source commits in the generation that took the partition from it"
+    scene.drained(a, 2, mark=10, committed=10)
+    assert asked[b].sync.assignment == given(2)
+    assert scene.reasons == [HandoffEnd.DRAINED]
+    assert scene.ended[0].mark == 10
+
+
+def test_a_mark_never_falls() -> None:
+    """A source that asks from an earlier offset, or says that it does, has not done more."""
+    scene = Handing(HandoffMode.DRAIN)
+    a, b, asked = moved(scene)
+    scene.drained(a, 2, mark=10, committed=4)
+    scene.drained(a, 2, mark=3, committed=4)
+    assert asked[b].parked
+    scene.drained(a, 2, mark=None, committed=4)
+    assert asked[b].parked
+
+
+def test_what_was_never_served_is_not_waited_for() -> None:
+    scene = Handing(HandoffMode.DRAIN)
+    a, b, asked = moved(scene)
+    scene.drained(a, 2, mark=None, committed=-1)
+    assert asked[b].sync.assignment == given(2)
+    assert scene.reasons == [HandoffEnd.NEVER_FETCHED]
+
+
+def test_news_of_another_source_are_none() -> None:
+    scene = Handing(HandoffMode.DRAIN)
+    _, b, asked = moved(scene)
+    before = scene.group
+    scene.drained(b, 2, mark=1, committed=10)
+    assert scene.group is before
+    assert asked[b].parked
+
+
+def test_members_that_swap_partitions_do_not_wait_for_each_other() -> None:
+    scene = Handing(HandoffMode.DRAIN)
+    a, b = scene.completing("a", "b", offer=owning(name=EAGER))
+    assigned(scene, {a: given(0), b: given(1)})
+    again(scene, (a, owning(name=EAGER)), (b, owning(name=EAGER)))
+    asked = assigned(scene, {a: given(1), b: given(0)})
+    assert [asked[each].error for each in (a, b)] == [NONE, NONE]
+    assert awaited_by(scene.group, "a", "", "") == {("t", 1)}
+    scene.drained(b, 1, mark=5, committed=5)
+    assert not awaited_by(scene.group, "a", "", "")
+    assert awaited_by(scene.group, "b", "", "") == {("t", 0)}
+
+
+def test_what_is_not_drained_when_a_rebalance_comes_is_still_to_be_drained() -> None:
+    scene = Handing(HandoffMode.DRAIN)
+    a, b, asked = moved(scene)
+    again(scene, (a, owning(name=EAGER)), (b, owning(name=EAGER)))
+    assert asked[b].error is REBALANCING
+    asked = assigned(scene, {a: given(0, 1), b: given(2)})
+    assert asked[b].parked
+    scene.drained(a, 2, mark=5, committed=5)
+    assert asked[b].sync.assignment == given(2)
+    assert scene.reasons == [HandoffEnd.SUPERSEDED, HandoffEnd.DRAINED]
+
+
+def test_what_goes_back_to_its_source_is_awaited_by_nobody() -> None:
+    scene = Handing(HandoffMode.DRAIN)
+    a, b, _ = moved(scene)
+    again(scene, (a, owning(name=EAGER)), (b, owning(name=EAGER)))
+    asked = assigned(scene, {a: given(0, 1, 2), b: given()})
+    assert [asked[each].error for each in (a, b)] == [NONE, NONE]
+    assert not scene.group.handoffs
+
+
+def test_a_client_that_cannot_be_told_to_ask_again_goes_on() -> None:
+    scene = Handing(HandoffMode.DRAIN)
+    _, b, _ = moved(scene)
+    scene.advance(HOLD_MS)
+    scene.send_silent(HandoffProgress(passed=((MemberId(b), "t", 2),)))
+    assert scene.reasons == [HandoffEnd.CLIENT_CAP]
+    assert not awaited_by(scene.group, "b", "", "")
+
+
+# --- who asks for offsets ---------------------------------------------------------------------------------------------
+
+
+def test_only_the_target_is_told_to_ask_again() -> None:
+    scene = Handing(HandoffMode.DRAIN)
+    moved(scene)
+    assert awaited_by(scene.group, "b", "client", "/127.0.0.1") == {("t", 2)}
+    assert not awaited_by(scene.group, "a", "client", "/127.0.0.1"), "the source may ask what it has committed"
+    assert awaited_by(scene.group, "another", "client", "/127.0.0.1") == {("t", 2)}, "clients may ask elsewhere"
+    assert not awaited_by(scene.group, "another", "admin", "/127.0.0.1")
+    assert not awaited_by(scene.group, "another", "client", "/10.0.0.1")

@@ -1,0 +1,101 @@
+"""What is remembered of what consumers were served: it only rises, and one name's readers are taken together."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+
+import pytest
+
+from gateway.groups import marks as module
+from gateway.groups.marks import ASKS_WHEN_IT_HAS_NOTHING, RECENT_S, Mark, Marks
+from gateway.net.context import ConnectionInfo
+
+PARTITION = (uuid.uuid4(), 0)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def connection(name: str, software: str = "librdkafka") -> ConnectionInfo:
+    return ConnectionInfo(name, "/127.0.0.1", client_software_name=software)
+
+
+def batch(base_offset: int, records: int) -> bytes:
+    return struct.pack(">q15xi", base_offset, records - 1)
+
+
+def mark_of(marks: Marks, connection_id: str = "elsewhere", client_id: str = "c") -> int | None:
+    found = marks.of(connection_id, client_id, "/127.0.0.1", PARTITION)
+    return None if found is None else found.offset
+
+
+def test_a_mark_is_the_end_of_what_was_served_and_never_falls() -> None:
+    marks = Marks()
+    marks.served(connection("a"), "c", PARTITION, 0, batch(0, 10))
+    assert (mark_of(marks), mark_of(marks, "a", "other")) == (10, 10)
+    marks.served(connection("a"), "c", PARTITION, 3, None)
+    marks.served(connection("a"), "c", PARTITION, -7, batch(2, 1))
+    assert mark_of(marks) == 10
+
+
+def test_java_asks_for_more_when_it_has_handed_out_what_it_had() -> None:
+    marks, java = Marks(), connection("a", ASKS_WHEN_IT_HAS_NOTHING)
+    marks.served(java, "c", PARTITION, 0, batch(0, 10))
+    assert mark_of(marks) == 0
+    marks.served(java, "c", PARTITION, 10, batch(10, 10))
+    assert mark_of(marks) == 10
+
+
+def test_a_members_own_connection_says_more_than_its_name() -> None:
+    marks = Marks()
+    marks.served(connection("a"), "c", PARTITION, 0, batch(0, 10))
+    marks.served(connection("b"), "c", PARTITION, 0, batch(0, 4))
+    assert mark_of(marks, "b") == 4
+    assert mark_of(marks, "elsewhere") == 10, "of two that look alike the greater counts"
+    assert mark_of(marks, "elsewhere", "nobody") is None
+
+
+def test_who_began_here_was_served_nothing_before() -> None:
+    clock = Clock()
+    marks = Marks(clock=clock)
+
+    def began(client_id: str, fetch_offset: int) -> Mark:
+        marks.served(connection(client_id), client_id, PARTITION, fetch_offset, None)
+        found = marks.of(None, client_id, "/127.0.0.1", PARTITION)
+        assert found is not None
+        return found
+
+    assert began("at the start", 0).began_here
+    assert not began("goes on after our restart, perhaps", 5).began_here
+    clock.now_s = RECENT_S + 1
+    assert began("later", 5).began_here
+    assert began("later", 5).start == 5
+
+
+def test_there_is_room_for_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CLIENTS", 4)
+    clock = Clock()
+    marks = Marks(clock=clock)
+    clock.now_s = 5.0
+    for number in range(3):
+        marks.served(connection(f"c{number}"), f"c{number}", PARTITION, 0, batch(0, 1))
+    assert mark_of(marks, "c0", "c0") is None
+    assert mark_of(marks, "c2", "c2") == 1
+    assert marks.complete_since_s == 5.0
+
+
+def test_marks_are_complete_since_somebody_wants_them() -> None:
+    clock, wanted = Clock(), [False]
+    marks = Marks(lambda: wanted[0], clock)
+    assert not marks.wanted
+    clock.now_s, wanted[0] = 7.0, True
+    assert marks.wanted
+    clock.now_s = 9.0
+    assert marks.wanted
+    assert marks.complete_since_s == 7.0
