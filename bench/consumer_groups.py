@@ -73,7 +73,9 @@ class Member:
             if given == self.owned:
                 return
             self.owned = given
-            held = tuple(TopicPartitions(topic_id, tuple(indexes)) for topic_id, indexes in given.items())
+            held = tuple(
+                TopicPartitions(topic_id=topic_id, partitions=tuple(indexes)) for topic_id, indexes in given.items()
+            )
             answer = await self.ask(connection, topic_partitions=held)
 
 

@@ -36,7 +36,8 @@ def admin(node: GatewayProcess) -> AdminClient:
 
 
 def delete(node: GatewayProcess, topic: str) -> None:
-    admin(node).delete_topics([topic])[topic].result(30)
+    client = admin(node)
+    client.delete_topics([topic])[topic].result(30)
 
 
 def fill(node: GatewayProcess, topic: str, values: list[bytes], partition: int = 0) -> None:
@@ -128,7 +129,8 @@ async def test_a_deletion_that_cannot_get_on_is_seen_tried_again_and_taken_over(
 
 
 def create_topic_again(node: GatewayProcess, topic: str) -> None:
-    admin(node).create_topics([NewTopic(topic, 1)])[topic].result(30)
+    client = admin(node)
+    client.create_topics([NewTopic(topic, 1)])[topic].result(30)
 
 
 async def test_what_reconciliation_does_can_be_scraped(cluster: Cluster, database_url: str) -> None:

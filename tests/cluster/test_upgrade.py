@@ -103,7 +103,8 @@ def topics_of(node: GatewayProcess) -> set[str]:
 
 
 def delete_topic(node: GatewayProcess, topic: str) -> None:
-    AdminClient({"bootstrap.servers": node.bootstrap}).delete_topics([topic])[topic].result(30)
+    client = AdminClient({"bootstrap.servers": node.bootstrap})
+    client.delete_topics([topic])[topic].result(30)
 
 
 async def test_the_release_before_and_this_one_serve_together_and_either_may_go(

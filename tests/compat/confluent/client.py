@@ -227,6 +227,12 @@ class Confluent(Client):
     assignors = ("range", "roundrobin", "cooperative-sticky")
     member_class = ConfluentMember
 
+    def member(self, options: MemberOptions, journal: Journal, failures: list[str]) -> Member:
+        if options.assignor == UNIFORM:
+            # Not one of the classic protocol's, which scenarios go through one by one.
+            return ConfluentMember(options, journal, failures, self.bootstrap)
+        return super().member(options, journal, failures)
+
     def __init__(self, bootstrap: str) -> None:
         super().__init__(bootstrap)
         self._admin = AdminClient({"bootstrap.servers": bootstrap, "client.id": CLIENT_ID})
