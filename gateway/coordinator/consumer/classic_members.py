@@ -161,7 +161,8 @@ def _begin(draft: Draft, event: JoinGroup, known: ConsumerMember | None) -> Cons
     # A static member restarted, whichever protocol it spoke before: its new process owns nothing yet.
     member_id, instance_id = event.new_member_id, event.group_instance_id or ""
     draft.tell(MemberReplaced(member_id, known.member_id, instance_id, shortened(event.reason)))
-    member = replace(known, member_id=member_id, member_epoch=0, previous_member_epoch=0, state=MemberState.STABLE)
+    fresh = replace(known, member_id=member_id, undrained=NOTHING)
+    member = replace(fresh, member_epoch=0, previous_member_epoch=0, state=MemberState.STABLE)
     draft.succeed(known.member_id, member)
     return member
 
