@@ -35,6 +35,8 @@ class Mutant:
     """One expression, or statements that follow each other."""
     mutated: str
     """What stands there instead, of the same kind; no statement at all is empty."""
+    seeds: int = 400
+    """How many runs it takes to be found, at most: what it needs is rare in some."""
 
     @property
     def module(self) -> str:

@@ -16,7 +16,6 @@ from .simulation.run import run
 BLOCKS = int(os.environ.get("SLUICE_SIMULATION_BLOCKS", "10"))
 SEEDS_PER_BLOCK = 200
 """Some 10 ms each."""
-SEEDS_PER_MUTANT = 400
 
 
 @cache
@@ -65,6 +64,7 @@ MUTANTS = [
         "observer:claimants",
         "partitions if member_id in group.members else ()",
         "()",
+        seeds=2500,
     ),
     Mutant(
         "a claim from before the last assignment counts for nothing",
@@ -84,8 +84,8 @@ MUTANTS = [
     Mutant(
         "assignments of the last generation are kept",
         "rebalance:_begin_generation",
-        'replace(member, parked_join=None, is_new=False, assignment=b"", member_epoch=0)',
-        "replace(member, parked_join=None, is_new=False, member_epoch=0)",
+        'replace(member, parked_join=None, is_new=False, assignment=b"", last_assignment=last, member_epoch=0)',
+        "replace(member, parked_join=None, is_new=False, last_assignment=last, member_epoch=0)",
     ),
     Mutant(
         "members the leader left out keep what they had",
@@ -183,7 +183,7 @@ MUTANTS = [
     Mutant(
         "a member's new assignment is not stored",
         "sync:_hand_out",
-        "draft.tell(AssignmentGiven(settled.member_id, draft.generation_id))",
+        "draft.tell(AssignmentGiven(member.member_id, draft.generation_id))",
         "",
     ),
     Mutant(
@@ -260,69 +260,70 @@ MUTANTS = [
     ),
     Mutant(
         "nobody is held for what another claims",
-        "classic_handoff",
-        "    return draft.hold_deadlines.get(member_id, 0) > draft.now_ms and any(\n",
-        "    return False and any(\n",
+        "classic_handoff:is_held",
+        "draft.hold_deadlines.get(member_id, 0) > draft.now_ms",
+        "False",
     ),
     Mutant(
         "who is awaited is held, too",
-        "classic_handoff",
-        " and each.target not in awaited:\n",
-        ":\n",
+        "classic_handoff:_hold_targets",
+        "each.target not in awaited",
+        "True",
     ),
     Mutant(
         "what sources claim is not looked at",
-        "classic_handoff",
-        "    claims = claims_of(draft)\n    holders = claimants(draft, claims)\n",
-        "    claims = {}\n    holders = claimants(draft, claims)\n",
+        "classic_handoff:_holders",
+        "claims = claims_of(draft)",
+        "claims = {}",
     ),
     Mutant(
         "the newest claim counts, though who has it has read nothing",
-        "classic_handoff",
-        "            holders[partition] = holders.get(partition, set[MemberId]()) | claimers\n",
-        "            pass\n",
+        "classic_handoff:_holders",
+        "holders[partition] = holders.get(partition, set[MemberId]()) | claimers",
+        "",
     ),
     Mutant(
         "members that are gone are waited for",
-        "classic_handoff",
-        "        if each.source == member_id:\n            tell_if_pending(draft, each, HandoffEnd.SOURCE_LEFT if left",
-        "        if False:\n            tell_if_pending(draft, each, HandoffEnd.SOURCE_LEFT if left",
+        "classic_handoff:member_gone",
+        "each.source == member_id",
+        "False",
     ),
     Mutant(
         "a source that never lets go is waited for for ever",
-        "classic_handoff",
-        "            if each.forced or early or each.deadline_ms > draft.now_ms:\n",
-        "            if True:\n",
+        "classic_handoff:expire",
+        "each.forced or early or each.deadline_ms > draft.now_ms",
+        "True",
     ),
     Mutant(
         "what is no longer awaited is stored as awaited",
-        "classic_handoff",
-        "            draft.tell(HandoffsChanged())\n",
+        "classic_handoff:replace_all",
+        "draft.tell(HandoffsChanged())",
         "",
     ),
     Mutant(
         "a held member is not told when its wait is over",
-        "classic_handoff",
-        "            draft.tell(HandoffsChanged())\n            _release(draft)\n",
-        "            draft.tell(HandoffsChanged())\n",
+        "classic_handoff:replace_all",
+        "_release(draft)",
+        "",
     ),
     Mutant(
         "members held when a rebalance starts are never answered",
-        "rebalance",
-        " or draft.hold_deadlines:\n",
-        ":\n",
+        "rebalance:prepare_rebalance",
+        "draft.state is GroupState.COMPLETING_REBALANCE or draft.hold_deadlines",
+        "draft.state is GroupState.COMPLETING_REBALANCE",
     ),
     Mutant(
         "a coordinator that takes over gives targets what is awaited",
-        "restore",
-        "        classic_handoff.take_over(draft)\n",
-        "        draft.handoffs = ()\n",
+        "restore:restore",
+        "classic_handoff.take_over(draft)",
+        "draft.handoffs = ()",
     ),
     Mutant(
         "offsets are told as settled while a source has the partition",
-        "classic_handoff",
-        "    awaited = [each for each in group.handoffs if not each.forced]\n",
-        "    awaited = []\n",
+        "classic_handoff:awaited_by",
+        "awaited = [each for each in group.handoffs if not each.forced]",
+        "awaited = []",
+        seeds=3000,
     ),
 ]
 
@@ -330,7 +331,7 @@ MUTANTS = [
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.bug)
 def test_a_seeded_bug_is_found(mutant: Mutant) -> None:
     coordinator = load(mutant)
-    assert any(run(seed, coordinator).foul is not None for seed in range(SEEDS_PER_MUTANT))
+    assert any(run(seed, coordinator).foul is not None for seed in range(mutant.seeds))
 
 
 def test_the_original_is_what_is_loaded_otherwise() -> None:
