@@ -10,9 +10,7 @@ from (
         unnest($1::bigint[]) as partition_key, unnest($2::bigint[]) as retention_ms,
         unnest($3::bigint[]) as retention_bytes
 ) policy
-join partition p
-    on p.partition_key = policy.partition_key and not p.deleted
-        and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
+join partition p on p.partition_key = policy.partition_key and not p.deleted
 join lateral (
     select b.last_offset, b.size_bytes, coalesce(b.append_timestamp_ms, b.max_timestamp_ms) as timestamp_ms
     from chunk b

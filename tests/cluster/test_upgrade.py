@@ -17,7 +17,7 @@ from storage.schema import FUNCTION_SCHEMA, migrations
 from tests.chaos.load import Load, assert_nothing_lost
 from tests.clients.topics import create_topic
 from tests.cluster.previous_release import unpack
-from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.postgres import Databases, short_directory
 
 PARTITIONS = 4
@@ -121,13 +121,14 @@ async def test_the_release_before_and_this_one_serve_together_and_either_may_go(
         doomed = [create_topic(old.bootstrap, 2) for _ in range(2)]
 
         # The new one migrates while the old one is at work.
-        load = Load(old.bootstrap, topic, PARTITIONS)
+        address = f"127.0.0.1:{free_ports(1)[0]}"
+        both = f"{old.bootstrap},{address}"
+        load = Load(both, topic, PARTITIONS)
         load.start()
         load.wait_for(500)
-        new = gateway_factory(database_url=unmigrated_url)
+        new = gateway_factory({"listeners": f"PLAINTEXT://{address}"}, database_url=unmigrated_url)
         assert await sql.fetchval("select max(version) from sluice.schema_migration") == len(migrations())
         wait_for(lambda: nodes_of(old) == nodes_of(new) == {old.bootstrap, new.bootstrap}, "they do not see each other")
-        both = f"{old.bootstrap},{new.bootstrap}"
         readers = [Reader(both, topic, "readers") for _ in range(2)]
         for reader in readers:
             reader.start()
