@@ -21,7 +21,7 @@ from .simulation.mixed import MixedServer, run, run_with
 BLOCKS = int(os.environ.get("SLUICE_SIMULATION_BLOCKS", "10"))
 SEEDS_PER_BLOCK = 200
 """Some 15 ms each."""
-SEEDS_PER_MUTANT = 300
+SEEDS_PER_MUTANT = 600
 
 
 @cache
