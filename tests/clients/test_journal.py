@@ -163,7 +163,8 @@ def test_who_came_owned_committed_and_left(gateway: GatewayProcess, topic: str, 
     numbers = query(
         gateway,
         "select seq from journal_event union all select seq from journal_member union all "
-        "select seq from journal_ownership union all select seq from journal_offset order by 1",
+        "select seq from journal_ownership union all select seq from journal_offset union all "
+        "select seq from journal_handoff order by 1",
     )
     assert [row["seq"] for row in numbers] == list(range(1, len(numbers) + 1)), "numbers without holes"
 
