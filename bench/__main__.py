@@ -41,6 +41,7 @@ from bench import (
     handoff,
     librdkafka,
     memory,
+    snapshot,
     validation,
 )
 from storage.embedded import MAJOR_VERSION
@@ -345,6 +346,18 @@ def measure_handoff() -> list[Row]:
     return [Row(*line) for line in handoff.measure()]
 
 
+def measure_snapshot() -> list[Row]:
+    first_ms, last_ms = asyncio.run(snapshot.measure())
+    return [
+        Row(
+            f"one small commit while a snapshot is open, first and last of {snapshot.APPENDS:,}",
+            "the same",
+            f"p50 {first_ms:.2f} and {last_ms:.2f} ms",
+            last_ms <= 1.25 * first_ms,
+        )
+    ]
+
+
 MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "codec": measure_codec,
     "memory": measure_memory,
@@ -356,6 +369,7 @@ MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "consumer-groups": measure_consumer_groups,
     "depth": measure_depth,
     "cluster": measure_cluster,
+    "snapshot": measure_snapshot,
     "handoff": measure_handoff,
     "consume": measure_consume,
     "produce": measure_produce,
