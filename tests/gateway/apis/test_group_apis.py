@@ -20,7 +20,7 @@ from protocol.messages.list_groups import ListGroupsRequest
 from protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from storage.errors import StorageUnavailable
 from storage.nodes import NodeStore
-from storage.types import Node
+from storage.types import LeaseKind, Node
 from tests.gateway.group_node import GroupNode, forget_everything, group_node, lose_lease, settle, until
 from tests.postgres import Databases
 
@@ -314,7 +314,7 @@ async def test_a_coordinator_without_the_askers_listener_is_not_available(node: 
 async def test_a_shard_that_nobody_is_known_to_hold_has_no_coordinator_yet(
     node: GroupNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def away(store: NodeStore) -> dict[int, Node]:
+    async def away(store: NodeStore, kind: LeaseKind) -> dict[int, Node]:
         raise StorageUnavailable("away")
 
     monkeypatch.setattr(NodeStore, "lease_owners", away)
