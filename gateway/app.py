@@ -298,9 +298,10 @@ class App:
         try:
             database = await self._connect(url)
             self._undo.append(("database", 2 * STEP_TIMEOUT_S, lambda: database.close(STEP_TIMEOUT_S)))
-            await migrate(database)
             place = settings.log_place
             history = HistoryStore(database, place if isinstance(place, Path) else None)
+            await history.look_back()
+            await migrate(database)
             histories = Histories(history)
             await histories.begin()
         except StorageError as error:

@@ -13,7 +13,8 @@ back while no node ran are recognised as well. Not where the log's directory was
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,7 @@ import structlog
 
 from storage.errors import StorageUnavailable
 from storage.guard import HistoryGuard, Known
-from storage.pool import SESSION_SETTINGS, Connection, Database, Row, translated_errors
+from storage.pool import SESSION_SETTINGS, Connection, Database, translated_errors
 from storage.queries import statement
 from storage.remembered import Remembered, read, write
 from storage.types import PartitionKey
@@ -45,6 +46,8 @@ class HistoryStore:
         self._remembered: Known | None = None
         self._guard: HistoryGuard = database.guard
         self.history = NEVER_SEEN
+        self._put_back = NEVER_SEEN
+        """The number of the history that another run of a node has seen go on, and that has not."""
 
     async def changed(self) -> None:
         """Waits until a connection has found another history."""
@@ -53,43 +56,55 @@ class HistoryStore:
     async def adopt(self) -> tuple[int, str, int]:
         """Begins another history where one is needed: its number, and what to `accept` when everything that was
         remembered of the one before is gone. Raises StorageError."""
-        async with translated_errors():
-            connection = cast(
-                Any,
-                await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType]
-                    self._database.url,
-                    timeout=5,
-                    command_timeout=ADOPT_TIMEOUT_S,
-                    server_settings={**SESSION_SETTINGS, "statement_timeout": "0"},
-                ),
-            )
-            try:
-                witness = await connection.fetchrow(statement("history_witness"))
-                if witness["identity"] is None:
-                    raise StorageUnavailable("Postgres is a standby")
-                ended = await self._ended(connection, witness)
-                history = await connection.fetchval(statement("adopt_history"), witness["identity"], ended)
-                return history, witness["identity"], witness["flushed_lsn"]
-            finally:
-                await asyncio.shield(connection.close())
+        async with translated_errors(), self._connected() as connection:
+            witness = await connection.fetchrow(statement("history_witness"))
+            assert witness is not None
+            if witness["identity"] is None:
+                raise StorageUnavailable("Postgres is a standby")
+            ended = self._put_back if self.history == NEVER_SEEN else self.history
+            history = await connection.fetchval(statement("adopt_history"), witness["identity"], ended)
+            return history, witness["identity"], witness["flushed_lsn"]
 
-    async def _ended(self, connection: Connection, witness: Row) -> int:
-        """The number of the history that this process has seen end, or another run of a node; NEVER_SEEN if none has
-        ended."""
-        ended = self.history
-        if ended != NEVER_SEEN or self._directory is None:
-            return ended
-        for remembered in await asyncio.to_thread(read, self._directory):
-            known = remembered.known
-            present = await connection.fetchrow(statement("present_history"), known.transactions)
-            if present is None or remembered.identity != witness["identity"] or known.history != present["history"]:
-                continue
-            if witness["flushed_lsn"] < known.flushed_lsn or not present["has_all"]:
-                log.error(
-                    "the database has been put back: what it had acknowledged last is gone", history=known.history
-                )
-                ended = max(ended, known.history)
-        return ended
+    async def look_back(self) -> None:
+        """Compares a database with what its nodes knew when they ran last. To be called before anything is written to
+        it, migrations included: a transaction of ours may get the number of one that is gone. Raises StorageError."""
+        if self._directory is None:
+            return
+        found = await asyncio.to_thread(read, self._directory)
+        if not found:
+            return
+        async with translated_errors(), self._connected() as connection:
+            if not await connection.fetchval(statement("history_is_kept")):
+                return
+            witness = await connection.fetchrow(statement("history_witness"))
+            assert witness is not None
+            for remembered in found:
+                known = remembered.known
+                present = await connection.fetchrow(statement("present_history"), known.transactions)
+                if present is None or remembered.identity != witness["identity"] or known.history != present["history"]:
+                    continue
+                if witness["flushed_lsn"] < known.flushed_lsn or not present["has_all"]:
+                    log.error(
+                        "the database has been put back: what it had acknowledged last is gone", history=known.history
+                    )
+                    self._put_back = max(self._put_back, known.history)
+
+    @contextlib.asynccontextmanager
+    async def _connected(self) -> AsyncGenerator[Connection]:
+        """A connection that no guard keeps from any history."""
+        connection = cast(
+            Any,
+            await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType]
+                self._database.url,
+                timeout=5,
+                command_timeout=ADOPT_TIMEOUT_S,
+                server_settings={**SESSION_SETTINGS, "statement_timeout": "0"},
+            ),
+        )
+        try:
+            yield connection
+        finally:
+            await asyncio.shield(connection.close())
 
     async def remember(self, node_id: int) -> None:
         """Keeps what is known for the next run of this node, if it is more than before. Raises StorageError."""

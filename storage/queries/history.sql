@@ -11,6 +11,10 @@ select
     ) end as identity,
     case when not pg_is_in_recovery() then (pg_current_wal_flush_lsn() - '0/0'::pg_lsn)::bigint end as flushed_lsn;
 
+-- name: history_is_kept
+-- Whether there is a database of ours yet.
+select to_regclass('sluice.cluster') is not null;
+
 -- name: present_history
 -- The number of the history that the database is in, and whether it has the transactions $1, which were committed: in
 -- another history one of them is still to come, or was cut off. What is too old to be known is had.

@@ -38,6 +38,7 @@ class Node:
     @classmethod
     async def open(cls, url: str, directory: Path | None = None) -> Node:
         node = cls(await Database.open(url), directory)
+        await node.history.look_back()
         await migrate(node.database)
         node.history.accept(*await node.history.adopt())
         return node
