@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
 
 from tests.gateway_process import GatewayProcess
 from tests.kafka.process import KafkaProcess, assemble

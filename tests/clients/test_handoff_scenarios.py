@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from confluent_kafka.admin import AdminClient, NewPartitions
+from confluent_kafka.admin import AdminClient, NewPartitions  # pyright: ignore[reportPrivateImportUsage]
 
 from tests.clients.workers import KINDS, PARTITIONS, QUICK, Stage, counted, until
 from tests.gateway_process import GatewayFactory

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable
 
 import asyncpg
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
 
 from gateway.cluster.jobs import Job
 from tests.clients.topics import create_topic

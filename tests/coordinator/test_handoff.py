@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -19,8 +20,8 @@ from gateway.coordinator.handoff import (
     HandoffMode,
     HandoffSettings,
 )
-from gateway.coordinator.machine import ClusterChanged
-from gateway.coordinator.model import Event, GroupState, HandoffProgress, Protocols, Step
+from gateway.coordinator.machine import ClusterChanged, Document
+from gateway.coordinator.model import Event, GroupState, HandoffProgress, JoinGroup, Protocols, Step, SyncGroup
 from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode
 
@@ -35,7 +36,7 @@ HOLD_MS = SESSION_MS // 2
 class Handing(Scene):
     """A scene that keeps what was told of handoffs."""
 
-    def __init__(self, mode: HandoffMode = HandoffMode.ACK, timeout_ms: int = TIMEOUT_MS, **settings: object) -> None:
+    def __init__(self, mode: HandoffMode = HandoffMode.ACK, timeout_ms: int = TIMEOUT_MS, **settings: Any) -> None:
         super().__init__(handoff=HandoffSettings(mode, timeout_ms), **settings)
         self.begun: list[HandoffBegun] = []
         self.ended: list[HandoffEnded] = []
@@ -231,7 +232,9 @@ def test_a_static_member_that_is_away_is_waited_for() -> None:
     a, b = scene.completing("a", "b", instances={"b": "i"}, offer=owning(name=EAGER))
     scene.sync("b", b, instance="i")
     scene.sync("a", a, {a: given(0, 1), b: given(2)})
-    c = scene.join("c", offer=owning(name=EAGER)).event.new_member_id
+    joining = scene.join("c", offer=owning(name=EAGER)).event
+    assert isinstance(joining, JoinGroup)
+    c = joining.new_member_id
     scene.join("a", a, offer=owning(name=EAGER), rebalance_ms=5_000)
     for _ in range(20):
         scene.advance(3_000)
@@ -265,13 +268,19 @@ def test_a_deleted_topic_is_waited_for_by_nobody() -> None:
     assert CLASSIC.watches(scene.group)
     taken = CLASSIC.step(scene.group, ClusterChanged(), Cluster(), scene.now_ms, scene.settings)
     assert [fact.reason for fact in taken.facts if isinstance(fact, HandoffEnded)] == [HandoffEnd.PARTITION_DELETED]
-    assert [request_id for request_id, _ in taken.replies] == [asked[b].event.request_id]
+    held = asked[b].event
+    assert isinstance(held, SyncGroup)
+    assert [request_id for request_id, _ in taken.replies] == [held.request_id]
 
 
 def test_a_coordinator_that_takes_over_goes_on_waiting() -> None:
     scene = Handing()
     a, b, _ = rude(scene)
-    rows = {key: stored_member(scene.group, key).document for key in scene.group.members}
+    rows: dict[MemberId, Document] = {}
+    for key in scene.group.members:
+        row = stored_member(scene.group, key)
+        assert row is not None
+        rows[key] = row.document
     successor = Handing()
     successor.group = restore("g", stored(scene.group), rows, None, successor.now_ms, successor.settings)
     held = successor.sync("b", b)

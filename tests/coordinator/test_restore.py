@@ -24,7 +24,7 @@ def restart(scene: Scene, *, after_ms: int = 7, silent_ms: int | None = None, **
     again.last_id = scene.last_id
     group = scene.group
     # Rows come back in any order.
-    members = {key: member_row(group, key) for key in reversed(group.members)}
+    members = {key: member_row(group, key) for key in reversed(list(group.members))}
     again.group = restore("g", through_json(stored(group)), members, silent_ms, again.now_ms, again.settings)
     assert not broken_invariants(again.group)
     return again

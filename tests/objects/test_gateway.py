@@ -38,9 +38,14 @@ def road(s3: S3Server) -> Iterator[FaultyRoad]:
 def produce(bootstrap: str, topic: str, count: int, *, partition: int = 0, first: int = 0) -> None:
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap, "linger.ms": 2, "batch.size": 20_000})
     failed: list[object] = []
+
+    def delivered(error: object, _: object) -> None:
+        if error is not None:
+            failed.append(error)
+
     for number in range(first, first + count):
         value = f"{number:09d}".encode() * 50
-        producer.produce(topic, value, partition=partition, on_delivery=lambda error, _: error and failed.append(error))
+        producer.produce(topic, value, partition=partition, on_delivery=delivered)
         producer.poll(0)
     assert producer.flush(60) == 0
     assert not failed, failed[:3]

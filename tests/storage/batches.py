@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
+from typing import TypedDict
 
 import asyncpg
 import crc32c
@@ -12,6 +13,17 @@ from storage.log import LogStore
 from storage.types import Appended, NewBatch, PartitionKey, ReadRequest, ReadResult, StoredBatch
 
 DEADLINE_S = 20
+
+
+class Limits(TypedDict):
+    """What a pass of the roller leaves inline."""
+
+    max_bytes: int
+    max_age_ms: int
+
+
+EVERYTHING: Limits = {"max_bytes": 0, "max_age_ms": 0}
+"""It is moved, however little and young."""
 
 
 def new_batch(

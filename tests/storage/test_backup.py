@@ -32,7 +32,7 @@ from tests.storage.conftest import MakeTopic
 @pytest.fixture
 async def directory(database: Database, tmp_path: Path) -> AsyncIterator[SegmentDirectory]:
     opened = await open_store(database, tmp_path / "log")
-    assert opened is not None
+    assert isinstance(opened, SegmentDirectory)
     yield SegmentDirectory(opened.directory, segment_bytes=512 * 1024)
     await database.cold.fetch("delete from log_store")
 

@@ -45,7 +45,7 @@ async def lease(database: Database) -> CoordinatorLease:
 
 
 async def rows(sql: asyncpg.Connection) -> dict[str, int]:
-    return {table: await sql.fetchval(f"select count(*) from {table}") for table in TABLES}
+    return {table: await sql.fetchval(f"select count(*) from {table}") or 0 for table in TABLES}
 
 
 async def delete(deletions: DeletionStore, topic: Topic) -> int:

@@ -20,10 +20,9 @@ from storage.object_store import ObjectStore, StoreAwayError
 from storage.pool import Database
 from storage.roller import Roller
 from storage.types import CoordinatorLease, LeaseKind, PartitionKey, ReadRequest, ReadResult, Refusal
-from tests.storage.batches import append, append_each, new_batch, offsets, read
+from tests.storage.batches import EVERYTHING, append, append_each, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
 
-EVERYTHING = {"max_bytes": 0, "max_age_ms": 0}
 MINUTE_MS = 60_000
 
 
@@ -233,6 +232,7 @@ async def test_what_a_lost_history_left_is_removed_and_its_ids_are_not_given_out
     database: Database, log: LogStore, bucket: Bucket, key: PartitionKey, sql: asyncpg.Connection
 ) -> None:
     last = await sql.fetchval("select coalesce(last_value, 0) from pg_sequences where sequencename like 'log_object%'")
+    assert last is not None
     left = last + 3
     await bucket.put(left, [b"of a history that was lost"])
     rolls = Roller(database, log, bucket)

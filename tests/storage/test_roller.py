@@ -15,10 +15,8 @@ from storage.pool import Database
 from storage.roller import Roller
 from storage.segments import SegmentDirectory
 from storage.types import NewBatch, PartitionKey, ReadRequest, Refusal
-from tests.storage.batches import append, append_each, new_batch, offsets, read
+from tests.storage.batches import EVERYTHING, append, append_each, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
-
-EVERYTHING = {"max_bytes": 0, "max_age_ms": 0}
 
 
 @pytest.fixture

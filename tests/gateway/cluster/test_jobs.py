@@ -86,7 +86,7 @@ async def test_a_pass_begins_with_the_lease_and_not_without(database: Database) 
     node, work = Node(database), Work()
     work.go_on.set()
     run = node.jobs.paced(Job.RETENTION, "retention", work.run, HOUR_MS)
-    waiting = asyncio.create_task(run())
+    waiting = asyncio.ensure_future(run())
     await node.membership.join()
     assert work.begun == 0
     await node.look()
@@ -102,7 +102,7 @@ async def test_a_pass_begins_with_the_lease_and_not_without(database: Database) 
 async def test_a_pass_ends_when_its_lease_is_lost_and_others_go_on(database: Database) -> None:
     node, lost, kept = await Node(database).start(), Work(), Work()
     runs = [
-        asyncio.create_task(node.jobs.paced(job, "pass", work.run, 1)())
+        asyncio.ensure_future(node.jobs.paced(job, "pass", work.run, 1)())
         for job, work in ((Job.RETENTION, lost), (Job.COMPACTION, kept))
     ]
     await until(lambda: lost.begun == kept.begun == 1)
@@ -126,7 +126,7 @@ async def test_a_node_that_stops_ends_its_passes_and_another_has_its_jobs_at_onc
     second = Node(database, 9093)
     await second.membership.join()
     await first.membership.renew()
-    run = asyncio.create_task(first.jobs.paced(Job.DELETION, "deletion", work.run, 1)())
+    run = asyncio.ensure_future(first.jobs.paced(Job.DELETION, "deletion", work.run, 1)())
     await until(lambda: work.begun == 1)
     await first.jobs.release()
     assert work.cancelled == 1
@@ -144,7 +144,7 @@ async def test_a_job_under_way_is_handed_over_last(database: Database) -> None:
     second = await Node(database, 9093).start()
     await first.membership.renew()
     theirs = [job for job in Job if first.jobs.wanted()[job] == second.membership.node_id]
-    run = asyncio.create_task(first.jobs.paced(theirs[0], "pass", work.run, 1)())
+    run = asyncio.ensure_future(first.jobs.paced(theirs[0], "pass", work.run, 1)())
     await until(lambda: work.begun == 1)
     for _ in range(2 * len(Job)):
         await first.look()

@@ -119,6 +119,7 @@ def test_an_operation_that_has_been_overtaken_is_discarded() -> None:
     catalog = catalog_of(old)
     (held,) = catalog.held.values()
     staged = decide_owned(held, lambda key: True)
+    assert staged is not None
     assert staged == InstallOwned(old, frozenset({0}))
     catalog.perform(InstallRouted(new))
     for late in (staged, InstallRouted(old), ConfirmRemove(old.topic_id), RemoveRouted(UUID(int=9))):

@@ -7,7 +7,7 @@ what it has, claims it, and gives up what its assignment leaves out, and then jo
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions, contains, intersection, partitions_of
 from gateway.coordinator.facts import MemberId
@@ -34,6 +34,9 @@ from protocol.consumer import (
 from protocol.errors import ErrorCode
 
 from .node import NAMES, World
+
+if TYPE_CHECKING:
+    from .mixed import MixedServer
 
 NO_ID = MemberId("")
 HEARTBEAT_MS = 1_500
@@ -78,6 +81,11 @@ class ClassicClient:
         self.announced: tuple[str, ...] = ()
         self.choose_topics()
 
+    @property
+    def _server(self) -> MixedServer:
+        """The one that answers classic members."""
+        return cast("MixedServer", self.world.server)
+
     def choose_topics(self) -> None:
         """Told to the group when it is next asked."""
         self.names = tuple(self.world.random.sample(NAMES, self.world.random.randint(1, 3)))
@@ -99,7 +107,7 @@ class ClassicClient:
 
     def disconnect(self) -> None:
         """Whatever it asked on its connection is not answered any more."""
-        self.world.server.disconnected(self)
+        self._server.disconnected(self)
         self.connection_number = self.world.number()
         if self._outstanding is not None:
             self._outstanding = None
@@ -192,7 +200,7 @@ class ClassicClient:
             if not world.chance(world.weather.lost_reply):
                 world.after(world.random.randint(0, 5), lambda: answered(answer))
 
-        world.after(delay_ms, lambda: world.server.receive(event, reply))
+        world.after(delay_ms, lambda: self._server.receive(event, reply))
 
     def _plan(self, delay_ms: int, act: Callable[[], None]) -> None:
         self._planned += 1
@@ -269,7 +277,7 @@ class ClassicClient:
     def _settle(self, assigned: Partitions, kept: Partitions | None) -> None:
         self.owned = assigned
         self._owned_generation_id = self.generation_id
-        self.world.server.check_clients()
+        self._server.check_clients()
         self.reading = True
         if kept is not None:
             self.join()

@@ -151,7 +151,7 @@ class Server:
         self.closely = True
         """Looks whether a step changes the value that it was given, which takes most of the time."""
         self.tick_at_ms: int | None = None
-        self.undrained: dict[tuple[object, int], tuple[MemberId, int, int | None]] = {}
+        self.undrained: dict[tuple[UUID, int], tuple[MemberId, int, int | None]] = {}
         """What each member has let go of and has not committed up to its mark: until when, and the mark."""
         self.cut = 0
         """Connections up to this number went down with a coordinator before, and all that was on them."""
@@ -255,6 +255,7 @@ class Server:
         world, after, handoff = self.world, self.group, self.settings.consumer.handoff
         if isinstance(event, HandoffProgress):
             for found in event.found:
+                assert isinstance(found.topic, UUID), "these groups know topics by their ids"
                 key = found.topic, found.partition
                 undrained = self.undrained.get(key)
                 if undrained is None or undrained[0] != found.source:
