@@ -62,7 +62,7 @@ def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) ->
         return None
     try:
         read = {member.member_id: _read(group, member) for member in group.members.values()}
-        given = {member.member_id: _given(member, cluster) for member in group.members.values()}
+        given = {key: _given(member, read[key], cluster) for key, member in group.members.items()}
     except ProtocolError:
         return None
     held = _held(group, read, given, cluster)
@@ -111,11 +111,12 @@ def _read(group: Group, member: Member) -> Subscription:
     return embedded.subscription(ClassicProtocol(member.session_timeout_ms, protocols))
 
 
-def _given(member: Member, cluster: Cluster) -> Partitions:
+def _given(member: Member, subscription: Subscription, cluster: Cluster) -> Partitions:
+    """librdkafka writes into an assignment what its member put into its subscription: nothing of the leader's own."""
     if not member.assignment:
         return NOTHING
     assignment = decode_assignment(member.assignment)
-    if assignment.user_data:
+    if assignment.user_data and assignment.user_data != subscription.user_data:
         raise ProtocolError("an assignor has put something into the assignment that nobody else can make")
     return embedded.by_id(assignment.assigned_partitions, cluster)
 

@@ -184,6 +184,23 @@ def test_what_cannot_be_taken_over_is_not(spoil: str):
     assert scene.group is before
 
 
+def test_what_a_member_has_said_itself_comes_back_in_its_assignment_and_hinders_nobody():
+    """As librdkafka's leaders have it, whose sticky members put what they had into their subscriptions."""
+    from gateway.coordinator.machine import ConnectionId, RequestId
+    from gateway.coordinator.model import SyncGroup
+    from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
+
+    scene = Mixed()
+    scene.join("", (("cooperative-sticky", encode_subscription(Subscription(1, ("t",), b"mine"))),), new_id="k")
+    given = encode_assignment(Assignment(0, (TopicPartition("t", (0, 1, 2, 3)),), b"mine"))
+    scene.play(
+        SyncGroup(RequestId(900), ConnectionId("c"), MemberId("k"), None, 1, None, None, ((MemberId("k"), given),))
+    )
+    scene.enter("a")
+    assert scene.is_consumer
+    assert held(scene) == {"k": ALL, "a": {}}
+
+
 def test_only_a_join_upgrades():
     """Who was a member before the group changed back is told to join: GROUP_ID_NOT_FOUND would be its end."""
     scene = Mixed()
