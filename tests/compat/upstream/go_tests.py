@@ -144,7 +144,8 @@ def _fetch_tools(target: Path) -> None:
 
 def answer(scenario: str, outcome: str, seconds: float, detail: str) -> None:
     row = {"scenario": f"upstream.{scenario}", "outcome": outcome, "seconds": round(seconds, 3), "detail": detail}
-    print(json.dumps(row), flush=True)
+    sys.stdout.write(json.dumps(row) + "\n")  # at once: other threads answer, too
+    sys.stdout.flush()
 
 
 def run(name: str, folder: Path) -> None:

@@ -240,7 +240,8 @@ def _asking_for_source(text: str, suffix: str) -> str:
 
 def answer(scenario: str, outcome: str, seconds: float, detail: str) -> None:
     row = {"scenario": f"upstream.{scenario}", "outcome": outcome, "seconds": round(seconds, 3), "detail": detail}
-    print(json.dumps(row), flush=True)
+    sys.stdout.write(json.dumps(row) + "\n")  # at once: other threads answer, too
+    sys.stdout.flush()
 
 
 def run(folder: Path) -> None:
