@@ -144,8 +144,9 @@ class GatewayProcess:
     def pause_postgres(self) -> None:
         """Stop every process of the server, so that it neither answers nor refuses."""
         postmaster = psutil.Process(self.postgres_pid)
+        postmaster.suspend()  # first: what it forks meanwhile would go on answering
         self._paused = [postmaster, *postmaster.children(recursive=True)]
-        for process in self._paused:
+        for process in self._paused[1:]:
             process.suspend()
 
     def resume_postgres(self) -> None:

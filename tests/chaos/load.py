@@ -50,7 +50,12 @@ class Load(threading.Thread):
         while not self._stop_requested.is_set():
             for _ in range(50):
                 value = str(number).encode()
-                producer.produce(self.topic, value, partition=number % self.partitions, on_delivery=self.on_delivery)
+                place = number % self.partitions
+                try:
+                    producer.produce(self.topic, value, partition=place, on_delivery=self.on_delivery)
+                except BufferError:  # as many as it may hold wait for a node that is away
+                    producer.poll(0.1)
+                    break
                 number += 1
             producer.poll(0.005)
             if number % 500 == 0:
