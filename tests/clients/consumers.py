@@ -24,6 +24,7 @@ from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 
 from tests.clients.scoreboard import ConsumerThread, Delivery, Scoreboard
+from tests.closing import close
 
 NO_SETTINGS: Mapping[str, str | int] = {}
 
@@ -82,7 +83,10 @@ class ConfluentConsumer(ConsumerThread):
         self.board.deliver(Delivery(self.name, partition, offset, value or b""))
 
     def close_consumer(self) -> None:
-        self.consumer.close()
+        if "group.instance.id" in self.settings:
+            self.consumer.close()  # a static member stays in its group
+        else:
+            close(self.consumer, self.poll_once)
 
 
 class ConfluentConsumerProtocol(ConfluentConsumer):

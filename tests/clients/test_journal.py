@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[repor
 
 from gateway.cli import main
 from protocol.errors import ErrorCode
+from tests.closing import close
 from tests.frames.members import Member, fresh, member, settle
 from tests.gateway_process import GatewayFactory, GatewayProcess
 
@@ -119,9 +120,9 @@ def test_who_came_owned_committed_and_left(gateway: GatewayProcess, topic: str, 
     first.commit(offsets=[TopicPartition(topic, 1, 7)], asynchronous=False)
     second = consumer(gateway, group, topic, "second", **given)
     poll_until([first, second], lambda: len(first.assignment()) == len(second.assignment()) == PARTITIONS // 2)
-    first.close()
+    close(first)
     poll_until([second], lambda: len(second.assignment()) == PARTITIONS)
-    second.close()
+    close(second)
     rows = journal_of(gateway, group, has("member_left", "leave", 2))
 
     assert [row["client_id"] for row in rows if (row["kind"], row["reason"]) == ("member_joined", "new")] == [

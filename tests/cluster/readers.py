@@ -10,6 +10,7 @@ from collections.abc import Collection
 
 import confluent_kafka
 
+from tests.closing import close
 from tests.compat.checker import check, read_log
 
 FINISH_S = 90.0
@@ -97,22 +98,26 @@ class Readers:
 
         consumer = confluent_kafka.Consumer(self._settings)
         consumer.subscribe([self.topic], on_assign=on_assign, on_revoke=on_revoke, on_lost=on_lost)
-        read = 0
         try:
+            read = 0
             while not self._stop.is_set():
-                message = consumer.poll(0.1)
-                if message is None:
-                    continue
-                if message.error() is not None:
-                    self._errors.append(str(message.error()))
-                    continue
-                partition, offset = message.partition(), message.offset()
-                assert partition is not None
-                assert offset is not None
-                self._write("delivered", member, partition, offset)
-                read += 1
-                if read % 500 == 0:
-                    commit(consumer)
+                if self._take(consumer, member):
+                    read += 1
+                    if read % 500 == 0:
+                        commit(consumer)
         finally:
-            consumer.close()
+            close(consumer, lambda: self._take(consumer, member))
             self._write("closed", member)
+
+    def _take(self, consumer: confluent_kafka.Consumer, member: str) -> bool:
+        message = consumer.poll(0.1)
+        if message is None:
+            return False
+        if message.error() is not None:
+            self._errors.append(str(message.error()))
+            return False
+        partition, offset = message.partition(), message.offset()
+        assert partition is not None
+        assert offset is not None
+        self._write("delivered", member, partition, offset)
+        return True

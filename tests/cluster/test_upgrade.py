@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 from storage.schema import FUNCTION_SCHEMA, migrations
 from tests.chaos.load import Load, assert_nothing_lost
 from tests.clients.topics import create_topic
+from tests.closing import close
 from tests.cluster.previous_release import unpack
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.postgres import Databases, short_directory
@@ -48,19 +49,22 @@ class Reader(threading.Thread):
     def run(self) -> None:
         self._consumer.subscribe([self._topic])
         while not self._stop_requested.is_set():
-            try:
-                message = self._consumer.poll(0.2)
-            except KafkaException as error:
-                self._told(error.args[0])
-                continue
-            if message is None:
-                continue
-            error, partition, offset = message.error(), message.partition(), message.offset()
-            if error is not None:
-                self._told(error)
-            elif partition is not None and offset is not None:
-                self.seen.add((partition, offset))
-        self._consumer.close()
+            self._take()
+        close(self._consumer, self._take)
+
+    def _take(self) -> None:
+        try:
+            message = self._consumer.poll(0.2)
+        except KafkaException as error:
+            self._told(error.args[0])
+            return
+        if message is None:
+            return
+        error, partition, offset = message.error(), message.partition(), message.offset()
+        if error is not None:
+            self._told(error)
+        elif partition is not None and offset is not None:
+            self.seen.add((partition, offset))
 
     def stop(self) -> None:
         self._stop_requested.set()

@@ -1,0 +1,27 @@
+"""Ends the run, with every thread's stack, where a test goes on past its own limit.
+
+pytest-timeout raises in the main thread. A library that waits in C and keeps the interpreter's lock meanwhile never
+lets it: librdkafka does (`tests/closing.py`), and one such test would hold the whole run for ever.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+from collections.abc import Generator
+
+import pytest
+
+GRACE_S = float(os.environ.get("SLUICE_TEST_GRACE_S", "60"))
+_stderr = os.dup(2)  # this plugin is loaded before pytest takes the descriptor for its own
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    marker = item.get_closest_marker("timeout")
+    limit = float(marker.args[0] if marker is not None else item.config.getini("timeout"))
+    faulthandler.dump_traceback_later(limit + GRACE_S, exit=True, file=_stderr)
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
