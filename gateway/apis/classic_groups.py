@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 
+from gateway.apis.leaving import farewell
 from gateway.coordinator.model import (
     ConnectionId,
     Heartbeat,
@@ -181,6 +182,8 @@ async def leave_group(request: LeaveGroupRequest, context: RequestContext) -> Le
     )
     if isinstance(reply, asyncio.Future):
         reply = await reply
+    if any(member.error == ErrorCode.NONE for member in reply.members):
+        await farewell()
     if not batch:
         only = reply.members[0].error if reply.members else ErrorCode.NONE
         return LeaveGroupResponse(error_code=reply.error or only)

@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from enum import IntEnum
 
+from gateway.apis.leaving import farewell
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerMember
 from gateway.coordinator.consumer.partitions import Partitions, partitions_of
 from gateway.coordinator.consumer.views import describe
@@ -71,6 +72,8 @@ async def consumer_group_heartbeat(
     )
     if isinstance(reply, asyncio.Future):
         reply = await reply
+    if request.member_epoch < 0 and reply.error == ErrorCode.NONE:
+        await farewell()
     return ConsumerGroupHeartbeatResponse(
         error_code=reply.error,
         error_message=reply.message,

@@ -1,0 +1,34 @@
+"""A librdkafka consumer that closes in the middle of a rebalance does close (decision 0012)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+from protocol.errors import ErrorCode
+from tests.frames.members import fresh, member, settle
+from tests.gateway_process import ROOT, GatewayProcess
+
+ROUNDS, THREADS = 144, 24
+
+
+@pytest.mark.timeout(300)
+def test_who_closes_in_a_rebalance_is_not_left_waiting(gateway: GatewayProcess) -> None:
+    program = [sys.executable, "-m", "tests.clients.closers", gateway.bootstrap, str(ROUNDS), str(THREADS)]
+    ended = subprocess.run(program, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.stdout.splitlines()[-1:] == [f"closed {ROUNDS}"], ended.stderr[-3000:]
+
+
+async def test_the_group_goes_on_before_the_member_is_told(gateway: GatewayProcess) -> None:
+    group = fresh("leaving")
+    async with member(gateway.bootstrap, group) as stays, member(gateway.bootstrap, group) as goes:
+        await settle(stays, goes)
+        begun = time.monotonic()
+        left = await goes.leave()
+        assert time.monotonic() - begun >= 0.020
+        assert left.members[0].error_code == ErrorCode.NONE
+        assert await stays.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS
+        assert (await goes.leave()).members[0].error_code == ErrorCode.UNKNOWN_MEMBER_ID
