@@ -78,7 +78,7 @@ def write(folder: Path, results: Sequence[SuiteResult], *, keep_others: bool) ->
 def write_oracle(folder: Path, results: Sequence[SuiteResult], *, keep_others: bool, keep_rows: bool = False) -> None:
     """Write what Apache Kafka answered: per suite its version, the date, and the outcome of each scenario. `keep_rows`:
     of suites that were asked a part, the earlier answers to the rest stay. A suite that could not be built or ended
-    before its time says nothing of Kafka."""
+    before its time says nothing of Kafka. A card that is there shows the new answers at once."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ORACLE_NAME
     answered: dict[str, Any] = json.loads(path.read_text()) if keep_others and path.exists() else {}
@@ -101,6 +101,8 @@ def write_oracle(folder: Path, results: Sequence[SuiteResult], *, keep_others: b
             "reasons": {**kept["reasons"], **reasons},
         }
     path.write_text(json.dumps(answered, indent=1, sort_keys=True, ensure_ascii=False) + "\n")
+    if (folder / JSON_NAME).exists():
+        write(folder, [], keep_others=True)
 
 
 def _oracle() -> dict[str, Any]:

@@ -421,6 +421,9 @@ def test_what_kafka_passes_and_we_do_not_is_red(tmp_path: Path, monkeypatch: pyt
     text = (tmp_path / "compatibility.md").read_text()
     assert "| One | Apache Kafka 9 | 2026-01-02 | 2 | 3 | **2** |" in text
     assert "| One | theirs | failed | not served |" in text
+    # Asked again after the card was written: the card says so at once.
+    write_oracle(tmp_path, [result("Apache Kafka 10", {**theirs, "theirs": "failed"})], keep_others=True)
+    assert "| One | Apache Kafka 10 | 2026-01-02 | 2 | 2 | **1** |" in (tmp_path / "compatibility.md").read_text()
 
 
 def test_the_command_refuses_suites_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
