@@ -41,6 +41,7 @@ from bench import (
     handoff,
     librdkafka,
     memory,
+    retention,
     snapshot,
     validation,
 )
@@ -358,6 +359,31 @@ def measure_snapshot() -> list[Row]:
     ]
 
 
+def measure_retention() -> list[Row]:
+    def checking_often(gateway: GatewayProcess) -> GatewayProcess:
+        settings = {"group.initial.rebalance.delay.ms": "0", **retention.SETTINGS}
+        return GatewayProcess(gateway.data_dir, database_url=None, settings=settings, environment={})
+
+    with running_gateway(checking_often) as gateway:
+        found = retention.measure(gateway)
+    limit = retention.PARTITIONS * retention.RETENTION_BYTES / MEGABYTE
+    seconds = found.produced.seconds
+
+    def size(what: str) -> str:
+        return f"{found.greatest(what) / MEGABYTE:.0f}"
+
+    return [
+        Row(
+            f"the log under retention.bytes ({limit:.0f} MB) while {found.produced.megabytes_per_second:.0f} MB/s are "
+            f"produced for {seconds:.0f} s",
+            f"at most {found.log_bound_bytes / MEGABYTE:.0f} MB, its files {found.disk_bound_bytes / MEGABYTE:.0f} MB",
+            f"at most {size('log_bytes')} MB, its files {size('disk_bytes')} MB, Postgres {size('database_bytes')} MB; "
+            f"{found.deleted_bytes / seconds / MEGABYTE:.0f} MB/s deleted",
+            found.bounded,
+        )
+    ]
+
+
 MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "codec": measure_codec,
     "memory": measure_memory,
@@ -370,6 +396,7 @@ MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "depth": measure_depth,
     "cluster": measure_cluster,
     "snapshot": measure_snapshot,
+    "retention": measure_retention,
     "handoff": measure_handoff,
     "consume": measure_consume,
     "produce": measure_produce,

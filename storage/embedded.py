@@ -74,10 +74,11 @@ SERVER_SETTINGS: Mapping[str, str] = {
     "fsync": "on",
     "synchronous_commit": "on",
     "full_page_writes": "on",
-    # One server, no replicas: the log carries only what recovery needs. Record batches arrive compressed.
-    "wal_level": "minimal",
-    "max_wal_senders": "0",
-    "max_replication_slots": "0",
+    # One server, no replicas, but a copy may be taken while it runs: pg_basebackup takes two connections and, while it
+    # works, a slot. Record batches arrive compressed.
+    "wal_level": "replica",
+    "max_wal_senders": "2",
+    "max_replication_slots": "1",
     "max_logical_replication_workers": "0",
     "wal_compression": "off",
     # A group commit carries up to 8 MiB.
@@ -332,11 +333,12 @@ class EmbeddedPostgres:
         self._write_owned("postgresql.conf", "".join(lines))
         if self._account is None:
             # The socket's directory admits nobody else, and the user may have no name to compare.
-            self._write_owned("pg_hba.conf", "local all all trust\n")
+            self._write_owned("pg_hba.conf", "local all all trust\nlocal replication all trust\n")
         else:
             # The account is shared with other services, so only root may connect.
             root = pwd.getpwuid(0).pw_name
-            self._write_owned("pg_hba.conf", "local all all peer map=gateway\n")
+            lines = [f"local {databases} all peer map=gateway\n" for databases in ("all", "replication")]
+            self._write_owned("pg_hba.conf", "".join(lines))
             self._write_owned("pg_ident.conf", f"gateway {root} {USER}\n")
 
     def _write_owned(self, name: str, text: str) -> None:

@@ -1,8 +1,9 @@
-"""A process that appends, rolls, rewrites and deletes until it is killed: by itself, at a step that the seed chose.
+"""Work that appends, rolls, rewrites and deletes, and a process that does it until it is killed: by itself, at a step
+that the seed chose.
 
 Its steps are the calls by which it reaches disk and Postgres. Each partition has one idempotent producer that sends one
-record per batch, so the record at an offset is known: it is the one with that sequence. What was acknowledged is told
-on standard output, a line each.
+record per batch, so the record at an offset is known: it is the one with that sequence. What was acknowledged the
+process tells on standard output, a line each.
 """
 
 from __future__ import annotations
@@ -46,43 +47,55 @@ def batch(key: int, sequence: int) -> NewBatch:
     return NewBatch(PartitionKey(key), records, 1, 1_000 + sequence, key, 0, sequence)
 
 
+DISK_CALLS = ("pwritev", "fdatasync", "fsync", "posix_fallocate", "ftruncate", "unlink")
+
+
+def at_every_step(
+    step: Callable[[str], None], *, disk: random.Random, patch: Callable[[Any, str, Any], None] = setattr
+) -> None:
+    """Has `step` called with the name of each call to disk, store and Postgres, once before and once after it. It may
+    come from any thread, and what it raises takes the call's place. `disk` says how slow that is."""
+
+    def stepping(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **named: Any) -> Any:
+            step(name)
+            time.sleep(disk.random() * SLOWEST_DISK_S)
+            step(name)
+            result = call(*arguments, **named)
+            step(name)
+            return result
+
+        return run
+
+    def stepping_async(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+        async def run(*arguments: Any, **named: Any) -> Any:
+            step(name)
+            result = await call(*arguments, **named)
+            step(name)
+            return result
+
+        return run
+
+    for name in DISK_CALLS:
+        patch(os, name, stepping(name, getattr(os, name)))
+    for name in ("put_async", "delete_async", "get_async"):
+        patch(obstore, name, stepping_async(name, getattr(obstore, name)))
+    for name in ("fetch", "fetchrow", "fetchval", "execute"):
+        method = getattr(asyncpg.connection.Connection, name)
+        patch(asyncpg.connection.Connection, name, stepping_async(name, method))
+
+
 def kill_at(step: int) -> None:
     """SIGKILL before or after the call number `step`."""
     count = 0
-    disk = random.Random(step)
 
-    def stepping(call: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any, **named: Any) -> Any:
-            _step()
-            time.sleep(disk.random() * SLOWEST_DISK_S)
-            _step()
-            result = call(*arguments, **named)
-            _step()
-            return result
-
-        return run
-
-    def stepping_async(call: Callable[..., Any]) -> Callable[..., Any]:
-        async def run(*arguments: Any, **named: Any) -> Any:
-            _step()
-            result = await call(*arguments, **named)
-            _step()
-            return result
-
-        return run
-
-    def _step() -> None:
+    def counted(_: str) -> None:
         nonlocal count
         count += 1
         if count == step:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    for name in ("pwritev", "fdatasync", "fsync", "posix_fallocate", "ftruncate", "unlink"):
-        setattr(os, name, stepping(getattr(os, name)))
-    for name in ("put_async", "delete_async", "get_async"):
-        setattr(obstore, name, stepping_async(getattr(obstore, name)))
-    for name in ("fetch", "fetchrow", "fetchval", "execute"):
-        setattr(asyncpg.connection.Connection, name, stepping_async(getattr(asyncpg.connection.Connection, name)))
+    at_every_step(counted, disk=random.Random(step))
 
 
 def open_place(place: str) -> ByteStore:
@@ -90,37 +103,62 @@ def open_place(place: str) -> ByteStore:
     return ObjectStore.at(place) if "://" in place else SegmentDirectory(Path(place), segment_bytes=SEGMENT_BYTES)
 
 
+class Work:
+    """Appends to the partitions of `next_sequences`, which follows, and maintains them. Where an append fails, the next
+    one repeats it, as a producer does."""
+
+    def __init__(self, database: Database, store: ByteStore, seed: int, next_sequences: dict[int, int]) -> None:
+        self.log = LogStore(database, store, inline_max_bytes=INLINE_MAX_BYTES)
+        self.roller = Roller(database, self.log, store)
+        self.next_sequences = next_sequences
+        self._database = database
+        self._generator = random.Random(seed)
+        self._group: list[tuple[int, int]] = []
+
+    async def append(self) -> list[tuple[int, int]]:
+        """One group: keys and sequences that were acknowledged. Raises StorageError."""
+        generator, keys = self._generator, list(self.next_sequences)
+        if not self._group:
+            self._group = [
+                (key, self.next_sequences[key] + i)
+                for key in generator.sample(keys, generator.randint(1, len(keys)))
+                for i in range(generator.randint(1, 4))
+            ]
+        group = self._group
+        for (key, sequence), outcome in zip(
+            group, await self.log.append([batch(key, sequence) for key, sequence in group]), strict=True
+        ):
+            assert isinstance(outcome, Appended), (key, sequence, outcome)
+            assert outcome.base_offset == sequence, (key, sequence, outcome)
+            self.next_sequences[key] = sequence + 1
+        self._group = []
+        return group
+
+    async def maintain(self) -> None:
+        """One pass of everything that moves and removes. Raises StorageError."""
+        keys = list(self.next_sequences)
+        await self.roller.roll(max_bytes=0, max_age_ms=0)
+        key = PartitionKey(self._generator.choice(keys))
+        await self.log.delete_records(key, max(0, self.next_sequences[key] - self._generator.randint(5, 40)))
+        await retention.apply(self._database, [RetentionPolicy(PartitionKey(each), -1, -1) for each in keys])
+        await self.roller.sweep(grace_ms=0)
+
+
 async def run(url: str, place: str, seed: int, step: int, next_sequences: dict[int, int]) -> None:
     database = await Database.open(url, hot_connections=3, cold_connections=2)
-    store = open_place(place)
-    log = LogStore(database, store, inline_max_bytes=INLINE_MAX_BYTES)
-    roller = Roller(database, log, store)
+    work = Work(database, open_place(place), seed, next_sequences)
     # Whoever had these open has been killed.
     await database.cold.fetch("update log_object set sealed_at = clock_timestamp() where sealed_at is null")
-    generator = random.Random(seed)
-    keys = list(next_sequences)
     kill_at(step)
 
     async def append() -> None:
         while True:
-            group = [
-                batch(key, next_sequences[key] + i)
-                for key in generator.sample(keys, generator.randint(1, len(keys)))
-                for i in range(generator.randint(1, 4))
-            ]
-            for sent, outcome in zip(group, await log.append(group), strict=True):
-                assert isinstance(outcome, Appended), outcome
-                assert outcome.base_offset == sent.base_sequence, (sent.partition_key, sent.base_sequence, outcome)
-                next_sequences[sent.partition_key] = sent.base_sequence + 1
-                os.write(1, f"ack {sent.partition_key} {sent.base_sequence}\n".encode())
+            for key, sequence in await work.append():
+                os.write(1, f"ack {key} {sequence}\n".encode())
 
     async def maintain() -> None:
         while True:
-            await roller.roll(max_bytes=0, max_age_ms=0)
-            key = PartitionKey(generator.choice(keys))
-            await log.delete_records(key, max(0, next_sequences[key] - generator.randint(5, 40)))
-            await retention.apply(database, [RetentionPolicy(PartitionKey(each), -1, -1) for each in keys])
-            await roller.sweep(grace_ms=0)
+            await work.maintain()
 
     await asyncio.gather(append(), maintain())
 

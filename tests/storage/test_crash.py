@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from storage.byte_store import ByteStore
 from storage.check import check
 from storage.log import LogStore
 from storage.pool import Database
@@ -58,10 +59,15 @@ async def kill_again_and_again(database: Database, database_url: str, make_topic
         await _verify(database, place, acknowledged, f"kill {kill} of seed {seed} at step {step}")
     assert min(acknowledged.values()) > KILLS // 2, "it did not come far enough to prove anything"
     store = open_place(place)
+    await collected(database, store)
+    store.close()
+
+
+async def collected(database: Database, store: ByteStore) -> None:
+    """Nobody works there any more: what nobody names goes, and nothing else."""
     await database.cold.fetch("update log_object set sealed_at = clock_timestamp() where sealed_at is null")
     await Roller(database, LogStore(database, store), store).sweep(grace_ms=0)
     files = {each.object_id for each in await store.listed()}
-    store.close()
     named = {row["object_id"] for row in await database.cold.fetch("select distinct object_id from chunk")} - {None}
     rewritten = {row["object_id"] for row in await database.cold.fetch("select object_id from log_object")}
     assert named <= files <= rewritten, "what nobody names has been collected"
@@ -69,6 +75,13 @@ async def kill_again_and_again(database: Database, database_url: str, make_topic
 
 async def _verify(database: Database, place: str, acknowledged: dict[int, int], which: str) -> None:
     store = open_place(place)
+    await verify(database, store, acknowledged, which)
+    store.close()
+
+
+async def verify(database: Database, store: ByteStore, acknowledged: dict[int, int], which: str) -> dict[int, int]:
+    """Every record from each partition's start to its end is the one that was sent, and the end is not before what was
+    acknowledged; the ends."""
     log = LogStore(database, store)
     states = await log.states([batch(key, 0).partition_key for key in acknowledged])
     for key, state in states.items():
@@ -90,5 +103,5 @@ async def _verify(database: Database, place: str, acknowledged: dict[int, int], 
         # What was durable without an acknowledgement is repeated by the next process, and recognised.
     await log.close()
     report = await check(database, store)
-    store.close()
     assert [wrong for wrong in report.wrong if "does not know" not in wrong] == [], which
+    return {key: state.high_watermark for key, state in states.items()}

@@ -1,0 +1,180 @@
+"""Physical copies of a data directory, started elsewhere: of a node that was stopped, of one moment of a node that
+runs, and of its Postgres first and its segments later, which is another history."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from storage.embedded import USER, EmbeddedPostgres, bin_directory
+from tests.chaos.load import Load, assert_nothing_lost, read_all
+from tests.clients.topics import create_topic
+from tests.gateway_process import ROOT, GatewayFactory, GatewayProcess
+from tests.postgres import short_directory
+
+PARTITIONS = 4
+DEADLINE_S = 60.0
+SETTINGS = {"group.initial.rebalance.delay.ms": "0", "log.store.inline.max.bytes": "1000"}
+"""So that most bytes lie in segments."""
+
+Records = dict[tuple[int, int], bytes]
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[Path]:
+    with short_directory() as directory:
+        yield directory / "data"
+
+
+@contextlib.contextmanager
+def started(directory: Path) -> Iterator[GatewayProcess]:
+    """A node with its own Postgres on a copy."""
+    node = GatewayProcess(directory, database_url=None, settings=SETTINGS, environment={})
+    node.start()
+    try:
+        yield node
+    finally:
+        node.close()
+
+
+def copy(source: Path, target: Path) -> None:
+    subprocess.run(["cp", "-a", str(source), str(target)], check=True)
+
+
+def epochs(node: GatewayProcess) -> set[int]:
+    async def ask() -> set[int]:
+        url = EmbeddedPostgres(node.data_dir).running_url()
+        assert url is not None
+        connection = await asyncpg.connect(url)
+        try:
+            return {row["leader_epoch"] for row in await connection.fetch("select leader_epoch from sluice.partition")}
+        finally:
+            await connection.close()
+
+    return asyncio.run(ask())
+
+
+def is_whole(node: GatewayProcess) -> subprocess.CompletedProcess[str]:
+    """What `sluice check` says of a node that runs."""
+    command = [sys.executable, "-m", "gateway.cli", "check", "--data-dir", str(node.data_dir)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+
+
+def loaded(gateway: GatewayProcess, count: int) -> Load:
+    load = Load(gateway.bootstrap, create_topic(gateway.bootstrap, PARTITIONS), PARTITIONS)
+    load.start()
+    load.wait_for(count)
+    return load
+
+
+def assert_goes_on(node: GatewayProcess, topic: str, before: Records) -> None:
+    """It takes records behind those it has."""
+    more = Load(node.bootstrap, topic, PARTITIONS)
+    more.start()
+    more.wait_for(500)
+    more.stop()
+    assert not more.failed, more.failed[:3]
+    after = read_all(node.bootstrap, topic, PARTITIONS)
+    assert {place: after[place] for place in before} == before
+    assert all(after[place] == value for value, place in more.acknowledged.items())
+    assert not before.keys() & set(more.acknowledged.values()), "an offset was given twice"
+
+
+def test_a_copy_of_a_stopped_node_serves_what_the_node_did(gateway_factory: GatewayFactory, elsewhere: Path) -> None:
+    gateway = gateway_factory(SETTINGS, embedded=True)
+    load = loaded(gateway, 2000)
+    load.stop()
+    assert gateway.stop() == 0
+    copy(gateway.data_dir, elsewhere)
+    gateway.start()
+    assert_nothing_lost(load)
+    records = read_all(gateway.bootstrap, load.topic, PARTITIONS)
+    with started(elsewhere) as node:
+        assert read_all(node.bootstrap, load.topic, PARTITIONS) == records
+        assert epochs(node) == epochs(gateway), "the same history goes on"
+        checked = is_whole(node)
+        assert checked.returncode == 0, checked.stdout + checked.stderr
+        assert_goes_on(node, load.topic, records)
+
+
+def test_a_copy_of_one_moment_of_a_running_node_has_all_that_was_acknowledged(
+    gateway_factory: GatewayFactory, elsewhere: Path
+) -> None:
+    """As a snapshot of the file system is. Both processes stand still, so that `cp` sees one moment."""
+    gateway = gateway_factory(SETTINGS, embedded=True)
+    load = loaded(gateway, 2000)
+    gateway.pause_postgres()
+    gateway.send_signal(signal.SIGSTOP)
+    acknowledged = dict(load.acknowledged)
+    copy(gateway.data_dir, elsewhere)
+    gateway.send_signal(signal.SIGCONT)
+    gateway.resume_postgres()
+    load.wait_for(500)
+    load.stop()
+    assert_nothing_lost(load)
+    with started(elsewhere) as node:
+        records = read_all(node.bootstrap, load.topic, PARTITIONS)
+        missing = [value for value, place in acknowledged.items() if records.get(place) != value]
+        assert not missing, f"{len(missing)} acknowledged records are not in the copy"
+        original = read_all(gateway.bootstrap, load.topic, PARTITIONS)
+        assert records.items() <= original.items()
+        assert_goes_on(node, load.topic, records)
+
+
+def test_a_copy_that_is_older_than_its_segments_is_another_history(
+    gateway_factory: GatewayFactory, elsewhere: Path
+) -> None:
+    """Postgres by `pg_basebackup`, then the segments, under the lock that keeps those from being removed: as the README
+    says."""
+    gateway = gateway_factory(SETTINGS, embedded=True)
+    load = loaded(gateway, 2000)
+    acknowledged = dict(load.acknowledged)
+    elsewhere.mkdir(mode=0o711)
+    asyncio.run(copy_while_it_runs(gateway, load, elsewhere))
+    load.stop()
+    assert_nothing_lost(load)
+    original = read_all(gateway.bootstrap, load.topic, PARTITIONS)
+    with started(elsewhere) as node:
+        records = read_all(node.bootstrap, load.topic, PARTITIONS)
+        missing = [value for value, place in acknowledged.items() if records.get(place) != value]
+        assert not missing, f"{len(missing)} records that were acknowledged before the copy are not in it"
+        assert records.items() < original.items()
+        assert "the database has been put back" in node.log_text()
+        assert min(epochs(node)) > max(epochs(gateway))
+        checked = is_whole(node)
+        wrong = [line for line in checked.stdout.splitlines() if "partition " in line and "offset" in line]
+        assert not wrong, checked.stdout
+        assert_goes_on(node, load.topic, records)
+
+
+async def copy_while_it_runs(gateway: GatewayProcess, load: Load, target: Path) -> None:
+    server = EmbeddedPostgres(gateway.data_dir)
+    url = server.running_url()
+    assert url is not None
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute("select pg_advisory_lock_shared(5492300417)")
+        host = str(gateway.data_dir / "socket")
+        to = str(target / "postgres")
+        base_backup = [str(bin_directory() / "pg_basebackup"), "-h", host, "-U", USER, "-D", to, "-c", "fast"]
+        done = await asyncio.to_thread(subprocess.run, base_backup, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        (memory,) = (gateway.data_dir / "log").glob("sluice-history-*.json")
+        written = memory.stat().st_mtime_ns
+        await asyncio.to_thread(load.wait_for, 500)
+        deadline = time.monotonic() + DEADLINE_S
+        while memory.stat().st_mtime_ns == written:
+            assert time.monotonic() < deadline, "the node does not remember what it acknowledged"
+            await asyncio.sleep(0.05)
+        await asyncio.to_thread(copy, gateway.data_dir / "log", target / "log")
+    finally:
+        await connection.close()
