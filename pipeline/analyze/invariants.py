@@ -11,11 +11,13 @@ newer generation; `tolerance_ms` is how little.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from pipeline.analyze.journal import Journal
+from pipeline.analyze.offsets import told_otherwise, walk
 
 FIELDS = ("check", "group_id", "topic", "partition", "generation_id", "seq", "at_ms", "says")
 
@@ -163,14 +165,27 @@ def commit_of_another_generation(journal: Journal, tolerance_ms: int) -> DataFra
     commits = journal.offset.where(
         (F.col("kind") == "commit") & (F.col("error_code") == 0) & (F.col("generation_id") >= 0)
     ).select("era", "group_id", "topic", "partition", "generation_id", "seq", "at_ms")
-    checked = (
-        commits.join(in_force, ["era", "group_id", "generation_id"], "left")
+    # A generation is looked at by its first and last commit; its commits one by one only where these break the rule.
+    key = ["era", "group_id", "generation_id"]
+    used = commits.groupBy(*key).agg(
+        F.min("seq").alias("first_seq"), F.max("seq").alias("last_seq"), F.max("at_ms").alias("last_ms")
+    )
+    known = (
+        used.join(in_force, key, "left")
         .join(first_known, ["era", "group_id"])
         .withColumn("unknown", F.col("made_seq").isNull() & (F.col("generation_id") != F.col("oldest.generation_id")))
     )
-    late = (F.col("seq") > F.col("next_seq")) & (F.col("at_ms") > F.col("next_ms") + tolerance_ms)
-    early = (F.col("seq") < F.col("made_seq")) & (F.col("made_seq") > F.col("known_from"))
-    never = F.col("unknown") & (F.col("seq") > F.col("known_from"))
+
+    def broken(first_seq: str, last_seq: str, last_ms: str) -> tuple[Column, Column, Column]:
+        late = (F.col(last_seq) > F.col("next_seq")) & (F.col(last_ms) > F.col("next_ms") + tolerance_ms)
+        early = (F.col(first_seq) < F.col("made_seq")) & (F.col("made_seq") > F.col("known_from"))
+        never = F.col("unknown") & (F.col(last_seq) > F.col("known_from"))
+        return late, early, never
+
+    late, early, never = broken("first_seq", "last_seq", "last_ms")
+    suspects = known.where(late | early | never).drop("first_seq", "last_seq", "last_ms", "oldest")
+    checked = commits.join(F.broadcast(suspects), key)
+    late, early, never = broken("seq", "seq", "at_ms")
     return _rows(
         "commit_of_another_generation",
         checked.where(late | early | never),
@@ -180,25 +195,25 @@ def commit_of_another_generation(journal: Journal, tolerance_ms: int) -> DataFra
     )
 
 
-def told_another_offset(journal: Journal, walked: DataFrame, tolerance_ms: int) -> DataFrame:
-    """OffsetFetch tells what was committed last, give or take what was being committed in that moment."""
-    key = ("era", "group_id", "topic", "partition")
-    differs = (
-        (F.col("kind") == "fetch")
-        & (F.col("error_code") == 0)
-        & F.col("committed_before").isNotNull()
-        & (F.col("offset") != F.col("committed_before"))
+def told_another_offset(journal: Journal, moves: DataFrame, stretches: DataFrame, tolerance_ms: int) -> DataFrame:
+    """OffsetFetch tells what was committed last, give or take what was being committed in that moment.
+
+    `stretches` say in which partitions another offset was told at all; only their offsets are walked over once more.
+    """
+    key = ["era", "group_id", "topic", "partition"]
+    where = F.broadcast(stretches.where(F.col("told_otherwise") > 0).select(*key).distinct())
+    there = replace(journal, offset=journal.offset.join(where, key, "left_semi"))
+    suspects = (
+        walk(there, moves.join(where, key, "left_semi"))
+        .where(told_otherwise())
+        .select(*key, "generation_id", "seq", "at_ms", "offset", "committed_before")
     )
-    suspects = walked.where(differs).select(*key, "generation_id", "seq", "at_ms", "offset", "committed_before")
-    around = journal.offset.where((F.col("kind") == "commit") & (F.col("error_code") == 0)).select(
-        *key, F.col("at_ms").alias("commit_ms"), F.col("offset").alias("commit_offset")
+    around = there.offset.where((F.col("kind") == "commit") & (F.col("error_code") == 0)).select(
+        *key, F.col("at_ms").alias("commit_ms"), "offset"
     )
     excused = (
-        suspects.select(*key, "seq", "at_ms", "offset")
-        .join(around, list(key))
-        .where(
-            (F.col("commit_offset") == F.col("offset")) & (F.abs(F.col("commit_ms") - F.col("at_ms")) <= tolerance_ms)
-        )
+        around.join(F.broadcast(suspects.select(*key, "seq", "at_ms", "offset")), [*key, "offset"])
+        .where(F.abs(F.col("commit_ms") - F.col("at_ms")) <= tolerance_ms)
         .select("seq")
         .distinct()
     )
@@ -260,7 +275,9 @@ def assigned_to_nobody(journal: Journal) -> DataFrame:
     )
 
 
-def violations(journal: Journal, ownership: DataFrame, walked: DataFrame, *, tolerance_ms: int = 1_000) -> DataFrame:
+def violations(
+    journal: Journal, ownership: DataFrame, moves: DataFrame, stretches: DataFrame, *, tolerance_ms: int = 1_000
+) -> DataFrame:
     """All that the checks find, in one table."""
     checks: tuple[Callable[[], DataFrame], ...] = (
         lambda: rows_missing(journal),
@@ -270,7 +287,7 @@ def violations(journal: Journal, ownership: DataFrame, walked: DataFrame, *, tol
         lambda: assigned_to_nobody(journal),
         lambda: two_owners(ownership),
         lambda: commit_of_another_generation(journal, tolerance_ms),
-        lambda: told_another_offset(journal, walked, tolerance_ms),
+        lambda: told_another_offset(journal, moves, stretches, tolerance_ms),
         lambda: handoff_not_kept(journal, ownership),
     )
     found = checks[0]()

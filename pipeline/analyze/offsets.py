@@ -34,7 +34,6 @@ def walk(journal: Journal, moves: DataFrame) -> DataFrame:
         "member_id",
         "offset",
         "log_start_offset",
-        "log_end_offset",
         "error_code",
     )
     moved = "struct<move_seq: bigint, source_member_id: string, target_member_id: string>"
@@ -49,7 +48,6 @@ def walk(journal: Journal, moves: DataFrame) -> DataFrame:
         F.lit(None).cast("string").alias("member_id"),
         F.lit(-1).cast("long").alias("offset"),
         F.lit(None).cast("long").alias("log_start_offset"),
-        F.lit(None).cast("long").alias("log_end_offset"),
         F.lit(0).cast("short").alias("error_code"),
         F.struct("move_seq", "source_member_id", "target_member_id").alias("moved"),
     )
@@ -81,46 +79,39 @@ def walk(journal: Journal, moves: DataFrame) -> DataFrame:
     )
 
 
+def told_otherwise() -> Column:
+    """Of a row of the walk: whether OffsetFetch told another offset than the one committed before it."""
+    return (
+        (F.col("kind") == "fetch")
+        & (F.col("error_code") == 0)
+        & F.col("committed_before").isNotNull()
+        & (F.col("offset") != F.col("committed_before"))
+    )
+
+
 def takeovers(walked: DataFrame) -> DataFrame:
-    """Per partition and move (and the time before the first): what its owner was told, read, and tried to commit."""
+    """Per partition and move (and the time before the first): what its owner was told, read, and tried to commit.
+
+    Every sum is a number: Spark sorts all rows once more for an aggregate whose state is a struct or a text.
+    """
     target = F.col("move.target_member_id")
     source = F.col("move.source_member_id")
-    by_target = F.col("member_id").isNull() | (F.col("member_id") == target)
-    return (
-        walked.groupBy("era", *_PARTITION, F.col("move.move_seq").alias("move_seq"))
-        .agg(
-            F.min(F.when((F.col("kind") == "fetch") & by_target, F.struct("seq", "offset", "log_start_offset"))).alias(
-                "told"
-            ),
-            F.min(
-                F.when((F.col("kind") == "position") & (F.col("member_id") == target), F.struct("seq", "offset"))
-            ).alias("began"),
-            F.min(F.struct("seq", "committed_before")).alias("first"),
-            # In vain: by the one who lost the partition, after it was lost; and by its owner, as long as it was one.
-            F.max(F.when(_refused() & (F.col("member_id") == source), F.col("offset"))).alias("source_refused"),
-            F.max(F.when(_refused() & F.coalesce(F.col("member_id") == target, F.lit(True)), F.col("offset"))).alias(
-                "own_refused"
-            ),
-            F.max(
-                F.when(
-                    (F.col("kind") == "position") & F.coalesce(F.col("member_id") == target, F.lit(True)),
-                    F.struct("seq", "offset"),
-                )
-            ).alias("read_to"),
-        )
-        .select(
-            "era",
-            *_PARTITION,
-            "move_seq",
-            F.coalesce(F.when(F.col("told").isNotNull(), F.col("told.offset")), F.col("first.committed_before")).alias(
-                "start_offset"
-            ),
-            F.col("told.log_start_offset").alias("log_start_offset"),
-            F.col("began.offset").alias("first_position"),
-            "source_refused",
-            "own_refused",
-            F.col("read_to.offset").alias("last_position"),
-        )
+    told = F.when(
+        (F.col("kind") == "fetch") & (F.col("member_id").isNull() | (F.col("member_id") == target)), F.col("seq")
+    )
+    began = F.when((F.col("kind") == "position") & (F.col("member_id") == target), F.col("seq"))
+    read = F.when((F.col("kind") == "position") & F.coalesce(F.col("member_id") == target, F.lit(True)), F.col("seq"))
+    return walked.groupBy("era", *_PARTITION, F.col("move.move_seq").alias("move_seq")).agg(
+        F.coalesce(F.min_by("offset", told), F.min_by("committed_before", "seq")).alias("start_offset"),
+        F.min_by("log_start_offset", told).alias("log_start_offset"),
+        F.min_by("offset", began).alias("first_position"),
+        # In vain: by the one who lost the partition, after it was lost; and by its owner, as long as it was one.
+        F.max(F.when(_refused() & (F.col("member_id") == source), F.col("offset"))).alias("source_refused"),
+        F.max(F.when(_refused() & F.coalesce(F.col("member_id") == target, F.lit(True)), F.col("offset"))).alias(
+            "own_refused"
+        ),
+        F.max_by("offset", read).alias("last_position"),
+        F.count_if(told_otherwise()).alias("told_otherwise"),
     )
 
 
@@ -132,40 +123,46 @@ def lag(offset: DataFrame, *, points: int = 400) -> DataFrame:
     at which the log's end was seen beyond it.
     """
     commits = offset.where(_accepted() & F.col("log_end_offset").isNotNull())
-    edges = commits.groupBy("group_id").agg(F.min("at_ms").alias("begins_ms"), F.max("at_ms").alias("ends_ms"))
+    edges = commits.groupBy("group_id").agg(
+        F.min("at_ms").alias("begins_ms"),
+        F.max("at_ms").alias("ends_ms"),
+        F.min("seq").alias("begins_seq"),
+        (F.max("seq") - F.min("seq") + 1).alias("seqs"),
+    )
+    # The greatest lag, and the last row of those that have it, as one number: an aggregate of structs would be sorted
+    # for. Lags so great that they would not fit into it are one and the same here; lag_max tells them apart.
+    most = F.expr(f"{2**62} div seqs")
+    rank = F.least("record_lag", most) * F.col("seqs") + (F.col("seq") - F.col("begins_seq"))
     width = F.greatest(F.lit(1), F.ceil((F.col("ends_ms") - F.col("begins_ms") + 1) / points)).cast("long")
     placed = (
         commits.join(F.broadcast(edges), "group_id")
         .withColumn("width_ms", width)
         .withColumn("bucket_ms", F.col("at_ms") - (F.col("at_ms") - F.col("begins_ms")) % F.col("width_ms"))
         .withColumn("record_lag", F.greatest(F.lit(0), F.col("log_end_offset") - F.col("offset")))
+        .withColumn("rank", rank)
     )
     thinned = placed.groupBy(*_PARTITION, "bucket_ms").agg(
         F.min("record_lag").alias("lag_min"),
         F.max("record_lag").alias("lag_max"),
         F.max_by("record_lag", "seq").alias("lag_last"),
-        F.max(F.struct("record_lag", "at_ms", "offset")).alias("worst"),
+        F.max_by("at_ms", "rank").alias("worst_ms"),
+        F.max_by("offset", "rank").alias("worst_offset"),
         F.count("*").alias("commits"),
     )
     # The first time the end was seen beyond an offset: sort ends and questions by offset, look at the next end.
-    ends = (
-        offset.where(F.col("log_end_offset").isNotNull())
-        .groupBy("topic", "partition", "log_end_offset")
-        .agg(F.min("at_ms").alias("seen_ms"))
-        .select(
-            "topic",
-            "partition",
-            F.col("log_end_offset").alias("position"),
-            "seen_ms",
-            F.lit(0).alias("asks"),
-            F.lit(None).cast("string").alias("group_id"),
-            F.lit(None).cast("long").alias("bucket_ms"),
-        )
+    ends = offset.where(F.col("log_end_offset").isNotNull()).select(
+        "topic",
+        "partition",
+        F.col("log_end_offset").alias("position"),
+        F.col("at_ms").alias("seen_ms"),
+        F.lit(0).alias("asks"),
+        F.lit(None).cast("string").alias("group_id"),
+        F.lit(None).cast("long").alias("bucket_ms"),
     )
     questions = thinned.where(F.col("lag_max") > 0).select(
         "topic",
         "partition",
-        F.col("worst.offset").alias("position"),
+        F.col("worst_offset").alias("position"),
         F.lit(None).cast("long").alias("seen_ms"),
         F.lit(1).alias("asks"),
         "group_id",
@@ -187,7 +184,7 @@ def lag(offset: DataFrame, *, points: int = 400) -> DataFrame:
         "lag_max",
         "lag_last",
         F.when(F.col("lag_max") == 0, F.lit(0))
-        .otherwise(F.greatest(F.lit(0), F.col("worst.at_ms") - F.col("written_ms")))
+        .otherwise(F.greatest(F.lit(0), F.col("worst_ms") - F.col("written_ms")))
         .cast("long")
         .alias("time_lag_max_ms"),
         "commits",

@@ -145,9 +145,9 @@ def belongings(journal: Journal) -> DataFrame:
     )
 
 
-def moves(journal: Journal) -> DataFrame:
-    """The belongings that took a partition from somebody."""
-    return belongings(journal).where(F.col("source_owner").isNotNull())
+def moves(changes: DataFrame) -> DataFrame:
+    """Those of `belongings` that took a partition from somebody."""
+    return changes.where(F.col("source_owner").isNotNull())
 
 
 def presence(journal: Journal) -> DataFrame:
@@ -231,13 +231,14 @@ def presence(journal: Journal) -> DataFrame:
     )
 
 
-def minimum_moves(journal: Journal) -> DataFrame:
+def minimum_moves(journal: Journal, changes: DataFrame) -> DataFrame:
     """(group_id, rebalance, partitions_moved, minimum_moves) per rebalance that made a generation.
+
+    `changes` are the journal's belongings.
 
     The minimum is what an assignor that keeps all it can has to move for shares that differ by at most one, if every
     member reads every topic; where subscriptions differ it is a lower bound.
     """
-    changes = belongings(journal)
     deltas = (
         changes.select("group_id", "rebalance", F.col("target_owner").alias("owner"), F.lit(1).alias("delta"))
         .unionByName(
@@ -310,11 +311,11 @@ def idle(ownership: DataFrame, rebalances: DataFrame) -> DataFrame:
     )
 
 
-def with_moves(rebalances: DataFrame, journal: Journal, ownership: DataFrame) -> DataFrame:
+def with_moves(rebalances: DataFrame, journal: Journal, changes: DataFrame, ownership: DataFrame) -> DataFrame:
     """Rebalances with partitions_moved, minimum_moves, stickiness (1 = nothing moved in vain), unowned_partition_ms."""
     key = ["group_id", "rebalance"]
     return (
-        rebalances.join(minimum_moves(journal), key, "left")
+        rebalances.join(minimum_moves(journal, changes), key, "left")
         .join(idle(ownership, rebalances), key, "left")
         .withColumn(
             "stickiness",

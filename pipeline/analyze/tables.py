@@ -41,13 +41,14 @@ def analyze(journal: Journal, thresholds: Thresholds = Thresholds()) -> Tables:
     """Nothing is computed yet, but for what is kept because several tables begin with it."""
     held = ownership.intervals(journal).persist(StorageLevel.MEMORY_AND_DISK)
     started = rebalances.rebalances(journal).persist(StorageLevel.MEMORY_AND_DISK)
-    moved = ownership.moves(journal).persist(StorageLevel.MEMORY_AND_DISK)
-    # Two tables walk over all offsets, and the walk sorts them: it is kept where it takes no memory.
-    walked = offsets.walk(journal, moved).persist(StorageLevel.DISK_ONLY)
-    handed = handoffs.handoffs(journal, moved, offsets.takeovers(walked), held)
+    changes = ownership.belongings(journal).persist(StorageLevel.MEMORY_AND_DISK)
+    moved = ownership.moves(changes)
+    # The walk sorts all offsets, so it is summed up at once: what is kept has a row per move, not per commit.
+    stretches = offsets.takeovers(offsets.walk(journal, moved)).persist(StorageLevel.MEMORY_AND_DISK)
+    handed = handoffs.handoffs(journal, moved, stretches, held)
     if journal.delivery is not None:
         handed = handoffs.with_exact(handed.persist(StorageLevel.MEMORY_AND_DISK), journal.delivery)
-    whole = ownership.with_moves(started, journal, held).persist(StorageLevel.MEMORY_AND_DISK)
+    whole = ownership.with_moves(started, journal, changes, held).persist(StorageLevel.MEMORY_AND_DISK)
     return Tables(
         rebalance=whole,
         ownership=held,
@@ -55,5 +56,5 @@ def analyze(journal: Journal, thresholds: Thresholds = Thresholds()) -> Tables:
         handoff=handed,
         member_health=members.member_health(journal, started, held),
         storm=rebalances.storms(whole, at_least=thresholds.storm_rebalances, within_ms=thresholds.storm_within_ms),
-        violation=invariants.violations(journal, held, walked, tolerance_ms=thresholds.tolerance_ms),
+        violation=invariants.violations(journal, held, moved, stretches, tolerance_ms=thresholds.tolerance_ms),
     )

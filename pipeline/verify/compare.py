@@ -12,7 +12,7 @@ from pipeline.archive.plan import Progress, Range
 from pipeline.kafka import Log, Partition
 from pipeline.verify.sums import BLOCK, COLUMNS
 
-PIECE_BLOCKS = 64
+PIECE_BLOCKS = 256
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ Comparison = Callable[[DataFrame, Sequence[Range]], list[str]]
 
 DIFFERENT = 3
 MAX_SHOWN = 20
-ROUND_OFFSETS = 4_000_000
+ROUND_OFFSETS = 8_000_000
+TASKS_PER_CORE = 8
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -147,7 +148,8 @@ class Verification:
     def _topic(self, work: Sequence[Range], *, per_record: bool) -> DataFrame:
         rows = [(each.topic, each.partition, each.start, each.end) for each in work]
         cores = self._spark.sparkContext.defaultParallelism
-        slices = max(1, min(len(rows), max(cores, len(rows) // 4)))
+        # A task per piece, so that no core waits long for the last; several pieces where there are many.
+        slices = max(1, min(len(rows), max(TASKS_PER_CORE * cores, len(rows) // 4)))
         frame = self._spark.createDataFrame(
             self._spark.sparkContext.parallelize(rows, slices), "topic string, partition int, start long, end long"
         )

@@ -67,6 +67,13 @@ def test_thinned_lag_keeps_its_peaks(spark: SparkSession) -> None:
     assert sum(row.commits for row in found) == 100
 
 
+def test_of_equal_lags_the_last_says_how_old_the_unread_is(spark: SparkSession) -> None:
+    rows = [_commit(1, 100, 0, 5), _commit(2, 150, 9, 10), _commit(3, 200, 7, 12)]
+    rows.append(_commit(4, 100, 0, 2**62, partition=1))
+    found = lag(frame(spark, TABLES["journal_offset"], rows), points=1).orderBy("partition").collect()
+    assert [(row.lag_max, row.time_lag_max_ms) for row in found] == [(5, 50), (2**62, 0)]
+
+
 @pytest.mark.parametrize(
     ("starts", "expected"),
     [

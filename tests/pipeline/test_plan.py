@@ -9,7 +9,7 @@ from pipeline.archive.start import from_json, milliseconds
 from pipeline.errors import PipelineError
 from pipeline.kafka import Log
 from pipeline.replay.plan import Done, Plan, by_key, partition_map, topic_map
-from pipeline.verify.compare import pieces, rounds, scopes, without
+from pipeline.verify.compare import PIECE_BLOCKS, pieces, rounds, scopes, without
 from pipeline.verify.sums import BLOCK
 
 A0, A1 = ("a", 0), ("a", 1)
@@ -108,8 +108,9 @@ def test_what_can_be_proved_is_what_both_hold() -> None:
 
 
 def test_pieces_end_at_borders_of_blocks() -> None:
-    cut = pieces([Range("a", 0, 5, 64 * BLOCK + 7)])
-    assert cut == [Range("a", 0, 5, 64 * BLOCK), Range("a", 0, 64 * BLOCK, 64 * BLOCK + 7)]
+    border = PIECE_BLOCKS * BLOCK
+    cut = pieces([Range("a", 0, 5, border + 7)])
+    assert cut == [Range("a", 0, 5, border), Range("a", 0, border, border + 7)]
 
 
 def test_rounds_keep_every_piece_in_order() -> None:
