@@ -93,8 +93,10 @@ class Reconciler:
         catalog, started = self._catalog, time.perf_counter()
         before = catalog.revision, catalog.performed.total(), catalog.deferred
         try:
-            await catalog.refresh_if_changed()
-            await catalog.settle()
+            # Who was woken expects changes, and is spared the question whether there are any.
+            if trigger != TICK or self.revision_lag or not await catalog.is_converged():
+                await catalog.refresh_if_changed()
+                await catalog.settle()
         except Exception as error:
             self._failed("look", error)
             raise

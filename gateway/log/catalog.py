@@ -262,6 +262,13 @@ class Catalog:
             look = self._next_look
         await asyncio.shield(look)
 
+    async def is_converged(self) -> bool:
+        """Whether nothing has changed and nothing is left over: a look at the committed revision alone, a fraction of
+        what it costs to ask for changes. Raises StorageError."""
+        if self.deferred or self.leads() is not self._placed_by or self._own_name() != self._followed_as:
+            return False
+        return await self._store.revision() == self._revision
+
     async def settle(self) -> None:
         """What nobody who asks for the newest state has to wait for: which partitions this node owns, and the end of
         what is removed. Called by one pass at a time."""
@@ -437,7 +444,7 @@ class Catalog:
         await self._stage(list(decide(self._by_id, changes)))
         if changes.broker_configs is not None:
             self._stored_broker_configs = changes.broker_configs
-        name = None if self._broker_name is None else self._broker_name()
+        name = self._own_name()
         if changes.broker_configs is not None or name != self._followed_as:
             self._follow_broker(name)
         if changes.group_configs is not None:
@@ -471,6 +478,9 @@ class Catalog:
     def _is_settled(self, topic_id: UUID) -> bool:
         tombstone = self._tombstones.get(topic_id)
         return tombstone is None or all(settled() for settled in tombstone.settled)
+
+    def _own_name(self) -> str | None:
+        return None if self._broker_name is None else self._broker_name()
 
     def _follow_broker(self, name: str | None) -> None:
         self._followed_as = name

@@ -16,9 +16,11 @@ import confluent_kafka
 class Load(threading.Thread):
     """Produces until stopped and commits a rising offset for each partition beside it."""
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int) -> None:
+    def __init__(self, bootstrap: str, topic: str, partitions: int, *, pause_s: float = 0.005) -> None:
+        """`pause_s`: between 50 records and the next, so that what a long load leaves can be judged."""
         super().__init__(daemon=True)
         self.bootstrap, self.topic, self.partitions = bootstrap, topic, partitions
+        self._pause_s = pause_s
         self.group = f"g-{uuid.uuid4().hex[:8]}"
         self.acknowledged: dict[bytes, tuple[int, int]] = {}
         self.failed: list[str] = []
@@ -57,13 +59,18 @@ class Load(threading.Thread):
                     producer.poll(0.1)
                     break
                 number += 1
-            producer.poll(0.005)
+            self._pace(producer)
             if number % 500 == 0:
                 self.commit(committer, number)
         undelivered = producer.flush(120)
         if undelivered:
             self.failed.append(f"{undelivered} records never answered")
         committer.close()
+
+    def _pace(self, producer: confluent_kafka.Producer) -> None:
+        until_s = time.monotonic() + self._pause_s
+        while (left_s := until_s - time.monotonic()) > 0:
+            producer.poll(left_s)
 
     def on_delivery(self, error: confluent_kafka.KafkaError | None, message: confluent_kafka.Message) -> None:
         if error is not None:
@@ -112,10 +119,13 @@ def read_all(bootstrap: str, topic: str, partitions: int) -> dict[tuple[int, int
         }
         consumer.assign([confluent_kafka.TopicPartition(topic, index, 0) for index in range(partitions)])
         records: dict[tuple[int, int], bytes] = {}
-        deadline = time.monotonic() + 60
+        # A long load takes long to read on a machine that is busy: what ends the wait is that nothing comes.
+        came_s = time.monotonic()
         while len(records) < sum(ends.values()):
-            assert time.monotonic() < deadline, f"{len(records)} of {sum(ends.values())} records read"
-            for message in consumer.consume(5000, 1):
+            messages = consumer.consume(5000, 1)
+            came_s = time.monotonic() if messages else came_s
+            assert time.monotonic() < came_s + 60, f"{len(records)} of {sum(ends.values())} records read"
+            for message in messages:
                 assert message.error() is None, message.error()
                 partition, offset, value = message.partition(), message.offset(), message.value()
                 assert partition is not None

@@ -17,6 +17,8 @@ from urllib.parse import parse_qsl, quote, urlencode, urlsplit, urlunsplit
 from tests.postgres import LoopThread
 
 READ_BYTES = 256 * 1024
+NOTIFICATION = b"A"
+"""The type byte of Postgres' NotificationResponse."""
 SOCKET_NAME = ".s.PGSQL.5432"
 
 
@@ -30,6 +32,9 @@ class PostgresProxy:
         self._path = directory / SOCKET_NAME
         self._delay_s = 0.0
         self._passing = asyncio.Event()
+        self._silent = False
+        self.swallowed = 0
+        """Notifications that did not get through."""
         self._writers: set[asyncio.StreamWriter] = set()
         self._server = loop.run(self._listen())
 
@@ -49,15 +54,20 @@ class PostgresProxy:
         ends = {writer, upstream[1]}
         self._writers |= ends
         try:
-            await asyncio.gather(self._pump(reader, upstream[1]), self._pump(upstream[0], writer))
+            await asyncio.gather(self._pump(reader, upstream[1]), self._pump(upstream[0], writer, _Messages()))
         finally:
             self._writers -= ends
             for end in ends:
                 end.close()
 
-    async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self, source: asyncio.StreamReader, sink: asyncio.StreamWriter, messages: _Messages | None = None
+    ) -> None:
+        """`messages` takes the bytes of the server apart, so that one can be left out."""
         with contextlib.suppress(OSError, RuntimeError):
             while data := await source.read(READ_BYTES):
+                if messages is not None:
+                    data = self._heard(messages.feed(data))
                 if self._delay_s:
                     await asyncio.sleep(self._delay_s)
                 await self._passing.wait()
@@ -65,6 +75,13 @@ class PostgresProxy:
                 await sink.drain()
         with contextlib.suppress(OSError, RuntimeError):
             sink.write_eof()
+
+    def _heard(self, messages: list[bytes]) -> bytes:
+        if self._silent:
+            kept = [message for message in messages if not message.startswith(NOTIFICATION)]
+            self.swallowed += len(messages) - len(kept)
+            messages = kept
+        return b"".join(messages)
 
     # --- faults, from any thread ----------------------------------------------------------------------------------
 
@@ -79,7 +96,12 @@ class PostgresProxy:
     def heal(self) -> None:
         """All passes again, what was held first."""
         self._delay_s = 0.0
+        self._silent = False
         self._loop.run(self._call(self._passing.set))
+
+    def silence(self) -> None:
+        """Notifications are lost from now on and all else passes: who listens believes that it hears."""
+        self._silent = True
 
     def half_close(self) -> None:
         """Ends one direction of every open connection: each side is told that the other says no more."""
@@ -109,6 +131,26 @@ class PostgresProxy:
     async def _call(what: object) -> None:
         assert callable(what)
         what()
+
+
+class _Messages:
+    """What a server sends on one connection, in whole messages: a type byte, and the length of the rest."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[bytes]:
+        data = self._rest + data
+        found: list[bytes] = []
+        start = 0
+        while start + 5 <= len(data):
+            end = start + 1 + int.from_bytes(data[start + 1 : start + 5], "big")
+            if end > len(data):
+                break
+            found.append(data[start:end])
+            start = end
+        self._rest = data[start:]
+        return found
 
 
 @contextlib.contextmanager

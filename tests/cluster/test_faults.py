@@ -15,6 +15,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
+from protocol.errors import ErrorCode
+from protocol.messages.heartbeat import HeartbeatRequest
 from storage.embedded import EmbeddedPostgres
 from storage.migrate import migrate
 from storage.pool import Database
@@ -23,8 +25,11 @@ from tests.clients.topics import create_topic
 from tests.cluster.conftest import Cluster, balanced, metric
 from tests.cluster.proxy import PostgresProxy, proxied
 from tests.cluster.readers import Readers
+from tests.cluster.test_takeover import coordinator_of, goes_on, offset_of
+from tests.frames.members import Member, fresh, settle
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.postgres import LoopThread, short_directory
+from tests.wire import WireClient
 
 PARTITIONS = 6
 LEASE_S = 5.0
@@ -37,11 +42,13 @@ def bootstrap_of(nodes: Sequence[GatewayProcess]) -> str:
 
 
 @contextlib.contextmanager
-def under_load(nodes: Sequence[GatewayProcess], *, members: int = 3) -> Iterator[tuple[Load, Readers]]:
+def under_load(
+    nodes: Sequence[GatewayProcess], *, members: int = 3, pause_s: float = 0.005
+) -> Iterator[tuple[Load, Readers]]:
     """A producer that remembers what was acknowledged and a group that writes down what it was given; judged after."""
     bootstrap = bootstrap_of(nodes)
     topic = create_topic(nodes[0].bootstrap, PARTITIONS)
-    load = Load(bootstrap, topic, PARTITIONS)
+    load = Load(bootstrap, topic, PARTITIONS, pause_s=pause_s)
     readers = Readers(bootstrap, topic, members)
     readers.start()
     load.start()
@@ -183,12 +190,78 @@ def test_clocks_that_are_an_hour_apart(gateway_factory: GatewayFactory, database
     assert all("clock" in node.log_text() for node in (nodes[0], nodes[2])), "a skew above a minute is told"
 
 
-@pytest.mark.timeout(CHURN_S + 240)
+@pytest.mark.timeout(300)
+async def test_a_node_that_sleeps_far_beyond_its_leases_speaks_for_nobody(cluster: Cluster, database_url: str) -> None:
+    """SIGSTOP for 20 s: what a node was about to do is refused, and so is what it was sent meanwhile."""
+    nodes = cluster(3)
+    group, topic = fresh("asleep"), await asyncio.to_thread(create_topic, nodes[0].bootstrap, 1)
+    asleep = await coordinator_of(group, nodes)
+    assert asleep is not None
+    others = [node for node in nodes if node is not asleep]
+    postgres = await asyncpg.connect(database_url)
+
+    async def epochs() -> dict[tuple[str, int], int]:
+        rows = await postgres.fetch("select kind, shard, lease_epoch from sluice.coordinator_lease")
+        return {(row["kind"], row["shard"]): row["lease_epoch"] for row in rows}
+
+    with contextlib.ExitStack() as stack:
+        load, _ = await asyncio.to_thread(stack.enter_context, under_load(nodes))
+        stack.callback(asleep.send_signal, signal.SIGCONT)
+        clients = [await WireClient.connect(asleep.bootstrap) for _ in range(2)]
+        one, two = (Member(client, group, session_timeout_ms=120_000) for client in clients)
+        await settle(one, two)
+        assert await one.commit(topic, 7) == ErrorCode.NONE
+        before, generation_id = await epochs(), one.generation_id
+        asleep.send_signal(signal.SIGSTOP)
+        slept_s = time.monotonic()
+        late = [
+            clients[0].send_nowait(
+                HeartbeatRequest(group_id=group, generation_id=generation_id, member_id=one.member_id), 4
+            ),
+            asyncio.ensure_future(one.commit(topic, 1)),
+            clients[1].send_nowait(
+                HeartbeatRequest(group_id=group, generation_id=generation_id, member_id=two.member_id), 4
+            ),
+        ]
+        await goes_on(one, others, LEASE_S + 10.0)
+        # The group lives on elsewhere: another generation, and offsets of its own.
+        owner = await coordinator_of(group, others)
+        assert owner in others
+        for member in (one, two):
+            member.client = await WireClient.connect(owner.bootstrap)
+            clients.append(member.client)
+        await settle(one, two)
+        assert one.generation_id > generation_id
+        assert await one.commit(topic, 9) == ErrorCode.NONE
+        await asyncio.to_thread(balanced, others)
+        await asyncio.to_thread(load.wait_for, 500)
+        await asyncio.to_thread(wait, slept_s + 20.0 - time.monotonic())
+
+        asleep.send_signal(signal.SIGCONT)
+        assert await asyncio.to_thread(metric, asleep, "sluice_coordinator_leases") == 0, "a second owner"
+        answers = await asyncio.wait_for(asyncio.gather(*late), 30)
+        assert [answers[0].error_code, answers[1], answers[2].error_code] == [ErrorCode.NOT_COORDINATOR] * 3
+        assert await one.heartbeat() in (ErrorCode.NONE, ErrorCode.NOT_COORDINATOR), "it may be handed over by now"
+        await asyncio.to_thread(balanced, nodes)
+        assert await goes_on(one, nodes, 10.0) < 10.0
+        assert await offset_of(group, topic, nodes) == 9
+        after = await epochs()
+        assert all(after[shard] >= epoch for shard, epoch in before.items()), "an epoch fell"
+        assert "the registration had run out" in asleep.log_text()
+        for client in clients:
+            await client.close()
+        await asyncio.to_thread(load.wait_for, 500)
+        # What is read and written throughout is judged here.
+        await asyncio.to_thread(stack.close)
+    await postgres.close()
+
+
+@pytest.mark.timeout(2 * CHURN_S + 240)
 def test_nodes_that_come_and_go_under_load(cluster: Cluster) -> None:
     """Three nodes stop, die, sleep and come back in turn; SLUICE_TEST_CHURN_SECONDS makes it longer."""
     generator = random.Random(8)
     nodes = cluster(3)
-    with under_load(nodes) as (load, _):
+    with under_load(nodes, pause_s=0.05) as (load, _):
         until = time.monotonic() + CHURN_S
         while time.monotonic() < until:
             node = generator.choice(nodes)

@@ -12,6 +12,7 @@ import pytest
 from protocol.errors import ErrorCode
 from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.heartbeat import HeartbeatRequest
+from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic
 from tests.chaos.load import Load, assert_nothing_lost
 from tests.clients.topics import create_topic
 from tests.cluster.conftest import Cluster, balanced
@@ -35,6 +36,17 @@ async def coordinator_of(group: str, nodes: Sequence[GatewayProcess]) -> Gateway
             return next((found for found in nodes if found.bootstrap == f"{answer.host}:{answer.port}"), None)
         return None
     return None
+
+
+async def offset_of(group: str, topic: str, nodes: Sequence[GatewayProcess]) -> int:
+    """What the group's coordinator says is committed for partition 0."""
+    node = await coordinator_of(group, nodes)
+    assert node is not None
+    asked = OffsetFetchRequestTopic(name=topic, partition_indexes=(0,))
+    async with await WireClient.connect(node.bootstrap) as client:
+        answer = await client.send(OffsetFetchRequest(group_id=group, topics=(asked,)), 7)
+    assert answer.error_code == ErrorCode.NONE, answer
+    return int(answer.topics[0].partitions[0].committed_offset)
 
 
 async def goes_on(one: Member, nodes: Sequence[GatewayProcess], within_s: float) -> float:
@@ -65,7 +77,7 @@ async def goes_on(one: Member, nodes: Sequence[GatewayProcess], within_s: float)
 )
 async def test_a_group_goes_on_when_its_coordinator_ends(cluster: Cluster, end: str, within_s: float) -> None:
     nodes = cluster(2)
-    group = fresh("group")
+    group, topic = fresh("group"), await asyncio.to_thread(create_topic, nodes[0].bootstrap, 1)
     owner = await coordinator_of(group, nodes)
     assert owner is not None
     async with (
@@ -74,6 +86,7 @@ async def test_a_group_goes_on_when_its_coordinator_ends(cluster: Cluster, end: 
     ):
         one, two = Member(first, group, session_timeout_ms=30_000), Member(second, group, session_timeout_ms=30_000)
         await settle(one, two)
+        assert await one.commit(topic, 7) == ErrorCode.NONE
         others = [node for node in nodes if node is not owner]
         owner.send_signal({"kill -9": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGSTOP": signal.SIGSTOP}[end])
         # The machine is shared: what is asserted leaves room for that, what was measured is printed.
@@ -86,6 +99,18 @@ async def test_a_group_goes_on_when_its_coordinator_ends(cluster: Cluster, end: 
                 HeartbeatRequest(group_id=group, generation_id=one.generation_id, member_id=one.member_id), 4
             )
             assert late.error_code == ErrorCode.NOT_COORDINATOR, "two coordinators"
+        assert await offset_of(group, topic, others) == 7
+        generation_id = one.generation_id
+        successor = await coordinator_of(group, others)
+        assert successor is not None
+        async with (
+            await WireClient.connect(successor.bootstrap) as third,
+            await WireClient.connect(successor.bootstrap) as fourth,
+        ):
+            one.client, two.client = third, fourth
+            await settle(one, two)
+            assert one.generation_id > generation_id
+            assert await offset_of(group, topic, others) == 7
 
 
 async def test_shards_move_to_a_new_node_without_a_rebalance(cluster: Cluster) -> None:

@@ -347,3 +347,33 @@ async def test_partitions_change_hands_when_the_live_nodes_are_others(node: Data
     assert not await passes.run("nodes"), "no revision has changed, and there is work"
     assert 10 < node.catalog.owned < 30
     assert await passes.run()
+
+
+async def test_a_converged_tick_looks_at_the_revision_alone(
+    node: DataPlane, other: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes, changes, asked = Passes(node, interval_ms=20), node.topics.changes, 0
+
+    async def counted(since: int) -> CatalogChanges:
+        nonlocal asked
+        asked += 1
+        return await changes(since)
+
+    monkeypatch.setattr(node.topics, "changes", counted)
+    await node.create_topic("t")
+    while passes.seen[-1:] != [(TICK, True)]:
+        await passes.reconciler.converge()
+    converged = asked
+    await passes.reconciler.converge()
+    assert (passes.seen[-1], asked) == ((TICK, True), converged)
+    # Whatever there may be to do is not passed over.
+    await other.create_topic("u")
+    await passes.reconciler.converge()
+    assert passes.seen[-1] == (TICK, False)
+    assert node.catalog.get("u") is not None
+    await passes.reconciler.converge()
+    node.catalog.leads = lambda: lead
+    lead = lambda key: False  # noqa: E731
+    await passes.reconciler.converge()
+    assert passes.seen[-1] == (TICK, False), "the live nodes are others, and who should have said so failed"
+    assert node.catalog.owned == 0
