@@ -154,6 +154,17 @@ class Runtime:
         async with self.holding(group_id) as (group, _):
             return group
 
+    async def views(self, group_ids: Sequence[str]) -> list[Value | KafkaError]:
+        """As `view`, of groups whose number the caller bounds: those that must be read are read together."""
+
+        async def seen(group_id: str) -> Value | KafkaError:
+            try:
+                return await self.view(group_id)
+            except KafkaError as refused:
+                return refused
+
+        return await asyncio.gather(*map(seen, group_ids))
+
     @asynccontextmanager
     async def holding(self, group_id: str) -> AsyncGenerator[tuple[Value, CoordinatorLease], None]:
         """The settled group and its lease; nothing else happens to the group until the block ends.
