@@ -60,7 +60,7 @@ FETCH_BY_TOPIC_ID = 10
 FETCH_MANY_GROUPS = 8
 FETCH_WITH_TOP_LEVEL_ERROR = 2
 GROUPS_AT_ONCE = 100
-"""Of one OffsetFetch, looked up in one question; a few milliseconds of the loop where none is in memory."""
+"""Of one OffsetFetch, whose offsets are asked for in one question."""
 FENCED = frozenset({Refusal.ILLEGAL_GENERATION, Refusal.UNKNOWN_MEMBER, Refusal.STALE_MEMBER_EPOCH})
 
 
@@ -499,7 +499,7 @@ async def _refusals(asked: Sequence[_AskedGroup], services: Services) -> list[Ka
     of theirs may name itself with epoch −1 (@platformatic/kafka).
     """
     naming = [group.group_id for group in asked if group.names_a_member]
-    views = dict(zip(naming, await services.groups.views(naming), strict=True))
+    views = {group_id: view async for group_id, view in services.groups.views(naming)}
     return [_refusal(group, views, services) for group in asked]
 
 
