@@ -83,7 +83,7 @@ def decode(
 
 
 def encode(message: Any, version: int) -> list[Chunk]:
-    """A message's bytes as chunks to be sent in order; `records` are among them as they were given.
+    """A message's bytes as chunks to be sent in order; `records` that are not small are among them as they were given.
 
     Fields that the version lacks are left out. Raises ValueError for a value that has no place on the wire: None where
     the version cannot say null, a number or length too large for its field.

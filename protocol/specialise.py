@@ -44,6 +44,11 @@ Decoder: TypeAlias = Callable[[Buffer, int, int], tuple[Any, int]]
 Encoder: TypeAlias = Callable[[Any], list[Chunk]]
 """Raises ValueError, TypeError, AttributeError or struct.error for values that have no place on the wire."""
 
+COPIED_RECORDS_BYTES = 4096
+"""Records up to here stand among the fields: to send two chunks more costs as much as to copy them, and an answer of a
+hundred thousand partitions would be two hundred thousand chunks, which hold the event loop while they are handed over.
+"""
+
 
 class EncodedElements(tuple[Any, ...]):
     """The bytes of an array's structs, encoded already, a piece each. It may stand for such an array where that is a
@@ -65,7 +70,7 @@ def specialise_decoder(record: Record, version: int, max_elements: int | None = 
 
 
 def specialise_encoder(record: Record, version: int) -> Encoder:
-    """A function equal to the grammar's build, in chunks: records stand in the list as they are."""
+    """A function equal to the grammar's build, in chunks: records that are not small stand in the list as they are."""
     return _EncoderSource(record, version).compile()
 
 
@@ -460,11 +465,16 @@ class _EncoderSource(_Source):
         with self.unless_null(piece.length, value) as name:
             with self.block(f"if {name}.__class__ is not tuple:"):
                 self.line(f"{name} = ({name},)")
-            self.write_length(piece.length, f"sum(map(len, {name}))")
+            size = self.fresh("s")
+            self.line(f"{size} = sum(map(len, {name}))")
+            self.write_length(piece.length, size)
             self.flush()
-            self.line("chunks.append(out)")
-            self.line(f"chunks += {name}")
-            self.line("out = bytearray()")
+            with self.block(f"if {size} <= {COPIED_RECORDS_BYTES}:"):
+                self.line(f'out += b"".join({name})')
+            with self.block("else:"):
+                self.line("chunks.append(out)")
+                self.line(f"chunks += {name}")
+                self.line("out = bytearray()")
 
     def write_array(self, piece: Array, value: str) -> None:
         element = piece.element

@@ -7,8 +7,9 @@ a former generation can write after its successor has begun. Many commits, of ma
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, cast
 from uuid import UUID
 
@@ -87,16 +88,28 @@ class OffsetStore:
 
     async def fetch(self, group_id: str, partitions: Sequence[tuple[UUID, int]] | None = None) -> list[CommittedOffset]:
         """What the group has committed for `partitions` (None: for all), live topics only; absent where it has not."""
-        if partitions is None:
-            rows = await self._hot.fetch(statement("fetch_all_offsets"), stored(group_id))
-        else:
-            rows = await self._hot.fetch(
-                statement("fetch_offsets"),
-                stored(group_id),
-                [topic_id for topic_id, _ in partitions],
-                [partition_index for _, partition_index in partitions],
+        wanted = [(group_id, *partition) for partition in partitions or ()]
+        whole = (group_id,) if partitions is None else ()
+        return [committed for _, committed in await self.fetch_together(wanted, whole)]
+
+    async def fetch_together(
+        self, wanted: Sequence[tuple[str, UUID, int]], whole: Sequence[str]
+    ) -> Iterator[tuple[str, CommittedOffset]]:
+        """Each group with what it has committed: of the `wanted` partitions, and all of the groups in `whole`. Asks
+        Postgres once for each kind; rows become values as they are taken, so the caller may give way in between."""
+        rows: list[Sequence[Row]] = []
+        if wanted:
+            rows.append(
+                await self._hot.fetch(
+                    statement("fetch_offsets"),
+                    [stored(group_id) for group_id, _, _ in wanted],
+                    [topic_id for _, topic_id, _ in wanted],
+                    [partition_index for _, _, partition_index in wanted],
+                )
             )
-        return [_committed_offset(row) for row in rows]
+        if whole:
+            rows.append(await self._hot.fetch(statement("fetch_all_offsets"), [stored(group_id) for group_id in whole]))
+        return ((loaded(row["group_id"]), _committed_offset(row)) for row in chain.from_iterable(rows))
 
     async def delete(self, group_id: str, partitions: Sequence[tuple[UUID, int]], lease: CoordinatorLease) -> None:
         """Removes the group's offsets of `partitions`, a bounded number at a time. StorageConflict if the lease is not

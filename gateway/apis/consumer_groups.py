@@ -14,11 +14,12 @@ from gateway.apis.leaving import farewell
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerMember
 from gateway.coordinator.consumer.partitions import Partitions, partitions_of
 from gateway.coordinator.consumer.views import describe
-from gateway.coordinator.machine import ConnectionId
+from gateway.coordinator.machine import ConnectionId, Value
 from gateway.coordinator.model import MemberId
 from gateway.log.catalog import Catalog
 from gateway.net.authorized_operations import NOT_ASKED, Resource, authorized_operations
 from gateway.net.context import RequestContext
+from gateway.net.pieces import first_of_each
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import consumer_group_describe as described
 from protocol.messages.consumer_group_heartbeat import (
@@ -104,8 +105,9 @@ async def consumer_group_describe(
 ) -> described.ConsumerGroupDescribeResponse:
     """A group that is missing or of another type is GROUP_ID_NOT_FOUND: Java's admin then asks DescribeGroups."""
     asked = request.include_authorized_operations
+    viewed = context.services.groups.views(await first_of_each(request.group_ids))
     return described.ConsumerGroupDescribeResponse(
-        groups=tuple([await _described(group_id, asked, context) for group_id in dict.fromkeys(request.group_ids)])
+        groups=tuple([await _described(group_id, group, asked, context) async for group_id, group in viewed])
     )
 
 
@@ -120,16 +122,16 @@ def refuse_consumer_group_describe(
     )
 
 
-async def _described(group_id: str, with_operations: bool, context: RequestContext) -> described.DescribedGroup:
-    try:
-        if not group_id:
-            raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group has no name")
-        group = await context.services.groups.view(group_id)
-        if not isinstance(group, ConsumerGroup) or not group.exists:
-            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
-    except KafkaError as refused:
+async def _described(
+    group_id: str, group: Value | KafkaError, with_operations: bool, context: RequestContext
+) -> described.DescribedGroup:
+    if not group_id:
+        group = KafkaError(ErrorCode.INVALID_GROUP_ID, "the group has no name")
+    elif not isinstance(group, KafkaError) and (not isinstance(group, ConsumerGroup) or not group.exists):
+        group = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
+    if isinstance(group, KafkaError):
         return described.DescribedGroup(
-            group_id=group_id, error_code=refused.code, error_message=refused.message, authorized_operations=NOT_ASKED
+            group_id=group_id, error_code=group.code, error_message=group.message, authorized_operations=NOT_ASKED
         )
     catalog = context.services.catalog
     await catalog.resolve_all_ids(group.owners)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.coordinator.machine import Value
 from gateway.coordinator.model import DeleteGroup, Group
 from gateway.coordinator.views import describe
 from gateway.net.authorized_operations import NOT_ASKED, Resource, authorized_operations
@@ -31,10 +32,9 @@ CLASSIC = "classic"
 async def describe_groups(request: DescribeGroupsRequest, context: RequestContext) -> DescribeGroupsResponse:
     """A group that does not exist is `Dead`; from version 6 also GROUP_ID_NOT_FOUND."""
     with_operations = request.include_authorized_operations
+    viewed = context.services.groups.views(request.groups)
     return DescribeGroupsResponse(
-        groups=tuple(
-            [await _described(group_id, with_operations, context) async for group_id in in_pieces(request.groups)]
-        )
+        groups=tuple([_described(group_id, group, with_operations, context) async for group_id, group in viewed])
     )
 
 
@@ -48,14 +48,14 @@ def refuse_describe_groups(
     )
 
 
-async def _described(group_id: str, with_operations: bool, context: RequestContext) -> DescribedGroup:
-    try:
-        group = await context.services.groups.view(group_id)
-    except KafkaError as refused:
+def _described(
+    group_id: str, group: Value | KafkaError, with_operations: bool, context: RequestContext
+) -> DescribedGroup:
+    if isinstance(group, KafkaError):
         return DescribedGroup(
             group_id=group_id,
-            error_code=refused.code,
-            error_message=refused.message,
+            error_code=group.code,
+            error_message=group.message,
             authorized_operations=NOT_ASKED,
         )
     if not isinstance(group, Group):

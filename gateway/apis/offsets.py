@@ -18,6 +18,7 @@ from gateway.coordinator.classic_handoff import awaited_by, member_on
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.consumer.offsets import fetch_refusal
 from gateway.coordinator.facts import OffsetsCommitted
+from gateway.coordinator.machine import Value
 from gateway.coordinator.model import ConnectionId, Group, HandoffProgress, MemberId, OffsetCommitReply
 from gateway.coordinator.model import OffsetCommit as OffsetCommitEvent
 from gateway.coordinator.views import offset_delete_refusal, subscribes_to
@@ -58,6 +59,8 @@ COMMIT_BY_TOPIC_ID = 10
 FETCH_BY_TOPIC_ID = 10
 FETCH_MANY_GROUPS = 8
 FETCH_WITH_TOP_LEVEL_ERROR = 2
+GROUPS_AT_ONCE = 100
+"""Of one OffsetFetch, whose offsets are asked for in one question."""
 FENCED = frozenset({Refusal.ILLEGAL_GENERATION, Refusal.UNKNOWN_MEMBER, Refusal.STALE_MEMBER_EPOCH})
 
 
@@ -329,44 +332,45 @@ class _AskedTopic:
     partition_indexes: Sequence[int]
 
 
+@dataclass(frozen=True, slots=True)
+class _AskedGroup:
+    group_id: str
+    topics: Sequence[_AskedTopic] | None
+    """None: everything that the group has committed."""
+    member_id: str | None = None
+    member_epoch: int = -1
+
+    @property
+    def names_a_member(self) -> bool:
+        return bool(self.member_id) or self.member_epoch >= 0
+
+
 async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> OffsetFetchResponse:
     """Never committed, unknown partition, unknown group: offset −1 and no error; null topics ask for everything.
 
     A refusal stands on each partition in version 1, on the response in 2-7, on its group from 8.
     """
-    by_id = context.version >= FETCH_BY_TOPIC_ID
     if context.version >= FETCH_MANY_GROUPS:
-        groups: list[OffsetFetchResponseGroup] = []
-        async for group in in_pieces(request.groups):
-            asked = None
-            if group.topics is not None:
-                asked = await mapped(
-                    lambda topic: _AskedTopic(topic.name, topic.topic_id, topic.partition_indexes), group.topics
-                )
-            try:
-                await _check_member(group, context.services)
-                awaited = _awaited(group.group_id, request.require_stable, context)
-                fetched = await _fetch(group.group_id, asked, by_id, context.services)
-                fetched = await _unstable(fetched, awaited)
-            except KafkaError as refused:
-                groups.append(OffsetFetchResponseGroup(group_id=group.group_id, error_code=refused.code))
+        asked = [await _asked_group(group) async for group in in_pieces(request.groups)]
+        found = await _fetch(asked, request.require_stable, context)
+        answers: list[OffsetFetchResponseGroup] = []
+        async for group, fetched in in_pieces(zip(asked, found, strict=True)):
+            if isinstance(fetched, KafkaError):
+                answers.append(OffsetFetchResponseGroup(group_id=group.group_id, error_code=fetched.code))
             else:
                 answered = [await _response_topics(topic) async for topic in in_pieces(fetched)]
-                groups.append(OffsetFetchResponseGroup(group_id=group.group_id, topics=tuple(answered)))
-        return OffsetFetchResponse(groups=tuple(groups))
+                answers.append(OffsetFetchResponseGroup(group_id=group.group_id, topics=tuple(answered)))
+        return OffsetFetchResponse(groups=tuple(answers))
 
     nothing = UUID(int=0)
     only = None
     if request.topics is not None:
         only = await mapped(lambda topic: _AskedTopic(topic.name, nothing, topic.partition_indexes), request.topics)
-    try:
-        awaited = _awaited(request.group_id, request.require_stable, context)
-        fetched = await _fetch(request.group_id, only, by_id, context.services)
-        fetched = await _unstable(fetched, awaited)
-    except KafkaError as refused:
+    (fetched,) = await _fetch((_AskedGroup(request.group_id, only),), request.require_stable, context)
+    if isinstance(fetched, KafkaError):
+        failed = fetched.code
         if context.version >= FETCH_WITH_TOP_LEVEL_ERROR:
-            return OffsetFetchResponse(error_code=refused.code)
-        failed = refused.code
+            return OffsetFetchResponse(error_code=failed)
         fetched = [
             _FetchedTopic(
                 topic.name,
@@ -430,28 +434,85 @@ async def _response_topics(topic: _FetchedTopic) -> OffsetFetchResponseTopics:
     return OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id, partitions=tuple(partitions))
 
 
-async def _check_member(asked: OffsetFetchRequestGroup, services: Services) -> None:
-    """Whoever names itself to a consumer group (version 9) must be a member, at its epoch: a fenced one would read on
-    from what another has committed since. Classic groups ask nobody who it is, as upstream's ClassicGroup; a client of
-    theirs may name itself with epoch −1 (@platformatic/kafka). Raises KafkaError."""
-    if not asked.member_id and asked.member_epoch < 0:
-        return
-    group = await services.groups.view(asked.group_id)
-    if isinstance(group, ConsumerGroup):
-        refusal = fetch_refusal(group, MemberId(asked.member_id or ""), asked.member_epoch)
-        if refusal is not None:
-            raise KafkaError(refusal)
+async def _asked_group(group: OffsetFetchRequestGroup) -> _AskedGroup:
+    asked = None
+    if group.topics is not None:
+        asked = await mapped(
+            lambda topic: _AskedTopic(topic.name, topic.topic_id, topic.partition_indexes), group.topics
+        )
+    return _AskedGroup(group.group_id, asked, group.member_id, group.member_epoch)
 
 
 async def _fetch(
-    group_id: str, asked: list[_AskedTopic] | None, by_id: bool, services: Services
-) -> list[_FetchedTopic]:
-    """Raises KafkaError(NOT_COORDINATOR) without the lease: Postgres would know, but one group has one coordinator."""
-    if services.groups.lease_for(group_id) is None:
-        raise KafkaError(ErrorCode.NOT_COORDINATOR)
-    if asked is None:
-        return await _fetch_all(group_id, services)
-    return await _fetch_asked(group_id, asked, by_id, services)
+    asked: Sequence[_AskedGroup], require_stable: bool, context: RequestContext
+) -> list[list[_FetchedTopic] | KafkaError]:
+    """What each group has committed, or why that is not told. However many groups there are, the catalog is asked once:
+    to look for a topic that does not exist takes time, which must not be spent once per group."""
+    topics = [topic async for group in in_pieces(asked) async for topic in in_pieces(group.topics or ())]
+    await _resolve(topics, context.version >= FETCH_BY_TOPIC_ID, context.services.catalog)
+    found: list[list[_FetchedTopic] | KafkaError] = []
+    for first in range(0, len(asked), GROUPS_AT_ONCE):
+        found += await _fetch_together(asked[first : first + GROUPS_AT_ONCE], require_stable, context)
+    return found
+
+
+async def _fetch_together(
+    asked: Sequence[_AskedGroup], require_stable: bool, context: RequestContext
+) -> list[list[_FetchedTopic] | KafkaError]:
+    """As `_fetch`, with one question to Postgres for all of these groups; their topics have been resolved."""
+    services, by_id = context.services, context.version >= FETCH_BY_TOPIC_ID
+    refusals = await _refusals(asked, services)
+    told = [group for group, refusal in zip(asked, refusals, strict=True) if refusal is None]
+    awaited = {group.group_id: _awaited(group.group_id, require_stable, context) for group in told}
+    wanted = [
+        (group.group_id, topic.topic_id, index)
+        async for group in in_pieces(told)
+        async for one in in_pieces(group.topics or ())
+        if (topic := _topic_of(one, by_id, services.catalog)) is not None
+        async for index in in_pieces(one.partition_indexes)
+        if _has_partition(topic, index)
+    ]
+    whole = [group.group_id for group in told if group.topics is None]
+    stored: dict[str, dict[tuple[UUID, int], CommittedOffset]] = {}
+    async for group_id, committed in in_pieces(await services.offsets.fetch_together(wanted, whole)):
+        stored.setdefault(group_id, {})[committed.topic_id, committed.partition_index] = committed
+    await services.catalog.resolve_all_ids(topic_id for group_id in whole for topic_id, _ in stored.get(group_id, ()))
+    found: list[list[_FetchedTopic] | KafkaError] = []
+    async for group, refusal in in_pieces(zip(asked, refusals, strict=True)):
+        if refusal is not None:
+            found.append(refusal)
+            continue
+        of_group = stored.get(group.group_id, {})
+        if group.topics is None:
+            fetched = await _all_topics(of_group, services.catalog)
+        else:
+            fetched = await _asked_topics(group.topics, of_group, by_id, services.catalog)
+        found.append(await _unstable(fetched, awaited[group.group_id]))
+    return found
+
+
+async def _refusals(asked: Sequence[_AskedGroup], services: Services) -> list[KafkaError | None]:
+    """Why a group is not told of. Without the lease: Postgres would know, but one group has one coordinator.
+
+    Whoever names itself to a consumer group (version 9) must be a member, at its epoch: a fenced one would read on
+    from what another has committed since. Classic groups ask nobody who it is, as upstream's ClassicGroup; a client
+    of theirs may name itself with epoch −1 (@platformatic/kafka).
+    """
+    naming = [group.group_id for group in asked if group.names_a_member]
+    views = {group_id: view async for group_id, view in services.groups.views(naming)}
+    return [_refusal(group, views, services) for group in asked]
+
+
+def _refusal(group: _AskedGroup, views: Mapping[str, Value | KafkaError], services: Services) -> KafkaError | None:
+    if services.groups.lease_for(group.group_id) is None:
+        return KafkaError(ErrorCode.NOT_COORDINATOR)
+    view = views.get(group.group_id) if group.names_a_member else None
+    if isinstance(view, KafkaError):
+        return view
+    if isinstance(view, ConsumerGroup):
+        code = fetch_refusal(view, MemberId(group.member_id or ""), group.member_epoch)
+        return None if code is None else KafkaError(code)
+    return None
 
 
 def _awaited(group_id: str, require_stable: bool, context: RequestContext) -> frozenset[tuple[str, int]]:
@@ -488,41 +549,35 @@ async def _unstable(fetched: list[_FetchedTopic], awaited: frozenset[tuple[str, 
     ]
 
 
-async def _fetch_all(group_id: str, services: Services) -> list[_FetchedTopic]:
+def _topic_of(asked: _AskedTopic, by_id: bool, catalog: Catalog) -> Topic | None:
+    return catalog.get_by_id(asked.topic_id) if by_id else catalog.get(asked.name)
+
+
+async def _all_topics(stored: Mapping[tuple[UUID, int], CommittedOffset], catalog: Catalog) -> list[_FetchedTopic]:
     by_topic: dict[UUID, list[_Fetched]] = {}
-    async for committed in in_pieces(await services.offsets.fetch(group_id, None)):
+    async for committed in in_pieces(stored.values()):
         by_topic.setdefault(committed.topic_id, []).append(_fetched(committed))
-    await services.catalog.resolve_all_ids(by_topic)
     fetched: list[_FetchedTopic] = []
     async for topic_id, partitions in in_pieces(by_topic.items()):
-        topic = services.catalog.get_by_id(topic_id)
+        topic = catalog.get_by_id(topic_id)
         if topic is not None:
             fetched.append(_FetchedTopic(topic.name, topic_id, tuple(partitions)))
     return fetched
 
 
-async def _fetch_asked(group_id: str, asked: list[_AskedTopic], by_id: bool, services: Services) -> list[_FetchedTopic]:
-    catalog = services.catalog
-    await _resolve(asked, by_id, catalog)
-    topics = await mapped(lambda one: (one, catalog.get_by_id(one.topic_id) if by_id else catalog.get(one.name)), asked)
-    wanted = [
-        (topic.topic_id, index)
-        async for one, topic in in_pieces(topics)
-        if topic is not None
-        async for index in in_pieces(one.partition_indexes)
-        if _has_partition(topic, index)
-    ]
-    stored: Mapping[tuple[UUID, int], CommittedOffset] = {}
-    if wanted:
-        committed = await services.offsets.fetch(group_id, wanted)
-        stored = {(one.topic_id, one.partition_index): one async for one in in_pieces(committed)}
-
+async def _asked_topics(
+    asked: Sequence[_AskedTopic],
+    stored: Mapping[tuple[UUID, int], CommittedOffset],
+    by_id: bool,
+    catalog: Catalog,
+) -> list[_FetchedTopic]:
     def answer(topic: Topic | None, index: int) -> _Fetched:
         if topic is None:
             return _Fetched(index, error=ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.NONE)
         found = stored.get((topic.topic_id, index))
         return _Fetched(index) if found is None else _fetched(found)
 
+    topics = await mapped(lambda one: (one, _topic_of(one, by_id, catalog)), asked)
     return [
         _FetchedTopic(
             one.name,

@@ -40,20 +40,22 @@ def next_deadline(group: Group) -> int | None:
 
 def postponed(group: Group, by_ms: int) -> Group:
     """The same group with every deadline later: for this long nobody could be heard, or be told."""
-    phase_deadline_ms = group.phase_deadline_ms
-    follow_up_ms = group.watch.follow_up_ms
-    return replace(
-        group,
-        session_deadlines={key: at_ms + by_ms for key, at_ms in group.session_deadlines.items()},
-        connection_deadlines={key: at_ms + by_ms for key, at_ms in group.connection_deadlines.items()},
-        pending={
-            key: replace(pending, deadline_ms=pending.deadline_ms + by_ms) for key, pending in group.pending.items()
-        },
-        phase_deadline_ms=None if phase_deadline_ms is None else phase_deadline_ms + by_ms,
-        watch=group.watch if follow_up_ms is None else replace(group.watch, follow_up_ms=follow_up_ms + by_ms),
-        handoffs=classic_handoff.postponed(group.handoffs, by_ms),
-        hold_deadlines={key: at_ms + by_ms for key, at_ms in group.hold_deadlines.items()},
-    )
+    later = object.__new__(Group)
+    attributes = later.__dict__
+    # Each write of a group ends here: as `Group.with_session_deadline`.
+    attributes.update(group.__dict__)
+    attributes["session_deadlines"] = {key: at_ms + by_ms for key, at_ms in group.session_deadlines.items()}
+    attributes["connection_deadlines"] = {key: at_ms + by_ms for key, at_ms in group.connection_deadlines.items()}
+    attributes["hold_deadlines"] = {key: at_ms + by_ms for key, at_ms in group.hold_deadlines.items()}
+    attributes["pending"] = {
+        key: replace(pending, deadline_ms=pending.deadline_ms + by_ms) for key, pending in group.pending.items()
+    }
+    attributes["handoffs"] = classic_handoff.postponed(group.handoffs, by_ms)
+    if group.phase_deadline_ms is not None:
+        attributes["phase_deadline_ms"] = group.phase_deadline_ms + by_ms
+    if group.watch.follow_up_ms is not None:
+        attributes["watch"] = replace(group.watch, follow_up_ms=group.watch.follow_up_ms + by_ms)
+    return later
 
 
 def _deadlines(group: Group) -> Iterator[int]:

@@ -399,5 +399,13 @@ class Group:
         attributes["session_deadlines"] = {**self.session_deadlines, member_id: deadline_ms}
         return moved
 
+    def with_watch(self, watch: Watch) -> Group:
+        """The same group with what the observer remembers of it; as above."""
+        seen = object.__new__(Group)
+        attributes = seen.__dict__
+        attributes.update(self.__dict__)
+        attributes["watch"] = watch
+        return seen
+
 
 GROUP_FIELDS = tuple(each.name for each in fields(Group))

@@ -77,7 +77,7 @@ def observe(before: Group, event: Event, taken: Step, cluster: Cluster, now_ms: 
     for fact in taken.facts:
         if isinstance(fact, GenerationStarted):
             watch = replace(watch, absent=_absent(before, after, taken))
-            watch = _generation_started(replace(after, watch=watch), found, now_ms)
+            watch = _generation_started(after.with_watch(watch), found, now_ms)
         elif isinstance(fact, GenerationAssigned):
             watch = _generation_assigned(after, watch, found, cluster)
             if isinstance(event, SyncGroup):
@@ -89,7 +89,7 @@ def observe(before: Group, event: Event, taken: Step, cluster: Cluster, now_ms: 
         watch = replace(watch, delivered={**watch.delivered, **delivered})
     if watch is after.watch:
         return taken
-    return replace(taken, group=replace(after, watch=watch), facts=(*taken.facts, *found.facts()))
+    return Step(after.with_watch(watch), taken.replies, (*taken.facts, *found.facts()))
 
 
 def claims_of(group: Group | Draft, found: _Findings | None = None) -> dict[MemberId, Claim]:

@@ -40,6 +40,7 @@ from gateway.coordinator.machine import (
 )
 from gateway.groups.records import Wanted
 from gateway.groups.slot import Slot, Turn, Unstored
+from gateway.net.pieces import in_pieces
 from gateway.operate.logs import NO_REQUEST
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageConflict, StorageError, StorageUnavailable
@@ -56,6 +57,8 @@ MAX_GROUPS_PER_CONNECTION = 10_000
 """Groups told when a connection closes; members of any further ones count on their session timeout alone."""
 STEPS_TOGETHER_S = 0.002
 """A group plays on for so long before a write; what is in the mailbox then waits for the next."""
+VIEWED_AT_ONCE = 100
+"""A few milliseconds of the loop where none of them is in memory."""
 SHORTEST_TIMER_MS = 5
 """A deadline that a Tick did not clear cannot spin the loop."""
 STALL_MS = 100
@@ -155,6 +158,21 @@ class Runtime:
         """
         async with self.holding(group_id) as (group, _):
             return group
+
+    async def views(self, group_ids: Sequence[str]) -> AsyncGenerator[tuple[str, Value | KafkaError], None]:
+        """Each id with what `view` says of it. Those that must be read are read VIEWED_AT_ONCE together; everybody else
+        has a turn in between."""
+        for first in range(0, len(group_ids), VIEWED_AT_ONCE):
+            some = group_ids[first : first + VIEWED_AT_ONCE]
+            found = await asyncio.gather(*map(self._view_or_refusal, some))
+            async for viewed in in_pieces(zip(some, found, strict=True)):
+                yield viewed
+
+    async def _view_or_refusal(self, group_id: str) -> Value | KafkaError:
+        try:
+            return await self.view(group_id)
+        except KafkaError as refused:
+            return refused
 
     @asynccontextmanager
     async def holding(self, group_id: str) -> AsyncGenerator[tuple[Value, CoordinatorLease], None]:
@@ -450,7 +468,7 @@ class Runtime:
         self._spawn(self._persist(slot, steps, self._now_ms()), f"store group {slot.group_id}")
 
     def _steps_behind(self, slot: Slot, group: Value) -> list[tuple[Step, Event]]:
-        """What has come meanwhile is stored by the same write, so that a group which a thousand join costs a few writes.
+        """What has come meanwhile is stored by the same write: a group that a thousand join costs a few writes.
 
         A Turn wants the settled group, and a closed connection what is parked; a group that has ended, or changed its
         machine, is settled first.

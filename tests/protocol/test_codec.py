@@ -138,12 +138,20 @@ def test_everything_else_owns_its_memory():
 
 @pytest.mark.parametrize("version", [8, 9, 13])
 def test_chunks_of_records_are_sent_as_they_are(version):
-    chunks = (b"first", bytearray(b"second"), memoryview(b"third"))
+    chunks = (b"first" * 500, bytearray(b"second"), memoryview(b"third" * 500))
     encoded = codec.encode(produce(chunks), version)
     for chunk in chunks:
         assert any(sent is chunk for sent in encoded)
-    whole = codec.encode(produce(b"firstsecondthird"), version)
+    whole = codec.encode(produce(b"".join(chunks)), version)
     assert b"".join(encoded) == b"".join(whole) == grammar.build(produce(chunks), version)
+
+
+@pytest.mark.parametrize("records", [b"", b"small", (b"sm", bytearray(b"al"), memoryview(b"l")), None])
+def test_an_answer_of_many_partitions_with_few_bytes_is_one_chunk(records):
+    partitions = tuple(PartitionData(partition_index=index, records=records) for index in range(1000))
+    response = FetchResponse(responses=(FetchableTopicResponse(topic_id=UUID(int=7), partitions=partitions),))
+    (encoded,) = codec.encode(response, 17)
+    assert encoded == grammar.build(response, 17)
 
 
 def test_null_and_empty_records_differ():

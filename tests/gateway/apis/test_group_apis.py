@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import AsyncGenerator, Iterator
+from typing import Any
 
 import pytest
 import pytest_asyncio
 
 from protocol.errors import ErrorCode
+from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
 from protocol.messages.delete_groups import DeleteGroupsRequest
 from protocol.messages.describe_groups import DescribeGroupsRequest
 from protocol.messages.find_coordinator import FindCoordinatorRequest
@@ -366,6 +368,31 @@ async def test_operations_are_told_when_asked_for(node: GroupNode, version: int)
     request = DescribeGroupsRequest(groups=("missing",), include_authorized_operations=True)
     (missing,) = (await node.ask(request, version)).groups
     assert (missing.authorized_operations == -(2**31)) == bool(missing.error_code) == (version >= 6)
+
+
+async def test_many_groups_are_described_for_few_questions(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Another test may have left a shard to another node.
+    group_ids = [group_id for group_id in map(str, range(1000)) if node.leases.lease_for(group_id) is not None][:250]
+    await settle(node.member(group_ids[150], "c1"))
+    asked: list[object] = []
+    load = node.store.load
+
+    async def counted(group_ids: Any) -> Any:
+        asked.append(group_ids)
+        return await load(group_ids)
+
+    monkeypatch.setattr(node.store, "load", counted)
+    for request in (
+        DescribeGroupsRequest(groups=tuple(group_ids)),
+        ConsumerGroupDescribeRequest(group_ids=tuple(group_ids)),
+    ):
+        asked.clear()
+        version = 5 if isinstance(request, DescribeGroupsRequest) else 1
+        groups = (await node.ask(request, version)).groups
+        assert [group.group_id for group in groups] == group_ids
+        assert len(asked) < 10
+        stable = [group.group_id for group in groups if group.group_state == "Stable"]
+        assert stable == ([group_ids[150]] if version == 5 else [])
 
 
 async def test_a_group_coordinated_elsewhere_is_described_as_such_alone(node: GroupNode) -> None:

@@ -30,6 +30,7 @@ from protocol.messages.offset_fetch import (
     OffsetFetchRequestTopics,
 )
 from storage.errors import StorageError, StorageUnavailable
+from storage.pool import Pool
 from storage.types import OffsetCommit, Refusal, Topic
 from tests.gateway.group_node import (
     GroupNode,
@@ -373,6 +374,56 @@ async def test_postgres_away_is_a_code_that_clients_retry(node: GroupNode, monke
     monkeypatch.setattr(node.offsets, "commit", gone)
     answer = await node.ask(commit_request(topic, partition(0, 6), partition(7, 1)), 9)
     assert codes(answer) == [(0, ErrorCode.COORDINATOR_NOT_AVAILABLE), (7, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)]
+
+
+@pytest.fixture
+def questions(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """Grows with everything that any pool asks Postgres."""
+    asked: list[object] = []
+    run = Pool.run
+
+    async def counted(pool: Pool, work: Any) -> Any:
+        asked.append(work)
+        return await run(pool, work)
+
+    monkeypatch.setattr(Pool, "run", counted)
+    return asked
+
+
+@pytest.mark.parametrize("version", [8, 9, 10])
+async def test_many_groups_cost_few_questions(node: GroupNode, version: int, questions: list[object]) -> None:
+    """Topics that do not exist, and members that name themselves, are looked up together as well."""
+    topic = await node.create_topic("t", 2)
+    # Another test may have left a shard to another node.
+    group_ids = [group_id for group_id in map(str, range(1000)) if node.leases.lease_for(group_id) is not None][:250]
+    committed = {group_ids[number]: number for number in (0, 1, 99, 100, 249)}
+    for group_id, offset in committed.items():
+        await node.ask(commit_request(topic, partition(1, offset), group_id=group_id), 9)
+    named = {"member_id": "m", "member_epoch": 3} if version >= 9 else {}
+    asked = tuple(
+        OffsetFetchRequestTopics(name=name, topic_id=topic_id, partition_indexes=(0, 1))
+        for name, topic_id in (("missing", uuid.uuid4()), ("t", topic.topic_id))
+    )
+    groups = tuple(
+        OffsetFetchRequestGroup(group_id=group_id, topics=None if number % 2 else asked, **named)
+        for number, group_id in enumerate(group_ids)
+    )
+    questions.clear()
+    answer = await node.ask(OffsetFetchRequest(groups=(*groups, groups[0])), version)
+    assert len(questions) < 30
+    assert [group.group_id for group in answer.groups] == [*group_ids, group_ids[0]]
+    for group in answer.groups:
+        offset = committed.get(group.group_id)
+        found = {
+            (each.topic_id if version >= 10 else each.name, part.partition_index): part.committed_offset
+            for each in group.topics
+            for part in each.partitions
+            if not part.error_code and part.committed_offset != -1
+        }
+        key = topic.topic_id if version >= 10 else "t"
+        assert (group.error_code, found) == (NONE, {} if offset is None else {(key, 1): offset})
+        if group_ids.index(group.group_id) % 2 == 0:
+            assert [len(each.partitions) for each in group.topics] == [2, 2]
 
 
 # --- OffsetDelete ---------------------------------------------------------------------------------------------------
