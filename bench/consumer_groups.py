@@ -88,7 +88,8 @@ class Wave:
 
 async def wave(host: str, port: int, topic: str, *, members: int, partitions: int) -> Wave:
     """From the first join until every partition has an owner and every member the same epoch."""
-    group = [Member(f"bench-wave-{time.time_ns()}", f"m{number:05}", topic) for number in range(members)]
+    name = f"bench-wave-{time.time_ns()}"
+    group = [Member(name, f"m{number:05}", topic) for number in range(members)]
     lines = await _lines(host, port, group)
     began = time.perf_counter()
     await asyncio.gather(*(_join_all(connection, line) for connection, line in lines))
