@@ -247,6 +247,8 @@ def _event(event: Record) -> str:
         case "member_expired":
             silent = f", silent for {waited}" if waited else ""
             return f"{member}{client} is lost{because}{silent}{said}"
+        case "heartbeat_gap":
+            return f"{member} was silent for {waited}"
         case "member_fenced":
             return f"{member} is fenced{because}{said}"
         case "deleted":

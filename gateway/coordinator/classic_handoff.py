@@ -336,11 +336,19 @@ def postponed(handoffs: Iterable[Handoff], by_ms: int) -> tuple[Handoff, ...]:
     return tuple(replace(each, deadline_ms=each.deadline_ms + by_ms) for each in handoffs)
 
 
-def take_over(draft: Draft) -> None:
-    """A coordinator that has read the group waits as the one before did, from now on: whom that one had answered does
-    not ask again."""
-    deadline_ms = draft.now_ms + draft.settings.handoff_of(draft.group_id).timeout_ms
-    draft.handoffs = tuple(replace(each, since_ms=draft.now_ms, deadline_ms=deadline_ms) for each in draft.handoffs)
+def take_over(draft: Draft, clock_lead_ms: int | None, shortest_ms: int) -> None:
+    """A coordinator that has read the group goes on waiting: whom the one before had answered does not ask again. It
+    waits for what is left of the time, but at least `shortest_ms`, within which a source finds the new coordinator; for
+    all of it if nobody knows since when the one before waited."""
+    now_ms, timeout_ms = draft.now_ms, draft.settings.handoff_of(draft.group_id).timeout_ms
+    earliest_end_ms = now_ms + min(timeout_ms, shortest_ms)
+
+    def goes_on(handoff: Handoff) -> Handoff:
+        # Another node's clock may be ahead of ours: nothing began in the future.
+        since_ms = now_ms if clock_lead_ms is None else min(handoff.since_ms + clock_lead_ms, now_ms)
+        return replace(handoff, since_ms=since_ms, deadline_ms=max(since_ms + timeout_ms, earliest_end_ms))
+
+    draft.handoffs = tuple(goes_on(each) for each in draft.handoffs)
     if draft.state is GroupState.STABLE:
         _hold_targets(draft)
 

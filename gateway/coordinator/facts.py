@@ -163,6 +163,17 @@ class MemberChanged(MemberFact):
 
 
 @dataclass(frozen=True, slots=True)
+class MemberSilent(Fact):
+    """A member spoke so late that it has missed a heartbeat. Nothing follows from it."""
+
+    member_id: MemberId
+    silent_ms: int
+
+    def __str__(self) -> str:
+        return f"member {self.member_id} said nothing for {self.silent_ms} ms"
+
+
+@dataclass(frozen=True, slots=True)
 class MemberFenced(Fact):
     """Whoever still speaks as `member_id` is refused from here on: another process has its instance or its epoch."""
 

@@ -71,7 +71,7 @@ FORCED = frozenset({HandoffEnd.TIMEOUT, HandoffEnd.CLIENT_CAP})
 @dataclass(frozen=True, slots=True)
 class Handoff:
     """One partition on its way, in a classic group. Stored with the group; a coordinator that takes it over gives the
-    source its full time once more."""
+    source what is left of its time, and some time to find it."""
 
     topic: str
     partition: int
@@ -85,7 +85,8 @@ class Handoff:
     """The offset after what the source was served, if known. It only rises."""
     forced: bool = False
     """Its time is over. Remembered until the source has let go, so that the time does not begin again."""
-    since_ms: int = field(default=0, metadata=VOLATILE)
+    since_ms: int = 0
+    """By the clock of the coordinator that stores it (see `StoredGroup.clock_lead_ms`)."""
     deadline_ms: int = field(default=0, metadata=VOLATILE)
 
     @property

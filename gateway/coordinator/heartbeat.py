@@ -17,12 +17,14 @@ from gateway.coordinator.model import (
     Group,
     Heartbeat,
     HeartbeatReply,
+    Member,
     MemberId,
     OffsetCommit,
     OffsetCommitReply,
     Settings,
     Step,
 )
+from gateway.coordinator.silence import silence
 from protocol.errors import ErrorCode
 
 GROUP_ID_NOT_FOUND_KNOWN = 9
@@ -123,9 +125,19 @@ def hear(
 ) -> tuple[Group, tuple[Fact, ...]]:
     """The group once it has heard from a member: its session starts again, its key is this connection."""
     member = group.members[member_id]
+    timeout_ms = session_ms(member, settings)
+    silent = silence(member_id, timeout_ms, group.session_deadlines.get(member_id), now_ms)
+    if silent and (_is_held(member) or member_id in group.unheard):
+        # Who waits for our answer, or has not found this coordinator before, has missed nothing.
+        silent = ()
     if member.connection_id == connection_id:
-        return group.with_session_deadline(member_id, now_ms + session_ms(member, settings)), ()
+        return group.with_session_deadline(member_id, now_ms + timeout_ms), silent
     draft = Draft(group, now_ms, settings)
+    draft.facts += silent
     draft.arm_session(draft.hear(member, connection_id))
     heard = draft.seal()
     return heard.group, heard.facts
+
+
+def _is_held(member: Member) -> bool:
+    return member.parked_join is not None or member.parked_sync is not None

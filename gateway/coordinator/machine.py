@@ -122,6 +122,9 @@ class StoredGroup:
     document: Document
     all_heard: bool = True
     """Nobody is still to be heard from since the group was taken over: its sessions have their full length again."""
+    clock_lead_ms: int | None = None
+    """Of a group that is read: how far the reader's clock is ahead of the one that times in the document are by, which
+    is another node's, or was before a restart. None: nobody said so when it was stored."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,7 +67,7 @@ def restore(
         # Stored as such where it came from a consumer group: who was held asks again, like everybody else.
         draft.phase_deadline_ms = now_ms + draft.rebalance_timeout_ms()
     if group.handoffs:
-        classic_handoff.take_over(draft)
+        classic_handoff.take_over(draft, stored.clock_lead_ms, SHORTEST_SESSION_MS)
     if group.watch.withheld:
         draft.watch = replace(group.watch, follow_up_ms=now_ms + FOLLOW_UP_MS)
     if len(draft.members) > settings.group_max_size:

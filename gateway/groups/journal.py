@@ -20,8 +20,8 @@ from uuid import UUID
 
 import structlog
 
-from gateway.coordinator.facts import Fact
-from gateway.coordinator.machine import Machines, Value
+from gateway.coordinator.facts import Fact, MemberSilent
+from gateway.coordinator.machine import Machines, Summary, Value
 from gateway.groups.journal_rows import DEAD, EMPTY, Happened, Rows
 from gateway.log.catalog import Catalog
 from gateway.operate.logs import NO_REQUEST
@@ -67,6 +67,16 @@ class _Expired:
     node_id: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Silent:
+    """Holds no group: when a thousand members are late at once, that is a thousand small things."""
+
+    group: Summary
+    fact: MemberSilent
+    at_ms: int
+    node_id: int
+
+
 @dataclass(slots=True)
 class _Dropped:
     """Here something is missing."""
@@ -76,7 +86,7 @@ class _Dropped:
     node_id: int
 
 
-_Item = Happened | _Commits | _Expired | _Dropped
+_Item = Happened | _Commits | _Expired | _Silent | _Dropped
 
 
 class Journal:
@@ -115,11 +125,23 @@ class Journal:
 
     def happened(self, before: Value, after: Value, facts: tuple[Fact, ...]) -> None:
         """A step is settled; without facts: the group was read."""
+        if any(isinstance(fact, MemberSilent) for fact in facts):
+            facts = self._silent(before, facts)
+            if not facts:
+                return
         summary = self._machines.of(after).summary(after)
         if not facts and not summary.member_count:
             return
         step = Happened(before, after, facts, _wall_ms(), int(self._loop.time() * 1000), self._node_id())
         self._put(step, 1 + len(facts) + summary.member_count, max(len(facts), 1))
+
+    def _silent(self, before: Value, facts: tuple[Fact, ...]) -> tuple[Fact, ...]:
+        """Puts down who was silent until this step; gives the other facts."""
+        summary = self._machines.of(before).summary(before)
+        for fact in facts:
+            if isinstance(fact, MemberSilent):
+                self._put(_Silent(summary, fact, _wall_ms(), self._node_id()), 1, 1)
+        return tuple(fact for fact in facts if not isinstance(fact, MemberSilent))
 
     def committed(self, group_id: str, generation_id: int, member_id: str, commits: Sequence[JournaledCommit]) -> None:
         """An OffsetCommit is about to be answered, partition by partition."""
@@ -224,6 +246,8 @@ class Journal:
                     rows += self._rows.of(item)
                 case _Commits():
                     rows += _offsets(item)
+                case _Silent():
+                    rows.append(_heartbeat_gap(item))
                 case _Expired():
                     rows += [_expired(group_id, item) for group_id in item.group_ids]
                 case _Dropped():
@@ -272,6 +296,21 @@ def _expired(group_id: str, item: _Expired) -> JournalEvent:
         reason="expired",
         state_before=EMPTY,
         state_after=DEAD,
+    )
+
+
+def _heartbeat_gap(item: _Silent) -> JournalEvent:
+    return JournalEvent(
+        at_ms=item.at_ms,
+        node_id=item.node_id,
+        group_id=item.group.group_id,
+        generation_id=item.group.generation_id,
+        group_type=item.group.group_type,
+        kind="heartbeat_gap",
+        member_id=item.fact.member_id,
+        wait_ms=item.fact.silent_ms,
+        state_before=item.group.state,
+        state_after=item.group.state,
     )
 
 

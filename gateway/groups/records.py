@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -91,7 +92,13 @@ class GroupRecords:
         """The group as its machine goes on with it, `now_ms` being monotonic."""
         return self._machines.of_type(record.group_type).restore(
             record.group_id,
-            StoredGroup(record.state, record.protocol_type, record.generation_id, record.document),
+            StoredGroup(
+                record.state,
+                record.protocol_type,
+                record.generation_id,
+                record.document,
+                clock_lead_ms=_lead_ms(record.document, now_ms),
+            ),
             {MemberId(member.member_id): member.document for member in record.members},
             record.silent_ms,
             now_ms,
@@ -118,7 +125,7 @@ class GroupRecords:
             state=stored.state,
             protocol_type=stored.protocol_type,
             generation_id=stored.generation_id,
-            document=stored.document,
+            document={**stored.document, CLOCK: _clock_ms(int(self._loop.time() * 1000))},
             all_heard=stored.all_heard,
             changed=tuple(changed),
             gone=tuple(gone),
@@ -174,6 +181,21 @@ class GroupRecords:
                 log.warning("group waits for Postgres", error=str(error), retry_ms=pause_ms, **logged)
             await asyncio.sleep(pause_ms / 1000)
             pause_ms = min(pause_ms * 2, LAST_RETRY_MS)
+
+
+CLOCK = "clock_ms"
+"""In a group's document: when the clock that its times are by was at zero, in ms by the wall clock."""
+
+
+def _clock_ms(now_ms: int) -> int:
+    """Of this process, whose monotonic clock shows `now_ms`."""
+    return time.time_ns() // 1_000_000 - now_ms
+
+
+def _lead_ms(document: Document, now_ms: int) -> int | None:
+    """`StoredGroup.clock_lead_ms`. A release that knows nothing of it stores none."""
+    clock_ms = document.get(CLOCK)
+    return clock_ms - _clock_ms(now_ms) if isinstance(clock_ms, int) else None
 
 
 ROW_CHARS = 4_096

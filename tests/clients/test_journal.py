@@ -170,6 +170,27 @@ def test_who_came_owned_committed_and_left(gateway: GatewayProcess, topic: str, 
     assert [row["seq"] for row in numbers] == list(range(1, len(numbers) + 1)), "numbers without holes"
 
 
+def test_a_heartbeat_that_was_missed(gateway: GatewayProcess, capsys: Any) -> None:
+    group, session_ms = fresh("late"), 6_000
+
+    async def scene() -> str:
+        async with member(gateway.bootstrap, group, session_timeout_ms=session_ms) as one:
+            await settle(one)
+            assert await one.heartbeat() == ErrorCode.NONE
+            # The time itself is what is looked at.
+            await asyncio.sleep(session_ms * 0.7 / 1000)
+            assert await one.heartbeat() == ErrorCode.NONE
+            await one.leave()
+            return one.member_id
+
+    member_id = asyncio.run(scene())
+    rows = journal_of(gateway, group, has("member_left"))
+    (gap,) = [row for row in rows if row["kind"] == "heartbeat_gap"]
+    assert (gap["member_id"], gap["state_before"], gap["state_after"]) == (member_id, "Stable", "Stable")
+    assert session_ms * 2 / 3 < gap["wait_ms"] < session_ms
+    assert any(f"{member_id} was silent for " in row["what"] for row in history(capsys, gateway, group))
+
+
 def test_who_is_lost_and_what_it_commits_in_vain(gateway_factory: GatewayFactory, capsys: Any) -> None:
     gateway = gateway_factory({"group.min.session.timeout.ms": "100", "group.connection.grace.ms": "-1"})
     group, name = fresh("lost"), fresh("lost-topic")

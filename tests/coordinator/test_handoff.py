@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -273,16 +274,56 @@ def test_a_deleted_topic_is_waited_for_by_nobody() -> None:
     assert [request_id for request_id, _ in taken.replies] == [held.request_id]
 
 
-def test_a_coordinator_that_takes_over_goes_on_waiting() -> None:
-    scene = Handing()
-    a, b, _ = rude(scene)
+def taken_over(scene: Handing, after_ms: int, lead_ms: int | None, *, by_an_older_release: bool = False) -> Handing:
+    """The group as another node reads it, whose clock is that far ahead, or nobody knows how far."""
     rows: dict[MemberId, Document] = {}
     for key in scene.group.members:
         row = stored_member(scene.group, key)
         assert row is not None
         rows[key] = row.document
+    kept = replace(stored(scene.group), clock_lead_ms=lead_ms)
+    if by_an_older_release:
+        waits = [{name: each[name] for name in each if name != "since_ms"} for each in kept.document["handoffs"]]
+        kept = replace(kept, document={**kept.document, "handoffs": waits})
     successor = Handing()
-    successor.group = restore("g", stored(scene.group), rows, None, successor.now_ms, successor.settings)
+    successor.now_ms = scene.now_ms + after_ms + (lead_ms or 0)
+    successor.group = restore("g", kept, rows, None, successor.now_ms, successor.settings)
+    return successor
+
+
+@pytest.mark.parametrize("lead_ms", [0, 86_400_000, -700_000])
+@pytest.mark.parametrize(
+    ("after_ms", "left_ms"),
+    [
+        pytest.param(5_000, TIMEOUT_MS - 5_000, id="some time is left"),
+        pytest.param(TIMEOUT_MS - 1, 10_000, id="next to none, but the source must find the new coordinator"),
+        pytest.param(10 * TIMEOUT_MS, 10_000, id="nobody coordinated for long"),
+        pytest.param(-3_000, TIMEOUT_MS, id="clocks that say that it begins in the future"),
+    ],
+)
+def test_a_coordinator_that_takes_over_knows_since_when(lead_ms: int, after_ms: int, left_ms: int) -> None:
+    scene = Handing()
+    rude(scene)
+    successor = taken_over(scene, after_ms, lead_ms)
+    (handoff,) = successor.group.handoffs
+    assert handoff.deadline_ms == successor.now_ms + left_ms
+    assert handoff.since_ms == successor.now_ms - max(after_ms, 0)
+    again = taken_over(successor, 1_000, lead_ms)
+    assert again.group.handoffs[0].since_ms == again.now_ms - max(after_ms, 0) - 1_000, "and so does the next one"
+
+
+def test_what_an_older_release_stored_says_not_since_when() -> None:
+    scene = Handing()
+    rude(scene)
+    successor = taken_over(scene, 5_000, None, by_an_older_release=True)
+    (handoff,) = successor.group.handoffs
+    assert (handoff.since_ms, handoff.deadline_ms) == (successor.now_ms, successor.now_ms + TIMEOUT_MS)
+
+
+def test_a_coordinator_that_takes_over_goes_on_waiting() -> None:
+    scene = Handing()
+    a, b, _ = rude(scene)
+    successor = taken_over(scene, 0, None)
     held = successor.sync("b", b)
     assert held.parked
     assert awaited_by(successor.group, "b", "", "") == {("t", 2)}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from gateway.coordinator.classic import CLASSIC, describe
+from gateway.coordinator.classic import CLASSIC, describe, restore, stored, stored_member
+from gateway.coordinator.facts import MemberId, MemberSilent
 from gateway.coordinator.model import Group, GroupState
 from gateway.coordinator.views import offset_delete_refusal, subscribes_to
 from protocol.errors import ErrorCode
 
 from .invariants import must_store
-from .scene import Scene, protocols
+from .scene import SESSION_MS, Scene, protocols
 
 NONE = ErrorCode.NONE
 UNKNOWN = ErrorCode.UNKNOWN_MEMBER_ID
@@ -63,6 +64,50 @@ def test_the_heartbeat_of_a_replaced_static_member_is_fenced() -> None:
     scene.join("a2", instance="ia", version=5)
     assert scene.heartbeat("a", a, instance="ia").error is FENCED
     assert scene.heartbeat("a", a).error is UNKNOWN
+
+
+def test_a_member_that_missed_a_heartbeat_is_told_of() -> None:
+    scene = Scene()
+    (a,) = scene.stable("a")
+    late_ms = SESSION_MS * 2 // 3 + 1
+    scene.now_ms += late_ms - 1
+    scene.heartbeat("a", a)
+    assert not scene.last.facts, "two heartbeats to a session are enough"
+    scene.now_ms += late_ms
+    scene.heartbeat("a", a)
+    assert scene.last.facts == (MemberSilent(MemberId(a), late_ms),)
+    assert not must_store(scene.last)
+    assert not scene.last.facts[0].touches(), "nothing stored of the member has changed"
+    scene.heartbeat("a", a)
+    assert not scene.last.facts
+    scene.now_ms += late_ms
+    scene.commit("a", a)
+    assert scene.last.facts == (MemberSilent(MemberId(a), late_ms),), "a commit is a sign of life, too"
+    scene.now_ms += late_ms
+    scene.heartbeat("elsewhere", a)
+    assert MemberSilent(MemberId(a), late_ms) in scene.last.facts, "on another connection"
+    scene.now_ms += late_ms
+    scene.heartbeat("a", a, generation=scene.generation - 1)
+    assert not scene.last.facts, "who is refused has not been heard"
+
+
+def test_who_could_not_be_heard_was_not_silent() -> None:
+    scene = Scene()
+    a, b = scene.stable("a", "b")
+    scene.group = CLASSIC.postponed(scene.group, SESSION_MS)
+    scene.now_ms += SESSION_MS
+    scene.heartbeat("a", a)
+    assert not scene.last.facts, "time stood still"
+    scene.join("a", a, offer=protocols("range", topics=("u",)))
+    scene.now_ms += SESSION_MS * 3 // 4
+    scene.heartbeat("a", a)
+    assert not scene.last.facts, "its join is held"
+    again = Scene()
+    rows = {key: row.document for key in scene.group.members if (row := stored_member(scene.group, key))}
+    again.group = restore("g", stored(scene.group), rows, SESSION_MS // 10, again.now_ms, again.settings)
+    again.now_ms += SESSION_MS * 3 // 4
+    again.heartbeat("b2", b)
+    assert not again.last.facts, "it has just found the new coordinator"
 
 
 def test_leaving_a_missing_group_is_unknown_for_each() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
 
 import confluent_kafka
@@ -60,29 +60,39 @@ async def configure(client: WireClient, group_id: str, **configs: str) -> list[i
     return [int(each.error_code) for each in response.responses]
 
 
-async def committed(client: WireClient, group_id: str, topic: str, *, stable: bool) -> tuple[int, int]:
+async def committed(
+    client: WireClient, group_id: str, topic: str, *, stable: bool, partition: int = MOVED
+) -> tuple[int, int]:
     """The code and the offset of the partition that moves."""
-    asked = OffsetFetchRequestTopic(name=topic, partition_indexes=(MOVED,))
+    asked = OffsetFetchRequestTopic(name=topic, partition_indexes=(partition,))
     response = await client.send(OffsetFetchRequest(group_id=group_id, topics=(asked,), require_stable=stable), 7)
-    (partition,) = response.topics[0].partitions
-    return int(partition.error_code), partition.committed_offset
+    (found,) = response.topics[0].partitions
+    return int(found.error_code), found.committed_offset
 
 
-def produce(bootstrap: str, topic: str) -> None:
+def produce(bootstrap: str, topic: str, *partitions: int) -> None:
     producer = confluent_kafka.Producer({"bootstrap.servers": bootstrap})
-    for _ in range(RECORDS):
-        producer.produce(topic, b"x", partition=MOVED)
+    for partition in (partitions or (MOVED,)) * RECORDS:
+        producer.produce(topic, b"x", partition=partition)
     assert producer.flush(30) == 0
 
 
-async def fetch(client: WireClient, topic: str, offset: int) -> None:
-    partition = FetchPartition(partition=MOVED, fetch_offset=offset, partition_max_bytes=1_000_000)
+async def fetch(client: WireClient, topic: str, offset: int, partition: int = MOVED) -> None:
+    asked = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=1_000_000)
     await client.send(
         FetchRequest(
-            max_wait_ms=10, min_bytes=0, max_bytes=1_000_000, topics=(FetchTopic(topic=topic, partitions=(partition,)),)
+            max_wait_ms=10, min_bytes=0, max_bytes=1_000_000, topics=(FetchTopic(topic=topic, partitions=(asked,)),)
         ),
         12,
     )
+
+
+async def told_to_join_again(one: Member) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            if await one.heartbeat() == REBALANCING:
+                return
+            await asyncio.sleep(0.1)
 
 
 @dataclass
@@ -112,15 +122,34 @@ class Scene:
         return syncs[self.a], syncs[self.b]
 
 
+def joining(
+    gateway: GatewayProcess, group_id: str, client_id: str, topic: str, name: str, instance: str | None = None
+) -> AbstractAsyncContextManager[Member]:
+    return member(
+        gateway.bootstrap,
+        group_id,
+        client_id=client_id,
+        protocols=owning(topic, name=name),
+        group_instance_id=instance,
+    )
+
+
 @asynccontextmanager
 async def moving(
-    gateway: GatewayProcess, mode: str, *, keeps_the_rule: bool, timeout_ms: str = "30000"
+    gateway: GatewayProcess,
+    mode: str,
+    *,
+    keeps_the_rule: bool,
+    timeout_ms: str = "30000",
+    committed_before: int | None = None,
+    static: bool = False,
 ) -> AsyncGenerator[tuple[Scene, Sync]]:
     """Partition 1 of a is assigned to b; the sync of a is answered, that of b may be held."""
+    instances = ("instance a", "instance b") if static else (None, None)
     group_id, topic, name = fresh("handoff"), fresh("topic"), "range" if keeps_the_rule else "cooperative-sticky"
     async with (
-        member(gateway.bootstrap, group_id, client_id="a", protocols=owning(topic, name=name)) as a,
-        member(gateway.bootstrap, group_id, client_id="b", protocols=owning(topic, name=name)) as b,
+        joining(gateway, group_id, "a", topic, name, instances[0]) as a,
+        joining(gateway, group_id, "b", topic, name, instances[1]) as b,
     ):
         scene = Scene(topic, a, b)
         configs = {"group_handoff_mode": mode, "group_handoff_timeout_ms": timeout_ms}
@@ -131,6 +160,8 @@ async def moving(
             assert (await sync).error_code == NONE
         produce(gateway.bootstrap, topic)
         await fetch(a.client, topic, 0)
+        if committed_before is not None:
+            assert await a.commit(topic, committed_before, partition=MOVED) == NONE
         claimed = () if keeps_the_rule else (0, 1)
         await scene.generation({a: owning(topic, *claimed, name=name), b: owning(topic, name=name)})
         first, second = await scene.assign((0,), (1,), name)
@@ -186,6 +217,105 @@ async def test_a_commit_up_to_the_mark_lets_the_target_go_on(gateway: GatewayPro
         assert (await asyncio.wait_for(held, 10)).assignment == given(scene.topic, MOVED)
 
 
+async def test_what_was_committed_before_is_not_waited_for(gateway: GatewayProcess) -> None:
+    """20: the sync would be held for five seconds."""
+    async with moving(gateway, "drain", keeps_the_rule=True, committed_before=RECORDS) as (scene, held):
+        assert (await asyncio.wait_for(held, 4)).assignment == given(scene.topic, MOVED)
+        assert await committed(scene.b.client, scene.b.group_id, scene.topic, stable=True) == (NONE, RECORDS)
+
+
+async def test_members_that_swap_partitions_are_not_held(gateway: GatewayProcess) -> None:
+    """24b: each commits what it had in the generation that took it, and neither waits for the other's sync."""
+    group_id, topic = fresh("swap"), fresh("topic")
+    async with (
+        joining(gateway, group_id, "a", topic, "range") as a,
+        joining(gateway, group_id, "b", topic, "range") as b,
+    ):
+        assert await configure(a.client, group_id, group_handoff_mode="drain") == [NONE]
+        await create_topic(a.client, topic, 2)
+        produce(gateway.bootstrap, topic, 0, 1)
+        scene = Scene(topic, a, b)
+        await join_all(a, b)
+        for first, second in (((0,), (1,)), ((1,), (0,))):
+            for sync in await scene.assign(first, second, "range"):
+                assert (await asyncio.wait_for(sync, 4)).error_code == NONE
+            if first == (0,):
+                await fetch(a.client, topic, 0, 0)
+                await fetch(b.client, topic, 0, 1)
+                await scene.generation({a: owning(topic, name="range"), b: owning(topic, name="range")})
+        for one, other, partition in ((a, b, 1), (b, a, 0)):
+            assert await committed(one.client, group_id, topic, stable=True, partition=partition) == (UNSTABLE, -1)
+            assert await other.commit(topic, RECORDS, partition=partition) == NONE
+            async with asyncio.timeout(10):
+                while await committed(one.client, group_id, topic, stable=True, partition=partition) != (NONE, RECORDS):
+                    pass
+
+
+async def test_heartbeats_behind_a_held_sync_come_after_it_and_the_member_lives(gateway: GatewayProcess) -> None:
+    """28: a client's requests share a connection, so nothing is heard of a member that is held."""
+    async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
+        beats = [asyncio.create_task(scene.b.heartbeat()) for _ in range(3)]
+        done, _ = await asyncio.wait((held, *beats), timeout=1)
+        assert not done
+        assert await scene.a.commit(scene.topic, RECORDS, partition=MOVED) == NONE
+        assert (await asyncio.wait_for(held, 10)).assignment == given(scene.topic, MOVED)
+        assert await asyncio.gather(*beats) == [NONE] * 3
+        assert await committed(scene.b.client, scene.b.group_id, scene.topic, stable=True) == (NONE, RECORDS)
+
+
+async def test_another_group_of_the_same_clients_neither_waits_nor_releases(gateway: GatewayProcess) -> None:
+    """30: same host, client ids and topic."""
+    async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
+        other = fresh("other")
+        async with (
+            joining(gateway, other, "a", scene.topic, "range") as a,
+            joining(gateway, other, "b", scene.topic, "range") as b,
+        ):
+            await join_all(a, b)
+            for sync in await Scene(scene.topic, a, b).assign((0,), (1,), "range"):
+                assert (await asyncio.wait_for(sync, 4)).error_code == NONE
+            await fetch(b.client, scene.topic, RECORDS)
+            for each in (a, b):
+                assert await committed(each.client, other, scene.topic, stable=True) == (NONE, -1)
+            assert await b.commit(scene.topic, RECORDS, partition=MOVED) == NONE
+            done, _ = await asyncio.wait((held,), timeout=1)
+            assert not done, "it is another group's commit"
+            assert await scene.a.commit(scene.topic, RECORDS, partition=MOVED) == NONE
+            assert (await asyncio.wait_for(held, 10)).assignment == given(scene.topic, MOVED)
+            mine = await committed(scene.b.client, scene.b.group_id, scene.topic, stable=True)
+            assert mine == (NONE, RECORDS)
+
+
+async def test_a_static_source_that_restarts_is_not_waited_for(gateway: GatewayProcess) -> None:
+    """31: the process that had the work is gone, and what still speaks for it is fenced."""
+    async with (
+        moving(gateway, "drain", keeps_the_rule=True, static=True) as (scene, held),
+        joining(gateway, scene.a.group_id, "a", scene.topic, "range", "instance a") as restarted,
+    ):
+        assert (await restarted.join_nowait()).error_code == NONE
+        assert (await asyncio.wait_for(held, 10)).assignment == given(scene.topic, MOVED)
+        assert await committed(scene.b.client, scene.b.group_id, scene.topic, stable=True) == (NONE, -1)
+        assert await scene.a.heartbeat() == ErrorCode.FENCED_INSTANCE_ID
+        assert await scene.a.commit(scene.topic, RECORDS, partition=MOVED) == ErrorCode.FENCED_INSTANCE_ID
+
+
+async def test_a_static_target_that_restarts_waits_in_its_own_place(gateway: GatewayProcess) -> None:
+    """31."""
+    async with (
+        moving(gateway, "drain", keeps_the_rule=True, static=True) as (scene, held),
+        joining(gateway, scene.b.group_id, "b", scene.topic, "range", "instance b") as restarted,
+    ):
+        assert (await restarted.join_nowait()).error_code == NONE
+        assert (await asyncio.wait_for(held, 10)).error_code == ErrorCode.FENCED_INSTANCE_ID
+        waiting = restarted.sync_nowait()
+        assert await committed(scene.a.client, scene.a.group_id, scene.topic, stable=True) == (NONE, -1)
+        assert not waiting.done()
+        assert await scene.a.commit(scene.topic, RECORDS, partition=MOVED) == NONE
+        assert (await asyncio.wait_for(waiting, 10)).assignment == given(scene.topic, MOVED)
+        assert await committed(restarted.client, scene.b.group_id, scene.topic, stable=True) == (NONE, RECORDS)
+        assert await scene.b.heartbeat() == ErrorCode.FENCED_INSTANCE_ID
+
+
 async def test_a_lie_about_the_offset_releases_nothing(gateway: GatewayProcess) -> None:
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         for offset in (-5, 0, 1):
@@ -202,6 +332,20 @@ async def test_who_leaves_is_not_waited_for(gateway: GatewayProcess) -> None:
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
         await scene.a.leave()
         assert (await asyncio.wait_for(held, 10)).error_code == REBALANCING
+
+
+async def test_who_is_lost_is_not_waited_for(gateway: GatewayProcess) -> None:
+    """22: killed, that is: its connection ends, and nothing comes on another."""
+    async with moving(gateway, "drain", keeps_the_rule=True, timeout_ms="120000") as (scene, held):
+        await scene.a.client.close()
+        sync = await asyncio.wait_for(held, 20)
+        if sync.error_code == NONE:
+            # Held as long as a client can be; it is told to ask again for offsets until the source is gone.
+            assert await committed(scene.b.client, scene.b.group_id, scene.topic, stable=True) == (UNSTABLE, -1)
+        await told_to_join_again(scene.b)
+        assert (await scene.b.join_nowait()).error_code == NONE
+        assert (await scene.b.sync({scene.b.member_id: given(scene.topic, 0, MOVED)})).error_code == NONE
+        assert await committed(scene.b.client, scene.b.group_id, scene.topic, stable=True) == (NONE, -1)
 
 
 async def test_a_target_that_leaves_is_answered(gateway: GatewayProcess) -> None:

@@ -43,6 +43,7 @@ from gateway.coordinator.model import (
     SyncReply,
 )
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, names
+from gateway.coordinator.silence import silence
 from protocol.consumer import Subscription
 from protocol.errors import ErrorCode, KafkaError, ProtocolError
 
@@ -218,14 +219,18 @@ def heartbeat(
         member, classic = _find_speaking(group, event.member_id, event.group_instance_id, event.generation_id)
     except KafkaError as refused:
         return Step(group, ((event.request_id, HeartbeatReply(refused.code)),))
+    deadline_ms = group.session_deadlines.get(member.member_id)
+    silent = silence(member.member_id, classic.session_timeout_ms, deadline_ms, now_ms)
     if not _must_join(group, member):
         reply = HeartbeatReply(ErrorCode.NONE)
         if not group.unheard:
             heard = group.with_session_deadline(member.member_id, now_ms + classic.session_timeout_ms)
-            return Step(heard, ((event.request_id, reply),))
+            return Step(heard, ((event.request_id, reply),), silent)
     else:
         reply = HeartbeatReply(ErrorCode.REBALANCE_IN_PROGRESS)
     draft = Draft(group, now_ms, settings, cluster)
+    if member.member_id not in group.unheard:
+        draft.facts += silent
     draft.hear(member.member_id)
     if reply.error is not ErrorCode.NONE:
         _await_join(draft, member)

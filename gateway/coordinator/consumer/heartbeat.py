@@ -30,6 +30,7 @@ from gateway.coordinator.consumer.views import has_news
 from gateway.coordinator.facts import (
     AssignmentGiven,
     Departure,
+    Fact,
     MemberAway,
     MemberJoined,
     MemberRejoined,
@@ -39,6 +40,7 @@ from gateway.coordinator.facts import (
 from gateway.coordinator.handoff import HandoffEnd
 from gateway.coordinator.machine import Step
 from gateway.coordinator.model import ConsumerSettings
+from gateway.coordinator.silence import silence
 from protocol.errors import ErrorCode, KafkaError
 
 UNRELEASED_INTERVAL_MS = 500
@@ -56,9 +58,14 @@ def heartbeat(
         member = find_member(group, event)
     except KafkaError as refused:
         return Step(group, ((event.request_id, ConsumerGroupHeartbeatReply(refused.code, refused.message)),))
+    silent = silence(
+        member.member_id, settings.session_timeout_ms, group.session_deadlines.get(member.member_id), now_ms
+    )
     if _has_no_news(group, event, member, cluster):
-        return _keep_alive(group, event, member, now_ms, settings)
+        return _keep_alive(group, event, member, now_ms, settings, silent)
     draft = Draft(group, now_ms, settings, cluster)
+    if member.member_id not in group.unheard:
+        draft.facts += silent
     return _proceed(draft, event, member, _updated(member, event))
 
 
@@ -79,13 +86,18 @@ def _has_no_news(group: ConsumerGroup, event: ConsumerGroupHeartbeat, member: Co
 
 
 def _keep_alive(
-    group: ConsumerGroup, event: ConsumerGroupHeartbeat, member: ConsumerMember, now_ms: int, settings: ConsumerSettings
+    group: ConsumerGroup,
+    event: ConsumerGroupHeartbeat,
+    member: ConsumerMember,
+    now_ms: int,
+    settings: ConsumerSettings,
+    silent: tuple[Fact, ...],
 ) -> Step:
     heard = group.with_session_deadline(member.member_id, now_ms + settings.session_timeout_ms)
     reply = ConsumerGroupHeartbeatReply(
         ErrorCode.NONE, None, member.member_id, member.member_epoch, settings.heartbeat_interval_ms
     )
-    return Step(heard, ((event.request_id, reply),))
+    return Step(heard, ((event.request_id, reply),), silent)
 
 
 def _join(

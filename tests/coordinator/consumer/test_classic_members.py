@@ -247,6 +247,17 @@ def test_its_own_session_counts():
     assert "a" in scene.group.members
 
 
+def test_one_that_missed_a_heartbeat_is_told_of():
+    scene, epoch = settled()
+    late_ms = SESSION_MS * 2 // 3 + 1
+    scene.alive("k", epoch)
+    scene.now_ms += late_ms
+    scene.alive("k", epoch)
+    assert scene.facts == [f"member k said nothing for {late_ms} ms"]
+    scene.alive("k", epoch)
+    assert not scene.facts
+
+
 def test_a_commit_keeps_nobody_alive():
     scene, epoch = settled()
     scene.now_ms += SESSION_MS - 1

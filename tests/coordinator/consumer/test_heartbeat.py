@@ -195,6 +195,20 @@ def test_sessions_end_and_heartbeats_prolong_them():
     assert not scene.group.owners
 
 
+def test_a_member_that_missed_a_heartbeat_is_told_of():
+    scene = both()
+    scene.beat("a", 2)
+    scene.now_ms += 30_000
+    scene.beat("a", 2)
+    assert not scene.facts
+    scene.now_ms += 30_001
+    scene.beat("a", 2)
+    assert scene.facts == ["member a said nothing for 30001 ms"]
+    scene.now_ms += 30_001
+    scene.beat("a", 2, {"t": {0, 1}})
+    assert scene.facts[0] == "member a said nothing for 30001 ms", "also where it has news"
+
+
 def test_a_refused_heartbeat_prolongs_nothing():
     scene = both()
     scene.now_ms = 44_999

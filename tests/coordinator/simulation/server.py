@@ -6,6 +6,7 @@ has not happened, or, when the outcome is unknown, the group is read again and e
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import ModuleType
 
 from gateway.coordinator.classic_handoff import awaited_by
@@ -126,7 +127,7 @@ class Server:
         if stored is None:
             self.group = Group("g")
         else:
-            group, members = stored
+            group, members = replace(stored[0], clock_lead_ms=0), stored[1]
             self.group = self._coordinator.restore("g", group, members, None, self._world.now_ms, self.settings)
         self.referee.restored(self.group, set(self._open), self._world.now_ms)
         self._arm()

@@ -11,6 +11,8 @@ import asyncpg
 import pytest
 
 from gateway.config.broker import BrokerConfig
+from gateway.coordinator.facts import MemberId, MemberSilent
+from gateway.coordinator.model import Group, GroupState, Member
 from gateway.groups.groups import MACHINES
 from gateway.groups.journal import Journal, JournaledCommit
 from gateway.log.catalog import Catalog
@@ -106,6 +108,23 @@ async def test_a_batch_that_is_refused_is_counted_and_the_next_one_says_so(write
     assert await writer.offsets() == [1]
     told = await writer.observer.fetch("select seq, row_count from journal_event where kind = 'rows_dropped'")
     assert [tuple(row) for row in told] == [(1, 1)]
+
+
+async def test_a_late_heartbeat_is_one_row_however_large_its_group(writer: Writer) -> None:
+    """Were each to hold its group, a crowd that is late at once would find no room."""
+    member_ids = [MemberId(f"m{number}") for number in range(2 * ROOM)]
+    members = {each: Member(each, None, "client", "/host", 10_000, 10_000, ()) for each in member_ids}
+    group = Group("g", GroupState.STABLE, True, "consumer", "range", 7, member_ids[0], members)
+    for member_id in member_ids[:ROOM]:
+        writer.journal.happened(group, group, (MemberSilent(member_id, 6_700),))
+    assert writer.counted("journal_dropped_rows") == 0
+    await asyncio.wait_for(writer.journal.close(), 20)
+    rows = await writer.observer.fetch(
+        "select kind, group_type, generation_id, state_before, state_after, member_id, wait_ms from journal_event"
+        " order by seq"
+    )
+    told = ("heartbeat_gap", "classic", 7, "Stable", "Stable")
+    assert [tuple(row) for row in rows] == [(*told, member_id, 6_700) for member_id in member_ids[:ROOM]]
 
 
 async def test_days_that_are_missing_are_made(writer: Writer) -> None:

@@ -23,11 +23,13 @@ from gateway.coordinator.facts import (
     ProtocolViolated,
     RebalanceBegun,
 )
+from gateway.coordinator.handoff import HandoffMode, HandoffSettings
 from gateway.coordinator.machine import Machines
 from gateway.coordinator.model import DeleteGroup, GroupState, HeartbeatReply
 from gateway.groups import runtime as groups_module
 from gateway.groups.groups import log as groups_log
 from gateway.operate.logs import REQUEST
+from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode, KafkaError
 from storage.types import GroupChange, Saved
 from tests.gateway.group_node import (
@@ -207,6 +209,38 @@ async def test_once_all_members_were_heard_a_restart_gives_whole_sessions_again(
                 member.member_id, member.generation_id = was.member_id, was.generation_id
                 assert await member.beat() is ErrorCode.NONE
             await after.database.hot.fetch("update consumer_group set restored_at_ms = restored_at_ms - 50000")
+
+
+async def test_since_when_a_partition_is_waited_for_outlives_its_coordinator(database_url: str) -> None:
+    """By the wall clock, since the next node's own clock began at another time."""
+    drain = dataclasses.replace(QUICK, handoff=HandoffSettings(HandoffMode.DRAIN, 30_000))
+    told = encode_subscription(Subscription(1, ("t",)))
+    share, nothing = (
+        encode_assignment(Assignment(1, (TopicPartition("t", (0,)),))),
+        encode_assignment(Assignment(1, ())),
+    )
+    async with group_node(database_url, settings=drain) as before:
+        one, two = (before.member(G, name, metadata=told) for name in ("c1", "c2"))
+        await settle(one, two)
+        for first, second in ((share, nothing), (nothing, share)):
+            await asyncio.gather(one.join(), two.join())
+            leader, follower = (one, two) if one.members else (two, one)
+            held = follower.sync()
+            await reply_of(leader.sync({one.member_id: first, two.member_id: second}))
+        assert isinstance(held, asyncio.Future)
+    for change, since_s, left_s in (
+        ("document", 0, 30),
+        ("jsonb_set(document, '{clock_ms}', to_jsonb((document ->> 'clock_ms')::bigint - 16000))", 16, 14),
+        ("document - 'clock_ms'", 0, 30),
+    ):
+        async with group_node(database_url, settings=drain) as after:
+            await after.database.hot.fetch(f"update consumer_group set document = {change}")
+        async with group_node(database_url, settings=drain) as after:
+            group = await after.groups.view(G)
+            now_ms = asyncio.get_running_loop().time() * 1000
+            (handoff,) = group.handoffs
+            found = (now_ms - handoff.since_ms) / 1000, (handoff.deadline_ms - now_ms) / 1000
+            assert found == (pytest.approx(since_s, abs=6), pytest.approx(left_s, abs=6)), change
 
 
 async def test_writes_of_many_groups_share_transactions(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
