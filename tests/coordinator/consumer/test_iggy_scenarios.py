@@ -7,6 +7,8 @@ goes. Its clients are thrown out for their silence, as are these.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from gateway.coordinator.handoff import FORCED, HandoffEnd
@@ -14,7 +16,7 @@ from gateway.coordinator.handoff import FORCED, HandoffEnd
 from .readers import Readers
 
 
-def holding(partitions: int = 3, **given: int) -> Readers:
+def holding(partitions: int = 3, **given: Any) -> Readers:
     """`a` has read a record of each partition and committed nothing; `b` has joined, and waits."""
     scene = Readers(partitions, **given)
     scene.come("a")
