@@ -108,7 +108,7 @@ MUTANTS = [
     Mutant(
         "a heartbeat does not keep the session",
         "heartbeat:hear",
-        "group.with_session_deadline(member_id, now_ms + session_ms(member, settings))",
+        "group.with_session_deadline(member_id, now_ms + timeout_ms)",
         "group",
     ),
     Mutant(
