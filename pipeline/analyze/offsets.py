@@ -149,43 +149,42 @@ def lag(offset: DataFrame, *, points: int = 400) -> DataFrame:
         F.max_by("offset", "rank").alias("worst_offset"),
         F.count("*").alias("commits"),
     )
-    # The first time the end was seen beyond an offset: sort ends and questions by offset, look at the next end.
+    # The first time the end was seen beyond an offset: sort ends and questions by offset, look at the next end. A
+    # question brings all that is known of its stretch along, so that nothing has to be joined to the answer.
+    known = ("group_id", "bucket_ms", "lag_min", "lag_max", "lag_last", "worst_ms", "commits")
+    asked = "struct<group_id: string, " + ", ".join(f"{name}: bigint" for name in known[1:]) + ">"
     ends = offset.where(F.col("log_end_offset").isNotNull()).select(
         "topic",
         "partition",
         F.col("log_end_offset").alias("position"),
         F.col("at_ms").alias("seen_ms"),
-        F.lit(0).alias("asks"),
-        F.lit(None).cast("string").alias("group_id"),
-        F.lit(None).cast("long").alias("bucket_ms"),
+        F.lit(None).cast(asked).alias("asked"),
     )
-    questions = thinned.where(F.col("lag_max") > 0).select(
+    questions = thinned.select(
         "topic",
         "partition",
         F.col("worst_offset").alias("position"),
         F.lit(None).cast("long").alias("seen_ms"),
-        F.lit(1).alias("asks"),
-        "group_id",
-        "bucket_ms",
+        F.struct(*known).alias("asked"),
     )
     # An end equal to the offset is not beyond it: downwards it comes behind the question. (Downwards, because a frame
     # that reaches to the end of its partition costs Spark the square of its rows.)
-    order = Window.partitionBy("topic", "partition").orderBy(F.desc("position"), F.desc("asks"))
-    answered = (
+    order = Window.partitionBy("topic", "partition").orderBy(F.desc("position"), F.col("asked").isNotNull().desc())
+    return (
         ends.unionByName(questions)
         .withColumn("written_ms", F.min("seen_ms").over(order.rowsBetween(Window.unboundedPreceding, -1)))
-        .where(F.col("asks") == 1)
-        .select(*_PARTITION, "bucket_ms", "written_ms")
-    )
-    return thinned.join(answered, [*_PARTITION, "bucket_ms"], "left").select(
-        *_PARTITION,
-        "bucket_ms",
-        "lag_min",
-        "lag_max",
-        "lag_last",
-        F.when(F.col("lag_max") == 0, F.lit(0))
-        .otherwise(F.greatest(F.lit(0), F.col("worst_ms") - F.col("written_ms")))
-        .cast("long")
-        .alias("time_lag_max_ms"),
-        "commits",
+        .where(F.col("asked").isNotNull())
+        .select("topic", "partition", "asked.*", "written_ms")
+        .select(
+            *_PARTITION,
+            "bucket_ms",
+            "lag_min",
+            "lag_max",
+            "lag_last",
+            F.when(F.col("lag_max") == 0, F.lit(0))
+            .otherwise(F.greatest(F.lit(0), F.col("worst_ms") - F.col("written_ms")))
+            .cast("long")
+            .alias("time_lag_max_ms"),
+            "commits",
+        )
     )
