@@ -57,6 +57,8 @@ MAX_GROUPS_PER_CONNECTION = 10_000
 """Groups told when a connection closes; members of any further ones count on their session timeout alone."""
 VIEWED_AT_ONCE = 100
 """A few milliseconds of the loop where none of them is in memory."""
+STEPS_TOGETHER_S = 0.002
+"""A group plays on for so long before a write; what is in the mailbox then waits for the next."""
 SHORTEST_TIMER_MS = 5
 """A deadline that a Tick did not clear cannot spin the loop."""
 STALL_MS = 100
@@ -462,14 +464,39 @@ class Runtime:
 
     def _store_then_settle(self, slot: Slot, taken: Step, event: Event) -> None:
         slot.busy = True
-        self._spawn(self._persist(slot, taken, event, self._now_ms()), f"store group {slot.group_id}")
+        steps = [(taken, event), *self._steps_behind(slot, taken.group)]
+        self._spawn(self._persist(slot, steps, self._now_ms()), f"store group {slot.group_id}")
 
-    async def _persist(self, slot: Slot, taken: Step, event: Event, since_ms: int) -> None:
+    def _steps_behind(self, slot: Slot, group: Value) -> list[tuple[Step, Event]]:
+        """What has come meanwhile is stored by the same write, so that a group which a thousand join costs few writes.
+
+        A Turn wants the settled group, and a closed connection what is parked; a group that has ended, or changed its
+        machine, is settled first.
+        """
+        steps: list[tuple[Step, Event]] = []
+        machine, until_s = self._machines.of(group), self._loop.time() + STEPS_TOGETHER_S
+        while slot.mailbox and self._loop.time() < until_s:
+            event = slot.mailbox[0]
+            if isinstance(event, Turn | ConnectionClosed) or machine.is_deleted(group):
+                break
+            slot.mailbox.popleft()
+            taken = self._machines.step(group, event, self._cluster, self._now_ms(), self.settings)
+            steps.append((taken, event))
+            group = taken.group
+            if self._machines.of(group) is not machine:
+                break
+        return steps
+
+    async def _persist(self, slot: Slot, steps: Sequence[tuple[Step, Event]], since_ms: int) -> None:
         async with self._resuming(slot):
-            slot.unstored.note(taken.facts)
+            for taken, _ in steps:
+                slot.unstored.note(taken.facts)
+            *earlier, (taken, event) = steps
             await self._records.write(slot.group_id, taken.group, slot.unstored, slot.lease, self._wanted(slot))
             if slot.dropped:
                 return
+            for one, its_event in earlier:
+                self._settle(slot, one, its_event)
             machine = self._machines.of(taken.group)
             group = machine.postponed(taken.group, self._now_ms() - since_ms)
             self._settle(slot, Step(group, taken.replies, taken.facts), event)

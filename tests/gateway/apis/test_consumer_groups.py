@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator, Iterator
 from typing import Any
@@ -33,6 +34,7 @@ from protocol.messages.offset_delete import (
     OffsetDeleteRequestTopic,
 )
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchRequestTopics
+from storage.errors import StorageError
 from tests.gateway.group_node import GroupNode, forget_everything, group_node
 from tests.postgres import Databases
 
@@ -112,6 +114,48 @@ async def test_two_members_share_and_each_acknowledgement_is_one_row(node: Group
     assert {each: epoch for each, (epoch, _, _) in settled.items()} == {"a": 2, "b": 2}
     assert told(await beat(node, "a", 2)) == (2, None)
     assert await rows(node) == settled, "a heartbeat without news writes nothing"
+
+
+async def test_a_crowd_that_joins_is_stored_by_few_writes(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    await node.create_topic("t", 100)
+    await join(node, "first")
+    writes = 0
+    save = node.store.save
+
+    async def counted(*given: Any, **more: Any) -> Any:
+        nonlocal writes
+        writes += 1
+        return await save(*given, **more)
+
+    monkeypatch.setattr(node.store, "save", counted)
+    answers = await asyncio.gather(*(join(node, f"m{number:02}") for number in range(60)))
+    assert sorted(answer.member_epoch for answer in answers) == list(range(2, 62)), "each is told of its own step"
+    assert writes <= 30
+    stored = await rows(node)
+    assert len(stored) == 61
+    assert {answer.member_id: answer.member_epoch for answer in answers}.items() <= {
+        member_id: epoch for member_id, (epoch, _, _) in stored.items()
+    }.items()
+
+
+async def test_of_a_crowd_whose_write_fails_nobody_is_told_that_it_joined(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await node.create_topic("t", 4)
+    await join(node, "first")
+    before = await rows(node)
+
+    async def refused(*_given: Any, **_more: Any) -> Any:
+        raise StorageError("refused")
+
+    monkeypatch.setattr(node.store, "save", refused)
+    asked = (
+        beat(node, f"m{number}", 0, {}, rebalance_timeout_ms=60_000, subscribed_topic_names=("t",))
+        for number in range(20)
+    )
+    answers = await asyncio.gather(*asked)
+    assert {answer.error_code for answer in answers} == {ErrorCode.UNKNOWN_SERVER_ERROR}
+    assert await rows(node) == before
 
 
 async def test_another_coordinator_goes_on_where_this_one_was_killed(node: GroupNode, database_url: str) -> None:
