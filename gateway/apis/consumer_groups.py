@@ -58,7 +58,8 @@ async def consumer_group_heartbeat(
             version=context.version,
             client_id=context.client_id or "",
             client_host=context.connection.client_host,
-            new_member_id=MemberId(str(uuid.uuid4())),
+            # Of its own, or the one that it is given if it has none.
+            new_member_id=MemberId(request.member_id or str(uuid.uuid4())),
             member_id=MemberId(request.member_id),
             member_epoch=request.member_epoch,
             instance_id=request.instance_id,
