@@ -2,8 +2,8 @@
 
 librdkafka closes a consumer in two steps that do not wait for each other: its application thread answers the rebalance
 events that are still queued, its main thread leaves the group and ends when LeaveGroup is answered. Whoever answers an
-event after that waits for ever (confluentinc/librdkafka#4884; node-rdkafka's `disconnect`, and in Python with the
-interpreter's lock held). A broker that needs some milliseconds to let a member go hardly ever shows it.
+event after that waits for ever (confluentinc/librdkafka#4884; in Python with the interpreter's lock held). A broker
+that needs some milliseconds to let a member go hardly ever shows it.
 The group goes on at once; only the answer is later. See decision 0012.
 """
 
