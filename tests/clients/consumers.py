@@ -19,6 +19,7 @@ import confluent_kafka
 import kafka
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor as AiokafkaRange
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor as AiokafkaRoundRobin
+from kafka.coordinator.assignors.abstract import AbstractPartitionAssignor
 from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssignor
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
@@ -108,9 +109,9 @@ class ConfluentConsumerProtocol(ConfluentConsumer):
 
 
 class KafkaPythonConsumer(ConsumerThread, kafka.ConsumerRebalanceListener):
-    """kafka-python: `assignor` is range, roundrobin or cooperative-sticky."""
+    """kafka-python: `assignor` is range, roundrobin or cooperative-sticky, or several of them with commas between."""
 
-    ASSIGNORS: ClassVar = {
+    ASSIGNORS: ClassVar[dict[str, type[AbstractPartitionAssignor]]] = {
         "range": RangePartitionAssignor,
         "roundrobin": RoundRobinPartitionAssignor,
         "cooperative-sticky": CooperativeStickyAssignor,
@@ -128,7 +129,7 @@ class KafkaPythonConsumer(ConsumerThread, kafka.ConsumerRebalanceListener):
             auto_offset_reset="earliest",
             session_timeout_ms=6000,
             heartbeat_interval_ms=500,
-            partition_assignment_strategy=[self.ASSIGNORS[self.assignor]],
+            partition_assignment_strategy=[self.ASSIGNORS[name] for name in self.assignor.split(",")],
         )
         self.consumer.subscribe([self.topic], listener=self)
 

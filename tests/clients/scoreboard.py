@@ -100,9 +100,40 @@ class Scoreboard:
             lambda: values <= {delivery.value for delivery in self.deliveries}, f"{len(values)} values", timeout_s
         )
 
+    def revoked_of(self, member: str) -> frozenset[int]:
+        """All that it was asked to give up."""
+        return frozenset().union(*(partitions for name, partitions in self.revoked if name == member))
+
     def duplicates(self) -> list[tuple[int, int]]:
         seen = Counter((delivery.partition, delivery.offset) for delivery in self.deliveries)
         return sorted(position for position, count in seen.items() if count > 1)
+
+
+class Ownership(Scoreboard):
+    """Also notes partitions that somebody is given while another has them, and those that are given anew to who has
+    them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.overlaps: list[tuple[int, str, str]] = []
+        self.repeated: list[tuple[str, frozenset[int]]] = []
+
+    def assign(self, member: str, partitions: set[int] | frozenset[int]) -> None:
+        with self._changed:
+            self._look(member, partitions)
+            super().assign(member, partitions)
+
+    def add(self, member: str, partitions: set[int]) -> None:
+        with self._changed:
+            again = self.owned.get(member, frozenset[int]()) & partitions
+            if again:
+                self.repeated.append((member, again))
+            self._look(member, partitions)
+            super().add(member, partitions)
+
+    def _look(self, member: str, partitions: set[int] | frozenset[int]) -> None:
+        for other, owned in self.owned.items():
+            self.overlaps += [(each, other, member) for each in owned & partitions if other != member]
 
 
 class ConsumerThread(threading.Thread, ABC):

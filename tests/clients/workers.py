@@ -22,7 +22,7 @@ from confluent_kafka.admin import (
 )
 
 from tests.clients.consumers import ConfluentConsumer, ConfluentConsumerProtocol
-from tests.clients.scoreboard import Scoreboard
+from tests.clients.scoreboard import Ownership, Scoreboard
 from tests.clients.topics import create_topic
 from tests.gateway_process import GatewayProcess
 
@@ -97,20 +97,6 @@ def until(holds: Callable[[], bool], what: str, timeout_s: float = 30) -> None:
     while not holds():
         assert time.monotonic() < deadline, what
         time.sleep(0.05)
-
-
-class Ownership(Scoreboard):
-    """Also notes partitions that somebody is given while another has them."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.overlaps: list[tuple[int, str, str]] = []
-
-    def add(self, member: str, partitions: set[int]) -> None:
-        with self._changed:
-            for other, owned in self.owned.items():
-                self.overlaps += [(each, other, member) for each in owned & partitions if other != member]
-        super().add(member, partitions)
 
 
 class Stage:
