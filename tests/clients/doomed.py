@@ -1,6 +1,7 @@
 """A consumer in a process of its own, to be killed: `python -m tests.clients.doomed BOOTSTRAP TOPIC GROUP [KEY=VALUE]`.
 
-Prints the partitions it owns, comma-separated, at each assignment; further arguments are librdkafka's settings.
+Prints the partitions it is assigned, comma-separated, at each assignment, and `lost` before those that it has lost;
+further arguments are librdkafka's settings.
 """
 
 from __future__ import annotations
@@ -14,6 +15,10 @@ def print_assigned(_consumer: Consumer, partitions: list[TopicPartition]) -> Non
     print(",".join(str(partition.partition) for partition in partitions), flush=True)
 
 
+def print_lost(_consumer: Consumer, partitions: list[TopicPartition]) -> None:
+    print("lost", ",".join(str(partition.partition) for partition in partitions), flush=True)
+
+
 def main() -> None:
     bootstrap, topic, group, *settings = sys.argv[1:]
     consumer = Consumer(
@@ -25,7 +30,7 @@ def main() -> None:
             **dict(setting.split("=", 1) for setting in settings),
         }
     )
-    consumer.subscribe([topic], on_assign=print_assigned)
+    consumer.subscribe([topic], on_assign=print_assigned, on_lost=print_lost)
     while True:
         consumer.poll(0.1)
 
