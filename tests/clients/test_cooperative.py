@@ -4,6 +4,9 @@ The one idea: a callback is the whole of what an application sees of a rebalance
 one, in increments; they are lost to it only if the group has thrown it out, and then to nobody else.
 """
 
+# pyright: reportAttributeAccessIssue=false
+# kafka-python's types know less of its administrator than it can do.
+
 from __future__ import annotations
 
 import logging
