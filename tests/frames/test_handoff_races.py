@@ -1,0 +1,192 @@
+"""A commit that would let a target go on, while its member or its target leaves or another rebalance begins.
+
+The one idea: Postgres decides the race, so it is held in Postgres. A row that a commit is to lock is locked by the
+test, and what the commit races with is done meanwhile; whichever way it ends, only a member of the current generation
+is given the partition, and only with what was committed before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import asyncpg
+
+from protocol.errors import ErrorCode
+from protocol.messages.sync_group import SyncGroupResponse
+from tests.frames.members import Member, fresh, leader_of, member
+from tests.frames.test_handoff import MOVED, NONE, REBALANCING, RECORDS, committed, given, joining, moving
+from tests.gateway_process import GatewayFactory, GatewayProcess
+
+PATIENT = {"SLUICE_NODE_TTL_MS": "60000"}
+"""A commit that is held in Postgres holds its shard's lease still, so that no lease is renewed meanwhile."""
+QUICKLY_S = 4
+"""Less than a SyncGroup is held for."""
+A_WHILE_S = 1
+
+
+@asynccontextmanager
+async def locked(gateway: GatewayProcess, group_id: str) -> AsyncGenerator[asyncpg.Connection]:
+    """The group's row, which its commits share and its next generation writes."""
+    connection = await asyncpg.connect(gateway.database_url)
+    try:
+        async with connection.transaction():
+            row = await connection.fetchval(
+                "select group_id from sluice.consumer_group where group_id = $1 for update", group_id
+            )
+            assert row == group_id
+            yield connection
+    finally:
+        await connection.close()
+
+
+async def waits_for_lock(connection: asyncpg.Connection) -> None:
+    """Until a transaction waits for what this connection holds."""
+    sql = "select exists (select from pg_stat_activity where pg_backend_pid() = any (pg_blocking_pids(pid)))"
+    async with asyncio.timeout(10):
+        while True:
+            if await connection.fetchval(sql):
+                return
+            await asyncio.sleep(0.01)
+
+
+async def nothing_of(*answers: Awaitable[Any]) -> None:
+    done, _ = await asyncio.wait([asyncio.ensure_future(each) for each in answers], timeout=A_WHILE_S)
+    assert not done, done
+
+
+async def assigned(
+    topic: str, shares: Mapping[Member, tuple[int, ...]]
+) -> Mapping[Member, asyncio.Future[SyncGroupResponse]]:
+    """All sync; the leader gives each its share."""
+    leader = leader_of(*shares)
+    by_id = {each.member_id: given(topic, *share) for each, share in shares.items()}
+    return {each: each.sync_nowait(by_id if each is leader else None) for each in shares}
+
+
+async def rejoined(*members: Member) -> None:
+    for each in members:
+        each.members = ()
+    for join in [each.join_nowait() for each in members]:
+        assert (await join).error_code == NONE
+
+
+def on_another_connection(speaker: Member, of: Member) -> Member:
+    speaker.member_id, speaker.generation_id = of.member_id, of.generation_id
+    return speaker
+
+
+@asynccontextmanager
+async def queued_commit(
+    gateway: GatewayProcess, source: Member, speaker: Member, topic: str
+) -> AsyncGenerator[asyncio.Task[int]]:
+    """The source's commit of everything: the coordinator has let it pass, and it waits behind a commit of another group
+    until the context ends."""
+    async with member(gateway.bootstrap, fresh("busy")) as other:
+        assert await other.commit(topic, 1) == NONE
+        async with locked(gateway, other.group_id) as lock:
+            before = asyncio.create_task(other.commit(topic, 2))
+            await waits_for_lock(lock)
+            commit = asyncio.create_task(on_another_connection(speaker, source).commit(topic, RECORDS, partition=MOVED))
+            await nothing_of(before, commit)
+            yield commit
+        assert await before == NONE
+
+
+async def test_a_commit_that_comes_after_the_next_generation_releases_nothing(gateway_factory: GatewayFactory) -> None:
+    gateway = gateway_factory(environment=PATIENT)
+    async with (
+        moving(gateway, "drain", keeps_the_rule=True) as (scene, held),
+        joining(gateway, scene.a.group_id, "c", scene.topic, "range") as c,
+        joining(gateway, scene.a.group_id, "a", scene.topic, "range") as speaker,
+    ):
+        a, b, topic = scene.a, scene.b, scene.topic
+        async with queued_commit(gateway, a, speaker, topic) as late:
+            await c.knock()
+            third = c.join_nowait()
+            assert (await asyncio.wait_for(held, 10)).error_code == REBALANCING
+            await rejoined(a, b)
+            assert (await third).error_code == NONE
+            syncs = await assigned(topic, {a: (0,), b: (), c: (MOVED,)})
+            for each, share in ((a, (0,)), (b, ())):
+                assert (await asyncio.wait_for(syncs[each], QUICKLY_S)).assignment == given(topic, *share)
+            assert not syncs[c].done()
+            assert not late.done()
+        assert await asyncio.wait_for(late, 10) == ErrorCode.ILLEGAL_GENERATION
+        await nothing_of(syncs[c])
+        assert await a.commit(topic, RECORDS, partition=MOVED) == NONE
+        answer = await asyncio.wait_for(syncs[c], QUICKLY_S)
+        assert (answer.error_code, answer.assignment) == (NONE, given(topic, MOVED))
+        assert await committed(c.client, c.group_id, topic, stable=True) == (NONE, RECORDS)
+
+
+async def test_a_commit_that_comes_after_its_member_has_left_is_refused(gateway_factory: GatewayFactory) -> None:
+    """Its partition has been given away by then, to be read from what was committed before."""
+    gateway = gateway_factory(environment=PATIENT)
+    async with (
+        moving(gateway, "drain", keeps_the_rule=True) as (scene, held),
+        joining(gateway, scene.a.group_id, "a", scene.topic, "range") as speaker,
+    ):
+        a, b, topic = scene.a, scene.b, scene.topic
+        async with queued_commit(gateway, a, speaker, topic) as late:
+            await a.leave()
+            assert (await asyncio.wait_for(held, 10)).error_code == REBALANCING
+            await rejoined(b)
+            alone = await assigned(topic, {b: (0, MOVED)})
+            assert (await asyncio.wait_for(alone[b], QUICKLY_S)).assignment == given(topic, 0, MOVED)
+            assert await committed(b.client, b.group_id, topic, stable=True) == (NONE, -1)
+            assert not late.done()
+        assert await asyncio.wait_for(late, 10) in (ErrorCode.ILLEGAL_GENERATION, ErrorCode.UNKNOWN_MEMBER_ID)
+        assert await committed(b.client, b.group_id, topic, stable=True) == (NONE, -1)
+
+
+async def test_a_target_that_leaves_while_the_commit_is_made_is_given_nothing(gateway_factory: GatewayFactory) -> None:
+    """What was committed counts for whoever comes in its place."""
+    gateway = gateway_factory(environment=PATIENT)
+    async with (
+        moving(gateway, "drain", keeps_the_rule=True) as (scene, held),
+        joining(gateway, scene.a.group_id, "c", scene.topic, "range") as c,
+        joining(gateway, scene.a.group_id, "administrator", scene.topic, "range") as speaker,
+    ):
+        a, b, topic = scene.a, scene.b, scene.topic
+        async with locked(gateway, a.group_id) as lock:
+            commit = asyncio.create_task(a.commit(topic, RECORDS, partition=MOVED))
+            await waits_for_lock(lock)
+            assert (await on_another_connection(speaker, b).leave()).members[0].error_code == NONE
+            answer = await asyncio.wait_for(held, 10)
+            assert (answer.error_code, answer.assignment) == (ErrorCode.UNKNOWN_MEMBER_ID, b"")
+            assert not commit.done()
+        assert await asyncio.wait_for(commit, 10) == NONE
+        await c.knock()
+        await rejoined(a, c)
+        syncs = await assigned(topic, {a: (0,), c: (MOVED,)})
+        assert (await asyncio.wait_for(syncs[c], QUICKLY_S)).assignment == given(topic, MOVED)
+        assert await committed(c.client, c.group_id, topic, stable=True) == (NONE, RECORDS)
+
+
+async def test_a_rebalance_that_begins_while_the_commit_is_made_goes_by_what_it_has_committed(
+    gateway_factory: GatewayFactory,
+) -> None:
+    gateway = gateway_factory(environment=PATIENT)
+    async with (
+        moving(gateway, "drain", keeps_the_rule=True) as (scene, held),
+        joining(gateway, scene.a.group_id, "c", scene.topic, "range") as c,
+    ):
+        a, b, topic = scene.a, scene.b, scene.topic
+        await c.knock()
+        async with locked(gateway, a.group_id) as lock:
+            commit = asyncio.create_task(a.commit(topic, RECORDS, partition=MOVED))
+            await waits_for_lock(lock)
+            third = c.join_nowait()
+            await nothing_of(commit, third)
+        assert await asyncio.wait_for(commit, 10) == NONE
+        answer = await asyncio.wait_for(held, 10)
+        assert (answer.error_code, answer.assignment) == (REBALANCING, b"")
+        await rejoined(a, b)
+        assert (await third).error_code == NONE
+        syncs = await assigned(topic, {a: (0,), b: (), c: (MOVED,)})
+        assert (await asyncio.wait_for(syncs[c], QUICKLY_S)).assignment == given(topic, MOVED)
+        assert (await asyncio.wait_for(syncs[b], QUICKLY_S)).assignment == given(topic)
+        assert await committed(c.client, c.group_id, topic, stable=True) == (NONE, RECORDS)
