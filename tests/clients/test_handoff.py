@@ -77,7 +77,8 @@ def test_a_held_member_of_a_short_session_stays_a_member(gateway_factory: Gatewa
         began_s, held = time.monotonic(), member_ids()
         assert len(held) == 2
         stage.board.wait_settled({"first", "second"}, PARTITIONS)
-        assert time.monotonic() - began_s > session_s / 4, "its SyncGroup was not held"
+        held_s = time.monotonic() - began_s
+        assert session_s / 4 < held_s < session_s + 3, "not held, or for longer than librdkafka waits for an answer"
         revocations = list(stage.board.revoked)
         until(lambda: time.monotonic() - began_s > 2 * session_s, "two sessions have not passed")
         assert counted(stage.gateway, "group_handoffs_pending") == {"": 2.0}, "it waits no more"
