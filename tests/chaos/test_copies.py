@@ -38,8 +38,8 @@ def elsewhere() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def started(directory: Path) -> Iterator[GatewayProcess]:
-    """A node with its own Postgres on a copy, once it has buried the nodes of the original: until their registration has
-    lapsed it names them, and here they live."""
+    """A node with its own Postgres on a copy, once it has buried the nodes of the original: it names them until their
+    registration has lapsed, and here they live."""
     node = GatewayProcess(directory, database_url=None, settings=SETTINGS, environment={})
     node.start()
     try:
