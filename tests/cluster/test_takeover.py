@@ -22,6 +22,7 @@ from tests.wire import WireClient
 
 LEASE_S = 5.0
 PARTITIONS = 4
+HANDED_OVER = '"event": "shard handed over"'
 
 
 async def coordinator_of(group: str, nodes: Sequence[GatewayProcess]) -> GatewayProcess | None:
@@ -88,11 +89,15 @@ async def test_a_group_goes_on_when_its_coordinator_ends(cluster: Cluster, end: 
         await settle(one, two)
         assert await one.commit(topic, 7) == ErrorCode.NONE
         others = [node for node in nodes if node is not owner]
+        handed_over = others[0].log_text().count(HANDED_OVER)
         owner.send_signal({"kill -9": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGSTOP": signal.SIGSTOP}[end])
         # The machine is shared: what is asserted leaves room for that, what was measured is printed.
         took = [await goes_on(each, others, within_s + 6.0) for each in (one, two)]
         print(f"{end}: the group went on after {took[0]:.2f} s, the target is {within_s} s")
         assert one.generation_id == two.generation_id
+        if end == "SIGTERM":
+            assert owner.stop() == 0
+            assert others[0].log_text().count(HANDED_OVER) == handed_over, "handed to one that leaves"
         if end == "SIGSTOP":
             owner.send_signal(signal.SIGCONT)
             late = await first.send(
