@@ -14,6 +14,7 @@ from pathlib import Path
 
 import asyncpg
 import pytest
+from confluent_kafka.admin import AdminClient  # pyright: ignore[reportPrivateImportUsage]
 
 from storage.embedded import USER, EmbeddedPostgres, bin_directory
 from tests.chaos.load import Load, assert_nothing_lost, read_all
@@ -37,10 +38,16 @@ def elsewhere() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def started(directory: Path) -> Iterator[GatewayProcess]:
-    """A node with its own Postgres on a copy."""
+    """A node with its own Postgres on a copy, once it has buried the nodes of the original: it names them until their
+    registration has lapsed, and here they live."""
     node = GatewayProcess(directory, database_url=None, settings=SETTINGS, environment={})
     node.start()
     try:
+        admin = AdminClient({"bootstrap.servers": node.bootstrap})
+        deadline = time.monotonic() + DEADLINE_S
+        while len(named := admin.list_topics(timeout=10).brokers.values()) > 1:
+            assert time.monotonic() < deadline, named
+            time.sleep(0.05)
         yield node
     finally:
         node.close()

@@ -315,7 +315,7 @@ MUTANTS = [
     Mutant(
         "a coordinator that takes over gives targets what is awaited",
         "restore:restore",
-        "classic_handoff.take_over(draft)",
+        "classic_handoff.take_over(draft, stored.clock_lead_ms, SHORTEST_SESSION_MS)",
         "draft.handoffs = ()",
     ),
     Mutant(
