@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Short runs: compile little, collect garbage with one thread.
 FAST_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+# Of a test that says nothing of its own: Spark takes what other suites on the machine leave.
+LIMIT_S = 420
 # A handful of rows: compiling a plan costs more than interpreting it.
 INTERPRETED = {
     "spark.sql.codegen.wholeStage": "false",
@@ -40,6 +42,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if Path(__file__).parent not in item.path.parents:
             continue
+        if item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(LIMIT_S))
         if lacking is not None:
             item.add_marker(pytest.mark.skip(reason=lacking))
         elif item.get_closest_marker("long") and not config.getoption("--long", default=False):
