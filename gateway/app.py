@@ -427,16 +427,16 @@ class App:
     async def _leave(
         self, groups: Groups, leases: Leases, jobs: Jobs, membership: Membership, timeout_s: float
     ) -> None:
-        """The groups' next coordinators begin as soon as this node has written what it was writing, the next to do its
-        jobs at once."""
+        """The next to coordinate groups and to do jobs begin as soon as this node has written what it was writing. It
+        withdraws before they can: whoever took a shard that a live node should have would hand it back to that."""
+        await groups.drain(timeout_s)
+        await membership.withdraw()
         releasing = asyncio.create_task(jobs.release())
         releasing.add_done_callback(_look_at)
         try:
-            await groups.drain(timeout_s)
             await leases.release()
         finally:
             await asyncio.wait((releasing,), timeout=STEP_TIMEOUT_S)
-        await membership.withdraw()
         if releasing.done():
             releasing.result()
 

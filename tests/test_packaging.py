@@ -329,11 +329,40 @@ def test_the_cluster_profile_has_three_gateways_behind_ports_of_their_own(compos
         assert settings.listeners[0].advertised == ("localhost", port)
         assert service["ports"] == [f"{port}:{port}"]
         assert service["healthcheck"]["test"] == ["CMD", "sluice", "healthcheck"]
+
+
+def test_what_docker_compose_makes_of_the_cluster_profile_is_what_is_told_of_it() -> None:
+    """Three gateways on one database and one store of bytes, each with an address and a port that it has to itself."""
     program = shutil.which("docker-compose")
-    if program is not None:
-        command = [program, "--profile", "cluster", "config", "-q"]
-        result = subprocess.run(command, cwd=ROOT, env=outside(), capture_output=True, text=True)
-        assert result.returncode == 0, result.stderr
+    if program is None:
+        pytest.skip("docker-compose is not installed")
+    command = [program, "--profile", "cluster", "config"]
+    result = subprocess.run(command, cwd=ROOT, env=outside(), capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    services = yaml.safe_load(result.stdout)["services"]
+    gateways = {name: service for name, service in services.items() if name != "postgres"}
+    shared: set[tuple[str | None, object]] = set()
+    ports: list[int] = []
+    for service in gateways.values():
+        given = {name: value for name, value in service["environment"].items() if value is not None}
+        settings = load({}, (), given).settings
+        shared.add((settings.database_url, settings.log_store))
+        (listener,), (published,) = settings.listeners, service["ports"]
+        ports.append(listener.advertised[1])
+        assert listener.advertised == ("localhost", int(published["published"]))
+        assert listener.bind == ("0.0.0.0", published["target"])
+        assert service["depends_on"]["postgres"]["condition"] == "service_healthy"
+    (database_url, log_store), *others = shared
+    assert not others
+    assert (
+        database_url == f"postgresql://sluice:sluice@postgres:5432/{services['postgres']['environment']['POSTGRES_DB']}"
+    )
+    assert log_store is None, "no container reaches what another keeps in its own files"
+    up = "docker compose --profile cluster up"
+    first, second, third = sorted(set(ports))
+    head = (ROOT / "docker-compose.yml").read_text().partition("services:")[0]
+    assert f"`{up}`, then localhost:{first}, {second} and {third}." in head
+    assert f"`{up}` runs three gateways" in (ROOT / "README.md").read_text()
 
 
 def test_the_gateway_waits_for_a_healthy_postgres_and_reports_a_round_trip(compose: dict[str, Any]) -> None:

@@ -240,11 +240,17 @@ class Leases:
                 return True
             shard = (ready or surplus)[0]
             self._surplus_since = now
+            # It may have come from the node that should have it, which has left since this one looked who is alive and
+            # would never take it back: it would be nobody's for GRACE_MS.
+            await self._membership.renew()
+            successor = self.wanted().get(shard, node_id)
+            if successor == node_id or shard not in self._held or self._released:
+                return True
             self._lose([shard])
-            await self._store.release_leases(node_id, {shard: NodeId(wanted[shard])}, self._kind)
+            await self._store.release_leases(node_id, {shard: NodeId(successor)}, self._kind)
             self.handed_over += 1
             log.info(
-                "shard handed over", kind=self._kind.value, shard=shard, successor=wanted[shard], left=len(surplus) - 1
+                "shard handed over", kind=self._kind.value, shard=shard, successor=successor, left=len(surplus) - 1
             )
             return len(surplus) > 1
 

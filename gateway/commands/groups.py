@@ -102,7 +102,7 @@ def list_groups(cluster: Cluster, given: argparse.Namespace) -> int:
 
 
 def _listed(cluster: Cluster) -> list[Row]:
-    """Each group once; a broker lists those it coordinates, a gateway node all of them."""
+    """Each group once, though it may move while one broker after the other lists those that it coordinates."""
     found: dict[str, Row] = {}
     for node_id in cluster.node_ids:
         response: ListGroupsResponse = cluster.ask(ListGroupsRequest(), node_id=node_id)

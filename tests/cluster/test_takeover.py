@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import signal
 import time
 from collections.abc import Sequence
@@ -17,7 +18,7 @@ from tests.chaos.load import Load, assert_nothing_lost
 from tests.clients.topics import create_topic
 from tests.cluster.conftest import Cluster, balanced
 from tests.frames.members import Member, fresh, settle
-from tests.gateway_process import GatewayProcess
+from tests.gateway_process import STOP_SECONDS, GatewayProcess
 from tests.wire import WireClient
 
 LEASE_S = 5.0
@@ -72,6 +73,12 @@ async def goes_on(one: Member, nodes: Sequence[GatewayProcess], within_s: float)
         await asyncio.sleep(0.01)
 
 
+def shards_handed_over(node: GatewayProcess) -> int:
+    """Of groups: those of jobs may still be on their way when those are shared."""
+    lines = [line for line in node.log_text().splitlines() if '"shard handed over"' in line]
+    return sum(json.loads(line)["kind"] == "groups" for line in lines)
+
+
 @pytest.mark.parametrize(
     ("end", "within_s"), [("kill -9", LEASE_S + 1.0), ("SIGTERM", 0.2), ("SIGSTOP", LEASE_S + 1.0)]
 )
@@ -88,11 +95,18 @@ async def test_a_group_goes_on_when_its_coordinator_ends(cluster: Cluster, end: 
         await settle(one, two)
         assert await one.commit(topic, 7) == ErrorCode.NONE
         others = [node for node in nodes if node is not owner]
+        handed_over = shards_handed_over(others[0])
         owner.send_signal({"kill -9": signal.SIGKILL, "SIGTERM": signal.SIGTERM, "SIGSTOP": signal.SIGSTOP}[end])
         # The machine is shared: what is asserted leaves room for that, what was measured is printed.
         took = [await goes_on(each, others, within_s + 6.0) for each in (one, two)]
         print(f"{end}: the group went on after {took[0]:.2f} s, the target is {within_s} s")
         assert one.generation_id == two.generation_id
+        if end == "SIGTERM":
+            deadline = time.monotonic() + STOP_SECONDS
+            while owner.running:
+                assert time.monotonic() < deadline, owner.log_tail()
+                await asyncio.sleep(0.01)
+            assert shards_handed_over(others[0]) == handed_over, "handed to one that leaves"
         if end == "SIGSTOP":
             owner.send_signal(signal.SIGCONT)
             late = await first.send(

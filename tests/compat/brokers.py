@@ -1,16 +1,18 @@
-"""What a suite can be run against: a gateway, or Apache Kafka as the measure."""
+"""What a suite can be run against: a gateway, several on one Postgres, or Apache Kafka as the measure."""
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 from tests.compat.suites import ROOT
 from tests.gateway_process import GatewayProcess
 from tests.kafka.process import KafkaProcess, assemble
+from tests.postgres import databases, short_directory
 
 GATEWAY_FOLDERS = ("gateway", "protocol", "storage")
 
@@ -66,5 +68,69 @@ def _kafka(directory: Path, settings: Mapping[str, str]) -> BrokerProcess:
     return KafkaProcess(directory, settings=settings)
 
 
+class GatewayNodes:
+    """So many gateways on one Postgres. A client is told of the first and finds the others by itself.
+
+    They keep one log, and tell no metrics: those of one node would be taken for the cluster's.
+    """
+
+    metrics_url = None
+
+    def __init__(self, directory: Path, settings: Mapping[str, str], count: int) -> None:
+        self.log_path = directory / "gateway.log"
+        self._settings, self._count = settings, count
+        self._nodes: list[GatewayProcess] = []
+        self._stack = contextlib.ExitStack()
+
+    @property
+    def bootstrap(self) -> str:
+        return self._nodes[0].bootstrap
+
+    @property
+    def running(self) -> bool:
+        return all(node.running for node in self._nodes)
+
+    def start(self) -> None:
+        """Those that do not run. What was started ends with a start that fails."""
+        try:
+            if not self._nodes:
+                self._make()
+            for node in self._nodes:
+                if not node.running:
+                    node.start()
+        except BaseException:
+            self.close()
+            raise
+
+    def _make(self) -> None:
+        url = self._stack.enter_context(databases()).create(empty=True)
+        for _ in range(self._count):
+            directory = self._stack.enter_context(short_directory())
+            node = GatewayProcess(directory, database_url=url, settings=self._settings, environment={})
+            node.log_path = self.log_path
+            self._stack.callback(node.close)
+            self._nodes.append(node)
+
+    def kill(self) -> None:
+        """kill −9 of all of them."""
+        for node in self._nodes:
+            node.kill()
+
+    def restart(self) -> None:
+        """One after the other, as an upgrade does it: the others serve on."""
+        for node in self._nodes:
+            node.restart()
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def log_tail(self) -> str:
+        return self._nodes[0].log_tail() if self._nodes else ""
+
+
 SLUICE = Broker("sluice", gateway_version, _gateway)
 APACHE_KAFKA = Broker("kafka", lambda: f"Apache Kafka {assemble()}", _kafka)
+
+
+def sluice_nodes(count: int) -> Broker:
+    return replace(SLUICE, process=lambda directory, settings: GatewayNodes(directory, settings, count))

@@ -3,8 +3,9 @@
 The one idea: whatever a suite does, it ends as rows. What it answered, what it left unanswered, what its delivery logs
 disprove, how it crashed, hung or could not be built: each is a row with an outcome, and only `passed` counts as passed.
 
-Every suite gets a fresh gateway with an embedded Postgres. Its logs stay in .compat/runs/<suite>. Without a suite's
-name all are run and docs/compatibility.* is written; for named ones only with --report.
+Every suite gets a fresh gateway with an embedded Postgres, or with --nodes several that share one. Its logs stay in
+.compat/runs/<suite>. Without a suite's name all are run and docs/compatibility.* is written; for named ones only with
+--report.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pathlib import Path
 
 from tests.compat import report
 from tests.compat.answers import WHOLE_SUITE, ask, ending, tail_of
-from tests.compat.brokers import APACHE_KAFKA, SLUICE, Broker
+from tests.compat.brokers import APACHE_KAFKA, SLUICE, Broker, sluice_nodes
 from tests.compat.control import Control
 from tests.compat.process import Limit, end_all, run_limited
 from tests.compat.report import OUTCOMES, Row, SuiteResult
@@ -101,7 +102,7 @@ def run_suite(
         return result
     with _alone(directory):
         result.rows = _run(suite, named, build_first, directory, result, on_row, limit, broker)
-    if broker is SLUICE:
+    if broker is not APACHE_KAFKA:
         result.rows = [_as_known(suite, row, on_row) for row in result.rows]
     result.seconds = time.monotonic() - started
     return result
@@ -274,6 +275,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         default="sluice",
         help="kafka: ask Apache Kafka the same, for the column beside ours (docs/oracle.json)",
     )
+    parser.add_argument(
+        "--nodes",
+        type=int,
+        default=1,
+        help="so many gateways on one Postgres, not one; no report card is written",
+    )
     parser.add_argument("--jobs", type=int, default=1, help="how many suites run at a time")
     parser.add_argument(
         "--again", action="store_true", help="ask a scenario that failed once more, and say so where that passes"
@@ -318,8 +325,7 @@ def _main(options: argparse.Namespace) -> int:
     if options.bounded:
         os.environ["COMPAT_BOUNDED"] = "1"
 
-    broker = APACHE_KAFKA if options.broker == "kafka" else SLUICE
-    runs = CACHE / ("runs" if broker is SLUICE else "runs-kafka")
+    broker, runs = _broker(options)
 
     def run(suite: Suite) -> SuiteResult:
         uses = used_by(suite)
@@ -344,7 +350,7 @@ def _main(options: argparse.Namespace) -> int:
     finally:
         pool.shutdown()
     whole = not names and not scenario_names
-    folder = options.report or (report.FOLDER if whole else None)
+    folder = options.report or (report.FOLDER if whole and options.nodes == 1 else None)
     if folder is not None and broker is SLUICE:
         report.write(folder, results, keep_others=not whole)
         print(f"Report card: {folder / 'compatibility.md'}")
@@ -360,6 +366,17 @@ def _main(options: argparse.Namespace) -> int:
         print(f"{second_tries} passed only at the second try (FLAKY above)")
     print(f"compat: {_counts(rows)}")
     return 1 if any(row.outcome == "failed" for row in rows) else 0
+
+
+def _broker(options: argparse.Namespace) -> tuple[Broker, Path]:
+    """What is asked, and the folder of its logs."""
+    if options.nodes == 1:
+        return (APACHE_KAFKA, CACHE / "runs-kafka") if options.broker == "kafka" else (SLUICE, CACHE / "runs")
+    if options.nodes < 1:
+        raise SuiteError(f"{options.nodes} nodes serve nobody")
+    if options.broker == "kafka" or options.report:
+        raise SuiteError("--nodes goes with neither --broker kafka nor --report: Kafka and the card have one node")
+    return sluice_nodes(options.nodes), CACHE / f"runs-{options.nodes}-nodes"
 
 
 def _unrunnable(suite: Suite, error: Exception, broker: Broker) -> SuiteResult:

@@ -16,6 +16,7 @@ import pytest
 
 from tests.compat import scenarios
 from tests.compat.answers import WHOLE_SUITE, ask
+from tests.compat.brokers import sluice_nodes
 from tests.compat.process import Limit
 from tests.compat.report import Outcome, Row, SuiteResult, red, write, write_oracle
 from tests.compat.run import SECOND_TRY, ask_again, main, run_suite
@@ -370,6 +371,52 @@ def test_a_suite_restarts_and_kills_its_gateway(tmp_path: Path) -> None:
     assert outcomes(result.rows) == {"mine.restart": "passed", "mine.kill": "passed", "mine.unknown": "passed"}
     assert result.api_versions == {"ApiVersions": [0]}
     assert (tmp_path / "run" / "gateway.log").read_text().count('"event": "serving"') == 3
+
+
+def test_a_suite_runs_against_several_nodes(tmp_path: Path) -> None:
+    """What it is told leads to all of them, before and after each was restarted and killed."""
+    program = """
+        from confluent_kafka.admin import AdminClient
+
+        def all_there():
+            admin = AdminClient({"bootstrap.servers": os.environ["COMPAT_BOOTSTRAP"]})
+            deadline = time.monotonic() + 20
+            while len(admin.list_topics(timeout=20).brokers) != 3 and time.monotonic() < deadline:
+                time.sleep(0.1)
+            return "passed" if len(admin.list_topics(timeout=20).brokers) == 3 else "failed"
+
+        answer("mine.start", all_there())
+        for action in ("restart", "kill"):
+            with urllib.request.urlopen(
+                urllib.request.Request(f"{os.environ['COMPAT_CONTROL']}/{action}", method="POST")
+            ) as reply:
+                assert json.load(reply) == {"ok": True}
+            answer(f"mine.{action}", all_there())
+        answer("mine.metrics", "failed" if os.environ["COMPAT_METRICS"] else "passed")
+        answer("mine.unserved", "failed")
+    """
+    more = 'scenarios = []\n[unserved]\n"mine.unserved" = "transactions"\n'
+    suite = load(suite_of(tmp_path / "fake", program, more=more, limit_s=120))
+    result = run_suite(suite, directory=tmp_path / "run", on_row=lambda row: None, broker=sluice_nodes(3))
+    passed = dict.fromkeys(("mine.start", "mine.restart", "mine.kill", "mine.metrics"), "passed")
+    assert outcomes(result.rows) == {**passed, "mine.unserved": "unserved"}
+    assert result.api_versions == {}
+    assert (tmp_path / "run" / "gateway.log").read_text().count('"event": "serving"') == 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (("--nodes", "0"), "0 nodes serve nobody"),
+        (("--nodes", "3", "--broker", "kafka"), "--nodes goes with neither"),
+        (("--nodes", "3", "--report"), "--nodes goes with neither"),
+    ],
+)
+def test_nodes_that_cannot_be_asked_are_refused(
+    arguments: tuple[str, ...], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["kcat", *arguments]) == 2
+    assert why in capsys.readouterr().err
 
 
 def test_the_card_keeps_what_was_not_run_and_says_what_was_left_out(tmp_path: Path) -> None:

@@ -214,6 +214,22 @@ async def test_a_node_that_stops_leaves_each_shard_to_its_successor(database: Da
     assert second.leases.held == third.leases.held == SHARDS // 2
 
 
+async def test_nothing_is_handed_back_to_a_node_that_has_left(database: Database) -> None:
+    """The other one looked who is alive just before."""
+    first, second = nodes = [await Node(database, port).start() for port in (9092, 9093)]
+    await _settle(*nodes)
+    handed_over = second.leases.handed_over
+    await first.membership.withdraw()
+    await first.leases.release()
+    await second.leases.renew()
+    assert second.leases.held == SHARDS
+    assert set(second.leases.wanted().values()) == {node.membership.node_id for node in nodes}
+    while await second.leases.balance():
+        pass
+    assert second.leases.held == SHARDS
+    assert second.leases.handed_over == handed_over
+
+
 async def test_a_killed_nodes_shards_are_shared_by_the_others(database: Database) -> None:
     nodes = [await Node(database, port, ttl_ms=300).start() for port in (9092, 9093, 9094)]
     await _settle(*nodes)
