@@ -325,7 +325,7 @@ def test_a_stock_admin_client_of_any_node_sees_the_same_cluster(scene: Scene) ->
 
     def ends(admin: AdminClient) -> Any:
         places = [TopicPartition(topic, index) for topic in scene.topics for index in range(PARTITIONS)]
-        asked = {each: OffsetSpec.latest() for each in places}
+        asked: Any = {each: OffsetSpec.latest() for each in places}
         told = admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED)
         return {place(each): answer.result(TIMEOUT_S).offset for each, answer in told.items()}
 
