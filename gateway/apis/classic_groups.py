@@ -171,6 +171,7 @@ async def leave_group(request: LeaveGroupRequest, context: RequestContext) -> Le
         )
     else:
         leaving = (LeavingMember(MemberId(request.member_id), None),)
+    await farewell()
     groups = context.services.groups
     reply = groups.submit(
         request.group_id,
@@ -182,8 +183,6 @@ async def leave_group(request: LeaveGroupRequest, context: RequestContext) -> Le
     )
     if isinstance(reply, asyncio.Future):
         reply = await reply
-    if any(member.error == ErrorCode.NONE for member in reply.members):
-        await farewell()
     if not batch:
         only = reply.members[0].error if reply.members else ErrorCode.NONE
         return LeaveGroupResponse(error_code=reply.error or only)

@@ -48,6 +48,8 @@ async def consumer_group_heartbeat(
         )
     if request.subscribed_topic_names:
         await context.services.catalog.resolve_all(request.subscribed_topic_names)
+    if request.member_epoch < 0:
+        await farewell()
     groups = context.services.groups
     owned = request.topic_partitions
     reply = groups.submit(
@@ -74,8 +76,6 @@ async def consumer_group_heartbeat(
     )
     if isinstance(reply, asyncio.Future):
         reply = await reply
-    if request.member_epoch < 0 and reply.error == ErrorCode.NONE:
-        await farewell()
     return ConsumerGroupHeartbeatResponse(
         error_code=reply.error,
         error_message=reply.message,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -22,7 +23,7 @@ def test_who_closes_in_a_rebalance_is_not_left_waiting(gateway: GatewayProcess) 
     assert ended.stdout.splitlines()[-1:] == [f"closed {ROUNDS}"], ended.stderr[-3000:]
 
 
-async def test_the_group_goes_on_before_the_member_is_told(gateway: GatewayProcess) -> None:
+async def test_a_member_is_told_when_it_is_let_go(gateway: GatewayProcess) -> None:
     group = fresh("leaving")
     async with member(gateway.bootstrap, group) as stays, member(gateway.bootstrap, group) as goes:
         await settle(stays, goes)
@@ -32,3 +33,19 @@ async def test_the_group_goes_on_before_the_member_is_told(gateway: GatewayProce
         assert left.members[0].error_code == ErrorCode.NONE
         assert await stays.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS
         assert (await goes.leave()).members[0].error_code == ErrorCode.UNKNOWN_MEMBER_ID
+
+
+async def test_a_member_that_hangs_up_as_it_leaves_has_left(gateway: GatewayProcess) -> None:
+    group = fresh("hanging-up")
+    async with member(gateway.bootstrap, group) as stays:
+        async with member(gateway.bootstrap, group) as goes:
+            await settle(stays, goes)
+            leaving = asyncio.create_task(goes.leave())
+            await asyncio.sleep(0)  # the request is written
+        leaving.cancel()
+        # Well before the grace of a closed connection, and its session, have run out.
+        for _ in range(100):
+            if await stays.heartbeat() == ErrorCode.REBALANCE_IN_PROGRESS:
+                return
+            await asyncio.sleep(0.01)
+        raise AssertionError("the member has not left")
