@@ -15,6 +15,6 @@ LET_GO_AFTER_S = 0.020
 
 
 async def farewell() -> None:
-    """Waits until a member that leaves may be let go. The connection's later requests wait behind it; a peer that closes
-    it meanwhile leaves all the same."""
+    """Waits until a member that leaves may be let go. The connection's later requests wait behind it; a peer that hangs
+    up meanwhile leaves all the same."""
     await asyncio.sleep(LET_GO_AFTER_S)
