@@ -117,7 +117,7 @@ async def test_a_store_that_is_away_costs_its_own_records_alone(
         assert has_records(served)
         rounds += 1
         told += lost.error_code == ErrorCode.KAFKA_STORAGE_ERROR
-    # A request that failed is repeated, now and then for longer than what is at hand may wait: then it is not known yet.
+    # A request that failed is repeated, now and then for longer than what is at hand may wait: it is not known then.
     unknown = rounds - told
     assert fault is Fault.SILENT or unknown <= rounds // 2, f"{unknown} of {rounds}"
     assert metric(gateway, "sluice_damaged_chunks") >= told
