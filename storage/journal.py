@@ -7,7 +7,8 @@ decided by whoever gives them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, cast
@@ -18,6 +19,7 @@ from storage.queries import statement
 from storage.text import loaded_or_none, stored
 
 DAYS_AHEAD = 2
+RECORDS_PER_TURN = 250
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +131,7 @@ class JournalStore:
     async def write(self, rows: Sequence[JournalRow]) -> None:
         """Numbers the rows in their order and inserts them, all or none. StorageError where a table or a day is not
         there, StorageUnavailable also where the outcome is unknown."""
-        numbered: dict[type[JournalRow], list[tuple[Any, ...]]] = {}
-        for position, row in enumerate(rows):
-            kind = type(row)
-            values = (stored(value) if isinstance(value, str) else value for value in _VALUES[kind](row))
-            numbered.setdefault(kind, []).append((position, *values))
+        numbered = await asyncio.to_thread(_numbered, rows)
 
         async def insert(connection: Connection) -> None:
             await connection.execute(statement("journal_writes_lazily"))
@@ -142,7 +140,7 @@ class JournalStore:
                 table, columns = _TABLES[kind]
                 await connection.copy_records_to_table(
                     table,
-                    records=[(first_seq + position, *values) for position, *values in records],
+                    records=_in_turns((first_seq + position, *values) for position, *values in records),
                     columns=("seq", *columns),
                 )
 
@@ -165,6 +163,24 @@ class JournalStore:
         refused = await self._cold.fetch(statement("journal_recent_refusals"), key, since, max_details)
         handoffs = await self._cold.fetch(statement("journal_recent_handoffs"), key, since, max_details)
         return GroupHistory(_loaded(events), _loaded(ownership), _loaded(refused), _loaded(handoffs))
+
+
+def _numbered(rows: Sequence[JournalRow]) -> dict[type[JournalRow], list[tuple[Any, ...]]]:
+    """Per table (position among all rows, then its columns)."""
+    numbered: dict[type[JournalRow], list[tuple[Any, ...]]] = {}
+    for position, row in enumerate(rows):
+        kind = type(row)
+        values = (stored(value) if isinstance(value, str) else value for value in _VALUES[kind](row))
+        numbered.setdefault(kind, []).append((position, *values))
+    return numbered
+
+
+async def _in_turns(records: Iterable[tuple[Any, ...]]) -> AsyncIterator[tuple[Any, ...]]:
+    """The driver codes records as it takes them: others have a turn on the loop now and then."""
+    for number, record in enumerate(records, 1):
+        yield record
+        if number % RECORDS_PER_TURN == 0:
+            await asyncio.sleep(0)
 
 
 def _loaded(rows: Sequence[Row]) -> list[Row]:

@@ -26,6 +26,9 @@ MIN_PARTITIONS = 200
 PARTITIONS_PER_STEP = 500
 """Described without giving way; a few milliseconds."""
 
+PARTITIONS_AT_ONCE = 1_000
+"""A topic of more is described and encoded in a thread."""
+
 View = tuple[object, ...]
 """Whatever a description depends on besides the topic: version, listener, operations, live nodes, broker settings."""
 
@@ -54,11 +57,18 @@ class DescribedTopics:
         for topic in topics:
             found = known.get(topic.topic_id)
             if found is None or found[0] is not topic:
-                found = (topic, encode_element(MetadataResponse, "topics", describe(topic), version))
+                if len(topic.partitions) > PARTITIONS_AT_ONCE:
+                    found = (topic, await asyncio.to_thread(_encoded, topic, version, describe))
+                else:
+                    found = (topic, _encoded(topic, version, describe))
+                    described += len(topic.partitions)
                 known[topic.topic_id] = found
-                described += len(topic.partitions)
                 if described >= PARTITIONS_PER_STEP:
                     described = 0
                     await asyncio.sleep(0)
             encoded.append(found[1])
         return EncodedElements(encoded)
+
+
+def _encoded(topic: Topic, version: int, describe: Callable[[Topic], MetadataResponseTopic]) -> bytes:
+    return encode_element(MetadataResponse, "topics", describe(topic), version)

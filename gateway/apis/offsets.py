@@ -114,10 +114,12 @@ async def offset_commit(request: OffsetCommitRequest, context: RequestContext) -
                 async for partition in in_pieces(asked.partitions)
             ]
         topics.append((asked.name, asked.topic_id, commits))
-    surviving = [commit for _, _, commits in topics for commit in commits if commit.error is None]
+    surviving: list[_Commit] = []
+    async for _, _, commits in in_pieces(topics):
+        surviving += [commit async for commit in in_pieces(commits) if commit.error is None]
     if surviving:
         await _commit(surviving, request, unknown, context)
-    _journal(request, topics, context.services)
+    await _journal(request, topics, context.services)
     answered: list[OffsetCommitResponseTopic] = []
     async for name, topic_id, commits in in_pieces(topics):
         partitions = await mapped(_committed, commits)
@@ -125,7 +127,7 @@ async def offset_commit(request: OffsetCommitRequest, context: RequestContext) -
     return OffsetCommitResponse(topics=tuple(answered))
 
 
-def _journal(
+async def _journal(
     request: OffsetCommitRequest, topics: Iterable[tuple[str, UUID, list[_Commit]]], services: Services
 ) -> None:
     """Writes down what was asked for and what became of it, with the log's bounds as this node knows them."""
@@ -134,10 +136,10 @@ def _journal(
         return
     now_s = asyncio.get_running_loop().time()
     journaled: list[JournaledCommit] = []
-    for name, asked_id, commits in topics:
+    async for name, asked_id, commits in in_pieces(topics):
         topic = None if not commits or commits[0].topic_id is None else services.catalog.get_by_id(commits[0].topic_id)
         shown = name or (str(asked_id) if topic is None else topic.name)
-        for commit in commits:
+        async for commit in in_pieces(commits):
             partition = commit.partition
             known = None
             if topic is not None and _has_partition(topic, partition.partition_index):

@@ -145,9 +145,11 @@ class Journal:
 
     def committed(self, group_id: str, generation_id: int, member_id: str, commits: Sequence[JournaledCommit]) -> None:
         """An OffsetCommit is about to be answered, partition by partition."""
-        if commits:
-            asked = _Commits(group_id, generation_id, member_id, commits, _wall_ms(), self._node_id())
-            self._put(asked, len(commits), len(commits))
+        now_ms = _wall_ms()
+        for first in range(0, len(commits), MAX_BATCH):
+            some = commits[first : first + MAX_BATCH]
+            asked = _Commits(group_id, generation_id, member_id, some, now_ms, self._node_id())
+            self._put(asked, len(some), len(some))
 
     def expired(self, group_ids: Sequence[str]) -> None:
         """Empty groups without offsets were removed."""

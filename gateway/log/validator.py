@@ -23,10 +23,10 @@ from gateway.log.batch_validation import Refused, validate
 from protocol.compression import MAX_DECOMPRESSED_BYTES, DecompressedTooLargeError, room
 from protocol.records import HEAD_BYTES, BatchHead
 
-MAX_AT_ONCE_BYTES = 64 * 1024
+MAX_AT_ONCE_BYTES = 256 * 1024
 MAX_AT_ONCE_RECORDS = 2_000
 MAX_AT_ONCE_BATCHES = 64
-"""Of one request: a fraction of a millisecond, and four where a record is nothing but headers."""
+"""Of one request: a millisecond at most, and four where a record is nothing but headers."""
 COMPRESSED_AT_ONCE_BYTES = 32 * 1024
 """What a batch may decompress to on the event loop, and what it counts for whatever it holds."""
 
@@ -65,6 +65,8 @@ class BatchValidator:
     def __init__(self, *, threads: int = 2) -> None:
         self._usual = ThreadPoolExecutor(threads, thread_name_prefix="validate")
         self._costly = ThreadPoolExecutor(1, thread_name_prefix="validate-costly")
+        self._scratch = room(_AT_ONCE.decompressed_bytes)
+        """What the event loop decompresses into."""
 
     def judge_at_once(self, batches: Sequence[Unchecked], now_ms: int) -> list[Verdict] | None:
         """The verdicts, if they can be had in about a millisecond; else None, and `judge` gives them."""
@@ -78,7 +80,7 @@ class BatchValidator:
                 total_records += _claimed_records(records)
         if total_bytes > MAX_AT_ONCE_BYTES or total_records > MAX_AT_ONCE_RECORDS:
             return None
-        verdicts = _judge(batches, now_ms, _AT_ONCE)
+        verdicts = _judge(batches, now_ms, _AT_ONCE, self._scratch)
         return None if None in verdicts else cast("list[Verdict]", verdicts)
 
     async def judge(self, batches: Sequence[Unchecked], now_ms: int) -> list[Verdict]:

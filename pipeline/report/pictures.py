@@ -13,6 +13,7 @@ mpl.use("Agg")
 
 import matplotlib.dates as dates
 import matplotlib.pyplot as plt
+from matplotlib.collections import PolyCollection
 from matplotlib.patches import Patch
 
 from pipeline.report.chart import shortened, time_label
@@ -21,6 +22,8 @@ from pipeline.report.data import GroupData, ReportData, cost, costs_of
 PALETTE = ("#0072b2", "#d98200", "#009e73", "#b4508c", "#4ea5d9", "#c4430c", "#8a8000", "#6a5acd")
 MOST_GROUPS = 6
 DOTS_PER_INCH = 110
+ROW_INCHES = 0.16
+"""Of a partition, where many are shown."""
 
 
 def write_pictures(folder: Path, data: ReportData) -> list[Path]:
@@ -35,7 +38,8 @@ def write_pictures(folder: Path, data: ReportData) -> list[Path]:
         ):
             if worth:
                 path = folder / f"{kind}-{number}-{file_name(group.group_id)}.png"
-                figure, axes = plt.subplots(figsize=(11, 4.2), layout="constrained")
+                rows = len(group.partitions) if draw is _ownership else 0
+                figure, axes = plt.subplots(figsize=(11, max(4.2, ROW_INCHES * rows)), layout="constrained")
                 draw(axes, group)
                 figure.savefig(path, dpi=DOTS_PER_INCH)
                 plt.close(figure)
@@ -63,14 +67,31 @@ def _time_axis(axes: Any, group: GroupData) -> None:
     axes.grid(axis="x", alpha=0.25)
 
 
+Bar = tuple[float, float, float, float]
+"""Left, bottom, width, height, in the axes' own units."""
+
+
+def _bars(axes: Any, bars: list[Bar], color: str, label: str | None = None) -> None:
+    """All of one color as one artist: thousands of bars, each an artist of its own, take matplotlib many seconds."""
+    corners = [
+        ((left, low), (left, low + high), (left + wide, low + high), (left + wide, low))
+        for left, low, wide, high in bars
+    ]
+    axes.add_collection(PolyCollection(corners, facecolors=color, edgecolors="none", label=label))
+    axes.autoscale_view()
+
+
 def _ownership(axes: Any, group: GroupData) -> None:
+    bars: dict[str, list[Bar]] = {}
     for stretch in group.stretches:
-        begins = dates.date2num(_moment(stretch.from_ms))
-        wide = dates.date2num(_moment(stretch.to_ms)) - begins
-        axes.broken_barh([(begins, wide)], (stretch.row - 0.4, 0.8), color=PALETTE[stretch.member % len(PALETTE)])
+        begins, ends = (dates.date2num(_moment(at)) for at in (stretch.from_ms, stretch.to_ms))
+        color = PALETTE[stretch.member % len(PALETTE)]
+        bars.setdefault(color, []).append((begins, stretch.row - 0.4, ends - begins, 0.8))
+    for color, of_color in bars.items():
+        _bars(axes, of_color, color)
     names = [Patch(color=PALETTE[number]) for number in range(min(len(group.members), len(PALETTE)))]
-    axes.legend(names, [shortened(name) for name in group.members], fontsize=7, ncols=4, loc="upper center",
-                bbox_to_anchor=(0.5, -0.16))  # fmt: skip
+    words = [shortened(name) for name in group.members[: len(names)]]
+    axes.legend(names, words, fontsize=7, ncols=4, loc="upper center", bbox_to_anchor=(0.5, -0.16))
     axes.set_yticks(range(len(group.partitions)), [shortened(name) for name in group.partitions], fontsize=7)
     axes.invert_yaxis()
     axes.set_title(f"{group.group_id}: who owned which partition (white: nobody)")
@@ -89,7 +110,7 @@ def _lag(axes: Any, group: GroupData) -> None:
         )
     axes.set_ylim(bottom=0)
     axes.set_ylabel("records behind")
-    axes.legend(fontsize=7, ncols=4)
+    axes.legend(fontsize=7, ncols=4, loc="upper left")
     axes.set_title(f"{group.group_id}: lag (dotted: a rebalance starts)")
     _time_axis(axes, group)
 
@@ -100,11 +121,13 @@ def _rebalances(axes: Any, group: GroupData) -> None:
         (("prepare_ms", "joining"), ("sync_ms", "assigning"), ("deliver_ms", "telling"))
     ):
         high = [(rebalance[name] or 0) / 1_000 for rebalance in group.rebalances]
-        axes.bar(range(len(high)), high, bottom=base, color=PALETTE[kind], label=words)
+        bars = [(number - 0.4, low, 0.8, more) for number, (low, more) in enumerate(zip(base, high, strict=True))]
+        _bars(axes, bars, PALETTE[kind], words)
         base = [low + more for low, more in zip(base, high, strict=True)]
+    axes.set_ylim(bottom=0)
     axes.set_ylabel("seconds")
     axes.set_xlabel("rebalance")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="upper left")
     axes.set_title(f"{group.group_id}: how long rebalances took")
 
 
@@ -112,15 +135,12 @@ def _moves(axes: Any, group: GroupData) -> None:
     moves, series = [move for move in group.moves if cost(move)], costs_of(group.moves)
     wide = 0.84 / len(series)
     for kind, (name, words) in enumerate(series):
-        axes.bar(
-            [number + (kind - (len(series) - 1) / 2) * wide for number in range(len(moves))],
-            [move.get(name) or 0 for move in moves],
-            width=wide * 0.93,
-            color=PALETTE[kind],
-            label=words,
-        )
+        left = (kind - len(series) / 2) * wide
+        bars = [(number + left, 0.0, wide * 0.93, move.get(name) or 0) for number, move in enumerate(moves)]
+        _bars(axes, bars, PALETTE[kind], words)
+    axes.set_ylim(bottom=0)
     axes.set_xticks(range(len(moves)) if len(moves) <= 20 else [])
     axes.set_ylabel("records")
     axes.set_xlabel("moves that cost something, in their order")
-    axes.legend(fontsize=7)
+    axes.legend(fontsize=7, loc="upper left")
     axes.set_title(f"{group.group_id}: records processed twice or passed over")

@@ -1,0 +1,371 @@
+"""What is asked of Sluice and of Apache Kafka alike: each workload takes a fresh broker and returns figures by name.
+
+The one idea: a workload knows no server. It speaks to one by stock librdkafka, and looks at its processes and at the
+disk from outside, so what is measured of one is measured of the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import psutil
+from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
+
+from bench import librdkafka
+from tests.compat.brokers import BrokerProcess
+
+PARTITIONS = 6
+RECORD_BYTES = 1024
+SMALL_RECORD_BYTES = 100
+PAYLOADS = 1000
+"""That differ, and take turns."""
+MEBIBYTE = 1024 * 1024
+PACE = 1000
+"""Records a second where the pace is given."""
+WARM_UP_S = 3.0
+PRODUCERS = 20
+LOG_RECORDS = 2 * 1024 * MEBIBYTE // RECORD_BYTES
+"""Of the log that is read cold: 2 GiB."""
+WARM_RECORDS = 200_000
+"""Few enough for what a server keeps in memory."""
+TOPICS = 2_000
+TOPICS_PER_REQUEST = 100
+REST_S = 10.0
+"""So long nothing to speak of is written by who is at rest."""
+REST_BYTES = 4 * MEBIBYTE
+REST_LIMIT_S = 180.0
+DEADLINE_S = 300.0
+
+Figures = dict[str, float]
+Workload = Callable[[BrokerProcess, float], Figures]
+
+
+@dataclass(slots=True)
+class Acknowledged:
+    """What delivery reports said."""
+
+    records: int = 0
+    failures: list[KafkaError] = field(default_factory=list[KafkaError])
+
+    def on_delivery(self, error: KafkaError | None, _message: Message) -> None:
+        if error is None:
+            self.records += 1
+        else:
+            self.failures.append(error)
+
+    def check(self) -> int:
+        """How many were acknowledged. RuntimeError if one failed, or there was none."""
+        if self.failures or not self.records:
+            raise RuntimeError(f"{len(self.failures)} records failed: {self.failures[:1]}")
+        return self.records
+
+
+def _producer(bootstrap: str, batch_bytes: int = 1_000_000, *, buffer_kib: int = 65536) -> Producer:
+    return Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "acks": "all",
+            "linger.ms": 5,
+            "batch.size": batch_bytes,
+            "queue.buffering.max.kbytes": buffer_kib,
+            "queue.buffering.max.messages": 1_000_000,
+        }
+    )
+
+
+def _flood(
+    producer: Producer,
+    topic: str,
+    acknowledged: Acknowledged,
+    *,
+    until: Callable[[int], bool],
+    record_bytes: int = RECORD_BYTES,
+) -> None:
+    """Produces as fast as acknowledgements allow `until` says that so many are enough, then waits for the rest."""
+    payloads = [os.urandom(record_bytes) for _ in range(PAYLOADS)]
+    turns = itertools.cycle(payloads)
+    number = 0
+    while not until(number):
+        for _ in range(200):
+            while True:
+                try:
+                    producer.produce(topic, next(turns), on_delivery=acknowledged.on_delivery)
+                    break
+                except BufferError:
+                    producer.poll(0.01)
+        number += 200
+        producer.poll(0)
+    if producer.flush(60):
+        raise RuntimeError("not all was acknowledged within a minute")
+
+
+def _for(seconds: float) -> Callable[[int], bool]:
+    ends = time.perf_counter() + seconds
+    return lambda _: time.perf_counter() >= ends
+
+
+def produce(
+    broker: BrokerProcess, seconds: float, *, batch_bytes: int = 1_000_000, record_bytes: int = RECORD_BYTES
+) -> Figures:
+    """Records that differ, acknowledged; with the server's CPU for each mebibyte."""
+    topic = f"produce-{batch_bytes}-{record_bytes}"
+    librdkafka.create_topic(broker.bootstrap, topic, PARTITIONS)
+    acknowledged = Acknowledged()
+    producer = _producer(broker.bootstrap, batch_bytes)
+    cpu_s = _cpu_s(broker)
+    started = time.perf_counter()
+    _flood(producer, topic, acknowledged, until=_for(seconds), record_bytes=record_bytes)
+    elapsed_s = time.perf_counter() - started
+    mebibytes = acknowledged.check() * record_bytes / MEBIBYTE
+    return {"MiB/s": mebibytes / elapsed_s, "server CPU ms/MiB": (_cpu_s(broker) - cpu_s) * 1000 / mebibytes}
+
+
+def produce_small_batches(broker: BrokerProcess, seconds: float) -> Figures:
+    """The same with Java's default batch."""
+    return produce(broker, seconds, batch_bytes=16_384)
+
+
+def produce_small_records(broker: BrokerProcess, seconds: float) -> Figures:
+    """The same with records of 100 bytes."""
+    return produce(broker, seconds, record_bytes=SMALL_RECORD_BYTES)
+
+
+def produce_many(broker: BrokerProcess, seconds: float) -> Figures:
+    """The same by twenty producers in one process, each with a thread of its own."""
+    topic = "produce-many"
+    librdkafka.create_topic(broker.bootstrap, topic, PARTITIONS)
+    counts = [Acknowledged() for _ in range(PRODUCERS)]
+    producers = [_producer(broker.bootstrap, buffer_kib=65536 // PRODUCERS) for _ in counts]
+    cpu_s = _cpu_s(broker)
+    started = time.perf_counter()
+    until = _for(seconds)
+    threads = [
+        threading.Thread(target=_flood, args=(producer, topic, count), kwargs={"until": until})
+        for producer, count in zip(producers, counts, strict=True)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    elapsed_s = time.perf_counter() - started
+    mebibytes = sum(count.check() for count in counts) * RECORD_BYTES / MEBIBYTE
+    return {"MiB/s": mebibytes / elapsed_s, "server CPU ms/MiB": (_cpu_s(broker) - cpu_s) * 1000 / mebibytes}
+
+
+def one_in_flight(broker: BrokerProcess, _seconds: float) -> Figures:
+    """From produce() to the acknowledgement, one record at a time."""
+    librdkafka.create_topic(broker.bootstrap, "one-in-flight", 1)
+    latency = librdkafka.one_in_flight(broker.bootstrap, "one-in-flight")
+    return {"p50 ms": latency.p50_ms, "p99 ms": latency.p99_ms}
+
+
+def paced(broker: BrokerProcess, seconds: float) -> Figures:
+    """A thousand records of 100 bytes a second, none waiting for another (no linger): the server's CPU for each."""
+    librdkafka.create_topic(broker.bootstrap, "paced", PARTITIONS)
+    latencies_ms: list[float] = []
+    failures: list[KafkaError] = []
+
+    def on_delivery(error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            failures.append(error)
+        latencies_ms.append((message.latency() or 0.0) * 1000)
+
+    producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all", "linger.ms": 0})
+    payloads = [os.urandom(SMALL_RECORD_BYTES) for _ in range(PAYLOADS)]
+    cpu_s = 0.0
+    started = time.perf_counter()
+    warm = False
+    number = 0
+    while (elapsed_s := time.perf_counter() - started) < seconds + WARM_UP_S:
+        if not warm and elapsed_s > WARM_UP_S:
+            warm, cpu_s = True, _cpu_s(broker)
+            latencies_ms.clear()
+        while number < elapsed_s * PACE:
+            producer.produce("paced", payloads[number % PAYLOADS], on_delivery=on_delivery)
+            number += 1
+        producer.poll(0.001)
+    producer.flush(60)
+    if failures or not latencies_ms:
+        raise RuntimeError(f"{len(failures)} records failed: {failures[:1]}")
+    return {
+        "server CPU ms/record": (_cpu_s(broker) - cpu_s) * 1000 / len(latencies_ms),
+        "p50 ms": statistics.median(latencies_ms),
+        "p99 ms": statistics.quantiles(latencies_ms, n=100)[98],
+    }
+
+
+def paced_after_flood(broker: BrokerProcess, seconds: float) -> Figures:
+    """The same right after that time of produce at full speed, while the server still tidies up."""
+    produce(broker, seconds)
+    return paced(broker, seconds)
+
+
+def disk(broker: BrokerProcess, seconds: float) -> Figures:
+    """What the disk is given for each byte produced, until all is at rest: nobody else may write meanwhile."""
+    os.sync()
+    before = _written_bytes()
+    figures = produce(broker, seconds)
+    produced = figures["MiB/s"] * MEBIBYTE * seconds
+    os.sync()
+    limit = time.monotonic() + REST_LIMIT_S
+    last = _written_bytes()
+    while time.monotonic() < limit:
+        time.sleep(REST_S)
+        os.sync()
+        now = _written_bytes()
+        if now - last < REST_BYTES:
+            break
+        last = now
+    return {"bytes written/byte": (_written_bytes() - before) / produced}
+
+
+def consume(broker: BrokerProcess, _seconds: float) -> Figures:
+    """Two gibibytes from the beginning after a restart, when nothing is in the server's own memory."""
+    topic = "consume"
+    _fill(broker, topic, LOG_RECORDS)
+    broker.restart()
+    read = librdkafka.consume(broker.bootstrap, topic, PARTITIONS, records=LOG_RECORDS, record_bytes=RECORD_BYTES)
+    return {"MiB/s": LOG_RECORDS * RECORD_BYTES / MEBIBYTE / read.seconds}
+
+
+def consume_warm(broker: BrokerProcess, _seconds: float) -> Figures:
+    """What was produced just now, by one reader after another: the median of five."""
+    topic = "consume-warm"
+    _fill(broker, topic, WARM_RECORDS)
+    reads = [
+        librdkafka.consume(broker.bootstrap, topic, PARTITIONS, records=WARM_RECORDS, record_bytes=RECORD_BYTES)
+        for _ in range(5)
+    ]
+    return {"MiB/s": WARM_RECORDS * RECORD_BYTES / MEBIBYTE / statistics.median(read.seconds for read in reads)}
+
+
+def follow(broker: BrokerProcess, seconds: float) -> Figures:
+    """A reader behind a producer at full speed, in a process of its own: from the first record to the last one read."""
+    topic = "follow"
+    librdkafka.create_topic(broker.bootstrap, topic, PARTITIONS)
+    command = [sys.executable, "-m", "bench.workloads", broker.bootstrap, topic, str(seconds)]
+    started = time.perf_counter()
+    writer = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+    consumer = Consumer(
+        {
+            "bootstrap.servers": broker.bootstrap,
+            "group.id": "follow",
+            "enable.auto.commit": False,
+            "queued.max.messages.kbytes": 131072,
+            "fetch.message.max.bytes": 4 * MEBIBYTE,
+        }
+    )
+    consumer.assign([TopicPartition(topic, index, 0) for index in range(PARTITIONS)])
+    seen, wanted, elapsed_s = 0, -1, 0.0
+    try:
+        while wanted < 0 or seen < wanted:
+            messages = consumer.consume(1_000, timeout=0.1)
+            for message in messages:
+                if (error := message.error()) is not None:
+                    raise RuntimeError(str(error))
+            seen += len(messages)
+            elapsed_s = time.perf_counter() - started
+            if wanted < 0 and writer.poll() is not None:
+                wanted = int(writer.communicate()[0])
+            if elapsed_s > DEADLINE_S:
+                raise RuntimeError(f"{seen} of {wanted} records were read")
+    finally:
+        writer.kill()
+        writer.wait()
+        consumer.close()
+    return {"MiB/s": seen * RECORD_BYTES / MEBIBYTE / elapsed_s}
+
+
+def topics(broker: BrokerProcess, _seconds: float) -> Figures:
+    """Two thousand topics of one partition, a hundred by each request."""
+    admin = AdminClient({"bootstrap.servers": broker.bootstrap})
+    admin.list_topics(timeout=30)
+    started = time.perf_counter()
+    for first in range(0, TOPICS, TOPICS_PER_REQUEST):
+        made = admin.create_topics(
+            [NewTopic(f"topic-{number}", 1, 1) for number in range(first, first + TOPICS_PER_REQUEST)],
+            operation_timeout=60,
+        )
+        for each in made.values():
+            each.result(60)
+    return {"seconds": time.perf_counter() - started}
+
+
+WORKLOADS: dict[str, Workload] = {
+    "produce": produce,
+    "produce-16k": produce_small_batches,
+    "produce-many": produce_many,
+    "produce-100b": produce_small_records,
+    "one-in-flight": one_in_flight,
+    "paced": paced,
+    "paced-after": paced_after_flood,
+    "consume": consume,
+    "consume-warm": consume_warm,
+    "follow": follow,
+    "disk": disk,
+    "topics": topics,
+}
+
+
+def _fill(broker: BrokerProcess, topic: str, records: int) -> None:
+    librdkafka.create_topic(broker.bootstrap, topic, PARTITIONS)
+    acknowledged = Acknowledged()
+    _flood(_producer(broker.bootstrap), topic, acknowledged, until=lambda number: number >= records)
+    if acknowledged.check() < records:
+        raise RuntimeError(f"{acknowledged.records} of {records} records were acknowledged")
+
+
+def _cpu_s(broker: BrokerProcess) -> float:
+    """Of the server and all its children, those that have ended among them."""
+    process = psutil.Process(_pid(broker))
+    total = 0.0
+    for each in (process, *process.children(recursive=True)):
+        try:
+            times = each.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        total += times.user + times.system + times.children_user + times.children_system
+    return total
+
+
+def _pid(broker: BrokerProcess) -> int:
+    port = int(broker.bootstrap.rpartition(":")[2])
+    for process in psutil.Process().children(recursive=True):
+        try:
+            listening = any(
+                connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+                for connection in process.net_connections("tcp")
+            )
+        except psutil.Error:
+            continue
+        if listening:
+            return process.pid
+    raise RuntimeError(f"nothing listens at {broker.bootstrap}")
+
+
+def _written_bytes() -> int:
+    counters = psutil.disk_io_counters()
+    if counters is None:
+        raise RuntimeError("this system does not tell what its disks are given")
+    return counters.write_bytes
+
+
+def _write(arguments: Sequence[str]) -> None:
+    """BOOTSTRAP TOPIC SECONDS: the producer that `follow` reads behind. Prints how many were acknowledged."""
+    bootstrap, topic, seconds = arguments
+    acknowledged = Acknowledged()
+    _flood(_producer(bootstrap), topic, acknowledged, until=_for(float(seconds)))
+    print(acknowledged.check())
+
+
+if __name__ == "__main__":
+    _write(sys.argv[1:])
