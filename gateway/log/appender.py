@@ -1,9 +1,10 @@
 """Group commit: batches queue here in order of arrival and become durable together.
 
 The one idea: commit when idle, and while a commit runs gather whatever arrives; so a lone record waits for nobody and a
-flood shares its flushes. A partition belongs to one committer, so two commits never touch the same partition and the
-order of `submit` is the order of the log. A partition that another transaction holds leaves its committer for a lane of
-its own, where it is waited for, so that it stops no other.
+flood shares its flushes. A partition belongs to one committer while it has batches there, so two commits never touch
+the same partition and the order of `submit` is the order of the log. The second committer works only when much is
+queued at the first: two that take turns with single records pay for twice the commits. A partition that another
+transaction holds leaves its committer for a lane of its own, where it is waited for, so that it stops no other.
 
 It does not validate, does not assign offsets (Postgres does), and never repeats a commit whose outcome is unknown: the
 client decides, and an idempotent producer's repeat is recognised by its sequence. What such a producer has sent behind
@@ -44,6 +45,17 @@ class _Pending:
         return self.batch.partition_key, self.batch.producer_id
 
 
+@dataclass(slots=True)
+class _Place:
+    """Where a partition's batches queue, and how many are neither settled nor dropped."""
+
+    committer: _Committer
+    count: int = 0
+
+
+QUEUED_AT_ONE_BYTES = 64 * 1024
+"""Above that in a committer's hands, the next takes the partitions that have nothing queued."""
+
 LANES_AT_ONCE = 2
 """Lanes that may wait in Postgres at once: each occupies a connection meanwhile."""
 
@@ -67,7 +79,8 @@ class Appender:
         self._max_commit_batches = max_commit_batches
         self._observe_commit = observe_commit
         self._committers = [_Committer(self) for _ in range(committers)]
-        self._lanes: dict[PartitionKey, _Committer] = {}
+        self._lanes: set[_Committer] = set()
+        self._places: dict[PartitionKey, _Place] = {}
         self._waiting_lanes = asyncio.Semaphore(LANES_AT_ONCE)
         self._queued_bytes = 0
         self.appended: Callable[[PartitionKey, int], None] = lambda key, high_watermark: None
@@ -87,14 +100,27 @@ class Appender:
         gives the batch up: it is not written unless its commit has begun."""
         pending = _Pending(batch, len(batch.records), asyncio.get_running_loop().create_future())
         self._queued_bytes += pending.size_bytes
-        lane = self._lanes.get(batch.partition_key)
-        (lane or self._committers[batch.partition_key % len(self._committers)]).enqueue(pending)
+        place = self._places.get(batch.partition_key)
+        if place is None:
+            place = self._places[batch.partition_key] = _Place(self._free_committer())
+        place.count += 1
+        place.committer.enqueue(pending)
         return pending.outcome
+
+    def _free_committer(self) -> _Committer:
+        """The first that has little to do, or the one with least."""
+        for committer in self._committers:
+            if committer.queued_bytes <= QUEUED_AT_ONE_BYTES:
+                return committer
+        return min(self._committers, key=lambda committer: committer.queued_bytes)
 
     def settled(self, key: PartitionKey) -> Callable[[], bool]:
         """What tells whether the commit has ended that is under way at this moment and may hold batches of the
         partition. Those that follow it are decided on anew."""
-        committer = self._lanes.get(key) or self._committers[key % len(self._committers)]
+        place = self._places.get(key)
+        if place is None:
+            return lambda: True
+        committer = place.committer
         begun = committer.commits
         return lambda: committer.task is None or committer.commits > begun
 
@@ -110,7 +136,7 @@ class Appender:
         return True
 
     def _tasks(self) -> list[asyncio.Task[None]]:
-        committers = (*self._committers, *self._lanes.values())
+        committers = (*self._committers, *self._lanes)
         return [committer.task for committer in committers if committer.task is not None]
 
     # --- for the committers ---------------------------------------------------------------------------------------
@@ -121,7 +147,7 @@ class Appender:
         while queue and queue[0].outcome.cancelled():
             given_up.append(queue.popleft())
         if given_up:
-            self._forget_bytes(given_up)
+            self._forget(given_up)
             self._fail_followers(given_up, queue)
         group: list[_Pending] = []
         size_bytes = 0
@@ -175,7 +201,7 @@ class Appender:
             _fail(group, error)
         finally:
             _fail(settled, StorageUnavailable("the commit ended without an outcome"))
-            self._forget_bytes(settled)
+            self._forget(settled)
             if not durable:
                 self._tail.doubt(loop.time())
                 self.in_doubt()
@@ -183,21 +209,26 @@ class Appender:
 
     def _divert(self, busy: Sequence[_Pending], queue: deque[_Pending]) -> None:
         """Give the partitions of `busy` lanes of their own, with what `queue` has of them, in order."""
-        keys = {pending.batch.partition_key for pending in busy}
-        for key in keys:
-            self._lanes[key] = _Committer(self, key)
+        moved: dict[PartitionKey, _Committer] = {}
         for pending in busy:
-            self._lanes[pending.batch.partition_key].enqueue(pending)
-        for _ in range(len(queue)):
-            pending = queue.popleft()
-            if pending.batch.partition_key in keys:
-                self._lanes[pending.batch.partition_key].enqueue(pending)
-            else:
-                queue.append(pending)
+            key = pending.batch.partition_key
+            if key not in moved:
+                moved[key] = _Committer(self, patient=True)
+                self._lanes.add(moved[key])
+        waiting = [pending for pending in queue if pending.batch.partition_key in moved]
+        rest = [pending for pending in queue if pending.batch.partition_key not in moved]
+        queue.clear()
+        queue.extend(rest)
+        for pending in (*busy, *waiting):
+            place = self._places[pending.batch.partition_key]
+            place.committer.queued_bytes -= pending.size_bytes
+            moved[pending.batch.partition_key].enqueue(pending)
+        for key, lane in moved.items():
+            self._places[key].committer = lane
 
-    def leave_lane(self, key: PartitionKey) -> None:
-        """Nothing waits in it any more: the partition's next batch goes the usual way."""
-        del self._lanes[key]
+    def leave_lane(self, lane: _Committer) -> None:
+        """Nothing waits in it any more."""
+        self._lanes.discard(lane)
 
     def _fail_followers(self, unwritten: Sequence[_Pending], queue: deque[_Pending]) -> None:
         """Answer what idempotent producers have queued behind batches that were not, or perhaps not, written; up to
@@ -219,11 +250,18 @@ class Appender:
                 queue.append(pending)
             else:
                 followers.append(pending)
-        self._forget_bytes(followers)
+        self._forget(followers)
         _fail(followers, StorageUnavailable("an earlier batch of this producer was not written"))
 
-    def _forget_bytes(self, settled: Sequence[_Pending]) -> None:
-        self._queued_bytes -= sum(pending.size_bytes for pending in settled)
+    def _forget(self, settled: Sequence[_Pending]) -> None:
+        """They are settled, or dropped."""
+        for pending in settled:
+            self._queued_bytes -= pending.size_bytes
+            place = self._places[pending.batch.partition_key]
+            place.committer.queued_bytes -= pending.size_bytes
+            place.count -= 1
+            if not place.count:
+                del self._places[pending.batch.partition_key]
 
     def _record(self, batch: NewBatch, appended: Appended, now_s: float) -> None:
         self._tail.record_append(
@@ -243,20 +281,24 @@ def _resumes(batch: NewBatch, lost: NewBatch) -> bool:
 
 
 class _Committer:
-    """One queue and at most one running commit. With `lane`, of that partition alone, until the queue is empty."""
+    """One queue and at most one running commit. A `patient` one is the lane of a partition that others hold, until its
+    queue is empty."""
 
-    __slots__ = ("_appender", "_lane", "_queue", "commits", "task")
+    __slots__ = ("_appender", "_patient", "_queue", "commits", "queued_bytes", "task")
 
-    def __init__(self, appender: Appender, lane: PartitionKey | None = None) -> None:
+    def __init__(self, appender: Appender, *, patient: bool = False) -> None:
         self._appender = appender
-        self._lane = lane
+        self._patient = patient
         self._queue: deque[_Pending] = deque()
         self.task: asyncio.Task[None] | None = None
         self.commits = 0
         """That have ended."""
+        self.queued_bytes = 0
+        """What is in its hands: queued, or in the commit that runs."""
 
     def enqueue(self, pending: _Pending) -> None:
         self._queue.append(pending)
+        self.queued_bytes += pending.size_bytes
         if self.task is None:
             self._start()
 
@@ -265,7 +307,7 @@ class _Committer:
         self.task.add_done_callback(self._ended)
 
     async def _run(self) -> None:
-        commit = self._appender.commit if self._lane is None else self._appender.commit_patiently
+        commit = self._appender.commit_patiently if self._patient else self._appender.commit
         while self._queue:
             group = self._appender.take_group(self._queue)
             if group:
@@ -278,8 +320,8 @@ class _Committer:
             log.error("a committer failed", exc_info=error)
         if self._queue:
             self._start()
-        elif self._lane is not None:
-            self._appender.leave_lane(self._lane)
+        elif self._patient:
+            self._appender.leave_lane(self)
 
 
 def _fail(group: Sequence[_Pending], error: StorageError) -> None:
