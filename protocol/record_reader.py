@@ -21,9 +21,11 @@ from aiokafka.record.default_records import DefaultRecordBatch
 from protocol.compression import MAX_DECOMPRESSED_BYTES, Compression, decompress
 from protocol.errors import ProtocolError
 from protocol.records import (
+    CODEC_MASK,
     HEAD_BYTES,
     MAGIC,
     MIN_RECORD_BYTES,
+    BatchHead,
     Buffer,
     TimestampType,
     encode_head,
@@ -76,12 +78,14 @@ class RecordReader:
     def __init__(
         self,
         batch: Buffer,
+        head: BatchHead | None = None,
         *,
         max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
         scratch: memoryview | None = None,
     ) -> None:
-        """With `scratch` (see `decompress`) the body may lie in it, until it is used again."""
-        head = read_head(batch)
+        """`head` is read if it is not given. With `scratch` (see `decompress`) the body may lie in it, until it is used
+        again."""
+        head = head or read_head(batch)
         if head.magic != MAGIC:
             raise ProtocolError(f"record batch of magic {head.magic}")
         self.head = head
@@ -116,8 +120,11 @@ class RecordReader:
             raise ProtocolError(f"{total - position} bytes after the last record")
 
     def _parse(self, window: memoryview, count: int) -> Iterable[ReadRecord]:
-        head = encode_head(self.head._replace(attributes=self.head.attributes & ~0x07, records_count=count))
-        guarded = memoryview(b"".join((head, window, _ZEROS)))
+        head = self.head
+        attributes = head.attributes & ~CODEC_MASK
+        if count != head.records_count or attributes != head.attributes:
+            head = head._replace(attributes=attributes, records_count=count)
+        guarded = memoryview(b"".join((encode_head(head), window, _ZEROS)))
         return DefaultRecordBatch(guarded[: HEAD_BYTES + len(window)])
 
     def _read_large(self, start: int) -> tuple[LargeRecord, int]:

@@ -165,9 +165,10 @@ def split_batches(records: Buffer) -> list[memoryview]:
     return batches
 
 
-def verify_crc(batch: Buffer) -> bool:
-    """Whether the CRC-32C over attributes to the end of the batch is the one in its head. ProtocolError if torn."""
-    head = read_head(batch)
+def verify_crc(batch: Buffer, head: BatchHead | None = None) -> bool:
+    """Whether the CRC-32C over attributes to the end of the batch is the one in its head, which is read if it is not
+    given. ProtocolError if torn."""
+    head = head or read_head(batch)
     return crc32c.crc32c(memoryview(batch)[_COVERED_AT : head.size_bytes]) == head.crc
 
 

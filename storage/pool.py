@@ -81,8 +81,13 @@ class Connection(Protocol):
     ) -> AbstractAsyncContextManager[object]: ...
 
 
+class _PooledConnection(Connection, Protocol):
+    def is_closed(self) -> bool: ...
+
+
 class _AsyncpgPool(Protocol):
-    def acquire(self, *, timeout: float) -> AbstractAsyncContextManager[Connection]: ...
+    def acquire(self, *, timeout: float) -> Awaitable[_PooledConnection]: ...
+    async def release(self, connection: _PooledConnection) -> None: ...
     async def close(self) -> None: ...
     def terminate(self) -> None: ...
     async def expire_connections(self) -> None: ...
@@ -129,23 +134,30 @@ def _retried(error: StorageError) -> bool:
 
 
 class Pool:
-    """A bounded set of connections. Calls wait at most `acquire_timeout_s` for one, else StorageUnavailable."""
+    """A bounded set of connections. Calls wait at most `acquire_timeout_s` for one, else StorageUnavailable.
+
+    A connection that has done its work well stays at hand for the next call: to give it back to asyncpg and take it
+    again costs as much as a small statement.
+    """
 
     def __init__(self, pool: _AsyncpgPool, acquire_timeout_s: float) -> None:
         self._pool = pool
         self._acquire_timeout_s = acquire_timeout_s
+        self._at_hand: list[_PooledConnection] = []
+        self._waiting = 0
+        """Calls that asyncpg's pool has been asked for a connection by: what is freed is theirs."""
+        self._expired = 0
+        """How often all connections were given up: one that was taken before does not stay at hand."""
 
     @asynccontextmanager
     async def connection(self) -> AsyncGenerator[Connection, None]:
         """A connection for a unit of work of the caller; raises storage errors only."""
-        try:
-            async with translated_errors(), self._pool.acquire(timeout=self._acquire_timeout_s) as connection:
+        async with translated_errors():
+            connection = await self._take()
+            try:
                 yield connection
-        except StorageUnavailable as error:
-            if _lost_connection(error):
-                # The others were most likely lost with it: without this each would fail one more call.
-                await self._pool.expire_connections()
-            raise
+            finally:
+                await self._pool.release(connection)
 
     async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """`work` on a connection, again if Postgres rolled it back for a deadlock or serialization failure.
@@ -154,13 +166,57 @@ class Pool:
         """
         for attempt in range(1, _ATTEMPTS + 1):
             try:
-                async with self.connection() as connection:
-                    return await work(connection)
+                return await self._run(work)
             except StorageError as error:
                 if attempt == _ATTEMPTS or not _retried(error):
                     raise
             await asyncio.sleep(_RETRY_DELAY_S * attempt * (0.5 + random.random()))
         raise AssertionError("the last attempt returns or raises")
+
+    async def _run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
+        expired = self._expired
+        try:
+            try:
+                connection = await self._take()
+                try:
+                    result = await work(connection)
+                except BaseException:
+                    await self._pool.release(connection)
+                    raise
+                if self._waiting or expired != self._expired:
+                    await self._pool.release(connection)
+                else:
+                    self._at_hand.append(connection)
+                return result
+            except (*_CONNECTION_ERRORS, asyncpg.PostgresError) as error:
+                raise _translated(error) from error
+        except StorageUnavailable as error:
+            if _lost_connection(error):
+                # The others were most likely lost with it: without this each would fail one more call.
+                await self._expire()
+            raise
+
+    async def _take(self) -> _PooledConnection:
+        while self._at_hand:
+            connection = self._at_hand.pop()
+            if not connection.is_closed():
+                return connection
+            await self._pool.release(connection)
+        self._waiting += 1
+        try:
+            return await self._pool.acquire(timeout=self._acquire_timeout_s)
+        finally:
+            self._waiting -= 1
+
+    async def _expire(self) -> None:
+        """Every connection is opened anew before it is used again."""
+        self._expired += 1
+        await self._pool.expire_connections()
+        await self._release_idle()
+
+    async def _release_idle(self) -> None:
+        while self._at_hand:
+            await self._pool.release(self._at_hand.pop())
 
     async def fetch(self, query: str, *args: object) -> Sequence[Row]:
         return await self.run(lambda connection: connection.fetch(query, *args))
@@ -189,6 +245,8 @@ class Pool:
     async def close(self, timeout_s: float) -> None:
         try:
             async with asyncio.timeout(timeout_s):
+                self._expired += 1
+                await self._release_idle()
                 await self._pool.close()
         except (*_CONNECTION_ERRORS, asyncpg.PostgresError):
             self._pool.terminate()

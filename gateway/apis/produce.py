@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from uuid import UUID
 
 import structlog
 
@@ -17,7 +19,7 @@ from gateway.log.topic_names import why_illegal
 from gateway.log.validator import Unchecked, Verdict
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
-from gateway.net.pieces import PIECE, in_pieces, tally
+from gateway.net.pieces import PIECE, by_pieces, in_pieces, tally
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -59,6 +61,7 @@ class _Submitted:
     log_append_time_ms: int
 
 
+_Asked = tuple[TopicProduceData, PartitionProduceData]
 _Plan = Refused | _Planned
 _Judged = tuple[_Plan, Verdict]
 _Attempt = Refused | _Submitted
@@ -76,25 +79,25 @@ async def produce(request: ProduceRequest, context: RequestContext) -> ProduceRe
     """
     if request.acks not in (-1, 0, 1):
         raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
+    asked = await _asked(request)
     judged = None
     if all(_known(topic, context) for topic in request.topic_data):
-        judged = await _judge(request, context, unknown_topic(by_id=_by_id(context)))
+        judged = await _judge(asked, context, unknown_topic(by_id=_by_id(context)))
     room_bytes = 0
     try:
         async with context.place:
             if judged is None:
                 named = ((topic.name, topic.topic_id) for topic in request.topic_data)
                 missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
-                judged = await _judge(request, context, missing_topic)
+                judged = await _judge(asked, context, missing_topic)
             judged, room_bytes = await _recompress(judged, context)
-            attempts = await _submit(request, judged, context)
+            attempts = await _submit(asked, judged, context)
         await _settle(request, attempts)
     finally:
         context.services.recompressor.give_back(room_bytes)
-    indexes = (data.index for topic in request.topic_data for data in topic.partition_data)
     answers = [
-        await _answer(index, attempt, context)
-        async for index, attempt in in_pieces(zip(indexes, attempts, strict=True))
+        await _answer(data.index, attempt, context)
+        async for (_, data), attempt in in_pieces(zip(asked, attempts, strict=True))
     ]
     if not awaits_answer(request):
         for answer in answers:
@@ -134,8 +137,18 @@ def _known(topic: TopicProduceData, context: RequestContext) -> Topic | None:
     return catalog.get_by_id(topic.topic_id) if _by_id(context) else catalog.get(topic.name)
 
 
-async def _judge(request: ProduceRequest, context: RequestContext, missing_topic: ErrorCode) -> list[_Judged]:
-    plans = await _plan(request, context, missing_topic)
+async def _asked(request: ProduceRequest) -> Sequence[_Asked]:
+    if len(request.topic_data) == 1 and len(request.topic_data[0].partition_data) == 1:
+        return ((request.topic_data[0], request.topic_data[0].partition_data[0]),)
+    asked: list[_Asked] = []
+    async for topic in in_pieces(request.topic_data):
+        asked += [(topic, data) async for data in in_pieces(topic.partition_data)]
+    return asked
+
+
+async def _judge(asked: Sequence[_Asked], context: RequestContext, missing_topic: ErrorCode) -> list[_Judged]:
+    repeated = await _repeated(asked)
+    plans = await by_pieces(lambda some: _plan(some, repeated, context, missing_topic), asked)
     batches = [plan.batch for plan in plans if isinstance(plan, _Planned)]
     now_ms = _wall_ms()
     validator = context.services.validator
@@ -143,7 +156,19 @@ async def _judge(request: ProduceRequest, context: RequestContext, missing_topic
     if verdicts is None:
         verdicts = await validator.judge(batches, now_ms)
     rest = iter(verdicts)
-    return [(plan, plan if isinstance(plan, Refused) else next(rest)) async for plan in in_pieces(plans)]
+    return await by_pieces(
+        lambda some: [(plan, plan if isinstance(plan, Refused) else next(rest)) for plan in some], plans
+    )
+
+
+async def _repeated(asked: Sequence[_Asked]) -> Collection[tuple[str, UUID, int]]:
+    """The partitions that are named more than once."""
+    if len(asked) == 1:
+        return ()
+    named = await tally((topic.name, topic.topic_id, data.index) for topic, data in asked)
+    if len(named) == len(asked):
+        return ()
+    return {name async for name in in_pieces(named) if named[name] > 1}
 
 
 async def _recompress(judged: list[_Judged], context: RequestContext) -> tuple[list[_Judged], int]:
@@ -167,18 +192,23 @@ async def _recompress(judged: list[_Judged], context: RequestContext) -> tuple[l
     return judged, room_bytes
 
 
-async def _plan(request: ProduceRequest, context: RequestContext, missing_topic: ErrorCode) -> list[_Plan]:
-    named = await tally(
-        (topic.name, topic.topic_id, data.index) for topic in request.topic_data for data in topic.partition_data
-    )
+def _plan(
+    asked: Sequence[_Asked],
+    repeated: Collection[tuple[str, UUID, int]],
+    context: RequestContext,
+    missing_topic: ErrorCode,
+) -> list[_Plan]:
     plans: list[_Plan] = []
-    async for requested in in_pieces(request.topic_data):
-        topic = _writable(requested, context, missing_topic)
-        async for data in in_pieces(requested.partition_data):
-            if named[requested.name, requested.topic_id, data.index] > 1:
-                plans.append(Refused(ErrorCode.INVALID_REQUEST, f"partition {data.index} appears more than once"))
-            else:
-                plans.append(topic if isinstance(topic, Refused) else _plan_partition(topic, data, context))
+    before: TopicProduceData | None = None
+    topic: Topic | Refused | None = None
+    for requested, data in asked:
+        if requested is not before or topic is None:
+            topic = _writable(requested, context, missing_topic)
+            before = requested
+        if repeated and (requested.name, requested.topic_id, data.index) in repeated:
+            plans.append(Refused(ErrorCode.INVALID_REQUEST, f"partition {data.index} appears more than once"))
+        else:
+            plans.append(topic if isinstance(topic, Refused) else _plan_partition(topic, data, context))
     return plans
 
 
@@ -190,22 +220,30 @@ def _plan_partition(topic: Topic, data: PartitionProduceData, context: RequestCo
     return _Planned(topic.name, topic.partitions[data.index], Unchecked(records, context.version, config))
 
 
-async def _submit(request: ProduceRequest, judged: list[_Judged], context: RequestContext) -> list[_Attempt]:
+async def _submit(asked: Sequence[_Asked], judged: list[_Judged], context: RequestContext) -> list[_Attempt]:
     """Enqueue what was found good."""
     now_ms = _wall_ms()
+    attempts: list[_Attempt] = await by_pieces(
+        lambda some: [
+            plan if isinstance(plan, Refused) else _submit_partition(plan, verdict, context, now_ms)
+            for plan, verdict in some
+        ],
+        judged,
+    )
+    if any(isinstance(attempt, Refused) for attempt in attempts):
+        await _tell_refusals(asked, attempts, context)
+    return attempts
+
+
+async def _tell_refusals(asked: Sequence[_Asked], attempts: list[_Attempt], context: RequestContext) -> None:
     refusals: Counter[ErrorCode] = Counter()
-    attempts: list[_Attempt] = []
-    asked = ((topic, data) for topic in request.topic_data for data in topic.partition_data)
-    async for (requested, data), (plan, verdict) in in_pieces(zip(asked, judged, strict=True)):
-        attempt = plan if isinstance(plan, Refused) else _submit_partition(plan, verdict, context, now_ms)
+    async for (requested, data), attempt in in_pieces(zip(asked, attempts, strict=True)):
         if isinstance(attempt, Refused):
             refusals[attempt.code] += 1
             if refusals.total() <= MAX_LOGGED_REFUSALS:
                 _log_refusal(requested.name or str(requested.topic_id), data.index, attempt)
-        attempts.append(attempt)
     for code, count in refusals.items():
         context.services.metrics.refused_batches.labels(code.name).inc(count)
-    return attempts
 
 
 def _writable(requested: TopicProduceData, context: RequestContext, missing_topic: ErrorCode) -> Topic | Refused:
@@ -250,15 +288,47 @@ def _log_refusal(topic: str, partition: int, refused: Refused) -> None:
 
 
 async def _settle(request: ProduceRequest, attempts: list[_Attempt]) -> None:
-    outcomes = [attempt.outcome for attempt in attempts if isinstance(attempt, _Submitted)]
+    """Waits for what was submitted, as long as the request may take, and gives the rest up."""
     loop = asyncio.get_running_loop()
-    deadline = loop.time() + min(max(request.timeout_ms, MIN_TIMEOUT_MS), MAX_TIMEOUT_MS) / 1000
+    deadline_s = loop.time() + min(max(request.timeout_ms, MIN_TIMEOUT_MS), MAX_TIMEOUT_MS) / 1000
+    outcomes = [attempt.outcome for attempt in attempts if isinstance(attempt, _Submitted)]
     for start in range(0, len(outcomes), PIECE):
         piece = outcomes[start : start + PIECE]
-        _, late = await asyncio.wait(piece, timeout=max(0.0, deadline - loop.time()))
-        for outcome in late:
+        await _all_done(piece, deadline_s)
+        for outcome in piece:
             # Its producer is told to repeat it, so it need not be written if its commit has not begun.
             outcome.cancel()
+
+
+async def _all_done(outcomes: list[asyncio.Future[Appended | Refusal]], deadline_s: float) -> None:
+    """Until none is pending, or the deadline (loop time) is there. As asyncio.wait, at a third of its cost."""
+    waited = [outcome for outcome in outcomes if not outcome.done()]
+    if not waited:
+        return
+    loop = asyncio.get_running_loop()
+    over: asyncio.Future[None] = loop.create_future()
+    pending = len(waited)
+
+    def end() -> None:
+        if not over.done():
+            over.set_result(None)
+
+    def count(_outcome: asyncio.Future[Appended | Refusal]) -> None:
+        nonlocal pending
+        pending -= 1
+        if not pending:
+            end()
+
+    for outcome in waited:
+        outcome.add_done_callback(count)
+    timer = loop.call_at(deadline_s, end)
+    try:
+        await over
+    finally:
+        timer.cancel()
+        if pending:
+            for outcome in waited:
+                outcome.remove_done_callback(count)
 
 
 async def _answer(index: int, attempt: _Attempt, context: RequestContext) -> PartitionProduceResponse:

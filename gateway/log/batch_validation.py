@@ -78,7 +78,7 @@ def validate(
             ErrorCode.MESSAGE_TOO_LARGE,
             f"batch of {head.size_bytes} bytes is over max.message.bytes = {config.max_message_bytes}",
         )
-    if not verify_crc(records):
+    if not verify_crc(records, head):
         return Refused(ErrorCode.CORRUPT_MESSAGE, "batch does not match its CRC")
     return _check_head(head) or _check_records(records, head, config, now_ms, max_decompressed_bytes, scratch) or head
 
@@ -136,7 +136,7 @@ def _check_records(
 ) -> Refused | None:
     rules = _Rules.of(config, now_ms)
     try:
-        reader = RecordReader(records, max_decompressed_bytes=max_decompressed_bytes, scratch=scratch)
+        reader = RecordReader(records, head, max_decompressed_bytes=max_decompressed_bytes, scratch=scratch)
         if rules.look_at_records or head.max_timestamp > rules.latest_ms or head.base_timestamp > rules.latest_ms:
             return _judge_records(reader, rules)
         # Nothing else may be in this loop: it is what a produced record costs.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable, Sequence
 from time import perf_counter
 from typing import TypeVar
 
@@ -24,20 +24,44 @@ TURN_S = 0.002
 it is a small part of what the event loop may be held for."""
 
 
-async def in_pieces(items: Iterable[T]) -> AsyncIterator[T]:
+def in_pieces(items: Iterable[T]) -> AsyncIterator[T]:
     """The items; everybody else has a turn on the event loop whenever they have taken TURN_S. What the caller knew
     before may have changed after each."""
-    since_s = perf_counter()
-    for item in items:
-        yield item
-        if perf_counter() - since_s > TURN_S:
+    return _Pieces(items)
+
+
+class _Pieces(AsyncIterator[T]):
+    """No asynchronous generator: the event loop keeps a list of those, which costs more than a few items do."""
+
+    __slots__ = ("_items", "_since_s")
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._items = iter(items)
+        self._since_s = perf_counter()
+
+    async def __anext__(self) -> T:
+        if perf_counter() - self._since_s > TURN_S:
             await asyncio.sleep(0)
-            since_s = perf_counter()
+            self._since_s = perf_counter()
+        for item in self._items:
+            return item
+        raise StopAsyncIteration
 
 
 async def mapped(function: Callable[[T], R], items: Iterable[T]) -> list[R]:
     """What the function makes of each item."""
     return [function(item) async for item in in_pieces(items)]
+
+
+async def by_pieces(function: Callable[[Sequence[T]], list[R]], items: Sequence[T]) -> list[R]:
+    """What the function makes of all items, which it is given PIECE at a time; few cost one call of it."""
+    if len(items) <= PIECE:
+        return function(items)
+    made: list[R] = []
+    for start in range(0, len(items), PIECE):
+        made += function(items[start : start + PIECE])
+        await asyncio.sleep(0)
+    return made
 
 
 async def tally(items: Iterable[H]) -> Counter[H]:

@@ -13,7 +13,14 @@ import pytest
 from gateway.config.topic import TopicConfig
 from gateway.log import batch_validation, validator
 from gateway.log.batch_validation import Refused
-from gateway.log.validator import MAX_AT_ONCE_BATCHES, MAX_AT_ONCE_BYTES, BatchValidator, Unchecked, Verdict
+from gateway.log.validator import (
+    COMPRESSED_AT_ONCE_BYTES,
+    MAX_AT_ONCE_BATCHES,
+    MAX_AT_ONCE_BYTES,
+    BatchValidator,
+    Unchecked,
+    Verdict,
+)
 from protocol.compression import Compression, compress
 from protocol.errors import ErrorCode
 from protocol.records import HEAD_BYTES, BatchHead, Record, build_batch
@@ -51,7 +58,7 @@ async def test_what_is_small_is_judged_at_once(judges: BatchValidator, codec: Co
         pytest.param([unchecked(1, b"v" * MAX_AT_ONCE_BYTES)], id="bytes"),
         pytest.param([unchecked(5_000, b"")], id="records"),
         pytest.param([unchecked()] * (MAX_AT_ONCE_BATCHES + 1), id="batches"),
-        pytest.param([unchecked(codec=Compression.GZIP)] * 3, id="compressed"),
+        pytest.param([unchecked(codec=Compression.GZIP)] * (MAX_AT_ONCE_BYTES // COMPRESSED_AT_ONCE_BYTES + 1), id="compressed"),
         pytest.param([unchecked(1, bytes(100_000), Compression.ZSTD)], id="small until it is decompressed"),
         pytest.param([unchecked(), BOMB], id="a bomb among small ones"),
     ],
