@@ -38,6 +38,8 @@ language plpgsql volatile
 set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off
 set enable_mergejoin = off
+set enable_seqscan = off
+set enable_sort = off -- see chunk_at
 as $$
 -- Decides, under the partitions' row locks and in the order given, which entries are appended and where, and writes the
 -- rows of the index. An entry is one idempotent batch, or batches without a producer that follow each other.
@@ -45,15 +47,18 @@ as $$
 -- Entries of one candidate chunk lie back to back. Those accepted that follow each other become one chunk: the whole
 -- candidate, unless some of it is refused. Row locks are taken in the order of partition_key by every writer, and
 -- duplicates are looked up only once they are held: of two copies of one batch in flight, the second waits here and
--- then finds the first.
+-- then finds the first. So is the end of the log: a lock alone makes no new version of the row, so what was seen by the
+-- statement that waited for it may be of before.
 declare
     entry_total      constant integer := coalesce(cardinality(p_entry_chunks), 0);
     partition_total  constant integer := coalesce(cardinality(p_partition_keys), 0);
     producer_total   constant integer := coalesce(cardinality(p_producer_ids), 0);
     sequence_limit   constant bigint  := 2147483648; -- sequences wrap from 2^31 - 1 to 0
+    updates_of_a_row constant integer := 32; -- of renewed_producer_state: what a look-up may have to pass
     now_ms           constant bigint  := (extract(epoch from clock_timestamp()) * 1000)::bigint;
 
-    missing      bigint[]  := p_partition_keys;
+    former       boolean; -- whether a release is here that reads what appends otherwise leave alone
+    locked       bigint[];
     known        boolean[] := array_fill(false, array[partition_total]);
     busy         boolean[] := array_fill(false, array[partition_total]);
     changed      boolean[] := array_fill(false, array[partition_total]);
@@ -61,10 +66,15 @@ declare
     log_starts   bigint[]  := array_fill(0::bigint, array[partition_total]);
     epochs       integer[] := array_fill(0, array[partition_total]);
     greatest_ms  bigint[]  := array_fill(-1::bigint, array[partition_total]);
-    added_bytes  bigint[]  := array_fill(0::bigint, array[partition_total]);
+    sizes        bigint[]  := array_fill(0::bigint, array[partition_total]);
+    appended     bigint[]  := array_fill(0::bigint, array[partition_total]);
 
     state_known    boolean[] := array_fill(false, array[producer_total]);
     state_changed  boolean[] := array_fill(false, array[producer_total]);
+    state_former   boolean[] := array_fill(false, array[producer_total]); -- whether it is in producer_state itself
+    state_since    bigint[]  := array_fill(-1::bigint, array[producer_total]); -- its row, -1: none
+    state_updates  integer[] := array_fill(0, array[producer_total]);
+    state_newest   bigint[]  := array_fill(-1::bigint, array[producer_total]);
     state_epochs   integer[] := array_fill(-1, array[producer_total]);
     state_next     integer[] := array_fill(0, array[producer_total]);
     state_counts   bigint[]  := array_fill(0::bigint, array[producer_total]);
@@ -77,6 +87,7 @@ declare
     chunk_batches    integer[];
     chunk_max_ms     bigint[];
     chunk_running_ms bigint[];
+    chunk_appended   bigint[];
 
     found_row       record;
     c               integer := 0;     -- candidate of the entry
@@ -96,17 +107,28 @@ begin
     leader_epochs     := array_fill(-1, array[entry_total]);
 
     if p_object_id is not null then
-        perform 1 from log_object o where o.object_id = p_object_id and o.sealed_at is null;
+        select exists (select from former_release) into former
+        from log_object o where o.object_id = p_object_id and o.sealed_at is null;
         if not found then
             sealed := true;
             return;
         end if;
     else
-        select r.current_slot into inline_slot from inline_rotation r;
+        select r.current_slot, exists (select from former_release) into inline_slot, former from inline_rotation r;
     end if;
 
-    if not p_wait then
-        select array_agg(free.partition_key) into missing
+    if p_wait then
+        select array_agg(held.partition_key) into locked
+        from (
+            select p.partition_key
+            from partition p
+            where p.partition_key = any (p_partition_keys) and not p.deleted
+                and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
+            order by p.partition_key
+            for no key update
+        ) held;
+    else
+        select array_agg(free.partition_key) into locked
         from (
             select p.partition_key
             from partition p
@@ -117,12 +139,10 @@ begin
         ) free;
     end if;
     for found_row in
-        select p.partition_key, p.next_offset, p.log_start_offset, p.leader_epoch, p.max_timestamp_ms
-        from partition p
-        where p.partition_key = any (missing) and not p.deleted
-            and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
-        order by p.partition_key
-        for no key update
+        select l.*
+        from partition_log l
+        where l.partition_key = any (locked)
+        order by l.partition_key
     loop
         while p_partition_keys[k] <> found_row.partition_key loop
             k := k + 1;
@@ -132,8 +152,10 @@ begin
         log_starts[k]   := found_row.log_start_offset;
         epochs[k]       := found_row.leader_epoch;
         greatest_ms[k]  := found_row.max_timestamp_ms;
+        sizes[k]        := found_row.size_bytes;
+        appended[k]     := found_row.appended_bytes;
     end loop;
-    if not p_wait and coalesce(cardinality(missing), 0) < partition_total then
+    if not p_wait and coalesce(cardinality(locked), 0) < partition_total then
         for i in 1..partition_total loop
             continue when known[i];
             perform 1 from partition p
@@ -152,13 +174,34 @@ begin
                     unnest(p_producer_ids) as producer_id,
                     generate_series(1, producer_total) as position
             ) wanted
-            join producer_state state using (partition_key, producer_id)
+            cross join lateral (
+                -- It is in one of them. The second is looked at where the first has none.
+                (
+                    select
+                        r.producer_epoch, r.next_sequence, r.batch_count, r.first_sequences, r.last_sequences,
+                        r.base_offsets, r.since_offset, r.update_count
+                    from renewed_producer_state r
+                    where r.partition_key = wanted.partition_key and r.producer_id = wanted.producer_id
+                    order by r.since_offset desc
+                    limit 1
+                )
+                union all
+                select
+                    p.producer_epoch, p.next_sequence, p.batch_count, p.first_sequences, p.last_sequences,
+                    p.base_offsets, -1, 0
+                from only producer_state p
+                where p.partition_key = wanted.partition_key and p.producer_id = wanted.producer_id
+                limit 1
+            ) state
         loop
             s := found_row.position;
-            state_known[s]  := true;
-            state_epochs[s] := found_row.producer_epoch;
-            state_next[s]   := found_row.next_sequence;
-            state_counts[s] := found_row.batch_count;
+            state_known[s]   := true;
+            state_epochs[s]  := found_row.producer_epoch;
+            state_next[s]    := found_row.next_sequence;
+            state_counts[s]  := found_row.batch_count;
+            state_former[s]  := found_row.since_offset < 0;
+            state_since[s]   := found_row.since_offset;
+            state_updates[s] := found_row.update_count;
             for j in 1..5 loop
                 state_first[s][j]   := found_row.first_sequences[j];
                 state_last[s][j]    := found_row.last_sequences[j];
@@ -229,12 +272,14 @@ begin
             state_first[s][ring]      := p_base_sequences[i];
             state_last[s][ring]       := last_sequence;
             state_offsets[s][ring]    := next_offsets[k];
+            state_newest[s]           := next_offsets[k];
         end if;
 
         changed[k]      := true;
         base_offsets[i] := next_offsets[k];
         next_offsets[k] := next_offsets[k] + p_record_counts[i];
-        added_bytes[k]  := added_bytes[k] + p_size_bytes[i];
+        sizes[k]        := sizes[k] + p_size_bytes[i];
+        appended[k]     := appended[k] + p_size_bytes[i];
         greatest_ms[k]  := greatest(greatest_ms[k], p_max_timestamps_ms[i]);
         if open_chunk then
             chunk_lasts[chunk_total]      := next_offsets[k] - 1;
@@ -242,6 +287,7 @@ begin
             chunk_sizes[chunk_total]      := chunk_sizes[chunk_total] + p_size_bytes[i];
             chunk_max_ms[chunk_total]     := greatest(chunk_max_ms[chunk_total], p_max_timestamps_ms[i]);
             chunk_running_ms[chunk_total] := greatest_ms[k];
+            chunk_appended[chunk_total]   := appended[k];
         else
             open_chunk  := true;
             chunk_total := chunk_total + 1;
@@ -256,6 +302,7 @@ begin
             chunk_sizes[chunk_total]      := p_size_bytes[i];
             chunk_max_ms[chunk_total]     := p_max_timestamps_ms[i];
             chunk_running_ms[chunk_total] := greatest_ms[k];
+            chunk_appended[chunk_total]   := appended[k];
         end if;
     end loop;
 
@@ -265,12 +312,12 @@ begin
 
     insert into chunk (
         partition_key, base_offset, last_offset, max_timestamp_ms, running_max_timestamp_ms, append_timestamp_ms,
-        object_id, position, size_bytes, batch_count, leader_epoch, inline_slot, final_heads
+        object_id, position, size_bytes, appended_bytes, batch_count, leader_epoch, inline_slot, final_heads
     )
     select
         p_partition_keys[p_chunk_partitions[chunk_candidates[i]]], chunk_bases[i], chunk_lasts[i], chunk_max_ms[i],
         chunk_running_ms[i], case when chunk_max_ms[i] < 0 then now_ms end,
-        p_object_id, chunk_positions[i], chunk_sizes[i], chunk_batches[i],
+        p_object_id, chunk_positions[i], chunk_sizes[i], chunk_appended[i], chunk_batches[i],
         epochs[p_chunk_partitions[chunk_candidates[i]]], append_chunks.inline_slot, false
     from generate_series(1, chunk_total) i;
 
@@ -286,36 +333,84 @@ begin
         from generate_series(1, chunk_total) i;
     end if;
 
-    update partition p
-    set next_offset      = grown.next_offset,
-        size_bytes       = p.size_bytes + grown.added_bytes,
-        max_timestamp_ms = grown.max_timestamp_ms
-    from (
-        select
-            unnest(p_partition_keys) as partition_key,
-            unnest(changed) as changed,
-            unnest(next_offsets) as next_offset,
-            unnest(added_bytes) as added_bytes,
-            unnest(greatest_ms) as max_timestamp_ms
-    ) grown
-    where p.partition_key = grown.partition_key and grown.changed;
+    if former then
+        update partition p
+        set next_offset      = grown.next_offset,
+            size_bytes       = grown.size_bytes,
+            appended_bytes   = grown.appended_bytes,
+            max_timestamp_ms = grown.max_timestamp_ms
+        from (
+            select
+                unnest(p_partition_keys) as partition_key,
+                unnest(changed) as changed,
+                unnest(next_offsets) as next_offset,
+                unnest(sizes) as size_bytes,
+                unnest(appended) as appended_bytes,
+                unnest(greatest_ms) as max_timestamp_ms
+        ) grown
+        where p.partition_key = grown.partition_key and grown.changed;
+    end if;
 
     if true = any (state_changed) then
-        insert into producer_state as state (
-            partition_key, producer_id, producer_epoch, next_sequence, batch_count,
+        -- Who has a row of its own keeps to it, whoever has left or come meanwhile.
+        if former then
+            insert into producer_state as state (
+                partition_key, producer_id, producer_epoch, next_sequence, batch_count,
+                first_sequences, last_sequences, base_offsets, appended_at
+            )
+            select
+                p_producer_partition_keys[position], p_producer_ids[position], state_epochs[position],
+                state_next[position], state_counts[position],
+                array(select unnest(state_first[position:position])),
+                array(select unnest(state_last[position:position])),
+                array(select unnest(state_offsets[position:position])),
+                clock_timestamp()
+            from generate_series(1, producer_total) as position
+            where state_changed[position] and state_since[position] < 0
+            order by 1, 2
+            on conflict (partition_key, producer_id) do update set
+                producer_epoch  = excluded.producer_epoch,
+                next_sequence   = excluded.next_sequence,
+                batch_count     = excluded.batch_count,
+                first_sequences = excluded.first_sequences,
+                last_sequences  = excluded.last_sequences,
+                base_offsets    = excluded.base_offsets,
+                appended_at     = excluded.appended_at;
+        end if;
+        for i in 1..producer_total loop
+            if not state_changed[i] or former and state_since[i] < 0 then
+                state_since[i] := null;
+            elsif state_since[i] >= 0 and state_updates[i] < updates_of_a_row then
+                state_updates[i] := state_updates[i] + 1;
+            else
+                if state_former[i] then
+                    delete from only producer_state p
+                    where p.partition_key = p_producer_partition_keys[i] and p.producer_id = p_producer_ids[i];
+                elsif state_since[i] >= 0 then
+                    delete from renewed_producer_state r
+                    where r.partition_key = p_producer_partition_keys[i] and r.producer_id = p_producer_ids[i]
+                        and r.since_offset = state_since[i];
+                end if;
+                state_since[i]   := state_newest[i];
+                state_updates[i] := 0;
+            end if;
+        end loop;
+        insert into renewed_producer_state as state (
+            partition_key, producer_id, since_offset, update_count, producer_epoch, next_sequence, batch_count,
             first_sequences, last_sequences, base_offsets, appended_at
         )
         select
-            p_producer_partition_keys[position], p_producer_ids[position], state_epochs[position],
-            state_next[position], state_counts[position],
+            p_producer_partition_keys[position], p_producer_ids[position], state_since[position],
+            state_updates[position], state_epochs[position], state_next[position], state_counts[position],
             array(select unnest(state_first[position:position])),
             array(select unnest(state_last[position:position])),
             array(select unnest(state_offsets[position:position])),
             clock_timestamp()
         from generate_series(1, producer_total) as position
-        where state_changed[position]
+        where state_since[position] is not null
         order by 1, 2
-        on conflict (partition_key, producer_id) do update set
+        on conflict (partition_key, producer_id, since_offset) do update set
+            update_count    = excluded.update_count,
             producer_epoch  = excluded.producer_epoch,
             next_sequence   = excluded.next_sequence,
             batch_count     = excluded.batch_count,
@@ -379,7 +474,7 @@ begin
         request_position := i;
         select p.log_start_offset, p.next_offset, p.leader_epoch, p.size_bytes
         into log_start_offset, high_watermark, leader_epoch, partition_size_bytes
-        from partition p
+        from partition_log p
         where p.partition_key = p_partition_keys[i] and not p.deleted
             and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
         continue when not found;
@@ -457,7 +552,7 @@ declare
     probe    record;
 begin
     select greatest(p.log_start_offset, p_from_offset), p.next_offset into low, high
-    from partition p
+    from partition_log p
     where p.partition_key = p_partition_key and not p.deleted
         and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
     if not found then
@@ -503,7 +598,7 @@ declare
     middle  bigint;
     probe   record;
 begin
-    select p.next_offset into high from partition p where p.partition_key = p_partition_key;
+    select p.next_offset into high from partition_log p where p.partition_key = p_partition_key;
     while low < high loop
         middle := low + (high - low) / 2;
         select c.base_offset, c.last_offset, c.running_max_timestamp_ms into probe
@@ -528,5 +623,38 @@ begin
         order by c.base_offset
         limit 1
     );
+end
+$$;
+
+create function raise_log_start(p_partition_key bigint, p_offset bigint, out log_start_offset bigint) returns setof bigint
+language plpgsql volatile
+as $$
+-- The log start, which never moves back: no row = unknown partition; null = p_offset is not within the log. -1 = all that
+-- is there. The row lock makes the comparison hold against appends and others who remove. Chunks below the log start may
+-- be removed from then on, so the partition's row comes to say where the log ends.
+declare
+    held partition_log;
+begin
+    perform 1 from partition p
+    where p.partition_key = p_partition_key and not p.deleted
+        and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
+    for no key update;
+    if not found then
+        return;
+    end if;
+    -- A statement of its own: see append_chunks.
+    select l.* into held from partition_log l where l.partition_key = p_partition_key;
+    if p_offset between -1 and held.next_offset then
+        log_start_offset := greatest(
+            held.log_start_offset, case when p_offset = -1 then held.next_offset else p_offset end);
+        update partition p
+        set log_start_offset = raise_log_start.log_start_offset,
+            next_offset      = held.next_offset,
+            size_bytes       = held.size_bytes,
+            appended_bytes   = held.appended_bytes,
+            max_timestamp_ms = held.max_timestamp_ms
+        where p.partition_key = p_partition_key;
+    end if;
+    return next;
 end
 $$;

@@ -26,5 +26,8 @@ where used_at < clock_timestamp() - $1::bigint * interval '1 millisecond'
 order by name;
 
 -- name: forget_functions
--- The schema is gone.
+-- The schema is gone, and with it the release that needed to be written for.
+with forgotten as (
+    delete from former_release where function_schema = $1
+)
 delete from function_schema where name = $1;

@@ -10,7 +10,7 @@ from (
         unnest($1::bigint[]) as partition_key, unnest($2::bigint[]) as retention_ms,
         unnest($3::bigint[]) as retention_bytes
 ) policy
-join partition p on p.partition_key = policy.partition_key and not p.deleted
+join partition_log p on p.partition_key = policy.partition_key and not p.deleted
 join lateral (
     select b.last_offset, b.size_bytes, coalesce(b.append_timestamp_ms, b.max_timestamp_ms) as timestamp_ms
     from chunk b
@@ -41,7 +41,7 @@ from (
         $3::bigint >= 0 and b.partition_size_bytes - sum(b.size_bytes) over oldest_first >= $3::bigint as past_size
     from (
         select b.*, p.size_bytes as partition_size_bytes
-        from partition p
+        from partition_log p
         join chunk b on b.partition_key = p.partition_key
         where p.partition_key = $1 and not p.deleted
         order by b.base_offset
@@ -50,12 +50,6 @@ from (
     window oldest_first as (order by b.base_offset rows unbounded preceding)
 ) judged
 where past_time or past_size;
-
--- name: advance_log_start
--- Moves the log start; it never moves back.
-update partition set log_start_offset = greatest(log_start_offset, $2::bigint)
-where partition_key = $1 and not deleted
-returning log_start_offset;
 
 -- name: delete_below_log_start
 -- Whole chunks below the log start, oldest first, at most $2.
