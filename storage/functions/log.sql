@@ -47,8 +47,8 @@ as $$
 -- Entries of one candidate chunk lie back to back. Those accepted that follow each other become one chunk: the whole
 -- candidate, unless some of it is refused. Row locks are taken in the order of partition_key by every writer, and
 -- duplicates are looked up only once they are held: of two copies of one batch in flight, the second waits here and
--- then finds the first. So is the end of the log: a lock alone makes no new version of the row, so what was seen by the
--- statement that waited for it may be of before.
+-- then finds the first. So is the end of the log, by a statement of its own: a lock alone makes no new version of the
+-- row, so what the statement that waited for it has seen may be of before.
 declare
     entry_total      constant integer := coalesce(cardinality(p_entry_chunks), 0);
     partition_total  constant integer := coalesce(cardinality(p_partition_keys), 0);
@@ -58,7 +58,7 @@ declare
     now_ms           constant bigint  := (extract(epoch from clock_timestamp()) * 1000)::bigint;
 
     former       boolean; -- whether a release is here that reads what appends otherwise leave alone
-    locked       bigint[];
+    missing      bigint[]  := p_partition_keys;
     known        boolean[] := array_fill(false, array[partition_total]);
     busy         boolean[] := array_fill(false, array[partition_total]);
     changed      boolean[] := array_fill(false, array[partition_total]);
@@ -90,6 +90,7 @@ declare
     chunk_appended   bigint[];
 
     found_row       record;
+    newest          record;
     c               integer := 0;     -- candidate of the entry
     skipped_bytes   integer := 0;     -- of the candidate, before the entry
     open_chunk      boolean := false; -- whether the entry before this one was accepted, in the same candidate
@@ -117,18 +118,8 @@ begin
         select r.current_slot, exists (select from former_release) into inline_slot, former from inline_rotation r;
     end if;
 
-    if p_wait then
-        select array_agg(held.partition_key) into locked
-        from (
-            select p.partition_key
-            from partition p
-            where p.partition_key = any (p_partition_keys) and not p.deleted
-                and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
-            order by p.partition_key
-            for no key update
-        ) held;
-    else
-        select array_agg(free.partition_key) into locked
+    if not p_wait then
+        select array_agg(free.partition_key) into missing
         from (
             select p.partition_key
             from partition p
@@ -139,23 +130,40 @@ begin
         ) free;
     end if;
     for found_row in
-        select l.*
-        from partition_log l
-        where l.partition_key = any (locked)
-        order by l.partition_key
+        select
+            p.partition_key, p.next_offset, p.log_start_offset, p.leader_epoch, p.max_timestamp_ms, p.size_bytes,
+            p.appended_bytes
+        from partition p
+        where p.partition_key = any (missing) and not p.deleted
+            and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
+        order by p.partition_key
+        for no key update
     loop
         while p_partition_keys[k] <> found_row.partition_key loop
             k := k + 1;
         end loop;
-        known[k]        := true;
-        next_offsets[k] := found_row.next_offset;
-        log_starts[k]   := found_row.log_start_offset;
-        epochs[k]       := found_row.leader_epoch;
-        greatest_ms[k]  := found_row.max_timestamp_ms;
-        sizes[k]        := found_row.size_bytes;
-        appended[k]     := found_row.appended_bytes;
+        known[k]      := true;
+        log_starts[k] := found_row.log_start_offset;
+        epochs[k]     := found_row.leader_epoch;
+        -- What partition_log says. Asked for one partition it opens one table of chunk, not all of them.
+        select c.last_offset, c.appended_bytes, c.running_max_timestamp_ms into newest
+        from chunk c
+        where c.partition_key = found_row.partition_key and c.base_offset >= found_row.next_offset
+        order by c.base_offset desc
+        limit 1;
+        if found then
+            next_offsets[k] := newest.last_offset + 1;
+            appended[k]     := newest.appended_bytes;
+            sizes[k]        := found_row.size_bytes + newest.appended_bytes - found_row.appended_bytes;
+            greatest_ms[k]  := greatest(found_row.max_timestamp_ms, newest.running_max_timestamp_ms);
+        else
+            next_offsets[k] := found_row.next_offset;
+            appended[k]     := found_row.appended_bytes;
+            sizes[k]        := found_row.size_bytes;
+            greatest_ms[k]  := found_row.max_timestamp_ms;
+        end if;
     end loop;
-    if not p_wait and coalesce(cardinality(locked), 0) < partition_total then
+    if not p_wait and coalesce(cardinality(missing), 0) < partition_total then
         for i in 1..partition_total loop
             continue when known[i];
             perform 1 from partition p
@@ -175,22 +183,10 @@ begin
                     generate_series(1, producer_total) as position
             ) wanted
             cross join lateral (
-                -- It is in one of them. The second is looked at where the first has none.
-                (
-                    select
-                        r.producer_epoch, r.next_sequence, r.batch_count, r.first_sequences, r.last_sequences,
-                        r.base_offsets, r.since_offset, r.update_count
-                    from renewed_producer_state r
-                    where r.partition_key = wanted.partition_key and r.producer_id = wanted.producer_id
-                    order by r.since_offset desc
-                    limit 1
-                )
-                union all
-                select
-                    p.producer_epoch, p.next_sequence, p.batch_count, p.first_sequences, p.last_sequences,
-                    p.base_offsets, -1, 0
-                from only producer_state p
-                where p.partition_key = wanted.partition_key and p.producer_id = wanted.producer_id
+                select r.*
+                from renewed_producer_state r
+                where r.partition_key = wanted.partition_key and r.producer_id = wanted.producer_id
+                order by r.since_offset desc
                 limit 1
             ) state
         loop
@@ -199,13 +195,30 @@ begin
             state_epochs[s]  := found_row.producer_epoch;
             state_next[s]    := found_row.next_sequence;
             state_counts[s]  := found_row.batch_count;
-            state_former[s]  := found_row.since_offset < 0;
             state_since[s]   := found_row.since_offset;
             state_updates[s] := found_row.update_count;
             for j in 1..5 loop
                 state_first[s][j]   := found_row.first_sequences[j];
                 state_last[s][j]    := found_row.last_sequences[j];
                 state_offsets[s][j] := found_row.base_offsets[j];
+            end loop;
+        end loop;
+        for i in 1..producer_total loop
+            continue when state_known[i];
+            -- New here, or as a former release had it.
+            select p.* into found_row
+            from only producer_state p
+            where p.partition_key = p_producer_partition_keys[i] and p.producer_id = p_producer_ids[i];
+            continue when not found;
+            state_known[i]  := true;
+            state_former[i] := true;
+            state_epochs[i] := found_row.producer_epoch;
+            state_next[i]   := found_row.next_sequence;
+            state_counts[i] := found_row.batch_count;
+            for j in 1..5 loop
+                state_first[i][j]   := found_row.first_sequences[j];
+                state_last[i][j]    := found_row.last_sequences[j];
+                state_offsets[i][j] := found_row.base_offsets[j];
             end loop;
         end loop;
     end if;

@@ -26,8 +26,9 @@ where used_at < clock_timestamp() - $1::bigint * interval '1 millisecond'
 order by name;
 
 -- name: forget_functions
--- The schema is gone, and with it the release that needed to be written for.
-with forgotten as (
-    delete from former_release where function_schema = $1
-)
+-- The schema is gone.
 delete from function_schema where name = $1;
+
+-- name: forget_former_releases
+-- Those that need not be written for any more, whoever dropped their functions.
+delete from former_release f where not exists (select from pg_namespace n where n.nspname = f.function_schema);
