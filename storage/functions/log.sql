@@ -38,8 +38,6 @@ language plpgsql volatile
 set plan_cache_mode = force_generic_plan
 set enable_hashjoin = off
 set enable_mergejoin = off
-set enable_seqscan = off
-set enable_sort = off -- see chunk_at
 as $$
 -- Decides, under the partitions' row locks and in the order given, which entries are appended and where, and writes the
 -- rows of the index. An entry is one idempotent batch, or batches without a producer that follow each other.
@@ -66,15 +64,11 @@ declare
     log_starts   bigint[]  := array_fill(0::bigint, array[partition_total]);
     epochs       integer[] := array_fill(0, array[partition_total]);
     greatest_ms  bigint[]  := array_fill(-1::bigint, array[partition_total]);
-    sizes        bigint[]  := array_fill(0::bigint, array[partition_total]);
     appended     bigint[]  := array_fill(0::bigint, array[partition_total]);
 
     state_known    boolean[] := array_fill(false, array[producer_total]);
     state_changed  boolean[] := array_fill(false, array[producer_total]);
-    state_former   boolean[] := array_fill(false, array[producer_total]); -- whether it is in producer_state itself
-    state_since    bigint[]  := array_fill(-1::bigint, array[producer_total]); -- its row, -1: none
-    state_updates  integer[] := array_fill(0, array[producer_total]);
-    state_newest   bigint[]  := array_fill(-1::bigint, array[producer_total]);
+    state_since    bigint[]  := array_fill(-1::bigint, array[producer_total]); -- its row; none yet: -1
     state_epochs   integer[] := array_fill(-1, array[producer_total]);
     state_next     integer[] := array_fill(0, array[producer_total]);
     state_counts   bigint[]  := array_fill(0::bigint, array[producer_total]);
@@ -131,8 +125,7 @@ begin
     end if;
     for found_row in
         select
-            p.partition_key, p.next_offset, p.log_start_offset, p.leader_epoch, p.max_timestamp_ms, p.size_bytes,
-            p.appended_bytes
+            p.partition_key, p.next_offset, p.log_start_offset, p.leader_epoch, p.max_timestamp_ms, p.appended_bytes
         from partition p
         where p.partition_key = any (missing) and not p.deleted
             and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
@@ -154,12 +147,10 @@ begin
         if found then
             next_offsets[k] := newest.last_offset + 1;
             appended[k]     := newest.appended_bytes;
-            sizes[k]        := found_row.size_bytes + newest.appended_bytes - found_row.appended_bytes;
             greatest_ms[k]  := greatest(found_row.max_timestamp_ms, newest.running_max_timestamp_ms);
         else
             next_offsets[k] := found_row.next_offset;
             appended[k]     := found_row.appended_bytes;
-            sizes[k]        := found_row.size_bytes;
             greatest_ms[k]  := found_row.max_timestamp_ms;
         end if;
     end loop;
@@ -191,36 +182,36 @@ begin
             ) state
         loop
             s := found_row.position;
-            state_known[s]   := true;
-            state_epochs[s]  := found_row.producer_epoch;
-            state_next[s]    := found_row.next_sequence;
-            state_counts[s]  := found_row.batch_count;
-            state_since[s]   := found_row.since_offset;
-            state_updates[s] := found_row.update_count;
+            state_known[s]  := true;
+            state_epochs[s] := found_row.producer_epoch;
+            state_next[s]   := found_row.next_sequence;
+            state_counts[s] := found_row.batch_count;
+            state_since[s]  := found_row.since_offset;
             for j in 1..5 loop
                 state_first[s][j]   := found_row.first_sequences[j];
                 state_last[s][j]    := found_row.last_sequences[j];
                 state_offsets[s][j] := found_row.base_offsets[j];
             end loop;
         end loop;
-        for i in 1..producer_total loop
-            continue when state_known[i];
-            -- New here, or as a former release had it.
-            select p.* into found_row
-            from only producer_state p
-            where p.partition_key = p_producer_partition_keys[i] and p.producer_id = p_producer_ids[i];
-            continue when not found;
-            state_known[i]  := true;
-            state_former[i] := true;
-            state_epochs[i] := found_row.producer_epoch;
-            state_next[i]   := found_row.next_sequence;
-            state_counts[i] := found_row.batch_count;
-            for j in 1..5 loop
-                state_first[i][j]   := found_row.first_sequences[j];
-                state_last[i][j]    := found_row.last_sequences[j];
-                state_offsets[i][j] := found_row.base_offsets[j];
+        if false = any (state_known) then
+            for i in 1..producer_total loop
+                continue when state_known[i];
+                -- New here, or as a former release had it.
+                select p.* into found_row
+                from only producer_state p
+                where p.partition_key = p_producer_partition_keys[i] and p.producer_id = p_producer_ids[i];
+                continue when not found;
+                state_known[i]  := true;
+                state_epochs[i] := found_row.producer_epoch;
+                state_next[i]   := found_row.next_sequence;
+                state_counts[i] := found_row.batch_count;
+                for j in 1..5 loop
+                    state_first[i][j]   := found_row.first_sequences[j];
+                    state_last[i][j]    := found_row.last_sequences[j];
+                    state_offsets[i][j] := found_row.base_offsets[j];
+                end loop;
             end loop;
-        end loop;
+        end if;
     end if;
 
     for i in 1..entry_total loop
@@ -285,13 +276,11 @@ begin
             state_first[s][ring]      := p_base_sequences[i];
             state_last[s][ring]       := last_sequence;
             state_offsets[s][ring]    := next_offsets[k];
-            state_newest[s]           := next_offsets[k];
         end if;
 
         changed[k]      := true;
         base_offsets[i] := next_offsets[k];
         next_offsets[k] := next_offsets[k] + p_record_counts[i];
-        sizes[k]        := sizes[k] + p_size_bytes[i];
         appended[k]     := appended[k] + p_size_bytes[i];
         greatest_ms[k]  := greatest(greatest_ms[k], p_max_timestamps_ms[i]);
         if open_chunk then
@@ -349,7 +338,7 @@ begin
     if former then
         update partition p
         set next_offset      = grown.next_offset,
-            size_bytes       = grown.size_bytes,
+            size_bytes       = p.size_bytes + grown.appended_bytes - p.appended_bytes,
             appended_bytes   = grown.appended_bytes,
             max_timestamp_ms = grown.max_timestamp_ms
         from (
@@ -357,30 +346,36 @@ begin
                 unnest(p_partition_keys) as partition_key,
                 unnest(changed) as changed,
                 unnest(next_offsets) as next_offset,
-                unnest(sizes) as size_bytes,
                 unnest(appended) as appended_bytes,
                 unnest(greatest_ms) as max_timestamp_ms
         ) grown
         where p.partition_key = grown.partition_key and grown.changed;
     end if;
 
-    if true = any (state_changed) then
-        -- Who has a row of its own keeps to it, whoever has left or come meanwhile.
-        if former then
-            insert into producer_state as state (
+    for i in 1..producer_total loop
+        continue when not state_changed[i];
+        update renewed_producer_state r
+        set update_count    = r.update_count + 1,
+            producer_epoch  = state_epochs[i],
+            next_sequence   = state_next[i],
+            batch_count     = state_counts[i],
+            first_sequences = array(select unnest(state_first[i:i])),
+            last_sequences  = array(select unnest(state_last[i:i])),
+            base_offsets    = array(select unnest(state_offsets[i:i])),
+            appended_at     = clock_timestamp()
+        where r.partition_key = p_producer_partition_keys[i] and r.producer_id = p_producer_ids[i]
+            and r.since_offset = state_since[i] and r.update_count < updates_of_a_row;
+        continue when found;
+        if former and state_since[i] < 0 then
+            -- Who has a row that can be renewed keeps to it, though a release that does not know it came meanwhile.
+            insert into producer_state (
                 partition_key, producer_id, producer_epoch, next_sequence, batch_count,
                 first_sequences, last_sequences, base_offsets, appended_at
+            ) values (
+                p_producer_partition_keys[i], p_producer_ids[i], state_epochs[i], state_next[i], state_counts[i],
+                array(select unnest(state_first[i:i])), array(select unnest(state_last[i:i])),
+                array(select unnest(state_offsets[i:i])), clock_timestamp()
             )
-            select
-                p_producer_partition_keys[position], p_producer_ids[position], state_epochs[position],
-                state_next[position], state_counts[position],
-                array(select unnest(state_first[position:position])),
-                array(select unnest(state_last[position:position])),
-                array(select unnest(state_offsets[position:position])),
-                clock_timestamp()
-            from generate_series(1, producer_total) as position
-            where state_changed[position] and state_since[position] < 0
-            order by 1, 2
             on conflict (partition_key, producer_id) do update set
                 producer_epoch  = excluded.producer_epoch,
                 next_sequence   = excluded.next_sequence,
@@ -389,49 +384,26 @@ begin
                 last_sequences  = excluded.last_sequences,
                 base_offsets    = excluded.base_offsets,
                 appended_at     = excluded.appended_at;
+            continue;
         end if;
-        for i in 1..producer_total loop
-            if not state_changed[i] or former and state_since[i] < 0 then
-                state_since[i] := null;
-            elsif state_since[i] >= 0 and state_updates[i] < updates_of_a_row then
-                state_updates[i] := state_updates[i] + 1;
-            else
-                if state_former[i] then
-                    delete from only producer_state p
-                    where p.partition_key = p_producer_partition_keys[i] and p.producer_id = p_producer_ids[i];
-                elsif state_since[i] >= 0 then
-                    delete from renewed_producer_state r
-                    where r.partition_key = p_producer_partition_keys[i] and r.producer_id = p_producer_ids[i]
-                        and r.since_offset = state_since[i];
-                end if;
-                state_since[i]   := state_newest[i];
-                state_updates[i] := 0;
-            end if;
-        end loop;
-        insert into renewed_producer_state as state (
+        if state_since[i] >= 0 then
+            delete from renewed_producer_state r
+            where r.partition_key = p_producer_partition_keys[i] and r.producer_id = p_producer_ids[i]
+                and r.since_offset = state_since[i];
+        else
+            delete from only producer_state p
+            where p.partition_key = p_producer_partition_keys[i] and p.producer_id = p_producer_ids[i];
+        end if;
+        ring := (state_counts[i] - 1) % 5 + 1;
+        insert into renewed_producer_state (
             partition_key, producer_id, since_offset, update_count, producer_epoch, next_sequence, batch_count,
             first_sequences, last_sequences, base_offsets, appended_at
-        )
-        select
-            p_producer_partition_keys[position], p_producer_ids[position], state_since[position],
-            state_updates[position], state_epochs[position], state_next[position], state_counts[position],
-            array(select unnest(state_first[position:position])),
-            array(select unnest(state_last[position:position])),
-            array(select unnest(state_offsets[position:position])),
-            clock_timestamp()
-        from generate_series(1, producer_total) as position
-        where state_since[position] is not null
-        order by 1, 2
-        on conflict (partition_key, producer_id, since_offset) do update set
-            update_count    = excluded.update_count,
-            producer_epoch  = excluded.producer_epoch,
-            next_sequence   = excluded.next_sequence,
-            batch_count     = excluded.batch_count,
-            first_sequences = excluded.first_sequences,
-            last_sequences  = excluded.last_sequences,
-            base_offsets    = excluded.base_offsets,
-            appended_at     = excluded.appended_at;
-    end if;
+        ) values (
+            p_producer_partition_keys[i], p_producer_ids[i], state_offsets[i][ring], 0, state_epochs[i], state_next[i],
+            state_counts[i], array(select unnest(state_first[i:i])), array(select unnest(state_last[i:i])),
+            array(select unnest(state_offsets[i:i])), clock_timestamp()
+        );
+    end loop;
 
     if chunk_total > 0 then
         transaction_id := pg_current_xact_id()::text::bigint;
