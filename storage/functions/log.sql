@@ -52,7 +52,6 @@ declare
     partition_total  constant integer := coalesce(cardinality(p_partition_keys), 0);
     producer_total   constant integer := coalesce(cardinality(p_producer_ids), 0);
     sequence_limit   constant bigint  := 2147483648; -- sequences wrap from 2^31 - 1 to 0
-    updates_of_a_row constant integer := 32; -- of renewed_producer_state: what a look-up may have to pass
     now_ms           constant bigint  := (extract(epoch from clock_timestamp()) * 1000)::bigint;
 
     former       boolean; -- whether a release is here that reads what appends otherwise leave alone
@@ -135,24 +134,18 @@ begin
         while p_partition_keys[k] <> found_row.partition_key loop
             k := k + 1;
         end loop;
-        known[k]      := true;
-        log_starts[k] := found_row.log_start_offset;
-        epochs[k]     := found_row.leader_epoch;
+        known[k]        := true;
+        log_starts[k]   := found_row.log_start_offset;
+        epochs[k]       := found_row.leader_epoch;
         -- What partition_log says. Asked for one partition it opens one table of chunk, not all of them.
         select c.last_offset, c.appended_bytes, c.running_max_timestamp_ms into newest
         from chunk c
         where c.partition_key = found_row.partition_key and c.base_offset >= found_row.next_offset
         order by c.base_offset desc
         limit 1;
-        if found then
-            next_offsets[k] := newest.last_offset + 1;
-            appended[k]     := newest.appended_bytes;
-            greatest_ms[k]  := greatest(found_row.max_timestamp_ms, newest.running_max_timestamp_ms);
-        else
-            next_offsets[k] := found_row.next_offset;
-            appended[k]     := found_row.appended_bytes;
-            greatest_ms[k]  := found_row.max_timestamp_ms;
-        end if;
+        next_offsets[k] := coalesce(newest.last_offset + 1, found_row.next_offset);
+        appended[k]     := coalesce(newest.appended_bytes, found_row.appended_bytes);
+        greatest_ms[k]  := greatest(found_row.max_timestamp_ms, newest.running_max_timestamp_ms);
     end loop;
     if not p_wait and coalesce(cardinality(missing), 0) < partition_total then
         for i in 1..partition_total loop
@@ -352,58 +345,60 @@ begin
         where p.partition_key = grown.partition_key and grown.changed;
     end if;
 
-    for i in 1..producer_total loop
-        continue when not state_changed[i];
-        update renewed_producer_state r
-        set update_count    = r.update_count + 1,
-            producer_epoch  = state_epochs[i],
-            next_sequence   = state_next[i],
-            batch_count     = state_counts[i],
-            first_sequences = array(select unnest(state_first[i:i])),
-            last_sequences  = array(select unnest(state_last[i:i])),
-            base_offsets    = array(select unnest(state_offsets[i:i])),
-            appended_at     = clock_timestamp()
-        where r.partition_key = p_producer_partition_keys[i] and r.producer_id = p_producer_ids[i]
-            and r.since_offset = state_since[i] and r.update_count < updates_of_a_row;
-        continue when found;
-        if former and state_since[i] < 0 then
-            -- Who has a row that can be renewed keeps to it, though a release that does not know it came meanwhile.
-            insert into producer_state (
-                partition_key, producer_id, producer_epoch, next_sequence, batch_count,
+    if true = any (state_changed) then
+        for i in 1..producer_total loop
+            continue when not state_changed[i];
+            update renewed_producer_state r
+            set update_count    = r.update_count + 1,
+                producer_epoch  = state_epochs[i],
+                next_sequence   = state_next[i],
+                batch_count     = state_counts[i],
+                first_sequences = array(select unnest(state_first[i:i])),
+                last_sequences  = array(select unnest(state_last[i:i])),
+                base_offsets    = array(select unnest(state_offsets[i:i])),
+                appended_at     = clock_timestamp()
+            where r.partition_key = p_producer_partition_keys[i] and r.producer_id = p_producer_ids[i]
+                and r.since_offset = state_since[i] and r.update_count < 32; -- what a look-up may have to pass
+            continue when found;
+            if former and state_since[i] < 0 then
+                -- Who has a row that can be renewed keeps to it, though a release that does not know it came meanwhile.
+                insert into producer_state (
+                    partition_key, producer_id, producer_epoch, next_sequence, batch_count,
+                    first_sequences, last_sequences, base_offsets, appended_at
+                ) values (
+                    p_producer_partition_keys[i], p_producer_ids[i], state_epochs[i], state_next[i], state_counts[i],
+                    array(select unnest(state_first[i:i])), array(select unnest(state_last[i:i])),
+                    array(select unnest(state_offsets[i:i])), clock_timestamp()
+                )
+                on conflict (partition_key, producer_id) do update set
+                    producer_epoch  = excluded.producer_epoch,
+                    next_sequence   = excluded.next_sequence,
+                    batch_count     = excluded.batch_count,
+                    first_sequences = excluded.first_sequences,
+                    last_sequences  = excluded.last_sequences,
+                    base_offsets    = excluded.base_offsets,
+                    appended_at     = excluded.appended_at;
+                continue;
+            end if;
+            if state_since[i] >= 0 then
+                delete from renewed_producer_state r
+                where r.partition_key = p_producer_partition_keys[i] and r.producer_id = p_producer_ids[i]
+                    and r.since_offset = state_since[i];
+            else
+                delete from only producer_state p
+                where p.partition_key = p_producer_partition_keys[i] and p.producer_id = p_producer_ids[i];
+            end if;
+            ring := (state_counts[i] - 1) % 5 + 1;
+            insert into renewed_producer_state (
+                partition_key, producer_id, since_offset, update_count, producer_epoch, next_sequence, batch_count,
                 first_sequences, last_sequences, base_offsets, appended_at
             ) values (
-                p_producer_partition_keys[i], p_producer_ids[i], state_epochs[i], state_next[i], state_counts[i],
-                array(select unnest(state_first[i:i])), array(select unnest(state_last[i:i])),
+                p_producer_partition_keys[i], p_producer_ids[i], state_offsets[i][ring], 0, state_epochs[i], state_next[i],
+                state_counts[i], array(select unnest(state_first[i:i])), array(select unnest(state_last[i:i])),
                 array(select unnest(state_offsets[i:i])), clock_timestamp()
-            )
-            on conflict (partition_key, producer_id) do update set
-                producer_epoch  = excluded.producer_epoch,
-                next_sequence   = excluded.next_sequence,
-                batch_count     = excluded.batch_count,
-                first_sequences = excluded.first_sequences,
-                last_sequences  = excluded.last_sequences,
-                base_offsets    = excluded.base_offsets,
-                appended_at     = excluded.appended_at;
-            continue;
-        end if;
-        if state_since[i] >= 0 then
-            delete from renewed_producer_state r
-            where r.partition_key = p_producer_partition_keys[i] and r.producer_id = p_producer_ids[i]
-                and r.since_offset = state_since[i];
-        else
-            delete from only producer_state p
-            where p.partition_key = p_producer_partition_keys[i] and p.producer_id = p_producer_ids[i];
-        end if;
-        ring := (state_counts[i] - 1) % 5 + 1;
-        insert into renewed_producer_state (
-            partition_key, producer_id, since_offset, update_count, producer_epoch, next_sequence, batch_count,
-            first_sequences, last_sequences, base_offsets, appended_at
-        ) values (
-            p_producer_partition_keys[i], p_producer_ids[i], state_offsets[i][ring], 0, state_epochs[i], state_next[i],
-            state_counts[i], array(select unnest(state_first[i:i])), array(select unnest(state_last[i:i])),
-            array(select unnest(state_offsets[i:i])), clock_timestamp()
-        );
-    end loop;
+            );
+        end loop;
+    end if;
 
     if chunk_total > 0 then
         transaction_id := pg_current_xact_id()::text::bigint;
