@@ -47,7 +47,7 @@ async def state(log: LogStore, key: PartitionKey) -> PartitionState:
 
 
 async def counts(sql: asyncpg.Connection) -> tuple[int, ...]:
-    return tuple([await sql.fetchval(query) for query in STATES])
+    return tuple([int(await sql.fetchval(query) or 0) for query in STATES])
 
 
 # --- an open snapshot -----------------------------------------------------------------------------------------------
