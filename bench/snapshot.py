@@ -23,7 +23,8 @@ WINDOW = 2_000
 
 
 async def measure() -> tuple[float, float]:
-    """p50 in milliseconds of the first and of the last WINDOW of APPENDS commits of one batch to one partition."""
+    """p50 in milliseconds of the first and of the last WINDOW of APPENDS commits of one idempotent batch to one
+    partition."""
     directory = fresh_directory()
     server = EmbeddedPostgres(directory / "server")
     url = await server.start()
@@ -44,10 +45,10 @@ async def measure() -> tuple[float, float]:
             await holder.fetchval("select count(*) from sluice.partition")
             store = LogStore(database)
             times_ms: list[float] = []
-            for _ in range(APPENDS):
+            for sequence in range(APPENDS):
                 records = bytearray(build_batch([Record(0, 0, None, b"x" * 100, ())]))
                 began = time.perf_counter()
-                await store.append([NewBatch(key, records, 1, 0)])
+                await store.append([NewBatch(key, records, 1, 0, 1, 0, sequence)])
                 times_ms.append((time.perf_counter() - began) * 1000)
             await store.close()
         finally:

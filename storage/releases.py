@@ -2,7 +2,8 @@
 
 The one idea: each release's functions are a schema of their own (`storage/schema.py`), so upgrades leave schemas
 behind. Nodes say which one they call; what no live node has called for a long time is dropped, under the lock that a
-starting node holds while it makes its own. A node of which nobody knows what it calls keeps them all.
+starting node holds while it makes its own. A node of which nobody knows what it calls keeps them all. With the last of
+those that take a partition's row for the end of its log, appends stop writing it (`append_chunks`).
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ async def drop_unused_functions(database: Database, *, grace_ms: int = GRACE_MS)
         for name in names:
             await connection.execute(f"drop schema if exists {name} cascade")  # hexadecimal digits: nothing to quote
             await connection.execute(statement("forget_functions"), name)
+        await connection.execute(statement("forget_former_releases"))
         return names
 
     return await database.control.transact(drop)

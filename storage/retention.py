@@ -109,7 +109,7 @@ async def apply(database: Database, policies: Sequence[RetentionPolicy], *, max_
         )
         if boundary is None:
             continue
-        log_start = await database.cold.fetch_value(statement("advance_log_start"), key, boundary)
+        log_start = await database.cold.fetch_value(statement("raise_log_start"), key, boundary)
         if log_start is not None:
             log_starts[key] = log_start
             waiting.append(candidate)

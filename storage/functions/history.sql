@@ -32,7 +32,7 @@ begin
     perform 1 from partition order by partition_key for no key update;
     update partition set leader_epoch = greatest(leader_epoch + 1, this_history);
     insert into partition_epoch (partition_key, leader_epoch, start_offset)
-    select partition_key, leader_epoch, next_offset from partition;
+    select partition_key, leader_epoch, next_offset from partition_log;
     perform pg_notify('sluice_revision', this_revision::text);
     return this_history;
 end

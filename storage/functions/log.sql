@@ -45,7 +45,8 @@ as $$
 -- Entries of one candidate chunk lie back to back. Those accepted that follow each other become one chunk: the whole
 -- candidate, unless some of it is refused. Row locks are taken in the order of partition_key by every writer, and
 -- duplicates are looked up only once they are held: of two copies of one batch in flight, the second waits here and
--- then finds the first.
+-- then finds the first. So is the end of the log, by a statement of its own: a lock alone makes no new version of the
+-- row, so what the statement that waited for it has seen may be of before.
 declare
     entry_total      constant integer := coalesce(cardinality(p_entry_chunks), 0);
     partition_total  constant integer := coalesce(cardinality(p_partition_keys), 0);
@@ -53,6 +54,7 @@ declare
     sequence_limit   constant bigint  := 2147483648; -- sequences wrap from 2^31 - 1 to 0
     now_ms           constant bigint  := (extract(epoch from clock_timestamp()) * 1000)::bigint;
 
+    former       boolean; -- whether a release is here that reads what appends otherwise leave alone
     missing      bigint[]  := p_partition_keys;
     known        boolean[] := array_fill(false, array[partition_total]);
     busy         boolean[] := array_fill(false, array[partition_total]);
@@ -61,10 +63,11 @@ declare
     log_starts   bigint[]  := array_fill(0::bigint, array[partition_total]);
     epochs       integer[] := array_fill(0, array[partition_total]);
     greatest_ms  bigint[]  := array_fill(-1::bigint, array[partition_total]);
-    added_bytes  bigint[]  := array_fill(0::bigint, array[partition_total]);
+    appended     bigint[]  := array_fill(0::bigint, array[partition_total]);
 
     state_known    boolean[] := array_fill(false, array[producer_total]);
     state_changed  boolean[] := array_fill(false, array[producer_total]);
+    state_since    bigint[]  := array_fill(-1::bigint, array[producer_total]); -- its row; none yet: -1
     state_epochs   integer[] := array_fill(-1, array[producer_total]);
     state_next     integer[] := array_fill(0, array[producer_total]);
     state_counts   bigint[]  := array_fill(0::bigint, array[producer_total]);
@@ -77,8 +80,10 @@ declare
     chunk_batches    integer[];
     chunk_max_ms     bigint[];
     chunk_running_ms bigint[];
+    chunk_appended   bigint[];
 
     found_row       record;
+    newest          record;
     c               integer := 0;     -- candidate of the entry
     skipped_bytes   integer := 0;     -- of the candidate, before the entry
     open_chunk      boolean := false; -- whether the entry before this one was accepted, in the same candidate
@@ -96,13 +101,14 @@ begin
     leader_epochs     := array_fill(-1, array[entry_total]);
 
     if p_object_id is not null then
-        perform 1 from log_object o where o.object_id = p_object_id and o.sealed_at is null;
+        select exists (select from former_release) into former
+        from log_object o where o.object_id = p_object_id and o.sealed_at is null;
         if not found then
             sealed := true;
             return;
         end if;
     else
-        select r.current_slot into inline_slot from inline_rotation r;
+        select r.current_slot, exists (select from former_release) into inline_slot, former from inline_rotation r;
     end if;
 
     if not p_wait then
@@ -117,7 +123,8 @@ begin
         ) free;
     end if;
     for found_row in
-        select p.partition_key, p.next_offset, p.log_start_offset, p.leader_epoch, p.max_timestamp_ms
+        select
+            p.partition_key, p.next_offset, p.log_start_offset, p.leader_epoch, p.max_timestamp_ms, p.appended_bytes
         from partition p
         where p.partition_key = any (missing) and not p.deleted
             and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
@@ -128,10 +135,17 @@ begin
             k := k + 1;
         end loop;
         known[k]        := true;
-        next_offsets[k] := found_row.next_offset;
         log_starts[k]   := found_row.log_start_offset;
         epochs[k]       := found_row.leader_epoch;
-        greatest_ms[k]  := found_row.max_timestamp_ms;
+        -- What partition_log says. Asked for one partition it opens one table of chunk, not all of them.
+        select c.last_offset, c.appended_bytes, c.running_max_timestamp_ms into newest
+        from chunk c
+        where c.partition_key = found_row.partition_key and c.base_offset >= found_row.next_offset
+        order by c.base_offset desc
+        limit 1;
+        next_offsets[k] := coalesce(newest.last_offset + 1, found_row.next_offset);
+        appended[k]     := coalesce(newest.appended_bytes, found_row.appended_bytes);
+        greatest_ms[k]  := greatest(found_row.max_timestamp_ms, newest.running_max_timestamp_ms);
     end loop;
     if not p_wait and coalesce(cardinality(missing), 0) < partition_total then
         for i in 1..partition_total loop
@@ -152,19 +166,45 @@ begin
                     unnest(p_producer_ids) as producer_id,
                     generate_series(1, producer_total) as position
             ) wanted
-            join producer_state state using (partition_key, producer_id)
+            cross join lateral (
+                select r.*
+                from renewed_producer_state r
+                where r.partition_key = wanted.partition_key and r.producer_id = wanted.producer_id
+                order by r.since_offset desc
+                limit 1
+            ) state
         loop
             s := found_row.position;
             state_known[s]  := true;
             state_epochs[s] := found_row.producer_epoch;
             state_next[s]   := found_row.next_sequence;
             state_counts[s] := found_row.batch_count;
+            state_since[s]  := found_row.since_offset;
             for j in 1..5 loop
                 state_first[s][j]   := found_row.first_sequences[j];
                 state_last[s][j]    := found_row.last_sequences[j];
                 state_offsets[s][j] := found_row.base_offsets[j];
             end loop;
         end loop;
+        if false = any (state_known) then
+            for i in 1..producer_total loop
+                continue when state_known[i];
+                -- New here, or as a former release had it.
+                select p.* into found_row
+                from only producer_state p
+                where p.partition_key = p_producer_partition_keys[i] and p.producer_id = p_producer_ids[i];
+                continue when not found;
+                state_known[i]  := true;
+                state_epochs[i] := found_row.producer_epoch;
+                state_next[i]   := found_row.next_sequence;
+                state_counts[i] := found_row.batch_count;
+                for j in 1..5 loop
+                    state_first[i][j]   := found_row.first_sequences[j];
+                    state_last[i][j]    := found_row.last_sequences[j];
+                    state_offsets[i][j] := found_row.base_offsets[j];
+                end loop;
+            end loop;
+        end if;
     end if;
 
     for i in 1..entry_total loop
@@ -234,7 +274,7 @@ begin
         changed[k]      := true;
         base_offsets[i] := next_offsets[k];
         next_offsets[k] := next_offsets[k] + p_record_counts[i];
-        added_bytes[k]  := added_bytes[k] + p_size_bytes[i];
+        appended[k]     := appended[k] + p_size_bytes[i];
         greatest_ms[k]  := greatest(greatest_ms[k], p_max_timestamps_ms[i]);
         if open_chunk then
             chunk_lasts[chunk_total]      := next_offsets[k] - 1;
@@ -242,6 +282,7 @@ begin
             chunk_sizes[chunk_total]      := chunk_sizes[chunk_total] + p_size_bytes[i];
             chunk_max_ms[chunk_total]     := greatest(chunk_max_ms[chunk_total], p_max_timestamps_ms[i]);
             chunk_running_ms[chunk_total] := greatest_ms[k];
+            chunk_appended[chunk_total]   := appended[k];
         else
             open_chunk  := true;
             chunk_total := chunk_total + 1;
@@ -256,6 +297,7 @@ begin
             chunk_sizes[chunk_total]      := p_size_bytes[i];
             chunk_max_ms[chunk_total]     := p_max_timestamps_ms[i];
             chunk_running_ms[chunk_total] := greatest_ms[k];
+            chunk_appended[chunk_total]   := appended[k];
         end if;
     end loop;
 
@@ -265,12 +307,12 @@ begin
 
     insert into chunk (
         partition_key, base_offset, last_offset, max_timestamp_ms, running_max_timestamp_ms, append_timestamp_ms,
-        object_id, position, size_bytes, batch_count, leader_epoch, inline_slot, final_heads
+        object_id, position, size_bytes, appended_bytes, batch_count, leader_epoch, inline_slot, final_heads
     )
     select
         p_partition_keys[p_chunk_partitions[chunk_candidates[i]]], chunk_bases[i], chunk_lasts[i], chunk_max_ms[i],
         chunk_running_ms[i], case when chunk_max_ms[i] < 0 then now_ms end,
-        p_object_id, chunk_positions[i], chunk_sizes[i], chunk_batches[i],
+        p_object_id, chunk_positions[i], chunk_sizes[i], chunk_appended[i], chunk_batches[i],
         epochs[p_chunk_partitions[chunk_candidates[i]]], append_chunks.inline_slot, false
     from generate_series(1, chunk_total) i;
 
@@ -286,43 +328,76 @@ begin
         from generate_series(1, chunk_total) i;
     end if;
 
-    update partition p
-    set next_offset      = grown.next_offset,
-        size_bytes       = p.size_bytes + grown.added_bytes,
-        max_timestamp_ms = grown.max_timestamp_ms
-    from (
-        select
-            unnest(p_partition_keys) as partition_key,
-            unnest(changed) as changed,
-            unnest(next_offsets) as next_offset,
-            unnest(added_bytes) as added_bytes,
-            unnest(greatest_ms) as max_timestamp_ms
-    ) grown
-    where p.partition_key = grown.partition_key and grown.changed;
+    if former then
+        update partition p
+        set next_offset      = grown.next_offset,
+            size_bytes       = p.size_bytes + grown.appended_bytes - p.appended_bytes,
+            appended_bytes   = grown.appended_bytes,
+            max_timestamp_ms = grown.max_timestamp_ms
+        from (
+            select
+                unnest(p_partition_keys) as partition_key,
+                unnest(changed) as changed,
+                unnest(next_offsets) as next_offset,
+                unnest(appended) as appended_bytes,
+                unnest(greatest_ms) as max_timestamp_ms
+        ) grown
+        where p.partition_key = grown.partition_key and grown.changed;
+    end if;
 
     if true = any (state_changed) then
-        insert into producer_state as state (
-            partition_key, producer_id, producer_epoch, next_sequence, batch_count,
-            first_sequences, last_sequences, base_offsets, appended_at
-        )
-        select
-            p_producer_partition_keys[position], p_producer_ids[position], state_epochs[position],
-            state_next[position], state_counts[position],
-            array(select unnest(state_first[position:position])),
-            array(select unnest(state_last[position:position])),
-            array(select unnest(state_offsets[position:position])),
-            clock_timestamp()
-        from generate_series(1, producer_total) as position
-        where state_changed[position]
-        order by 1, 2
-        on conflict (partition_key, producer_id) do update set
-            producer_epoch  = excluded.producer_epoch,
-            next_sequence   = excluded.next_sequence,
-            batch_count     = excluded.batch_count,
-            first_sequences = excluded.first_sequences,
-            last_sequences  = excluded.last_sequences,
-            base_offsets    = excluded.base_offsets,
-            appended_at     = excluded.appended_at;
+        for i in 1..producer_total loop
+            continue when not state_changed[i];
+            update renewed_producer_state r
+            set update_count    = r.update_count + 1,
+                producer_epoch  = state_epochs[i],
+                next_sequence   = state_next[i],
+                batch_count     = state_counts[i],
+                first_sequences = array(select unnest(state_first[i:i])),
+                last_sequences  = array(select unnest(state_last[i:i])),
+                base_offsets    = array(select unnest(state_offsets[i:i])),
+                appended_at     = clock_timestamp()
+            where r.partition_key = p_producer_partition_keys[i] and r.producer_id = p_producer_ids[i]
+                and r.since_offset = state_since[i] and r.update_count < 32; -- what a look-up may have to pass
+            continue when found;
+            if former and state_since[i] < 0 then
+                -- Who has a row that can be renewed keeps to it, though a release that does not know it came meanwhile.
+                insert into producer_state (
+                    partition_key, producer_id, producer_epoch, next_sequence, batch_count,
+                    first_sequences, last_sequences, base_offsets, appended_at
+                ) values (
+                    p_producer_partition_keys[i], p_producer_ids[i], state_epochs[i], state_next[i], state_counts[i],
+                    array(select unnest(state_first[i:i])), array(select unnest(state_last[i:i])),
+                    array(select unnest(state_offsets[i:i])), clock_timestamp()
+                )
+                on conflict (partition_key, producer_id) do update set
+                    producer_epoch  = excluded.producer_epoch,
+                    next_sequence   = excluded.next_sequence,
+                    batch_count     = excluded.batch_count,
+                    first_sequences = excluded.first_sequences,
+                    last_sequences  = excluded.last_sequences,
+                    base_offsets    = excluded.base_offsets,
+                    appended_at     = excluded.appended_at;
+                continue;
+            end if;
+            if state_since[i] >= 0 then
+                delete from renewed_producer_state r
+                where r.partition_key = p_producer_partition_keys[i] and r.producer_id = p_producer_ids[i]
+                    and r.since_offset = state_since[i];
+            else
+                delete from only producer_state p
+                where p.partition_key = p_producer_partition_keys[i] and p.producer_id = p_producer_ids[i];
+            end if;
+            ring := (state_counts[i] - 1) % 5 + 1;
+            insert into renewed_producer_state (
+                partition_key, producer_id, since_offset, update_count, producer_epoch, next_sequence, batch_count,
+                first_sequences, last_sequences, base_offsets, appended_at
+            ) values (
+                p_producer_partition_keys[i], p_producer_ids[i], state_offsets[i][ring], 0, state_epochs[i], state_next[i],
+                state_counts[i], array(select unnest(state_first[i:i])), array(select unnest(state_last[i:i])),
+                array(select unnest(state_offsets[i:i])), clock_timestamp()
+            );
+        end loop;
     end if;
 
     if chunk_total > 0 then
@@ -379,7 +454,7 @@ begin
         request_position := i;
         select p.log_start_offset, p.next_offset, p.leader_epoch, p.size_bytes
         into log_start_offset, high_watermark, leader_epoch, partition_size_bytes
-        from partition p
+        from partition_log p
         where p.partition_key = p_partition_keys[i] and not p.deleted
             and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
         continue when not found;
@@ -457,7 +532,7 @@ declare
     probe    record;
 begin
     select greatest(p.log_start_offset, p_from_offset), p.next_offset into low, high
-    from partition p
+    from partition_log p
     where p.partition_key = p_partition_key and not p.deleted
         and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
     if not found then
@@ -503,7 +578,7 @@ declare
     middle  bigint;
     probe   record;
 begin
-    select p.next_offset into high from partition p where p.partition_key = p_partition_key;
+    select p.next_offset into high from partition_log p where p.partition_key = p_partition_key;
     while low < high loop
         middle := low + (high - low) / 2;
         select c.base_offset, c.last_offset, c.running_max_timestamp_ms into probe
@@ -528,5 +603,38 @@ begin
         order by c.base_offset
         limit 1
     );
+end
+$$;
+
+create function raise_log_start(p_partition_key bigint, p_offset bigint, out log_start_offset bigint) returns setof bigint
+language plpgsql volatile
+as $$
+-- The log start, which never moves back: no row = unknown partition; null = p_offset is not within the log. -1 = all that
+-- is there. The row lock makes the comparison hold against appends and others who remove. Chunks below the log start may
+-- be removed from then on, so the partition's row comes to say where the log ends.
+declare
+    held partition_log;
+begin
+    perform 1 from partition p
+    where p.partition_key = p_partition_key and not p.deleted
+        and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
+    for no key update;
+    if not found then
+        return;
+    end if;
+    -- A statement of its own: see append_chunks.
+    select l.* into held from partition_log l where l.partition_key = p_partition_key;
+    if p_offset between -1 and held.next_offset then
+        log_start_offset := greatest(
+            held.log_start_offset, case when p_offset = -1 then held.next_offset else p_offset end);
+        update partition p
+        set log_start_offset = raise_log_start.log_start_offset,
+            next_offset      = held.next_offset,
+            size_bytes       = held.size_bytes,
+            appended_bytes   = held.appended_bytes,
+            max_timestamp_ms = held.max_timestamp_ms
+        where p.partition_key = p_partition_key;
+    end if;
+    return next;
 end
 $$;

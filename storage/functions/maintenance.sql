@@ -1,8 +1,7 @@
 -- What maintenance writes: compaction_state first, then rows of chunk, the partition's row last and for as short as can be.
 
-create function replace_chunks(
+create function rewrite_chunks(
     p_partition_key         bigint,
-    p_revision              bigint,   -- of a compaction run; null: the same batches, their bytes elsewhere
     p_end_offset            bigint,   -- what reaches it stays; null: no such bound
     p_removed_base_offsets  bigint[], -- ascending
     p_removed_objects       bigint[], -- where their bytes were when they were read
@@ -15,22 +14,26 @@ create function replace_chunks(
     p_size_bytes            integer[],
     p_object_id             bigint,   -- null: inline
     p_positions             bigint[], -- in the object
-    p_records               bytea[]   -- inline
-) returns text
+    p_records               bytea[],  -- inline
+    out refusal             text,
+    out grown_bytes         bigint,
+    out end_offset          bigint,   -- of the rows removed, and what is known of the log up to there:
+    out end_appended_bytes  bigint,
+    out end_timestamp_ms    bigint
+)
 language plpgsql volatile
 as $$
--- Null, or why nothing was written: 'fenced' (another run began since), 'changed' (a row to remove is gone, or its bytes
--- lie elsewhere by now), 'sealed' (the object takes no more), 'outside' (a row is not below the end of the range). An
--- added chunk must lie within removed rows alone. Its batches have their final heads.
+-- Why nothing was written: 'changed' (a row to remove is gone, or its bytes lie elsewhere by now), 'sealed' (the object
+-- takes no more), 'outside' (a row is not below the end of the range); null if it was. An added chunk must lie within
+-- removed rows alone. Its batches have their final heads. The caller has to settle the partition in the end.
 declare
-    revision_now   bigint;
     slot_now       smallint;
     removed_total  constant integer := coalesce(cardinality(p_removed_base_offsets), 0);
     added_total    constant integer := coalesce(cardinality(p_added_base_offsets), 0);
-    grown_bytes    bigint;
     bases          bigint[];
     lasts          bigint[];
     running_max_ms bigint[];
+    appended       bigint[];
     appended_ms    bigint[];
     sizes          bigint[];
     objects        bigint[];
@@ -40,16 +43,11 @@ declare
     last_row       integer;
     previous_last  bigint := -1;
 begin
-    if p_revision is not null then
-        select revision into revision_now from compaction_state where partition_key = p_partition_key for update;
-        if revision_now is distinct from p_revision then
-            return 'fenced';
-        end if;
-    end if;
     if p_object_id is not null then
         perform 1 from log_object o where o.object_id = p_object_id and o.sealed_at is null;
         if not found then
-            return 'sealed';
+            refusal := 'sealed';
+            return;
         end if;
     else
         select r.current_slot into slot_now from inline_rotation r;
@@ -57,8 +55,8 @@ begin
 
     select array_agg(held.base_offset), array_agg(held.last_offset), array_agg(held.running_max_timestamp_ms),
         array_agg(held.append_timestamp_ms), array_agg(held.size_bytes), array_agg(held.object_id),
-        array_agg(held.position)
-    into bases, lasts, running_max_ms, appended_ms, sizes, objects, positions
+        array_agg(held.position), array_agg(held.appended_bytes)
+    into bases, lasts, running_max_ms, appended_ms, sizes, objects, positions, appended
     from (
         select c.*
         from chunk c
@@ -70,10 +68,12 @@ begin
         or objects is distinct from p_removed_objects
         or positions is distinct from p_removed_positions
     then
-        return 'changed';
+        refusal := 'changed';
+        return;
     end if;
     if lasts[removed_total] >= p_end_offset then
-        return 'outside';
+        refusal := 'outside';
+        return;
     end if;
 
     delete from chunk c where c.partition_key = p_partition_key and c.base_offset = any (bases);
@@ -120,10 +120,106 @@ begin
 
     grown_bytes := coalesce((select sum(size) from unnest(p_size_bytes) size), 0)
         - coalesce((select sum(size) from unnest(sizes) size), 0);
-    if grown_bytes <> 0 then
-        update partition p set size_bytes = p.size_bytes + grown_bytes where p.partition_key = p_partition_key;
+    end_offset         := lasts[removed_total] + 1;
+    end_appended_bytes := appended[removed_total];
+    end_timestamp_ms   := running_max_ms[removed_total];
+end
+$$;
+
+create function settle_partitions(
+    p_partition_keys     bigint[], -- per rewriting, in any order
+    p_grown_bytes        bigint[],
+    p_end_offsets        bigint[],
+    p_end_appended_bytes bigint[],
+    p_end_timestamps_ms  bigint[]
+) returns void
+language plpgsql volatile
+as $$
+-- Ends rewritings: the partitions' rows say how far their logs had come where chunks were rewritten that they did not
+-- reach, and how large they are. Rows that need nothing are not locked: next_offset never falls.
+declare
+    keys bigint[];
+begin
+    select array_agg(held.partition_key) into keys
+    from (
+        select p.partition_key
+        from partition p
+        where p.partition_key = any (p_partition_keys)
+            and exists (
+                select from unnest(p_partition_keys, p_grown_bytes, p_end_offsets) w (partition_key, grown_bytes, end_offset)
+                where w.partition_key = p.partition_key and (w.grown_bytes <> 0 or w.end_offset > p.next_offset)
+            )
+        order by p.partition_key
+        for no key update
+    ) held;
+    if keys is null then
+        return;
     end if;
-    return null;
+    update partition p
+    set next_offset      = greatest(p.next_offset, rewritten.end_offset),
+        size_bytes       = p.size_bytes + rewritten.grown_bytes
+            + case when rewritten.end_offset > p.next_offset then rewritten.appended_bytes - p.appended_bytes else 0 end,
+        appended_bytes   = case
+            when rewritten.end_offset > p.next_offset then rewritten.appended_bytes
+            else p.appended_bytes end,
+        max_timestamp_ms = case
+            when rewritten.end_offset > p.next_offset then greatest(p.max_timestamp_ms, rewritten.timestamp_ms)
+            else p.max_timestamp_ms end
+    from (
+        select
+            w.partition_key, sum(w.grown_bytes) as grown_bytes, max(w.end_offset) as end_offset,
+            max(w.appended_bytes) as appended_bytes, max(w.timestamp_ms) as timestamp_ms
+        from unnest(p_partition_keys, p_grown_bytes, p_end_offsets, p_end_appended_bytes, p_end_timestamps_ms)
+            w (partition_key, grown_bytes, end_offset, appended_bytes, timestamp_ms)
+        group by w.partition_key
+    ) rewritten
+    where p.partition_key = rewritten.partition_key and p.partition_key = any (keys);
+end
+$$;
+
+create function replace_chunks(
+    p_partition_key         bigint,
+    p_revision              bigint, -- of a compaction run; null: the same batches, their bytes elsewhere
+    p_end_offset            bigint,
+    p_removed_base_offsets  bigint[],
+    p_removed_objects       bigint[],
+    p_removed_positions     bigint[],
+    p_added_base_offsets    bigint[],
+    p_added_last_offsets    bigint[],
+    p_max_timestamps_ms     bigint[],
+    p_batch_counts          integer[],
+    p_leader_epochs         integer[],
+    p_size_bytes            integer[],
+    p_object_id             bigint,
+    p_positions             bigint[],
+    p_records               bytea[]
+) returns text
+language plpgsql volatile
+as $$
+-- Rewrites chunks of one partition, see rewrite_chunks. Null, or why nothing was written: as there, or 'fenced' (another
+-- run began since).
+declare
+    revision_now  bigint;
+    rewritten     record;
+begin
+    if p_revision is not null then
+        select revision into revision_now from compaction_state where partition_key = p_partition_key for update;
+        if revision_now is distinct from p_revision then
+            return 'fenced';
+        end if;
+    end if;
+    rewritten := rewrite_chunks(
+        p_partition_key, p_end_offset, p_removed_base_offsets, p_removed_objects, p_removed_positions,
+        p_added_base_offsets, p_added_last_offsets, p_max_timestamps_ms, p_batch_counts, p_leader_epochs, p_size_bytes,
+        p_object_id, p_positions, p_records
+    );
+    if rewritten.refusal is null then
+        perform settle_partitions(
+            array[p_partition_key], array[rewritten.grown_bytes], array[rewritten.end_offset],
+            array[rewritten.end_appended_bytes], array[rewritten.end_timestamp_ms]
+        );
+    end if;
+    return rewritten.refusal;
 end
 $$;
 
@@ -154,6 +250,12 @@ as $$
 declare
     first_chunk integer := 1;
     last_chunk  integer;
+    rewritten   record;
+    keys        bigint[];
+    grown       bigint[];
+    ends        bigint[];
+    appended    bigint[];
+    greatest_ms bigint[];
 begin
     moved_bytes := 0;
     if p_shard is not null and not lease_is_current('jobs', p_shard, p_node_id, p_lease_epoch) then
@@ -162,23 +264,29 @@ begin
     end if;
     for run in 1..cardinality(p_partition_keys) loop
         last_chunk := first_chunk + p_chunk_counts[run] - 1;
-        refusal := replace_chunks(
-            p_partition_keys[run], null, null, p_base_offsets[first_chunk:last_chunk],
+        rewritten := rewrite_chunks(
+            p_partition_keys[run], null, p_base_offsets[first_chunk:last_chunk],
             p_old_objects[first_chunk:last_chunk], p_old_positions[first_chunk:last_chunk],
             array[p_base_offsets[first_chunk]], array[p_last_offsets[last_chunk]], array[p_max_timestamps_ms[run]],
             array[p_batch_counts[run]], array[p_leader_epochs[run]], array[p_size_bytes[run]], p_object_id,
             array[p_positions[run]], null
         );
-        if refusal = 'sealed' then
-            return;
+        if rewritten.refusal = 'sealed' then
+            refusal := rewritten.refusal;
+            exit;
         end if;
-        if refusal is null then
+        if rewritten.refusal is null then
             moved_bytes := moved_bytes + p_size_bytes[run];
+            keys        := keys || p_partition_keys[run];
+            grown       := grown || rewritten.grown_bytes;
+            ends        := ends || rewritten.end_offset;
+            appended    := appended || rewritten.end_appended_bytes;
+            greatest_ms := greatest_ms || rewritten.end_timestamp_ms;
         end if;
         first_chunk := last_chunk + 1;
     end loop;
-    refusal := null;
-    if p_object_size_bytes is not null then
+    perform settle_partitions(keys, grown, ends, appended, greatest_ms);
+    if refusal is null and p_object_size_bytes is not null then
         update log_object set sealed_at = clock_timestamp(), size_bytes = p_object_size_bytes
         where object_id = p_object_id and sealed_at is null;
     end if;

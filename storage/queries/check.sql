@@ -16,7 +16,7 @@ select object_id, position from chunk where partition_key = $1 and base_offset =
 -- name: partitions_to_check
 -- Partitions whose own count is not what their chunks come to, in one snapshot.
 select p.partition_key, p.size_bytes, p.next_offset, held.chunk_bytes, held.chunk_end
-from partition p
+from partition_log p
 cross join lateral (
     select coalesce(sum(c.size_bytes), 0) as chunk_bytes, coalesce(max(c.last_offset) + 1, p.log_start_offset) as chunk_end
     from chunk c

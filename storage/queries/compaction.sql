@@ -23,7 +23,7 @@ from (
             unnest($1::bigint[]) as partition_key, unnest($2::double precision[]) as dirty_ratio,
             unnest($3::bigint[]) as min_lag_ms, unnest($4::bigint[]) as max_lag_ms
     ) policy
-    join partition p
+    join partition_log p
         on p.partition_key = policy.partition_key and not p.deleted
             and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
     left join compaction_state s on s.partition_key = policy.partition_key

@@ -29,7 +29,7 @@ order by c.base_offset;
 select
     p.partition_key, p.log_start_offset, p.next_offset as high_watermark, p.next_offset as last_stable_offset,
     p.leader_epoch, p.size_bytes
-from partition p
+from partition_log p
 where p.partition_key = any ($1::bigint[]) and not p.deleted
     and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
 
@@ -56,21 +56,14 @@ select
             where c.partition_key = $1 and c.base_offset >= p.log_start_offset and c.max_timestamp_ms >= 0
         )
     ) as max_timestamp_ms
-from partition p
+from partition_log p
 where p.partition_key = $1 and not p.deleted and p.max_timestamp_ms >= 0
     and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
 
 -- name: raise_log_start
--- DeleteRecords: no row = unknown partition; null = $2 is not within the log. -1 = all that is there. The row lock makes
--- the comparison hold against appends and retention.
-update partition p
-set log_start_offset = case
-    when $2::bigint = -1 then p.next_offset
-    when $2::bigint between 0 and p.next_offset then greatest(p.log_start_offset, $2::bigint)
-    else p.log_start_offset end
-where p.partition_key = $1 and not p.deleted
-    and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
-returning case when $2::bigint between -1 and p.next_offset then p.log_start_offset end as log_start_offset;
+-- The log start after DeleteRecords or retention: no row = unknown partition; null = $2 is not within the log. -1 = all
+-- that is there.
+select log_start_offset from raise_log_start($1, $2);
 
 -- name: register_object
 -- A new object, before there is a file of its name.

@@ -28,3 +28,7 @@ order by name;
 -- name: forget_functions
 -- The schema is gone.
 delete from function_schema where name = $1;
+
+-- name: forget_former_releases
+-- Those that need not be written for any more, whoever dropped their functions.
+delete from former_release f where not exists (select from pg_namespace n where n.nspname = f.function_schema);

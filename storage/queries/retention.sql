@@ -10,7 +10,7 @@ from (
         unnest($1::bigint[]) as partition_key, unnest($2::bigint[]) as retention_ms,
         unnest($3::bigint[]) as retention_bytes
 ) policy
-join partition p on p.partition_key = policy.partition_key and not p.deleted
+join partition_log p on p.partition_key = policy.partition_key and not p.deleted
 join lateral (
     select b.last_offset, b.size_bytes, coalesce(b.append_timestamp_ms, b.max_timestamp_ms) as timestamp_ms
     from chunk b
@@ -30,6 +30,9 @@ order by policy.partition_key;
 -- The offset after the last chunk that may go, looking at the $4 oldest: null if none may. By time: the chunks before
 -- the first that is not past it. By size: as many as leave at least retention_bytes, as upstream counts. Rows below the
 -- log start are gone before this is asked, so size_bytes is that of the live log.
+with held as materialized (
+    select p.size_bytes from partition_log p where p.partition_key = $1 and not p.deleted
+)
 select max(last_offset) + 1
 from (
     select
@@ -38,24 +41,14 @@ from (
             coalesce(b.append_timestamp_ms, b.max_timestamp_ms)
             < (extract(epoch from clock_timestamp()) * 1000)::bigint - $2::bigint
         ) over oldest_first as past_time,
-        $3::bigint >= 0 and b.partition_size_bytes - sum(b.size_bytes) over oldest_first >= $3::bigint as past_size
-    from (
-        select b.*, p.size_bytes as partition_size_bytes
-        from partition p
-        join chunk b on b.partition_key = p.partition_key
-        where p.partition_key = $1 and not p.deleted
-        order by b.base_offset
-        limit $4
+        $3::bigint >= 0 and held.size_bytes - sum(b.size_bytes) over oldest_first >= $3::bigint as past_size
+    from held
+    cross join (
+        select * from chunk where partition_key = $1 order by base_offset limit $4
     ) b
     window oldest_first as (order by b.base_offset rows unbounded preceding)
 ) judged
 where past_time or past_size;
-
--- name: advance_log_start
--- Moves the log start; it never moves back.
-update partition set log_start_offset = greatest(log_start_offset, $2::bigint)
-where partition_key = $1 and not deleted
-returning log_start_offset;
 
 -- name: delete_below_log_start
 -- Whole chunks below the log start, oldest first, at most $2.

@@ -132,6 +132,7 @@ async def test_the_release_before_and_this_one_serve_together_and_either_may_go(
         load.wait_for(500)
         new = gateway_factory({"listeners": f"PLAINTEXT://{address}"}, database_url=unmigrated_url)
         assert await sql.fetchval("select max(version) from sluice.schema_migration") == len(migrations())
+        assert await sql.fetchval("select array_agg(function_schema) from sluice.former_release") == [theirs]
         wait_for(lambda: nodes_of(old) == nodes_of(new) == {old.bootstrap, new.bootstrap}, "they do not see each other")
         readers = [Reader(both, topic, "readers") for _ in range(2)]
         for reader in readers:

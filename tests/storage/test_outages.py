@@ -8,9 +8,7 @@ import contextlib
 import errno
 import os
 import random
-import shutil
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
@@ -28,6 +26,7 @@ from storage.pool import Database
 from storage.segments import SegmentDirectory
 from storage.topics import TopicStore
 from storage.types import NewTopic, Topic
+from tests.disks import Disk, mounted
 from tests.postgres import short_directory
 from tests.storage.conftest import MakeTopic
 from tests.storage.crash_child import SEGMENT_BYTES, Work, at_every_step
@@ -39,12 +38,8 @@ FULL_ROUNDS = max(3, KILLS // 4)
 
 DEADLINE_S = 60.0
 RETRY_S = 0.005
-MEGABYTE = 1024 * 1024
 WRITES = ("pwritev", "fdatasync", "fsync", "posix_fallocate")
 """Calls that a full disk refuses."""
-
-allocate = os.posix_fallocate
-"""As it is without steps."""
 
 WRITE_AHEAD = "select pg_logical_emit_message(false, 'full', ''); select pg_switch_wal()"
 """A row that changes nothing, and the rest of its segment of the write-ahead log."""
@@ -241,40 +236,10 @@ async def test_writes_that_find_no_room_lose_nothing_that_was_acknowledged(
         await play.close()
 
 
-class Disk:
-    """A small file system of its own, which can be filled to the last page and emptied again."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-        self._filler = directory / "filler"
-
-    def fill(self) -> None:
-        with self._filler.open("ab") as file:
-            size_bytes = 4 * MEGABYTE
-            while size_bytes >= 4096:
-                try:
-                    allocate(file.fileno(), os.fstat(file.fileno()).st_size, size_bytes)
-                except OSError as error:
-                    if error.errno != errno.ENOSPC:
-                        raise
-                    size_bytes //= 2
-
-    def empty(self) -> None:
-        os.truncate(self._filler, 0)
-
-
 @pytest.fixture
 def disk() -> Iterator[Disk]:
-    with short_directory() as parent:
-        directory = parent / "disk"
-        directory.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", "size=200m,mode=0711", "tmpfs", str(directory)]
-        if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
-            pytest.skip("only who may mount has a disk to fill")
-        try:
-            yield Disk(directory)
-        finally:
-            subprocess.run(["umount", "--lazy", str(directory)], check=True)
+    with mounted() as made:
+        yield made
 
 
 async def nothing() -> None:

@@ -1,0 +1,57 @@
+"""A disk that a test may fill."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.postgres import short_directory
+
+MEGABYTE = 1024 * 1024
+
+_allocate = os.posix_fallocate
+"""As it is where a test puts something in its place."""
+
+
+class Disk:
+    """A small file system of its own, which can be filled to the last page and emptied again."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._filler = directory / "filler"
+
+    def fill(self) -> None:
+        with self._filler.open("ab") as file:
+            size_bytes = 4 * MEGABYTE
+            while size_bytes >= 4096:
+                try:
+                    _allocate(file.fileno(), os.fstat(file.fileno()).st_size, size_bytes)
+                except OSError as error:
+                    if error.errno != errno.ENOSPC:
+                        raise
+                    size_bytes //= 2
+
+    def empty(self) -> None:
+        os.truncate(self._filler, 0)
+
+
+@contextlib.contextmanager
+def mounted() -> Iterator[Disk]:
+    """Of 200 MB, as long as the context lasts. Skips the test where it cannot be had."""
+    with short_directory() as parent:
+        directory = parent / "disk"
+        directory.mkdir()
+        mount = ["mount", "-t", "tmpfs", "-o", "size=200m,mode=0711", "tmpfs", str(directory)]
+        if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+            pytest.skip("only who may mount has a disk to fill")
+        try:
+            yield Disk(directory)
+        finally:
+            subprocess.run(["umount", "--lazy", str(directory)], check=True)
