@@ -339,6 +339,51 @@ def test_work_is_drained_where_another_node_served_the_records(cluster: Cluster,
     assert counted(a, "group_handoffs_forced_total") == {"": 0.0}
 
 
+@pytest.mark.parametrize(
+    ("kind", "end"), [("cooperative", "commits"), ("consumer", "commits"), ("eager", "says nothing")]
+)
+def test_work_is_drained_though_the_node_that_served_it_is_lost(cluster: Cluster, kind: str, end: str) -> None:
+    """37 of the acceptance list: whoever gains a partition waits for the old owner's commit, and no longer than that or
+    the bound of a handoff."""
+    a, b = nodes = cluster(2)
+    group, topic = group_coordinated_by(a, nodes), topic_led_by(b)
+    board = Scoreboard()
+    set_of_group(
+        a.bootstrap, group, group_handoff_mode="drain", group_handoff_timeout_ms="4000" if end != "commits" else "60000"
+    )
+    bootstrap = f"{a.bootstrap},{b.bootstrap}"
+    produce(bootstrap, topic)
+    first = Worker(kind, "first", board, bootstrap, topic, group)
+    second = Worker(kind, "second", board, bootstrap, topic, group)
+    try:
+        first.thread.start()
+        board.wait_for(lambda: len(board.deliveries) == 40, "all records")
+        b.kill()
+        second.thread.start()
+        until(lambda: counted(a, "group_handoffs_pending") == {"": 2.0}, "no partition is waited for")
+        assert all(each.member == "first" for each in board.deliveries)
+        if end == "commits":
+            # That nobody else is alive is no sign that nobody else has served.
+            until(lambda: metric(a, "kafka_brokers") == 1, "the other node is alive")
+            assert counted(a, "group_handoffs_pending") == {"": 2.0}
+            first.finish()
+        board.wait_settled(set(NAMES), PARTITIONS)
+        produce(a.bootstrap, topic)
+        board.wait_for(lambda: {e.member for e in board.deliveries[40:]} == set(NAMES), "the new records")
+        if end == "commits":
+            board.wait_for(lambda: len(board.deliveries) >= 80, "all new records")
+            first.finish()
+            second.finish()
+    finally:
+        second.thread.stop()
+        first.thread.stop()
+    assert not board.failures
+    given = {name: {(e.partition, e.offset) for e in board.deliveries if e.member == name} for name in NAMES}
+    if end == "commits":
+        assert not given["first"] & given["second"]
+    assert counted(a, "group_handoffs_forced_total") == {"": 0.0 if end == "commits" else 2.0}
+
+
 def topic_led_by(node: GatewayProcess) -> str:
     """A topic all of whose partitions are read through the node."""
     admin = AdminClient({"bootstrap.servers": node.bootstrap})
