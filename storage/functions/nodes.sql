@@ -62,7 +62,7 @@ begin
     select distinct p_kind, shard, 0, 0, 0, '-infinity'::timestamptz
     from unnest(p_shards || p_spare_shards) shard
     order by shard
-    on conflict (kind, shard) do nothing;
+    on conflict do nothing;
     begin
         perform 1 from coordinator_lease l
         where l.kind = p_kind and l.shard = any (p_shards || p_spare_shards)

@@ -155,6 +155,15 @@ async def test_without_hints_a_change_is_known_after_an_interval(
                 await grow(on_a, topic, count)
                 took.append(await seconds_until_known(on_b, topic, count))
                 assert metric(b, 'sluice_reconcile_passes_total{trigger="notified"}') == before
+            # Who asks for what has just been made waits for as long as it takes to find out.
+            proxy.delay(0.2)
+            late = fresh("late")
+            await create_by_frame(on_a, late)
+            started = time.monotonic()
+            answers = await asyncio.gather(*(on_b.send_nowait(one_record(late), 9) for _ in range(3)))
+            assert [answer.responses[0].partition_responses[0].base_offset for answer in answers] == [0, 1, 2]
+            assert time.monotonic() - started > 0.4
+            proxy.delay(0.0)
         assert proxy.swallowed >= 3
         print("known without a hint after " + ", ".join(f"{seconds:.2f}" for seconds in took) + " s")
         assert max(took) < 2.0 + 1.5  # an interval, a pass, and what the machine has to do besides
