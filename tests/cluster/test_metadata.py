@@ -358,7 +358,7 @@ def test_work_is_drained_though_the_node_that_served_it_is_lost(cluster: Cluster
     group, topic = group_coordinated_by(a, nodes), topic_led_by(b)
     board = Scoreboard()
     set_of_group(
-        a.bootstrap, group, group_handoff_mode="drain", group_handoff_timeout_ms="4000" if end != "commits" else "60000"
+        a.bootstrap, group, group_handoff_mode="drain", group_handoff_timeout_ms="60000" if end == "commits" else "8000"
     )
     bootstrap = f"{a.bootstrap},{b.bootstrap}"
     produce(bootstrap, topic)
@@ -390,7 +390,8 @@ def test_work_is_drained_though_the_node_that_served_it_is_lost(cluster: Cluster
     given = {name: {(e.partition, e.offset) for e in board.deliveries if e.member == name} for name in NAMES}
     if end == "commits":
         assert not given["first"] & given["second"]
-    assert counted(a, "group_handoffs_forced_total") == {"": 0.0 if end == "commits" else 2.0}
+    forced = counted(a, "group_handoffs_forced_total")[""]
+    assert forced == 0 if end == "commits" else forced >= 2
 
 
 def topic_led_by(node: GatewayProcess) -> str:
