@@ -133,6 +133,9 @@ def test_the_cluster_profile_is_three_gateways_of_which_one_may_stop(compose: Ca
         assert address.partition(":")[2] in composition.run("port", service, inner_port(service))
 
     composition.run("stop", "gateway-2")
+    (stopped,) = composition.run("ps", "--quiet", "gateway-2").split()
+    ended = composition.engine.run("inspect", "--format", "{{.State.ExitCode}}", stopped, timeout_s=30)
+    assert ended.strip() == "0", "it was killed"
     rest = {service: address for service, address in addresses.items() if service != "gateway-2"}
     for address in rest.values():
         until(lambda address=address: brokers(address) == set(rest.values()), f"{address} lists one that has gone")
