@@ -203,10 +203,13 @@ class App:
         )
         ClusterFeed(catalog, groups)
         metrics.group_handoffs_pending.set_function(groups.awaited_partitions)
-        marks = Marks(lambda: groups.settings.drains, asyncio.get_running_loop().time)
-        drains = Drains(
-            groups, OffsetStore(database), catalog, log_store.states, marks, lambda: len(membership.alive()) < 2
+        marks = Marks(
+            lambda: groups.settings.drains,
+            asyncio.get_running_loop().time,
+            alone=lambda: len(membership.alive()) < 2,
+            nodes_since_s=lambda: membership.changed_s,
         )
+        drains = Drains(groups, OffsetStore(database), catalog, log_store.states, marks)
         self._undo.append(("drains", STEP_TIMEOUT_S, drains.close))
         leases.acquired, leases.lost = groups.shard_acquired, groups.shard_lost
         leases.in_unrest = groups.shards_in_unrest

@@ -105,8 +105,8 @@ class NodeStore:
     ) -> list[CoordinatorLease]:
         """Those of `shards` that nobody else holds, for `ttl_ms` from now, and those of `spare` that nobody has held
         for `grace_ms`; what was handed over to another node counts as held for as long. The epoch rises unless this
-        process had the lease already. Waits for writes under way by the former owner. None at all if the node was
-        taken over."""
+        process had the lease already. One whose former owner has a write under way comes after that: what takes longer
+        than a moment is left to a later call. None at all if the node was taken over."""
         rows = await self._pool.fetch(
             statement("acquire_leases"),
             node_id,

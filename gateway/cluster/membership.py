@@ -42,6 +42,7 @@ class Membership:
         self.leads: Callable[[PartitionKey], bool] = lambda key: False
         """Whether clients of a partition are pointed to this node; another object when the live nodes are others."""
         self._known_since_s = float("-inf")
+        self._changed_s = float("inf")
         self._withdrawn = False
         self.announced: Callable[[], int] = lambda: 0
         """How many announcements of appends this node has sent: told to the others with each renewal."""
@@ -76,6 +77,11 @@ class Membership:
         """When (loop time) every other live node knows of this one: each reads who is alive when it renews its own
         registration, which would have run out by then."""
         return self._known_since_s
+
+    @property
+    def changed_s(self) -> float:
+        """When (loop time) this node saw last that the live nodes are others."""
+        return self._changed_s
 
     def leader_of(self, partition_key: PartitionKey) -> Node:
         """The node that clients are pointed to for a partition."""
@@ -148,6 +154,7 @@ class Membership:
         self._alive = sorted([*others, self.self_node], key=lambda node: node.node_id)
         after = {node.node_id for node in self._alive}
         if before != after:
+            self._changed_s = asyncio.get_running_loop().time()
             leaders, node_id = Leaders(after), self.node_id
             self._leaders = leaders
             self.leads = lambda key: leaders.leader(key) == node_id

@@ -63,15 +63,12 @@ class Drains:
         catalog: Catalog,
         states: States,
         marks: Marks,
-        alone: Callable[[], bool],
     ) -> None:
-        """`alone`: no other node can have served anyone."""
         self._groups = groups
         self._offsets = offsets
         self._catalog = catalog
         self._states = states
         self._marks = marks
-        self._alone = alone
         self._looking: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._looks = asyncio.Semaphore(MAX_LOOKS)
@@ -149,9 +146,9 @@ class Drains:
         now_s = self._loop.time()
         if mark is not None and mark.offset == mark.start and mark.began_here and committed < 0:
             return None
-        if mark is not None and (self._alone() or now_s - mark.at_s < RECENT_S):
+        if mark is not None and (self._marks.are_complete or now_s - mark.at_s < RECENT_S):
             return mark.offset
-        if mark is None and self._alone() and now_s - self._marks.complete_since_s > RECENT_S:
+        if mark is None and self._marks.are_complete:
             return None
         topic = self._catalog.get_by_id(partition[0])
         if topic is None or partition[1] >= len(topic.partitions):

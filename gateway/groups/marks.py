@@ -26,6 +26,8 @@ MAX_PARTITIONS = 20_000
 """Of each of them. What was asked for longest ago is forgotten first."""
 RECENT_S = 30.0
 """A consumer asks again within this time. What was not asked for in it may have been served elsewhere."""
+CLIENTS_MOVE_S = 300.0
+"""Within it clients ask the node that they are pointed to since the live nodes are others (`metadata.max.age.ms`)."""
 ASKS_WHEN_IT_HAS_NOTHING = "apache-kafka-java"
 """`client_software_name` of clients that hold one answer at a time."""
 
@@ -49,15 +51,34 @@ class Mark:
 
 
 class Marks:
-    """Of one node. `wanted` says whether any group waits for what is served."""
+    """Of one node. `wanted` says whether any group waits for what is served, `alone` whether no other node lives, and
+    `nodes_since_s` since when the live nodes are these."""
 
-    def __init__(self, wanted: Callable[[], bool] = lambda: False, clock: Callable[[], float] = lambda: 0.0) -> None:
+    def __init__(
+        self,
+        wanted: Callable[[], bool] = lambda: False,
+        clock: Callable[[], float] = lambda: 0.0,
+        alone: Callable[[], bool] = lambda: True,
+        nodes_since_s: Callable[[], float] = lambda: float("-inf"),
+    ) -> None:
         self._wanted = wanted
         self._clock = clock
+        self._alone = alone
+        self._nodes_since_s = nodes_since_s
         self._marks: OrderedDict[Client, OrderedDict[Partition, Mark]] = OrderedDict()
         self.complete_since_s = clock()
-        """From here on nothing is missing."""
+        """From here on nothing is missing that this node has served."""
         self._was_wanted = False
+
+    @property
+    def are_complete(self) -> bool:
+        """Whoever has not asked here has asked nowhere, nor lately another node that is lost."""
+        return self._alone() and self._silent_s() > RECENT_S
+
+    def _silent_s(self) -> float:
+        """Seconds for which a client that belongs here, and has not asked here, has asked nobody else."""
+        moved_s = self._nodes_since_s() + (0.0 if self._alone() else CLIENTS_MOVE_S)
+        return self._clock() - max(self.complete_since_s, moved_s)
 
     @property
     def wanted(self) -> bool:
@@ -103,7 +124,7 @@ class Marks:
         mark = marks.get(partition)
         if mark is None:
             now_s = self._clock()
-            began_here = fetch_offset <= 0 or now_s - self.complete_since_s > RECENT_S
+            began_here = fetch_offset <= 0 or self._silent_s() > RECENT_S
             marks[partition] = Mark(offset, fetch_offset, began_here, now_s)
             if len(marks) > MAX_PARTITIONS:
                 marks.popitem(last=False)

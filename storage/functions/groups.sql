@@ -11,11 +11,11 @@ create function lease_is_current(p_kind text, p_shard integer, p_node_id integer
 returns boolean
 language plpgsql volatile
 as $$
--- Holds the lease still, so that a change of owner waits until this transaction has ended.
+-- Holds the lease's owner still: a change of it waits until this transaction has ended, a renewal does not.
 begin
     perform 1 from coordinator_lease l
     where l.kind = p_kind and l.shard = p_shard and l.node_id = p_node_id and l.lease_epoch = p_lease_epoch
-    for share;
+    for key share;
     return found;
 end
 $$;
@@ -38,7 +38,7 @@ create function commit_offsets(
 )
 language plpgsql volatile
 as $$
--- Locks leases and groups against change, decides each commit, writes those that stand; of several accepted commits of
+-- Locks leases against another owner and groups against change, decides each commit, writes those that stand; of several accepted commits of
 -- one partition the last wins. Group rows are locked in share mode: commits of one group do not wait for each other,
 -- while a new generation waits for the commits of the old one, and a commit that comes after it is refused.
 declare
@@ -47,7 +47,7 @@ declare
 begin
     perform 1 from coordinator_lease l
     where l.kind = 'groups' and l.shard = any (p_shards)
-    order by l.shard for share;
+    order by l.shard for key share;
     committed_ms := now_ms();
 
     insert into consumer_group (group_id, shard, group_type, state, state_timestamp_ms, generation_id, document)
@@ -321,7 +321,7 @@ declare
 begin
     perform 1 from coordinator_lease l
     where l.kind = 'groups' and l.shard = any (p_shards)
-    order by l.shard for share;
+    order by l.shard for key share;
 
     if p_wait then
         perform 1 from consumer_group g where g.group_id = any (p_group_ids) order by g.group_id for no key update;

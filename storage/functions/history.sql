@@ -26,6 +26,7 @@ begin
         broker_configs_revision = this_revision, group_configs_revision = this_revision,
         purged_revision = this_revision, next_producer_id = next_producer_id + 1000000;
     update node set incarnation = incarnation + 1000, expires_at = clock_timestamp();
+    perform 1 from coordinator_lease order by kind, shard for update;
     update coordinator_lease
     set lease_epoch = lease_epoch + 1000, expires_at = '-infinity', successor = null;
     update topic set changed_revision = this_revision where deleted_at is null;

@@ -1,4 +1,8 @@
 -- Nodes and leases. Time is the database's clock.
+--
+-- Whoever writes under a lease locks its row FOR KEY SHARE until the write has ended. A change of owner locks it FOR
+-- UPDATE and so comes after that write; a renewal changes no column of a key and does not wait, however long the write
+-- takes.
 
 create function register_node(p_name text, p_listeners jsonb, p_rack text, p_ttl_ms bigint)
 returns node
@@ -39,13 +43,16 @@ create function acquire_leases(
     p_grace_ms bigint, p_ttl_ms bigint
 ) returns setof coordinator_lease
 language plpgsql volatile
+set lock_timeout = '250ms'
 as $$
 -- Those that were free, expired or this node's own of `p_shards`, and of `p_spare_shards`, which other nodes should have,
 -- those that nobody has had for `p_grace_ms`. What was handed over is its successor's alone for as long. Nothing where
--- the registration is another process'. Waits for writes under way under the former lease.
+-- the registration is another process'. Waits a moment for writes under way under the former lease, and leaves a lease
+-- whose write takes longer to a later call: the caller has leases to renew meanwhile.
 declare
     now_ constant timestamptz := clock_timestamp();
     grace constant interval := p_grace_ms * interval '1 millisecond';
+    locked integer[];
 begin
     perform 1 from node n where n.node_id = p_node_id and n.incarnation = p_incarnation for share;
     if not found then
@@ -55,11 +62,23 @@ begin
     select distinct p_kind, shard, 0, 0, 0, '-infinity'::timestamptz
     from unnest(p_shards || p_spare_shards) shard
     order by shard
-    on conflict (kind, shard) do nothing;
-    perform 1 from coordinator_lease l
-    where l.kind = p_kind and l.shard = any (p_shards || p_spare_shards)
-        and (l.node_id = p_node_id or l.expires_at <= now_)
-    order by l.shard for no key update;
+    on conflict do nothing;
+    begin
+        perform 1 from coordinator_lease l
+        where l.kind = p_kind and l.shard = any (p_shards || p_spare_shards)
+            and (l.node_id = p_node_id or l.expires_at <= now_)
+        order by l.shard for update;
+    exception when lock_not_available then
+        -- What was locked is free again: no writer waits for this call while it waits for another.
+        null;
+    end;
+    select coalesce(array_agg(free.shard), '{}') into locked
+    from (
+        select l.shard from coordinator_lease l
+        where l.kind = p_kind and l.shard = any (p_shards || p_spare_shards)
+            and (l.node_id = p_node_id or l.expires_at <= now_)
+        order by l.shard for update skip locked
+    ) free;
     return query
     update coordinator_lease l
     set node_id = p_node_id,
@@ -69,7 +88,7 @@ begin
             else l.lease_epoch + 1 end,
         expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond',
         successor = null
-    where l.kind = p_kind and l.shard = any (p_shards || p_spare_shards)
+    where l.kind = p_kind and l.shard = any (locked)
         and case
             when l.expires_at <= now_ - grace or l.successor = p_node_id then l.expires_at <= now_
             when l.successor is not null and l.expires_at <= now_ then false

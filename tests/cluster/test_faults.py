@@ -22,13 +22,14 @@ from storage.migrate import migrate
 from storage.pool import Database
 from tests.chaos.load import Load, assert_nothing_lost
 from tests.clients.topics import create_topic
-from tests.cluster.conftest import Cluster, balanced, metric
+from tests.cluster.conftest import SHARDS, Cluster, balanced, metric
 from tests.cluster.proxy import PostgresProxy, proxied
 from tests.cluster.readers import Readers
 from tests.cluster.test_takeover import coordinator_of, goes_on, offset_of
 from tests.frames.members import Member, fresh, settle
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.postgres import LoopThread, short_directory
+from tests.storage.batches import until_blocked
 from tests.wire import WireClient
 
 PARTITIONS = 6
@@ -168,6 +169,35 @@ async def test_a_listening_session_that_is_ended_is_opened_again(cluster: Cluste
 def _serve_a_load(nodes: Sequence[GatewayProcess]) -> None:
     with under_load(nodes, members=2):
         pass
+
+
+async def test_a_commit_that_postgres_keeps_costs_no_lease(gateway_factory: GatewayFactory, database_url: str) -> None:
+    """It holds the lease of its group for longer than the lease lasts: renewals go on beside it."""
+    node = gateway_factory(database_url=database_url, environment={"SLUICE_NODE_TTL_MS": "3000"})
+    group, topic = fresh("kept"), await asyncio.to_thread(create_topic, node.bootstrap, 1)
+    postgres = await asyncpg.connect(database_url)
+    try:
+        async with (
+            await WireClient.connect(node.bootstrap) as first,
+            await WireClient.connect(node.bootstrap) as second,
+        ):
+            one, same = Member(first, group), Member(second, group)
+            await settle(one)
+            same.member_id, same.generation_id = one.member_id, one.generation_id
+            async with postgres.transaction():
+                await postgres.execute("lock table sluice.committed_offset in share mode")
+                kept = asyncio.ensure_future(one.commit(topic, 9))
+                await until_blocked(postgres, 1)
+                until = time.monotonic() + 4.5
+                while time.monotonic() < until:
+                    assert await asyncio.to_thread(metric, node, "sluice_coordinator_leases") == SHARDS
+                    assert await same.heartbeat() == ErrorCode.NONE
+                    await asyncio.sleep(0.1)
+                assert not kept.done()
+            assert await kept == ErrorCode.NONE
+            assert await offset_of(group, topic, [node]) == 9
+    finally:
+        await postgres.close()
 
 
 @pytest.mark.skipif(FAKETIME is None, reason="libfaketime is not installed (Debian: faketime)")

@@ -155,6 +155,15 @@ async def test_without_hints_a_change_is_known_after_an_interval(
                 await grow(on_a, topic, count)
                 took.append(await seconds_until_known(on_b, topic, count))
                 assert metric(b, 'sluice_reconcile_passes_total{trigger="notified"}') == before
+            # Who asks for what has just been made waits for as long as it takes to find out.
+            proxy.delay(0.2)
+            late = fresh("late")
+            await create_by_frame(on_a, late)
+            started = time.monotonic()
+            answers = await asyncio.gather(*(on_b.send_nowait(one_record(late), 9) for _ in range(3)))
+            assert [answer.responses[0].partition_responses[0].base_offset for answer in answers] == [0, 1, 2]
+            assert time.monotonic() - started > 0.4
+            proxy.delay(0.0)
         assert proxy.swallowed >= 3
         print("known without a hint after " + ", ".join(f"{seconds:.2f}" for seconds in took) + " s")
         assert max(took) < 2.0 + 1.5  # an interval, a pass, and what the machine has to do besides
@@ -337,6 +346,52 @@ def test_work_is_drained_where_another_node_served_the_records(cluster: Cluster,
     given = {name: {(e.partition, e.offset) for e in board.deliveries if e.member == name} for name in NAMES}
     assert not given["first"] & given["second"]
     assert counted(a, "group_handoffs_forced_total") == {"": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("kind", "end"), [("cooperative", "commits"), ("consumer", "commits"), ("eager", "says nothing")]
+)
+def test_work_is_drained_though_the_node_that_served_it_is_lost(cluster: Cluster, kind: str, end: str) -> None:
+    """37 of the acceptance list: whoever gains a partition waits for the old owner's commit, and no longer than that or
+    the bound of a handoff."""
+    a, b = nodes = cluster(2)
+    group, topic = group_coordinated_by(a, nodes), topic_led_by(b)
+    board = Scoreboard()
+    set_of_group(
+        a.bootstrap, group, group_handoff_mode="drain", group_handoff_timeout_ms="60000" if end == "commits" else "8000"
+    )
+    bootstrap = f"{a.bootstrap},{b.bootstrap}"
+    produce(bootstrap, topic)
+    first = Worker(kind, "first", board, bootstrap, topic, group)
+    second = Worker(kind, "second", board, bootstrap, topic, group)
+    try:
+        first.thread.start()
+        board.wait_for(lambda: len(board.deliveries) == 40, "all records")
+        b.kill()
+        second.thread.start()
+        until(lambda: counted(a, "group_handoffs_pending") == {"": 2.0}, "no partition is waited for")
+        assert all(each.member == "first" for each in board.deliveries)
+        if end == "commits":
+            # That nobody else is alive is no sign that nobody else has served.
+            until(lambda: metric(a, "kafka_brokers") == 1, "the other node is alive")
+            assert counted(a, "group_handoffs_pending") == {"": 2.0}
+            first.finish()
+        board.wait_settled(set(NAMES), PARTITIONS)
+        produce(a.bootstrap, topic)
+        board.wait_for(lambda: {e.member for e in board.deliveries[40:]} == set(NAMES), "the new records")
+        if end == "commits":
+            board.wait_for(lambda: len(board.deliveries) >= 80, "all new records")
+            first.finish()
+            second.finish()
+    finally:
+        second.thread.stop()
+        first.thread.stop()
+    assert not board.failures
+    given = {name: {(e.partition, e.offset) for e in board.deliveries if e.member == name} for name in NAMES}
+    if end == "commits":
+        assert not given["first"] & given["second"]
+    forced = counted(a, "group_handoffs_forced_total")[""]
+    assert forced == 0 if end == "commits" else forced >= 2
 
 
 def topic_led_by(node: GatewayProcess) -> str:

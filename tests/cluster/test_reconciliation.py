@@ -182,6 +182,8 @@ async def test_what_reconciliation_does_can_be_scraped(cluster: Cluster, databas
         assert 0 < metric(node, "sluice_partitions_owned") < 100
         for name in ("sluice_pending_tombstones", "sluice_pending_tombstone_age_seconds", "sluice_failing_tombstones"):
             assert metric(node, name) == 0
+    # Who deletes has no pass to find it out by.
+    assert metric(second, 'sluice_reconcile_operations{operation="remove_routed"}') == 1
     assert metric(first, 'sluice_leases_moved{kind="groups"}') == 25
     assert metric(first, 'sluice_leases_moved{kind="jobs"}') == 4
     assert total("sluice_partitions_removed_total") == 20

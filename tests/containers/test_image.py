@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from confluent_kafka import Consumer, Producer
+from confluent_kafka.admin import AdminClient
 
+from tests.clients.workers import until
+from tests.closing import close
 from tests.containers.engine import Engine, checked
 from tests.gateway_process import ROOT, free_ports
 
@@ -29,49 +32,126 @@ def image(engine: Engine, python_image: str) -> str:
     return "sluice"
 
 
+GATEWAYS = {"gateway": "SLUICE_ADVERTISE", "gateway-2": "SLUICE_ADVERTISE_2", "gateway-3": "SLUICE_ADVERTISE_3"}
+"""Services of the compose file, and the variable that says where each one's clients are sent."""
+
+
+class Composition:
+    """The compose file as it is written, but for the ports on this machine: 9092 may be taken."""
+
+    def __init__(self, engine: Engine, directory: Path, *profiles: str) -> None:
+        self.engine = engine
+        composition: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+        self.bootstraps: dict[str, str] = {}
+        self._environment = engine.environment()
+        for port, (service, variable) in zip(free_ports(len(GATEWAYS)), GATEWAYS.items(), strict=True):
+            (written,) = composition["services"][service]["ports"]
+            composition["services"][service]["ports"] = [f"{port}:{written.partition(':')[2]}"]
+            self.bootstraps[service] = self._environment[variable] = f"localhost:{port}"
+        path = directory / "docker-compose.yml"
+        path.write_text(yaml.safe_dump(composition))
+        self._command = ["docker-compose", "--file", str(path), "--project-directory", str(ROOT)]
+        self._command += ["--project-name", PROJECT]
+        for profile in profiles:
+            self._command += ["--profile", profile]
+
+    def run(self, *arguments: str) -> str:
+        return checked([*self._command, *arguments], self._environment, HEALTHY_SECONDS)
+
+    def await_health(self, services: int) -> None:
+        names = self.run("ps", "--quiet").split()
+        assert len(names) == services
+        for name in names:
+            _await_health(self.engine, name)
+
+
 @pytest.fixture
-def composed(engine: Engine, image: str, postgres_image: str, tmp_path: Path) -> Iterator[str]:
-    """Where the compose file's gateway is reached. Only its port differs from what is written: 9092 may be taken."""
-    (port,) = free_ports(1)
-    composition: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
-    composition["services"]["gateway"]["ports"] = [f"{port}:9092"]
-    path = tmp_path / "docker-compose.yml"
-    path.write_text(yaml.safe_dump(composition))
-    command = ["docker-compose", "--file", str(path), "--project-directory", str(ROOT), "--project-name", PROJECT]
-    environment = {**engine.environment(), "SLUICE_ADVERTISE": f"localhost:{port}"}
+def compose(engine: Engine, image: str, postgres_image: str, tmp_path: Path) -> Iterator[Callable[..., Composition]]:
+    """`docker compose up` with these profiles."""
+    made: list[Composition] = []
+
+    def up(*profiles: str) -> Composition:
+        made.append(Composition(engine, tmp_path, *profiles))
+        made[-1].run("up", "--detach", "--no-build")
+        return made[-1]
+
     try:
-        checked([*command, "up", "--detach", "--no-build"], environment, HEALTHY_SECONDS)
-        yield f"localhost:{port}"
+        yield up
     finally:
-        print(checked([*command, "logs", "--no-color"], environment, HEALTHY_SECONDS))
-        checked([*command, "down", "--volumes"], environment, HEALTHY_SECONDS)
+        for each in made:
+            print(each.run("logs", "--no-color"))
+            each.run("down", "--volumes")
+
+
+def round_trip(bootstraps: Sequence[str], topic: str, count: int = RECORDS) -> None:
+    """What a stock client reads by way of these is what it wrote by way of them."""
+    sent = [f"record {number}".encode() for number in range(count)]
+    for number, bootstrap in enumerate(bootstraps):
+        producer = Producer({"bootstrap.servers": bootstrap})
+        for value in sent[number :: len(bootstraps)]:
+            producer.produce(topic, value)
+        assert producer.flush(30) == 0
+    consumer = Consumer(
+        {"bootstrap.servers": ",".join(bootstraps), "group.id": f"{topic}-readers", "auto.offset.reset": "earliest"}
+    )
+    try:
+        consumer.subscribe([topic])
+        got: list[bytes | None] = []
+        while len(got) < count:
+            message = consumer.poll(30)
+            assert message is not None, f"{len(got)} of {count} records came"
+            if message.error() is None:
+                got.append(message.value())
+    finally:
+        close(consumer)
+    assert sorted(value or b"" for value in got) == sorted(sent)
 
 
 @pytest.mark.timeout(BUILD_SECONDS + 2 * HEALTHY_SECONDS)
 def test_docker_compose_up_becomes_healthy_and_a_stock_client_reads_what_it_wrote(
-    engine: Engine, composed: str
+    compose: Callable[..., Composition],
 ) -> None:
-    names = engine.run("ps", "--quiet", "--filter", f"label=com.docker.compose.project={PROJECT}", timeout_s=30)
-    assert len(names.split()) == 2
-    for name in names.split():
-        _await_health(engine, name)
-    sent = [f"record {number}".encode() for number in range(RECORDS)]
-    producer = Producer({"bootstrap.servers": composed})
-    for value in sent:
-        producer.produce("composed", value)
-    assert producer.flush(30) == 0
-    consumer = Consumer({"bootstrap.servers": composed, "group.id": "readers", "auto.offset.reset": "earliest"})
-    try:
-        consumer.subscribe(["composed"])
-        got: list[bytes | None] = []
-        while len(got) < RECORDS:
-            message = consumer.poll(30)
-            assert message is not None, f"{len(got)} of {RECORDS} records came"
-            if message.error() is None:
-                got.append(message.value())
-    finally:
-        consumer.close()
-    assert sorted(value or b"" for value in got) == sorted(sent)
+    composition = compose()
+    composition.await_health(2)
+    round_trip([composition.bootstraps["gateway"]], "composed")
+
+
+@pytest.mark.timeout(BUILD_SECONDS + 3 * HEALTHY_SECONDS)
+def test_the_cluster_profile_is_three_gateways_of_which_one_may_stop(compose: Callable[..., Composition]) -> None:
+    composition = compose("cluster")
+    composition.await_health(4)
+    addresses = composition.bootstraps
+    for address in addresses.values():
+        until(lambda address=address: brokers(address) == set(addresses.values()), f"{address} does not list all three")
+    round_trip(list(addresses.values()), "before")
+    # Who reads logs, or asks which container serves what, is told.
+    for service, address in addresses.items():
+        lines = composition.run("logs", "--no-color", service).splitlines()
+        told = [json.loads(line[line.index("{") :]) for line in lines if "{" in line]
+        assert told
+        assert {line["node"] for line in told} == {address}
+        assert address.partition(":")[2] in composition.run("port", service, inner_port(service))
+
+    composition.run("stop", "gateway-2")
+    (stopped,) = composition.run("ps", "--quiet", "gateway-2").split()
+    ended = composition.engine.run("inspect", "--format", "{{.State.ExitCode}}", stopped, timeout_s=30)
+    assert ended.strip() == "0", "it was killed"
+    rest = {service: address for service, address in addresses.items() if service != "gateway-2"}
+    for address in rest.values():
+        until(lambda address=address: brokers(address) == set(rest.values()), f"{address} lists one that has gone")
+    round_trip(list(rest.values()), "after")
+    composition.run("start", "gateway-2")
+    until(lambda: brokers(addresses["gateway-2"]) == set(addresses.values()), "it does not come back")
+
+
+def brokers(bootstrap: str) -> set[str]:
+    listed = AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=30).brokers.values()
+    return {f"{broker.host}:{broker.port}" for broker in listed}
+
+
+def inner_port(service: str) -> str:
+    composition: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+    return composition["services"][service]["ports"][0].partition(":")[2]
 
 
 def _await_health(engine: Engine, name: str) -> None:

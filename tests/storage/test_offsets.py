@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from uuid import UUID
 
 import asyncpg
@@ -210,19 +212,81 @@ async def test_a_simple_commit_stands_once_a_group_has_lost_its_members(
     assert await offsets.commit([simple]) == [None]
 
 
-async def test_a_change_of_coordinator_waits_for_commits_under_way(
+TAKEN_BY_ANY_RELEASE = """
+update coordinator_lease
+set node_id = $1, incarnation = 1, lease_epoch = lease_epoch + 1, expires_at = clock_timestamp()
+where kind = 'groups' and shard = 0
+"""
+"""What a takeover of a release that locks the row only for an update comes to."""
+
+
+@asynccontextmanager
+async def commit_under_way(database: Database, lease: CoordinatorLease, topic: Topic) -> AsyncIterator[None]:
+    """A commit of offset 42 that has been let through and has not ended."""
+    async with database.hot.connection() as connection, connection.transaction():
+        refusals = await connection.fetchval(
+            "select commit_offsets($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)",
+            [lease.shard], [lease.node_id], [lease.lease_epoch], ["g"], [None], [3], [1], [topic.topic_id], [0], [42],
+            [-1], [""], [None],
+        )  # fmt: skip
+        assert refusals == [None]
+        yield
+
+
+async def test_a_change_of_coordinator_comes_after_commits_under_way(
+    database: Database, offsets: OffsetStore, leases: list[CoordinatorLease], lease: CoordinatorLease, topic: Topic,
+    sql: asyncpg.Connection,
+) -> None:  # fmt: skip
+    nodes = NodeStore(database)
+    node_id = await nodes.register("localhost:9093", {"PLAINTEXT": ("localhost", 9093)}, None, 60_000)
+    await sql.execute("update coordinator_lease set expires_at = '-infinity'")
+    async with commit_under_way(database, lease, topic):
+        # What is not held up is taken, in the time that the next renewal may wait.
+        async with asyncio.timeout(3):
+            taken = await nodes.acquire_leases(node_id, [0, 1, 2], 60_000)
+        assert [other.shard for other in taken] == [1, 2]
+        await sql.execute("set lock_timeout = '100ms'")
+        with pytest.raises(asyncpg.LockNotAvailableError):
+            await sql.execute(TAKEN_BY_ANY_RELEASE, node_id)
+    (taken,) = await nodes.acquire_leases(node_id, [0], 60_000)
+    assert taken.lease_epoch == lease.lease_epoch + 1
+    # The new owner has what was acknowledged under the former lease, and nothing comes behind it.
+    assert await committed(offsets) == {0: 42}
+    assert await offsets.commit([commit(lease, topic, committed_offset=41)]) == [Refusal.NOT_COORDINATOR]
+    assert await committed(offsets) == {0: 42}
+
+
+async def test_a_commit_that_ends_soon_is_waited_for_by_the_next_coordinator(
     database: Database, lease: CoordinatorLease, topic: Topic, sql: asyncpg.Connection
 ) -> None:
     nodes = NodeStore(database)
     node_id = await nodes.register("localhost:9093", {"PLAINTEXT": ("localhost", 9093)}, None, 60_000)
     await sql.execute("update coordinator_lease set expires_at = '-infinity'")
-    async with database.hot.connection() as connection, connection.transaction():
-        assert await connection.fetchval(
-            "select lease_is_current('groups', $1, $2, $3)", lease.shard, lease.node_id, lease.lease_epoch
-        )
-        acquire = asyncio.create_task(nodes.acquire_leases(node_id, [0], 60_000))
-        await until_blocked(sql, 1)
-    assert [taken.lease_epoch for taken in await acquire] == [lease.lease_epoch + 1]
+    taken: list[CoordinatorLease] = []
+    for _ in range(20):  # a machine that stands still for 250 ms in between is no fault
+        async with commit_under_way(database, lease, topic):
+            acquire = asyncio.create_task(nodes.acquire_leases(node_id, [0], 60_000))
+            await until_blocked(sql, 1)
+        if taken := await acquire:
+            break
+    assert [each.lease_epoch for each in taken] == [lease.lease_epoch + 1]
+
+
+async def test_renewals_go_on_beside_a_commit_that_postgres_keeps(
+    database: Database, leases: list[CoordinatorLease], lease: CoordinatorLease, topic: Topic, sql: asyncpg.Connection
+) -> None:
+    nodes = NodeStore(database)
+    # The process that holds them, started again.
+    node_id = await nodes.register("localhost:9092", {"PLAINTEXT": ("localhost", 9092)}, None, 60_000)
+    held = await nodes.acquire_leases(node_id, [0, 1, 2], 60_000)
+    async with commit_under_way(database, held[0], topic):
+        async with asyncio.timeout(3):
+            assert await nodes.renew_leases(node_id, held, 60_000) == held
+            # And so do another commit and a save of a group of the shard.
+            assert await OffsetStore(database).commit([commit(held[0], topic, partition_index=1)]) == [None]
+            await save(GroupStore(database), group("h"), held[0])
+            await nodes.release_leases(node_id, {0: None})
+        assert await sql.fetchval("select expires_at <= clock_timestamp() from coordinator_lease where shard = 0")
 
 
 async def test_fetching_partitions_gives_those_committed(

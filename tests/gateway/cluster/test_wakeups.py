@@ -199,7 +199,8 @@ async def test_announcements_that_were_lost_are_found_by_the_number_of_those_sen
     await b.plane.catalog.resolve("t")
     await b.plane.membership.renew()
     task = await parked_fetch(b, topic, 0)
-    b.hear = lambda payload: None
+    late: list[str] = []
+    b.hear = late.append
     await a.plane.fill(topic, [100])
     await until(lambda: a.wakeups.counts["sent"] > 0)
     await a.plane.membership.renew()
@@ -210,6 +211,10 @@ async def test_announcements_that_were_lost_are_found_by_the_number_of_those_sen
         response = await task
     assert response.responses[0].partitions[0].high_watermark == 1
     assert b.wakeups.counts["missed"] == 1
+    assert late
+    for payload in late:
+        b.wakeups.heard(payload)
+    assert (b.wakeups.counts["late"], b.wakeups.counts["missed"]) == (len(late), 1)
 
 
 async def test_a_killed_listener_connection_loses_nothing(nodes: tuple[Node, Node]) -> None:

@@ -8,7 +8,7 @@ import uuid
 import pytest
 
 from gateway.groups import marks as module
-from gateway.groups.marks import ASKS_WHEN_IT_HAS_NOTHING, RECENT_S, Mark, Marks
+from gateway.groups.marks import ASKS_WHEN_IT_HAS_NOTHING, CLIENTS_MOVE_S, RECENT_S, Mark, Marks
 from gateway.net.context import ConnectionInfo
 
 PARTITION = (uuid.uuid4(), 0)
@@ -76,6 +76,29 @@ def test_who_began_here_was_served_nothing_before() -> None:
     clock.now_s = RECENT_S + 1
     assert began("later", 5).began_here
     assert began("later", 5).start == 5
+
+
+def test_what_another_node_may_have_served_is_not_known_here() -> None:
+    clock, others, changed_s = Clock(), [True], [0.0]
+    marks = Marks(clock=clock, alone=lambda: not others[0], nodes_since_s=lambda: changed_s[0])
+
+    def began_here(client_id: str) -> bool:
+        marks.served(connection(client_id), client_id, PARTITION, 5, None)
+        found = marks.of(None, client_id, "/127.0.0.1", PARTITION)
+        assert found is not None
+        return found.began_here
+
+    clock.now_s = 2 * RECENT_S
+    assert not began_here("still on its way from another node")
+    clock.now_s = CLIENTS_MOVE_S + 2 * RECENT_S
+    assert began_here("long pointed here")
+    assert not marks.are_complete, "of partitions that others lead"
+    others[0], changed_s[0] = False, clock.now_s
+    assert not began_here("as the other node is lost")
+    assert not marks.are_complete
+    clock.now_s += RECENT_S + 1
+    assert began_here("long after")
+    assert marks.are_complete
 
 
 def test_there_is_room_for_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
