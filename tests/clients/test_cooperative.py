@@ -138,6 +138,29 @@ def test_a_topic_that_a_pattern_matches_comes_as_an_increment(gateway: GatewayPr
         assert scene.board.revoked == []
 
 
+def test_a_changed_subscription_moves_only_what_it_changes(gateway: GatewayProcess) -> None:
+    with scene_on(gateway) as scene:
+        scene.create(1)
+        first, second = scene.readers
+        for reader, topics, shared in (
+            (first, (0, 1), (0, 1)),
+            (second, (0, 1), (0, 1)),
+            (first, (0,), (0, 1)),
+            (second, (0,), (0,)),
+        ):
+            before = dict(scene.board.owned)
+            scene.board.revoked.clear()
+            reader.change_to(*(scene.name(number) for number in topics))
+            scene.wait_shared(*shared)
+            allowed = scene.partitions(*topics)
+            scene.board.wait_for(
+                lambda reader=reader, allowed=allowed: scene.board.owned[reader.name] <= allowed, "dropped"
+            )
+            for name, owned in before.items():
+                kept = owned & scene.board.owned[name]
+                assert not kept & scene.board.revoked_of(name), f"{name} was asked to revoke what it keeps"
+
+
 # --- what is lost -----------------------------------------------------------------------------------------------------
 
 
