@@ -61,6 +61,7 @@ public final class Main {
         GroupScenarios.register(scenarios);
         CooperativeScenarios.register(scenarios);
         FailureScenarios.register(scenarios);
+        EvictionScenarios.register(scenarios);
         RawScenarios.register(scenarios);
         ConsumerProtocolScenarios.register(scenarios);
         String chosen = environment("COMPAT_SCENARIOS", "");
