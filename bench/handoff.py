@@ -1,15 +1,18 @@
-"""What a join costs and repeats: the same librdkafka consumers on a gateway in each handoff mode, and on Apache Kafka.
+"""What a join costs and repeats: the same consumers on a gateway in each handoff mode, and on Apache Kafka.
 
 The one idea: a first consumer is given every record and hands them to a worker; a second one joins; the worker is done
 a moment later, and the first commits. What the second one is given again was given away before that. Beside it: how
-long a group of consumers with auto-commit takes from a join until every partition has its one owner again.
+long a group of consumers with auto-commit takes from a join until every partition has its one owner again, librdkafka's
+and Java's; and how long one takes whose first member has committed all that it was given.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import statistics
+import subprocess
 import tempfile
 import threading
 import time
@@ -21,6 +24,7 @@ from typing import Any
 import confluent_kafka
 from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
 
+from tests.compat import suites
 from tests.gateway_process import GatewayProcess
 from tests.kafka.process import KafkaProcess, assemble
 
@@ -30,11 +34,14 @@ WORK_S = 1.0
 """What the worker takes beyond the join."""
 PATIENCE_S = 60.0
 JOINS = 7
+JAVA_SUITE = "java4"
+JAVA_SECONDS = 300.0
 PROTOCOLS: Mapping[str, Mapping[str, str]] = {
     "eager": {"partition.assignment.strategy": "range"},
     "cooperative": {"partition.assignment.strategy": "cooperative-sticky"},
     "consumer": {"group.protocol": "consumer"},
 }
+JAVA_ASSIGNORS: Mapping[str, str] = {"eager": "range", "cooperative": "cooperative-sticky", "consumer": "consumer"}
 
 
 class Member(threading.Thread):
@@ -149,6 +156,56 @@ def rebalances(bootstrap: str, protocol: str) -> float:
     return statistics.median(took)
 
 
+def committed_joins(bootstrap: str, protocol: str) -> float:
+    """Median milliseconds from the start of a second consumer until both own their share; the first has been given
+    every record, and has committed them all."""
+    took: list[float] = []
+    for _ in range(JOINS):
+        group, topic = f"g-{uuid.uuid4().hex[:8]}", _topic(bootstrap, RECORDS)
+        first, second = (Member(bootstrap, group, topic, protocol, auto_commit=False) for _ in range(2))
+        first.start()
+        _until(lambda reader=first: len(reader.given) == RECORDS)
+        first.finish()
+        second.start()
+        took.append(_until(lambda both=(first, second): _settled(list(both))) * 1000)
+        second.stop()
+        first.stop()
+    return statistics.median(took)
+
+
+def java_joins(bootstrap: str, protocol: str) -> float:
+    """What `rebalances` measures, with Java's consumers."""
+    suite = suites.load(suites.FOLDER / JAVA_SUITE)
+    with tempfile.TemporaryDirectory(prefix="java-joins-") as directory:
+        environment = {
+            **os.environ,
+            "COMPAT_BOOTSTRAP": bootstrap,
+            "COMPAT_DELIVERIES": directory,
+            "COMPAT_JOINS": str(JOINS),
+            "COMPAT_ASSIGNOR": JAVA_ASSIGNORS[protocol],
+        }
+        said = subprocess.run(
+            suite.command(suite.run),
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=JAVA_SECONDS,
+            check=True,
+        )
+    return statistics.median(float(line) for line in said.stdout.split())
+
+
+def _java_missing() -> str | None:
+    """Why Java's consumers cannot be measured here, or None; builds them."""
+    suite = suites.load(suites.FOLDER / JAVA_SUITE)
+    missing = suite.missing()
+    if missing is None:
+        suite.build_dir.mkdir(parents=True, exist_ok=True)
+        subprocess.run(suite.command(suite.build), check=True, timeout=suite.build_limit_s)
+    return missing
+
+
 @contextlib.contextmanager
 def _gateway(mode: str) -> Iterator[str]:
     directory = Path(tempfile.mkdtemp(prefix="sluice-bench-"))
@@ -185,12 +242,19 @@ def measure() -> list[tuple[str, str, str, bool]]:
     }
     twice: dict[tuple[str, str], int] = {}
     took: dict[tuple[str, str], float] = {}
+    java: dict[tuple[str, str], float] = {}
+    committed: dict[tuple[str, str], float] = {}
+    no_java = _java_missing()
     for name, server in servers.items():
         with server() as bootstrap:
             for protocol in PROTOCOLS:
                 twice[name, protocol], _ = duplicates(bootstrap, protocol)
                 if name in ("off", "ack"):
                     took[name, protocol] = rebalances(bootstrap, protocol)
+                    if no_java is None:
+                        java[name, protocol] = java_joins(bootstrap, protocol)
+                if name in ("off", "drain"):
+                    committed[name, protocol] = committed_joins(bootstrap, protocol)
     lines = [
         (
             f"records read twice at a join, {RECORDS} of them in uncommitted work, {protocol}",
@@ -208,6 +272,26 @@ def measure() -> list[tuple[str, str, str, bool]]:
                 "ack at most 5 % over off",
                 f"off {off_ms:.0f} ms, ack {ack_ms:.0f} ms (medians of {JOINS})",
                 ack_ms <= 1.05 * off_ms,
+            )
+        )
+        if no_java is None:
+            off_ms, ack_ms = java["off", protocol], java["ack", protocol]
+            measured = f"off {off_ms:.0f} ms, ack {ack_ms:.0f} ms (medians of {JOINS})"
+        lines.append(
+            (
+                f"a third consumer of Java joins two, default prefetch and auto-commit, {protocol}",
+                "ack at most 10 % over off",
+                measured if no_java is None else f"not measured: {no_java}",
+                no_java is None and ack_ms <= 1.1 * off_ms,
+            )
+        )
+        off_ms, drain_ms = committed["off", protocol], committed["drain", protocol]
+        lines.append(
+            (
+                f"a second consumer joins one that has committed everything, {protocol}",
+                "drain less than 200 ms over off",
+                f"off {off_ms:.0f} ms, drain {drain_ms:.0f} ms (medians of {JOINS})",
+                drain_ms < off_ms + 200,
             )
         )
     return lines

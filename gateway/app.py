@@ -203,6 +203,7 @@ class App:
         )
         ClusterFeed(catalog, groups)
         metrics.group_handoffs_pending.set_function(groups.awaited_partitions)
+        metrics.groups_half_way.set_function(groups.half_way)
         marks = Marks(
             lambda: groups.settings.drains,
             asyncio.get_running_loop().time,

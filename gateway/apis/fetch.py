@@ -82,6 +82,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
     holdings = context.connection.holdings
     share = Share(holdings)
     crowded = _has_many(request)
+    parked = False
     try:
         if crowded:
             # Others append while it is planned, so it watches from before the first look.
@@ -120,10 +121,14 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 or planner.refused
                 or any(part.error for part in cold)
             ):
-                await _mark(request, parts, context)
+                await _mark(request, parts, context, sent=True)
                 return await _respond_in_pieces(request, parts) if crowded else _respond(request, parts)
             if watch is None:
                 watch = tail.watch(_keys(parts))
+            if not parked:
+                # What a consumer asks for is behind what it was given, and it may lose the partition while it waits.
+                parked = True
+                await _mark(request, parts, context, sent=False)
             await watch.wait(min_bytes - available_bytes, remaining_s)
             watch.rearm()
     finally:
@@ -339,8 +344,8 @@ def _trim(parts: Iterable[_Part], max_bytes: int) -> int:
     return total_bytes
 
 
-async def _mark(request: FetchRequest, parts: list[list[_Part]], context: RequestContext) -> None:
-    """Remembers how far a consumer is served, before it is."""
+async def _mark(request: FetchRequest, parts: list[list[_Part]], context: RequestContext, *, sent: bool) -> None:
+    """Remembers how far a consumer is served, before it is; or, where nothing is `sent` to it yet, how far it was."""
     marks = context.services.marks
     if marks is None or request.replica_id >= 0 or not marks.wanted:
         return
@@ -349,7 +354,7 @@ async def _mark(request: FetchRequest, parts: list[list[_Part]], context: Reques
         topic = _known_topic(asked, context)
         async for part in in_pieces(row if topic is not None else ()):
             if topic is not None and part.error is ErrorCode.NONE:
-                last = bytes(part.batches[-1][:27]) if part.batches else None
+                last = bytes(part.batches[-1][:27]) if sent and part.batches else None
                 partition = topic.topic_id, part.asked.partition
                 marks.served(context.connection, client_id, partition, part.asked.fetch_offset, last)
 

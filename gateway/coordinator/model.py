@@ -328,6 +328,8 @@ class Watch:
     )
     """Static members that have not joined the current generation, and what they may hold: what they said when they
     joined says nothing of what they were given since."""
+    half_way: bool = False
+    """Its members are between eager and cooperative: see `observer.is_half_way`."""
     withheld: bool = False
     """Partitions of this generation were withheld from who was to have them."""
     follow_up_ms: int | None = field(default=None, metadata=VOLATILE)

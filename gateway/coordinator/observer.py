@@ -23,6 +23,7 @@ from gateway.coordinator.facts import (
     GenerationAssigned,
     GenerationStarted,
     MemberId,
+    MemberReplaced,
     PartitionsWithheld,
     ProtocolViolated,
     Violation,
@@ -64,6 +65,16 @@ def is_cooperative(protocol_name: str | None) -> bool:
     return protocol_name is not None and ("cooperative" in protocol_name or protocol_name == "stream")
 
 
+def is_half_way(group: Group) -> bool:
+    """Whether the group is in the middle of an upgrade from eager to cooperative, or back: its members do not all offer
+    the same kinds of protocols, or the chosen one is cooperative while somebody offers an eager one, too.
+
+    Members that all offer both and use the eager one are at rest: so are Java's as they come.
+    """
+    offered = {frozenset(is_cooperative(name) for name, _ in member.protocols) for member in group.members.values()}
+    return len(offered) > 1 or (is_cooperative(group.protocol_name) and any(False in kinds for kinds in offered))
+
+
 # --- looking --------------------------------------------------------------------------------------------------------
 
 
@@ -78,6 +89,9 @@ def observe(before: Group, event: Event, taken: Step, cluster: Cluster, now_ms: 
         if isinstance(fact, GenerationStarted):
             watch = replace(watch, absent=_absent(before, after, taken))
             watch = _generation_started(after.with_watch(watch), found, now_ms)
+        elif isinstance(fact, MemberReplaced):
+            # A static member may come back with other protocols, and without a rebalance.
+            watch = replace(watch, half_way=is_half_way(after))
         elif isinstance(fact, GenerationAssigned):
             watch = _generation_assigned(after, watch, found, cluster)
             if isinstance(event, SyncGroup):
@@ -191,6 +205,7 @@ def _generation_started(group: Group, found: _Findings, now_ms: int) -> Watch:
         delivered={key: each for key, each in watch.delivered.items() if key in group.members},
         unassigned=watch.unassigned,
         absent=watch.absent,
+        half_way=is_half_way(group),
         member_ids=member_ids,
         generations_ms=began_ms,
         cooperative=cooperative,

@@ -118,6 +118,10 @@ class Groups(Runtime):
             for each in group.moving.values()
         )
 
+    def half_way(self) -> int:
+        """Groups in the middle of an upgrade from eager to cooperative, or back."""
+        return sum(group.watch.half_way for group in self.in_memory() if isinstance(group, Group))
+
     async def drain(self, timeout_s: float = 3.0, also: Sequence[Awaitable[None]] = ()) -> None:
         """As `Runtime.drain`; offset commits in flight finish, too."""
         await super().drain(timeout_s, (*also, self.offset_committer.drain()))

@@ -123,6 +123,9 @@ class Metrics:
             "Generations in which consumers or their leader departed from the cooperative protocol, by what they did.",
             "violation",
         )
+        self.groups_half_way = self._gauge(
+            "groups_mixed_mode", "Groups half way between eager and cooperative assignment: an upgrade to be finished."
+        )
         self.group_handoffs = self._counter(
             "group_handoffs", "Partitions whose new owner had to wait for the old one, by how that ended.", "reason"
         )

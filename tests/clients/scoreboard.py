@@ -157,6 +157,10 @@ class ConsumerThread(threading.Thread, ABC):
         finally:
             self.board.gone(self.name)
 
+    @property
+    def stopping(self) -> bool:
+        return self._stop_requested.is_set()
+
     def stop(self, timeout_s: float = 30) -> None:
         self._stop_requested.set()
         self.join(timeout_s)

@@ -63,7 +63,8 @@ class Reader(ConfluentConsumer):
         super().open()
 
     def poll_once(self) -> None:
-        if not self.changes.empty():
+        # Who is closing would take its leaving back.
+        if not self.changes.empty() and not self.stopping:
             topics = list(self.changes.get())
             self.consumer.subscribe(topics, on_assign=self.on_assign, on_revoke=self.on_revoke, on_lost=self.on_lost)
         super().poll_once()
@@ -98,12 +99,17 @@ class Scene:
         return {TOPIC_FACTOR * number + partition for number in numbers for partition in range(PARTITIONS)}
 
     def wait_shared(self, *numbers: int) -> None:
-        """Every partition of these topics, and no other, has exactly one owner."""
+        """Every partition of these topics, and no other, has exactly one owner, and each member owns as many."""
         wanted = sorted(self.partitions(*numbers))
-        self.board.wait_for(
-            lambda: sorted(each for owned in self.board.owned.values() for each in owned) == wanted,
-            f"topics {numbers} have owners",
-        )
+        half = len(wanted) // len(self.readers)
+
+        def shared() -> bool:
+            owned = self.board.owned.values()
+            return sorted(each for some in owned for each in some) == wanted and all(
+                len(some) == half for some in owned
+            )
+
+        self.board.wait_for(shared, f"topics {numbers} are shared")
 
     def close(self) -> None:
         for reader in self.readers:
@@ -136,6 +142,23 @@ def test_a_topic_that_a_pattern_matches_comes_as_an_increment(gateway: GatewayPr
         scene.create(1)
         scene.wait_shared(0, 1)
         assert scene.board.revoked == []
+
+
+def test_a_changed_subscription_moves_only_what_it_changes(gateway: GatewayProcess) -> None:
+    """Each member in its turn reads a topic more, which is all its then, and reads it no more."""
+    with scene_on(gateway) as scene:
+        scene.create(1)
+        for reader in scene.readers:
+            for topics in ((0, 1), (0,)):
+                before = dict(scene.board.owned)
+                scene.board.revoked.clear()
+                reader.change_to(*(scene.name(number) for number in topics))
+                scene.wait_shared(*topics)
+                assert len(topics) == 1 or scene.board.owned[reader.name] == scene.partitions(1)
+                for name, owned in before.items():
+                    kept = owned & scene.board.owned[name]
+                    assert kept or name == reader.name
+                    assert not kept & scene.board.revoked_of(name), f"{name} was asked to revoke what it keeps"
 
 
 # --- what is lost -----------------------------------------------------------------------------------------------------

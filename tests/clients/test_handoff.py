@@ -1,14 +1,22 @@
-"""Partitions that are drained before they are given away: what a join repeats where work is not committed yet."""
+"""Partitions that are drained before they are given away: what a join repeats where work is not committed yet, and
+who does not wait meanwhile."""
+
+# pyright: reportAttributeAccessIssue=false
+# kafka-python's types know less of its administrator than it can do.
 
 from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Callable
 
+import kafka
 import pytest
+from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from tests.clients.scoreboard import Scoreboard
+from tests.clients.consumers import AiokafkaConsumer, ConfluentConsumer
+from tests.clients.scoreboard import Ownership, Scoreboard
 from tests.clients.topics import create_topic
 from tests.clients.workers import (
     KINDS,
@@ -22,7 +30,14 @@ from tests.clients.workers import (
     set_of_group,
     until,
 )
-from tests.gateway_process import GatewayFactory
+from tests.gateway_process import GatewayFactory, GatewayProcess
+
+BUSY_RECORDS = 20_000
+WORK_S = 0.001
+"""On each record: far less is read than lies in a client's queue."""
+SOON_S = 15.0
+"""Half of what a handoff may take."""
+AT_ONCE_S = 2.0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -97,3 +112,87 @@ def test_a_held_member_of_a_short_session_stays_a_member(gateway_factory: Gatewa
         for name in ("first", "second")
     }
     assert not given["first"] & given["second"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_was_only_prefetched_is_not_waited_for(gateway: GatewayProcess, kind: str) -> None:
+    """26 of the acceptance list: all of a busy topic was served, and little of it delivered."""
+    client, assignor = KINDS[kind]
+    base: type[ConfluentConsumer] = client
+
+    class Busy(base):  # type: ignore[valid-type, misc]
+        def poll_once(self) -> None:
+            super().poll_once()
+            time.sleep(WORK_S)
+
+    topic, group, board = create_topic(gateway.bootstrap, PARTITIONS), f"g-{uuid.uuid4().hex[:8]}", Ownership()
+    produce(gateway.bootstrap, topic, BUSY_RECORDS)
+    forced = counted(gateway, "group_handoffs_forced_total")
+    readers = [Busy(name, board, gateway.bootstrap, topic, group, assignor) for name in ("first", "second")]
+    try:
+        readers[0].start()
+        board.wait_for(lambda: len(board.deliveries) >= 100, "the first reads")
+        readers[1].start()
+        board.wait_for(lambda: any(each.member == "second" for each in board.deliveries), "the second reads", SOON_S)
+        board.wait_settled({"first", "second"}, PARTITIONS, SOON_S)
+        assert len(board.deliveries) < BUSY_RECORDS / 2, "it was not busy"
+    finally:
+        for reader in reversed(readers):
+            reader.stop()
+    assert not board.failures
+    assert not board.overlaps
+    assert not board.duplicates()
+    assert counted(gateway, "group_handoffs_forced_total") == forced
+
+
+def test_who_only_looks_at_a_group_never_waits(gateway_factory: GatewayFactory) -> None:
+    """29 of the acceptance list: administrators of two clients, while partitions are waited for."""
+    stage = Stage(gateway_factory(QUICK), "eager")
+    bootstrap, group = stage.gateway.bootstrap, stage.group
+    admin = AdminClient({"bootstrap.servers": bootstrap, "client.id": "same-for-all"})
+    other = kafka.KafkaAdminClient(bootstrap_servers=bootstrap, client_id="same-for-all")
+    asked = ConsumerGroupTopicPartitions(group, [TopicPartition(stage.topic, each) for each in range(PARTITIONS)])
+
+    def offsets() -> None:
+        answer = admin.list_consumer_group_offsets([asked])[group].result(30)
+        assert all(each.error is None for each in answer.topic_partitions or ()), answer
+
+    looks: dict[str, Callable[[], object]] = {
+        "offsets": offsets,
+        "members": lambda: admin.describe_consumer_groups([group])[group].result(30),
+        "groups": lambda: admin.list_consumer_groups().result(30),
+        "offsets by kafka-python": lambda: other.list_group_offsets([group]),
+    }
+    try:
+        first = stage.read_everything()
+        stage.start("second")
+        stage.wait_pending(2.0)
+        for name, look in looks.items():
+            began_s = time.monotonic()
+            look()
+            assert time.monotonic() - began_s < AT_ONCE_S, name
+        stage.wait_pending(2.0)
+        first.finish()
+        stage.board.wait_settled({"first", "second"}, PARTITIONS)
+    finally:
+        other.close()
+        stage.stop()
+
+
+def test_who_cannot_be_told_to_ask_again_goes_on_when_it_can_be_held_no_longer(
+    gateway_factory: GatewayFactory,
+) -> None:
+    """29 of the acceptance list: aiokafka takes UNSTABLE_OFFSET_COMMIT for its end, and asks for no stable offset."""
+    stage = Stage(gateway_factory(QUICK), "eager")
+    target = AiokafkaConsumer("second", stage.board, stage.gateway.bootstrap, stage.topic, stage.group, "range")
+    try:
+        stage.read_everything()
+        target.start()
+        stage.wait_pending(2.0)
+        stage.board.wait_for(
+            lambda: any(each.member == "second" for each in stage.board.deliveries), "it goes on", SOON_S
+        )
+        assert "client_cap" in stage.ends()
+    finally:
+        target.stop()
+        stage.stop()

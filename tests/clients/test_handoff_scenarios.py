@@ -1,12 +1,23 @@
 """Iggy's scenarios of a handoff, with stock consumers: who comes, leaves or says nothing while others wait."""
 
+# pyright: reportAttributeAccessIssue=false
+# kafka-python's types know less of its administrator than it can do.
+
 from __future__ import annotations
 
+import uuid
+
+import confluent_kafka
+import kafka
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions  # pyright: ignore[reportPrivateImportUsage]
 
-from tests.clients.workers import KINDS, PARTITIONS, QUICK, Stage, counted, until
-from tests.gateway_process import GatewayFactory
+from tests.clients.topics import create_topic
+from tests.clients.workers import KINDS, PARTITIONS, QUICK, RECORDS, Stage, counted, produce, until
+from tests.closing import close
+from tests.gateway_process import GatewayFactory, GatewayProcess
+
+EVICTED = (confluent_kafka.KafkaError.UNKNOWN_MEMBER_ID, confluent_kafka.KafkaError.ILLEGAL_GENERATION)
 
 
 @pytest.mark.parametrize("kind", ["eager", "consumer"])
@@ -108,3 +119,59 @@ def test_partitions_that_come_while_others_are_waited_for(gateway_factory: Gatew
         assert not stage.board.duplicates()
     finally:
         stage.stop()
+
+
+@pytest.mark.parametrize("assignor", ["range", "cooperative-sticky"])
+def test_who_was_removed_cannot_commit_and_comes_back(gateway: GatewayProcess, assignor: str) -> None:
+    """34 of the acceptance list: its next heartbeat is later than its commit, which is the first it hears of it."""
+    topic, group = create_topic(gateway.bootstrap, PARTITIONS), f"g-{uuid.uuid4().hex[:8]}"
+    produce(gateway.bootstrap, topic)
+    consumer = confluent_kafka.Consumer(
+        {
+            "bootstrap.servers": gateway.bootstrap,
+            "group.id": group,
+            "auto.offset.reset": "earliest",
+            "enable.auto.commit": False,
+            "session.timeout.ms": 15_000,
+            "heartbeat.interval.ms": 5_000,
+            "partition.assignment.strategy": assignor,
+        }
+    )
+    read: list[tuple[int, int]] = []
+
+    def read_all() -> None:
+        read.clear()
+
+        def look() -> bool:
+            message = consumer.poll(0.1)
+            if message is not None and message.error() is None:
+                read.append((message.partition() or 0, message.offset() or 0))
+            return len(set(read)) == RECORDS
+
+        until(look, f"{len(read)} records")
+
+    def commit() -> None:
+        reached = {partition: offset + 1 for partition, offset in sorted(read)}
+        offsets = [confluent_kafka.TopicPartition(topic, *each) for each in reached.items()]
+        consumer.commit(offsets=offsets, asynchronous=False)
+
+    def member_id() -> str:
+        (member,) = admin.describe_consumer_groups([group])[group].result(30).members
+        return member.member_id
+
+    admin = AdminClient({"bootstrap.servers": gateway.bootstrap})
+    remover = kafka.KafkaAdminClient(bootstrap_servers=gateway.bootstrap)
+    try:
+        consumer.subscribe([topic])
+        read_all()
+        evicted = member_id()
+        remover.remove_group_members(group, [kafka.admin.MemberToRemove(member_id=evicted)])
+        with pytest.raises(confluent_kafka.KafkaException) as refused:
+            commit()
+        assert refused.value.args[0].code() in EVICTED
+        read_all()
+        assert member_id() != evicted
+        commit()
+    finally:
+        remover.close()
+        close(consumer)

@@ -84,8 +84,12 @@ class Upgrade(Rolling):
     def protocol(self) -> str:
         return self.admin.describe_consumer_groups([self.group])[self.group].result(30).partition_assignor
 
-    def half_way(self) -> float:
+    def violations(self) -> float:
         return counted(self.gateway, "group_protocol_violations_total").get(HALF_WAY, 0.0)
+
+    def groups_half_way(self) -> float:
+        """Of its gateway; there is no other group."""
+        return counted(self.gateway, "groups_mixed_mode")[""]
 
 
 def test_librdkafka_refuses_to_list_both() -> None:
@@ -100,18 +104,20 @@ def test_two_bounces_from_range_to_cooperative_sticky_under_load(gateway_factory
         for kind in BEFORE:
             upgrade.start(kind)
         upgrade.settle()
-        assert (upgrade.protocol(), upgrade.half_way()) == ("range", 0)
+        assert (upgrade.protocol(), upgrade.violations(), upgrade.groups_half_way()) == ("range", 0, 0)
         for left in (2, 1, 0):
             upgrade.replace(BOTH)
             upgrade.read_more()
             assert upgrade.protocol() == ("range" if left else "cooperative-sticky")
-            assert upgrade.half_way() > 0
-        over = upgrade.half_way()
-        for kind in AFTER:
-            upgrade.replace(kind)
+            assert upgrade.violations() > 0
+            assert upgrade.groups_half_way() == 1
+        over = upgrade.violations()
+        for left in (2, 1, 0):
+            upgrade.replace(AFTER[2 - left])
             upgrade.read_more()
             assert upgrade.protocol() == "cooperative-sticky"
-        assert upgrade.half_way() == over
+            assert upgrade.groups_half_way() == (1 if left else 0)
+        assert upgrade.violations() == over
         upgrade.board.revoked.clear()
         before = dict(upgrade.board.owned)
         upgrade.start(AFTER[0])

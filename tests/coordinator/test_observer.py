@@ -233,6 +233,46 @@ def test_half_an_upgrade() -> None:
     assert scene.seen[-1].violation is Violation.MODE_CHANGED
 
 
+EAGER = claiming(name="range")
+BOTH = (*claiming(), *EAGER)
+AS_JAVA_COMES = (*EAGER, *claiming())
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "half_way"),
+    [
+        (EAGER, EAGER, False),
+        (BOTH, EAGER, True),
+        (BOTH, BOTH, True),
+        (BOTH, claiming(), True),
+        (claiming(), claiming(), False),
+        (AS_JAVA_COMES, AS_JAVA_COMES, False),
+        (AS_JAVA_COMES, claiming(), True),
+    ],
+)
+def test_who_is_half_way(first: Protocols, second: Protocols, half_way: bool) -> None:
+    scene = Watched()
+    a, b = scene.completing("a", "b", offer=BOTH)
+    scene.sync("b", b)
+    scene.sync("a", a, {})
+    again(scene, (a, first), (b, second))
+    assert scene.group.watch.half_way is half_way
+
+
+def test_a_static_member_that_comes_back_with_both_is_half_way_without_a_rebalance() -> None:
+    scene = Watched()
+    a, b = scene.completing("a", "b", instances={"b": "ib"}, offer=EAGER)
+    scene.sync("b", b, instance="ib")
+    scene.sync("a", a, {a: given(0), b: given(1)})
+    assert not scene.group.watch.half_way
+    scene.join("b2", instance="ib", offer=BOTH)
+    assert scene.state is GroupState.STABLE
+    assert scene.group.watch.half_way
+    for member_id in tuple(scene.group.members):
+        scene.leave("a", member_id)
+    assert not scene.group.watch.half_way, "nobody is left"
+
+
 @pytest.mark.parametrize("pause_ms", [0, CHURN_MS // CHURN_GENERATIONS + 1])
 def test_rebalances_without_a_cause(pause_ms: int) -> None:
     scene = Watched()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 
 import confluent_kafka
@@ -12,8 +12,9 @@ import pytest
 
 from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode
+from protocol.messages.api_versions import ApiVersionsRequest
 from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
-from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from protocol.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
@@ -77,14 +78,34 @@ def produce(bootstrap: str, topic: str, *partitions: int) -> None:
     assert producer.flush(30) == 0
 
 
-async def fetch(client: WireClient, topic: str, offset: int, partition: int = MOVED) -> None:
+def fetch_nowait(
+    client: WireClient, topic: str, offset: int, partition: int = MOVED, *, min_bytes: int = 0, max_wait_ms: int = 10
+) -> asyncio.Future[FetchResponse]:
     asked = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=1_000_000)
-    await client.send(
-        FetchRequest(
-            max_wait_ms=10, min_bytes=0, max_bytes=1_000_000, topics=(FetchTopic(topic=topic, partitions=(asked,)),)
-        ),
-        12,
+    request = FetchRequest(
+        max_wait_ms=max_wait_ms,
+        min_bytes=min_bytes,
+        max_bytes=1_000_000,
+        topics=(FetchTopic(topic=topic, partitions=(asked,)),),
     )
+    return client.send_nowait(request, 12)
+
+
+async def fetch(client: WireClient, topic: str, offset: int, partition: int = MOVED) -> None:
+    await asyncio.wait_for(fetch_nowait(client, topic, offset, partition), 30)
+
+
+@asynccontextmanager
+async def read_as_java_does(gateway: GatewayProcess, topic: str) -> AsyncGenerator[None]:
+    """On a connection of its own it has been given all records, and waits for more."""
+    async with await WireClient.connect(gateway.bootstrap, client_id="a") as client:
+        await client.send(ApiVersionsRequest(client_software_name="apache-kafka-java", client_software_version="4"), 3)
+        await fetch(client, topic, 0)
+        parked = fetch_nowait(client, topic, RECORDS, min_bytes=1, max_wait_ms=20_000)
+        yield
+        assert not parked.done()
+    with suppress(ConnectionError):
+        await parked
 
 
 async def told_to_join_again(one: Member) -> None:
@@ -143,6 +164,7 @@ async def moving(
     timeout_ms: str = "30000",
     committed_before: int | None = None,
     static: bool = False,
+    as_java: bool = False,
 ) -> AsyncGenerator[tuple[Scene, Sync]]:
     """Partition 1 of a is assigned to b; the sync of a is answered, that of b may be held."""
     instances = ("instance a", "instance b") if static else (None, None)
@@ -150,6 +172,7 @@ async def moving(
     async with (
         joining(gateway, group_id, "a", topic, name, instances[0]) as a,
         joining(gateway, group_id, "b", topic, name, instances[1]) as b,
+        AsyncExitStack() as stack,
     ):
         scene = Scene(topic, a, b)
         configs = {"group_handoff_mode": mode, "group_handoff_timeout_ms": timeout_ms}
@@ -159,7 +182,10 @@ async def moving(
         for sync in await scene.assign((0, 1), (), name):
             assert (await sync).error_code == NONE
         produce(gateway.bootstrap, topic)
-        await fetch(a.client, topic, 0)
+        if as_java:
+            await stack.enter_async_context(read_as_java_does(gateway, topic))
+        else:
+            await fetch(a.client, topic, 0)
         if committed_before is not None:
             assert await a.commit(topic, committed_before, partition=MOVED) == NONE
         claimed = () if keeps_the_rule else (0, 1)
@@ -211,6 +237,17 @@ async def test_a_held_sync_is_answered_within_half_a_session_and_offsets_are_not
 async def test_a_commit_up_to_the_mark_lets_the_target_go_on(gateway: GatewayProcess) -> None:
     """19, 20: what was served is two records."""
     async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
+        assert await scene.a.commit(scene.topic, RECORDS - 1, partition=MOVED) == NONE
+        assert not held.done()
+        assert await scene.a.commit(scene.topic, RECORDS, partition=MOVED) == NONE
+        assert (await asyncio.wait_for(held, 10)).assignment == given(scene.topic, MOVED)
+
+
+async def test_what_java_was_given_is_known_while_it_waits_for_more(gateway: GatewayProcess) -> None:
+    """It asks behind what it was given as soon as the application has that, and is not answered for half a second."""
+    async with moving(gateway, "drain", keeps_the_rule=True, as_java=True) as (scene, held):
+        done, _ = await asyncio.wait((held,), timeout=1)
+        assert not done
         assert await scene.a.commit(scene.topic, RECORDS - 1, partition=MOVED) == NONE
         assert not held.done()
         assert await scene.a.commit(scene.topic, RECORDS, partition=MOVED) == NONE

@@ -116,7 +116,10 @@ class ConfluentMember(Member):
         assert offset is not None
         self.processed(topic, partition, offset)
         if self.options.commit == "each":
-            self.consumer.commit(offsets=_offsets({(topic, partition): offset + 1}), asynchronous=False)
+            self.commit({(topic, partition): offset + 1})
+
+    def commit(self, positions: Mapping[Partition, int]) -> None:
+        self.consumer.commit(offsets=_offsets(positions), asynchronous=False)
 
     def close(self) -> None:
         self.consumer.close()

@@ -18,7 +18,8 @@ import java.util.concurrent.TimeoutException;
 import sun.misc.Signal;
 
 /**
- * The program of both Java suites: scenarios as JSON lines on stdout, or one member of a group until SIGTERM.
+ * The program of both Java suites: scenarios as JSON lines on stdout, one member of a group until SIGTERM, or how long
+ * joins take ({@link Joins}).
  *
  * <p>It is compiled once against each line of kafka-clients, from the same sources. It judges no delivery log.
  */
@@ -37,10 +38,15 @@ public final class Main {
             return;
         }
         String bootstrap = System.getenv("COMPAT_BOOTSTRAP");
-        boolean member = System.getenv("COMPAT_MEMBER_NAME") != null;
         int status;
         try (Clients clients = new Clients(bootstrap)) {
-            status = member ? member(clients) : scenarios(clients);
+            if (System.getenv("COMPAT_MEMBER_NAME") != null) {
+                status = member(clients);
+            } else if (System.getenv("COMPAT_JOINS") != null) {
+                status = Joins.measure(clients, Integer.parseInt(System.getenv("COMPAT_JOINS")));
+            } else {
+                status = scenarios(clients);
+            }
         }
         // Threads of a scenario that hung must not hold the program.
         System.out.flush();
@@ -55,6 +61,7 @@ public final class Main {
         GroupScenarios.register(scenarios);
         CooperativeScenarios.register(scenarios);
         FailureScenarios.register(scenarios);
+        EvictionScenarios.register(scenarios);
         RawScenarios.register(scenarios);
         ConsumerProtocolScenarios.register(scenarios);
         String chosen = environment("COMPAT_SCENARIOS", "");

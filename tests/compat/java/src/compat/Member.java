@@ -8,6 +8,7 @@ import java.util.Map;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicReference;
+import org.apache.kafka.clients.consumer.CommitFailedException;
 import org.apache.kafka.clients.consumer.ConsumerRebalanceListener;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.CooperativeStickyAssignor;
@@ -19,6 +20,7 @@ import org.apache.kafka.clients.consumer.StickyAssignor;
 import org.apache.kafka.common.KafkaException;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.errors.FencedInstanceIdException;
+import org.apache.kafka.common.errors.RebalanceInProgressException;
 
 /**
  * A consumer on a thread of its own: polls until told to stop, then closes in order, LeaveGroup included. What ends it
@@ -32,6 +34,7 @@ final class Member extends Thread implements ConsumerRebalanceListener {
             "cooperative-sticky", CooperativeStickyAssignor.class.getName());
 
     private static final long STOP_MS = 30_000;
+    private static final long LATE_NS = 1_500_000_000L;
 
     private final Clients clients;
     private final MemberOptions options;
@@ -43,6 +46,9 @@ final class Member extends Thread implements ConsumerRebalanceListener {
     private volatile boolean fencingExpected;
     private volatile CountDownLatch stall;
     private KafkaConsumer<byte[], byte[]> consumer;
+    /** What has been processed and is to be committed, whoever owns it by then; and when. */
+    private final Map<TopicPartition, OffsetAndMetadata> late = new HashMap<>();
+    private Long lateAtNs;
 
     Member(Clients clients, MemberOptions options, Journal journal, Failures failures) {
         super(options.name());
@@ -130,8 +136,25 @@ final class Member extends Thread implements ConsumerRebalanceListener {
                 consumer.commitSync(Map.of(
                         new TopicPartition(record.topic(), record.partition()),
                         new OffsetAndMetadata(record.offset() + 1)));
+            } else if (options.commit().equals("late")) {
+                late.put(
+                        new TopicPartition(record.topic(), record.partition()),
+                        new OffsetAndMetadata(record.offset() + 1));
             }
         }
+        if (lateAtNs != null && System.nanoTime() > lateAtNs) {
+            commitLate();
+        }
+    }
+
+    /** As one with a pool of workers does it. Refused while the group is between two generations: then a while later. */
+    private void commitLate() {
+        try {
+            consumer.commitSync(late, Duration.ofSeconds(10));
+        } catch (RebalanceInProgressException | CommitFailedException error) {
+            System.err.println(options.name() + " commits later: " + error);
+        }
+        lateAtNs = System.nanoTime() + LATE_NS;
     }
 
     private void close() {
@@ -153,6 +176,9 @@ final class Member extends Thread implements ConsumerRebalanceListener {
     public void onPartitionsRevoked(Collection<TopicPartition> partitions) {
         if (options.commitsWhenRevoked() && !partitions.isEmpty()) {
             consumer.commitSync(Duration.ofSeconds(10));
+        }
+        if (options.commit().equals("late") && !partitions.isEmpty() && lateAtNs == null) {
+            lateAtNs = System.nanoTime() + LATE_NS;
         }
         journal.ownership("revoked", options.name(), partitions);
     }

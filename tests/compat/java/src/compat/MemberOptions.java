@@ -6,7 +6,7 @@ import java.util.regex.Pattern;
 /**
  * How a member consumes. `pattern` replaces `topics`; without `assignors` the client's own list is used, and with {@link
  * #SERVER_SIDE} alone the consumer protocol (KIP-848). `commit`: auto is the client's own commit, revoke only the revoke
- * callback, each after every record.
+ * callback, each after every record, late all that was processed, some time after partitions were taken away.
  */
 record MemberOptions(
         String name,
