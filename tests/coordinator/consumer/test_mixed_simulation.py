@@ -68,6 +68,8 @@ upgraded, downgraded = migration.upgraded, migration.downgraded
     ("holder", "name", "mutant"),
     [
         pytest.param(migration, "_held", none_held, id="an upgrade forgets who holds what"),
+        pytest.param(migration, "_undrained", lambda *_: {}, id="an upgrade forgets what is drained"),
+        pytest.param(migration, "_drains_on", lambda *_: (), id="a downgrade forgets what is drained"),
         pytest.param(migration, "is_cooperative", lambda name: False, id="claims count for nothing"),
         pytest.param(machine, "upgraded", without_replies, id="held requests are never answered"),
         pytest.param(machine, "downgraded", without_rebalance, id="nobody is asked to join again"),

@@ -8,7 +8,7 @@ known to read, on either side of a migration.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 from uuid import UUID
@@ -17,11 +17,12 @@ from gateway.coordinator.classic import CLASSIC
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup, MemberState
 from gateway.coordinator.consumer.model import GroupState as ConsumerState
-from gateway.coordinator.consumer.partitions import difference
+from gateway.coordinator.consumer.partitions import Partitions, difference
 from gateway.coordinator.consumer.views import state_of
 from gateway.coordinator.facts import Conversion, Departure, GroupTypeChanged, MemberId, MemberLeft
+from gateway.coordinator.handoff import Awaits, Drained
 from gateway.coordinator.machine import ConnectionClosed, ConnectionId, Machines, Request, Step, StoredGroup, Tick
-from gateway.coordinator.model import Group, GroupState, JoinGroup, Settings
+from gateway.coordinator.model import Group, GroupState, HandoffProgress, JoinGroup, Settings
 from gateway.groups.slot import Unstored
 
 from .classic_client import ClassicClient
@@ -65,6 +66,7 @@ class MixedServer(Server):
         self.settings = Settings(
             group_initial_rebalance_delay_ms=world.random.choice((0, 1_000)),
             group_cooperative_guard=True,
+            handoff=self.settings.consumer.handoff,
             consumer=replace(self.settings.consumer, max_size=2**31 - 1, session_timeout_ms=10_000),
         )
         self.group = MACHINES.missing("g")
@@ -125,7 +127,10 @@ class MixedServer(Server):
                 return None
             self._store(taken)
         self.group = taken.group
-        self.conversions.extend(fact.conversion for fact in taken.facts if isinstance(fact, GroupTypeChanged))
+        conversions = [fact.conversion for fact in taken.facts if isinstance(fact, GroupTypeChanged)]
+        self.conversions.extend(conversions)
+        if conversions:
+            self._check_still_drained(before)
         if taken.facts or isinstance(event, Tick | ConnectionClosed):
             self._judge()
         if self.coda:
@@ -140,6 +145,41 @@ class MixedServer(Server):
         if isinstance(self.group, ConsumerGroup):
             require(not self._waiting, "{} requests are held by a group that holds none", len(self._waiting))
         return own
+
+    def look_how_far_sources_are(self) -> None:
+        """The answer may come late, to a group that is another by then."""
+        chance = self.world.random
+        if isinstance(self.group, ConsumerGroup):
+            awaited = [(*key, moving.source) for key, moving in self.group.moving.items()]
+        else:
+            awaited = [(each.topic, each.partition, each.source) for each in self.group.handoffs]
+        found = tuple(Drained(*each, chance.choice((None, 5, 9)), chance.choice((-1, 7, 9))) for each in awaited)
+        self.world.after(chance.choice((0, 5, 4_000)), lambda: self.apply(HandoffProgress(found)))
+
+    def _check_still_drained(self, before: Any) -> None:
+        """Of what members have let go of and not committed, nobody has been given anything by a conversion."""
+        topics = self.world.cluster.topics
+        read = {key for client in self.world.clients if client.is_member for key in _each(client.owned)}
+        if isinstance(before, Group) and {each.target for each in before.handoffs} - {None, *self.group.members}:
+            # Who was given a partition before its source was done, and is replaced, may have read of it.
+            return
+        was, now = self._drained_of(before), self._drained_of(self.group)
+        for (topic, index), source in was.items():
+            if source in self.group.members and topic in topics and (topics[topic].topic_id, index) not in read:
+                require(now.get((topic, index)) == source, "{}-{} of {} is not drained", topic, index, source)
+
+    def _drained_of(self, group: Any) -> dict[tuple[str, int], MemberId]:
+        """By topic and partition, who is to commit it."""
+        if isinstance(group, Group):
+            awaited = (each for each in group.handoffs if each.awaits is Awaits.DRAIN and not each.forced)
+            return {(each.topic, each.partition): each.source for each in awaited}
+        by_id = self.world.cluster.by_id
+        return {
+            (by_id[topic_id].name, index): member_id
+            for member_id, member in group.members.items()
+            for topic_id, index in _each(member.undrained)
+            if topic_id in by_id
+        }
 
     def _check_nobody_is_put_out(self, taken: Step) -> None:
         clients = self.world.clients
@@ -249,6 +289,10 @@ class MixedServer(Server):
                         require(other == client.name, "{}-{} is read by {} and {}", topic_id, index, other, client.name)
 
 
+def _each(held: Partitions) -> Iterator[tuple[UUID, int]]:
+    return ((topic_id, index) for topic_id, indexes in held.items() for index in indexes)
+
+
 def _reads(client: AnyClient, name: str) -> bool:
     return subscribes(client, name) if isinstance(client, Client) else name in client.names
 
@@ -332,6 +376,7 @@ class _Play:
             (8, self._deliver_something_old),
             (1, server.crash),
             (1, lambda: server.apply(Tick())),
+            (4, server.look_how_far_sources_are),
         ]
         weights, acts = zip(*deeds, strict=True)
 
@@ -406,8 +451,8 @@ class _Play:
         if isinstance(group, ConsumerGroup):
             if state_of(group) is not ConsumerState.STABLE:
                 return f"{state_of(group)}: {group}"
-        elif group.state is not GroupState.STABLE:
-            return f"{group.state}"
+        elif group.state is not GroupState.STABLE or any(each.is_pending for each in group.handoffs):
+            return f"{group.state}, awaited: {group.handoffs}"
         owned: dict[tuple[UUID, int], str] = {}
         for client in living:
             if isinstance(client, ClassicClient) and not client.reading:
