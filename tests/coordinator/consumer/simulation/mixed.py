@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from gateway.coordinator.classic import CLASSIC
@@ -27,8 +27,8 @@ from gateway.groups.slot import Unstored
 
 from .classic_client import ClassicClient
 from .clients import Client, subscribes
-from .node import FoulError, Server, Weather, World, require, rewritten
-from .play import Outcome
+from .node import FoulError, Server, World, require, rewritten
+from .play import Outcome, Play
 
 MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER})
 FOUL_MS = 45_000
@@ -315,18 +315,15 @@ def _told(event: object, taken: Step) -> str:
 # --- a run ----------------------------------------------------------------------------------------------------------
 
 
-class _Play:
+class _Play(Play[AnyClient]):
     def __init__(self, world: World, server: MixedServer) -> None:
-        self.world, self.server = world, server
+        super().__init__(world)
+        self.server = server
         self.protocols = world.random.choice((("range",), ("cooperative-sticky",), ("cooperative-sticky",)))
-        world.weather = world.random.choice(
-            (
-                Weather(),
-                Weather(late=0.1),
-                Weather(lost_request=0.05, lost_reply=0.1, late=0.05),
-                Weather(0.03, 0.05, 0.05, store_failure=0.1),
-            )
-        )
+
+    @property
+    def clients(self) -> list[AnyClient]:
+        return cast("list[AnyClient]", self.world.clients)
 
     def run(self) -> None:
         world = self.world
@@ -334,86 +331,54 @@ class _Play:
             world.after(world.random.randint(0, 3_000), self._add_classic)
         self._disturb()
         world.run_until(FOUL_MS)
-        world.tell("--- calm")
-        world.calm = True
-        world.weather = Weather()
-        self._settle(SETTLE_MS)
+        self.calm_down()
+        self.settle(SETTLE_MS)
         # What was on its way when the weather changed has arrived.
         world.run_until(world.now_ms + LATEST_MS)
-        self._settle(SETTLE_MS)
+        self.settle(SETTLE_MS)
         self.server.coda = True
         for client in world.clients:
             if isinstance(client, ClassicClient):
                 client.stubborn = False
         newcomer = Client(world, "c-last", None, 1)
         newcomer.rebalance_timeout_ms = 20_000
-        self._start(newcomer)
-        self._settle(CODA_MS)
+        self.start(newcomer)
+        self.settle(CODA_MS)
         newcomer.leave()
-        self._settle(CODA_MS)
-
-    def _settle(self, within_ms: int) -> None:
-        world = self.world
-        until_ms, unsettled = world.now_ms + within_ms, "?"
-        while world.now_ms < until_ms:
-            world.run_until(world.now_ms + 1_000)
-            unsettled = self._unsettled()
-            if not unsettled:
-                return
-        raise FoulError(f"never settled: {unsettled}")
-
-    def _living(self) -> list[AnyClient]:
-        return [client for client in self.world.clients if client.alive]
+        self.settle(CODA_MS)
 
     def _disturb(self) -> None:
-        world, server = self.world, self.server
+        server = self.server
         deeds: list[tuple[int, Callable[[], Any]]] = [
             (4, self._add_classic),
             (4, self._add_consumer),
             (5, self._upgrade_one),
             (5, self._downgrade_one),
-            (2, lambda: self._to_one(lambda client: client.leave())),
-            (2, lambda: self._to_one(lambda client: client.die())),
-            (2, lambda: self._to_one(lambda client: client.disconnect())),
-            (2, lambda: self._to_one(lambda client: client.choose_topics())),
-            (1, lambda: self._to_one(lambda client: client.rejoin())),
+            (2, self.to_one("leave")),
+            (2, self.to_one("die")),
+            (2, self.to_one("disconnect")),
+            (2, self.to_one("choose_topics")),
+            (1, self.to_one("rejoin")),
             (8, self._deliver_something_old),
             (1, server.crash),
             (1, lambda: server.apply(Tick())),
             (4, server.look_how_far_sources_are),
         ]
-        weights, acts = zip(*deeds, strict=True)
-
-        def act() -> None:
-            if not world.calm:
-                world.random.choices(acts, weights)[0]()
-                world.after(world.random.randint(1, 5_000), act)
-
-        world.after(world.random.randint(1, 3_000), act)
-
-    def _to_one(self, deed: Callable[[AnyClient], object]) -> None:
-        living = self._living()
-        if living:
-            deed(self.world.random.choice(living))
+        self.disturb(deeds, within_ms=3_000, every_ms=5_000)
 
     def _add_classic(self, instance_id: str | None = None) -> None:
         number = self.world.number()
         if instance_id is None and "range" not in self.protocols and self.world.chance(0.3):
             instance_id = f"i{number}"
-        if len(self._living()) < MAX_CLIENTS:
-            self._start(ClassicClient(self.world, f"k{number}", instance_id, self.protocols))
+        if len(self.living()) < MAX_CLIENTS:
+            self.start(ClassicClient(self.world, f"k{number}", instance_id, self.protocols))
 
     def _add_consumer(self, instance_id: str | None = None) -> None:
         number = self.world.number()
         if instance_id is None and self.world.chance(0.3):
             instance_id = f"i{number}"
-        if len(self._living()) < MAX_CLIENTS:
-            client = Client(self.world, f"c{number}", instance_id, 1)
-            self._start(client)
-
-    def _start(self, client: AnyClient) -> None:
-        self.world.clients.append(client)  # type: ignore[arg-type]
-        client.start()
+        if len(self.living()) < MAX_CLIENTS:
+            self.start(Client(self.world, f"c{number}", instance_id, 1))
 
     def _upgrade_one(self) -> None:
         self._replace(ClassicClient, self._add_consumer)
@@ -423,7 +388,7 @@ class _Play:
 
     def _replace(self, kind: type, add: Callable[[str | None], None]) -> None:
         """One process goes, with its instance if it has one, and another one comes that speaks the other protocol."""
-        living = [client for client in self._living() if isinstance(client, kind)]
+        living = [client for client in self.living() if isinstance(client, kind)]
         if living:
             old = self.world.random.choice(living)
             if isinstance(old, ClassicClient) and old.instance_id is not None and "range" in self.protocols:
@@ -441,8 +406,8 @@ class _Play:
             self.world.tell("something old arrives")
             self.server.receive(old, lambda reply: None)
 
-    def _unsettled(self) -> str:
-        server, living = self.server, self._living()
+    def unsettled(self) -> str:
+        server, living = self.server, self.living()
         group = server.group
         if not server.up:
             return "the node is down"
@@ -467,10 +432,5 @@ class _Play:
                 for index in indexes:
                     if owned.setdefault((topic_id, index), client.name) != client.name:
                         return f"{topic_id}-{index} is read twice"
-        wanted = {
-            (topic_id, index)
-            for name, topic_id in self.world.topic_ids.items()
-            if any(_reads(client, name) for client in living)
-            for index in range(self.world.partition_counts[name])
-        }
+        wanted = self.wanted(_reads)
         return "" if set(owned) == wanted else f"owned {owned}, wanted {wanted}"
