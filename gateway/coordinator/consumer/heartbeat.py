@@ -190,7 +190,8 @@ def proceed(
     target_is_old = draft.group_epoch > draft.assignment_epoch
     look = subscription_changed or target_is_old or has_news(draft.before, draft.cluster)
     topics_changed = look and draft.see_topics()
-    if before is None:
+    if before is None or not draft.assignor:
+        # Of a group that was a classic one until now no assignor has computed what its members are to have.
         draft.raise_epoch(Trigger.MEMBER_JOINED, member.member_id)
     elif subscription_changed:
         draft.raise_epoch(Trigger.SUBSCRIPTION_CHANGED, member.member_id)

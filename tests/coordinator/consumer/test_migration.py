@@ -324,6 +324,20 @@ def test_a_static_member_may_come_back_with_the_other_protocol():
     assert scene.beat("a", epoch, instance_id="i").error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
+def test_who_comes_back_with_the_other_protocol_ends_the_rebalance_that_was_under_way():
+    """What nobody had at that moment is given to somebody, though nobody new has come."""
+    scene = Mixed()
+    scene.classic_group({"k": {"t": {0, 1}}, "l": {}}, "cooperative-sticky", instances={"k": "i", "l": "j"})
+    epoch, given = scene.told(scene.enter("a", instance_id="j"))
+    assert scene.is_consumer
+    assert set(scene.group.members) == {"k", "a"}
+    assert given is not None
+    joined = scene.join("k", offer("cooperative-sticky", owned={"t": {0, 1}}), instance="i")
+    assert joined is not None
+    assert joined.generation_id == epoch
+    assert scene.share("k", epoch, instance="i")["t"] | given["t"] == ALL["t"]
+
+
 def test_the_last_static_member_alone_is_replaced_in_a_classic_group():
     scene = Mixed()
     scene.enter("a", instance_id="i")

@@ -66,8 +66,6 @@ class ClassicClient:
         self.alive = True
         self.is_member = False
         self.owned: Partitions = NOTHING
-        self.given: Partitions = NOTHING
-        """What it was told since it last joined; it takes that when it has let go of the rest."""
         self.connection_number = world.number()
         self.join_patience_ms = world.random.choice((4_000, 25_000))
         self.stubborn = instance_id is None and world.chance(0.1)
@@ -131,7 +129,6 @@ class ClassicClient:
 
     def join(self) -> None:
         self.reading = False
-        self.given = NOTHING
         if not self.cooperative:
             self.owned = NOTHING
         self.announced = self.names
@@ -269,7 +266,6 @@ class ClassicClient:
         topics = self.world.cluster.topics
         given = decode_assignment(reply.assignment).assigned_partitions if reply.assignment else ()
         assigned = partitions_of((topics[name].topic_id, indexes) for name, indexes in given if name in topics)
-        self.given = assigned
         revokes = self.cooperative and not contains(assigned, self.owned)
         if revokes and self.world.chance(0.3):
             # Its callback takes a while.

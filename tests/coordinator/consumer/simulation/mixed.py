@@ -19,7 +19,15 @@ from gateway.coordinator.consumer.model import ConsumerGroup, MemberState
 from gateway.coordinator.consumer.model import GroupState as ConsumerState
 from gateway.coordinator.consumer.partitions import Partitions, difference
 from gateway.coordinator.consumer.views import state_of
-from gateway.coordinator.facts import Conversion, Departure, GroupTypeChanged, MemberId, MemberLeft
+from gateway.coordinator.facts import (
+    Conversion,
+    Departure,
+    GenerationStarted,
+    GroupTypeChanged,
+    MemberId,
+    MemberLeft,
+    MemberSynced,
+)
 from gateway.coordinator.handoff import Awaits, Drained
 from gateway.coordinator.machine import ConnectionClosed, ConnectionId, Machines, Request, Step, StoredGroup, Tick
 from gateway.coordinator.model import Group, GroupState, HandoffProgress, JoinGroup, Settings
@@ -80,6 +88,8 @@ class MixedServer(Server):
         self._waiting: dict[int, tuple[str, Callable[[Any], None]]] = {}
         self._given_up: set[str] = set()
         self._closed: set[str] = set()
+        self._told: set[MemberId] | None = set()
+        """Who was answered with its assignment of the classic generation; None: a coordinator before may have."""
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -131,6 +141,10 @@ class MixedServer(Server):
         self.conversions.extend(conversions)
         if conversions:
             self._check_still_drained(before)
+        if any(isinstance(fact, GenerationStarted) for fact in taken.facts):
+            self._told = set()
+        if self._told is not None:
+            self._told.update(fact.member_id for fact in taken.facts if isinstance(fact, MemberSynced))
         if taken.facts or isinstance(event, Tick | ConnectionClosed):
             self._judge()
         if self.coda:
@@ -158,19 +172,13 @@ class MixedServer(Server):
 
     def _check_still_drained(self, before: Any) -> None:
         """Of what members have let go of and not committed, nobody has been given anything by a conversion; but for
-        what a target was told all the same, that may be dead by now."""
-        topics = self.world.cluster.topics
-        members = [client for client in self.world.clients if client.is_member]
-        read = {key for client in members for key in _each(client.owned)}
-        read |= {key for client in members if isinstance(client, ClassicClient) for key in _each(client.given)}
-        member_ids = {None, *(client.member_id for client in members)}
+        what a target was told all the same."""
         targets = {(each.topic, each.partition): each.target for each in getattr(before, "handoffs", ())}
         was, now = self._drained_of(before), self._drained_of(self.group)
-        for (topic, index), source in was.items():
-            told = targets.get((topic, index)) not in member_ids
-            told = told or (topic in topics and (topics[topic].topic_id, index) in read)
-            if source in self.group.members and topic in topics and not told:
-                require(now.get((topic, index)) == source, "{}-{} of {} is not drained", topic, index, source)
+        for key, source in was.items():
+            told = targets.get(key) is not None and (self._told is None or targets[key] in self._told)
+            if source in self.group.members and key[0] in self.world.cluster.topics and not told:
+                require(now.get(key) == source, "{} of {} is not drained", key, source)
 
     def _drained_of(self, group: Any) -> dict[tuple[str, int], MemberId]:
         """By topic and partition, who is to commit it."""
@@ -220,6 +228,7 @@ class MixedServer(Server):
     def _restore(self) -> None:
         self._waiting.clear()
         self._unstored.clear()
+        self._told = None
         self.group = MACHINES.missing("g")
         if self.row is not None:
             group_type, stored = self.row
