@@ -190,13 +190,15 @@ def proceed(
     target_is_old = draft.group_epoch > draft.assignment_epoch
     look = subscription_changed or target_is_old or has_news(draft.before, draft.cluster)
     topics_changed = look and draft.see_topics()
-    if before is None or not draft.assignor:
-        # Of a group that was a classic one until now no assignor has computed what its members are to have.
+    if before is None:
         draft.raise_epoch(Trigger.MEMBER_JOINED, member.member_id)
     elif subscription_changed:
         draft.raise_epoch(Trigger.SUBSCRIPTION_CHANGED, member.member_id)
     elif topics_changed and not target_is_old:
         draft.raise_epoch(Trigger.TOPICS_CHANGED)
+    elif not draft.assignor and draft.leaves_something():
+        # A static member has made a consumer group of a classic one that was about to give away what nobody had.
+        draft.raise_epoch(Trigger.MEMBER_JOINED, member.member_id)
     if draft.group_epoch > draft.assignment_epoch:
         draft.compute_target()
     after = reconcile(
