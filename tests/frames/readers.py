@@ -9,16 +9,14 @@ asked of the gateway (ConsumerGroupDescribe); nobody sleeps, and what is to stay
 from __future__ import annotations
 
 import asyncio
-from abc import abstractmethod
 from collections.abc import Awaitable, Iterable, Mapping
-from typing import Any, TypeVar
+from typing import TypeVar
 from uuid import UUID
 
 from gateway.coordinator.handoff import HandoffEnd
 from protocol.errors import ErrorCode
 from protocol.messages.api_versions import ApiVersionsRequest
 from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest, DescribedGroup
-from protocol.messages.consumer_group_describe import Member as DescribedMember
 from protocol.messages.consumer_group_describe import TopicPartitions as DescribedPartitions
 from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest, TopicPartitions
 from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
@@ -51,9 +49,7 @@ POLL_S = 0.005
 JAVA = "apache-kafka-java"
 
 
-class OnGateway(Readers):
-    """Of one group on one gateway. Each member's client id ends with the reader's name."""
-
+class WireReaders(Readers):
     def __init__(
         self,
         gateway: GatewayProcess,
@@ -64,32 +60,35 @@ class OnGateway(Readers):
         mortal: bool = False,
     ) -> None:
         super().__init__(partitions, topics)
-        self.gateway = gateway
+        self._gateway = gateway
         self._runner = asyncio.Runner()
-        self.group_id = fresh("readers")
-        self.names = {topic: fresh(topic) for topic in topics}
+        self._group_id = fresh("readers")
+        self._names = {topic: fresh(topic) for topic in topics}
         self._topic_ids: dict[str, UUID] = {}
+        self._clients: dict[str, WireClient] = {}
+        self._held: dict[tuple[str, Partition], list[int]] = {}
+        """Offsets that were fetched and that the application has not been given."""
         self._seen = DescribedGroup()
         """As it was last described."""
         self._ended_before = counted(gateway, "group_handoffs_total")
-        self._admin = self.run(self._open(timeout_ms, mortal=mortal))
+        self._admin = self._run(self._open(timeout_ms, mortal=mortal))
 
     async def _open(self, timeout_ms: int, *, mortal: bool) -> WireClient:
-        admin = await WireClient.connect(self.gateway.bootstrap, client_id="admin")
+        admin = await WireClient.connect(self._gateway.bootstrap, client_id="admin")
         for topic, count in self.partition_counts.items():
-            self._topic_ids[topic] = await create_topic(admin, self.names[topic], count)
+            self._topic_ids[topic] = await create_topic(admin, self._names[topic], count)
         configs = {"group_handoff_mode": "drain", "group_handoff_timeout_ms": str(timeout_ms)}
         if mortal:
             configs |= {"consumer_session_timeout_ms": str(MORTAL_MS), "consumer_heartbeat_interval_ms": "100"}
-        assert await configure(admin, self.group_id, **configs) == [ErrorCode.NONE]
+        assert await configure(admin, self._group_id, **configs) == [ErrorCode.NONE]
         return admin
 
     def close(self) -> None:
         self.leave(*self.readers)
-        self.run(self._admin.close())
+        self._run(self._admin.close())
         self._runner.close()
 
-    def run(self, awaited: Awaitable[T]) -> T:
+    def _run(self, awaited: Awaitable[T]) -> T:
         return self._runner.run(asyncio.wait_for(awaited, LONGEST_S))
 
     @property
@@ -98,155 +97,25 @@ class OnGateway(Readers):
 
     @property
     def ended(self) -> set[HandoffEnd]:
-        now = counted(self.gateway, "group_handoffs_total")
+        now = counted(self._gateway, "group_handoffs_total")
         return {HandoffEnd(reason) for reason, count in now.items() if count > self._ended_before.get(reason, 0)}
-
-    def client_id(self, name: str) -> str:
-        return f"{self.group_id}-{name}"
-
-    # --- what readers do ----------------------------------------------------------------------------------------------
-
-    def beat(self, *names: str) -> None:
-        self.run(self._beat(*names))
-
-    @abstractmethod
-    async def _beat(self, *names: str) -> None: ...
-
-    def poll(self, *names: str, at_most: int | None = None) -> set[Partition]:
-        return set[Partition]().union(*self.run(_all(self._poll(name, at_most) for name in names)))
-
-    @abstractmethod
-    async def _poll(self, name: str, at_most: int | None) -> set[Partition]: ...
-
-    def commit(self, *names: str, only: Iterable[Partition] | None = None) -> None:
-        self.run(_all(self._commit(name, self.to_commit(name, only)) for name in names))
-
-    @abstractmethod
-    async def _commit(self, name: str, offsets: Mapping[Partition, int]) -> None: ...
-
-    # --- what happens -------------------------------------------------------------------------------------------------
-
-    def produce(self, records: int = 1, *, only: Iterable[Partition] | None = None) -> None:
-        partitions = sorted(self.partitions() if only is None else only)
-        for _ in range(records):
-            batches = [(self.names[topic], index, batch_of(b"x")) for topic, index in partitions]
-            response = self.run(self._admin.send(produce_request(batches), 9))
-            codes = {part.error_code for topic in response.responses for part in topic.partition_responses}
-            assert codes == {ErrorCode.NONE}, response
-        for partition in partitions:
-            self.ends[partition] = self.ends.get(partition, 0) + records
-
-    def grow(self, **topics: int) -> None:
-        gone = self.partition_counts.keys() - topics.keys()
-        grown = {topic: count for topic, count in topics.items() if count > self.partition_counts[topic]}
-        self.partition_counts = topics
-        if gone:
-            names = tuple(DeleteTopicState(name=self.names[topic]) for topic in gone)
-            deleted = self.run(self._admin.send(DeleteTopicsRequest(topics=names, timeout_ms=10_000), 6))
-            assert {each.error_code for each in deleted.responses} == {ErrorCode.NONE}, deleted
-        if grown:
-            wanted = tuple(
-                CreatePartitionsTopic(name=self.names[topic], count=count, assignments=None)
-                for topic, count in grown.items()
-            )
-            request = CreatePartitionsRequest(topics=wanted, timeout_ms=10_000, validate_only=False)
-            created = self.run(self._admin.send(request, 3))
-            assert {each.error_code for each in created.results} == {ErrorCode.NONE}, created
-
-    def settle(self, *, waiting: int = 0, work: bool = False) -> None:
-        self._settled(waiting, work=work)
-
-    def rest(self) -> None:
-        self._settled(None)
-
-    def outlast(self) -> None:
-        self._settled(0)
-
-    def _settled(self, waiting: int | None, *, work: bool = False) -> None:
-        """`waiting` None: as many as there are."""
-        try:
-            self.run(self._settle(waiting, work=work))
-        except TimeoutError:
-            raise AssertionError(f"{waiting} are to wait, and not: {self._seen}, {self.readers}") from None
-
-    async def _settle(self, waiting: int | None, *, work: bool) -> None:
-        clock = asyncio.get_running_loop().time
-        stood_still_s, before = clock(), object()
-        while True:
-            if work:
-                await _all(self._poll(name, None) for name in self.readers)
-                await _all(self._commit(name, self.to_commit(name, None)) for name in self.readers)
-            await self._beat(*self.readers)
-            awaited = self._awaited(await self._describe())
-            now = [(name, each.epoch, sorted(each.owned)) for name, each in self.readers.items()]
-            if awaited is None or now != before or awaited != (awaited if waiting is None else waiting):
-                stood_still_s = clock()
-            elif awaited:
-                if clock() - stood_still_s >= MOMENT_S:
-                    return
-            elif not work or not self._unread():
-                return
-            before = now
-            await asyncio.sleep(POLL_S)
-
-    def _awaited(self, group: DescribedGroup) -> int | None:
-        """How many partitions are not yet with those who are to have them; None while the group does not say yet that
-        it knows all that the readers know, or they what it does."""
-        members = self.members(group)
-        if members.keys() != self.readers.keys() or group.assignment_epoch != group.group_epoch:
-            return None
-        targets: set[Partition] = set()
-        awaited = 0
-        for name, reader in self.readers.items():
-            target = self._read(members[name].target_assignment.topic_partitions)
-            assigned = self.assigned_to(members[name])
-            if not assigned == reader.owned == reader.told:
-                return None
-            targets |= target
-            awaited += len(target - assigned)
-        return awaited if targets == self.partitions() else None
-
-    def members(self, group: DescribedGroup) -> dict[str, DescribedMember]:
-        return {each.client_id.removeprefix(self.client_id("")): each for each in group.members}
-
-    def assigned_to(self, member: DescribedMember) -> set[Partition]:
-        return self._read(member.assignment.topic_partitions)
-
-    def _unread(self) -> bool:
-        return any(
-            each.positions[partition] < self.ends.get(partition, 0)
-            for each in self.readers.values()
-            for partition in each.owned
-        )
-
-    async def _describe(self) -> DescribedGroup:
-        response = await self._admin.send(ConsumerGroupDescribeRequest(group_ids=(self.group_id,)), 1)
-        (self._seen,) = response.groups
-        return self._seen
-
-    def _read(self, assigned: Iterable[TopicPartitions | DescribedPartitions]) -> set[Partition]:
-        topics = {topic_id: topic for topic, topic_id in self._topic_ids.items()}
-        return {(topics[each.topic_id], index) for each in assigned for index in each.partitions}
-
-
-class WireReaders(OnGateway):
-    def __init__(self, gateway: GatewayProcess, partitions: int, **given: Any) -> None:
-        super().__init__(gateway, partitions, **given)
-        self._clients: dict[str, WireClient] = {}
-        self._held: dict[tuple[str, Partition], list[int]] = {}
-        """Offsets that were fetched and that the application has not been given."""
 
     # --- what readers do ----------------------------------------------------------------------------------------------
 
     def come(self, *names: str) -> None:
-        self.run(_all(self._come(name) for name in names))
+        self._run(_all(self._come(name) for name in names))
 
     async def _come(self, name: str) -> None:
         await self._disconnect(name)
         self.begin(name)
-        client = self._clients[name] = await WireClient.connect(self.gateway.bootstrap, client_id=self.client_id(name))
+        client = self._clients[name] = await WireClient.connect(
+            self._gateway.bootstrap, client_id=f"{self._group_id}-{name}"
+        )
         await client.send(ApiVersionsRequest(client_software_name=JAVA, client_software_version="4.0.0"), 3)
         await self._heartbeat(name, 0, set())
+
+    def beat(self, *names: str) -> None:
+        self._run(self._beat(*names))
 
     async def _beat(self, *names: str) -> None:
         await _all(
@@ -258,11 +127,11 @@ class WireReaders(OnGateway):
         joins = epoch == 0
         response = await self._clients[name].send(
             ConsumerGroupHeartbeatRequest(
-                group_id=self.group_id,
+                group_id=self._group_id,
                 member_id=name,
                 member_epoch=epoch,
                 rebalance_timeout_ms=60_000 if joins else -1,
-                subscribed_topic_names=tuple(map(self.names.__getitem__, self.topics)) if joins else None,
+                subscribed_topic_names=tuple(map(self._names.__getitem__, self.topics)) if joins else None,
                 topic_partitions=None
                 if says is None
                 else tuple(
@@ -279,21 +148,25 @@ class WireReaders(OnGateway):
             self.readers[name].positions.update(await self._committed(name, gained))
             await self._fetch(name, *gained)
 
+    def _read(self, assigned: Iterable[TopicPartitions | DescribedPartitions]) -> set[Partition]:
+        topics = {topic_id: topic for topic, topic_id in self._topic_ids.items()}
+        return {(topics[each.topic_id], index) for each in assigned for index in each.partitions}
+
     async def _committed(self, name: str, partitions: set[Partition]) -> Mapping[Partition, int]:
         """Where to begin."""
         asked = OffsetFetchRequestGroup(
-            group_id=self.group_id,
+            group_id=self._group_id,
             member_id=name,
             member_epoch=self.readers[name].epoch,
             topics=tuple(
-                OffsetFetchRequestTopics(name=self.names[topic], partition_indexes=indexes)
+                OffsetFetchRequestTopics(name=self._names[topic], partition_indexes=indexes)
                 for topic, indexes in _by_topic(partitions).items()
             ),
         )
         response = await self._clients[name].send(OffsetFetchRequest(groups=(asked,), require_stable=True), 9)
         (group,) = response.groups
         assert group.error_code == ErrorCode.NONE, response
-        topics = {called: topic for topic, called in self.names.items()}
+        topics = {called: topic for topic, called in self._names.items()}
         found: dict[Partition, int] = {}
         for each in group.topics:
             for part in each.partitions:
@@ -311,7 +184,7 @@ class WireReaders(OnGateway):
                     min_bytes=0,
                     topics=(
                         FetchTopic(
-                            topic=self.names[topic],
+                            topic=self._names[topic],
                             partitions=(at(reader.positions[topic, index], index, max_bytes=1),),
                         ),
                     ),
@@ -324,6 +197,9 @@ class WireReaders(OnGateway):
             part = (await answer).responses[0].partitions[0]
             assert part.error_code == ErrorCode.NONE, part
             self._held[name, partition] = offsets_in(part)
+
+    def poll(self, *names: str, at_most: int | None = None) -> set[Partition]:
+        return set[Partition]().union(*self._run(_all(self._poll(name, at_most) for name in names)))
 
     async def _poll(self, name: str, at_most: int | None) -> set[Partition]:
         reader = self.readers[name]
@@ -344,16 +220,20 @@ class WireReaders(OnGateway):
             await self._fetch(name, *left)
         return found
 
-    async def _commit(self, name: str, offsets: Mapping[Partition, int]) -> None:
+    def commit(self, *names: str, only: Iterable[Partition] | None = None) -> None:
+        self._run(_all(self._commit(name, only) for name in names))
+
+    async def _commit(self, name: str, only: Iterable[Partition] | None = None) -> None:
+        offsets = self.to_commit(name, only)
         if not offsets:
             return
         request = OffsetCommitRequest(
-            group_id=self.group_id,
+            group_id=self._group_id,
             generation_id_or_member_epoch=self.readers[name].epoch,
             member_id=name,
             topics=tuple(
                 OffsetCommitRequestTopic(
-                    name=self.names[topic],
+                    name=self._names[topic],
                     partitions=tuple(
                         OffsetCommitRequestPartition(
                             partition_index=index, committed_offset=offsets[topic, index], committed_metadata=""
@@ -369,12 +249,12 @@ class WireReaders(OnGateway):
         assert codes == {ErrorCode.NONE}, response
 
     def leave(self, *names: str) -> None:
-        self.run(_all(self._leave(name) for name in names))
+        self._run(_all(self._leave(name) for name in names))
 
     async def _leave(self, name: str) -> None:
         client = self._clients[name]
         self.end(name)
-        request = ConsumerGroupHeartbeatRequest(group_id=self.group_id, member_id=name, member_epoch=-1)
+        request = ConsumerGroupHeartbeatRequest(group_id=self._group_id, member_id=name, member_epoch=-1)
         response = await client.send(request, 1)
         assert response.error_code == ErrorCode.NONE, response
         await self._disconnect(name)
@@ -388,13 +268,107 @@ class WireReaders(OnGateway):
     def die(self, *names: str) -> None:
         for name in names:
             self.end(name)
-        self.run(self._die(*names))
+        self._run(self._die(*names))
 
     async def _die(self, *names: str) -> None:
         await _all(self._disconnect(name) for name in names)
-        while self.members(await self._describe()).keys() != self.readers.keys():
+        while {each.member_id for each in (await self._describe()).members} != set(self.readers):
             await self._beat(*self.readers)
             await asyncio.sleep(POLL_S)
+
+    # --- what happens -------------------------------------------------------------------------------------------------
+
+    def produce(self, records: int = 1, *, only: Iterable[Partition] | None = None) -> None:
+        partitions = sorted(self.partitions() if only is None else only)
+        for _ in range(records):
+            batches = [(self._names[topic], index, batch_of(b"x")) for topic, index in partitions]
+            response = self._run(self._admin.send(produce_request(batches), 9))
+            codes = {part.error_code for topic in response.responses for part in topic.partition_responses}
+            assert codes == {ErrorCode.NONE}, response
+        for partition in partitions:
+            self.ends[partition] = self.ends.get(partition, 0) + records
+
+    def grow(self, **topics: int) -> None:
+        gone = self.partition_counts.keys() - topics.keys()
+        grown = {topic: count for topic, count in topics.items() if count > self.partition_counts[topic]}
+        self.partition_counts = topics
+        if gone:
+            names = tuple(DeleteTopicState(name=self._names[topic]) for topic in gone)
+            deleted = self._run(self._admin.send(DeleteTopicsRequest(topics=names, timeout_ms=10_000), 6))
+            assert {each.error_code for each in deleted.responses} == {ErrorCode.NONE}, deleted
+        if grown:
+            wanted = tuple(
+                CreatePartitionsTopic(name=self._names[topic], count=count, assignments=None)
+                for topic, count in grown.items()
+            )
+            request = CreatePartitionsRequest(topics=wanted, timeout_ms=10_000, validate_only=False)
+            created = self._run(self._admin.send(request, 3))
+            assert {each.error_code for each in created.results} == {ErrorCode.NONE}, created
+
+    def settle(self, *, waiting: int = 0, work: bool = False) -> None:
+        self._settled(waiting, work=work)
+
+    def rest(self) -> None:
+        self._settled(None)
+
+    def outlast(self) -> None:
+        self._settled(0)
+
+    def _settled(self, waiting: int | None, *, work: bool = False) -> None:
+        """`waiting` None: as many as there are."""
+        try:
+            self._run(self._settle(waiting, work=work))
+        except TimeoutError:
+            raise AssertionError(f"{waiting} are to wait, and not: {self._seen}, {self.readers}") from None
+
+    async def _settle(self, waiting: int | None, *, work: bool) -> None:
+        clock = asyncio.get_running_loop().time
+        stood_still_s, before = clock(), object()
+        while True:
+            if work:
+                await _all(self._poll(name, None) for name in self.readers)
+                await _all(self._commit(name) for name in self.readers)
+            await self._beat(*self.readers)
+            awaited = self._awaited(await self._describe())
+            now = [(name, each.epoch, sorted(each.owned)) for name, each in self.readers.items()]
+            if awaited is None or now != before or awaited != (awaited if waiting is None else waiting):
+                stood_still_s = clock()
+            elif awaited:
+                if clock() - stood_still_s >= MOMENT_S:
+                    return
+            elif not work or not self._unread():
+                return
+            before = now
+            await asyncio.sleep(POLL_S)
+
+    def _awaited(self, group: DescribedGroup) -> int | None:
+        """How many partitions are not yet with those who are to have them; None while the group does not say yet that
+        it knows all that the readers know, or they what it does."""
+        members = {each.member_id: each for each in group.members}
+        if members.keys() != self.readers.keys() or group.assignment_epoch != group.group_epoch:
+            return None
+        targets: set[Partition] = set()
+        awaited = 0
+        for name, reader in self.readers.items():
+            target = self._read(members[name].target_assignment.topic_partitions)
+            assigned = self._read(members[name].assignment.topic_partitions)
+            if not assigned == reader.owned == reader.told:
+                return None
+            targets |= target
+            awaited += len(target - assigned)
+        return awaited if targets == self.partitions() else None
+
+    def _unread(self) -> bool:
+        return any(
+            each.positions[partition] < self.ends.get(partition, 0)
+            for each in self.readers.values()
+            for partition in each.owned
+        )
+
+    async def _describe(self) -> DescribedGroup:
+        response = await self._admin.send(ConsumerGroupDescribeRequest(group_ids=(self._group_id,)), 1)
+        (self._seen,) = response.groups
+        return self._seen
 
 
 async def _all(awaited: Iterable[Awaitable[T]]) -> list[T]:
