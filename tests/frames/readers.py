@@ -84,9 +84,12 @@ class WireReaders(Readers):
         return admin
 
     def close(self) -> None:
-        self.leave(*self.readers)
-        self._run(self._admin.close())
-        self._runner.close()
+        try:
+            self.leave(*self.readers)
+            self._run(self._admin.close())
+        finally:
+            # Also of a scenario that failed: tasks that nobody ends trouble whoever reports it.
+            self._runner.close()
 
     def _run(self, awaited: Awaitable[T]) -> T:
         return self._runner.run(asyncio.wait_for(awaited, LONGEST_S))
