@@ -59,6 +59,7 @@ class Draft:
     members: dict[MemberId, Member]
     pending: dict[MemberId, PendingMember]
     pending_sync: set[MemberId]
+    untold: frozenset[MemberId]
     unheard: set[MemberId]
     session_deadlines: dict[MemberId, int]
     connection_deadlines: dict[MemberId, int]

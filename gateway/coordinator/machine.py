@@ -93,11 +93,12 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """Another machine's group as one's own, and what those are answered whose requests it held."""
+    """Another machine's group as one's own, what those are answered whose requests it held, and what became of that."""
 
     group: Value
     conversion: Conversion
     replies: tuple[tuple[RequestId, Any], ...] = ()
+    facts: tuple[Fact, ...] = ()
 
 
 # --- what is stored -------------------------------------------------------------------------------------------------
@@ -258,7 +259,7 @@ class Machines:
         if taken.group is adopted.group:
             return Step(group, taken.replies)
         changed = GroupTypeChanged(machine.group_type, other.group_type, adopted.conversion)
-        return Step(taken.group, (*adopted.replies, *taken.replies), (changed, *taken.facts))
+        return Step(taken.group, (*adopted.replies, *taken.replies), (changed, *adopted.facts, *taken.facts))
 
     def must_store(self, taken: Step) -> bool:
         """Whether something in the step must be in Postgres before its replies leave."""

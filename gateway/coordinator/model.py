@@ -366,6 +366,8 @@ class Group:
     pending: Mapping[MemberId, PendingMember] = field(default_factory=dict[MemberId, PendingMember], metadata=VOLATILE)
     pending_sync: frozenset[MemberId] = field(default=frozenset(), metadata=VOLATILE)
     """Members whose SyncGroup this generation still awaits; whoever stays here until the phase deadline is removed."""
+    untold: frozenset[MemberId] = field(default=frozenset(), metadata=VOLATILE)
+    """During a join phase: members who were not told their assignment before it began, and have none of it."""
     unheard: frozenset[MemberId] = field(default=frozenset(), metadata=VOLATILE)
     """Members who have not spoken since the group was read back."""
     session_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)

@@ -27,6 +27,8 @@ def rebalance(draft: Draft, trigger: Trigger, member_id: MemberId | None = None)
 
 def prepare_rebalance(draft: Draft, trigger: Trigger, member_id: MemberId | None = None) -> None:
     draft.tell(RebalanceBegun(trigger, member_id))
+    waiting = {member.member_id for member in draft.members.values() if member.parked_sync is not None}
+    draft.untold = frozenset(draft.pending_sync | waiting)
     if draft.state is GroupState.COMPLETING_REBALANCE or draft.hold_deadlines:
         _refuse_parked_syncs(draft)
         draft.hold_deadlines = {}
@@ -120,6 +122,7 @@ def _begin_generation(draft: Draft) -> None:
             draft.answer(member.parked_join.request_id, joined(draft, settled))
             draft.arm_session(settled)
     draft.pending_sync = set(draft.members)
+    draft.untold = frozenset()
     draft.phase_deadline_ms = draft.now_ms + draft.rebalance_timeout_ms()
 
 

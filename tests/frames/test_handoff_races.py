@@ -14,11 +14,14 @@ from typing import Any
 
 import asyncpg
 
+from protocol.consumer import decode_assignment
 from protocol.errors import ErrorCode
+from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 from protocol.messages.sync_group import SyncGroupResponse
 from tests.frames.members import Member, fresh, leader_of, member
 from tests.frames.test_handoff import MOVED, NONE, REBALANCING, RECORDS, Scene, Sync, committed, given, joining, moving
 from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.wire import WireClient
 
 PATIENT = {"SLUICE_NODE_TTL_MS": "60000"}
 """A commit that is held in Postgres holds its shard's lease still, so that no lease is renewed meanwhile."""
@@ -208,3 +211,46 @@ async def test_a_rebalance_that_begins_while_the_commit_is_made_goes_by_what_it_
         assert (await asyncio.wait_for(syncs[c], QUICKLY_S)).assignment == given(topic, MOVED)
         assert (await asyncio.wait_for(syncs[b], QUICKLY_S)).assignment == given(topic)
         assert await committed(c.client, c.group_id, topic, stable=True) == (NONE, RECORDS)
+
+
+async def joined_at_once(each: Member) -> set[int]:
+    """Of a consumer group, which holds nobody: the partitions that the member is given."""
+    each.members = ()
+    assert (await each.join_nowait()).error_code == NONE
+    answer = await each.sync()
+    assert answer.error_code == NONE, answer
+    return {index for topic in decode_assignment(answer.assignment).assigned_partitions for index in topic.partitions}
+
+
+async def test_what_is_to_be_drained_is_waited_for_in_the_group_that_an_upgrade_makes(
+    gateway_factory: GatewayFactory,
+) -> None:
+    gateway = gateway_factory()
+    async with draining(gateway) as (scene, held), await WireClient.connect(gateway.bootstrap, client_id="c") as c:
+        a, b, topic = scene.a, scene.b, scene.topic
+
+        async def beat(epoch: int, **more: Any) -> ConsumerGroupHeartbeatResponse:
+            request = ConsumerGroupHeartbeatRequest(group_id=a.group_id, member_id="c", member_epoch=epoch, **more)
+            response = await c.send(request, 1)
+            assert response.error_code == NONE, response
+            return response
+
+        async def has_it() -> bool:
+            """Whether b or c is given it: who is to have it is for the coordinator to say."""
+            response = await beat(epoch)
+            assigned = () if response.assignment is None else response.assignment.topic_partitions
+            if any(MOVED in each.partitions for each in assigned):
+                return True
+            return await b.heartbeat() == REBALANCING and MOVED in await joined_at_once(b)
+
+        joined = await beat(0, rebalance_timeout_ms=60_000, subscribed_topic_names=(topic,), topic_partitions=())
+        assert (await asyncio.wait_for(held, QUICKLY_S)).error_code == REBALANCING
+        assert await a.commit(topic, RECORDS - 1, partition=MOVED) == NONE
+        assert MOVED not in await joined_at_once(a) | await joined_at_once(b)
+        epoch = joined.member_epoch
+        for _ in range(20):
+            assert not await has_it()
+        assert await a.commit(topic, RECORDS, partition=MOVED) == NONE
+        async with asyncio.timeout(QUICKLY_S):
+            while not await has_it():
+                pass

@@ -281,6 +281,14 @@ class Draft:
         self.metadata_hash = found
         return True
 
+    def leaves_something(self) -> bool:
+        """Whether the target gives a partition that somebody reads to nobody."""
+        read = {topic_id for subscription in self.subscriptions for topic_id in self.topic_ids(subscription)}
+        given = Counter[UUID]()
+        for share in self.target.values():
+            given.update({topic_id: len(indexes) for topic_id, indexes in share.items()})
+        return any(given[topic_id] < self.cluster.by_id[topic_id].partition_count for topic_id in read)
+
     def topic_ids(self, subscription: Subscription) -> frozenset[UUID]:
         """The existing topics that a member with this subscription reads. `see_topics` has been called for it."""
         found = self._resolved.get(subscription)

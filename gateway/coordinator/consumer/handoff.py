@@ -7,7 +7,7 @@ not drained (`ConsumerMember.undrained`, stored with it); so a member that goes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -17,6 +17,7 @@ from gateway.coordinator.consumer.partitions import NOTHING, Partitions, differe
 from gateway.coordinator.facts import Departure, MemberId
 from gateway.coordinator.handoff import (
     Draining,
+    Handoff,
     HandoffAcknowledged,
     HandoffBegun,
     HandoffEnd,
@@ -174,6 +175,19 @@ def take_over(draft: Draft) -> None:
         )
     for source in set(undrained.values()):
         arm(draft, source, draft.members[source])
+
+
+def drains_on(draft: Draft, source: MemberId, undrained: Mapping[tuple[UUID, int], Handoff]) -> None:
+    """The group was a classic one, in which the member began to drain these."""
+    for key, known in undrained.items():
+        draft.moving[key] = Moving(source, None, draft.group_epoch, known.since_ms, known.deadline_ms, known.mark)
+    arm(draft, source, draft.members[source])
+
+
+def superseded(draft: Draft) -> None:
+    """The group becomes a classic one, whose leader decides anew who is to have what."""
+    for (topic_id, index), moving in draft.moving.items():
+        _end(draft, topic_id, index, moving, HandoffEnd.SUPERSEDED)
 
 
 def draining(group: ConsumerGroup) -> tuple[Draining, ...]:

@@ -3,19 +3,25 @@
 The one idea: nobody is to lose what it reads. Whoever may own a partition owns it in the group that comes after: a
 classic member becomes one that speaks the classic protocol in a consumer group (`classic_members.py`), at the
 generation that it knows, and is told to join again by its next heartbeat; on the way back it keeps its epoch as its
-generation until the first one of the classic group begins. So both heartbeat and commit on, whatever the step did.
+generation until the first one of the classic group begins. So both heartbeat and commit on, whatever the step did, and
+what is still to be drained is waited for in the group that comes after.
 Follows `convertToConsumerGroup` and `convertToClassicGroup` of upstream's GroupMetadataManager.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from uuid import UUID
+
+from gateway.coordinator.classic_handoff import tell_if_pending
 from gateway.coordinator.cluster import Cluster
-from gateway.coordinator.consumer import embedded
+from gateway.coordinator.consumer import embedded, handoff
 from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.model import ClassicProtocol, ConsumerGroup, ConsumerMember
-from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference, intersection, union
+from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference, intersection, partitions_of, union
 from gateway.coordinator.draft import Draft as ClassicDraft
 from gateway.coordinator.facts import Conversion, Departure, GroupTypeChanged, MemberId, MemberLeft, Trigger
+from gateway.coordinator.handoff import Awaits, Handoff, HandoffAcknowledged, HandoffEnd
 from gateway.coordinator.join import join
 from gateway.coordinator.machine import Adopted, RequestId, Step
 from gateway.coordinator.model import (
@@ -66,6 +72,7 @@ def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) ->
     except ProtocolError:
         return None
     held = _held(group, read, given, cluster)
+    undrained = _undrained(group, held, cluster)
     started = ConsumerGroup(
         group.group_id, exists=True, group_epoch=group.generation_id, assignment_epoch=group.generation_id
     )
@@ -85,11 +92,15 @@ def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) ->
                 member_epoch=member.member_epoch or group.generation_id,
                 previous_member_epoch=member.member_epoch or group.generation_id,
                 assigned=held[member.member_id],
+                undrained=partitions_of(
+                    (topic_id, (index,)) for topic_id, index in undrained.get(member.member_id, ())
+                ),
                 classic=ClassicProtocol(member.session_timeout_ms, member.protocols),
                 connection_number=member.connection_number,
             )
         )
         draft.target[member.member_id] = held[member.member_id]
+        handoff.drains_on(draft, member.member_id, undrained.get(member.member_id, {}))
         draft.hear(member.member_id)
         if member.member_id in group.unheard:
             draft.unheard.add(member.member_id)
@@ -101,7 +112,11 @@ def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) ->
             replies.append((member.parked_sync.request_id, SyncReply(ErrorCode.REBALANCE_IN_PROGRESS)))
     # Only what changes from here on is news.
     draft.see_topics()
-    return Adopted(draft.seal().group, Conversion.UPGRADE, tuple(replies))
+    before = ClassicDraft(group, now_ms, settings)
+    for each in group.handoffs:
+        tell_if_pending(before, each, HandoffEnd.SUPERSEDED)
+    acknowledged = (HandoffAcknowledged(source, len(each)) for source, each in undrained.items())
+    return Adopted(draft.seal().group, Conversion.UPGRADE, tuple(replies), (*before.facts, *acknowledged))
 
 
 def _read(group: Group, member: Member) -> Subscription:
@@ -126,8 +141,9 @@ def _held(
 ) -> dict[MemberId, Partitions]:
     """What each member may own, each partition once: what it was given comes before what others claim.
 
-    A member that is waiting at the join barrier has just said what it owns; an eager one that has joined owns nothing
-    but what it was given since.
+    A member that is waiting at the join barrier has just said what it owns, and so has one that was not told its
+    assignment, be it that it waits for another to let go; an eager one that has joined owns nothing but what it was
+    given since.
     """
     cooperative = is_cooperative(group.protocol_name)
     claimed: dict[MemberId, Partitions] = {}
@@ -135,7 +151,8 @@ def _held(
         claim = embedded.by_id(read[member.member_id].owned_partitions, cluster) if cooperative else NOTHING
         absent = group.watch.absent.get(member.member_id, frozenset[tuple[str, int]]())
         claimed[member.member_id] = union(claim, embedded.by_id(((topic, (at,)) for topic, at in absent), cluster))
-        if member.parked_join is not None:
+        waits = member.parked_join is not None or member.parked_sync is not None
+        if waits or member.member_id in group.pending_sync | group.untold:
             given[member.member_id] = NOTHING
     held = dict.fromkeys(group.members, NOTHING)
     taken = NOTHING
@@ -145,6 +162,20 @@ def _held(
             held[member_id] = union(held[member_id], free)
             taken = union(taken, free)
     return held
+
+
+def _undrained(
+    group: Group, held: Mapping[MemberId, Partitions], cluster: Cluster
+) -> dict[MemberId, dict[tuple[UUID, int], Handoff]]:
+    """What sources have let go of and are still to commit, by source; not what somebody else was given all the same."""
+    found: dict[MemberId, dict[tuple[UUID, int], Handoff]] = {}
+    for each in group.handoffs:
+        topic = cluster.topics.get(each.topic)
+        if topic is None or each.source not in group.members or each.awaits is not Awaits.DRAIN or each.forced:
+            continue
+        if not any(each.partition in share.get(topic.topic_id, ()) for share in held.values()):
+            found.setdefault(each.source, {})[topic.topic_id, each.partition] = each
+    return found
 
 
 # --- downgrade ------------------------------------------------------------------------------------------------------
@@ -183,12 +214,33 @@ def downgraded(taken: Step, cluster: Cluster, now_ms: int, settings: Settings) -
         draft.put(classic)
         draft.arm_session(classic)
     draft.unheard = set(group.unheard)
+    draft.handoffs = tuple(_drains_on(group, cluster, settings.handoff_of(group.group_id).timeout_ms))
     draft.leader_id = next(iter(draft.members))
     draft.protocol_name = select_protocol(draft.members, draft.protocol_support, draft.members[draft.leader_id])
     prepare_rebalance(draft, Trigger.MIGRATED)
     begun = draft.seal()
     changed = GroupTypeChanged(CONSUMER, CLASSIC, Conversion.DOWNGRADE)
-    return Step(begun.group, taken.replies, (*taken.facts, changed, *begun.facts))
+    before = Draft(group, now_ms, settings.consumer_of.get(group.group_id, settings.consumer), cluster)
+    handoff.superseded(before)
+    return Step(begun.group, taken.replies, (*taken.facts, *before.facts, changed, *begun.facts))
+
+
+def _drains_on(group: ConsumerGroup, cluster: Cluster, timeout_ms: int) -> Iterator[Handoff]:
+    """What members have let go of and are still to commit; the time that they have for it goes on."""
+    for (topic_id, index), moving in group.moving.items():
+        topic = cluster.by_id.get(topic_id)
+        if topic is not None and index in group.members[moving.source].undrained.get(topic_id, ()):
+            yield Handoff(
+                topic=topic.name,
+                partition=index,
+                source=moving.source,
+                target=None,
+                generation_id=group.group_epoch,
+                awaits=Awaits.DRAIN,
+                mark=moving.mark,
+                since_ms=moving.deadline_ms - timeout_ms,
+                deadline_ms=moving.deadline_ms,
+            )
 
 
 def _classic_member(member: ConsumerMember, cluster: Cluster) -> Member:

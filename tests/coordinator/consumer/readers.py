@@ -1,155 +1,142 @@
-"""Readers of a consumer group in mode `drain`, with a log and committed offsets, as far as a coordinator can tell.
+"""Readers whose coordinator is called, with a log and committed offsets as far as a coordinator can tell.
 
-The one idea: a reader owns a partition from the answer that gives it to the heartbeat that no longer lists it, and
-whenever somebody is given one, nobody else may own it. What is delivered is written down, so that a test can ask what
-was read twice, and by whom.
+The one idea: time stands still while they settle, so that what is only a matter of time is not taken for a decision.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from uuid import UUID
 
 from gateway.coordinator.consumer.handoff import draining
 from gateway.coordinator.consumer.machine import step
-from gateway.coordinator.consumer.model import ConsumerGroupHeartbeatReply
+from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeatReply
 from gateway.coordinator.consumer.offsets import commit_refusal
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.handoff import Drained, HandoffEnd, HandoffEnded, HandoffMode, HandoffSettings
 from gateway.coordinator.machine import Tick
 from gateway.coordinator.model import ConsumerSettings, HandoffProgress
 from protocol.errors import ErrorCode
+from tests.readers import Partition, Readers
 
 from .scene import TOPIC_NAMES, Scene, named
 
-Partition = tuple[str, int]
 ROUNDS = 200
 BEAT_MS = 1_000
 
 
-@dataclass
-class Reader:
-    epoch: int = 0
-    owned: set[Partition] = field(default_factory=set[Partition])
-    told: set[Partition] = field(default_factory=set[Partition])
-    """What it may own by the last answer; it lets go of the rest with its next heartbeat."""
-    reported: set[Partition] | None = None
-    positions: dict[Partition, int] = field(default_factory=dict[Partition, int])
-    """Also of what it has let go of: that it may still commit."""
-
-
-class Readers(Scene):
-    def __init__(self, partitions: int, *, timeout_ms: int = 30_000, topics: tuple[str, ...] = ("t",)) -> None:
+class PlayedReaders(Readers):
+    def __init__(
+        self, partitions: int, *, topics: tuple[str, ...] = ("t",), timeout_ms: int = 30_000, mortal: bool = False
+    ) -> None:
+        super().__init__(partitions, topics)
         drain = HandoffSettings(HandoffMode.DRAIN, timeout_ms)
-        super().__init__(dict.fromkeys(topics, partitions), ConsumerSettings(handoff=drain))
-        self.topics = topics
-        self.readers: dict[str, Reader] = {}
-        self.ends: dict[Partition, int] = {}
+        self._scene = _Told(dict.fromkeys(topics, partitions), ConsumerSettings(handoff=drain))
         self.committed: dict[Partition, int] = {}
-        self.delivered: list[tuple[Partition, int, str]] = []
         self.served: dict[tuple[str, Partition], int] = {}
-        self.ended: list[HandoffEnd] = []
 
-    def play(self, event: object) -> ConsumerGroupHeartbeatReply | None:
-        taken = step(self.group, event, self.cluster, self.now_ms, self.settings)
-        self.ended += [fact.reason for fact in taken.facts if isinstance(fact, HandoffEnded)]
-        self.group = taken.group
-        return taken.replies[0][1] if taken.replies else None
+    @property
+    def now_ms(self) -> float:
+        return self._scene.now_ms
+
+    @property
+    def ended(self) -> set[HandoffEnd]:
+        return set(self._scene.ended)
 
     # --- what readers do ----------------------------------------------------------------------------------------------
 
     def come(self, *names: str) -> None:
-        """They join; one that is known begins anew, with nothing."""
         for name in names:
-            self.readers[name] = Reader()
-            self._take(name, self.join(name, *self.topics))
+            self.begin(name)
+            self._take(name, self._scene.join(name, *self.topics))
 
     def beat(self, *names: str) -> None:
-        """They let go of what they were told to, and say so."""
         for name in names:
-            reader = self.readers[name]
-            reader.owned &= reader.told
-            says = reader.owned if reader.owned != reader.reported else None
+            says = self.about_to_beat(name)
             owned = None if says is None else {topic: {i for t, i in says if t == topic} for topic, _ in says}
-            reader.reported = set(reader.owned)
-            self._take(name, self.heartbeat(name, reader.epoch, owned))
+            self._take(name, self._scene.heartbeat(name, self.readers[name].epoch, owned))
 
     def _take(self, name: str, reply: ConsumerGroupHeartbeatReply) -> None:
-        reader = self.readers[name]
         assert reply.error is ErrorCode.NONE, reply
-        reader.epoch = reply.member_epoch
-        if reply.assignment is None:
-            return
-        reader.told = {(topic, index) for topic, indexes in named(reply.assignment).items() for index in indexes}
-        for partition in reader.told - reader.owned:
-            others = [other for other, each in self.readers.items() if partition in each.owned]
-            assert not others, f"{partition} is given to {name}, and {others} own it"
-            reader.positions[partition] = self.committed.get(partition, 0)
-        reader.owned |= reader.told
+        told = None if reply.assignment is None else named(reply.assignment).items()
+        partitions = None if told is None else {(topic, index) for topic, indexes in told for index in indexes}
+        for partition in self.answered(name, reply.member_epoch, partitions):
+            self.readers[name].positions[partition] = self.committed.get(partition, 0)
 
-    def poll(self, *names: str, at_most: int = 1_000) -> set[Partition]:
-        """Each reads on in what it has; the partitions of which it got something."""
+    def poll(self, *names: str, at_most: int | None = None) -> set[Partition]:
         found: set[Partition] = set()
         for name in names:
             reader = self.readers[name]
             for partition in sorted(reader.owned & reader.told):
                 position, end = reader.positions[partition], self.ends.get(partition, 0)
-                for offset in range(position, min(end, position + at_most)):
-                    self.delivered.append((partition, offset, name))
-                    reader.positions[partition] = offset + 1
+                for offset in range(position, end if at_most is None else min(end, position + at_most)):
+                    self.deliver(name, partition, offset)
                     self.served[name, partition] = max(offset + 1, self.served.get((name, partition), 0))
                     found.add(partition)
         return found
 
     def commit(self, *names: str, only: Iterable[Partition] | None = None) -> None:
-        """All that they were served, whoever owns it by now."""
         for name in names:
-            reader = self.readers[name]
-            assert commit_refusal(self.group, 9, MemberId(name), None, reader.epoch) is None
-            for partition in reader.positions if only is None else only:
-                if (name, partition) in self.served:
-                    self.committed[partition] = reader.positions[partition]
+            refused = commit_refusal(self._scene.group, 9, MemberId(name), None, self.readers[name].epoch)
+            assert refused is None, refused
+            self.committed.update(self.to_commit(name, only))
 
     def leave(self, *names: str) -> None:
         for name in names:
-            self.heartbeat(name, -1)
-            del self.readers[name]
+            self._scene.heartbeat(name, -1)
+            self.end(name)
 
     def die(self, *names: str) -> None:
-        """They say nothing more; the others wait until they are gone."""
         for name in names:
-            del self.readers[name]
-        self.wait(self.settings.session_timeout_ms + BEAT_MS)
+            self.end(name)
+        self._wait(self._scene.settings.session_timeout_ms + BEAT_MS)
+        assert set(self._scene.group.members) == set(self.readers)
 
     # --- what happens -------------------------------------------------------------------------------------------------
 
-    def produce(self, records: int = 1) -> None:
-        """So many to each partition that there is."""
-        for partition in self.partitions():
+    def produce(self, records: int = 1, *, only: Iterable[Partition] | None = None) -> None:
+        for partition in self.partitions() if only is None else only:
             self.ends[partition] = self.ends.get(partition, 0) + records
 
-    def partitions(self) -> set[Partition]:
-        return {(name, index) for name, topic in self.cluster.topics.items() for index in range(topic.partition_count)}
-
     def grow(self, **topics: int) -> None:
-        """Topics have so many partitions from here on; those that are left out are deleted."""
-        self.topics_changed(topics)
+        self.partition_counts = topics
+        self._scene.topics_changed(topics)
 
-    def look(self) -> None:
+    def settle(self, *, waiting: int = 0, work: bool = False) -> None:
+        self._speak(work=work)
+        assert self._waiting == waiting, self._scene.group.moving
+
+    def rest(self) -> None:
+        self._speak()
+
+    def outlast(self) -> None:
+        for _ in range(ROUNDS):
+            if not self._waiting:
+                break
+            self._wait(BEAT_MS)
+        self.settle()
+
+    def is_even(self) -> None:
+        super().is_even()
+        assert set(self._scene.group.members) == set(self.readers)
+        assert not self._scene.group.moving
+
+    @property
+    def _waiting(self) -> int:
+        return sum(each.target is not None for each in self._scene.group.moving.values())
+
+    def _look(self) -> None:
         """The coordinator is told how far its sources are."""
         found: list[Drained] = []
-        for each in draining(self.group):
+        for each in draining(self._scene.group):
             assert isinstance(each.topic, UUID)
             partition = TOPIC_NAMES[each.topic], each.partition
             mark = self.served.get((each.source, partition))
             found.append(Drained(each.topic, each.partition, each.source, mark, self.committed.get(partition, -1)))
         if found:
-            self.play(HandoffProgress(tuple(found)))
+            self._scene.play(HandoffProgress(tuple(found)))
 
-    def settle(self, *, work: bool = False) -> None:
-        """Everybody speaks until nothing changes any more; time stands still. With `work` they read and commit, too."""
+    def _speak(self, *, work: bool = False) -> None:
         for _ in range(ROUNDS):
             before = self._picture()
             for name in list(self.readers):
@@ -157,46 +144,34 @@ class Readers(Scene):
                     self.poll(name)
                     self.commit(name)
                 self.beat(name)
-            self.look()
+            self._look()
             if self._picture() == before:
                 return
         raise AssertionError("it goes on for ever")
 
     def _picture(self) -> object:
         readers = {name: (each.epoch, frozenset(each.owned)) for name, each in self.readers.items()}
-        return readers, self.group.members, len(self.delivered)
+        return readers, self._scene.group.members, len(self.delivered)
 
-    def wait(self, ms: int) -> None:
+    def _wait(self, ms: int) -> None:
         """Time passes; whoever is there speaks every second."""
-        until_ms = self.now_ms + ms
-        while self.now_ms < until_ms:
-            self.now_ms += min(BEAT_MS, until_ms - self.now_ms)
-            self.play(Tick())
+        until_ms = self._scene.now_ms + ms
+        while self._scene.now_ms < until_ms:
+            self._scene.now_ms += min(BEAT_MS, until_ms - self._scene.now_ms)
+            self._scene.play(Tick())
             self.beat(*self.readers)
-            self.look()
+            self._look()
 
-    # --- what tests ask -----------------------------------------------------------------------------------------------
 
-    def owned(self, name: str) -> set[Partition]:
-        return self.readers[name].owned
+class _Told(Scene):
+    """Remembers why waits were over."""
 
-    @property
-    def pending(self) -> int:
-        """Partitions that somebody waits for."""
-        return sum(each.target is not None for each in self.group.moving.values())
+    def __init__(self, topics: dict[str, int], settings: ConsumerSettings) -> None:
+        super().__init__(topics, settings)
+        self.ended: list[HandoffEnd] = []
 
-    def duplicates(self) -> list[tuple[Partition, int]]:
-        """What two members have read. One that is given back what it let go of reads its own work again."""
-        seen = {(partition, offset, name) for partition, offset, name in self.delivered}
-        return sorted(each for each, count in Counter((p, offset) for p, offset, _ in seen).items() if count > 1)
-
-    def readers_of(self, partition: Partition) -> set[str]:
-        return {name for each, _, name in self.delivered if each == partition}
-
-    def is_even(self) -> None:
-        """All partitions have an owner, and shares differ by one at most."""
-        shares = [each.owned for each in self.readers.values()]
-        assert sum(map(len, shares)) == len(set[Partition]().union(*shares)) == len(self.partitions()), shares
-        assert max(map(len, shares)) - min(map(len, shares)) <= 1, shares
-        assert set(self.group.members) == set(self.readers)
-        assert not self.group.moving
+    def play(self, event: object) -> ConsumerGroupHeartbeatReply | None:
+        taken = step(self.group, event, self.cluster, self.now_ms, self.settings)
+        self.ended += [fact.reason for fact in taken.facts if isinstance(fact, HandoffEnded)]
+        self.group: ConsumerGroup = taken.group
+        return taken.replies[0][1] if taken.replies else None

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import pytest
 
+from gateway.coordinator.consumer import handoff as consumer_handoff
 from gateway.coordinator.consumer.model import MemberState
 from gateway.coordinator.facts import MemberId
+from gateway.coordinator.handoff import Drained, HandoffEnd, HandoffEnded, HandoffMode, HandoffSettings
 from gateway.coordinator.machine import Adopted
-from gateway.coordinator.model import GroupState, MigrationPolicy
+from gateway.coordinator.model import GroupState, HandoffProgress, MigrationPolicy
 from protocol.errors import ErrorCode
 
 from .mixed import NONE, REBALANCE_MS, SESSION_MS, Mixed, offer, read
-from .scene import named
+from .scene import named, topic_id
 
 ALL = {"t": {0, 1, 2, 3}}
+DRAIN = HandoffSettings(HandoffMode.DRAIN, 30_000)
 REBALANCE = ErrorCode.REBALANCE_IN_PROGRESS
 
 
@@ -100,6 +103,94 @@ def test_a_cooperative_member_owns_what_it_claims_beside_what_it_was_given():
     assert scene.group.state is GroupState.STABLE
     scene.enter("a")
     assert held(scene)["k"] == ALL
+
+
+def test_a_member_that_waits_for_another_owns_nothing_of_what_it_was_given():
+    """The leader has given away what the other one reads: its assignment is held, and now it is nobody's."""
+    scene = Mixed()
+    generation = scene.classic_group({"k": ALL, "l": {}}, "cooperative-sticky")
+    assert scene.group.leader_id == "k"
+    scene.join("k", offer("cooperative-sticky", owned=ALL, generation=generation))
+    scene.join("l", offer("cooperative-sticky", generation=generation))
+    assert scene.sync("k", generation + 1, {"k": {"t": {0, 1}}, "l": {"t": {2, 3}}}) is not None
+    assert scene.sync("l", generation + 1) is None, "it waits for k"
+    scene.enter("a")
+    assert held(scene) == {"k": ALL, "l": {}, "a": {}}
+
+
+def draining(scene: Mixed) -> int:
+    """k has let go of two partitions and is to commit what it was served of them; l, to whom they were given, waits."""
+    generation = scene.classic_group({"k": ALL, "l": {}}) + 1
+    assert scene.group.leader_id == "k"
+    scene.join("k", offer())
+    scene.join("l", offer())
+    assert scene.sync("k", generation, {"k": {"t": {0, 1}}, "l": {"t": {2, 3}}}) is not None
+    assert scene.sync("l", generation) is None
+    return generation
+
+
+def drained(scene: Mixed, source: str, *partitions: int, by_id: bool) -> None:
+    topic = topic_id("t") if by_id else "t"
+    scene.play(HandoffProgress(tuple(Drained(topic, each, MemberId(source), 7, 7) for each in partitions)))
+
+
+def test_what_is_to_be_drained_is_to_be_drained_after_an_upgrade():
+    scene = Mixed(handoff=DRAIN, consumer={"handoff": DRAIN})
+    draining(scene)
+    scene.enter("a")
+    assert scene.is_consumer
+    assert [(fact.target, fact.reason) for fact in scene.last.facts if isinstance(fact, HandoffEnded)] == [
+        ("l", HandoffEnd.SUPERSEDED)
+    ] * 2
+    assert held(scene) == {"k": {"t": {0, 1}}, "l": {}, "a": {}}
+    assert {(each.source, each.partition) for each in consumer_handoff.draining(scene.group)} == {("k", 2), ("k", 3)}
+    joined = scene.join("l", offer())
+    assert joined is not None
+    assert scene.share("l", joined.generation_id) == {}, "they are not drained"
+    assert scene.told(scene.beat("a", joined.generation_id)) == (joined.generation_id, None)
+    drained(scene, "k", 2, 3, by_id=True)
+    epoch, given = scene.told(scene.beat("a", joined.generation_id))
+    assert given is not None
+    assert len(given["t"]) == 1
+    joined = scene.join("l", offer())
+    assert joined is not None
+    assert scene.share("l", epoch)["t"] | given["t"] == {2, 3}
+
+
+def test_who_drains_in_vain_has_no_more_time_for_an_upgrade():
+    scene = Mixed(handoff=DRAIN, consumer={"handoff": DRAIN})
+    draining(scene)
+    scene.tick(SESSION_MS // 4)
+    scene.enter("a")
+    assert scene.group.drain_deadlines == {"k": scene.now_ms - SESSION_MS // 4 + DRAIN.timeout_ms}
+
+
+def test_what_is_to_be_drained_is_to_be_drained_after_a_downgrade():
+    scene = Mixed(handoff=DRAIN, consumer={"handoff": DRAIN})
+    scene.classic_group({"k": ALL})
+    epoch, _ = scene.told(scene.enter("a"))
+    joined = scene.join("k", offer())
+    assert joined is not None
+    kept = scene.share("k", epoch)
+    gone = ALL["t"] - kept["t"]
+    assert len(gone) == 2
+    assert scene.told(scene.beat("a", epoch)) == (epoch, None), "they are not drained"
+    scene.tick(1_000)
+    scene.beat("a", -1)
+    assert not scene.is_consumer
+    assert {(each.source, each.partition, each.deadline_ms) for each in scene.group.handoffs} == {
+        ("k", each, scene.now_ms - 1_000 + DRAIN.timeout_ms) for each in gone
+    }
+    scene.join("k", offer())
+    assert scene.group.state is GroupState.COMPLETING_REBALANCE
+    scene.join("", offer(), new_id="l")
+    scene.join("k", offer())
+    generation = scene.group.generation_id
+    assert scene.group.leader_id == "k"
+    assert scene.sync("k", generation, {"k": kept, "l": {"t": gone}}) is not None
+    assert scene.sync("l", generation) is None, "they are still not drained"
+    drained(scene, "k", *gone, by_id=False)
+    assert read(next(iter(reply for _, reply in scene.last.replies)).assignment) == {"t": gone}
 
 
 def test_a_static_member_that_is_away_keeps_what_it_was_delivered():
@@ -233,6 +324,20 @@ def test_a_static_member_may_come_back_with_the_other_protocol():
     assert scene.beat("a", epoch, instance_id="i").error is ErrorCode.UNKNOWN_MEMBER_ID
 
 
+def test_who_comes_back_with_the_other_protocol_ends_the_rebalance_that_was_under_way():
+    """What nobody had at that moment is given to somebody, though nobody new has come."""
+    scene = Mixed()
+    scene.classic_group({"k": {"t": {0, 1}}, "l": {}}, "cooperative-sticky", instances={"k": "i", "l": "j"})
+    epoch, given = scene.told(scene.enter("a", instance_id="j"))
+    assert scene.is_consumer
+    assert set(scene.group.members) == {"k", "a"}
+    assert given is not None
+    joined = scene.join("k", offer("cooperative-sticky", owned={"t": {0, 1}}), instance="i")
+    assert joined is not None
+    assert joined.generation_id == epoch
+    assert scene.share("k", epoch, instance="i")["t"] | given["t"] == ALL["t"]
+
+
 def test_the_last_static_member_alone_is_replaced_in_a_classic_group():
     scene = Mixed()
     scene.enter("a", instance_id="i")
@@ -356,4 +461,4 @@ def test_there_and_back_and_there_again():
 
 
 def test_the_value_of_an_adoption_says_why():
-    assert Adopted.__slots__ == ("group", "conversion", "replies")
+    assert Adopted.__slots__ == ("group", "conversion", "replies", "facts")

@@ -8,26 +8,35 @@ known to read, on either side of a migration.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 from uuid import UUID
 
 from gateway.coordinator.classic import CLASSIC
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup, MemberState
 from gateway.coordinator.consumer.model import GroupState as ConsumerState
-from gateway.coordinator.consumer.partitions import difference
+from gateway.coordinator.consumer.partitions import Partitions, difference
 from gateway.coordinator.consumer.views import state_of
-from gateway.coordinator.facts import Conversion, Departure, GroupTypeChanged, MemberId, MemberLeft
+from gateway.coordinator.facts import (
+    Conversion,
+    Departure,
+    GenerationStarted,
+    GroupTypeChanged,
+    MemberId,
+    MemberLeft,
+    MemberSynced,
+)
+from gateway.coordinator.handoff import Awaits, Drained
 from gateway.coordinator.machine import ConnectionClosed, ConnectionId, Machines, Request, Step, StoredGroup, Tick
-from gateway.coordinator.model import Group, GroupState, JoinGroup, Settings
+from gateway.coordinator.model import Group, GroupState, HandoffProgress, JoinGroup, Settings
 from gateway.groups.slot import Unstored
 
 from .classic_client import ClassicClient
 from .clients import Client, subscribes
-from .node import FoulError, Server, Weather, World, require, rewritten
-from .play import Outcome
+from .node import FoulError, Server, World, require, rewritten
+from .play import Outcome, Play
 
 MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER})
 FOUL_MS = 45_000
@@ -65,6 +74,7 @@ class MixedServer(Server):
         self.settings = Settings(
             group_initial_rebalance_delay_ms=world.random.choice((0, 1_000)),
             group_cooperative_guard=True,
+            handoff=self.settings.consumer.handoff,
             consumer=replace(self.settings.consumer, max_size=2**31 - 1, session_timeout_ms=10_000),
         )
         self.group = MACHINES.missing("g")
@@ -78,6 +88,8 @@ class MixedServer(Server):
         self._waiting: dict[int, tuple[str, Callable[[Any], None]]] = {}
         self._given_up: set[str] = set()
         self._closed: set[str] = set()
+        self._told: set[MemberId] | None = set()
+        """Who was answered with its assignment of the classic generation; None: a coordinator before may have."""
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -125,7 +137,14 @@ class MixedServer(Server):
                 return None
             self._store(taken)
         self.group = taken.group
-        self.conversions.extend(fact.conversion for fact in taken.facts if isinstance(fact, GroupTypeChanged))
+        conversions = [fact.conversion for fact in taken.facts if isinstance(fact, GroupTypeChanged)]
+        self.conversions.extend(conversions)
+        if conversions:
+            self._check_still_drained(before)
+        if any(isinstance(fact, GenerationStarted) for fact in taken.facts):
+            self._told = set()
+        if self._told is not None:
+            self._told.update(fact.member_id for fact in taken.facts if isinstance(fact, MemberSynced))
         if taken.facts or isinstance(event, Tick | ConnectionClosed):
             self._judge()
         if self.coda:
@@ -140,6 +159,39 @@ class MixedServer(Server):
         if isinstance(self.group, ConsumerGroup):
             require(not self._waiting, "{} requests are held by a group that holds none", len(self._waiting))
         return own
+
+    def look_how_far_sources_are(self) -> None:
+        """The answer may come late, to a group that is another by then."""
+        chance = self.world.random
+        if isinstance(self.group, ConsumerGroup):
+            awaited = [(*key, moving.source) for key, moving in self.group.moving.items()]
+        else:
+            awaited = [(each.topic, each.partition, each.source) for each in self.group.handoffs]
+        found = tuple(Drained(*each, chance.choice((None, 5, 9)), chance.choice((-1, 7, 9))) for each in awaited)
+        self.world.after(chance.choice((0, 5, 4_000)), lambda: self.apply(HandoffProgress(found)))
+
+    def _check_still_drained(self, before: Any) -> None:
+        """Of what members have let go of and not committed, nobody has been given anything by a conversion; but for
+        what a target was told all the same."""
+        targets = {(each.topic, each.partition): each.target for each in getattr(before, "handoffs", ())}
+        was, now = self._drained_of(before), self._drained_of(self.group)
+        for key, source in was.items():
+            told = targets.get(key) is not None and (self._told is None or targets[key] in self._told)
+            if source in self.group.members and key[0] in self.world.cluster.topics and not told:
+                require(now.get(key) == source, "{} of {} is not drained", key, source)
+
+    def _drained_of(self, group: Any) -> dict[tuple[str, int], MemberId]:
+        """By topic and partition, who is to commit it."""
+        if isinstance(group, Group):
+            awaited = (each for each in group.handoffs if each.awaits is Awaits.DRAIN and not each.forced)
+            return {(each.topic, each.partition): each.source for each in awaited}
+        by_id = self.world.cluster.by_id
+        return {
+            (by_id[topic_id].name, index): member_id
+            for member_id, member in group.members.items()
+            for topic_id, index in _each(member.undrained)
+            if topic_id in by_id
+        }
 
     def _check_nobody_is_put_out(self, taken: Step) -> None:
         clients = self.world.clients
@@ -176,6 +228,7 @@ class MixedServer(Server):
     def _restore(self) -> None:
         self._waiting.clear()
         self._unstored.clear()
+        self._told = None
         self.group = MACHINES.missing("g")
         if self.row is not None:
             group_type, stored = self.row
@@ -249,6 +302,10 @@ class MixedServer(Server):
                         require(other == client.name, "{}-{} is read by {} and {}", topic_id, index, other, client.name)
 
 
+def _each(held: Partitions) -> Iterator[tuple[UUID, int]]:
+    return ((topic_id, index) for topic_id, indexes in held.items() for index in indexes)
+
+
 def _reads(client: AnyClient, name: str) -> bool:
     return subscribes(client, name) if isinstance(client, Client) else name in client.names
 
@@ -267,18 +324,15 @@ def _told(event: object, taken: Step) -> str:
 # --- a run ----------------------------------------------------------------------------------------------------------
 
 
-class _Play:
+class _Play(Play[AnyClient]):
     def __init__(self, world: World, server: MixedServer) -> None:
-        self.world, self.server = world, server
+        super().__init__(world)
+        self.server = server
         self.protocols = world.random.choice((("range",), ("cooperative-sticky",), ("cooperative-sticky",)))
-        world.weather = world.random.choice(
-            (
-                Weather(),
-                Weather(late=0.1),
-                Weather(lost_request=0.05, lost_reply=0.1, late=0.05),
-                Weather(0.03, 0.05, 0.05, store_failure=0.1),
-            )
-        )
+
+    @property
+    def clients(self) -> list[AnyClient]:
+        return cast("list[AnyClient]", self.world.clients)
 
     def run(self) -> None:
         world = self.world
@@ -286,85 +340,54 @@ class _Play:
             world.after(world.random.randint(0, 3_000), self._add_classic)
         self._disturb()
         world.run_until(FOUL_MS)
-        world.tell("--- calm")
-        world.calm = True
-        world.weather = Weather()
-        self._settle(SETTLE_MS)
+        self.calm_down()
+        self.settle(SETTLE_MS)
         # What was on its way when the weather changed has arrived.
         world.run_until(world.now_ms + LATEST_MS)
-        self._settle(SETTLE_MS)
+        self.settle(SETTLE_MS)
         self.server.coda = True
         for client in world.clients:
             if isinstance(client, ClassicClient):
                 client.stubborn = False
         newcomer = Client(world, "c-last", None, 1)
         newcomer.rebalance_timeout_ms = 20_000
-        self._start(newcomer)
-        self._settle(CODA_MS)
+        self.start(newcomer)
+        self.settle(CODA_MS)
         newcomer.leave()
-        self._settle(CODA_MS)
-
-    def _settle(self, within_ms: int) -> None:
-        world = self.world
-        until_ms, unsettled = world.now_ms + within_ms, "?"
-        while world.now_ms < until_ms:
-            world.run_until(world.now_ms + 1_000)
-            unsettled = self._unsettled()
-            if not unsettled:
-                return
-        raise FoulError(f"never settled: {unsettled}")
-
-    def _living(self) -> list[AnyClient]:
-        return [client for client in self.world.clients if client.alive]
+        self.settle(CODA_MS)
 
     def _disturb(self) -> None:
-        world, server = self.world, self.server
+        server = self.server
         deeds: list[tuple[int, Callable[[], Any]]] = [
             (4, self._add_classic),
             (4, self._add_consumer),
             (5, self._upgrade_one),
             (5, self._downgrade_one),
-            (2, lambda: self._to_one(lambda client: client.leave())),
-            (2, lambda: self._to_one(lambda client: client.die())),
-            (2, lambda: self._to_one(lambda client: client.disconnect())),
-            (2, lambda: self._to_one(lambda client: client.choose_topics())),
-            (1, lambda: self._to_one(lambda client: client.rejoin())),
+            (2, self.to_one("leave")),
+            (2, self.to_one("die")),
+            (2, self.to_one("disconnect")),
+            (2, self.to_one("choose_topics")),
+            (1, self.to_one("rejoin")),
             (8, self._deliver_something_old),
             (1, server.crash),
             (1, lambda: server.apply(Tick())),
+            (4, server.look_how_far_sources_are),
         ]
-        weights, acts = zip(*deeds, strict=True)
-
-        def act() -> None:
-            if not world.calm:
-                world.random.choices(acts, weights)[0]()
-                world.after(world.random.randint(1, 5_000), act)
-
-        world.after(world.random.randint(1, 3_000), act)
-
-    def _to_one(self, deed: Callable[[AnyClient], object]) -> None:
-        living = self._living()
-        if living:
-            deed(self.world.random.choice(living))
+        self.disturb(deeds, within_ms=3_000, every_ms=5_000)
 
     def _add_classic(self, instance_id: str | None = None) -> None:
         number = self.world.number()
         if instance_id is None and "range" not in self.protocols and self.world.chance(0.3):
             instance_id = f"i{number}"
-        if len(self._living()) < MAX_CLIENTS:
-            self._start(ClassicClient(self.world, f"k{number}", instance_id, self.protocols))
+        if len(self.living()) < MAX_CLIENTS:
+            self.start(ClassicClient(self.world, f"k{number}", instance_id, self.protocols))
 
     def _add_consumer(self, instance_id: str | None = None) -> None:
         number = self.world.number()
         if instance_id is None and self.world.chance(0.3):
             instance_id = f"i{number}"
-        if len(self._living()) < MAX_CLIENTS:
-            client = Client(self.world, f"c{number}", instance_id, 1)
-            self._start(client)
-
-    def _start(self, client: AnyClient) -> None:
-        self.world.clients.append(client)  # type: ignore[arg-type]
-        client.start()
+        if len(self.living()) < MAX_CLIENTS:
+            self.start(Client(self.world, f"c{number}", instance_id, 1))
 
     def _upgrade_one(self) -> None:
         self._replace(ClassicClient, self._add_consumer)
@@ -374,7 +397,7 @@ class _Play:
 
     def _replace(self, kind: type, add: Callable[[str | None], None]) -> None:
         """One process goes, with its instance if it has one, and another one comes that speaks the other protocol."""
-        living = [client for client in self._living() if isinstance(client, kind)]
+        living = [client for client in self.living() if isinstance(client, kind)]
         if living:
             old = self.world.random.choice(living)
             if isinstance(old, ClassicClient) and old.instance_id is not None and "range" in self.protocols:
@@ -392,8 +415,8 @@ class _Play:
             self.world.tell("something old arrives")
             self.server.receive(old, lambda reply: None)
 
-    def _unsettled(self) -> str:
-        server, living = self.server, self._living()
+    def unsettled(self) -> str:
+        server, living = self.server, self.living()
         group = server.group
         if not server.up:
             return "the node is down"
@@ -406,8 +429,8 @@ class _Play:
         if isinstance(group, ConsumerGroup):
             if state_of(group) is not ConsumerState.STABLE:
                 return f"{state_of(group)}: {group}"
-        elif group.state is not GroupState.STABLE:
-            return f"{group.state}"
+        elif group.state is not GroupState.STABLE or any(each.is_pending for each in group.handoffs):
+            return f"{group.state}, awaited: {group.handoffs}"
         owned: dict[tuple[UUID, int], str] = {}
         for client in living:
             if isinstance(client, ClassicClient) and not client.reading:
@@ -418,10 +441,5 @@ class _Play:
                 for index in indexes:
                     if owned.setdefault((topic_id, index), client.name) != client.name:
                         return f"{topic_id}-{index} is read twice"
-        wanted = {
-            (topic_id, index)
-            for name, topic_id in self.world.topic_ids.items()
-            if any(_reads(client, name) for client in living)
-            for index in range(self.world.partition_counts[name])
-        }
+        wanted = self.wanted(_reads)
         return "" if set(owned) == wanted else f"owned {owned}, wanted {wanted}"

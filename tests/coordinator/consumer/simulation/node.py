@@ -190,6 +190,8 @@ class Server:
             world.tell("  ... could not be stored")
             if world.chance(0.3):
                 self._store(taken)
+                self.group = taken.group
+                self._judge_draining(before, event)
                 self._restore()
             self._arm()
             return None if asked is None else ConsumerGroupHeartbeatReply(ErrorCode.COORDINATOR_NOT_AVAILABLE)
@@ -281,7 +283,7 @@ class Server:
                 del self.undrained[key]
                 continue
             for other in after.members.values():
-                require(key[1] not in other.assigned.get(key[0], ()), f"{key} of {source} is not drained: {other}")
+                require(key[1] not in other.assigned.get(key[0], ()), "{} of {} is not drained: {}", key, source, other)
 
     # --- the referee --------------------------------------------------------------------------------------------------
 

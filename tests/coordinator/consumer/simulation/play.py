@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
-from gateway.coordinator.consumer.model import (
-    GroupState,
-)
+from gateway.coordinator.consumer.model import GroupState
 from gateway.coordinator.consumer.views import state_of
 from gateway.coordinator.machine import Tick
 
 from .clients import Client, subscribes
 from .node import FoulError, Weather, World
 
+C = TypeVar("C", bound=Any)
+"""Clients: what they speak is their own affair."""
 FOUL_MS = 120_000
 SETTLE_MS = 400_000
 MAX_CLIENTS = 5
@@ -38,7 +40,9 @@ def run(seed: int) -> Outcome:
     return Outcome(seed, None, world.told)
 
 
-class _Play:
+class Play(ABC, Generic[C]):
+    """What the runs of groups of any kind have in common: a world, its weather, and clients to whom things are done."""
+
     def __init__(self, world: World) -> None:
         self.world = world
         world.weather = world.random.choice(
@@ -50,71 +54,110 @@ class _Play:
             )
         )
 
+    @property
+    @abstractmethod
+    def clients(self) -> list[C]: ...
+
+    @abstractmethod
+    def unsettled(self) -> str:
+        """What is still to come; empty where all is as it is to be in the end."""
+
+    def living(self) -> list[C]:
+        return [client for client in self.clients if client.alive]
+
+    def start(self, client: C) -> None:
+        self.clients.append(client)
+        client.start()
+
+    def to_one(self, deed: str) -> Callable[[], None]:
+        """The deed is a method of all clients."""
+
+        def act() -> None:
+            living = self.living()
+            if living:
+                client = self.world.random.choice(living)
+                self.world.tell(f"{client.name}: {deed}")
+                getattr(client, deed)()
+
+        return act
+
+    def disturb(self, deeds: Sequence[tuple[int, Callable[[], object]]], *, within_ms: int, every_ms: int) -> None:
+        """One of them happens every now and then, as long as the weather is foul."""
+        world = self.world
+        weights, acts = zip(*deeds, strict=True)
+
+        def act() -> None:
+            if not world.calm:
+                world.random.choices(acts, weights)[0]()
+                world.after(world.random.randint(1, every_ms), act)
+
+        world.after(world.random.randint(1, within_ms), act)
+
+    def calm_down(self) -> None:
+        self.world.tell("--- calm")
+        self.world.calm = True
+        self.world.weather = Weather()
+
+    def settle(self, within_ms: int) -> None:
+        world = self.world
+        until_ms, unsettled = world.now_ms + within_ms, "?"
+        while world.now_ms < until_ms:
+            world.run_until(world.now_ms + 1_000)
+            unsettled = self.unsettled()
+            if not unsettled:
+                return
+        raise FoulError(f"never settled: {unsettled}")
+
+    def wanted(self, reads: Callable[[C, str], bool]) -> set[tuple[UUID, int]]:
+        """The partitions that somebody reads."""
+        living = self.living()
+        return {
+            (topic_id, index)
+            for name, topic_id in self.world.topic_ids.items()
+            if name in self.world.partition_counts and any(reads(client, name) for client in living)
+            for index in range(self.world.partition_counts[name])
+        }
+
+
+class _Play(Play[Client]):
+    @property
+    def clients(self) -> list[Client]:
+        return self.world.clients
+
     def run(self) -> None:
         world = self.world
         for _ in range(world.random.randint(1, 4)):
             world.after(world.random.randint(0, 5_000), self._add_client)
         self._disturb()
         world.run_until(FOUL_MS)
-        world.tell("--- calm")
-        world.calm = True
-        world.weather = Weather()
-        while world.now_ms < FOUL_MS + SETTLE_MS:
-            world.run_until(world.now_ms + 1_000)
-            unsettled = self._unsettled()
-            if not unsettled:
-                return
-        raise FoulError(f"never settled: {unsettled}")
-
-    def _living(self) -> list[Client]:
-        return [client for client in self.world.clients if client.alive]
+        self.calm_down()
+        self.settle(SETTLE_MS)
 
     def _disturb(self) -> None:
         world = self.world
-        deeds: list[tuple[int, Callable[[], None]]] = [
+        deeds: list[tuple[int, Callable[[], object]]] = [
             (5, self._add_client),
-            (2, self._to_one(Client.leave)),
-            (2, self._to_one(Client.die)),
-            (3, self._to_one(Client.disconnect)),
-            (3, self._to_one(Client.choose_topics)),
-            (3, self._to_one(Client.beat)),
-            (2, self._to_one(Client.rejoin)),
+            (2, self.to_one("leave")),
+            (2, self.to_one("die")),
+            (3, self.to_one("disconnect")),
+            (3, self.to_one("choose_topics")),
+            (3, self.to_one("beat")),
+            (2, self.to_one("rejoin")),
             (3, self._restart_static),
             (4, self._deliver_something_old),
             (3, world.change_topics),
             (1, world.server.crash),
-            (1, lambda: world.server.apply(Tick()) and None),
+            (1, lambda: world.server.apply(Tick())),
             (4, world.server.look_how_far_sources_are),
         ]
-        weights, acts = zip(*deeds, strict=True)
-
-        def act() -> None:
-            if not world.calm:
-                world.random.choices(acts, weights)[0]()
-                world.after(world.random.randint(1, 6_000), act)
-
-        world.after(world.random.randint(1, 5_000), act)
-
-    def _to_one(self, deed: Callable[[Client], None]) -> Callable[[], None]:
-        def act() -> None:
-            living = self._living()
-            if living:
-                client = self.world.random.choice(living)
-                self.world.tell(f"{client.name}: {deed.__name__}")
-                deed(client)
-
-        return act
+        self.disturb(deeds, within_ms=5_000, every_ms=6_000)
 
     def _add_client(self) -> None:
         random = self.world.random
-        if len(self._living()) < MAX_CLIENTS:
+        if len(self.living()) < MAX_CLIENTS:
             number = self.world.number()
             instance_id = f"i{number}" if random.random() < 0.3 else None
-            self._start(Client(self.world, f"c{number}", instance_id, random.choice((0, 1, 1))))
-
-    def _start(self, client: Client) -> None:
-        self.world.clients.append(client)
-        client.start()
+            self.start(Client(self.world, f"c{number}", instance_id, random.choice((0, 1, 1))))
 
     def _restart_static(self) -> None:
         """A process takes the place of one with its instance id, which may be dead, gone for a while, or alive."""
@@ -123,7 +166,7 @@ class _Play:
             old = self.world.random.choice(static)
             if old.alive and self.world.chance(0.7):
                 old.leave()
-            self._start(Client(self.world, f"{old.name}r", old.instance_id, 1))
+            self.start(Client(self.world, f"{old.name}r", old.instance_id, 1))
 
     def _deliver_something_old(self) -> None:
         """A request on a connection that its client has given up arrives after all."""
@@ -132,10 +175,10 @@ class _Play:
             self.world.tell("something old arrives")
             self.world.server.receive(stuck.pop(self.world.random.randrange(len(stuck))))
 
-    def _unsettled(self) -> str:
+    def unsettled(self) -> str:
         """Empty once every live client is a member with its share, nobody else is one, and every partition that
         somebody subscribes to is somebody's."""
-        server, living = self.world.server, self._living()
+        server, living = self.world.server, self.living()
         group = server.group
         if not server.up:
             return "the node is down"
@@ -156,10 +199,5 @@ class _Play:
             ):
                 return f"{client.name}'s subscription is {client.names}, {client.pattern!r}, not {member}"
             owned.update((topic_id, index) for topic_id, indexes in client.owned.items() for index in indexes)
-        wanted = {
-            (topic_id, index)
-            for name, topic_id in self.world.topic_ids.items()
-            if name in self.world.partition_counts and any(subscribes(client, name) for client in living)
-            for index in range(self.world.partition_counts[name])
-        }
+        wanted = self.wanted(subscribes)
         return "" if owned == wanted else f"owned {owned}, wanted {wanted}"
