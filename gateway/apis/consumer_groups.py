@@ -44,7 +44,7 @@ async def consumer_group_heartbeat(
     moment ago elsewhere gets it in this answer."""
     if not request.group_id:
         return ConsumerGroupHeartbeatResponse(
-            error_code=ErrorCode.INVALID_REQUEST, error_message="the group has no name"
+            error_code=ErrorCode.INVALID_REQUEST, error_message="GroupId can't be empty."
         )
     if request.subscribed_topic_names:
         await context.services.catalog.resolve_all(request.subscribed_topic_names)
@@ -156,7 +156,7 @@ def _member(member: ConsumerMember, target: Partitions, catalog: Catalog) -> des
         client_id=member.client_id,
         client_host=member.client_host,
         subscribed_topic_names=member.subscribed_topic_names,
-        subscribed_topic_regex=member.subscribed_topic_regex or None,
+        subscribed_topic_regex=member.subscribed_topic_regex or "",
         assignment=_described_assignment(member.assigned, catalog),
         target_assignment=_described_assignment(target, catalog),
         member_type=MemberType.CONSUMER if member.classic is None else MemberType.CLASSIC,

@@ -30,8 +30,6 @@ from storage.types import Partition, PartitionKey, ReadRequest, ReadResult, Refu
 log = structlog.get_logger(__name__)
 
 FIRST_VERSION_WITH_TOPIC_IDS = 13
-FIRST_VERSION_WITH_ZSTD = 10
-"""An older client is told so of topics whose `compression.type` is zstd, as by upstream."""
 READ_COMMITTED = 1
 COLD_PATIENCE_S = 2.0
 """How long records at hand wait for other partitions' read from Postgres before they are sent without."""
@@ -226,8 +224,6 @@ class _Planner:
             return part
         part.partition = topic.partitions[asked.partition]
         part.error = check_leader_epoch(asked.current_leader_epoch, part.partition.leader_epoch)
-        if not part.error and self._context.version < FIRST_VERSION_WITH_ZSTD and self._holds_zstd(topic):
-            part.error = ErrorCode.UNSUPPORTED_COMPRESSION_TYPE
         if part.error:
             return part
         if self._watch is not None:
@@ -246,9 +242,6 @@ class _Planner:
             _judge(part, read.known)
             self._collected_bytes += part.size_bytes
         return part
-
-    def _holds_zstd(self, topic: Topic) -> bool:
-        return self._context.services.catalog.config(topic).compression_type == "zstd"
 
 
 def _most_bytes(cold: list[_Part], max_bytes: int) -> int:

@@ -580,6 +580,9 @@ async def _asked_topics(
         return _Fetched(index) if found is None else _fetched(found)
 
     topics = await mapped(lambda one: (one, _topic_of(one, by_id, catalog)), asked)
+    if by_id:  # unknown ids come after all others, as in Kafka
+        known = [each async for each in in_pieces(topics) if each[1] is not None]
+        topics = known + [each async for each in in_pieces(topics) if each[1] is None]
     return [
         _FetchedTopic(
             one.name,

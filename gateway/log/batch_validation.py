@@ -202,7 +202,7 @@ def _judge_records(reader: RecordReader, rules: _Rules) -> Refused | None:
     if bad_timestamps or reader.head.max_timestamp > rules.latest_ms:
         return Refused(
             ErrorCode.INVALID_TIMESTAMP,
-            "one or more records have been rejected due to invalid timestamps",
+            "One or more records have been rejected due to invalid timestamp",
             tuple(bad_timestamps),
         )
     return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -33,6 +33,26 @@ class BrokerProcess(Protocol):
     def restart(self) -> None: ...
     def close(self) -> None: ...
     def log_tail(self) -> str: ...
+
+
+_starting: list[BrokerProcess] = []
+
+
+@contextlib.contextmanager
+def starting(broker: BrokerProcess) -> Iterator[None]:
+    """While entered, `end_starting` closes it: it serves nobody yet, and whoever waits for that waits for minutes."""
+    _starting.append(broker)
+    try:
+        yield
+    finally:
+        _starting.remove(broker)
+
+
+def end_starting() -> None:
+    """Close every broker that is starting now; a start of several processes may be at its next one right after."""
+    for broker in tuple(_starting):
+        with contextlib.suppress(AssertionError):  # it did not stop in its time, and has been killed
+            broker.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import TracebackType
 
-from tests.compat.brokers import BrokerProcess
+from tests.compat.brokers import BrokerProcess, starting
 
 
 class Control:
@@ -19,7 +19,7 @@ class Control:
 
     def __init__(self, gateway: BrokerProcess, before: Callable[[], None]) -> None:
         actions = {"/restart": gateway.restart, "/kill": lambda: _kill(gateway)}
-        lock = threading.Lock()
+        lock = self._acting = threading.Lock()
 
         class Handler(BaseHTTPRequestHandler):
             def do_POST(self) -> None:
@@ -29,7 +29,7 @@ class Control:
                     self.answer(404, {"ok": False, "error": f"POST {' or '.join(actions)}"})
                     return
                 try:
-                    with lock:
+                    with lock, starting(gateway):
                         before()
                         action()
                 except (AssertionError, OSError) as error:
@@ -66,6 +66,7 @@ class Control:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
+        self._acting.acquire()  # for good: who ends the gateway next is not to see it started behind its back
 
 
 def _kill(gateway: BrokerProcess) -> None:

@@ -37,14 +37,20 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How long commands may take: each its own limit, and all that share this no longer than `seconds` from now on."""
+    """How long commands may take: each its own limit, and all that share this no longer than `seconds` from now on, nor
+    after its `end`."""
 
     seconds: float = math.inf
     started: float = field(default_factory=time.monotonic)
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    def end(self) -> None:
+        """Nothing that shares this has any time left."""
+        self._ended.set()
 
     @property
     def left_s(self) -> float:
-        return max(0.0, self.started + self.seconds - time.monotonic())
+        return 0.0 if self._ended.is_set() else max(0.0, self.started + self.seconds - time.monotonic())
 
     def of(self, limit_s: float) -> float:
         return min(limit_s, self.left_s)
@@ -53,6 +59,8 @@ class Limit:
         """What a command was killed at: its own limit, or that of the whole run."""
         if self.left_s > 0:
             return f"its limit of {limit_s:.0f} s"
+        if self._ended.is_set():
+            return "the end of the whole run"
         return f"the limit of the whole run, {self.seconds:.0f} s"
 
 

@@ -23,14 +23,14 @@ import traceback
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
 from tests.compat import report
 from tests.compat.answers import WHOLE_SUITE, ask, ending, tail_of
-from tests.compat.brokers import APACHE_KAFKA, SLUICE, Broker, sluice_nodes
+from tests.compat.brokers import APACHE_KAFKA, SLUICE, Broker, end_starting, sluice_nodes, starting
 from tests.compat.control import Control
 from tests.compat.process import Limit, end_all, run_limited
 from tests.compat.report import OUTCOMES, Row, SuiteResult
@@ -44,6 +44,7 @@ LOG_CHARACTERS = 500
 LIMIT_SECONDS = 2700.0
 """For all suites together. With checks and tests before it, continuous integration has an hour."""
 BUILD_TRIES = 2
+END_SECONDS = 0.1
 SECOND_TRY = "passed at the second try"
 
 _building = threading.Lock()
@@ -149,11 +150,12 @@ def _run(
     with short_directory() as data, contextlib.ExitStack() as stack:
         gateway = broker.process(data, {**SETTINGS, **suite.settings})
         stack.callback(shutil.copy, gateway.log_path, directory / "gateway.log")
+        stack.callback(gateway.close)
         try:
-            gateway.start()
+            with starting(gateway):
+                gateway.start()
         except AssertionError as error:
             return [_reported(Row(WHOLE_SUITE, "failed", 0.0, str(error)[-LOG_CHARACTERS:]), on_row)]
-        stack.callback(gateway.close)
         versions = Versions(gateway.metrics_url)
         control = stack.enter_context(Control(gateway, versions.scrape))
         environment = {
@@ -339,13 +341,22 @@ def _main(options: argparse.Namespace) -> int:
 
     # SIGTERM unwinds as Ctrl-C does, so that nothing that was started stays.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    broker.version()  # here, where a signal ends it: Kafka's jars may have to be fetched for it
     pool = ThreadPoolExecutor(options.jobs)
+    running: list[Future[SuiteResult]] = []
     try:
         # Those that are not built first: a build that waits for its registry keeps no other suite waiting.
-        results = list(pool.map(run, sorted(chosen, key=lambda suite: bool(suite.build or suite.uses))))
+        ordered = sorted(chosen, key=lambda suite: bool(suite.build or suite.uses))
+        running.extend(pool.submit(run, suite) for suite in ordered)
+        results = [future.result() for future in running]
     except BaseException:
+        limit.end()
         pool.shutdown(wait=False, cancel_futures=True)
-        end_all()
+        # Again and again: what is ended here may be about to start the next command.
+        while left := [future for future in running if future.running()]:
+            end_all()
+            end_starting()
+            wait(left, timeout=END_SECONDS)
         raise
     finally:
         pool.shutdown()

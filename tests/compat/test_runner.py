@@ -6,6 +6,8 @@ import contextlib
 import json
 import os
 import shutil
+import signal
+import subprocess
 import sys
 import textwrap
 from collections import Counter
@@ -14,13 +16,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.clients.workers import until
 from tests.compat import scenarios
 from tests.compat.answers import WHOLE_SUITE, ask
 from tests.compat.brokers import sluice_nodes
 from tests.compat.process import Limit
 from tests.compat.report import Outcome, Row, SuiteResult, red, write, write_oracle
 from tests.compat.run import SECOND_TRY, ask_again, main, run_suite
-from tests.compat.suites import FOLDER, Suite, SuiteError, discover, load
+from tests.compat.suites import FOLDER, ROOT, Suite, SuiteError, discover, load
 
 LOG_LINES = [
     {"t": 1, "event": "scenario", "mode": "eager", "topic": "t", "partitions": 1, "produced": {"0": 1}},
@@ -99,6 +102,55 @@ def test_a_suite_that_hangs_is_killed_with_all_it_started_and_has_failed(tmp_pat
     for pid in pids:
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(pid).wait(10)
+
+
+@pytest.mark.parametrize("stuck_at", ["random-uuid", "format", "server.properties"])
+def test_sigterm_ends_a_run_whose_kafka_is_starting(tmp_path: Path, stuck_at: str) -> None:
+    """Wherever it is on its way, and with all that it has started; nothing is started after that."""
+    suite_of(tmp_path / "fake", f"open({str(tmp_path / 'asked')!r}, 'w')", more="scenarios = []\n")
+    (tmp_path / "java.py").write_text(
+        f"""
+import os, signal, sys, time
+print("an-id")
+if sys.argv[-1].endswith({stuck_at!r}) or {stuck_at!r} in sys.argv:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with open({str(tmp_path / "unready")!r}, "w") as file:
+        file.write(str(os.getpid()))
+    os.rename({str(tmp_path / "unready")!r}, {str(tmp_path / "pid")!r})
+    time.sleep(600)
+"""
+    )
+    script = f"""
+import sys
+from dataclasses import replace
+from pathlib import Path
+from tests.compat import run, suites
+from tests.kafka import process
+
+process.java = lambda main_class, *arguments, **_: [sys.executable, {str(tmp_path / "java.py")!r}, *arguments]
+run.APACHE_KAFKA = replace(
+    run.APACHE_KAFKA, version=lambda: "none", process=lambda d, s: process.KafkaProcess(d, settings=s)
+)
+run.discover = lambda: [suites.load(Path({str(tmp_path / "fake")!r}))]
+run.CACHE = Path({str(tmp_path)!r})
+sys.exit(run.main(["fake", "--broker", "kafka"]))
+"""
+    command = [sys.executable, "-c", script]
+    with (tmp_path / "said").open("wb") as said, subprocess.Popen(command, cwd=ROOT, stdout=said, stderr=said) as run:
+        stuck: list[psutil.Process] = []
+        try:
+            until(lambda: (tmp_path / "pid").exists() or run.poll() is not None, "Kafka starts")
+            assert run.poll() is None, (tmp_path / "said").read_text()
+            stuck = psutil.Process(run.pid).children()
+            assert [process.pid for process in stuck] == [int((tmp_path / "pid").read_text())]
+            run.terminate()
+            assert run.wait(10) == 128 + signal.SIGTERM, (tmp_path / "said").read_text()
+            assert not psutil.wait_procs(stuck, timeout=5)[1]
+        finally:
+            for process in (run, *stuck):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.kill()
+    assert not (tmp_path / "asked").exists()
 
 
 def test_a_suite_that_crashes_has_failed_with_its_last_words(tmp_path: Path) -> None:

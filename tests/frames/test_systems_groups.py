@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import struct
 
 import pytest
 
 from protocol.errors import ErrorCode
 from protocol.messages.leave_group import LeaveGroupRequest, MemberIdentity
-from tests.frames.members import Member, describe, fresh, in_state, join_all, leader_of, member, settle
+from protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
+from tests.frames.members import Member, create_topic, describe, fresh, in_state, join_all, leader_of, member, settle
 from tests.gateway_process import GatewayFactory, GatewayProcess
-from tests.wire import WireClient
+from tests.wire import WireClient, encode_frame
 
 NONE = ErrorCode.NONE
 REBALANCE_IN_PROGRESS = ErrorCode.REBALANCE_IN_PROGRESS
@@ -311,3 +318,30 @@ async def test_a_static_member_may_come_back_within_its_session(gateway_factory:
         await in_state(stays.client, group_id, "PreparingRebalance")
         described = await describe(stays.client, group_id)
         assert {one.member_id for one in described.members} == {stays.member_id, static.member_id}
+
+
+@pytest.mark.parametrize(("version", "said", "null"), [(7, b"\0\1?", b"\xff\xff"), (9, b"\2?", b"\0")])
+async def test_a_commit_of_a_member_without_even_an_empty_id_closes_the_connection(
+    gateway: GatewayProcess, version: int, said: bytes, null: bytes
+) -> None:
+    """@platformatic/kafka commits with a null member id once it has left its group. The field is never null, and Kafka
+    closes the connection, too."""
+    topic, group_id = fresh("topic"), fresh("group")
+    partition = OffsetCommitRequestPartition(partition_index=0, committed_offset=7, committed_metadata="")
+    commit = OffsetCommitRequest(
+        group_id=group_id,
+        generation_id_or_member_epoch=-1,
+        member_id="?",
+        topics=(OffsetCommitRequestTopic(name=topic, partitions=(partition,)),),
+    )
+    frame = encode_frame(commit, version, 1)
+    assert frame.count(said) == 1
+    without = frame[4:].replace(said, null)
+    asked = OffsetFetchRequestGroup(group_id=group_id, topics=None)
+    async with await WireClient.connect(gateway.bootstrap) as other:
+        await create_topic(other, topic)
+        async with await WireClient.connect(gateway.bootstrap) as client:
+            client.send_bytes(struct.pack(">i", len(without)) + without)
+            await client.closed_by_peer()
+        fetched = await other.send(OffsetFetchRequest(groups=(asked,)), 8)
+        assert fetched.groups[0].topics == ()

@@ -22,6 +22,7 @@ LIBRARIES = ROOT / ".compat" / "kafka" / "libs"
 START_SECONDS = 90.0
 STOP_SECONDS = 60.0
 ASSEMBLE_SECONDS = 900.0
+TOOL_SECONDS = 60.0
 _JVM = ("-Xmx1g", "-Xms1g", "-XX:+UseG1GC", f"-Dlog4j2.configurationFile={LOGGING}")
 
 ONE_NODE: Mapping[str, str] = {
@@ -123,18 +124,23 @@ class KafkaProcess:
             time.sleep(POLL_SECONDS)
 
     def _format(self, log: IO[bytes]) -> None:
-        storage_tool = "kafka.tools.StorageTool"
-        made = subprocess.run(java(storage_tool, "random-uuid"), capture_output=True, text=True, check=True, timeout=60)
-        cluster_id = made.stdout.split()[-1].removesuffix("\x1b[0m")
-        subprocess.run(
-            java(storage_tool, "format", "--standalone", "-t", cluster_id, "-c", str(self._properties)),
-            stdin=subprocess.DEVNULL,
-            stdout=log,
-            stderr=log,
-            check=True,
-            timeout=60,
-        )
+        made = self._storage_tool("random-uuid", log=log)
+        cluster_id = made.split()[-1].decode().removesuffix("\x1b[0m")
+        log.write(self._storage_tool("format", "--standalone", "-t", cluster_id, "-c", str(self._properties), log=log))
+        log.flush()
         self._formatted = True
+
+    def _storage_tool(self, *arguments: str, log: IO[bytes]) -> bytes:
+        """What it says. It is this node's process meanwhile, so that `close` ends a start wherever it is."""
+        self._process = subprocess.Popen(
+            java("kafka.tools.StorageTool", *arguments), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=log
+        )
+        try:
+            said, _ = self._process.communicate(timeout=TOOL_SECONDS)
+        finally:
+            self.close()
+        assert not self._process.returncode, f"{arguments[0]} ended with {self._process.returncode}: {self.log_tail()}"
+        return said
 
     def _is_unfenced(self) -> bool:
         """A broker accepts connections a moment before its controller lets it lead partitions."""

@@ -26,29 +26,38 @@ MAX_ID_BYTES = 1_024
 
 
 def check_request(event: ConsumerGroupHeartbeat, settings: ConsumerSettings) -> None:
-    """Refuses what no group could take. Raises KafkaError."""
+    """Refuses what no group could take, in Kafka's words where it has some. Raises KafkaError."""
     epoch = event.member_epoch
-    if event.instance_id == "" or event.rack_id == "":
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "instance and rack ids are absent or not empty")
+    if event.instance_id == "":
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "InstanceId can't be empty.")
+    if event.rack_id == "":
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "RackId can't be empty.")
     if not event.member_id and (event.version >= FIRST_VERSION_WITH_OWN_MEMBER_ID or epoch != JOIN_EPOCH):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "a member names itself")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "MemberId can't be empty.")
     if any(len(id_.encode()) > MAX_ID_BYTES for id_ in (event.member_id, event.instance_id or "", event.rack_id or "")):
         raise KafkaError(ErrorCode.INVALID_REQUEST, f"an id is longer than {MAX_ID_BYTES} bytes")
     if event.rebalance_timeout_ms < -1:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "the rebalance timeout is negative")
     if epoch < STATIC_LEAVE_EPOCH:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"no member epoch is {epoch}")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "MemberEpoch is invalid.")
     if epoch == STATIC_LEAVE_EPOCH and event.instance_id is None:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, "only a static member leaves for a while")
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "InstanceId can't be null.")
     if epoch == JOIN_EPOCH:
         if event.rebalance_timeout_ms == -1:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "a member joins with a rebalance timeout")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "RebalanceTimeoutMs must be provided in first request.")
         if event.owned is None or event.owned:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "a member that joins owns nothing")
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "TopicPartitions must be empty when (re-)joining.")
         if event.subscribed_topic_names is None and event.subscribed_topic_regex is None:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "a member joins with a subscription")
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST,
+                "Either SubscribedTopicNames or SubscribedTopicRegex must be non-null when (re-)joining.",
+            )
     if event.server_assignor is not None and event.server_assignor not in settings.assignors:
-        raise KafkaError(ErrorCode.UNSUPPORTED_ASSIGNOR, f"known assignors are {', '.join(settings.assignors)}")
+        raise KafkaError(
+            ErrorCode.UNSUPPORTED_ASSIGNOR,
+            f"ServerAssignor {event.server_assignor} is not supported. Supported assignors: "
+            f"{', '.join(settings.assignors)}.",
+        )
     if event.subscribed_topic_regex:
         try:
             compile_pattern(event.subscribed_topic_regex)

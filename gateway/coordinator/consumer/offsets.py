@@ -20,10 +20,11 @@ def commit_refusal(
     """Commits from outside (epoch −1) are taken while the group has no members."""
     if member_epoch < 0 and not group.members:
         return None
+    member = group.members.get(member_id)
     refusal = _refusal(group, member_id, instance_id, member_epoch)
-    if refusal is None and version < FIRST_VERSION_WITH_MEMBER_EPOCH:
-        member = group.members[member_id]
-        return ErrorCode.UNSUPPORTED_VERSION if member.classic is None else None
+    speaks_consumer = member is not None and member.classic is None
+    if version < FIRST_VERSION_WITH_MEMBER_EPOCH and speaks_consumer and refusal is not ErrorCode.FENCED_INSTANCE_ID:
+        return ErrorCode.UNSUPPORTED_VERSION  # whatever epoch it names: that number is a generation
     return refusal
 
 

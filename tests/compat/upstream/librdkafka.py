@@ -7,7 +7,7 @@ is a name that is no test; in any other version such a test is answered as skipp
 stops run against a newer one, which confluent-kafka brings.
 
 STEP is build, run or version. Each test becomes the scenario `upstream.<test>`, in a process of its own that ends at
-its own limit. Tests of their scenario `noautocreate` get a gateway that creates no topic unasked.
+its own limit. Tests of their scenario `noautocreate` get a gateway (or Kafka) that creates no topic unasked.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from typing import Any
 
 import confluent_kafka
 
+from tests.compat.brokers import APACHE_KAFKA, SLUICE
 from tests.compat.process import run_limited
 from tests.compat.upstream import kafka_topics
-from tests.gateway_process import GatewayProcess
 from tests.postgres import short_directory
 
 PACKAGE = "librdkafka"
@@ -283,10 +283,11 @@ def run(folder: Path) -> None:
         kafka_topics.install(runner.kafka)
         if any(scenario == NO_AUTO_CREATE for _, scenario, _, _ in runs):
             data = stack.enter_context(short_directory())
-            gateway = GatewayProcess(data, database_url=None, settings=SETTINGS, environment={})
-            gateway.start()
-            stack.callback(gateway.close)
-            runner.bootstraps[NO_AUTO_CREATE] = gateway.bootstrap
+            broker = APACHE_KAFKA if os.environ.get("COMPAT_BROKER") == "kafka" else SLUICE
+            node = broker.process(data, SETTINGS)
+            stack.callback(node.close)
+            node.start()
+            runner.bootstraps[NO_AUTO_CREATE] = node.bootstrap
         limits_s = {key: sum(allowed.limit_of(choice) for choice in choices) for key, choices in runs.items()}
         pool = stack.enter_context(ThreadPoolExecutor(PARALLEL))
         # The longest first, so that none is left to run alone at the end.

@@ -24,7 +24,7 @@ from gateway.config.broker import BROKER_CONFIGS, ConfigError
 from storage.migrate import migrate
 from storage.pool import Database
 from tests.compat.brokers import APACHE_KAFKA, BrokerProcess
-from tests.gateway_process import GatewayProcess
+from tests.gateway_process import GatewayProcess, free_ports
 from tests.postgres import Databases, databases, short_directory
 
 DEFAULTS = {"group.initial.rebalance.delay.ms": "0"}
@@ -57,13 +57,18 @@ class Gateways:
 
     def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> list[BrokerProcess]:
         settings = {**DEFAULTS, **served(asked["settings"])}
-        environment = {"SLUICE_ADVERTISE": str(asked["advertise"])} if "advertise" in asked else {}
         url = self._server.create()
         stack.callback(self._server.drop, url)
         nodes: list[BrokerProcess] = []
         for _ in range(min(int(asked["brokers"]), self._most_nodes.get(str(asked["test"]), 1))):
             directory = stack.enter_context(short_directory())
-            node = GatewayProcess(directory, database_url=url, settings=settings, environment=environment)
+            (port,) = free_ports(1)
+            # A cluster inside a test's process calls itself so.
+            addresses = {
+                "listeners": f"PLAINTEXT://127.0.0.1:{port}",
+                "advertised.listeners": f"PLAINTEXT://{asked.get('advertise', f'localhost:{port}')}",
+            }
+            node = GatewayProcess(directory, database_url=url, settings={**settings, **addresses}, environment={})
             stack.callback(_end, node)
             node.start()
             nodes.append(node)

@@ -184,7 +184,7 @@ async def test_errors_say_which_in_words(node: GroupNode) -> None:
     assert (nobody.error_code, nobody.error_message) == (ErrorCode.UNKNOWN_MEMBER_ID, "no member a")
     assert (nobody.member_id, nobody.assignment) == (None, None)
     nameless = await node.ask(ConsumerGroupHeartbeatRequest(member_id="a"), 1)
-    assert nameless.error_code == ErrorCode.INVALID_REQUEST
+    assert (nameless.error_code, nameless.error_message) == (ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
     bad = await beat(node, "a", 0, {}, rebalance_timeout_ms=1, subscribed_topic_regex="(")
     assert bad.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
 
@@ -215,6 +215,8 @@ async def test_offsets_are_committed_and_fetched_under_the_member_epoch(node: Gr
     assert await commit(node, topic, "a", 1) == ErrorCode.NONE
     assert await commit(node, topic, "a", 1, version=9) == ErrorCode.NONE
     assert await commit(node, topic, "a", 1, version=8) == ErrorCode.UNSUPPORTED_VERSION
+    assert await commit(node, topic, "a", 2, version=8) == ErrorCode.UNSUPPORTED_VERSION, "its epoch is not looked at"
+    assert await commit(node, topic, "x", 2, version=8) == ErrorCode.UNKNOWN_MEMBER_ID
     assert await commit(node, topic, "a", 0) == ErrorCode.STALE_MEMBER_EPOCH
     assert await commit(node, topic, "a", 2) == ErrorCode.STALE_MEMBER_EPOCH
 
@@ -256,7 +258,7 @@ async def test_how_administrators_see_it(node: GroupNode) -> None:
     (member,) = found.members
     assert (member.member_id, member.instance_id, member.rack_id, member.member_epoch) == ("a", "i", "r", 1)
     assert (member.client_id, member.client_host, member.member_type) == ("client", "/127.0.0.1", 1)
-    assert (member.subscribed_topic_names, member.subscribed_topic_regex) == (("t",), None)
+    assert (member.subscribed_topic_names, member.subscribed_topic_regex) == (("t",), "")
     assert member.assignment == member.target_assignment
     (held,) = member.assignment.topic_partitions
     assert (held.topic_id, held.topic_name, held.partitions) == (topic, "t", (0, 1))

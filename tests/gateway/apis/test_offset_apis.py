@@ -159,6 +159,9 @@ async def test_what_was_never_committed_is_minus_one_without_error(node: GroupNo
         (key, -1): (-1, -1, "", NONE),
         (absent, 0): (-1, -1, "", ErrorCode.UNKNOWN_TOPIC_ID if version >= 10 else NONE),
     }
+    # Ids that nobody knows are told of last; names as they were asked for.
+    in_order = [topic for topic, _ in await fetched(node, version, [(missing, (0,)), (topic, (0,))])]
+    assert in_order == ([key, absent] if version >= 10 else [absent, key])
     assert await fetched(node, version, [(topic, (0,))], group_id="") == {(key, 0): (-1, -1, "", NONE)}
 
 

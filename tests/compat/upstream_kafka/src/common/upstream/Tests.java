@@ -1,14 +1,33 @@
 package upstream;
 
 import static net.bytebuddy.matcher.ElementMatchers.named;
+import static net.bytebuddy.matcher.ElementMatchers.returns;
 
+import java.io.IOException;
+import java.net.Socket;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import kafka.integration.KafkaServerTestHarness;
+import kafka.network.SocketServer;
 import net.bytebuddy.ByteBuddy;
 import net.bytebuddy.agent.ByteBuddyAgent;
 import net.bytebuddy.dynamic.loading.ClassReloadingStrategy;
+import net.bytebuddy.implementation.FixedValue;
 import net.bytebuddy.implementation.MethodDelegation;
+import net.bytebuddy.implementation.bind.annotation.Argument;
+import net.bytebuddy.implementation.bind.annotation.This;
+import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.metadata.LeaderAndIsr;
+import scala.jdk.javaapi.CollectionConverters;
 
-/** Helpers of Kafka's tests that look into brokers of this process, of which there are none: their waits are over. */
+/**
+ * Helpers of Kafka's tests that look into brokers of this process, of which there are none: their waits are over, and
+ * whatever broker a test would send its request to, it goes to the first of those outside.
+ */
 public final class Tests {
+    private static final int FIRST = 1;
+
     private Tests() {}
 
     static void bind() throws ClassNotFoundException {
@@ -17,15 +36,68 @@ public final class Tests {
         new ByteBuddy()
                 .redefine(helpers)
                 .method(named("createOffsetsTopicWithAdmin")
-                        .or(named("createTransactionStateTopicWithAdmin"))
-                        .or(named("waitForAllPartitionsMetadata")))
-                .intercept(MethodDelegation.to(Tests.class))
+                        .or(named("createTransactionStateTopicWithAdmin")))
+                .intercept(MethodDelegation.to(Nothing.class))
+                .method(named("waitForAllPartitionsMetadata"))
+                .intercept(MethodDelegation.to(Led.class))
+                .method(named("waitUntilLeaderIsKnown"))
+                .intercept(FixedValue.value(FIRST))
+                .method(named("waitForPartitionMetadata"))
+                .intercept(MethodDelegation.to(Leader.class))
                 .make()
                 .load(helpers.getClassLoader(), ClassReloadingStrategy.fromInstalledAgent());
+        Class<?> requests = Class.forName("kafka.server.BaseRequestTest");
+        new ByteBuddy()
+                .redefine(requests)
+                .method(returns(SocketServer.class))
+                .intercept(FixedValue.nullValue())
+                .method(named("connect").and(returns(Socket.class)))
+                .intercept(MethodDelegation.to(Door.class))
+                .make()
+                .load(requests.getClassLoader(), ClassReloadingStrategy.fromInstalledAgent());
     }
 
     /** What those helpers have found: of no partition, where it lies. */
-    public static scala.collection.immutable.Map<Object, Object> nothing() {
-        return scala.collection.immutable.Map$.MODULE$.empty();
+    public static final class Nothing {
+        private Nothing() {}
+
+        public static scala.collection.immutable.Map<Object, Object> nothing() {
+            return scala.collection.immutable.Map$.MODULE$.empty();
+        }
+    }
+
+    /** Of one partition, that the first broker leads it. */
+    public static final class Leader {
+        private Leader() {}
+
+        public static LeaderAndIsr first() {
+            return new LeaderAndIsr(FIRST, List.of(FIRST));
+        }
+    }
+
+    /** Of each partition, that the first broker leads it. */
+    public static final class Led {
+        private Led() {}
+
+        public static scala.collection.immutable.Map<Object, Object> led(
+                @Argument(1) String topic, @Argument(2) int partitions) {
+            Map<Object, Object> found = new HashMap<>();
+            for (int partition = 0; partition < partitions; partition++) {
+                found.put(new TopicPartition(topic, partition), Leader.first());
+            }
+            return scala.collection.immutable.Map.from(CollectionConverters.asScala(found));
+        }
+    }
+
+    /** A connection to the first broker outside. */
+    public static final class Door {
+        private Door() {}
+
+        public static Socket connected(@This Object test) throws IOException {
+            KafkaServerTestHarness harness = (KafkaServerTestHarness) test;
+            String first = harness.bootstrapServers(harness.listenerName()).split(",")[0];
+            int colon = first.lastIndexOf(':');
+            return new Socket(first.substring(0, colon), Integer.parseInt(first.substring(colon + 1)));
+        }
     }
 }
