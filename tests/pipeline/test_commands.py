@@ -93,3 +93,14 @@ def stopped(given: tuple[str, ...], event: str, number: signal.Signals, code: in
         job.close()
     assert "Stopping after this step" in "".join(job.errors)
     return str(job.said[-1]["say"])
+
+
+def test_who_reads_no_further_is_no_error() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        command = [sys.executable, "-m", "pipeline.cli", "jars", "--names"]
+        done = subprocess.run(command, stdout=write, stderr=subprocess.PIPE, text=True, timeout=JOB_SECONDS)
+    finally:
+        os.close(write)
+    assert (done.returncode, done.stderr) == (1, "")
