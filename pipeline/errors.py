@@ -36,6 +36,28 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Give the user the right to it, or name another; `sluice-pipeline doctor --table PATH` tries it.",
     ),
     (
+        r"NotADirectory|Not a directory|ParentNotDirectory|not a directory|Mkdirs failed|FileExistsError",
+        "A folder that the job writes to cannot be made.",
+        "Name another; `sluice-pipeline doctor --table PATH` tries it.",
+    ),
+    (
+        r'relation "[^"]*journal_\w+" does not exist',
+        "There is no journal in this database.",
+        "Check --database-url and --schema.",
+    ),
+    (
+        r"password authentication failed|no pg_hba\.conf entry|no password was provided|role \"[^\"]*\" does not exist|"
+        r"database \"[^\"]*\" does not exist|permission denied for (?:table|schema|relation)",
+        "Postgres does not let this user read the journal.",
+        "Check user, password and database in --database-url; who analyses needs the right to select from the schema.",
+    ),
+    (
+        r"PSQLException: (?:Connection to|The connection attempt failed|An I/O error|This connection has been closed|"
+        r"FATAL: (?:terminating connection|the database system is))|ConnectionDoesNotExistError|AdminShutdownError",
+        "Postgres does not answer.",
+        "Check --database-url, and that the server runs; then start the job again: it begins anew.",
+    ),
+    (
         r"UnknownTopicOrPartition|does not host this topic-partition",
         "A topic or partition does not exist (any more).",
         "Check its name with a listing of topics, or leave it out of --topics.",
