@@ -106,9 +106,8 @@ def _write_table(arguments: argparse.Namespace, path: str) -> str:
     from pipeline import table
     from pipeline.schema import RECORD
 
-    parent = Path(path).parent
-    if "://" not in path and parent.exists() and not os.access(parent, os.W_OK):
-        raise PipelineError(f"{parent} may not be written by this user.", "Give the user the right, or name another.")
+    if "://" not in path:
+        _check_folder(Path(path).parent)
     spark = session.open_session(session.options_of(arguments, "sluice doctor"))
     try:
         table.create(spark, path, RECORD)
@@ -119,6 +118,15 @@ def _write_table(arguments: argparse.Namespace, path: str) -> str:
         return f"{spark.version} on {spark.sparkContext.master} wrote and read a table at {path}"
     finally:
         spark.stop()
+
+
+def _check_folder(folder: Path) -> None:
+    """PipelineError if a table cannot be made in a folder, or in the one that is there of those it would be in."""
+    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise PipelineError(f"{there} is not a folder.", "Name another place for the table.")
+    if not os.access(there, os.W_OK):
+        raise PipelineError(f"{there} may not be written by this user.", "Give the user the right, or name another.")
 
 
 if __name__ == "__main__":
