@@ -182,9 +182,11 @@ def feeding(bootstrap: str, topic: str) -> Iterator[None]:
         values, sent, started = payloads(), 0, time.monotonic()
         while not ended.wait(0.02):
             due = int((time.monotonic() - started) * LIVE_PER_SECOND)
-            for index in range(sent, due):
-                producer.produce(topic, values[index % 1000], partition=index % PARTITIONS)
-            sent = due
+            # A machine that does not keep up is given the rest later: a feed that ended would flatter the figures.
+            with contextlib.suppress(BufferError):
+                while sent < due:
+                    producer.produce(topic, values[sent % 1000], partition=sent % PARTITIONS)
+                    sent += 1
             producer.poll(0)
         producer.flush(60)
 
