@@ -41,6 +41,11 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Name another; `sluice-pipeline doctor --table PATH` tries it.",
     ),
     (
+        r"FileNotFoundError: ",
+        "A file or folder does not exist.",
+        "Check its path.",
+    ),
+    (
         r'relation "[^"]*journal_\w+" does not exist',
         "There is no journal in this database.",
         "Check --database-url and --schema.",
@@ -129,10 +134,11 @@ def _line_around(text: str, position: int) -> str:
 
 
 def _root_cause(text: str) -> str:
-    """What a Python worker raised, else the last `Caused by:` of a trace, else its first line."""
+    """What a Python worker raised, else the last cause that a trace names, else its first line."""
     if "thrown from the Python worker" in text:
         raised = re.findall(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt): .*$", text, re.MULTILINE)
         if raised:
             return raised[-1][:MAX_CAUSE_CHARACTERS]
-    causes = re.findall(r"^Caused by: (.*)$", text, re.MULTILINE)
+    # Py4J's own first line says only which call it was; what was raised stands behind it.
+    causes = re.findall(r"^(?:Caused by|): (.*)$", text, re.MULTILINE)
     return (causes[-1] if causes else text.strip().splitlines()[0])[:MAX_CAUSE_CHARACTERS]
