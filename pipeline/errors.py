@@ -36,7 +36,8 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Give the user the right to it, or name another; `sluice-pipeline doctor --table PATH` tries it.",
     ),
     (
-        r"NotADirectory|Not a directory|ParentNotDirectory|not a directory|Mkdirs failed|FileExistsError",
+        r"NotADirectory|Not a directory|ParentNotDirectory|not a directory|Mkdirs failed|FileExistsError|"
+        r"DELTA_CANNOT_CREATE_LOG_PATH",
         "A folder that the job writes to cannot be made.",
         "Name another; `sluice-pipeline doctor --table PATH` tries it.",
     ),
