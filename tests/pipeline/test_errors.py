@@ -30,7 +30,7 @@ def java(outer: str, *causes: str) -> Py4JJavaError:
         (OSError(28, "No space left on device"), "There is no space left where the job writes.", "Free some"),
         (PermissionError(13, "Permission denied", "/lake"), "A file or folder may not be read or written", "doctor"),
         (NotADirectoryError(20, "Not a directory", "/lake/file/out"), "A folder that the job writes to", "doctor"),
-        (java("org.apache.spark.sql.delta.DeltaIOException: [DELTA_CANNOT_CREATE_LOG_PATH] Cannot create file:/proc/t/_log"),
+        (java("org.apache.spark.DeltaIOException: [DELTA_CANNOT_CREATE_LOG_PATH] Cannot create file:/proc/t/_log"),
          "A folder that the job writes to", "doctor"),
         (FileNotFoundError(2, "No such file or directory", "/lake/x.avsc"), "A file or folder does not exist.", "path"),
         (java("org.postgresql.util.PSQLException: Connection to 10.0.0.1:5432 refused. Check the name.",
