@@ -117,7 +117,7 @@ def explain(error: BaseException) -> PipelineError:
     """Cause and next step of any error that ended a job."""
     if isinstance(error, PipelineError):
         return error
-    text = f"{type(error).__name__}: {error}"
+    text = _told(error)
     for pattern, cause, next_step in _KNOWN:
         found = re.search(pattern, text)
         if found:
@@ -126,6 +126,12 @@ def explain(error: BaseException) -> PipelineError:
         f"The job ended with an error that it does not know: {_root_cause(text)}",
         "Start it again with --trace to see all of it.",
     )
+
+
+def _told(error: BaseException) -> str:
+    """What an error and its causes say, without the places in the code. Spark keeps the causes back from its words."""
+    text = f"{type(error).__name__}: {error}\n{getattr(error, '_stackTrace', '')}"
+    return "\n".join(line for line in text.splitlines() if not line.startswith("\tat "))
 
 
 def _line_around(text: str, position: int) -> str:

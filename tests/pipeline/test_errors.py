@@ -22,6 +22,18 @@ def java(outer: str, *causes: str) -> Py4JJavaError:
     return Py4JJavaError(JAVA.format(outer=outer, causes=told))
 
 
+class CapturedException(Exception):
+    """As Spark's own: the causes are in the trace alone."""
+
+    def __init__(self, words: str, trace: str) -> None:
+        super().__init__(words)
+        self._stackTrace = trace
+
+
+def captured(words: str, *causes: str) -> CapturedException:
+    return CapturedException(words, str(java(words, *causes)))
+
+
 @pytest.mark.parametrize(
     ("error", "cause", "step"),
     [
@@ -40,6 +52,9 @@ def java(outer: str, *causes: str) -> Py4JJavaError:
         (java('org.postgresql.util.PSQLException: ERROR: relation "sluice.journal_position" does not exist'),
          "There is no journal in this database.", "--schema"),
         (java('org.postgresql.util.PSQLException: FATAL: password authentication failed for user "me"'),
+         "Postgres does not let this user read the journal.", "--database-url"),
+        (captured("[FAILED_JDBC.CONNECTION] Failed JDBC on the operation: Couldn't connect to the database",
+                  'org.postgresql.util.PSQLException: FATAL: database "no" does not exist'),
          "Postgres does not let this user read the journal.", "--database-url"),
         (java("java.lang.OutOfMemoryError: Java heap space"), "Spark ran out of memory.", "--memory"),
         (java("org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment."),
