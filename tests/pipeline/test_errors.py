@@ -22,7 +22,7 @@ def java(outer: str, *causes: str) -> Py4JJavaError:
     return Py4JJavaError(JAVA.format(outer=outer, causes=told))
 
 
-class CapturedException(Exception):
+class CapturedError(Exception):
     """As Spark's own: the causes are in the trace alone."""
 
     def __init__(self, words: str, trace: str) -> None:
@@ -30,8 +30,8 @@ class CapturedException(Exception):
         self._stackTrace = trace
 
 
-def captured(words: str, *causes: str) -> CapturedException:
-    return CapturedException(words, str(java(words, *causes)))
+def captured(words: str, *causes: str) -> CapturedError:
+    return CapturedError(words, str(java(words, *causes)))
 
 
 @pytest.mark.parametrize(
