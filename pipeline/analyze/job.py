@@ -87,7 +87,7 @@ def run(arguments: argparse.Namespace, lines: Progress, stop: Stop) -> int:
     thresholds = _thresholds(arguments)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    spark = session.open_session(session.options_of(arguments, "sluice analyze"))
+    spark = session.open_session(session.options_of(arguments, "sluice analyze"), lines)
     try:
         if arguments.delivery_only is not None:
             found = _delivery_only(spark, arguments.delivery_only, out, lines)
