@@ -38,7 +38,7 @@ SMALL_TABLES = {
 }
 """For the many questions that are asked of what was written, and for all of a journal that has no more than
 `SMALL_JOURNAL` rows: to compile them costs more than to interpret them."""
-SMALL_JOURNAL = 100_000
+SMALL_JOURNAL = 20_000
 SHOWN = 12
 """Findings printed; all of them are in findings.json and the report."""
 
