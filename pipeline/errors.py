@@ -101,6 +101,11 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Check --master, and that the master and at least one worker run.",
     ),
     (
+        r"stopped SparkContext|SparkContext (?:has been|was) (?:shut down|stopped)",
+        "Spark has ended while the job ran: its master took the job away, or does not answer.",
+        "Look at the logs of master and workers; then start the job again: it goes on where it was.",
+    ),
+    (
         r"DELTA_(?:CONCURRENT|PROTOCOL_CHANGED|METADATA_CHANGED)\w*|Concurrent(?:Append|Delete\w*|Transaction|Write)Exception",
         "Another writer changed the table at the same moment.",
         "Start the job again; if it happens each time, stop the other writer.",

@@ -56,6 +56,8 @@ def captured(words: str, *causes: str) -> CapturedError:
         (captured("[FAILED_JDBC.CONNECTION] Failed JDBC on the operation: Couldn't connect to the database",
                   'org.postgresql.util.PSQLException: FATAL: database "no" does not exist'),
          "Postgres does not let this user read the journal.", "--database-url"),
+        (java("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext."),
+         "Spark has ended while the job ran", "workers"),
         (java("java.lang.OutOfMemoryError: Java heap space"), "Spark ran out of memory.", "--memory"),
         (java("org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node assignment."),
          "The Kafka cluster does not answer.", "--bootstrap"),
