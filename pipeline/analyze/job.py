@@ -36,9 +36,7 @@ SMALL_TABLES = {
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.shuffle.partitions": "2",
 }
-"""For the many questions that are asked of what was written, and for all of a journal that has no more than
-`SMALL_JOURNAL` rows: to compile them costs more than to interpret them."""
-SMALL_JOURNAL = 20_000
+"""For the many questions that are asked of what was written: to compile them costs more than to interpret them."""
 SHOWN = 12
 """Findings printed; all of them are in findings.json and the report."""
 
@@ -95,14 +93,12 @@ def run(arguments: argparse.Namespace, lines: Progress, stop: Stop) -> int:
             found = _delivery_only(spark, arguments.delivery_only, out, lines)
             return _tell(found, lines)
         journal = _journal(spark, arguments, lines)
-        rows = journal.next_seq - journal.first_seq
-        lines.say(f"analysing {rows:,} rows of the journal")
-        if rows <= SMALL_JOURNAL:
-            _interpret(spark)
+        lines.say(f"analysing {journal.next_seq - journal.first_seq:,} rows of the journal")
         with Ticker(spark, lines, stop):
             planned = analyze(with_eras(journal), thresholds)
         tables = write_tables(planned, out, lines, stop)
-        _interpret(spark)
+        for name, value in SMALL_TABLES.items():
+            spark.conf.set(name, value)
         found = findings(tables, thresholds)
         _write_json(out / "findings.json", [finding.as_dict() for finding in found])
         if not arguments.no_report and not stop.asked:
@@ -115,11 +111,6 @@ def run(arguments: argparse.Namespace, lines: Progress, stop: Stop) -> int:
     finally:
         spark.stop()
     return _tell(found, lines)
-
-
-def _interpret(spark: SparkSession) -> None:
-    for name, value in SMALL_TABLES.items():
-        spark.conf.set(name, value)
 
 
 def _delivery_only(spark: SparkSession, folder: str, out: Path, lines: Progress) -> list[Finding]:
