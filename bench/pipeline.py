@@ -48,6 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--gigabytes", type=float, default=4.0, help="of the topic of `size` (default %(default)s)")
     parser.add_argument("--memory", default="1500m", help="of the job of `size` (default %(default)s)")
+    parser.add_argument("--nice", default="10", help="of the archive of `latency` (default %(default)s)")
     given = parser.parse_args(arguments)
     measure: Callable[[argparse.Namespace, GatewayProcess, Path], int] = {
         "rates": rates, "peer": peer, "latency": latency, "size": size,
@@ -100,12 +101,13 @@ def peer(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> in
 
 
 def latency(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) -> int:
-    """p99 of one record at a time, acknowledged: alone, while an archive follows a topic, and while it catches up."""
+    """p99 of one record at a time, acknowledged: while an archive follows a topic, while it catches up, and without one
+    before and after, since a machine is not the same all the time."""
     bootstrap = gateway.bootstrap
     create_topic(bootstrap, "probe", 1)
     live, backlog = f"live-{time.time_ns()}", fresh(bootstrap, given.records)
     create_topic(bootstrap, live, PARTITIONS)
-    options = ("--bootstrap", bootstrap, "--max-batch-records", str(BATCH), "--out")
+    options = ("--bootstrap", bootstrap, "--max-batch-records", str(BATCH), "--nice", given.nice, "--out")
     found: dict[str, float] = {}
 
     def measure(name: str) -> None:
@@ -122,11 +124,13 @@ def latency(given: argparse.Namespace, gateway: GatewayProcess, folder: Path) ->
             catching_up.wait_for("committed", 1)
             measure("while an archive catches up")
             done = [line for line in catching_up.said if line.get("event") == "committed"]
-    ratios = {name: p99 / found["without"] for name, p99 in found.items()}
+        measure("without again")
+    without = statistics.mean((found.pop("without"), found.pop("without again")))
+    ratios = {name: p99 / without for name, p99 in found.items()}
     words = ", ".join(f"{name} {ratio:.2f}x" for name, ratio in ratios.items())
     print(f"the archive that caught up: {sum(line['rows'] for line in done):,} records in {len(done)} batches")
     met = max(ratios.values()) <= LATENCY_RATIO
-    print(f"produce p99: {words}; target {LATENCY_RATIO}: {'met' if met else 'MISSED'}")
+    print(f"produce p99: {without:.1f} ms without, {words}; target {LATENCY_RATIO}: {'met' if met else 'MISSED'}")
     return 0 if met else 1
 
 
@@ -182,9 +186,11 @@ def feeding(bootstrap: str, topic: str) -> Iterator[None]:
         values, sent, started = payloads(), 0, time.monotonic()
         while not ended.wait(0.02):
             due = int((time.monotonic() - started) * LIVE_PER_SECOND)
-            for index in range(sent, due):
-                producer.produce(topic, values[index % 1000], partition=index % PARTITIONS)
-            sent = due
+            # A machine that does not keep up is given the rest later: a feed that ended would flatter the figures.
+            with contextlib.suppress(BufferError):
+                while sent < due:
+                    producer.produce(topic, values[sent % 1000], partition=sent % PARTITIONS)
+                    sent += 1
             producer.poll(0)
         producer.flush(60)
 

@@ -61,9 +61,15 @@ def _run(name: str, given: Sequence[str]) -> int:
         parser.add_argument("--trace", action="store_true", help="print the whole trace of an error")
         arguments = parser.parse_args(given)
         stop.listen()
-        return int(job.run(arguments, Progress(name, as_json=arguments.json), stop))
+        code = int(job.run(arguments, Progress(name, as_json=arguments.json), stop))
+        sys.stdout.flush()
+        return code
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read has had enough (`| head`); the interpreter must not flush into the void at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
     except Exception as error:
         if trace:
             traceback.print_exc()

@@ -36,6 +36,34 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Give the user the right to it, or name another; `sluice-pipeline doctor --table PATH` tries it.",
     ),
     (
+        r"NotADirectory|Not a directory|ParentNotDirectory|not a directory|Mkdirs failed|FileExistsError|"
+        r"DELTA_CANNOT_CREATE_LOG_PATH",
+        "A folder that the job writes to cannot be made.",
+        "Name another; `sluice-pipeline doctor --table PATH` tries it.",
+    ),
+    (
+        r"FileNotFoundError: ",
+        "A file or folder does not exist.",
+        "Check its path.",
+    ),
+    (
+        r'relation "[^"]*journal_\w+" does not exist',
+        "There is no journal in this database.",
+        "Check --database-url and --schema.",
+    ),
+    (
+        r"password authentication failed|no pg_hba\.conf entry|no password was provided|role \"[^\"]*\" does not exist|"
+        r"database \"[^\"]*\" does not exist|permission denied for (?:table|schema|relation)",
+        "Postgres does not let this user read the journal.",
+        "Check user, password and database in --database-url; who analyses needs the right to select from the schema.",
+    ),
+    (
+        r"PSQLException: (?:Connection to|The connection attempt failed|An I/O error|This connection has been closed|"
+        r"FATAL: (?:terminating connection|the database system is))|ConnectionDoesNotExistError|AdminShutdownError",
+        "Postgres does not answer.",
+        "Check --database-url, and that the server runs; then start the job again: it begins anew.",
+    ),
+    (
         r"UnknownTopicOrPartition|does not host this topic-partition",
         "A topic or partition does not exist (any more).",
         "Check its name with a listing of topics, or leave it out of --topics.",
@@ -73,6 +101,11 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Check --master, and that the master and at least one worker run.",
     ),
     (
+        r"stopped SparkContext|SparkContext (?:has been|was) (?:shut down|stopped)",
+        "Spark has ended while the job ran: its master took the job away, or does not answer.",
+        "Look at the logs of master and workers; then start the job again: it goes on where it was.",
+    ),
+    (
         r"DELTA_(?:CONCURRENT|PROTOCOL_CHANGED|METADATA_CHANGED)\w*|Concurrent(?:Append|Delete\w*|Transaction|Write)Exception",
         "Another writer changed the table at the same moment.",
         "Start the job again; if it happens each time, stop the other writer.",
@@ -89,7 +122,7 @@ def explain(error: BaseException) -> PipelineError:
     """Cause and next step of any error that ended a job."""
     if isinstance(error, PipelineError):
         return error
-    text = f"{type(error).__name__}: {error}"
+    text = _told(error)
     for pattern, cause, next_step in _KNOWN:
         found = re.search(pattern, text)
         if found:
@@ -100,6 +133,12 @@ def explain(error: BaseException) -> PipelineError:
     )
 
 
+def _told(error: BaseException) -> str:
+    """What an error and its causes say, without the places in the code. Spark keeps the causes back from its words."""
+    text = f"{type(error).__name__}: {error}\n{getattr(error, '_stackTrace', '')}"
+    return "\n".join(line for line in text.splitlines() if not line.startswith("\tat "))
+
+
 def _line_around(text: str, position: int) -> str:
     start = text.rfind("\n", 0, position) + 1
     end = text.find("\n", position)
@@ -107,10 +146,11 @@ def _line_around(text: str, position: int) -> str:
 
 
 def _root_cause(text: str) -> str:
-    """What a Python worker raised, else the last `Caused by:` of a trace, else its first line."""
+    """What a Python worker raised, else the last cause that a trace names, else its first line."""
     if "thrown from the Python worker" in text:
         raised = re.findall(r"^[A-Za-z_][\w.]*(?:Error|Exception|Interrupt): .*$", text, re.MULTILINE)
         if raised:
             return raised[-1][:MAX_CAUSE_CHARACTERS]
-    causes = re.findall(r"^Caused by: (.*)$", text, re.MULTILINE)
+    # Py4J's own first line says only which call it was; what was raised stands behind it.
+    causes = re.findall(r"^(?:Caused by|): (.*)$", text, re.MULTILINE)
     return (causes[-1] if causes else text.strip().splitlines()[0])[:MAX_CAUSE_CHARACTERS]

@@ -24,6 +24,8 @@ from pipeline.errors import PipelineError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from pipeline.progress import Progress
+
 LEAST_JAVA = 17
 LOCAL_SHUFFLE_PARTITIONS = 8
 LOG_LEVEL = "SLUICE_PIPELINE_SPARK_LOG"
@@ -102,8 +104,11 @@ def options_of(arguments: argparse.Namespace, app_name: str) -> SessionOptions:
     )
 
 
-def open_session(options: SessionOptions) -> SparkSession:
-    """A session with Delta and the Kafka connector. PipelineError if Java, pyspark or a jar is missing."""
+def open_session(options: SessionOptions, lines: Progress | None = None) -> SparkSession:
+    """A session with Delta and the Kafka connector. PipelineError if Java, pyspark or a jar is missing.
+
+    `lines` are told before: a JVM takes its time.
+    """
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
@@ -117,6 +122,8 @@ def open_session(options: SessionOptions) -> SparkSession:
         if options.master.startswith("local"):
             os.nice(options.nice)
     settings |= options.settings
+    if lines is not None:
+        lines.say(f"starts Spark ({settings.get('spark.master', 'submitted')})", event="spark")
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     builder = SparkSession.builder.appName(options.app_name)
     for name, value in settings.items():

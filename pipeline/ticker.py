@@ -17,6 +17,7 @@ from pipeline.errors import PipelineError
 from pipeline.progress import Progress, Stop
 
 SAY_SECONDS = 5.0
+PLANS = "Spark plans what it will do"
 IDLE = "waits for an executor to take its tasks: do workers run, with the memory and cores that it asks for?"
 
 
@@ -50,11 +51,12 @@ class Ticker:
                 self._context.cancelAllJobs()
                 continue
             waited += 0.5
-            if waited >= SAY_SECONDS and (words := self._words()):
+            if waited >= SAY_SECONDS:
                 waited = 0.0
-                self._lines.say(words[0], event="tasks", done=words[1], total=words[2])
+                words, done, total = self._words()
+                self._lines.say(words, event="tasks", done=done, total=total)
 
-    def _words(self) -> tuple[str, int, int] | None:
+    def _words(self) -> tuple[str, int, int]:
         tracker = self._context.statusTracker()
         active = {stage: tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()}
         for stage, (_, total) in self._seen.items():
@@ -62,7 +64,7 @@ class Ticker:
                 self._seen[stage] = (total, total)
         self._seen |= {stage: (info.numCompletedTasks, info.numTasks) for stage, info in active.items() if info}
         if not self._seen:
-            return None
+            return PLANS, 0, 0
         # On the driver's own cores tasks are between two stages now and then; executors may not be there at all.
         idle = bool(active) and not any(info.numActiveTasks for info in active.values() if info)
         self._idle = self._idle + 1 if idle and not self._context.master.startswith("local") else 0

@@ -338,7 +338,11 @@ def _lags(tables: Tables) -> Iterator[Finding]:
     )
     for row in rows:
         grows = row.now > 2 * max(row.then, 1) and row.now >= 1_000
-        age = f", when the oldest unread record was {seconds(row.most.oldest_ms)} old" if row.most.oldest_ms else ""
+        age = (
+            f", when the oldest unread record was at least {seconds(row.most.oldest_ms)} old"
+            if row.most.oldest_ms
+            else ""
+        )
         yield Finding(
             "warning" if grows else "note",
             "lag",

@@ -87,14 +87,16 @@ def run(arguments: argparse.Namespace, lines: Progress, stop: Stop) -> int:
     thresholds = _thresholds(arguments)
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    spark = session.open_session(session.options_of(arguments, "sluice analyze"))
+    spark = session.open_session(session.options_of(arguments, "sluice analyze"), lines)
     try:
         if arguments.delivery_only is not None:
             found = _delivery_only(spark, arguments.delivery_only, out, lines)
             return _tell(found, lines)
         journal = _journal(spark, arguments, lines)
         lines.say(f"analysing {journal.next_seq - journal.first_seq:,} rows of the journal")
-        tables = write_tables(analyze(with_eras(journal), thresholds), out, lines, stop)
+        with Ticker(spark, lines, stop):
+            planned = analyze(with_eras(journal), thresholds)
+        tables = write_tables(planned, out, lines, stop)
         for name, value in SMALL_TABLES.items():
             spark.conf.set(name, value)
         found = findings(tables, thresholds)

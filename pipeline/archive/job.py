@@ -83,7 +83,7 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
     chosen = cluster.topics(topics, arguments.pattern)
     if not chosen and arguments.once:
         raise PipelineError("No topic matches --pattern.", "Check it against a listing of topics.")
-    spark = session.open_session(session.options_of(arguments, f"sluice archive to {Path(arguments.out).name}"))
+    spark = session.open_session(session.options_of(arguments, f"sluice archive to {Path(arguments.out).name}"), lines)
     try:
         Archive(spark, cluster, arguments, topics, lines, stop).run()
     finally:

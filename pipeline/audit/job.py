@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, lines: Progress, stop: Stop) -> int:
     out: Path = arguments.out
     out.mkdir(parents=True, exist_ok=True)
-    spark = session.open_session(session.options_of(arguments, "sluice audit"))
+    spark = session.open_session(session.options_of(arguments, "sluice audit"), lines)
     try:
         records = table.read(spark, arguments.archive)
         names = [name for name in arguments.topics.split(",") if name]

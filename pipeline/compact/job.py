@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
             f"A horizon of {arguments.horizon_hours:g} hours would remove files of batches and readers that still run.",
             f"Take {LEAST_HORIZON_HOURS} hour or more.",
         )
-    spark = session.open_session(session.options_of(arguments, "sluice compact"))
+    spark = session.open_session(session.options_of(arguments, "sluice compact"), lines)
     try:
         table.read(spark, arguments.archive)
         merge(spark, arguments, lines, stop)

@@ -104,7 +104,19 @@ class Member:
         except Exception as error:
             self._failure = error
         finally:
-            self._consumer.close()
+            self._leave()
+
+    def _leave(self) -> None:
+        """Lets go of the partitions, then closes: librdkafka waits for ever, and keeps the interpreter's lock, where it
+        closes a consumer to which a rebalance is just told (confluentinc/librdkafka#4884)."""
+        self._consumer.unsubscribe()
+        deadline = time.monotonic() + JOIN_SECONDS
+        while self._consumer.assignment():
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"{self.name} does not let go of its partitions")
+            self._consumer.poll(0.05)
+        self._consumer.poll(0)
+        self._consumer.close()
 
     def _turn(self, messages: list[Message]) -> None:
         read = [message for message in messages if message.error() is None]

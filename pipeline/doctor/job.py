@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
     if arguments.bootstrap:
         checks.append(("Kafka", lambda: _kafka(arguments)))
     if not arguments.no_spark:
-        checks.append(("Spark and Delta", lambda: _spark(arguments)))
+        checks.append(("Spark and Delta", lambda: _spark(arguments, lines)))
     failed = 0
     for name, check in checks:
         if stop.asked:
@@ -95,21 +95,20 @@ def _kafka(arguments: argparse.Namespace) -> str:
     return words + (f"; {len(logs)} partitions of {', '.join(topics)} hold {held:,} offsets" if topics else "")
 
 
-def _spark(arguments: argparse.Namespace) -> str:
+def _spark(arguments: argparse.Namespace, lines: Lines) -> str:
     if arguments.table is None:
         with tempfile.TemporaryDirectory(prefix="sluice-doctor-") as folder:
-            return _write_table(arguments, f"{folder}/table")
-    return _write_table(arguments, f"{arguments.table.rstrip('/')}_doctor_{uuid.uuid4().hex}")
+            return _write_table(arguments, f"{folder}/table", lines)
+    return _write_table(arguments, f"{arguments.table.rstrip('/')}_doctor_{uuid.uuid4().hex}", lines)
 
 
-def _write_table(arguments: argparse.Namespace, path: str) -> str:
+def _write_table(arguments: argparse.Namespace, path: str, lines: Lines) -> str:
     from pipeline import table
     from pipeline.schema import RECORD
 
-    parent = Path(path).parent
-    if "://" not in path and parent.exists() and not os.access(parent, os.W_OK):
-        raise PipelineError(f"{parent} may not be written by this user.", "Give the user the right, or name another.")
-    spark = session.open_session(session.options_of(arguments, "sluice doctor"))
+    if "://" not in path:
+        _check_folder(Path(path).parent)
+    spark = session.open_session(session.options_of(arguments, "sluice doctor"), lines)
     try:
         table.create(spark, path, RECORD)
         table.append(spark.createDataFrame([], RECORD), path, "sluice-doctor", 1, "{}")
@@ -119,6 +118,15 @@ def _write_table(arguments: argparse.Namespace, path: str) -> str:
         return f"{spark.version} on {spark.sparkContext.master} wrote and read a table at {path}"
     finally:
         spark.stop()
+
+
+def _check_folder(folder: Path) -> None:
+    """PipelineError if a table cannot be made in a folder, or in the one that is there of those it would be in."""
+    there = next(each for each in (folder.absolute(), *folder.absolute().parents) if each.exists())
+    if not there.is_dir():
+        raise PipelineError(f"{there} is not a folder.", "Name another place for the table.")
+    if not os.access(there, os.W_OK):
+        raise PipelineError(f"{there} may not be written by this user.", "Give the user the right, or name another.")
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
     cluster = Cluster(arguments.bootstrap, kafka.settings_of(arguments.client_conf, "--client-conf"))
     cluster.existing()
-    spark = session.open_session(session.options_of(arguments, f"sluice replay {arguments.name}"))
+    spark = session.open_session(session.options_of(arguments, f"sluice replay {arguments.name}"), lines)
     try:
         job = Replay(spark, cluster, arguments, lines, stop)
         if arguments.translate_groups is not None:

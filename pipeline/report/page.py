@@ -35,6 +35,8 @@ STYLE = files("pipeline.report").joinpath("style.css").read_text(encoding="utf-8
 )
 
 FIRST_FINDINGS = 10
+MOST_WIDE = 120
+"""Of a bar that stands for a move; bars so wide have a name."""
 
 TOTALS = (
     ("groups", "groups"),
@@ -135,7 +137,7 @@ def _group(group: GroupData) -> str:
 
 
 def _figure(title: str, svg: str, legend: str) -> str:
-    return f"<h3>{escape(title)}</h3>{legend}{svg}"
+    return f'<h3>{escape(title)}</h3>{legend}<div class="scroll">{svg}</div>'
 
 
 def _legend(names: Iterable[str]) -> str:
@@ -208,7 +210,7 @@ def costs(group: GroupData) -> str:
     drawing = Drawing(220, f"Records twice or passed over in {len(moves)} moves of group {group.group_id}")
     values = ticks(max(move.get(name) or 0 for move in moves for name, _ in series))
     drawing.value_axis(values, 10, 196)
-    step = (WIDTH - LEFT - RIGHT) / len(moves)
+    step = min(MOST_WIDE, PLOT / len(moves))
     for number, move in enumerate(moves):
         told = (
             f"{move['topic']}-{move['partition']} from {move['source_member_id']} to "
@@ -224,8 +226,12 @@ def costs(group: GroupData) -> str:
                 wide = step / len(series)
                 x = LEFT + number * step + kind * wide
                 drawing.rect(x, 196 - high, max(1.0, wide - 1), high, colour(kind), told)
-    drawing.text(LEFT, 214, "the first")
-    if len(moves) > 1:
+    if step == MOST_WIDE:
+        for number, move in enumerate(moves):
+            name = shortened(f"{move['topic']}-{move['partition']}", 18)
+            drawing.text(LEFT + (number + 0.5) * step, 214, name, "middle")
+    else:
+        drawing.text(LEFT, 214, "the first")
         drawing.text(WIDTH - RIGHT, 214, f"the last of {len(moves)} moves that cost something", "end")
     return drawing.svg()
 

@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, lines: Lines, stop: Stop) -> int:
     cluster = Cluster(arguments.bootstrap, kafka.settings_of(arguments.client_conf, "--client-conf"))
     cluster.existing()
-    spark = session.open_session(session.options_of(arguments, "sluice verify"))
+    spark = session.open_session(session.options_of(arguments, "sluice verify"), lines)
     try:
         return Verification(spark, cluster, arguments, lines, stop).run()
     finally:

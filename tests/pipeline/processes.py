@@ -53,6 +53,12 @@ class Job:
                 return line
         return None
 
+    @property
+    def niceness(self) -> set[int]:
+        """Of Python and of its JVM."""
+        whole = psutil.Process(self._process.pid)
+        return {process.nice() for process in (whole, *whole.children(recursive=True))}
+
     def kill(self) -> None:
         """SIGKILL to Python and to the JVM at once."""
         os.killpg(self._process.pid, signal.SIGKILL)

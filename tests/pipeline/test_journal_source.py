@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
@@ -15,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.analyze.journal import TABLES, open_archive
 from pipeline.analyze.postgres import JdbcSource, SocketSource, Source, copy_snapshot, source_of
-from pipeline.errors import PipelineError
+from pipeline.errors import PipelineError, explain
 from storage.pool import SESSION_SETTINGS
 from tests.pipeline.planted import Row, journal
 
@@ -43,29 +44,42 @@ def _store(url: str, tables: dict[str, list[Row]]) -> None:
     asyncio.run(write())
 
 
+@contextmanager
+def relayed(url: str) -> Iterator[str]:
+    """The URL of the same database by a way over TCP that ends with the block: the suite's Postgres listens on a Unix
+    socket, which JDBC cannot."""
+    parts = urlsplit(url)
+    query = parse_qs(parts.query)
+    upstream = query["host"][0] if "host" in query else parts.hostname or "127.0.0.1"
+    port = int(query.get("port", [parts.port or 5432])[0])
+    server = socket.create_server(("127.0.0.1", 0))
+    threading.Thread(target=_accept, args=(server, upstream, port), daemon=True).start()
+    user = parts.netloc.rpartition("@")[0]
+    try:
+        yield f"postgresql://{user}@127.0.0.1:{server.getsockname()[1]}{parts.path}?sslmode=disable"
+    finally:
+        # Not only closed: who waits in accept would still take the next one.
+        server.shutdown(socket.SHUT_RDWR)
+        server.close()
+
+
 @pytest.fixture
 def relay(database_url: str) -> Iterator[str]:
-    """The URL of the same database over TCP: the suite's Postgres listens on a Unix socket, which JDBC cannot."""
-    query = parse_qs(urlsplit(database_url).query)
-    if "host" not in query:
-        yield database_url
-        return
-    server = socket.create_server(("127.0.0.1", 0))
-    path = f"{query['host'][0]}/.s.PGSQL.{query.get('port', ['5432'])[0]}"
-    threading.Thread(target=_accept, args=(server, path), daemon=True).start()
-    parts = urlsplit(database_url)
-    yield f"postgresql://{parts.username}@127.0.0.1:{server.getsockname()[1]}{parts.path}?sslmode=disable"
-    server.close()
+    with relayed(database_url) as url:
+        yield url
 
 
-def _accept(server: socket.socket, path: str) -> None:
+def _accept(server: socket.socket, host: str, port: int) -> None:
     while True:
         try:
             client, _ = server.accept()
         except OSError:
             return
-        upstream = socket.socket(socket.AF_UNIX)
-        upstream.connect(path)
+        if host.startswith("/"):
+            upstream = socket.socket(socket.AF_UNIX)
+            upstream.connect(f"{host}/.s.PGSQL.{port}")
+        else:
+            upstream = socket.create_connection((host, port))
         for source, target in ((client, upstream), (upstream, client)):
             threading.Thread(target=_pump, args=(source, target), daemon=True).start()
 
@@ -142,6 +156,35 @@ def test_an_empty_journal_is_told(spark: SparkSession, database_url: str, tmp_pa
 def test_a_database_without_a_journal_is_told(spark: SparkSession, empty_database_url: str, tmp_path: Path) -> None:
     with pytest.raises(PipelineError, match="There is no journal in this database"):
         copy_snapshot(source_of(spark, empty_database_url, "sluice"), tmp_path, lambda line: None)
+
+
+def test_a_database_without_a_journal_is_told_over_tcp_as_well(
+    spark: SparkSession, empty_database_url: str, tmp_path: Path
+) -> None:
+    with relayed(empty_database_url) as url, pytest.raises(Exception, match="does not exist") as failed:
+        copy_snapshot(source_of(spark, url, "sluice"), tmp_path, lambda line: None)
+    told = explain(failed.value)
+    assert told.cause.startswith("There is no journal in this database. (")
+    assert "--schema" in told.next_step
+
+
+def test_a_postgres_that_goes_while_it_is_read_is_told(
+    spark: SparkSession, database_url: str, rows: dict[str, list[Row]], tmp_path: Path
+) -> None:
+    _store(database_url, rows)
+    with ExitStack() as stack:
+        source = source_of(spark, stack.enter_context(relayed(database_url)), "sluice")
+
+        def lose(line: str) -> None:
+            if line == "copied journal_event":
+                stack.close()
+
+        with pytest.raises(Exception, match="connect") as failed:
+            copy_snapshot(source, tmp_path, lose)
+    told = explain(failed.value)
+    assert told.cause.startswith("Postgres does not answer. (")
+    assert "--database-url" in told.next_step
+    assert "\tat " not in told.cause
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from pipeline import table
 from pipeline.archive import job as archive_job
 from pipeline.errors import PipelineError
 from pipeline.kafka import Cluster
@@ -139,8 +140,9 @@ def test_retention_that_passes_a_running_archive_is_named(
     assert (proof.code, proof.events("proved")[0]["offsets"]) == (0, 100)
 
 
-def test_a_target_topic_that_is_deleted_ends_the_replay_in_words(
-    spark: SparkSession, gateway: GatewayProcess, out: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("made_again", [False, True])
+def test_a_target_topic_that_is_deleted_or_made_again_ends_the_replay_in_words(
+    spark: SparkSession, gateway: GatewayProcess, out: str, monkeypatch: pytest.MonkeyPatch, made_again: bool
 ) -> None:
     monkeypatch.setattr("pipeline.replay.job.RETRY_SECONDS", (0.1,))
     topic = filled(gateway.bootstrap, 1, 200)
@@ -150,9 +152,30 @@ def test_a_target_topic_that_is_deleted_ends_the_replay_in_words(
     with running.replay(spark, gateway.bootstrap, out, *given) as job:
         job.wait_for("committed", 2)
         topics.delete(gateway.bootstrap, target)
+        if made_again:
+            topics.make(gateway.bootstrap, target, 1)
         told = job.failure()
-    assert told.cause == f"The target topic {target} has been deleted since the replay began."
+    happened = "was deleted and created again" if made_again else "has been deleted"
+    assert told.cause == f"The target topic {target} {happened} since the replay began."
     assert "another --name" in told.next_step
+
+
+# --- beside another job ---------------------------------------------------------------------------------------------
+
+
+def test_files_are_merged_while_an_archive_adds_more(spark: SparkSession, gateway: GatewayProcess, out: str) -> None:
+    topic = filled(gateway.bootstrap, 2, 400)
+    with running.archive(spark, gateway.bootstrap, out, "--topics", topic, "--max-rate", "40", *PACE) as job:
+        job.wait_for("committed", 3)
+        merged = jobs.compact(spark, out).events("merged")
+        job.wait_for("committed", 2)
+        job.stop()
+    assert sum(line["removed"] for line in merged) > sum(line["added"] for line in merged) > 0
+    commits = [commit.operation for commit in table.commits(spark, out)]
+    assert "WRITE" in commits[: commits.index("OPTIMIZE")]
+    jobs.archive(spark, gateway.bootstrap, out, "--topics", topic)
+    proof = jobs.verify(spark, gateway.bootstrap, out)
+    assert (proof.code, proof.events("proved")[0]["offsets"]) == (0, 400)
 
 
 # --- pace, figures, a group -----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from pipeline.kafka import Cluster
 from pipeline.partitioners import murmur2
 from pipeline.replay.plan import MARK
 from pipeline.schema import DATA, RESCUED
+from tests.closing import close
 from tests.gateway_process import GatewayProcess
 from tests.pipeline import jobs, topics
 
@@ -354,7 +355,7 @@ def test_groups_read_on_at_the_record_they_would_have_read(
         f"group busy-{topic} is left as it is: it is stable, not empty: stop its consumers first",
     ]
     assert Cluster(gateway.bootstrap).group_offsets(f"busy-{topic}") == before
-    busy.close()
+    close(busy)
     consumer = Consumer({"bootstrap.servers": gateway.bootstrap, "group.id": group})
     at = consumer.committed([TopicPartition(target, 0)], 30)[0].offset
     consumer.close()
