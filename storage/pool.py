@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
@@ -74,7 +74,11 @@ class Connection(Protocol):
     async def execute(self, query: str, *args: object, timeout: float | None = None) -> str: ...
     async def executemany(self, command: str, args: Iterable[Sequence[object]]) -> None: ...
     async def copy_records_to_table(
-        self, table_name: str, *, records: Iterable[Sequence[object]], columns: Sequence[str]
+        self,
+        table_name: str,
+        *,
+        records: Iterable[Sequence[object]] | AsyncIterable[Sequence[object]],
+        columns: Sequence[str],
     ) -> str: ...
     def transaction(
         self, *, isolation: str | None = None, readonly: bool = False

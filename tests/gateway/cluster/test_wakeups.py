@@ -200,7 +200,11 @@ async def test_announcements_that_were_lost_are_found_by_the_number_of_those_sen
     await b.plane.membership.renew()
     task = await parked_fetch(b, topic, 0)
     late: list[str] = []
-    b.hear = late.append
+
+    def hear(payload: str) -> None:
+        late.append(payload)
+
+    b.hear = hear
     await a.plane.fill(topic, [100])
     await until(lambda: a.wakeups.counts["sent"] > 0)
     await a.plane.membership.renew()

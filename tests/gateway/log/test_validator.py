@@ -58,7 +58,9 @@ async def test_what_is_small_is_judged_at_once(judges: BatchValidator, codec: Co
         pytest.param([unchecked(1, b"v" * MAX_AT_ONCE_BYTES)], id="bytes"),
         pytest.param([unchecked(5_000, b"")], id="records"),
         pytest.param([unchecked()] * (MAX_AT_ONCE_BATCHES + 1), id="batches"),
-        pytest.param([unchecked(codec=Compression.GZIP)] * (MAX_AT_ONCE_BYTES // COMPRESSED_AT_ONCE_BYTES + 1), id="compressed"),
+        pytest.param(
+            [unchecked(codec=Compression.GZIP)] * (MAX_AT_ONCE_BYTES // COMPRESSED_AT_ONCE_BYTES + 1), id="compressed"
+        ),
         pytest.param([unchecked(1, bytes(100_000), Compression.ZSTD)], id="small until it is decompressed"),
         pytest.param([unchecked(), BOMB], id="a bomb among small ones"),
     ],
