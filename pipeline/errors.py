@@ -98,7 +98,7 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
     (
         r"Master removed our application: FAILED",
         "The Spark master took the job away, for its executors ended again and again.",
-        "Look at the workers' logs and the stderr of their executors; then start the job again: it goes on where it was.",
+        "Look at the workers' logs and their executors' stderr; then start the job again: it goes on where it was.",
     ),
     (
         r"All masters are unresponsive|Could not connect to spark://|Failed to connect to master",

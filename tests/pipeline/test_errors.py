@@ -59,7 +59,7 @@ def captured(words: str, *causes: str) -> CapturedError:
         (java("java.lang.IllegalStateException: Cannot call methods on a stopped SparkContext."),
          "Spark has ended while the job ran", "workers"),
         (java("org.apache.spark.SparkException: Job aborted: Master removed our application: FAILED"),
-         "The Spark master took the job away", "stderr of their executors"),
+         "The Spark master took the job away", "executors' stderr"),
         (java("org.apache.spark.SparkException: Job aborted: Master removed our application: KILLED"),
          "Spark has ended while the job ran", "workers"),
         (java("java.lang.OutOfMemoryError: Java heap space"), "Spark ran out of memory.", "--memory"),
