@@ -20,7 +20,7 @@ import psutil
 from tests.gateway_process import free_ports
 from tests.pipeline.conftest import FAST_JVM
 
-JOB_SECONDS = 300.0
+JOB_SECONDS = 900.0
 START_SECONDS = 120.0
 EXECUTOR = "CoarseGrainedExecutorBackend"
 

@@ -16,9 +16,15 @@ from pipeline.kafka import Cluster as KafkaCluster
 from pipeline.replay.plan import MARK
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.pipeline import processes, topics
+from tests.pipeline.conftest import INTERPRETED
 
 PARTITIONS, RECORDS, BATCH = 3, 60_000, 6_000
 LONG_KILLS, CLUSTER_KILLS = 15, 3
+# On a cluster: two batches more than kills, and four JVMs that share the cores of one machine with little to compute.
+CLUSTER_BATCH = 12_000
+CLUSTER_MEMORY = "512m"
+FEW_ROWS = {**INTERPRETED, "spark.sql.shuffle.partitions": "4"}
+ON_CLUSTER = tuple(word for name, value in FEW_ROWS.items() for word in ("--conf", f"{name}={value}"))
 
 
 def filled(bootstrap: str) -> str:
@@ -109,32 +115,33 @@ def test_an_archive_outlives_restarts_of_the_gateway(gateway_factory: GatewayFac
     processes.run("verify", "--bootstrap", gateway.bootstrap, "--archive", out)
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.long
 def test_on_a_cluster_a_worker_and_the_driver_may_die(gateway: GatewayProcess, tmp_path: Path) -> None:
     topic, out = filled(gateway.bootstrap), str(tmp_path / "table")
+    short = ("--memory", CLUSTER_MEMORY, *ON_CLUSTER)
     given = ("archive", "--bootstrap", gateway.bootstrap, "--topics", topic, "--out", out, "--once",
-             "--max-batch-records", str(BATCH))  # fmt: skip
+             "--max-batch-records", str(CLUSTER_BATCH), *short)  # fmt: skip
     with processes.cluster(2, str(tmp_path)) as machines:
-        job = processes.Job(*given, master=machines.master, memory="512m")
+        job = processes.Job(*given, master=machines.master)
         try:
-            job.wait_for("reading")
+            assert job.wait_for("reading") is not None, "".join(job.errors)
             machines.kill_worker()
-            job.wait_for("committed")
+            assert job.wait_for("committed") is not None, "".join(job.errors)
             machines.add_worker()
             job.kill()
         finally:
             job.close()
-        processes.run(*given, "--memory", "512m", master=machines.master)
-        verify = ("verify", "--bootstrap", gateway.bootstrap, "--archive", out, "--memory", "512m")
+        processes.run(*given, master=machines.master)
+        verify = ("verify", "--bootstrap", gateway.bootstrap, "--archive", out, *short)
         processes.run(*verify, master=machines.master)
         target = f"{topic}-again"
         replay = ("replay", "--bootstrap", gateway.bootstrap, "--archive", out, "--topic-map", f"{topic}={target}",
-                  "--create-topics", "--max-batch-records", str(BATCH), "--memory", "512m")  # fmt: skip
+                  "--create-topics", "--max-batch-records", str(CLUSTER_BATCH), *short)  # fmt: skip
         job = processes.Job(*replay, master=machines.master)
         try:
-            job.wait_for("committed")
-            job.wait_for("writing")
+            assert job.wait_for("committed") is not None, "".join(job.errors)
+            assert job.wait_for("writing") is not None, "".join(job.errors)
             machines.kill_worker()
             assert job.wait() == 0, "".join(job.errors)
         finally:
@@ -142,14 +149,14 @@ def test_on_a_cluster_a_worker_and_the_driver_may_die(gateway: GatewayProcess, t
     check_replayed(gateway.bootstrap, topic, target, {0: (0,), 1: (1,), 2: (2,)}, "a worker was killed")
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.long
 def test_on_a_cluster_executors_may_die_again_and_again(gateway: GatewayProcess, tmp_path: Path) -> None:
     topic, out, chance = filled(gateway.bootstrap), str(tmp_path / "table"), random.Random(7)
-    target, short = f"{topic}-again", ("--max-batch-records", str(BATCH), "--memory", "512m")
-    to = ("--bootstrap", gateway.bootstrap)
-    archive = ("archive", *to, "--topics", topic, "--out", out, "--once", *short)
-    replay = ("replay", *to, "--archive", out, "--topic-map", f"{topic}={target}", "--create-topics", *short)
+    target, short = f"{topic}-again", ("--memory", CLUSTER_MEMORY, *ON_CLUSTER)
+    to, batch = ("--bootstrap", gateway.bootstrap), ("--max-batch-records", str(CLUSTER_BATCH))
+    archive = ("archive", *to, "--topics", topic, "--out", out, "--once", *batch, *short)
+    replay = ("replay", *to, "--archive", out, "--topic-map", f"{topic}={target}", "--create-topics", *batch, *short)
     with processes.cluster(2, str(tmp_path)) as machines:
         for given, event in ((archive, "reading"), (replay, "writing")):
             job = processes.Job(*given, master=machines.master)
@@ -162,7 +169,7 @@ def test_on_a_cluster_executors_may_die_again_and_again(gateway: GatewayProcess,
                 assert job.wait() == 0, "".join(job.errors)
             finally:
                 job.close()
-        processes.run("verify", *to, "--archive", out, "--memory", "512m", master=machines.master)
+        processes.run("verify", *to, "--archive", out, *short, master=machines.master)
     check_replayed(gateway.bootstrap, topic, target, {0: (0,), 1: (1,), 2: (2,)}, "executors were killed")
 
 
