@@ -32,6 +32,7 @@ from gateway.coordinator.handoff import Awaits, Drained
 from gateway.coordinator.machine import ConnectionClosed, ConnectionId, Machines, Request, Step, StoredGroup, Tick
 from gateway.coordinator.model import Group, GroupState, HandoffProgress, JoinGroup, Settings
 from gateway.groups.slot import Unstored
+from protocol.consumer import decode_subscription
 
 from .classic_client import ClassicClient
 from .clients import Client, subscribes
@@ -172,11 +173,14 @@ class MixedServer(Server):
 
     def _check_still_drained(self, before: Any) -> None:
         """Of what members have let go of and not committed, nobody has been given anything by a conversion; but for
-        what a target was told all the same."""
+        what a target was told all the same. Who was told so in a generation before says it when it joins again, and
+        believes it until it is told otherwise."""
         targets = {(each.topic, each.partition): each.target for each in getattr(before, "handoffs", ())}
+        claimed = _claimed(before) if isinstance(before, Group) else frozenset()
         was, now = self._drained_of(before), self._drained_of(self.group)
         for key, source in was.items():
             told = targets.get(key) is not None and (self._told is None or targets[key] in self._told)
+            told = told or key in claimed
             if source in self.group.members and key[0] in self.world.cluster.topics and not told:
                 require(now.get(key) == source, "{} of {} is not drained", key, source)
 
@@ -300,6 +304,12 @@ class MixedServer(Server):
                     for index in indexes:
                         other = owner.setdefault((topic_id, index), client.name)
                         require(other == client.name, "{}-{} is read by {} and {}", topic_id, index, other, client.name)
+
+
+def _claimed(group: Group) -> frozenset[tuple[str, int]]:
+    """What members said that they own when they last joined; their sources are not among them, who have let go."""
+    read = (decode_subscription(member.protocols[0][1]) for member in group.members.values())
+    return frozenset((topic, at) for each in read for topic, indexes in each.owned_partitions for at in indexes)
 
 
 def _each(held: Partitions) -> Iterator[tuple[UUID, int]]:
