@@ -13,12 +13,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import datetime
 import os
-import platform
 import resource
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -27,7 +24,6 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import confluent_kafka
 import psutil
 
 from bench import (
@@ -45,7 +41,7 @@ from bench import (
     snapshot,
     validation,
 )
-from storage.embedded import MAJOR_VERSION
+from bench.machine import measured_by
 from tests.gateway_process import GatewayProcess
 
 MEGABYTE = 1_000_000
@@ -405,24 +401,10 @@ MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
 
 
 def report(rows: list[Row]) -> str:
-    commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False, cwd=Path(__file__).parent
-    ).stdout.strip()
-    processor = next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
     lines = [
         "# Benchmarks",
         "",
-        f"Measured by `make bench` on {datetime.date.today().isoformat()} at commit {commit or 'unknown'}: "
-        f"{os.cpu_count()} cores ({processor}), {psutil.virtual_memory().total / 1e9:.0f} GB, Python "
-        f"{platform.python_version()}, embedded Postgres {MAJOR_VERSION}, "
-        f"librdkafka {confluent_kafka.libversion()[0]} on the same machine.",
+        measured_by("make bench"),
         "",
         "| what | target | measured | met |",
         "|---|---|---|---|",

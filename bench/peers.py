@@ -19,7 +19,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.workloads import WORKLOADS
+from bench.machine import measured_by
+from bench.workloads import WORKLOADS, Workload
 from tests.compat.brokers import APACHE_KAFKA, SLUICE, Broker
 
 SERVERS: Sequence[tuple[str, Broker, dict[str, str]]] = (
@@ -71,11 +72,29 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument("--seconds", type=float, default=30, help="of each produce")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--write", type=Path, help="also write the report to this file")
     given = parser.parse_args()
     unknown = set(given.workloads) - set(WORKLOADS)
     if unknown:
         parser.error(f"there is no {', '.join(sorted(unknown))}")
-    print(report(measure(given.workloads or list(WORKLOADS), seconds=given.seconds, rounds=given.rounds)))
+    names = given.workloads or list(WORKLOADS)
+    table = report(measure(names, seconds=given.seconds, rounds=given.rounds))
+    print(table)
+    if given.write is not None:
+        explained = "\n".join(f"- `{name}`: {_first_paragraph(WORKLOADS[name])}" for name in names)
+        text = f"# Beside Apache Kafka\n\n{measured_by('make bench-peers')}\n\n{_ABOUT}\n\n{explained}\n\n{table}\n"
+        given.write.write_text(text)
+
+
+_ABOUT = (
+    "Servers take turns, one at a time, the same stock client before each. Kafka acknowledges before a sync as it is "
+    "shipped, and with one for every message where it says synced; Sluice always syncs. A ratio above 1 says that "
+    "Sluice has more, or needs more where the figure is a time or a cost. Several rounds stand in their order."
+)
+
+
+def _first_paragraph(workload: Workload) -> str:
+    return " ".join((workload.__doc__ or "").split("\n\n")[0].split())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import AsyncGenerator, AsyncIterable, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar, cast
 
@@ -188,7 +188,7 @@ class Pool:
                     await self._pool.release(connection)
                     raise
                 if self._waiting or expired != self._expired:
-                    await self._pool.release(connection)
+                    await self._let_go(connection)
                 else:
                     self._at_hand.append(connection)
                 return result
@@ -203,9 +203,13 @@ class Pool:
     async def _take(self) -> _PooledConnection:
         while self._at_hand:
             connection = self._at_hand.pop()
-            if not connection.is_closed():
+            try:
+                closed = connection.is_closed()
+            except asyncpg.InterfaceError:
+                continue  # asyncpg took it back when its server went
+            if not closed:
                 return connection
-            await self._pool.release(connection)
+            await self._let_go(connection)
         self._waiting += 1
         try:
             return await self._pool.acquire(timeout=self._acquire_timeout_s)
@@ -220,7 +224,12 @@ class Pool:
 
     async def _release_idle(self) -> None:
         while self._at_hand:
-            await self._pool.release(self._at_hand.pop())
+            await self._let_go(self._at_hand.pop())
+
+    async def _let_go(self, connection: _PooledConnection) -> None:
+        """Of one that nobody uses: what is wrong with it is nobody's error."""
+        with suppress(*_CONNECTION_ERRORS):
+            await self._pool.release(connection)
 
     async def fetch(self, query: str, *args: object) -> Sequence[Row]:
         return await self.run(lambda connection: connection.fetch(query, *args))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from gateway.coordinator.classic_handoff import awaited_by, member_on
+from gateway.coordinator.consumer import unsettled
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.consumer.offsets import fetch_refusal
 from gateway.coordinator.facts import OffsetsCommitted
@@ -523,6 +524,8 @@ def _awaited(group_id: str, require_stable: bool, context: RequestContext) -> fr
     the group hears of it."""
     groups, connection = context.services.groups, context.connection
     group = groups.settled(group_id)
+    if isinstance(group, ConsumerGroup) and group.unsettled:
+        return _awaited_since_classic(group, require_stable, context)
     if not isinstance(group, Group) or not group.handoffs:
         return frozenset()
     if require_stable:
@@ -531,6 +534,28 @@ def _awaited(group_id: str, require_stable: bool, context: RequestContext) -> fr
     passed = awaited_by(group, connection.connection_id, "", "") if target is not None else frozenset[tuple[str, int]]()
     if target is not None and passed:
         groups.tell_group(group_id, HandoffProgress(passed=tuple((target, *partition) for partition in passed)))
+    return frozenset()
+
+
+def _awaited_since_classic(
+    group: ConsumerGroup, require_stable: bool, context: RequestContext
+) -> frozenset[tuple[str, int]]:
+    """As above, of what owners were told of before their group became a consumer group."""
+    services, connection = context.services, context.connection
+    asker = unsettled.member_on(group, connection.number)
+    if not require_stable and asker is None:
+        return frozenset()
+    awaited = unsettled.awaited_by(group, connection.number, context.client_id or "", connection.client_host)
+    named = frozenset(
+        (topic.name, index)
+        for topic_id, index in awaited
+        if (topic := services.catalog.get_by_id(topic_id)) is not None
+    )
+    if require_stable:
+        return named
+    if asker is not None and named:
+        passed = tuple((asker, *partition) for partition in named)
+        services.groups.tell_group(group.group_id, HandoffProgress(passed=passed))
     return frozenset()
 
 

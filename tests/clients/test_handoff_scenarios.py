@@ -59,6 +59,7 @@ def test_a_target_that_leaves_gives_its_place_back(gateway_factory: GatewayFacto
         first = stage.read_everything()
         second = stage.start("second")
         stage.wait_pending(2.0)
+        second.thread.awaits_partitions = True
         second.thread.stop()
         stage.board.wait_settled({"first"}, PARTITIONS)
         stage.start("third")

@@ -19,7 +19,19 @@ from protocol.errors import ErrorCode
 from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest, ConsumerGroupHeartbeatResponse
 from protocol.messages.sync_group import SyncGroupResponse
 from tests.frames.members import Member, fresh, leader_of, member
-from tests.frames.test_handoff import MOVED, NONE, REBALANCING, RECORDS, Scene, Sync, committed, given, joining, moving
+from tests.frames.test_handoff import (
+    MOVED,
+    NONE,
+    REBALANCING,
+    RECORDS,
+    UNSTABLE,
+    Scene,
+    Sync,
+    committed,
+    given,
+    joining,
+    moving,
+)
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.wire import WireClient
 
@@ -253,4 +265,33 @@ async def test_what_is_to_be_drained_is_waited_for_in_the_group_that_an_upgrade_
         assert await a.commit(topic, RECORDS, partition=MOVED) == NONE
         async with asyncio.timeout(QUICKLY_S):
             while not await has_it():
+                pass
+
+
+async def test_who_was_told_its_share_too_early_is_told_to_wait_in_the_group_that_an_upgrade_makes(
+    gateway_factory: GatewayFactory,
+) -> None:
+    gateway = gateway_factory()
+    async with draining(gateway) as (scene, held), await WireClient.connect(gateway.bootstrap, client_id="c") as c:
+        a, b, topic = scene.a, scene.b, scene.topic
+        assert await a.commit(topic, RECORDS - 1, partition=MOVED) == NONE
+        while not held.done():
+            assert await a.heartbeat() == NONE
+            await asyncio.wait((held,), timeout=0.5)
+        assert (await held).assignment == given(topic, MOVED)
+        upgrade = ConsumerGroupHeartbeatRequest(
+            group_id=a.group_id,
+            member_id="c",
+            member_epoch=0,
+            rebalance_timeout_ms=60_000,
+            subscribed_topic_names=(topic,),
+            topic_partitions=(),
+        )
+        assert (await c.send(upgrade, 1)).error_code == NONE
+        for _ in range(20):
+            assert await committed(b.client, b.group_id, topic, stable=True) == (UNSTABLE, RECORDS - 1)
+        assert await committed(a.client, a.group_id, topic, stable=True) == (NONE, RECORDS - 1)
+        assert await a.commit(topic, RECORDS, partition=MOVED) == NONE
+        async with asyncio.timeout(QUICKLY_S):
+            while await committed(b.client, b.group_id, topic, stable=True) != (NONE, RECORDS):
                 pass

@@ -44,6 +44,19 @@ async def test_the_call_after_a_lost_connection_works(
         assert len((await read(log, key)).batches) == 1
 
 
+async def test_connections_that_died_while_nobody_used_them_fail_no_call(
+    sql: asyncpg.Connection, database: Database
+) -> None:
+    await asyncio.gather(*(database.hot.fetch("select pg_sleep(0.05)") for _ in range(4)))
+    await sql.execute(
+        "select pg_terminate_backend(pid, 5000) from pg_stat_activity "
+        "where datname = current_database() and application_name = 'sluice' and pid <> pg_backend_pid()"
+    )
+    for _ in range(3):
+        await sql.fetchval("select 1")  # by then the event loop has been told of their ends
+    assert await database.hot.fetch_value("select 1") == 1
+
+
 async def test_a_connection_lost_during_a_write_is_unavailable(
     log: LogStore, key: PartitionKey, sql: asyncpg.Connection, database_url: str
 ) -> None:

@@ -22,6 +22,7 @@ def next_deadline(group: ConsumerGroup) -> int | None:
     """When a Tick is due at the earliest; None if the group waits for nothing but requests."""
     others = (group.rebalance_deadlines, group.join_deadlines, group.sync_deadlines, group.drain_deadlines)
     earliest = [min(deadlines.values()) for deadlines in others if deadlines]
+    earliest += [each.deadline_ms for each in group.unsettled]
     session_ms = group.session_deadlines.earliest()
     return min(earliest if session_ms is None else (session_ms, *earliest), default=None)
 
@@ -39,6 +40,7 @@ def postponed(group: ConsumerGroup, by_ms: int) -> ConsumerGroup:
             key: replace(each, deadline_ms=each.deadline_ms + by_ms) if each.deadline_ms else each
             for key, each in group.moving.items()
         },
+        unsettled=tuple(replace(each, deadline_ms=each.deadline_ms + by_ms) for each in group.unsettled),
     )
 
 
@@ -57,6 +59,7 @@ def tick(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: Consumer
             if deadline_ms <= now_ms:
                 over.setdefault(member_id, departure)
     undrained = any(deadline_ms <= now_ms for deadline_ms in group.drain_deadlines.values())
+    undrained = undrained or any(each.deadline_ms <= now_ms for each in group.unsettled)
     if not over and not undrained:
         return Step(group)
     draft = Draft(group, now_ms, settings, cluster)

@@ -13,7 +13,7 @@ from dataclasses import replace
 from uuid import UUID
 
 from gateway.coordinator.cluster import Cluster
-from gateway.coordinator.consumer import handoff
+from gateway.coordinator.consumer import handoff, unsettled
 from gateway.coordinator.consumer.assignors import ASSIGNORS, UNIFORM, Subscriber
 from gateway.coordinator.consumer.model import (
     ConsumerGroup,
@@ -76,6 +76,7 @@ class Draft:
         "target",
         "topics_revision",
         "unheard",
+        "unsettled",
     )
 
     def __init__(self, group: ConsumerGroup, now_ms: int, settings: ConsumerSettings, cluster: Cluster) -> None:
@@ -105,6 +106,7 @@ class Draft:
         self.session_deadlines = group.session_deadlines
         self.rebalance_deadlines = dict(group.rebalance_deadlines)
         self.moving = dict(group.moving)
+        self.unsettled = group.unsettled
         self.drain_deadlines = dict(group.drain_deadlines)
         self.join_deadlines = dict(group.join_deadlines)
         self.sync_deadlines = dict(group.sync_deadlines)
@@ -113,6 +115,8 @@ class Draft:
         """Facts come in the order in which they were told; members that none of them touches, but whose stored form
         changed, come last."""
         before = self.before
+        if self.unsettled:
+            unsettled.follow_owners(self)
         if before.unheard and not self.unheard:
             self.tell(EveryoneHeard())
         touched = {member_id for fact in self.facts for member_id in fact.touches()}
@@ -141,6 +145,7 @@ class Draft:
             session_deadlines=self.session_deadlines,
             rebalance_deadlines=self.rebalance_deadlines,
             moving=self.moving,
+            unsettled=self.unsettled,
             drain_deadlines=self.drain_deadlines,
             join_deadlines=self.join_deadlines,
             sync_deadlines=self.sync_deadlines,
@@ -224,6 +229,7 @@ class Draft:
         """Puts `member` in the place of a static member that left for a while: its target goes over too."""
         target = self.target.get(old_id, NOTHING)
         self.remove(old_id, HandoffEnd.SUPERSEDED)
+        unsettled.owner_replaced(self, old_id, member.member_id)
         self.put(member)
         self.target[member.member_id] = target
         self.spread = None

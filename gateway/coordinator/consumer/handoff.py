@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+from gateway.coordinator.consumer import unsettled
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerMember, Moving
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference, partitions_of, size, union
 from gateway.coordinator.facts import Departure, MemberId
@@ -76,6 +77,7 @@ def retained(draft: Draft, before: ConsumerMember, after: ConsumerMember) -> Con
     if draft.settings.handoff.mode is HandoffMode.DRAIN:
         held = union(before.assigned, before.pending_revocation)
         released = difference(difference(held, after.assigned), after.pending_revocation)
+        released = difference(released, unsettled.owned_by(draft, before.member_id))
         released = {topic_id: each for topic_id, each in released.items() if topic_id in draft.cluster.by_id}
         if released:
             undrained = union(undrained, released)
@@ -136,7 +138,7 @@ def progressed(draft: Draft, event: HandoffProgress) -> bool:
         changed = changed or mark != moving.mark or end is not None
         if end is not None:
             _drained(draft, member, partitions_of([(key[0], (key[1],))]), end)
-    return changed
+    return unsettled.progressed(draft, event) or changed
 
 
 def expire(draft: Draft) -> None:
@@ -151,6 +153,7 @@ def expire(draft: Draft) -> None:
             if draft.moving[topic_id, index].deadline_ms <= draft.now_ms
         )
         _drained(draft, member, late, HandoffEnd.TIMEOUT)
+    unsettled.expire(draft)
 
 
 def arm(draft: Draft, member_id: MemberId, member: ConsumerMember | None) -> None:
@@ -163,6 +166,7 @@ def arm(draft: Draft, member_id: MemberId, member: ConsumerMember | None) -> Non
 
 def take_over(draft: Draft) -> None:
     """A coordinator that has read the group gives every source its full time once more."""
+    unsettled.take_over(draft)
     undrained = {key: each.member_id for each in draft.members.values() for key in _each(each.undrained)}
     if not undrained:
         return
@@ -188,11 +192,12 @@ def superseded(draft: Draft) -> None:
     """The group becomes a classic one, whose leader decides anew who is to have what."""
     for (topic_id, index), moving in draft.moving.items():
         _end(draft, topic_id, index, moving, HandoffEnd.SUPERSEDED)
+    unsettled.superseded(draft)
 
 
 def draining(group: ConsumerGroup) -> tuple[Draining, ...]:
     """What sources are to commit."""
-    return tuple(
+    return unsettled.draining(group) + tuple(
         Draining(topic_id, index, member.member_id, member.client_id, member.client_host, None, group.moving[key].mark)
         for source in group.drain_deadlines
         for member in (group.members[source],)

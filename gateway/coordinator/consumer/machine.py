@@ -49,6 +49,7 @@ from gateway.coordinator.facts import (
     TargetComputed,
     Trigger,
 )
+from gateway.coordinator.handoff import HandoffsChanged
 from gateway.coordinator.machine import (
     Adopted,
     ClusterChanged,
@@ -84,6 +85,7 @@ DURABLE: frozenset[type[Fact]] = frozenset(
         AssignmentGiven,
         EveryoneHeard,
         GroupDeleted,
+        HandoffsChanged,
         MemberAway,
         MemberChanged,
         MemberJoined,

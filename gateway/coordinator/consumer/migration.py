@@ -15,9 +15,9 @@ from uuid import UUID
 
 from gateway.coordinator.classic_handoff import tell_if_pending
 from gateway.coordinator.cluster import Cluster
-from gateway.coordinator.consumer import embedded, handoff
+from gateway.coordinator.consumer import embedded, handoff, unsettled
 from gateway.coordinator.consumer.draft import Draft
-from gateway.coordinator.consumer.model import ClassicProtocol, ConsumerGroup, ConsumerMember
+from gateway.coordinator.consumer.model import ClassicProtocol, ConsumerGroup, ConsumerMember, Moving, Unsettled
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference, intersection, partitions_of, union
 from gateway.coordinator.draft import Draft as ClassicDraft
 from gateway.coordinator.facts import Conversion, Departure, GroupTypeChanged, MemberId, MemberLeft, Trigger
@@ -72,7 +72,7 @@ def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) ->
     except ProtocolError:
         return None
     held = _held(group, read, given, cluster)
-    undrained = _undrained(group, held, cluster)
+    undrained, early = _undrained(group, held, cluster)
     started = ConsumerGroup(
         group.group_id, exists=True, group_epoch=group.generation_id, assignment_epoch=group.generation_id
     )
@@ -110,13 +110,15 @@ def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) ->
             )
         if member.parked_sync is not None:
             replies.append((member.parked_sync.request_id, SyncReply(ErrorCode.REBALANCE_IN_PROGRESS)))
+    draft.unsettled = early
     # Only what changes from here on is news.
     draft.see_topics()
     before = ClassicDraft(group, now_ms, settings)
     for each in group.handoffs:
         tell_if_pending(before, each, HandoffEnd.SUPERSEDED)
     acknowledged = (HandoffAcknowledged(source, len(each)) for source, each in undrained.items())
-    return Adopted(draft.seal().group, Conversion.UPGRADE, tuple(replies), (*before.facts, *acknowledged))
+    waits = unsettled.begun(early, group.generation_id, now_ms)
+    return Adopted(draft.seal().group, Conversion.UPGRADE, tuple(replies), (*before.facts, *acknowledged, *waits))
 
 
 def _read(group: Group, member: Member) -> Subscription:
@@ -166,16 +168,25 @@ def _held(
 
 def _undrained(
     group: Group, held: Mapping[MemberId, Partitions], cluster: Cluster
-) -> dict[MemberId, dict[tuple[UUID, int], Handoff]]:
-    """What sources have let go of and are still to commit, by source; not what somebody else was given all the same."""
+) -> tuple[dict[MemberId, dict[tuple[UUID, int], Handoff]], tuple[Unsettled, ...]]:
+    """What sources have let go of and are still to commit, by source; and what of that another was told of early."""
     found: dict[MemberId, dict[tuple[UUID, int], Handoff]] = {}
+    early: list[Unsettled] = []
     for each in group.handoffs:
         topic = cluster.topics.get(each.topic)
         if topic is None or each.source not in group.members or each.awaits is not Awaits.DRAIN or each.forced:
             continue
-        if not any(each.partition in share.get(topic.topic_id, ()) for share in held.values()):
+        shares = held.items()
+        owner = next((key for key, share in shares if each.partition in share.get(topic.topic_id, ())), None)
+        if owner is None:
             found.setdefault(each.source, {})[topic.topic_id, each.partition] = each
-    return found
+        elif owner != each.source:
+            early.append(
+                Unsettled(
+                    topic.topic_id, each.partition, each.source, owner, each.mark, each.since_ms, each.deadline_ms
+                )
+            )
+    return found, tuple(early)
 
 
 # --- downgrade ------------------------------------------------------------------------------------------------------
@@ -227,19 +238,25 @@ def downgraded(taken: Step, cluster: Cluster, now_ms: int, settings: Settings) -
 
 def _drains_on(group: ConsumerGroup, cluster: Cluster, timeout_ms: int) -> Iterator[Handoff]:
     """What members have let go of and are still to commit; the time that they have for it goes on."""
-    for (topic_id, index), moving in group.moving.items():
+    undrained: list[tuple[UUID, int, Moving | Unsettled]] = [
+        (topic_id, index, moving)
+        for (topic_id, index), moving in group.moving.items()
+        if index in group.members[moving.source].undrained.get(topic_id, ())
+    ]
+    undrained += [(each.topic_id, each.partition, each) for each in group.unsettled]
+    for topic_id, index, known in undrained:
         topic = cluster.by_id.get(topic_id)
-        if topic is not None and index in group.members[moving.source].undrained.get(topic_id, ()):
+        if topic is not None:
             yield Handoff(
                 topic=topic.name,
                 partition=index,
-                source=moving.source,
+                source=known.source,
                 target=None,
                 generation_id=group.group_epoch,
                 awaits=Awaits.DRAIN,
-                mark=moving.mark,
-                since_ms=moving.deadline_ms - timeout_ms,
-                deadline_ms=moving.deadline_ms,
+                mark=known.mark,
+                since_ms=known.deadline_ms - timeout_ms,
+                deadline_ms=known.deadline_ms,
             )
 
 

@@ -154,6 +154,22 @@ class Moving:
     """The offset after what the source was served, if known."""
 
 
+@dataclass(frozen=True, slots=True)
+class Unsettled:
+    """A partition whose owner was told so in the classic group that this one was, before its source was done."""
+
+    topic_id: UUID
+    partition: int
+    source: MemberId
+    """Is still to commit what it was served."""
+    owner: MemberId
+    """Is not told where to read on until then."""
+    mark: int | None = field(default=None, metadata=VOLATILE)
+    """The offset after what the source was served, if known."""
+    since_ms: int = field(default=0, metadata=VOLATILE)
+    deadline_ms: int = field(default=0, metadata=VOLATILE)
+
+
 # --- the group ------------------------------------------------------------------------------------------------------
 
 
@@ -200,6 +216,8 @@ class ConsumerGroup:
     """Until when members in state UNREVOKED must have let go."""
     moving: Mapping[tuple[UUID, int], Moving] = field(default_factory=dict[tuple[UUID, int], Moving], metadata=VOLATILE)
     """Partitions that their owners are to let go of, or to drain, for somebody else."""
+    unsettled: tuple[Unsettled, ...] = ()
+    """What owners of the classic group before may not read yet."""
     drain_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)
     """When the first of what each member has not drained is given away."""
     join_deadlines: Mapping[MemberId, int] = field(default_factory=dict[MemberId, int], metadata=VOLATILE)

@@ -5,17 +5,30 @@ from __future__ import annotations
 import pytest
 
 from gateway.coordinator.consumer import handoff as consumer_handoff
+from gateway.coordinator.consumer import unsettled
+from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import MemberState
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.handoff import Drained, HandoffEnd, HandoffEnded, HandoffMode, HandoffSettings
+from gateway.coordinator.handoff import (
+    Awaits,
+    Drained,
+    HandoffBegun,
+    HandoffEnd,
+    HandoffEnded,
+    HandoffMode,
+    HandoffSettings,
+)
 from gateway.coordinator.machine import Adopted
-from gateway.coordinator.model import GroupState, HandoffProgress, MigrationPolicy
+from gateway.coordinator.model import GroupState, HandoffProgress, MigrationPolicy, SyncReply
 from protocol.errors import ErrorCode
 
-from .mixed import NONE, REBALANCE_MS, SESSION_MS, Mixed, offer, read
+from .mixed import MACHINES, NONE, REBALANCE_MS, SESSION_MS, Mixed, offer, read
 from .scene import named, topic_id
 
 ALL = {"t": {0, 1, 2, 3}}
+GIVEN = {"t": {2, 3}}
+L = 2
+"""The connection on which l joins."""
 DRAIN = HandoffSettings(HandoffMode.DRAIN, 30_000)
 REBALANCE = ErrorCode.REBALANCE_IN_PROGRESS
 
@@ -123,7 +136,7 @@ def draining(scene: Mixed) -> int:
     generation = scene.classic_group({"k": ALL, "l": {}}) + 1
     assert scene.group.leader_id == "k"
     scene.join("k", offer())
-    scene.join("l", offer())
+    scene.join("l", offer(), connection_number=L)
     assert scene.sync("k", generation, {"k": {"t": {0, 1}}, "l": {"t": {2, 3}}}) is not None
     assert scene.sync("l", generation) is None
     return generation
@@ -144,7 +157,7 @@ def test_what_is_to_be_drained_is_to_be_drained_after_an_upgrade():
     ] * 2
     assert held(scene) == {"k": {"t": {0, 1}}, "l": {}, "a": {}}
     assert {(each.source, each.partition) for each in consumer_handoff.draining(scene.group)} == {("k", 2), ("k", 3)}
-    joined = scene.join("l", offer())
+    joined = scene.join("l", offer(), connection_number=L)
     assert joined is not None
     assert scene.share("l", joined.generation_id) == {}, "they are not drained"
     assert scene.told(scene.beat("a", joined.generation_id)) == (joined.generation_id, None)
@@ -152,7 +165,7 @@ def test_what_is_to_be_drained_is_to_be_drained_after_an_upgrade():
     epoch, given = scene.told(scene.beat("a", joined.generation_id))
     assert given is not None
     assert len(given["t"]) == 1
-    joined = scene.join("l", offer())
+    joined = scene.join("l", offer(), connection_number=L)
     assert joined is not None
     assert scene.share("l", epoch)["t"] | given["t"] == {2, 3}
 
@@ -191,6 +204,157 @@ def test_what_is_to_be_drained_is_to_be_drained_after_a_downgrade():
     assert scene.sync("l", generation) is None, "they are still not drained"
     drained(scene, "k", *gone, by_id=False)
     assert read(next(iter(reply for _, reply in scene.last.replies)).assignment) == {"t": gone}
+
+
+def told_early() -> tuple[Mixed, int]:
+    """As `draining`, but l was held as long as a client can be and told its share; then the group is upgraded."""
+    scene = Mixed(handoff=DRAIN, consumer={"handoff": DRAIN})
+    generation = draining(scene)
+    for _ in range(2):
+        scene.tick(SESSION_MS // 4)
+        scene.alive("k", generation)
+    assert [read(reply.assignment) for reply in scene.answers.values() if isinstance(reply, SyncReply)][-1] == GIVEN
+    scene.enter("a")
+    assert scene.is_consumer
+    return scene, generation
+
+
+def waits_for(scene: Mixed, connection: int = L) -> set[int]:
+    """Of what OffsetFetch on the connection says that it is not settled."""
+    return {index for _, index in unsettled.awaited_by(scene.group, connection, "", "")}
+
+
+def ended(scene: Mixed) -> list[tuple[int, HandoffEnd]]:
+    return [(fact.partition, fact.reason) for fact in scene.last.facts if isinstance(fact, HandoffEnded)]
+
+
+def sources(scene: Mixed) -> set[tuple[str, int]]:
+    return {(each.source, each.partition) for each in consumer_handoff.draining(scene.group)}
+
+
+def test_who_was_told_its_share_too_early_has_it_after_an_upgrade_and_may_not_read_it_yet():
+    scene, _ = told_early()
+    assert held(scene) == {"k": {"t": {0, 1}}, "l": GIVEN, "a": {}}
+    assert any(isinstance(fact, HandoffBegun) and fact.target == "l" for fact in scene.last.facts)
+    assert sources(scene) == {("k", 2), ("k", 3)}
+    assert waits_for(scene) == {2, 3}
+    assert waits_for(scene, connection=1) == set(), "it is their source"
+    assert {index for _, index in unsettled.awaited_by(scene.group, 77, "client", "/127.0.0.1")} == {2, 3}
+    assert unsettled.awaited_by(scene.group, 77, "another", "/127.0.0.1") == set()
+    drained(scene, "k", 2, by_id=True)
+    assert ended(scene) == [(2, HandoffEnd.DRAINED)]
+    assert (waits_for(scene), sources(scene)) == ({3}, {("k", 3)})
+    assert MACHINES.must_store(scene.last)
+
+
+def test_who_claims_what_it_was_told_of_a_generation_before_may_not_read_it_yet():
+    """Its next SyncGroup is held when the upgrade comes; it believes to own what it was told before."""
+    scene = Mixed(handoff=DRAIN, consumer={"handoff": DRAIN})
+    sticky = "cooperative-sticky"
+    kept, gone = {"t": {0, 1}}, {"t": {2, 3}}
+    generation = scene.classic_group({"k": ALL, "l": {}}, sticky)
+    scene.join("k", offer(sticky, owned=kept, generation=generation))
+    scene.join("l", offer(sticky, generation=generation), connection_number=L)
+    scene.sync("k", generation + 1, {"k": kept, "l": gone})
+    assert scene.sync("l", generation + 1) is None
+    for _ in range(2):
+        scene.tick(SESSION_MS // 4)
+        scene.alive("k", generation + 1)
+    scene.join("l", offer(sticky, topics=("t", "u"), owned=gone, generation=generation + 1), connection_number=L)
+    scene.join("k", offer(sticky, owned=kept, generation=generation + 1))
+    scene.sync("k", generation + 2, {"k": kept, "l": gone})
+    assert scene.sync("l", generation + 2) is None
+    scene.enter("a")
+    assert held(scene) == {"k": kept, "l": gone, "a": {}}
+    assert waits_for(scene) == {2, 3}
+    assert sources(scene) == {("k", 2), ("k", 3)}
+
+
+def test_what_was_told_too_early_is_its_sources_to_drain_once_the_owner_lets_go():
+    scene, _ = told_early()
+    joined = scene.join("l", offer(topics=("u",)), connection_number=L)
+    assert joined is not None
+    assert held(scene)["l"] == {}
+    assert named(scene.group.members[MemberId("k")].undrained) == GIVEN
+    assert named(scene.group.members[MemberId("l")].undrained) == {}, "it has read nothing of it"
+    assert (waits_for(scene), sources(scene)) == (set(), {("k", 2), ("k", 3)})
+    assert {reason for _, reason in ended(scene)} == {HandoffEnd.SUPERSEDED, HandoffEnd.ACKNOWLEDGED}
+    epoch = joined.generation_id
+    assert not scene.told(scene.beat("a", epoch - 1))[1]
+    drained(scene, "k", 2, 3, by_id=True)
+    assert scene.told(scene.beat("a", epoch))[1]
+
+
+def test_who_replaces_a_static_member_that_was_told_too_early_has_read_nothing_either():
+    scene = Mixed(handoff=DRAIN, consumer={"handoff": DRAIN})
+    generation = scene.classic_group({"k": ALL, "l": {}}, instances={"l": "j"}) + 1
+    scene.join("k", offer())
+    scene.join("l", offer(), connection_number=L, instance="j")
+    scene.sync("k", generation, {"k": {"t": {0, 1}}, "l": GIVEN})
+    scene.sync("l", generation, instance="j")
+    for _ in range(2):
+        scene.tick(SESSION_MS // 4)
+        scene.alive("k", generation)
+    scene.enter("a", "u", instance_id="j")
+    assert held(scene) == {"k": {"t": {0, 1}}, "a": {}}
+    assert named(scene.group.members[MemberId("a")].undrained) == {}
+    assert named(scene.group.members[MemberId("k")].undrained) == GIVEN
+
+
+def test_what_was_told_too_early_is_its_sources_to_drain_when_the_owner_leaves():
+    scene, _ = told_early()
+    scene.leave("l")
+    assert named(scene.group.members[MemberId("k")].undrained) == GIVEN
+    assert scene.group.drain_deadlines == {"k": scene.now_ms - SESSION_MS // 2 + DRAIN.timeout_ms}
+
+
+def test_nobody_waits_to_read_for_a_source_that_leaves():
+    scene, _ = told_early()
+    scene.leave("k")
+    assert {reason for _, reason in ended(scene)} == {HandoffEnd.SOURCE_LEFT}
+    assert waits_for(scene) == set()
+
+
+def test_nobody_waits_to_read_longer_than_it_had_to_in_the_classic_group():
+    scene, _ = told_early()
+    until_ms = scene.now_ms - SESSION_MS // 2 + DRAIN.timeout_ms
+    while (next_ms := CONSUMER.next_deadline(scene.group)) != until_ms:
+        assert next_ms is not None
+        assert next_ms < until_ms
+        scene.now_ms = next_ms - 1
+        scene.alive("k", scene.group.members[MemberId("k")].member_epoch)
+        scene.alive("l", scene.group.members[MemberId("l")].member_epoch)
+        scene.beat("a", scene.group.members[MemberId("a")].member_epoch)
+    scene.now_ms = until_ms - 1
+    scene.tick(0)
+    assert waits_for(scene) == {2, 3}
+    scene.tick(1)
+    assert {reason for _, reason in ended(scene)} == {HandoffEnd.TIMEOUT}
+    assert waits_for(scene) == set()
+
+
+def test_who_cannot_be_told_to_ask_again_reads_on():
+    scene, _ = told_early()
+    scene.play(HandoffProgress(passed=((MemberId("l"), "t", 2), (MemberId("k"), "t", 3))))
+    assert ended(scene) == [(2, HandoffEnd.CLIENT_CAP)]
+    assert waits_for(scene) == {3}
+
+
+def test_who_may_not_read_yet_may_not_after_a_restart():
+    scene, _ = told_early()
+    scene.restart()
+    assert {index for _, index in unsettled.awaited_by(scene.group, 77, "client", "/127.0.0.1")} == {2, 3}
+    assert {each.deadline_ms for each in scene.group.unsettled} == {scene.now_ms + DRAIN.timeout_ms}
+
+
+def test_who_may_not_read_yet_may_not_after_a_downgrade():
+    scene, _ = told_early()
+    until_ms = scene.now_ms - SESSION_MS // 2 + DRAIN.timeout_ms
+    scene.beat("a", -1)
+    assert not scene.is_consumer
+    assert {(each.source, each.partition, each.awaits, each.deadline_ms) for each in scene.group.handoffs} == {
+        ("k", each, Awaits.DRAIN, until_ms) for each in (2, 3)
+    }
 
 
 def test_a_static_member_that_is_away_keeps_what_it_was_delivered():

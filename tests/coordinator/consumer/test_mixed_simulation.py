@@ -52,6 +52,11 @@ def none_held(group: Any, *_: Any) -> Any:
     return dict.fromkeys(group.members, NOTHING)
 
 
+def none_early(*arguments: Any) -> Any:
+    found, _ = undrained(*arguments)
+    return found, ()
+
+
 def without_replies(*arguments: Any) -> Adopted | None:
     adopted = upgraded(*arguments)
     return None if adopted is None else replace(adopted, replies=())
@@ -62,14 +67,15 @@ def without_rebalance(taken: Step, *arguments: Any) -> Step:
     return replace(step, group=replace(step.group, state=step.group.state.STABLE, phase_deadline_ms=None))
 
 
-upgraded, downgraded = migration.upgraded, migration.downgraded
+upgraded, downgraded, undrained = migration.upgraded, migration.downgraded, vars(migration)["_undrained"]
 
 
 @pytest.mark.parametrize(
     ("holder", "name", "mutant"),
     [
         pytest.param(migration, "_held", none_held, id="an upgrade forgets who holds what"),
-        pytest.param(migration, "_undrained", lambda *_: {}, id="an upgrade forgets what is drained"),
+        pytest.param(migration, "_undrained", lambda *_: ({}, ()), id="an upgrade forgets what is drained"),
+        pytest.param(migration, "_undrained", none_early, id="an upgrade forgets who was told early"),
         pytest.param(migration, "_drains_on", lambda *_: (), id="a downgrade forgets what is drained"),
         pytest.param(migration, "is_cooperative", lambda name: False, id="claims count for nothing"),
         pytest.param(machine, "upgraded", without_replies, id="held requests are never answered"),

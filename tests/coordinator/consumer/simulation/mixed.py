@@ -22,11 +22,9 @@ from gateway.coordinator.consumer.views import state_of
 from gateway.coordinator.facts import (
     Conversion,
     Departure,
-    GenerationStarted,
     GroupTypeChanged,
     MemberId,
     MemberLeft,
-    MemberSynced,
 )
 from gateway.coordinator.handoff import Awaits, Drained
 from gateway.coordinator.machine import ConnectionClosed, ConnectionId, Machines, Request, Step, StoredGroup, Tick
@@ -88,8 +86,6 @@ class MixedServer(Server):
         self._waiting: dict[int, tuple[str, Callable[[Any], None]]] = {}
         self._given_up: set[str] = set()
         self._closed: set[str] = set()
-        self._told: set[MemberId] | None = set()
-        """Who was answered with its assignment of the classic generation; None: a coordinator before may have."""
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
@@ -141,10 +137,6 @@ class MixedServer(Server):
         self.conversions.extend(conversions)
         if conversions:
             self._check_still_drained(before)
-        if any(isinstance(fact, GenerationStarted) for fact in taken.facts):
-            self._told = set()
-        if self._told is not None:
-            self._told.update(fact.member_id for fact in taken.facts if isinstance(fact, MemberSynced))
         if taken.facts or isinstance(event, Tick | ConnectionClosed):
             self._judge()
         if self.coda:
@@ -165,20 +157,29 @@ class MixedServer(Server):
         chance = self.world.random
         if isinstance(self.group, ConsumerGroup):
             awaited = [(*key, moving.source) for key, moving in self.group.moving.items()]
+            awaited += [(each.topic_id, each.partition, each.source) for each in self.group.unsettled]
         else:
             awaited = [(each.topic, each.partition, each.source) for each in self.group.handoffs]
         found = tuple(Drained(*each, chance.choice((None, 5, 9)), chance.choice((-1, 7, 9))) for each in awaited)
         self.world.after(chance.choice((0, 5, 4_000)), lambda: self.apply(HandoffProgress(found)))
 
     def _check_still_drained(self, before: Any) -> None:
-        """Of what members have let go of and not committed, nobody has been given anything by a conversion; but for
-        what a target was told all the same."""
-        targets = {(each.topic, each.partition): each.target for each in getattr(before, "handoffs", ())}
+        """Whatever members have let go of and not committed is waited for after a conversion, too: it is nobody's, or
+        its owner is not told where to read on."""
         was, now = self._drained_of(before), self._drained_of(self.group)
         for key, source in was.items():
-            told = targets.get(key) is not None and (self._told is None or targets[key] in self._told)
-            if source in self.group.members and key[0] in self.world.cluster.topics and not told:
-                require(now.get(key) == source, "{} of {} is not drained", key, source)
+            if source in self.group.members and key[0] in self.world.cluster.topics:
+                has_it = self._owner_of(key) == source
+                require(has_it or now.get(key) == source, "{} of {} is not drained", key, source)
+
+    def _owner_of(self, key: tuple[str, int]) -> MemberId | None:
+        """Who has it in the consumer group that the classic one has become."""
+        if isinstance(self.group, Group):
+            return None
+        topic_id = self.world.cluster.topics[key[0]].topic_id
+        return next(
+            (each for each, member in self.group.members.items() if key[1] in member.assigned.get(topic_id, ())), None
+        )
 
     def _drained_of(self, group: Any) -> dict[tuple[str, int], MemberId]:
         """By topic and partition, who is to commit it."""
@@ -186,7 +187,12 @@ class MixedServer(Server):
             awaited = (each for each in group.handoffs if each.awaits is Awaits.DRAIN and not each.forced)
             return {(each.topic, each.partition): each.source for each in awaited}
         by_id = self.world.cluster.by_id
-        return {
+        early = {
+            (by_id[each.topic_id].name, each.partition): each.source
+            for each in group.unsettled
+            if each.topic_id in by_id
+        }
+        return early | {
             (by_id[topic_id].name, index): member_id
             for member_id, member in group.members.items()
             for topic_id, index in _each(member.undrained)
@@ -228,7 +234,6 @@ class MixedServer(Server):
     def _restore(self) -> None:
         self._waiting.clear()
         self._unstored.clear()
-        self._told = None
         self.group = MACHINES.missing("g")
         if self.row is not None:
             group_type, stored = self.row
@@ -270,6 +275,12 @@ class MixedServer(Server):
                     for index in indexes:
                         other = owner.setdefault((topic_id, index), member_id)
                         require(other == member_id, "{}-{}: {} and {}", topic_id, index, other, member_id)
+        for each in group.unsettled:
+            require(owner.get((each.topic_id, each.partition)) == each.owner, "{} is another's", each)
+            undrained = group.members[each.owner].undrained.get(each.topic_id, ())
+            require(each.partition not in undrained, "{} has not been read", each)
+            require(each.source in group.members and each.source != each.owner, "{} waits for nobody", each)
+            require(each.deadline_ms >= self.world.now_ms - 5 or self.tick_at_ms is not None, "{} never ends", each)
         derived = {(topic, index): each for topic, owned in group.owners.items() for index, each in owned.items()}
         require(derived == owner, "owners are not those of the members")
         for deadlines in (group.join_deadlines, group.sync_deadlines):
