@@ -96,12 +96,17 @@ _KNOWN: tuple[tuple[str, str, str], ...] = (
         "Give it more with --memory, or make batches smaller with --max-batch-records.",
     ),
     (
-        r"Master removed|All masters are unresponsive|Could not connect to spark://|Failed to connect to master",
+        r"Master removed our application: FAILED",
+        "The Spark master took the job away, for its executors ended again and again.",
+        "Look at the workers' logs and their executors' stderr; then start the job again: it goes on where it was.",
+    ),
+    (
+        r"All masters are unresponsive|Could not connect to spark://|Failed to connect to master",
         "The Spark master does not answer.",
         "Check --master, and that the master and at least one worker run.",
     ),
     (
-        r"stopped SparkContext|SparkContext (?:has been|was) (?:shut down|stopped)",
+        r"Master removed our application|stopped SparkContext|SparkContext (?:has been|was) (?:shut down|stopped)",
         "Spark has ended while the job ran: its master took the job away, or does not answer.",
         "Look at the logs of master and workers; then start the job again: it goes on where it was.",
     ),

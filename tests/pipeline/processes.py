@@ -17,12 +17,12 @@ from typing import Any
 
 import psutil
 
-from pipeline import session
 from tests.gateway_process import free_ports
 from tests.pipeline.conftest import FAST_JVM
 
 JOB_SECONDS = 300.0
 START_SECONDS = 120.0
+EXECUTOR = "CoarseGrainedExecutorBackend"
 
 
 class Job:
@@ -138,7 +138,7 @@ class Cluster:
             child
             for process in self._processes
             for child in psutil.Process(process.pid).children()
-            if "CoarseGrainedExecutorBackend" in " ".join(child.cmdline())
+            if EXECUTOR in command_line(child)
         ]
         assert executors, "no executor runs"
         chance.choice(executors).kill()
@@ -149,27 +149,32 @@ class Cluster:
             process.wait(START_SECONDS)
 
     def _start(self, name: str, *given: str) -> None:
+        """By Spark's own script: a worker that was started as bare Java finds no jars for its executors."""
         import pyspark
 
         home = os.path.dirname(pyspark.__file__)
-        java = session.java()
-        assert java is not None
-        command = [
-            java,
-            *FAST_JVM.split(),
-            "-Xmx256m",
-            "-cp",
-            f"{home}/jars/*",
-            f"org.apache.spark.deploy.{name}",
-            *given,
-        ]
-        environment: Mapping[str, str] = {**os.environ, "SPARK_HOME": home, "SPARK_LOCAL_IP": "127.0.0.1"}
+        environment: Mapping[str, str] = {
+            **os.environ,
+            "SPARK_HOME": home,
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "SPARK_DAEMON_MEMORY": "256m",
+            "JAVA_TOOL_OPTIONS": FAST_JVM,
+        }
+        command = [f"{home}/bin/spark-class", f"org.apache.spark.deploy.{name}", *given]
         with open(f"{self._folder}/{name}.log", "ab") as log:
             self._processes.append(
                 subprocess.Popen(
                     command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
             )
+
+
+def command_line(process: psutil.Process) -> str:
+    """Empty of a process that has ended, such as what Spark's script left to the JVM that it became."""
+    try:
+        return " ".join(process.cmdline())
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return ""
 
 
 @contextmanager
