@@ -23,7 +23,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from tests.compat.spark.peer import Headers, Peer, Record, Stored
 
 CONTROL_SECONDS = 90.0
-WAIT_SECONDS = 45.0
+WAIT_SECONDS = 90.0
 POLL_SECONDS = 0.05
 
 Body = Callable[["Run"], None]
