@@ -161,7 +161,7 @@ class Pool:
             try:
                 yield connection
             finally:
-                await self._pool.release(connection)
+                await self._let_go(connection)
 
     async def run(self, work: Callable[[Connection], Awaitable[T]]) -> T:
         """`work` on a connection, again if Postgres rolled it back for a deadlock or serialization failure.
@@ -185,7 +185,7 @@ class Pool:
                 try:
                     result = await work(connection)
                 except BaseException:
-                    await self._pool.release(connection)
+                    await self._let_go(connection)
                     raise
                 if self._waiting or expired != self._expired:
                     await self._let_go(connection)
@@ -227,7 +227,7 @@ class Pool:
             await self._let_go(self._at_hand.pop())
 
     async def _let_go(self, connection: _PooledConnection) -> None:
-        """Of one that nobody uses: what is wrong with it is nobody's error."""
+        """What is wrong with one that nobody uses any more is nobody's error, and hides none."""
         with suppress(*_CONNECTION_ERRORS):
             await self._pool.release(connection)
 
