@@ -1,8 +1,10 @@
 """`python -m bench`: measure a real gateway with an embedded Postgres against the targets, and print a report.
 
-    python -m bench                     everything, a few minutes
+    python -m bench                     everything, a quarter of an hour
     python -m bench produce heartbeats  some of it
     python -m bench --write docs/benchmarks.md
+
+It ends with 1 where a target is missed.
 
 Each measurement starts a gateway of its own in a fresh directory. Client, gateway and Postgres share the machine, so
 figures of different runs compare only roughly; the disk's own sync time is measured beside them.
@@ -16,6 +18,7 @@ import contextlib
 import os
 import resource
 import shutil
+import statistics
 import sys
 import tempfile
 import time
@@ -32,6 +35,7 @@ from bench import (
     codec,
     consumer_groups,
     depth,
+    distance,
     floor,
     frames,
     handoff,
@@ -45,6 +49,7 @@ from bench.machine import measured_by
 from tests.gateway_process import GatewayProcess
 
 MEGABYTE = 1_000_000
+GIGABYTE = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -364,6 +369,7 @@ def measure_retention() -> list[Row]:
         found = retention.measure(gateway)
     limit = retention.PARTITIONS * retention.RETENTION_BYTES / MEGABYTE
     seconds = found.produced.seconds
+    last = found.samples[-1]
 
     def size(what: str) -> str:
         return f"{found.greatest(what) / MEGABYTE:.0f}"
@@ -376,8 +382,46 @@ def measure_retention() -> list[Row]:
             f"at most {size('log_bytes')} MB, its files {size('disk_bytes')} MB, Postgres {size('database_bytes')} MB; "
             f"{found.deleted_bytes / seconds / MEGABYTE:.0f} MB/s deleted",
             found.bounded,
-        )
+        ),
+        Row(
+            f"Postgres after {found.through_bytes / GIGABYTE:.1f} GB went through to segments",
+            f"≤ {retention.DATABASE_BOUND_BYTES / MEGABYTE:.0f} MB after 50 GB, its write-ahead log apart",
+            f"{last.database_bytes / MEGABYTE:.0f} MB for {found.chunks:,} chunks, write-ahead log "
+            f"{last.wal_bytes / MEGABYTE:.0f} MB",
+            found.small,
+        ),
     ]
+
+
+def measure_distance() -> list[Row]:
+    rows: list[Row] = []
+    for store, found in asyncio.run(distance.measure()).items():
+        places = (found.near, found.passed_on, found.far)
+        statements, in_flight = (
+            [statistics.median(values) for values in column]
+            for column in ([place.statement_ms for place in places], [place.in_flight_ms for place in places])
+        )
+        rates = [statistics.mean(place.bytes_per_second) / MEGABYTE for place in places]
+        bar_ms = found.round_trip_ms + distance.TOLERANCE_MS
+        away = f"Postgres {found.round_trip_ms:.2f} ms away, {store}"
+        rows += [
+            Row(
+                f"one record in flight, {away}",
+                f"p50 ≤ one round trip and {distance.TOLERANCE_MS} ms over that without the delay: {bar_ms:.2f}",
+                f"{found.over_ms:.2f} ms over: p50 {in_flight[0]:.2f} ms near, {in_flight[1]:.2f} passed on without "
+                f"delay, {in_flight[2]:.2f} far; `select 1` {statements[0]:.2f}, {statements[1]:.2f}, "
+                f"{statements[2]:.2f} ms",
+                found.over_ms <= bar_ms,
+            ),
+            Row(
+                f"librdkafka produce, {away}",
+                f"≥ {distance.SHARE} of that with a near one",
+                f"{found.share:.2f}: {rates[0]:.0f} MB/s near, {rates[1]:.0f} passed on without delay, {rates[2]:.0f} "
+                "far",
+                found.share >= distance.SHARE,
+            ),
+        ]
+    return rows
 
 
 MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
@@ -390,6 +434,7 @@ MEASUREMENTS: dict[str, Callable[[], list[Row]]] = {
     "crowd": measure_crowd,
     "consumer-groups": measure_consumer_groups,
     "depth": measure_depth,
+    "distance": measure_distance,
     "cluster": measure_cluster,
     "snapshot": measure_snapshot,
     "retention": measure_retention,
@@ -428,7 +473,7 @@ def main() -> int:
     print(text)
     if arguments.write:
         arguments.write.write_text(text)
-    return 0
+    return 0 if all(row.met for row in rows) else 1
 
 
 if __name__ == "__main__":

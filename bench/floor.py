@@ -45,7 +45,7 @@ class Floor:
     statement: float
     """A statement that does nothing, on a connection of its own."""
     decide: float
-    """`append_chunks` for one record of 100 bytes, its commit not waited for (synchronous_commit = off)."""
+    """`append_inline` for one record of 100 bytes, its commit not waited for (synchronous_commit = off)."""
     append: float
     """The same, committed: what no gateway can be faster than."""
     gateway: float
@@ -68,12 +68,12 @@ async def measure(gateway: GatewayProcess, topic: str) -> Floor:
                 "select partition_key from partition join topic using (topic_id) where topic.name = $1", topic
             )
         )
-        query = statement("append_chunks")
+        query = statement("append_inline")
 
         async def append() -> None:
             records = bytearray(batch)
             group = AppendGroup([NewBatch(key, memoryview(records), 1, 0, -1, -1, -1)])
-            decided = await connection.fetchrow(query, *group.arguments(wait=False, records=[records]))
+            decided = await connection.fetchrow(query, *group.plain_arguments([records]))
             assert decided is not None
             group.settle(decided)
 

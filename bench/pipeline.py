@@ -270,8 +270,10 @@ class Job:
         while not self._ended.wait(0.5):
             with contextlib.suppress(psutil.NoSuchProcess):
                 whole = psutil.Process(self.process.pid)
-                # Memory that several processes share is counted once for each of them: too much rather than too little.
-                self.resident.append(sum(each.memory_info().rss for each in (whole, *whole.children(recursive=True))))
+                # What several processes share is counted in parts: a JVM that is about to start a command is there
+                # twice for a moment.
+                family = (whole, *whole.children(recursive=True))
+                self.resident.append(sum(each.memory_full_info().pss for each in family))
 
     def wait_for(self, event: str, times: int) -> None:
         with self._news:

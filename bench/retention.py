@@ -2,7 +2,9 @@
 
 The size of the index follows retention alone; files go later, when nothing in them is alive and nobody can still be
 about to read them (`storage/roller.py`). So there are two bounds: what retention.bytes allows with what is produced
-between two looks at it, and what is produced while a dead file waits for its removal.
+between two looks at it, and what is produced while a dead file waits for its removal. A third is Postgres' own: of what
+went through to segments it keeps an index of what is there, and the rows that were removed until vacuum takes them; its
+write-ahead log is bounded by its settings and stands apart.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import asyncio
 import contextlib
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import Sequence
@@ -21,7 +24,7 @@ import asyncpg
 from bench import librdkafka
 from gateway.operate.maintenance import SWEEP_INTERVAL_MS
 from storage.embedded import EmbeddedPostgres
-from storage.roller import GRACE_MS
+from storage.roller import GRACE_MS, KEPT_MS, REMOVAL_PATIENCE_S
 from storage.segments import SEGMENT_BYTES
 from tests.gateway_process import GatewayProcess
 
@@ -34,12 +37,19 @@ SECONDS = float(os.environ.get("SLUICE_BENCH_RETENTION_SECONDS", "180"))
 OPEN_SEGMENTS = 16
 """Files that are being written, or of which a part is alive."""
 
+DATABASE_BOUND_BYTES = 200_000_000
+"""Of the database, after 50 GB went through."""
+
 SETTINGS = {"log.retention.check.interval.ms": str(CHECK_INTERVAL_MS)}
 
 _SIZES = """
-select (select sum(size_bytes)::bigint from sluice.partition) as log_bytes,
-       pg_database_size(current_database()) as database_bytes
+select (select sum(size_bytes)::bigint from sluice.partition_log) as log_bytes,
+       pg_database_size(current_database()) as database_bytes,
+       (select sum(size)::bigint from pg_ls_waldir()) as wal_bytes
 """
+LEAST_FREE_BYTES = 4_000_000_000
+"""With less room on the disk the run ends: something does not keep up, and others need the disk."""
+_CHUNKS = "select count(*) from sluice.chunk"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,8 @@ class Sample:
     disk_bytes: int
     """What the files of the log take."""
     database_bytes: int
+    """What `pg_database_size` says: tables and indexes, without the write-ahead log."""
+    wal_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +69,18 @@ class Figures:
     produced: librdkafka.Throughput
     deleted_bytes: int
     samples: Sequence[Sample]
+    """The last one after the last record was acknowledged."""
+    chunks: int
+    """Rows of the index at the end."""
+
+    @property
+    def through_bytes(self) -> int:
+        """What was acknowledged."""
+        return self.produced.records * self.produced.record_bytes
 
     @property
     def bytes_per_second(self) -> float:
-        return self.produced.records * self.produced.record_bytes / self.produced.seconds
+        return self.through_bytes / self.produced.seconds
 
     @property
     def log_bound_bytes(self) -> float:
@@ -69,8 +89,9 @@ class Figures:
 
     @property
     def disk_bound_bytes(self) -> float:
-        """Sealed and emptied a file waits for the grace to end and for two sweeps."""
-        waits_s = (GRACE_MS + 2 * SWEEP_INTERVAL_MS) / 1000
+        """A sealed file waits for the grace to end and for the sweep that finds it empty, and then for the first sweep
+        after KEPT_MS, which takes a while to remove all that it finds."""
+        waits_s = (GRACE_MS + SWEEP_INTERVAL_MS + max(KEPT_MS, SWEEP_INTERVAL_MS)) / 1000 + REMOVAL_PATIENCE_S
         return self.log_bound_bytes + waits_s * self.bytes_per_second + OPEN_SEGMENTS * SEGMENT_BYTES
 
     def greatest(self, size: str) -> int:
@@ -82,6 +103,11 @@ class Figures:
             self.greatest("log_bytes") <= self.log_bound_bytes and self.greatest("disk_bytes") <= self.disk_bound_bytes
         )
 
+    @property
+    def small(self) -> bool:
+        """Whether Postgres kept within its bound at the end."""
+        return self.samples[-1].database_bytes <= DATABASE_BOUND_BYTES
+
 
 def measure(gateway: GatewayProcess) -> Figures:
     """`gateway` runs with SETTINGS and its own Postgres."""
@@ -89,11 +115,12 @@ def measure(gateway: GatewayProcess) -> Figures:
     librdkafka.create_topic(gateway.bootstrap, "retained", PARTITIONS, configs)
     done = threading.Event()
     samples: list[Sample] = []
+    chunks: list[int] = []
     failures: list[BaseException] = []
 
     def watch() -> None:
         try:
-            asyncio.run(_watch(gateway, samples, done))
+            chunks.append(asyncio.run(_watch(gateway, samples, done)))
         except BaseException as error:
             failures.append(error)
 
@@ -104,18 +131,21 @@ def measure(gateway: GatewayProcess) -> Figures:
     finally:
         done.set()
         watcher.join()
-    if failures:
-        raise failures[0]
-    return Figures(produced, _deleted_bytes(gateway), samples)
+        if failures:
+            raise failures[0]
+    return Figures(produced, _deleted_bytes(gateway), samples, chunks[0])
 
 
-async def _watch(gateway: GatewayProcess, samples: list[Sample], done: threading.Event) -> None:
+async def _watch(gateway: GatewayProcess, samples: list[Sample], done: threading.Event) -> int:
+    """Looks every half second and once when all is `done`; how many rows the index has then."""
     url = EmbeddedPostgres(gateway.data_dir).running_url()
     assert url is not None
     connection = await asyncpg.connect(url)
     began = time.monotonic()
     try:
-        while not done.is_set():
+        last = False
+        while not last:
+            last = done.is_set()
             row = await connection.fetchrow(_SIZES)
             assert row is not None
             disk_bytes = 0
@@ -123,8 +153,15 @@ async def _watch(gateway: GatewayProcess, samples: list[Sample], done: threading
                 for entry in entries:
                     with contextlib.suppress(FileNotFoundError):
                         disk_bytes += entry.stat().st_blocks * 512
-            samples.append(Sample(time.monotonic() - began, row["log_bytes"], disk_bytes, row["database_bytes"]))
-            await asyncio.to_thread(done.wait, 0.5)
+            if (free_bytes := shutil.disk_usage(gateway.data_dir).free) < LEAST_FREE_BYTES:
+                gateway.kill()
+                raise RuntimeError(f"the log has {disk_bytes:,} bytes of files and the disk {free_bytes:,} left")
+            samples.append(
+                Sample(time.monotonic() - began, row["log_bytes"], disk_bytes, row["database_bytes"], row["wal_bytes"])
+            )
+            if not last:
+                await asyncio.to_thread(done.wait, 0.5)
+        return int(await connection.fetchval(_CHUNKS))
     finally:
         await connection.close()
 

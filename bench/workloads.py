@@ -326,7 +326,7 @@ def _fill(broker: BrokerProcess, topic: str, records: int) -> None:
 
 def _cpu_s(broker: BrokerProcess) -> float:
     """Of the server and all its children, those that have ended among them."""
-    process = psutil.Process(_pid(broker))
+    process = psutil.Process(pid_of(broker))
     total = 0.0
     for each in (process, *process.children(recursive=True)):
         try:
@@ -337,7 +337,7 @@ def _cpu_s(broker: BrokerProcess) -> float:
     return total
 
 
-def _pid(broker: BrokerProcess) -> int:
+def pid_of(broker: BrokerProcess) -> int:
     port = int(broker.bootstrap.rpartition(":")[2])
     for process in psutil.Process().children(recursive=True):
         try:

@@ -159,7 +159,13 @@ class App:
         catalog = Catalog(topics, tail, broker)
         catalog.count_materialised = metrics.partitions_materialised.inc
         catalog.count_removed = metrics.partitions_removed.inc
-        appender = Appender(log_store, tail, committers=settings.committers, observe_commit=metrics.observe_commit)
+        appender = Appender(
+            log_store,
+            tail,
+            committers=settings.committers,
+            gather_s=broker.log_commit_gather_ms / 1000,
+            observe_commit=metrics.observe_commit,
+        )
         catalog.settled = appender.settled
         validator = BatchValidator()
         self._undo.append(("validation threads", STEP_TIMEOUT_S, validator.close))
@@ -210,7 +216,7 @@ class App:
             alone=lambda: len(membership.alive()) < 2,
             nodes_since_s=lambda: membership.changed_s,
         )
-        drains = Drains(groups, OffsetStore(database), catalog, log_store.states, marks)
+        drains = Drains(groups, OffsetStore(database), catalog, log_store.states, marks, membership.leads)
         self._undo.append(("drains", STEP_TIMEOUT_S, drains.close))
         leases.acquired, leases.lost = groups.shard_acquired, groups.shard_lost
         leases.in_unrest = groups.shards_in_unrest

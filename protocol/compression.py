@@ -22,6 +22,12 @@ MAX_DECOMPRESSED_BYTES = 128 * 1024 * 1024
 
 _LENGTH = struct.Struct(">i")
 
+_LZ4_HEAD = bytes.fromhex("04224d18604082")
+"""Of a frame of independent blocks of 64 KiB, without sizes and checksums: what Java and librdkafka write."""
+_LZ4_BLOCK_BYTES = 64 * 1024
+_LZ4_AS_IT_IS = 1 << 31
+_LZ4_LENGTH = struct.Struct("<I")
+
 _XERIAL_MAGIC = b"\x82SNAPPY\x00"
 _XERIAL_HEAD_BYTES = 16
 _XERIAL_BLOCK_BYTES = 32 * 1024
@@ -69,6 +75,8 @@ def decompress(
     size = max_bytes if scratch is not None else min(max(_FIRST_OUTPUT_BYTES, 4 * len(payload)), max_bytes)
     while True:
         output = room(size, scratch)
+        if codec is Compression.LZ4 and (blocks := _lz4_blocks(memoryview(payload), output)) is not None:
+            return blocks
         try:
             written = into(payload, output)
         except cramjam.DecompressionError as error:
@@ -90,6 +98,35 @@ def room(size: int, scratch: memoryview | None = None) -> memoryview:
     if size <= _MAPPED_FROM_BYTES:
         return memoryview(bytearray(size))
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
+
+def _lz4_blocks(payload: memoryview, output: memoryview) -> memoryview | None:
+    """The blocks of a usual frame, one by one: the codec's decoder of frames makes buffers of its own for each frame.
+    None where anything is unusual, damaged or too large: that decoder is asked then."""
+    if bytes(payload[: len(_LZ4_HEAD)]) != _LZ4_HEAD:
+        return None
+    position, written, end = len(_LZ4_HEAD), 0, len(payload)
+    while position + _LZ4_LENGTH.size <= end:
+        (length,) = cast("tuple[int]", _LZ4_LENGTH.unpack_from(payload, position))
+        position += _LZ4_LENGTH.size
+        if not length:
+            return output[:written] if position == end else None
+        size = length & ~_LZ4_AS_IT_IS
+        if not 0 < size <= min(_LZ4_BLOCK_BYTES, end - position):
+            return None
+        block, position = payload[position : position + size], position + size
+        left = output[written : written + _LZ4_BLOCK_BYTES]
+        if length & _LZ4_AS_IT_IS:
+            if size > len(left):
+                return None
+            left[:size] = block
+            written += size
+            continue
+        try:
+            written += cramjam.lz4.decompress_block_into(block, left, output_len=len(left))
+        except cramjam.DecompressionError:
+            return None
+    return None
 
 
 def _decompress_snappy(payload: memoryview, max_bytes: int, scratch: memoryview | None) -> memoryview:

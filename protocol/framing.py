@@ -20,6 +20,10 @@ OWN_BUFFER_BYTES = 64 * 1024
 GROWTH_FACTOR = 4
 """A frame's own buffer is at most this many times what has arrived of it, so a megabyte costs one move, not many."""
 
+WRITABLE_BYTES = 4 * 1024
+"""A frame of so much is handed out writable: records enter the log with their offsets written into the frame itself,
+where those of a smaller one are copied once more."""
+
 Frame: TypeAlias = bytes | bytearray
 
 _size = Struct(">i")
@@ -120,7 +124,8 @@ class FrameSplitter:
                 self._frame = bytearray(min(frame_bytes, max(OWN_BUFFER_BYTES, GROWTH_FACTOR * self._arrived)))
                 self._frame[: self._arrived] = scratch[start:end]
                 return frames
-            frames.append(bytes(scratch[start:position]))
+            frame = scratch[start:position]
+            frames.append(bytes(frame) if frame_bytes < WRITABLE_BYTES else bytearray(frame))
         self._head = bytes(scratch[position:end])
         return frames
 

@@ -3,14 +3,16 @@
 The one idea: the parser is made for brokers' bytes, so it is given what cannot hurt it. Each time it gets a copy of at
 most `WINDOW_BYTES` of whole records with zeros behind them, so a varint that is cut off ends in our memory; it holds
 the interpreter for a few milliseconds at most, so another thread's event loop goes on; what it cannot bound (a record
-larger than a window) is read here, field by field, without copying. Codecs are ours (`protocol/compression.py`), for
-the parser's own have no bound.
+larger than a window) is read here, field by field, without copying. All windows of a batch are copied to the same
+place, where their records are counted, too. Codecs are ours (`protocol/compression.py`), for the parser's own have no
+bound.
 
 It judges form and count. Which offsets and timestamps are right is its callers' to say.
 """
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -36,11 +38,20 @@ from protocol.varints import read_zigzag32, read_zigzag64, write_zigzag
 WINDOW_BYTES = 64 * 1024
 """What the parser gets at a time: 32,000 empty headers, the costliest bytes there are, take it 4 ms."""
 
+WINDOW_RECORDS = 1_000
+"""And at most so many records: a quarter of a millisecond, for who reads them without a pause."""
+
 MAX_HEADERS = 65_536
 """Of one record that no window holds; in a window its bytes bound them."""
 
 _ZEROS = bytes(32)
 """Behind the last record; the parser reads at most two varints too far."""
+
+_COUNT = struct.Struct(">i")
+
+_ENDS = tuple(1 + (byte >> 1) if byte < 0x80 else 2 + ((byte & 0x7F) >> 1) for byte in range(256))
+"""Behind how many bytes a record ends that begins with this one; if that is the first of two, their second adds 64
+times itself."""
 
 
 DAMAGED = (ProtocolError, CorruptRecordException, UnicodeDecodeError, OverflowError, MemoryError)
@@ -89,8 +100,9 @@ class RecordReader:
         if head.magic != MAGIC:
             raise ProtocolError(f"record batch of magic {head.magic}")
         self.head = head
+        self._head_bytes = memoryview(batch)[:HEAD_BYTES]
         payload = memoryview(batch)[HEAD_BYTES : head.size_bytes]
-        codec = head.compression
+        codec = head.compression if head.attributes & CODEC_MASK else Compression.NONE
         if codec is not Compression.NONE and (head.records_count or len(payload)):
             payload = memoryview(decompress(codec, payload, max_decompressed_bytes, scratch))
         self.body = payload
@@ -99,33 +111,41 @@ class RecordReader:
             raise ProtocolError(f"{head.records_count} records cannot lie in {len(payload)} bytes")
 
     def windows(self) -> Iterator[Iterable[ReadRecord]]:
-        """The records in order, a window at a time. A window is iterated once and makes its records as it goes."""
-        total = len(self.body)
-        if total <= WINDOW_BYTES:
-            yield self._parse(self.body, self.head.records_count)
+        """The records in order, a window at a time, which makes its records as it goes: iterated once, and before the
+        next is asked for."""
+        total, left = len(self.body), self.head.records_count
+        if total <= WINDOW_BYTES and left <= WINDOW_RECORDS:
+            yield DefaultRecordBatch(
+                memoryview(b"".join((self._head_of_window(), self.body, _ZEROS)))[: HEAD_BYTES + total]
+            )
             return
-        left = self.head.records_count
+        copied = bytearray(HEAD_BYTES + WINDOW_BYTES + len(_ZEROS))
+        copied[:HEAD_BYTES] = self._head_of_window()
+        place = memoryview(copied)
         position = 0
         while left:
-            start = position
-            position, count = _end_of_window(self.body, start, left)
+            size = min(WINDOW_BYTES, total - position)
+            place[HEAD_BYTES : HEAD_BYTES + size] = self.body[position : position + size]
+            end, count = _whole_records(copied, HEAD_BYTES, HEAD_BYTES + size, min(left, WINDOW_RECORDS))
             if count:
-                yield self._parse(self.body[start:position], count)
+                place[end : end + len(_ZEROS)] = _ZEROS
+                _COUNT.pack_into(copied, HEAD_BYTES - _COUNT.size, count)
+                yield DefaultRecordBatch(place[:end])
+                position += end - HEAD_BYTES
             else:
                 count = 1
-                record, position = self._read_large(start)
+                record, position = self._read_large(position)
                 yield (record,)
             left -= count
         if position != total:
             raise ProtocolError(f"{total - position} bytes after the last record")
 
-    def _parse(self, window: memoryview, count: int) -> Iterable[ReadRecord]:
+    def _head_of_window(self) -> Buffer:
+        """The head of a batch that is not compressed."""
         head = self.head
-        attributes = head.attributes & ~CODEC_MASK
-        if count != head.records_count or attributes != head.attributes:
-            head = head._replace(attributes=attributes, records_count=count)
-        guarded = memoryview(b"".join((encode_head(head), window, _ZEROS)))
-        return DefaultRecordBatch(guarded[: HEAD_BYTES + len(window)])
+        if head.attributes & CODEC_MASK:
+            return encode_head(head._replace(attributes=head.attributes & ~CODEC_MASK))
+        return self._head_bytes
 
     def _read_large(self, start: int) -> tuple[LargeRecord, int]:
         """The record at `start`, and where it ends."""
@@ -189,33 +209,53 @@ def _read_bytes(body: memoryview, position: int, end: int) -> tuple[memoryview |
     return body[position : position + length], position + length
 
 
-def _end_of_window(body: memoryview, start: int, most: int) -> tuple[int, int]:
-    """Where the whole records from `start` on end that fit a window, and how many they are, at most `most`; only
-    their lengths are looked at. None fit if the first is too large."""
-    total = len(body)
-    limit = min(start + WINDOW_BYTES, total)
-    end = position = start
-    count = 0
-    while count < most and position < limit:
-        byte = body[position]
-        if byte < 0x80:
-            position += 1 + (byte >> 1)
-        elif position + 1 < limit and (second := body[position + 1]) < 0x80:
-            position += 2 + ((byte & 0x7F | second << 7) >> 1)
+def _whole_records(window: bytearray, start: int, limit: int, most: int) -> tuple[int, int]:
+    """Where the last of the records ends that lie whole between `start` and `limit`, and how many they are, at most
+    `most`. Only their lengths are looked at, and whether one leaves the batch is not."""
+    position, count = _alike(window, start, limit, most)
+    for number in range(count, most):
+        # What is read at the limit or behind it makes a record that ends behind it.
+        length = window[position]
+        if length < 0x80:
+            end = position + _ENDS[length]
+        elif (second := window[position + 1]) < 0x80:
+            end = position + _ENDS[length] + (second << 6)
         else:
-            raw = shift = 0
-            while byte >= 0x80:
-                raw |= (byte & 0x7F) << shift
-                shift += 7
-                position += 1
-                if shift > 28 or position >= total:
-                    raise ProtocolError("a record's length is cut off")
-                byte = body[position]
-            position += 1 + ((raw | byte << shift) >> 1)
-        if position > limit:
-            if position > total:
-                raise ProtocolError("a record leaves its batch")
-            break
-        end = position
-        count += 1
-    return end, count
+            length, end = _long_length(window, position, limit)
+            end += length
+        if end > limit:
+            return position, number
+        position = end
+    return position, most
+
+
+def _alike(window: bytearray, start: int, limit: int, most: int) -> tuple[int, int]:
+    """As `_whole_records`, of as many records as follow each other with the same length in one or two bytes: they are
+    found by looking at every n-th byte, which takes a tenth of looking at each by itself."""
+    if start + 2 > limit:
+        return start, 0
+    first, second = window[start], window[start + 1]
+    size = _ENDS[first] if first < 0x80 else _ENDS[first] + (second << 6)
+    count = min((limit - start) // size, most)
+    if first < 0x80:
+        count = _run(window[start : start + count * size : size], first)
+    elif second < 0x80:
+        count = _run(window[start : start + count * size : size], first)
+        count = _run(window[start + 1 : start + count * size : size], second)
+    else:
+        count = 0
+    return start + count * size, count
+
+
+def _run(found: bytearray, byte: int) -> int:
+    """How often `byte` stands at the beginning."""
+    return len(found) - len(found.lstrip(bytes((byte,))))
+
+
+def _long_length(window: bytearray, position: int, limit: int) -> tuple[int, int]:
+    """A record's length that takes three bytes or more, and where it ends; none fits a window if it does not end."""
+    try:
+        length, position = read_zigzag32(window, position, limit)
+    except ProtocolError:
+        return WINDOW_BYTES, position
+    return (length if length >= 0 else WINDOW_BYTES), position

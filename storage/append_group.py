@@ -133,8 +133,26 @@ class AppendGroup:
             [entry.base_sequence for entry in entries],
         )
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing is to be decided but where it goes: a chunk for each partition, of batches that no producer
+        has numbered."""
+        return len(self.candidates) == len(self._keys) and not self._producers
+
+    def plain_arguments(self, records: Sequence[bytes | bytearray | memoryview]) -> tuple[object, ...]:
+        """The parameters of `append_inline`, for a group that is plain."""
+        entries = self._entries
+        return (
+            self._keys,
+            [len(entry.indexes) for entry in entries],
+            [entry.record_count for entry in entries],
+            [entry.max_timestamp_ms for entry in entries],
+            self.candidate_bytes,
+            records,
+        )
+
     def settle(self, decided: Row) -> list[Appended | Refusal]:
-        """One outcome per batch, from the row that `append_chunks` returned; writes the heads of what was appended."""
+        """One outcome per batch, from the row that either function returned; writes the heads of what was appended."""
         outcomes: list[Appended | Refusal | None] = [None] * len(self.batches)
         decisions = zip(
             cast(list[Any], decided["refusals"]),

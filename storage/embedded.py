@@ -81,6 +81,9 @@ SERVER_SETTINGS: Mapping[str, str] = {
     "max_replication_slots": "1",
     "max_logical_replication_workers": "0",
     "wal_compression": "off",
+    # We start it again. By itself, after one of its processes has crashed, it recovers under the old postmaster; where
+    # that recovery finds no room on the disk, the postmaster goes on without it for ever and lets nobody in.
+    "restart_after_crash": "off",
     # A group commit carries up to 8 MiB.
     "wal_buffers": "16MB",
     # 1 GB sustained more, at half the p99, than 8 GB did, and bounds disk and crash recovery to seconds.

@@ -1,10 +1,10 @@
 """The record log: an index in Postgres, and bytes that are kept as they came.
 
 The one idea: an append is one transaction for many partitions, in which Postgres decides offsets and duplicates under
-the partitions' row locks (`append_chunks` in functions/log.sql) and writes a row per chunk. Where the bytes lie is this
-room's business: a small commit carries them into Postgres in the same statement; a large one is written and synced to a
-segment while Postgres decides, and committed only after both. A read is one statement whose cost follows what it
-returns, and the bytes of the chunks it names.
+the partitions' row locks (`append_chunks` in functions/log.sql, or its short way, `append_inline`) and writes a row per
+chunk. Where the bytes lie is this room's business: a small commit carries them into Postgres in the same statement; a
+large one is written and synced to a segment while Postgres decides, and committed only after both. A read is one
+statement whose cost follows what it returns, and the bytes of the chunks it names.
 
 What it does not do: it looks at no byte of a batch but its head, keeps of it what was read from files, and wakes
 nobody. A StorageUnavailable from `append` says nothing about whether the batches are in the log; a producer that
@@ -66,6 +66,7 @@ HIGH_WATERMARK = -1
 _INLINE_COLUMNS = ("slot", "position", "partition_key", "base_offset", "records")
 
 _APPEND_CHUNKS = statement("append_chunks")
+_APPEND_INLINE = statement("append_inline")
 _READ_CHUNKS = statement("read_chunks")
 _CHUNKS_BETWEEN = statement("chunks_between")
 _PARTITION_STATES = statement("partition_states")
@@ -135,7 +136,10 @@ class LogStore:
             decided = await self._append_by_copy(group, wait=wait)
         else:
             records = [_joined(group, candidate) for candidate in range(len(group.candidates))]
-            row = await self._hot.fetch_row(_APPEND_CHUNKS, *group.arguments(wait=wait, records=records))
+            if group.is_plain and not wait:
+                row = await self._hot.fetch_row(_APPEND_INLINE, *group.plain_arguments(records))
+            else:
+                row = await self._hot.fetch_row(_APPEND_CHUNKS, *group.arguments(wait=wait, records=records))
             assert row is not None
             decided = row
         if decided["transaction_id"] is not None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from enum import Enum
 from typing import cast
 
 from storage.errors import StorageConflict
@@ -21,6 +22,14 @@ from storage.types import Address, CoordinatorLease, LeaseKind, Node, NodeId, No
 
 def _lease(row: Row) -> CoordinatorLease:
     return CoordinatorLease(row["shard"], NodeId(row["node_id"]), row["lease_epoch"], LeaseKind(row["kind"]))
+
+
+class Unregistered(Enum):
+    """What came of unregistering a node: nothing unless it is DONE."""
+
+    DONE = "done"
+    UNKNOWN = "unknown"
+    ALIVE = "alive"
 
 
 class NodeStore:
@@ -92,6 +101,13 @@ class NodeStore:
     async def withdraw(self, node_id: NodeId) -> None:
         """Ends the registration; no effect if another process has it."""
         await self._pool.fetch(statement("withdraw_node"), node_id, self.incarnation(node_id))
+
+    async def unregister(self, node_id: NodeId) -> Unregistered:
+        """Forgets a node that is not alive. Its process, should it come back, is a new node."""
+        row = await self._pool.fetch_row(statement("unregister_node"), node_id)
+        if row is None:
+            return Unregistered.UNKNOWN
+        return Unregistered.ALIVE if row["alive"] else Unregistered.DONE
 
     async def acquire_leases(
         self,

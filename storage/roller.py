@@ -39,8 +39,12 @@ SEAL_AFTER_MS = 30 * 60_000
 """An object that is open for so long was left by a process that ended; see segment_writers.MAX_AGE_S."""
 
 GRACE_MS = 60_000
-"""Longer than any append or read may last: how long an object that is sealed may still come to be named, and how long
-one that is named no more is kept."""
+"""Longer than any append may last: how long an object that is sealed may still come to be named, and how long one that
+is unknown here is kept."""
+
+KEPT_MS = 25_000
+"""How long one that is named no more is kept: longer than a read may last that has looked up where its bytes lie (a
+statement takes 10 s at most, a file or an object 10)."""
 
 SMALL_BYTES = 8 * 1024 * 1024
 SMALL_OBJECTS = 8
@@ -147,7 +151,8 @@ class Roller:
         try:
             found = await self._look(store)
             orphans = await self._orphans(found, grace_ms)
-            deleted = await self._delete_dead(store, grace_ms) + await self._delete_orphans(store, orphans)
+            deleted = await self._delete_dead(store, min(grace_ms, KEPT_MS))
+            deleted += await self._delete_orphans(store, orphans)
         except OSError as error:
             log.warning("the store could not be swept", place=store.location, reason=str(error) or "no answer")
             return 0
@@ -171,10 +176,10 @@ class Roller:
             await self._pool.fetch(statement("skip_object_ids"), max(each.object_id for each in found))
         return found
 
-    async def _delete_dead(self, store: ByteStore, grace_ms: int) -> int:
+    async def _delete_dead(self, store: ByteStore, kept_ms: int) -> int:
         deleted = 0
         while True:
-            rows = await self._pool.fetch(statement("long_unreferenced"), grace_ms, REMOVED_AT_ONCE)
+            rows = await self._pool.fetch(statement("long_unreferenced"), kept_ms, REMOVED_AT_ONCE)
             dead = [row["object_id"] for row in rows]
             if not dead or not await self._delete(store, dead, "dead"):
                 return deleted

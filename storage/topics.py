@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import cast
 from uuid import UUID
 
@@ -21,6 +21,9 @@ from storage.types import CatalogChanges, NewTopic, Partition, PartitionKey, Ref
 
 _PARTITIONS_PER_STEP = 2_000
 """Built without giving way: a few milliseconds."""
+
+_TOPICS_PER_STEP = 100
+"""Created by one statement; others' requests have their turn behind each."""
 
 
 def _topic(row: Row) -> Topic:
@@ -39,6 +42,20 @@ def _topic(row: Row) -> Topic:
         created_revision=row["created_revision"],
         changed_revision=row["changed_revision"],
     )
+
+
+def _steps(topics: Sequence[NewTopic]) -> Iterator[list[NewTopic]]:
+    """The topics in their order, in pieces of a bounded number of topics and partitions (or one topic of more)."""
+    step: list[NewTopic] = []
+    partitions = 0
+    for topic in topics:
+        partitions += topic.partition_count
+        if step and (len(step) == _TOPICS_PER_STEP or partitions > _PARTITIONS_PER_STEP):
+            yield step
+            step, partitions = [], topic.partition_count
+        step.append(topic)
+    if step:
+        yield step
 
 
 def _configs_text(configs: Mapping[str, str]) -> str:
@@ -109,26 +126,35 @@ class TopicStore:
         TOPIC_EXISTS and INVALID_PARTITIONS (fewer than one) refuse one topic and leave the others.
         """
 
-        async def create_one(connection: Connection, topic: NewTopic) -> Topic | Refusal:
+        wanted: dict[str, NewTopic] = {}
+        for topic in topics:
+            if topic.partition_count >= 1:
+                wanted.setdefault(topic.name, topic)
+
+        async def create_all(connection: Connection) -> dict[str, Topic]:
+            made: dict[str, Topic] = {}
+            for some in _steps(list(wanted.values())):
+                rows = await connection.fetch(
+                    statement("create_topics"),
+                    [stored(topic.name) for topic in some],
+                    [topic.partition_count for topic in some],
+                    [_configs_text(topic.configs) for topic in some],
+                    [topic.internal for topic in some],
+                )
+                for topic in map(_topic, rows):
+                    made[topic.name] = topic
+            return made
+
+        made = await self._pool.transact(create_all) if wanted else {}
+        outcomes: list[Topic | Refusal] = []
+        for topic in topics:
             if topic.partition_count < 1:
-                return Refusal.INVALID_PARTITIONS
-            topic_id = await connection.fetchval(
-                statement("create_topic"),
-                stored(topic.name),
-                topic.partition_count,
-                _configs_text(topic.configs),
-                topic.internal,
-            )
-            if topic_id is None:
-                return Refusal.TOPIC_EXISTS
-            row = await connection.fetchrow(statement("topic_by_id"), topic_id)
-            assert row is not None
-            return _topic(row)
-
-        async def create_all(connection: Connection) -> list[Topic | Refusal]:
-            return [await create_one(connection, topic) for topic in topics]
-
-        return await self._pool.transact(create_all)
+                outcomes.append(Refusal.INVALID_PARTITIONS)
+            elif wanted[topic.name] is topic:
+                outcomes.append(made.get(stored(topic.name), Refusal.TOPIC_EXISTS))
+            else:
+                outcomes.append(Refusal.TOPIC_EXISTS)
+        return outcomes
 
     async def delete(self, topic_id: UUID) -> bool:
         """Hides the topic and closes its log, whatever it holds at the same cost. False if no live topic has the id."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, NewType
+from typing import Any, NamedTuple, NewType
 from uuid import UUID
 
 PartitionKey = NewType("PartitionKey", int)
@@ -95,8 +95,7 @@ class NewTopic:
 # --- log ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class NewBatch:
+class NewBatch(NamedTuple):
     """One validated record batch (magic 2) to append.
 
     `records` is the whole batch, 61-byte head included; storage writes base_offset (bytes 0-7) and
@@ -113,8 +112,7 @@ class NewBatch:
     base_sequence: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class Appended:
+class Appended(NamedTuple):
     """The batch is durable. A duplicate carries the offset of its first append and wrote nothing."""
 
     base_offset: int

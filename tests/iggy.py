@@ -286,7 +286,7 @@ def after_the_stale_one_record_is_read_by_one(stage: Stage) -> None:
 
 @scenario("17")
 def who_lost_everything_and_comes_back_shares_with_nobody(stage: Stage) -> None:
-    scene = stage(3)
+    scene = stage(3, mortal=True)
     scene.come("a", "b", "c")
     scene.settle()
     scene.come("a", "b", "c")

@@ -141,9 +141,10 @@ def _container(stack: contextlib.ExitStack) -> str | None:
 
 
 @contextlib.contextmanager
-def short_directory() -> Iterator[Path]:
-    """A directory whose path leaves room for a socket's name, and which an unprivileged server may enter."""
-    directory = Path(tempfile.mkdtemp(prefix="sluice-"))
+def short_directory(parent: Path | None = None) -> Iterator[Path]:
+    """A directory whose path leaves room for a socket's name, and which an unprivileged server may enter; in `parent`,
+    else where temporary files go."""
+    directory = Path(tempfile.mkdtemp(prefix="sluice-", dir=parent))
     directory.chmod(0o711)
     try:
         yield directory

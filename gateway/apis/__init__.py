@@ -6,6 +6,7 @@ README's table are derived from it; the versions are Kafka 4.2's.
 
 from gateway.apis import (
     api_versions,
+    brokers,
     classic_groups,
     configs,
     consumer_groups,
@@ -17,8 +18,10 @@ from gateway.apis import (
     list_offsets,
     log_dirs,
     metadata,
+    offset_commit,
+    offset_delete,
+    offset_fetch,
     offset_for_leader_epoch,
-    offsets,
     produce,
     topics,
 )
@@ -51,8 +54,8 @@ SERVED: tuple[Served, ...] = (
     Served(ApiKey.FETCH, 4, 18, fetch.fetch, fetch.refuse_fetch, Order.PARKED, bulky=True),
     Served(ApiKey.LIST_OFFSETS, 1, 11, list_offsets.list_offsets, list_offsets.refuse_list_offsets),
     Served(ApiKey.METADATA, 0, 13, metadata.metadata, metadata.refuse_metadata, bulky=True),
-    Served(ApiKey.OFFSET_COMMIT, 2, 10, offsets.offset_commit, offsets.refuse_offset_commit),
-    Served(ApiKey.OFFSET_FETCH, 1, 10, offsets.offset_fetch, offsets.refuse_offset_fetch, bulky=True),
+    Served(ApiKey.OFFSET_COMMIT, 2, 10, offset_commit.offset_commit, offset_commit.refuse_offset_commit),
+    Served(ApiKey.OFFSET_FETCH, 1, 10, offset_fetch.offset_fetch, offset_fetch.refuse_offset_fetch, bulky=True),
     Served(ApiKey.FIND_COORDINATOR, 0, 6, find_coordinator.find_coordinator, find_coordinator.refuse_find_coordinator),
     Served(
         ApiKey.JOIN_GROUP,
@@ -128,8 +131,16 @@ SERVED: tuple[Served, ...] = (
         configs.refuse_incremental_alter_configs,
         max_elements=MAX_ADMIN_ELEMENTS,
     ),
-    Served(ApiKey.OFFSET_DELETE, 0, 0, offsets.offset_delete, offsets.refuse_offset_delete),
+    Served(
+        ApiKey.LIST_PARTITION_REASSIGNMENTS,
+        0,
+        0,
+        brokers.list_partition_reassignments,
+        brokers.refuse_list_partition_reassignments,
+    ),
+    Served(ApiKey.OFFSET_DELETE, 0, 0, offset_delete.offset_delete, offset_delete.refuse_offset_delete),
     Served(ApiKey.DESCRIBE_CLUSTER, 0, 2, metadata.describe_cluster, metadata.refuse_describe_cluster),
+    Served(ApiKey.UNREGISTER_BROKER, 0, 0, brokers.unregister_broker, brokers.refuse_unregister_broker),
     Served(
         ApiKey.CONSUMER_GROUP_HEARTBEAT,
         0,

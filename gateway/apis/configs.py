@@ -237,10 +237,14 @@ def _entry(
     )
 
 
-def _find_topic(name: str, services: Services) -> Topic:
+def _check_topic_name(name: str) -> None:
     reason = why_illegal(name)
     if reason is not None:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
+
+
+def _find_topic(name: str, services: Services) -> Topic:
+    _check_topic_name(name)
     topic = services.catalog.get(name)
     if topic is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"The topic '{name}' does not exist.")
@@ -354,7 +358,7 @@ async def _alter_all(
             kind, name = identity
             match kind:
                 case ResourceType.TOPIC:
-                    await _alter_topic(_find_topic(name, services), change, services, validate_only=validate_only)
+                    await _alter_topic(name, change, services, validate_only=validate_only)
                 case ResourceType.BROKER:
                     await _alter_brokers(name, change, services, validate_only=validate_only)
                 case ResourceType.BROKER_LOGGER if identity in loggers:
@@ -373,15 +377,21 @@ async def _alter_all(
     return errors
 
 
-async def _alter_topic(topic: Topic, change: Change, services: Services, *, validate_only: bool) -> None:
+async def _alter_topic(topic_name: str, change: Change, services: Services, *, validate_only: bool) -> None:
+    """Settings are judged before it is asked whether there is such a topic, as ControllerConfigurationValidator does
+    before its existence checker."""
+    _check_topic_name(topic_name)
     broker = services.catalog.broker
-    current = {name: value for name, value in topic.configs.items() if name != REPLICATION_FACTOR}
+    known = services.catalog.get(topic_name)
+    configs: Mapping[str, str] = {} if known is None else known.configs
+    current = {name: value for name, value in configs.items() if name != REPLICATION_FACTOR}
 
     def effective(name: str) -> tuple[ConfigKey, str | None] | None:
         key = TOPIC_CONFIGS.get(name)
-        return None if key is None else (key, effective_text(key, topic.configs, broker))
+        return None if key is None else (key, effective_text(key, configs, broker))
 
     wanted = validate_topic_configs(change(current, effective), broker)
+    topic = known or _find_topic(topic_name, services)
     if validate_only:
         return
     altered = await services.topics.set_configs(

@@ -10,11 +10,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
+import structlog
+
+from gateway.apis.topics import create_internal_topics
+from gateway.log.topic_names import CONSUMER_OFFSETS
 from gateway.net.context import RequestContext, Services
 from gateway.net.pieces import PIECE
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
+from storage.errors import StorageError
 from storage.types import Node
+
+log = structlog.get_logger(__name__)
 
 GROUP, TRANSACTION = 0, 1
 FIRST_VERSION_WITH_KEYS = 4
@@ -63,12 +70,24 @@ def refuse_find_coordinator(
 
 async def _find(keys: Sequence[str], key_type: int, services: Services) -> Sequence[Node | KafkaError]:
     if key_type == GROUP:
+        await _show_consumer_offsets(services)
         return await services.groups.coordinators_of(keys)
     if key_type == TRANSACTION:
         refused = KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served")
     else:
         refused = KafkaError(ErrorCode.INVALID_REQUEST, f"coordinator key type {key_type} is not served")
     return [refused] * len(keys)
+
+
+async def _show_consumer_offsets(services: Services) -> None:
+    """Makes `__consumer_offsets` again if somebody has deleted it, as upstream does here."""
+    catalog = services.catalog
+    if catalog.get(CONSUMER_OFFSETS) is None:
+        try:
+            await create_internal_topics(services.topics)
+            await catalog.refresh_if_changed()
+        except StorageError as error:
+            log.warning("not created again", topic=CONSUMER_OFFSETS, reason=str(error))
 
 
 def _coordinator(key: str, found: Node | KafkaError, listener: str) -> Coordinator:

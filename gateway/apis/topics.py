@@ -65,7 +65,7 @@ NO_ID = UUID(int=0)
 
 
 async def create_internal_topics(topics: TopicStore) -> None:
-    """Makes `__consumer_offsets` if this database has none; called once at start.
+    """Makes `__consumer_offsets` if this database has none: at start, and after it was deleted.
 
     Tools expect to find it. It is internal, has upstream's 50 partitions, and stays empty: offsets live in tables of
     their own. Being a real topic, it answers ListOffsets, Fetch and DescribeLogDirs as any other.
@@ -102,13 +102,14 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
             plans[topic.name] = error
     wanted = {name: plan for name, plan in plans.items() if isinstance(plan, NewTopic)}
     results: dict[str, CreatableTopicResult] = {}
+    described = _Described(broker)
     if request.validate_only:
         async for name, plan in in_pieces(wanted.items()):
-            results[name] = _created(name, NO_ID, plan.partition_count, plan.configs, broker)
+            results[name] = described.created(name, NO_ID, plan.partition_count, plan.configs)
     else:
         async for name, made in in_pieces((await make_topics(list(wanted.values()), services)).items()):
             if isinstance(made, Topic):
-                results[name] = _created(name, made.topic_id, len(made.partitions), made.configs, broker)
+                results[name] = described.created(name, made.topic_id, len(made.partitions), made.configs)
             else:
                 plans[name] = made
     async for name, plan in in_pieces(plans.items()):
@@ -257,17 +258,29 @@ def _check_total(counts: Iterable[int]) -> None:
         )
 
 
-def _created(
-    name: str, topic_id: UUID, partition_count: int, configs: Mapping[str, str], broker: BrokerConfig
-) -> CreatableTopicResult:
-    return CreatableTopicResult(
-        name=name,
-        topic_id=topic_id,
-        error_message=None,
-        num_partitions=partition_count,
-        replication_factor=requested_replication_factor(configs, broker),
-        configs=tuple(_effective_configs(configs, broker)),
-    )
+class _Described:
+    """Describes created topics to who asked for them; settings once for all topics of one request that have the same,
+    for to render them takes as long as to create a topic."""
+
+    def __init__(self, broker: BrokerConfig) -> None:
+        self._broker = broker
+        self._effective: dict[frozenset[tuple[str, str]], tuple[CreatableTopicConfigs, ...]] = {}
+
+    def created(
+        self, name: str, topic_id: UUID, partition_count: int, configs: Mapping[str, str]
+    ) -> CreatableTopicResult:
+        own = frozenset(configs.items())
+        effective = self._effective.get(own)
+        if effective is None:
+            effective = self._effective[own] = tuple(_effective_configs(configs, self._broker))
+        return CreatableTopicResult(
+            name=name,
+            topic_id=topic_id,
+            error_message=None,
+            num_partitions=partition_count,
+            replication_factor=requested_replication_factor(configs, self._broker),
+            configs=effective,
+        )
 
 
 def _effective_configs(configs: Mapping[str, str], broker: BrokerConfig) -> Iterable[CreatableTopicConfigs]:
@@ -286,7 +299,9 @@ def _effective_configs(configs: Mapping[str, str], broker: BrokerConfig) -> Iter
 
 
 async def delete_topics(request: DeleteTopicsRequest, context: RequestContext) -> DeleteTopicsResponse:
-    """By name, from v6 also by id; a name is free at once; internal topics stay. As ControllerApis.deleteTopics."""
+    """By name, from v6 also by id; a name is free at once. As ControllerApis.deleteTopics, which takes internal topics,
+    too: with `__consumer_offsets` goes its name in listings and nothing else, until somebody looks for a group's
+    coordinator."""
     services = context.services
     if not services.catalog.broker.delete_topic_enable:
         code = ErrorCode.TOPIC_DELETION_DISABLED if context.version >= 3 else ErrorCode.INVALID_REQUEST
@@ -343,8 +358,6 @@ def _find_deletable(state: DeleteTopicState, named: Counter[str | UUID], service
         topic = services.catalog.get_by_id(state.topic_id)
     if topic is None:
         raise _unknown(state)
-    if topic.internal:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Topic '{topic.name}' is internal.")
     return topic
 
 

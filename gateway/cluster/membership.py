@@ -18,7 +18,7 @@ import structlog
 from gateway.cluster.placement import Leaders
 from gateway.config.listeners import render_address, render_listeners
 from storage.errors import StorageConflict
-from storage.nodes import NodeStore
+from storage.nodes import NodeStore, Unregistered
 from storage.types import Address, Node, NodeId, PartitionKey
 
 log = structlog.get_logger(__name__)
@@ -142,6 +142,10 @@ class Membership:
         """Says that this node is gone, for good. Raises StorageError."""
         self._withdrawn = True
         await self._store.withdraw(self.node_id)
+
+    async def unregister(self, node_id: NodeId) -> Unregistered:
+        """Forgets another node, which must not be alive. Raises StorageError."""
+        return await self._store.unregister(node_id)
 
     def _registered(self) -> None:
         now_s = asyncio.get_running_loop().time()

@@ -236,6 +236,15 @@ class BrokerConfig:
     compression_lz4_level: int = setting(_INT, 9, "Level of recompression by lz4.", between(1, 17))
     compression_zstd_level: int = setting(_INT, 3, "Level of recompression by zstd.", between(-131_072, 22))
 
+    log_commit_gather_ms: int = setting(
+        _INT,
+        2,
+        "How long a commit waits at most for requests that met at the last one, so that they share it again; 0: not at "
+        "all. A request that was alone there never waits. Not a Kafka setting.",
+        between(0, 100),
+        update=_AT_START,
+    )
+
     log_store_inline_max_bytes: int = setting(
         _INT,
         65_536,

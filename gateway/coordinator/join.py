@@ -27,7 +27,7 @@ from gateway.coordinator.model import (
     Settings,
     Step,
 )
-from gateway.coordinator.protocols import compatible, select_protocol
+from gateway.coordinator.protocols import compatible, select_protocol, subscribed_topics
 from gateway.coordinator.rebalance import joined, rebalance
 from protocol.errors import ErrorCode
 
@@ -148,12 +148,17 @@ def return_to_barrier(draft: Draft, event: JoinGroup, old_id: MemberId) -> None:
 
 def return_while_stable(draft: Draft, event: JoinGroup, old_id: MemberId) -> None:
     """A static member restarted: it takes over its own assignment without a rebalance, unless its new offer changes
-    the vote. The new id is stored before it is revealed."""
-    old_leader_id = draft.leader_id
+    the vote, or it reads other topics. The new id is stored before it is revealed.
+
+    Upstream serves its old assignment to one that reads other topics, too (KAFKA-12759). A leader may notice that, a
+    follower's topics nobody looks at: Java's consumer refuses such an assignment and joins again, over and over.
+    """
+    old_leader_id, before = draft.leader_id, draft.members[old_id]
     member = _replace_static(draft, event, old_id, park=False)
     assert draft.leader_id is not None
     leader = draft.members[draft.leader_id]
-    if select_protocol(draft.members, draft.protocol_support, leader) != draft.protocol_name:
+    stays = select_protocol(draft.members, draft.protocol_support, leader) == draft.protocol_name
+    if not stays or _reads(draft, member) != _reads(draft, before):
         draft.park_join(member, _parked(event))
         rebalance(draft, Trigger.MEMBER_RETURNED, member.member_id)
         return
@@ -164,6 +169,11 @@ def return_while_stable(draft: Draft, event: JoinGroup, old_id: MemberId) -> Non
         # An older client that saw itself as the leader would assign anew; with its former id as leader it follows.
         reply = replace(joined(draft, member), leader=old_leader_id or "", members=())
     draft.answer(event.request_id, reply)
+
+
+def _reads(draft: Draft, member: Member) -> frozenset[str] | None:
+    assert draft.protocol_name is not None
+    return subscribed_topics(draft.protocol_type, draft.protocol_name, (member,))
 
 
 def rejoin_while_preparing(draft: Draft, event: JoinGroup, member_id: MemberId) -> None:
@@ -188,6 +198,10 @@ def rejoin_while_stable(draft: Draft, event: JoinGroup, member_id: MemberId) -> 
 
 def _answer_at_once(draft: Draft, event: JoinGroup, member_id: MemberId) -> None:
     member = draft.hear(draft.members[member_id], event.connection_id)
+    if event.connection_number > member.connection_number:
+        # Nothing else is new, but what arrives from an older connection later, in a consumer group, was overtaken.
+        member = replace(member, connection_number=event.connection_number)
+        draft.put(member)
     draft.arm_session(member)
     joined_again(draft, member)
     draft.answer(event.request_id, joined(draft, member))
@@ -199,7 +213,7 @@ def _wait_at_barrier(draft: Draft, event: JoinGroup, member_id: MemberId) -> Non
         protocols=event.protocols,
         session_timeout_ms=event.session_timeout_ms,
         rebalance_timeout_ms=rebalance_timeout_ms(event),
-        connection_number=event.connection_number,
+        connection_number=max(event.connection_number, draft.members[member_id].connection_number),
     )
     draft.park_join(member, _parked(event))
     draft.tell(MemberRejoined(member_id, shortened(event.reason)))

@@ -29,7 +29,7 @@ from gateway.coordinator.handoff import (
 from gateway.coordinator.machine import Value
 from gateway.coordinator.model import Group, HandoffProgress
 from gateway.groups.groups import Groups
-from gateway.groups.marks import RECENT_S, Marks
+from gateway.groups.marks import Marks
 from gateway.log.catalog import Catalog
 from gateway.operate.logs import NO_REQUEST
 from storage.errors import StorageError
@@ -63,12 +63,15 @@ class Drains:
         catalog: Catalog,
         states: States,
         marks: Marks,
+        leads: Callable[[PartitionKey], bool],
     ) -> None:
+        """`leads`: whether clients of a partition are pointed to this node."""
         self._groups = groups
         self._offsets = offsets
         self._catalog = catalog
         self._states = states
         self._marks = marks
+        self._leads = leads
         self._looking: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._looks = asyncio.Semaphore(MAX_LOOKS)
@@ -142,17 +145,15 @@ class Drains:
     async def _mark(self, each: Draining, partition: tuple[UUID, int], committed: int) -> int | None:
         """What the source was served; where that cannot be known, all that it may have been; None: nothing. One that
         began where its group has never committed, and got no further, was served nothing."""
-        mark = self._marks.of(each.connection_id, each.client_id, each.client_host, partition)
-        now_s = self._loop.time()
-        if mark is not None and mark.offset == mark.start and mark.began_here and committed < 0:
-            return None
-        if mark is not None and (self._marks.are_complete or now_s - mark.at_s < RECENT_S):
-            return mark.offset
-        if mark is None and self._marks.are_complete:
-            return None
         topic = self._catalog.get_by_id(partition[0])
         if topic is None or partition[1] >= len(topic.partitions):
             return None
         key = topic.partitions[partition[1]].partition_key
+        mark = self._marks.of(each.connection_id, each.client_id, each.client_host, partition)
+        if mark is None and self._marks.are_complete:
+            return None
+        if mark is not None and self._marks.is_whole(mark, leads=self._leads(key)):
+            nothing = mark.offset == mark.start and mark.began_here and committed < 0
+            return None if nothing else mark.offset
         state = (await self._states((key,))).get(key)
         return None if state is None or not state.high_watermark else state.high_watermark

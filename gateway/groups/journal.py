@@ -22,7 +22,8 @@ import structlog
 
 from gateway.coordinator.facts import Fact, MemberSilent
 from gateway.coordinator.machine import Machines, Summary, Value
-from gateway.groups.journal_rows import DEAD, EMPTY, Happened, Rows
+from gateway.groups.journal_rows import DEAD, EMPTY, Rows
+from gateway.groups.journal_sheet import Happened
 from gateway.log.catalog import Catalog
 from gateway.operate.logs import NO_REQUEST
 from gateway.operate.metrics import Metrics

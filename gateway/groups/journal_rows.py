@@ -1,7 +1,7 @@
 """From facts to rows: what a settled step writes into the journal (docs/journal.md).
 
 The one idea: a step comes as the group before it, the group after it and what happened, all frozen, so rows can be made
-later and on another thread. What is remembered between steps is little (`_Told`: who owns what, when the rebalance and
+later and on another thread. What is remembered between steps is little (`Told`: who owns what, when the rebalance and
 the generation began) and can be lost: a group that nothing is remembered of is told anew, as one that was loaded.
 
 Facts come in the order in which a machine decides; rows have the order that the journal promises, causes first.
@@ -10,12 +10,9 @@ Facts come in the order in which a machine decides; rows have the order that the
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
-from uuid import UUID
+from collections.abc import Iterable
 
-from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerMember, MemberState
+from gateway.coordinator.consumer.model import ConsumerGroup, MemberState
 from gateway.coordinator.facts import (
     AssignmentGiven,
     Conversion,
@@ -41,10 +38,10 @@ from gateway.coordinator.facts import (
 from gateway.coordinator.handoff import HandoffBegun, HandoffEnded
 from gateway.coordinator.machine import Machines, Value
 from gateway.coordinator.model import Group, GroupState, Member
-from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
-from protocol.consumer import decode_assignment, decode_subscription
-from protocol.errors import ProtocolError
-from storage.journal import JournalEvent, JournalHandoff, JournalMember, JournalOwnership, JournalRow
+from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
+from gateway.groups.journal_members import assigned_to, claimed_by, held_by, holds, instance_of, member_of, spoke
+from gateway.groups.journal_sheet import Happened, Sheet, Told, Topics
+from storage.journal import JournalRow
 
 MAX_GROUPS = 50_000
 """Groups of which something is remembered; those longest without news are forgotten first."""
@@ -52,44 +49,6 @@ MAX_GROUPS = 50_000
 DEAD = GroupState.DEAD.value
 EMPTY = GroupState.EMPTY.value
 STABLE = GroupState.STABLE.value
-
-OwnedPartition = tuple[str | UUID, int]
-"""By the topic's name in a classic group, by its id in a consumer group."""
-
-
-class Topics(Protocol):
-    """How topics are called. Asked from another thread: answers come from what is in memory."""
-
-    def name_of(self, topic_id: UUID) -> str: ...
-
-    def id_of(self, name: str) -> UUID | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Happened:
-    """One settled step. Without facts: the group was loaded."""
-
-    before: Value
-    after: Value
-    facts: tuple[Fact, ...]
-    at_ms: int
-    """By the wall clock."""
-    now_ms: int
-    """By the clock of the group's deadlines."""
-    node_id: int
-
-
-@dataclass(slots=True)
-class _Told:
-    """What the rows of a group have said so far."""
-
-    state: str | None
-    rebalance_ms: int | None = None
-    generation_ms: int | None = None
-    joined_ms: dict[MemberId, int] = field(default_factory=dict[MemberId, int])
-    owned: dict[MemberId, set[OwnedPartition]] = field(default_factory=dict[MemberId, set[OwnedPartition]])
-    synced: set[MemberId] = field(default_factory=set[MemberId])
-
 
 _EXPIRED = {
     Departure.SESSION_EXPIRED: "session_timeout",
@@ -118,7 +77,7 @@ class Rows:
     def __init__(self, machines: Machines, topics: Topics) -> None:
         self._machines = machines
         self._topics = topics
-        self._told: OrderedDict[str, _Told] = OrderedDict()
+        self._told: OrderedDict[str, Told] = OrderedDict()
 
     def forget(self) -> None:
         """Rows were lost: every group is told anew when something happens to it."""
@@ -128,24 +87,16 @@ class Rows:
         return _Telling(self._machines, self._topics, self._told, happened).rows()
 
 
-class _Telling:
+class _Telling(Sheet):
     """One step on its way to rows."""
 
     def __init__(
-        self, machines: Machines, topics: Topics, all_told: OrderedDict[str, _Told], happened: Happened
+        self, machines: Machines, topics: Topics, all_told: OrderedDict[str, Told], happened: Happened
     ) -> None:
-        self._machines = machines
-        self._topics = topics
+        super().__init__(machines, topics, happened)
         self._all_told = all_told
-        self._happened = happened
-        self._before, self._after = happened.before, happened.after
-        self._was = machines.of(happened.before).summary(happened.before)
-        self._now = machines.of(happened.after).summary(happened.after)
-        self._group_id = self._now.group_id
-        self._generation_id = self._was.generation_id
-        self._rows: list[JournalRow] = []
+        self._told = all_told.get(self._group_id, self._told)
         self._handed_out = False
-        self._told = all_told.get(self._group_id) or _Told(None)
 
     def rows(self) -> list[JournalRow]:
         known = self._group_id in self._all_told
@@ -221,10 +172,10 @@ class _Telling:
                     self._reconciled(after, fact.member_id)
                 elif isinstance(after, Group) and not self._handed_out:
                     # A static member that came back is given what the one before it had, without a rebalance.
-                    self._give(fact.member_id, _assigned(after, fact.member_id))
+                    self._give(fact.member_id, assigned_to(after, fact.member_id))
             case GroupTypeChanged(conversion=Conversion.EMPTY):
                 self._generation_id = self._now.generation_id
-                self._told = _Told(self._told.state)
+                self._told = Told(self._told.state)
             case HandoffBegun():
                 for topic, partition in fact.partitions:
                     self._handoff(fact, topic, partition, deadline_ms=self._happened.at_ms + fact.left_ms)
@@ -255,7 +206,7 @@ class _Telling:
         return left[-1] if left else None
 
     def _left(self, fact: MemberLeft, *, state_after: str | None = None, member_count: int | None = None) -> None:
-        member = _member(self._before, fact.member_id)
+        member = member_of(self._before, fact.member_id)
         expired = _EXPIRED.get(fact.departure)
         wait_ms: int | None = None
         if expired is not None:
@@ -266,7 +217,7 @@ class _Telling:
         elif fact.departure is Departure.TURNED_AWAY:
             kind, reason = "member_left", "turned_away"
         else:
-            kind, reason = "member_left", "leave_static" if _instance(member) is not None else "leave"
+            kind, reason = "member_left", "leave_static" if instance_of(member) is not None else "leave"
         self._event(
             kind,
             reason=reason,
@@ -286,7 +237,7 @@ class _Telling:
     def _arrived(self, arrivals: list[Fact]) -> None:
         for fact in arrivals:
             assert isinstance(fact, _ARRIVALS)
-            member = _member(self._after, fact.member_id)
+            member = member_of(self._after, fact.member_id)
             reason = {MemberJoined: "new", MemberRejoined: "rejoined", MemberReplaced: "static_replaced"}[type(fact)]
             self._told.joined_ms[fact.member_id] = self._happened.now_ms
             self._event(
@@ -298,7 +249,7 @@ class _Telling:
                 wait_ms=self._since_start(),
             )
             if isinstance(self._after, Group):
-                self._release(fact.member_id, _claimed(self._after, fact.member_id))
+                self._release(fact.member_id, claimed_by(self._after, fact.member_id))
             elif isinstance(fact, MemberRejoined):
                 self._release(fact.member_id, None)
         arrivals.clear()
@@ -328,7 +279,7 @@ class _Telling:
         self._event("rebalance_started", reason=reason, member_id=member_id, state_after=state)
 
     def _leads_again(self, member_id: MemberId | None) -> bool:
-        before, after = _member(self._before, member_id), _member(self._after, member_id)
+        before, after = member_of(self._before, member_id), member_of(self._after, member_id)
         return (
             isinstance(self._before, Group)
             and self._before.leader_id == member_id
@@ -345,7 +296,7 @@ class _Telling:
             state, protocol_name, leader = GroupState.COMPLETING_REBALANCE.value, group.protocol_name, group.leader_id
         else:
             state, protocol_name, leader = None, group.assignor or None, None
-            touched = {member_id for fact in self._happened.facts for member_id in _spoke(fact)}
+            touched = {member_id for fact in self._happened.facts for member_id in spoke(fact)}
             changed = [member_id for member_id in changed if member_id in touched]
         self._event(
             "generation_created",
@@ -360,7 +311,7 @@ class _Telling:
         self._handed_out = True
         if isinstance(group, Group) and group.protocol_type == CONSUMER_PROTOCOL_TYPE:
             for member_id in group.members:
-                self._give(member_id, _assigned(group, member_id))
+                self._give(member_id, assigned_to(group, member_id))
 
     def _synced(self, member_id: MemberId) -> None:
         self._told.synced.add(member_id)
@@ -371,7 +322,7 @@ class _Telling:
         group = self._after
         if self._told.generation_ms is None or self._now.state != STABLE:
             return
-        if isinstance(group, Group) and (group.pending_sync or _holds(group)):
+        if isinstance(group, Group) and (group.pending_sync or holds(group)):
             return
         self._event("rebalance_completed", wait_ms=self._since_start(), member_count=self._now.member_count)
         self._told.rebalance_ms = self._told.generation_ms = None
@@ -380,7 +331,7 @@ class _Telling:
         member = group.members.get(member_id)
         if member is None:
             return
-        held = _held(member)
+        held = held_by(member)
         self._release(member_id, held)
         self._give(member_id, held)
         if (
@@ -391,222 +342,19 @@ class _Telling:
         ):
             self._synced(member_id)
 
-    # --- rows ---------------------------------------------------------------------------------------------------
+    # --- a group of which nothing is remembered ---------------------------------------------------------------------
 
     def _loaded(self, group: Value, *, reason: str | None = None, detail: str | None = None) -> None:
         """Everything that is so, for whoever has read nothing before."""
         summary = self._machines.of(group).summary(group)
-        self._told = _Told(summary.state)
+        self._told = Told(summary.state)
         self._generation_id = summary.generation_id
         self._event("loaded", member_count=summary.member_count, reason=reason, detail=detail)
         member_ids = list(self._machines.of(group).member_ids(group))
         self._members(group, member_ids)
         for member_id in member_ids:
             if isinstance(group, ConsumerGroup):
-                held = _held(group.members[member_id])
+                held = held_by(group.members[member_id])
             else:
-                held = _assigned(group, member_id)
+                held = assigned_to(group, member_id)
             self._give(member_id, held, change="kept")
-
-    def _event(
-        self,
-        kind: str,
-        *,
-        reason: str | None = None,
-        detail: str | None = None,
-        member_id: str | None = None,
-        member: Member | ConsumerMember | None = None,
-        group_instance_id: str | None = None,
-        protocol_name: str | None = None,
-        member_count: int | None = None,
-        wait_ms: int | None = None,
-        state_after: str | None = None,
-    ) -> None:
-        state_before = self._told.state
-        if isinstance(self._after, ConsumerGroup) and kind != "loaded":
-            state_after = self._now.state
-        after = state_after or state_before or self._was.state
-        self._told.state = after
-        self._rows.append(
-            JournalEvent(
-                at_ms=self._happened.at_ms,
-                node_id=self._happened.node_id,
-                group_id=self._group_id,
-                generation_id=self._generation_id,
-                group_type=self._now.group_type,
-                kind=kind,
-                reason=reason,
-                detail=detail,
-                state_before=state_before,
-                state_after=after,
-                member_id=member_id,
-                group_instance_id=_instance(member) or group_instance_id,
-                client_id=None if member is None else member.client_id,
-                client_host=None if member is None else member.client_host,
-                protocol_name=protocol_name,
-                member_count=member_count,
-                wait_ms=wait_ms,
-            )
-        )
-
-    def _members(self, group: Value, member_ids: Iterable[MemberId]) -> None:
-        started_ms = self._told.rebalance_ms
-        for member_id in member_ids:
-            member = group.members[member_id]
-            joined_ms = self._told.joined_ms.get(member_id)
-            classic = isinstance(member, Member)
-            waited = classic and joined_ms is not None and started_ms is not None
-            self._rows.append(
-                JournalMember(
-                    at_ms=self._happened.at_ms,
-                    node_id=self._happened.node_id,
-                    group_id=self._group_id,
-                    generation_id=self._generation_id,
-                    member_id=member_id,
-                    group_instance_id=_instance(member),
-                    client_id=member.client_id,
-                    client_host=member.client_host,
-                    session_timeout_ms=_session_timeout_ms(member),
-                    rebalance_timeout_ms=member.rebalance_timeout_ms,
-                    join_wait_ms=max(joined_ms - started_ms, 0) if waited and joined_ms and started_ms else None,
-                    leader=isinstance(group, Group) and group.leader_id == member_id,
-                )
-            )
-
-    def _give(self, member_id: MemberId, partitions: set[OwnedPartition], change: str = "assigned") -> None:
-        owned = self._told.owned.setdefault(member_id, set())
-        self._ownership(member_id, partitions - owned, change)
-        owned |= partitions
-
-    def _release(self, member_id: MemberId, kept: set[OwnedPartition] | None) -> None:
-        """The member owns nothing but `kept` any more; None: it is gone, or begins anew."""
-        owned = self._told.owned.pop(member_id, set())
-        if kept is not None:
-            self._told.owned[member_id] = owned & kept
-        self._ownership(member_id, owned - (kept or set()), "released")
-
-    def _ownership(self, member_id: MemberId, partitions: set[OwnedPartition], change: str) -> None:
-        for topic, partition in sorted(partitions, key=lambda each: (str(each[0]), each[1])):
-            by_id = isinstance(topic, UUID)
-            self._rows.append(
-                JournalOwnership(
-                    at_ms=self._happened.at_ms,
-                    node_id=self._happened.node_id,
-                    group_id=self._group_id,
-                    generation_id=self._generation_id,
-                    topic_id=topic if by_id else self._topics.id_of(topic),
-                    topic=self._topics.name_of(topic) if by_id else topic,
-                    partition=partition,
-                    change=change,
-                    member_id=member_id,
-                )
-            )
-
-    def _handoff(
-        self,
-        fact: HandoffBegun | HandoffEnded,
-        topic: str | UUID,
-        partition: int,
-        *,
-        mark_offset: int | None = None,
-        deadline_ms: int | None = None,
-        reason: str | None = None,
-        wait_ms: int | None = None,
-    ) -> None:
-        by_id = isinstance(topic, UUID)
-        self._rows.append(
-            JournalHandoff(
-                at_ms=self._happened.at_ms,
-                node_id=self._happened.node_id,
-                group_id=self._group_id,
-                generation_id=fact.generation_id,
-                topic_id=topic if by_id else self._topics.id_of(topic),
-                topic=self._topics.name_of(topic) if by_id else topic,
-                partition=partition,
-                phase="begun" if reason is None else "ended",
-                mode=fact.mode.value,
-                source_member_id=fact.source,
-                target_member_id=fact.target,
-                mark_offset=mark_offset,
-                deadline_ms=deadline_ms,
-                reason=reason,
-                wait_ms=wait_ms,
-            )
-        )
-
-    # --- times --------------------------------------------------------------------------------------------------
-
-    def _since_start(self) -> int | None:
-        started_ms = self._told.rebalance_ms
-        return None if started_ms is None else max(self._happened.now_ms - started_ms, 0)
-
-    def _since_generation(self) -> int | None:
-        created_ms = self._told.generation_ms
-        return None if created_ms is None else max(self._happened.now_ms - created_ms, 0)
-
-    def _silent_ms(self, member_id: MemberId) -> int | None:
-        """Since the member was last heard, as far as its session tells."""
-        member, deadline_ms = _member(self._before, member_id), self._before.session_deadlines.get(member_id)
-        if not isinstance(member, Member) or deadline_ms is None or member.is_new:
-            return None
-        return max(self._happened.now_ms - (deadline_ms - member.session_timeout_ms), 0)
-
-
-def _member(group: Value, member_id: MemberId | None) -> Member | ConsumerMember | None:
-    return None if member_id is None else group.members.get(member_id)
-
-
-def _holds(group: Group) -> bool:
-    """Whether a member awaits its assignment because of what another has not let go of."""
-    return any(group.members[each].parked_sync is not None for each in group.hold_deadlines)
-
-
-def _session_timeout_ms(member: Member | ConsumerMember) -> int:
-    """0 where it is the group's."""
-    if isinstance(member, Member):
-        return member.session_timeout_ms
-    return 0 if member.classic is None else member.classic.session_timeout_ms
-
-
-def _instance(member: Member | ConsumerMember | None) -> str | None:
-    if isinstance(member, ConsumerMember):
-        return member.instance_id
-    return None if member is None else member.group_instance_id
-
-
-def _spoke(fact: Fact) -> Sequence[MemberId]:
-    """Whose fact it is; a new target touches members that have not changed."""
-    return () if isinstance(fact, TargetComputed) else fact.touches()
-
-
-def _held(member: ConsumerMember) -> set[OwnedPartition]:
-    """What it may own: also what it was told to let go of, until it says that it did."""
-    both = (*member.assigned.items(), *member.pending_revocation.items())
-    return {(topic_id, index) for topic_id, indexes in both for index in indexes}
-
-
-def _assigned(group: Group, member_id: MemberId) -> set[OwnedPartition]:
-    """What the leader gave; nothing where that cannot be read."""
-    member = group.members.get(member_id)
-    if member is None or not member.assignment or group.protocol_type != CONSUMER_PROTOCOL_TYPE:
-        return set()
-    try:
-        topics = decode_assignment(member.assignment).assigned_partitions
-    except ProtocolError:
-        return set()
-    return {(topic, index) for topic, indexes in topics for index in indexes}
-
-
-def _claimed(group: Group, member_id: MemberId) -> set[OwnedPartition]:
-    """What the member says that it still owns, in the first protocol that says so. An eager one says nothing."""
-    member = group.members.get(member_id)
-    if member is None or group.protocol_type != CONSUMER_PROTOCOL_TYPE:
-        return set()
-    for name, _ in member.protocols:
-        try:
-            owned = decode_subscription(metadata_of(member, name)).owned_partitions
-        except ProtocolError:
-            continue
-        if owned:
-            return {(topic, index) for topic, indexes in owned for index in indexes}
-    return set()

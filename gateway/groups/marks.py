@@ -75,6 +75,19 @@ class Marks:
         """Whoever has not asked here has asked nowhere, nor lately another node that is lost."""
         return self._alone() and self._silent_s() > RECENT_S
 
+    def is_whole(self, mark: Mark, *, leads: bool) -> bool:
+        """Whether its consumer was served no more than this: it has asked here lately, and nobody else since.
+
+        `leads`: clients of the partition are pointed to this node. Where the live nodes have changed, another may have
+        led it since the mark; and who was pointed to another node may ask that one at any time.
+        """
+        now_s, moved_s = self._clock(), self._nodes_since_s()
+        if self.are_complete:
+            return True
+        if now_s - mark.at_s >= RECENT_S:
+            return False
+        return mark.at_s >= moved_s if self._alone() else leads and now_s - moved_s > RECENT_S
+
     def _silent_s(self) -> float:
         """Seconds for which a client that belongs here, and has not asked here, has asked nobody else."""
         moved_s = self._nodes_since_s() + (0.0 if self._alone() else CLIENTS_MOVE_S)

@@ -1,8 +1,9 @@
 """Group commit: batches queue here in order of arrival and become durable together.
 
 The one idea: commit when idle, and while a commit runs gather whatever arrives; so a lone record waits for nobody and a
-flood shares its flushes. A partition belongs to one committer while it has batches there, so two commits never touch
-the same partition and the order of `submit` is the order of the log. The second committer works only when much is
+flood shares its flushes. Between the two, where small requests meet again and again, a commit may wait a moment for
+them (`gateway/log/gathering.py`). A partition belongs to one committer while it has batches there, so two commits never
+touch the same partition and the order of `submit` is the order of the log. The second committer works only when much is
 queued at the first: two that take turns with single records pay for twice the commits. A partition that another
 transaction holds leaves its committer for a lane of its own, where it is waited for, so that it stops no other.
 
@@ -16,11 +17,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
 import structlog
 
+from gateway.log.gathering import ENOUGH_REQUESTS, Gathering
 from gateway.log.tail import Tail
 from gateway.operate.logs import NO_REQUEST
 from storage.errors import StorageError, StorageUnavailable
@@ -33,11 +37,12 @@ CommitObserver = Callable[[int, int, float], None]
 """Told of every durable commit: batches, bytes, seconds."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Pending:
+class _Pending(NamedTuple):
     batch: NewBatch
     size_bytes: int
     outcome: asyncio.Future[Appended | Refusal]
+    request: object
+    """What it came with: all batches of one request are one who waits."""
 
     @property
     def stream(self) -> tuple[int, int]:
@@ -61,7 +66,8 @@ LANES_AT_ONCE = 2
 
 
 class Appender:
-    """`committers` groups at a time, each at most `max_commit_bytes` and `max_commit_batches` (or one larger)."""
+    """`committers` groups at a time, each at most `max_commit_bytes` and `max_commit_batches` (or one larger).
+    A commit waits at most `gather_s` for requests that met at the last one."""
 
     def __init__(
         self,
@@ -71,6 +77,7 @@ class Appender:
         committers: int = 2,
         max_commit_bytes: int = 8 * 1024 * 1024,
         max_commit_batches: int = 512,
+        gather_s: float = 0.0,
         observe_commit: CommitObserver | None = None,
     ) -> None:
         self._store = store
@@ -78,7 +85,7 @@ class Appender:
         self._max_commit_bytes = max_commit_bytes
         self._max_commit_batches = max_commit_batches
         self._observe_commit = observe_commit
-        self._committers = [_Committer(self) for _ in range(committers)]
+        self._committers = [_Committer(self, gather_s=gather_s) for _ in range(committers)]
         self._lanes: set[_Committer] = set()
         self._places: dict[PartitionKey, _Place] = {}
         self._waiting_lanes = asyncio.Semaphore(LANES_AT_ONCE)
@@ -94,11 +101,13 @@ class Appender:
         (`gateway/net/holdings.py`), since what a request gave up after its timeout is dropped with the next commit."""
         return self._queued_bytes
 
-    def submit(self, batch: NewBatch) -> asyncio.Future[Appended | Refusal]:
-        """Take a place in the log's order, now. The future resolves once the batch is durable or refused; it carries
-        StorageUnavailable where Postgres was lost, and then the batch may or may not have been written. Cancelling it
-        gives the batch up: it is not written unless its commit has begun."""
-        pending = _Pending(batch, len(batch.records), asyncio.get_running_loop().create_future())
+    def submit(self, batch: NewBatch, request: object = None) -> asyncio.Future[Appended | Refusal]:
+        """Take a place in the log's order, now; batches that one `request` brings, one behind the other. The future
+        resolves once the batch is durable or refused; it carries StorageUnavailable where Postgres was lost, and then
+        the batch may or may not have been written. Cancelling it gives the batch up: it is not written unless its
+        commit has begun."""
+        outcome: asyncio.Future[Appended | Refusal] = asyncio.get_running_loop().create_future()
+        pending = _Pending(batch, len(batch.records), outcome, outcome if request is None else request)
         self._queued_bytes += pending.size_bytes
         place = self._places.get(batch.partition_key)
         if place is None:
@@ -284,11 +293,26 @@ class _Committer:
     """One queue and at most one running commit. A `patient` one is the lane of a partition that others hold, until its
     queue is empty."""
 
-    __slots__ = ("_appender", "_patient", "_queue", "commits", "queued_bytes", "task")
+    __slots__ = (
+        "_appender",
+        "_complete",
+        "_gathering",
+        "_patient",
+        "_queue",
+        "_requests",
+        "commits",
+        "queued_bytes",
+        "task",
+    )
 
-    def __init__(self, appender: Appender, *, patient: bool = False) -> None:
+    def __init__(self, appender: Appender, *, patient: bool = False, gather_s: float = 0.0) -> None:
         self._appender = appender
         self._patient = patient
+        self._gathering = Gathering(gather_s)
+        self._complete: asyncio.Future[None] | None = None
+        """While a commit waits for more."""
+        self._requests = 0
+        """Of the queue, while a commit waits for more."""
         self._queue: deque[_Pending] = deque()
         self.task: asyncio.Task[None] | None = None
         self.commits = 0
@@ -301,6 +325,10 @@ class _Committer:
         self.queued_bytes += pending.size_bytes
         if self.task is None:
             self._start()
+        elif self._complete is not None:
+            self._requests += len(self._queue) < 2 or self._queue[-2].request is not pending.request
+            if self._gathering.complete(self._requests, self.queued_bytes):
+                _resolve(self._complete)
 
     def _start(self) -> None:
         self.task = asyncio.get_running_loop().create_task(self._run(), name="committer", context=NO_REQUEST.copy())
@@ -308,11 +336,31 @@ class _Committer:
 
     async def _run(self) -> None:
         commit = self._appender.commit_patiently if self._patient else self._appender.commit
+        loop = asyncio.get_running_loop()
         while self._queue:
+            deadline_s = self._gathering.deadline_s(loop.time())
+            if deadline_s is not None:
+                await self._gather(deadline_s)
             group = self._appender.take_group(self._queue)
             if group:
                 await commit(group, self._queue)
                 self.commits += 1
+                left_others = bool(self._queue) and self._queue[-1].request is not group[-1].request
+                self._gathering.ended(_requests(group), left_others=left_others, now_s=loop.time())
+
+    async def _gather(self, deadline_s: float) -> None:
+        """Until the queue is complete or the time (of the loop) is up. No commit runs meanwhile."""
+        self._requests = _requests(islice(self._queue, ENOUGH_REQUESTS))
+        if self._gathering.complete(self._requests, self.queued_bytes):
+            return
+        loop = asyncio.get_running_loop()
+        self._complete = loop.create_future()
+        timer = loop.call_at(deadline_s, _resolve, self._complete)
+        try:
+            await self._complete
+        finally:
+            self._complete = None
+            timer.cancel()
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self.task = None
@@ -322,6 +370,22 @@ class _Committer:
             self._start()
         elif self._patient:
             self._appender.leave_lane(self)
+
+
+def _requests(pendings: Iterable[_Pending]) -> int:
+    """With how many requests these came; the batches of one lie together."""
+    count = 0
+    before: object = None
+    for pending in pendings:
+        if pending.request is not before:
+            before = pending.request
+            count += 1
+    return count
+
+
+def _resolve(waited: asyncio.Future[None]) -> None:
+    if not waited.done():
+        waited.set_result(None)
 
 
 def _fail(group: Sequence[_Pending], error: StorageError) -> None:

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
+from typing import NamedTuple
 
 from storage.types import PartitionKey, PartitionState
 
@@ -35,8 +36,7 @@ SMALL_SHARE = 2
 """A batch of less than half its frame is copied out of it, so that what is held is at most twice what is counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class KnownOffsets:
+class KnownOffsets(NamedTuple):
     """The last known offsets of a partition. The high watermark may have moved since through another node."""
 
     log_start_offset: int
@@ -392,7 +392,12 @@ class Tail:
         leader_epoch: int,
     ) -> None:
         known = partition.known
-        if known is not None:
+        if known is not None and not (
+            log_start_offset >= known.log_start_offset
+            and high_watermark >= known.high_watermark
+            and last_stable_offset >= known.last_stable_offset
+            and leader_epoch >= known.leader_epoch
+        ):
             log_start_offset = max(log_start_offset, known.log_start_offset)
             high_watermark = max(high_watermark, known.high_watermark)
             last_stable_offset = max(last_stable_offset, known.last_stable_offset)

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 from gateway.config.topic import TopicConfig
 from gateway.log.batch_validation import Refused, validate
@@ -34,8 +34,7 @@ _CODEC_AT = 22
 _COUNT = struct.Struct(">i")
 
 
-@dataclass(frozen=True, slots=True)
-class Unchecked:
+class Unchecked(NamedTuple):
     """What a request carries for one partition; `version` is the Produce request's."""
 
     records: memoryview | None
@@ -67,6 +66,15 @@ class BatchValidator:
         self._costly = ThreadPoolExecutor(1, thread_name_prefix="validate-costly")
         self._scratch = room(_AT_ONCE.decompressed_bytes)
         """What the event loop decompresses into."""
+
+    def judge_plain(self, batch: Unchecked, now_ms: int) -> Verdict | None:
+        """The verdict on a batch that is small and not compressed; None for any other."""
+        records = batch.records
+        if records is None or len(records) > MAX_AT_ONCE_BYTES or _is_compressed(records):
+            return None
+        if _claimed_records(records) > MAX_AT_ONCE_RECORDS:
+            return None
+        return validate(records, version=batch.version, config=batch.config, now_ms=now_ms)
 
     def judge_at_once(self, batches: Sequence[Unchecked], now_ms: int) -> list[Verdict] | None:
         """The verdicts, if they can be had in about a millisecond; else None, and `judge` gives them."""

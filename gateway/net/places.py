@@ -38,6 +38,11 @@ class Place:
         self.leave()
 
     @property
+    def reached(self) -> bool:
+        """Whether all before it have left."""
+        return self._before is None
+
+    @property
     def passed(self) -> bool:
         """Whether it and everything before it has left."""
         return self._left and self._before is None

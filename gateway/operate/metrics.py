@@ -1,6 +1,6 @@
 """What the node counts about itself.
 
-The one idea: counting must cost less than what is counted. Requests, of which there are tens of thousands a second,
+The one idea: counting must cost less than what is counted. Requests and commits, of which there are thousands a second,
 are added to plain lists that only a scrape turns into samples; everything rarer uses prometheus_client as it is.
 
 Topics, groups and lag are not counted here: they are read from storage at scrape time (`gateway/operate/exporter.py`).
@@ -9,7 +9,7 @@ Topics, groups and lag are not counted here: they are read from storage at scrap
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 from prometheus_client import (
@@ -32,6 +32,7 @@ disable_created_metrics()
 OPERATIONS = ("install_routed", "install_owned", "remove_routed", "confirm_remove", "discarded")
 """Of reconciliation, as `gateway/log/catalog.py` names them."""
 
+COMMIT_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0)
 REQUEST_BUCKETS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
 
 
@@ -54,12 +55,45 @@ class RequestSeries:
 
     def snapshot(self) -> tuple[list[tuple[str, float]], float, dict[int, int]]:
         """Cumulative buckets as Prometheus wants them, sum of seconds, count by code."""
-        cumulative = 0
-        buckets: list[tuple[str, float]] = []
-        for bound, count in zip((*REQUEST_BUCKETS_S, None), self._buckets, strict=True):
-            cumulative += count
-            buckets.append(("+Inf" if bound is None else str(bound), cumulative))
-        return buckets, self._sum_s, dict(self._outcomes)
+        return _cumulative(REQUEST_BUCKETS_S, self._buckets), self._sum_s, dict(self._outcomes)
+
+
+def _cumulative(bounds_s: Sequence[float], counts: Sequence[int]) -> list[tuple[str, float]]:
+    """Buckets as Prometheus wants them."""
+    total = 0
+    buckets: list[tuple[str, float]] = []
+    for bound, count in zip((*bounds_s, None), counts, strict=True):
+        total += count
+        buckets.append(("+Inf" if bound is None else str(bound), total))
+    return buckets
+
+
+class _Commits(Collector):
+    """Durable group commits."""
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(COMMIT_BUCKETS_S) + 1)
+        self._sum_s = 0.0
+        self._batches = 0
+        self._size_bytes = 0
+
+    def observe(self, batches: int, size_bytes: int, duration_s: float) -> None:
+        self._counts[bisect_left(COMMIT_BUCKETS_S, duration_s)] += 1
+        self._sum_s += duration_s
+        self._batches += batches
+        self._size_bytes += size_bytes
+
+    def collect(self) -> Iterator[Metric]:
+        yield HistogramMetricFamily(
+            "sluice_commit_seconds",
+            "Durable group commits of record batches.",
+            buckets=_cumulative(COMMIT_BUCKETS_S, self._counts),
+            sum_value=self._sum_s,
+        )
+        yield CounterMetricFamily("sluice_committed_batches", "Record batches made durable.", value=self._batches)
+        yield CounterMetricFamily(
+            "sluice_committed_bytes", "Bytes of record batches made durable.", value=self._size_bytes
+        )
 
 
 class _Requests(Collector):
@@ -106,14 +140,11 @@ class Metrics:
         self.internal_errors = self._counter("internal_errors", "Requests that ended in a bug of ours.", "api")
         self.storage_errors = self._counter("storage_errors", "Requests that storage could not serve.", "api")
 
-        self.commits = self._histogram(
-            "commit_seconds",
-            "Durable group commits of record batches.",
-            (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 10.0),
-        )
-        self.committed_batches = self._counter("committed_batches", "Record batches made durable.")
+        commits = _Commits()
+        self.registry.register(commits)
+        self.observe_commit: Callable[[int, int, float], None] = commits.observe
+        """Batches, bytes and seconds of a durable group commit."""
         self.refused_batches = self._counter("refused_batches", "Record batches refused, by error.", "error")
-        self.committed_bytes = self._counter("committed_bytes", "Bytes of record batches made durable.")
         self.damaged_chunks = self._gauge(
             "damaged_chunks", "Times that records were asked for whose bytes are missing or wrong, since the start."
         )
@@ -186,11 +217,6 @@ class Metrics:
     def request_series(self, api: str, version: int) -> RequestSeries:
         """The series of one API and version, created once and kept by its route."""
         return self._requests.series.setdefault((api, version), RequestSeries())
-
-    def observe_commit(self, batches: int, size_bytes: int, duration_s: float) -> None:
-        self.commits.observe(duration_s)
-        self.committed_batches.inc(batches)
-        self.committed_bytes.inc(size_bytes)
 
     def count_handoff(self, reason: str, forced: bool, waited_ms: int) -> None:
         self.group_handoffs.labels(reason).inc()

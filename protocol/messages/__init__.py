@@ -29,6 +29,7 @@ from protocol.messages import (
     list_config_resources,
     list_groups,
     list_offsets,
+    list_partition_reassignments,
     metadata,
     offset_commit,
     offset_delete,
@@ -36,6 +37,7 @@ from protocol.messages import (
     offset_for_leader_epoch,
     produce,
     sync_group,
+    unregister_broker,
 )
 from protocol.schema import declared_messages, find_message
 
@@ -66,6 +68,7 @@ __all__ = [
     "list_config_resources",
     "list_groups",
     "list_offsets",
+    "list_partition_reassignments",
     "metadata",
     "offset_commit",
     "offset_delete",
@@ -73,4 +76,5 @@ __all__ = [
     "offset_for_leader_epoch",
     "produce",
     "sync_group",
+    "unregister_broker",
 ]

@@ -13,24 +13,51 @@ begin
 end
 $$;
 
-create function create_topic(p_name text, p_partition_count integer, p_configs jsonb, p_internal boolean)
-returns uuid
+create function create_topics(
+    p_names            text[], -- distinct; per topic, as are the next three
+    p_partition_counts integer[],
+    p_configs          text[], -- JSON
+    p_internal         boolean[]
+) returns table (
+    topic_id uuid, name text, internal boolean, configs text, created_revision bigint, changed_revision bigint,
+    partition_keys bigint[], leader_epochs integer[]
+)
 language plpgsql volatile
 as $$
--- The new topic's id, or null if a live topic has the name.
+-- The new topics, all of one revision; those are not among them whose name a live topic has. Keys rise in the order given.
+#variable_conflict use_column
 declare
-    new_topic_id uuid;
     this_revision constant bigint := next_revision();
 begin
-    insert into topic (name, configs, internal, created_revision, changed_revision)
-    values (p_name, p_configs, p_internal, this_revision, this_revision)
-    on conflict (name) where deleted_at is null do nothing
-    returning topic_id into new_topic_id;
-    if new_topic_id is not null then
+    return query
+    with asked as (
+        select a.name, a.partition_count, a.configs, a.internal, a.position
+        from unnest(p_names, p_partition_counts, p_configs, p_internal)
+            with ordinality as a (name, partition_count, configs, internal, position)
+    ),
+    made as (
+        insert into topic (name, configs, internal, created_revision, changed_revision)
+        select a.name, a.configs::jsonb, a.internal, this_revision, this_revision
+        from asked a
+        on conflict (name) where deleted_at is null do nothing
+        returning topic_id, name, internal, configs
+    ),
+    held as (
         insert into partition (topic_id, partition_index, created_revision)
-        select new_topic_id, i, this_revision from generate_series(0, p_partition_count - 1) i order by i;
-    end if;
-    return new_topic_id;
+        select m.topic_id, i, this_revision
+        from made m
+        join asked a on a.name = m.name
+        cross join lateral generate_series(0, a.partition_count - 1) i
+        order by a.position, i
+        returning topic_id, partition_index, partition_key, leader_epoch
+    )
+    select
+        m.topic_id, m.name, m.internal, m.configs::text, this_revision, this_revision,
+        array_agg(h.partition_key order by h.partition_index),
+        array_agg(h.leader_epoch order by h.partition_index)
+    from made m
+    join held h on h.topic_id = m.topic_id
+    group by m.topic_id, m.name, m.internal, m.configs;
 end
 $$;
 
@@ -122,7 +149,8 @@ returns table (
 )
 language sql stable
 as $$
--- The present revision with what has changed since another, in one snapshot: topics in the order of their changes,
+-- The present revision with what has changed since another, in one snapshot: topics in the order of their changes (and
+-- of their names, where one change made several),
 -- deleted ones without partitions, settings by broker and by group where they changed. One row with null topic_id where no
 -- topic has.
 -- `whole`: these are all live topics, because deletions since `p_since` may have left no row.
@@ -155,5 +183,5 @@ as $$
         from partition p
         where p.topic_id = t.topic_id and t.deleted_at is null
     ) p on true
-    order by t.changed_revision
+    order by t.changed_revision, t.name
 $$;

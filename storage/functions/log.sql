@@ -407,6 +407,108 @@ begin
 end
 $$;
 
+create function append_inline(
+    p_partition_keys    bigint[],  -- distinct and ascending, each with one chunk of batches without a producer:
+    p_batch_counts      integer[],
+    p_record_counts     integer[],
+    p_max_timestamps_ms bigint[],
+    p_size_bytes        integer[],
+    p_chunk_records     bytea[],
+    out refusals           text[], -- per partition, as are the next four
+    out duplicates         boolean[],
+    out base_offsets       bigint[],
+    out log_start_offsets  bigint[],
+    out leader_epochs      integer[],
+    out transaction_id     bigint,
+    out written_lsn        bigint
+)
+language plpgsql volatile
+set plan_cache_mode = force_generic_plan
+as $$
+#variable_conflict use_column
+-- The usual small commit, which asks for nothing that append_chunks has to decide: does and answers what that does for
+-- partitions that all are there and free, in two statements instead of ten. Whatever else it finds is left to append_chunks.
+declare
+    partition_total constant integer := cardinality(p_partition_keys);
+
+    free_keys    bigint[];
+    next_offsets bigint[];
+    greatest_ms  bigint[];
+    appended     bigint[];
+    slot         smallint;
+    former       boolean;
+    new_base     bigint;
+begin
+    select
+        array_agg(free.partition_key), array_agg(free.next_offset), array_agg(free.log_start_offset),
+        array_agg(free.leader_epoch), array_agg(free.max_timestamp_ms), array_agg(free.appended_bytes),
+        (select r.current_slot from inline_rotation r), exists (select from former_release)
+    into free_keys, next_offsets, log_start_offsets, leader_epochs, greatest_ms, appended, slot, former
+    from (
+        select
+            p.partition_key, p.next_offset, p.log_start_offset, p.leader_epoch, p.max_timestamp_ms, p.appended_bytes
+        from partition p
+        where p.partition_key = any (p_partition_keys) and not p.deleted
+            and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
+        order by p.partition_key
+        for no key update skip locked
+    ) free;
+    if former or free_keys is distinct from p_partition_keys then
+        select a.refusals, a.duplicates, a.base_offsets, a.log_start_offsets, a.leader_epochs, a.transaction_id, a.written_lsn
+        into refusals, duplicates, base_offsets, log_start_offsets, leader_epochs, transaction_id, written_lsn
+        from (select array_agg(i order by i)::integer[] as places from generate_series(1, partition_total) i) numbered
+        cross join lateral append_chunks(
+            p_partition_keys, false, null, numbered.places, array_fill(null::bigint, array[partition_total]), p_chunk_records,
+            numbered.places, p_batch_counts, p_record_counts, p_max_timestamps_ms, p_size_bytes, '{}', '{}',
+            array_fill(0, array[partition_total]), array_fill(-1, array[partition_total]),
+            array_fill(-1, array[partition_total])
+        ) a;
+        return;
+    end if;
+
+    refusals   := array_fill(null::text, array[partition_total]);
+    duplicates := array_fill(false, array[partition_total]);
+    for i in 1..partition_total loop
+        -- Where the log ends is looked up by a statement that began when the lock was held: see append_chunks.
+        with appended_chunk as (
+            insert into chunk (
+                partition_key, base_offset, last_offset, max_timestamp_ms, running_max_timestamp_ms,
+                append_timestamp_ms, position, size_bytes, appended_bytes, batch_count, leader_epoch, inline_slot,
+                final_heads
+            )
+            select
+                free_keys[i], log_end.next_offset, log_end.next_offset + p_record_counts[i] - 1, p_max_timestamps_ms[i],
+                greatest(greatest_ms[i], log_end.max_timestamp_ms, p_max_timestamps_ms[i]),
+                case when p_max_timestamps_ms[i] < 0 then (extract(epoch from clock_timestamp()) * 1000)::bigint end,
+                nextval('inline_position'), p_size_bytes[i], log_end.appended_bytes + p_size_bytes[i], p_batch_counts[i],
+                leader_epochs[i], slot, false
+            from (
+                select
+                    coalesce(newest.last_offset + 1, next_offsets[i]) as next_offset,
+                    coalesce(newest.appended_bytes, appended[i]) as appended_bytes,
+                    newest.running_max_timestamp_ms as max_timestamp_ms
+                from (values (true)) one
+                left join lateral (
+                    select c.last_offset, c.appended_bytes, c.running_max_timestamp_ms
+                    from chunk c
+                    where c.partition_key = free_keys[i] and c.base_offset >= next_offsets[i]
+                    order by c.base_offset desc
+                    limit 1
+                ) newest on true
+            ) log_end
+            returning base_offset, position
+        )
+        insert into inline_records (slot, position, partition_key, base_offset, records)
+        select slot, a.position, free_keys[i], a.base_offset, p_chunk_records[i]
+        from appended_chunk a
+        returning base_offset into new_base;
+        base_offsets[i] := new_base;
+    end loop;
+    transaction_id := pg_current_xact_id()::text::bigint;
+    written_lsn := (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint;
+end
+$$;
+
 create function read_chunks(
     p_partition_keys  bigint[], -- per request
     p_offsets         bigint[], -- per request

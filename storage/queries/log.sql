@@ -2,6 +2,10 @@
 -- One group commit: decides offsets, writes the index, and the bytes where they are inline and given.
 select * from append_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16);
 
+-- name: append_inline
+-- The same for a small commit to free partitions, of a chunk for each, without a producer whose sequence counts.
+select * from append_inline($1, $2, $3, $4, $5, $6);
+
 -- name: read_chunks
 -- One fetch: states and chunks of all requested partitions, in one snapshot.
 select * from read_chunks($1, $2, $3, $4, $5);

@@ -31,6 +31,22 @@ select node_id, listeners, rack, incarnation, announced from node where expires_
 -- Ends a registration, unless it has been superseded.
 select withdraw_node($1, $2);
 
+-- name: unregister_node
+-- Whether the node was alive; no row if none is registered under the id. What is left of one that was not is its
+-- incarnation, which fences a process that has slept through all this; its name and its id are free.
+with registered as materialized (
+    select node_id, expires_at > clock_timestamp() as alive from node
+    where node_id = $1 and listeners <> '{}'
+    for update
+), forgotten as (
+    update node n
+    set name = format('unregistered %s', n.node_id), listeners = '{}', rack = null, incarnation = n.incarnation + 1,
+        expires_at = '-infinity'
+    from registered r
+    where n.node_id = r.node_id and not r.alive
+)
+select alive from registered;
+
 -- name: acquire_leases
 -- Those of $4 that were free, and of $5 those that nobody has had for $6 ms.
 select kind, shard, node_id, lease_epoch from acquire_leases($1, $2, $3, $4, $5, $6, $7) order by shard;

@@ -26,9 +26,9 @@ from topic t join partition p using (topic_id)
 where t.topic_id = $1 and t.deleted_at is null
 group by t.topic_id;
 
--- name: create_topic
--- The new id, null if the name is taken.
-select create_topic($1, $2, $3::text::jsonb, $4);
+-- name: create_topics
+-- The new topics; not among them are those whose names ($1, distinct) are taken.
+select * from create_topics($1, $2, $3, $4);
 
 -- name: add_partitions
 -- Null, or the refusal.

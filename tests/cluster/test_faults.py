@@ -248,7 +248,8 @@ async def test_a_node_that_sleeps_far_beyond_its_leases_speaks_for_nobody(cluste
             clients[0].send_nowait(
                 HeartbeatRequest(group_id=group, generation_id=generation_id, member_id=one.member_id), 4
             ),
-            asyncio.ensure_future(one.commit(topic, 1)),
+            # Its answer waits while the node sleeps: longer than 20 s where the machine is busy.
+            asyncio.ensure_future(one.commit(topic, 1, seconds=240)),
             clients[1].send_nowait(
                 HeartbeatRequest(group_id=group, generation_id=generation_id, member_id=two.member_id), 4
             ),

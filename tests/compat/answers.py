@@ -92,16 +92,18 @@ class Answers:
             return None
         if row.scenario in self.scenarios:
             self.faults.append(f"{row.scenario} was answered twice")
-        if row.outcome == "skipped" and not row.detail:
-            row = Row(row.scenario, "failed", row.seconds, "skipped without a reason")
+        if row.outcome in ("skipped", "unasked") and not row.detail:
+            row = Row(row.scenario, "failed", row.seconds, f"{row.outcome} without a reason")
         self.scenarios.add(row.scenario)
         return row
 
 
 def expected(suite: Suite, named: Sequence[str], *, answered: set[str]) -> list[str]:
-    """Scenarios that were due and have no answer. A suite that only answers names of its own owes no canonical one."""
+    """Scenarios that were due and have no answer, neither whole nor in parts (`scenario[part]`). A suite that only
+    answers names of its own owes no canonical one."""
     if named:
-        return [name for name in named if name not in answered]
+        wholes = {name.partition("[")[0] for name in answered}
+        return [name for name in named if name not in answered and name not in wholes]
     if suite.scenarios:
         return [name for name in suite.scenarios if name not in answered]
     if answered and not any(scenarios.find(name) for name in answered):

@@ -112,7 +112,7 @@ def run_suite(
 def _as_known(suite: Suite, row: Row, on_row: Callable[[Row], None]) -> Row:
     """What the suite says is not served yet fails as nothing else does; once it passes, the suite must not say so."""
     reason = suite.unserved.get(row.scenario)
-    if reason is None or row.outcome == "skipped":
+    if reason is None or row.outcome in ("skipped", "unasked"):
         return row
     if row.outcome == "passed":
         return _reported(replace(row, outcome="failed", detail="is served: take it off [unserved]"), on_row)
@@ -363,7 +363,7 @@ def _main(options: argparse.Namespace) -> int:
     whole = not names and not scenario_names
     folder = options.report or (report.FOLDER if whole and options.nodes == 1 else None)
     if folder is not None and broker is SLUICE:
-        report.write(folder, results, keep_others=not whole)
+        report.write(folder, results, keep_others=not whole, keep_rows=bool(scenario_names))
         print(f"Report card: {folder / 'compatibility.md'}")
     elif folder is not None:
         report.write_oracle(folder, results, keep_others=not whole, keep_rows=bool(scenario_names))

@@ -193,9 +193,10 @@ def test_what_is_no_answer_is_a_fault(tmp_path: Path) -> None:
     assert faults[2] == "mine.one was answered twice"
 
 
-def test_a_skip_needs_a_reason_and_is_no_pass(tmp_path: Path) -> None:
-    rows = ask_suite(tmp_path, 'answer("mine.one", "skipped")\nanswer("mine.two", "skipped", "has no groups")')
-    assert outcomes(rows) == {"mine.one": "failed", "mine.two": "skipped"}
+@pytest.mark.parametrize("said", ["skipped", "unasked"])
+def test_a_skip_needs_a_reason_and_is_no_pass(tmp_path: Path, said: str) -> None:
+    rows = ask_suite(tmp_path, f'answer("mine.one", "{said}")\nanswer("mine.two", "{said}", "has no groups")')
+    assert outcomes(rows) == {"mine.one": "failed", "mine.two": said}
 
 
 def test_an_assignor_answers_for_all_and_own_scenarios_owe_nothing(tmp_path: Path) -> None:
@@ -326,7 +327,7 @@ def test_what_the_runner_cannot_do_for_one_suite_fails_that_suite(
         "two": ["the runner: RuntimeError('no room left')"],
         "three": [""],
     }
-    assert "compat: 1 passed, 2 failed, 0 unserved, 0 skipped" in capsys.readouterr().out
+    assert "compat: 1 passed, 2 failed, 0 unserved, 0 skipped, 0 unasked" in capsys.readouterr().out
 
 
 def test_a_suite_whose_description_is_wrong_fails_alone(tmp_path: Path) -> None:
@@ -481,7 +482,7 @@ def test_the_card_keeps_what_was_not_run_and_says_what_was_left_out(tmp_path: Pa
     write(tmp_path, [one, result("two", [], "needs go, not on PATH")], keep_others=False)
     write(tmp_path, [result("three", [Row("groups.leave", "skipped", 0.0, "has no groups")])], keep_others=True)
     card = (tmp_path / "compatibility.md").read_text()
-    assert "| One | C | 1.0 | 1 | 1 | 0 | 0 | 0 |" in card
+    assert "| One | C | 1.0 | 1 | 1 | 0 | 0 | 0 | 0 |" in card
     assert "left out: needs go, not on PATH" in card
     assert "| groups.leave | ✓ | – |" in card
     assert "| One | mine | a \\| b |" in card
@@ -504,6 +505,7 @@ def test_what_kafka_passes_and_we_do_not_is_red(tmp_path: Path, monkeypatch: pyt
         "ours": "failed",
         "theirs": "passed",
         "left": "passed",
+        "later": "passed",
         "no": "skipped",
     }
     ours: dict[str, Outcome] = {
@@ -511,6 +513,7 @@ def test_what_kafka_passes_and_we_do_not_is_red(tmp_path: Path, monkeypatch: pyt
         "ours": "passed",
         "theirs": "failed",
         "left": "skipped",
+        "later": "unasked",
         "no": "skipped",
     }
     write_oracle(tmp_path, [result("Apache Kafka 9", theirs)], keep_others=False)
@@ -518,11 +521,12 @@ def test_what_kafka_passes_and_we_do_not_is_red(tmp_path: Path, monkeypatch: pyt
     card = json.loads((tmp_path / "compatibility.json").read_text())
     assert [row["scenario"] for _, row in red(card)] == ["left", "theirs"]
     text = (tmp_path / "compatibility.md").read_text()
-    assert "| One | Apache Kafka 9 | 2026-01-02 | 2 | 3 | **2** |" in text
+    assert "| One | Apache Kafka 9 | 2026-01-02 | 2 | 3 | **2** | 1 |" in text
+    assert "| One | C | 1.0 | 2 | 2 | 0 | 2 | 1 | 0 |" in text
     assert "| One | theirs | failed | not served |" in text
     # Asked again after the card was written: the card says so at once.
     write_oracle(tmp_path, [result("Apache Kafka 10", {**theirs, "theirs": "failed"})], keep_others=True)
-    assert "| One | Apache Kafka 10 | 2026-01-02 | 2 | 2 | **1** |" in (tmp_path / "compatibility.md").read_text()
+    assert "| One | Apache Kafka 10 | 2026-01-02 | 2 | 2 | **1** | 1 |" in (tmp_path / "compatibility.md").read_text()
 
 
 def test_the_command_refuses_suites_that_are_not_there(capsys: pytest.CaptureFixture[str]) -> None:
@@ -545,3 +549,22 @@ def test_a_part_of_a_suite_asked_again_keeps_what_kafka_said_to_the_rest(tmp_pat
     said = json.loads((tmp_path / "oracle.json").read_text())["fake"]
     assert said["outcomes"] == {"a": "passed", "b": "failed"}
     assert said["reasons"] == {"b": "why b"}
+    write_oracle(tmp_path, [result(Row("b", "unasked", 0.0, "no time"))], keep_others=True, keep_rows=True)
+    assert json.loads((tmp_path / "oracle.json").read_text())["fake"]["outcomes"] == {"a": "passed", "b": "failed"}
+
+
+def test_a_part_of_a_suite_asked_again_keeps_the_cards_other_rows(tmp_path: Path) -> None:
+    def result(*rows: Row) -> SuiteResult:
+        return SuiteResult("fake", "Fake", "Python", "2026-01-01", "abc", rows=list(rows))
+
+    def rows() -> dict[str, str]:
+        (suite,) = json.loads((tmp_path / "compatibility.json").read_text())["suites"]
+        return {row["scenario"]: row["outcome"] for row in suite["rows"]}
+
+    whole = [Row("a", "passed", 1.0), Row("b", "failed", 1.0), Row("c", "unasked", 0.0, "no time")]
+    write(tmp_path, [result(*whole)], keep_others=False)
+    part = [Row("b", "passed", 1.0), Row("c[one]", "passed", 1.0), Row("c[two]", "failed", 1.0)]
+    write(tmp_path, [result(*part)], keep_others=True, keep_rows=True)
+    assert rows() == {"a": "passed", "b": "passed", "c[one]": "passed", "c[two]": "failed"}
+    write(tmp_path, [result(Row("b", "failed", 1.0))], keep_others=True)
+    assert rows() == {"b": "failed"}

@@ -121,11 +121,33 @@ def test_a_member_that_returns_with_another_choice_rebalances() -> None:
     assert asked.join.protocol_name == "roundrobin"
 
 
-def test_a_member_that_returns_with_other_topics_does_not_rebalance(scene: Scene, ids: list[str]) -> None:
-    """65: the protocol stays; the topics count from the next rebalance on."""
-    asked = scene.join("b2", instance="ib", version=5, offer=protocols("range", topics=("u",)))
+@pytest.mark.parametrize("version", [5, 9])
+@pytest.mark.parametrize("who", ["a", "b"])
+def test_a_member_that_returns_with_other_topics_rebalances(
+    scene: Scene, ids: list[str], who: str, version: int
+) -> None:
+    """65, where Kafka serves it what it had before: nobody would ever give it what it reads."""
+    before = scene.generation
+    asked = scene.join("new", instance=INSTANCES[who], version=version, offer=protocols("range", topics=("u", "t")))
+    assert (asked.parked, scene.state) == (True, PREPARING)
+    other = ids[1 if who == "a" else 0]
+    scene.join("old", other, instance=INSTANCES["b" if who == "a" else "a"])
+    assert (asked.error, asked.join.generation_id) == (NONE, before + 1)
+    assert scene.group.subscribed_topics == {"t", "u"}
+
+
+def test_a_member_that_returns_with_the_same_topics_in_other_words_does_not_rebalance(scene: Scene) -> None:
+    """65: their order, and what else its metadata says, is no news."""
+    scene.stable("a", "b", instances=INSTANCES, offer=protocols("range", topics=("t", "u")))
+    asked = scene.join("b2", instance="ib", version=5, offer=protocols("range", topics=("u", "t"), user_data=b"new"))
     assert (asked.error, scene.state) == (NONE, STABLE)
-    assert scene.group.subscribed_topics == {"t"}
+
+
+def test_a_member_that_returns_with_what_nobody_can_read_does_not_rebalance(scene: Scene) -> None:
+    """65: metadata that is opaque is no news either."""
+    scene.stable("a", "b", instances=INSTANCES, offer=(("range", b"?"),))
+    asked = scene.join("b2", instance="ib", version=5, offer=(("range", b"!"),))
+    assert (asked.error, scene.state) == (NONE, STABLE)
 
 
 def test_a_replacement_that_could_not_be_stored_has_not_happened(scene: Scene, ids: list[str]) -> None:

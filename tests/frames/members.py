@@ -25,7 +25,7 @@ from protocol.messages.offset_commit import (
     OffsetCommitRequestTopic,
 )
 from protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment, SyncGroupResponse
-from tests.wire import WireClient
+from tests.wire import ANSWER_SECONDS, WireClient
 
 RANGE = (("range", b"subscription"),)
 SESSION_MS = 10_000
@@ -144,7 +144,14 @@ class Member:
         )
 
     async def commit(
-        self, topic: str, offset: int, *, partition: int = 0, version: int = 9, topic_id: UUID = NO_TOPIC_ID
+        self,
+        topic: str,
+        offset: int,
+        *,
+        partition: int = 0,
+        version: int = 9,
+        topic_id: UUID = NO_TOPIC_ID,
+        seconds: float = ANSWER_SECONDS,
     ) -> int:
         """The code of the one partition."""
         response = await self.client.send(
@@ -166,6 +173,7 @@ class Member:
                 ),
             ),
             version,
+            seconds=seconds,
         )
         return int(response.topics[0].partitions[0].error_code)
 

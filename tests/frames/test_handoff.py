@@ -165,10 +165,14 @@ async def moving(
     committed_before: int | None = None,
     static: bool = False,
     as_java: bool = False,
+    group_id: str | None = None,
+    elsewhere: GatewayProcess | None = None,
 ) -> AsyncGenerator[tuple[Scene, Sync]]:
-    """Partition 1 of a is assigned to b; the sync of a is answered, that of b may be held."""
+    """Partition 1 of a is assigned to b; the sync of a is answered, that of b may be held. `elsewhere`: another node,
+    by which a is served as many records again."""
     instances = ("instance a", "instance b") if static else (None, None)
-    group_id, topic, name = fresh("handoff"), fresh("topic"), "range" if keeps_the_rule else "cooperative-sticky"
+    group_id, topic = group_id or fresh("handoff"), fresh("topic")
+    name = "range" if keeps_the_rule else "cooperative-sticky"
     async with (
         joining(gateway, group_id, "a", topic, name, instances[0]) as a,
         joining(gateway, group_id, "b", topic, name, instances[1]) as b,
@@ -186,6 +190,11 @@ async def moving(
             await stack.enter_async_context(read_as_java_does(gateway, topic))
         else:
             await fetch(a.client, topic, 0)
+        if elsewhere is not None:
+            produce(gateway.bootstrap, topic)
+            async with await WireClient.connect(elsewhere.bootstrap, client_id="a") as client:
+                served = await fetch_nowait(client, topic, RECORDS, min_bytes=1, max_wait_ms=20_000)
+                assert served.responses[0].partitions[0].records
         if committed_before is not None:
             assert await a.commit(topic, committed_before, partition=MOVED) == NONE
         claimed = () if keeps_the_rule else (0, 1)

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+from gateway.apis.brokers import list_partition_reassignments, unregister_broker
 from gateway.apis.configs import alter_configs, describe_configs, incremental_alter_configs, list_config_resources
 from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.log_dirs import describe_log_dirs
@@ -47,6 +48,8 @@ HANDLERS: dict[ApiKey, Handler] = {
     ApiKey.INCREMENTAL_ALTER_CONFIGS: incremental_alter_configs,
     ApiKey.LIST_CONFIG_RESOURCES: list_config_resources,
     ApiKey.DESCRIBE_LOG_DIRS: describe_log_dirs,
+    ApiKey.UNREGISTER_BROKER: unregister_broker,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: list_partition_reassignments,
 }
 
 CLUSTER_ID = "test-cluster"

@@ -17,7 +17,9 @@ from gateway.apis.classic_groups import heartbeat, join_group, leave_group, sync
 from gateway.apis.consumer_groups import consumer_group_describe, consumer_group_heartbeat
 from gateway.apis.find_coordinator import find_coordinator
 from gateway.apis.group_admin import delete_groups, describe_groups, list_groups
-from gateway.apis.offsets import offset_commit, offset_delete, offset_fetch
+from gateway.apis.offset_commit import offset_commit
+from gateway.apis.offset_delete import offset_delete
+from gateway.apis.offset_fetch import offset_fetch
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
 from gateway.config.broker import BrokerConfig
@@ -159,6 +161,7 @@ async def group_node(
         services = SimpleNamespace(
             settings=SimpleNamespace(broker=broker),
             catalog=Catalog(topics, tail, broker),
+            topics=topics,
             offsets=offsets,
             groups=groups,
             membership=membership,

@@ -54,6 +54,8 @@ APIS = [
     "DescribeTopicPartitions",
     "DescribeLogDirs",
     "ListConfigResources",
+    "ListPartitionReassignments",
+    "UnregisterBroker",
     "FindCoordinator",
     "JoinGroup",
     "Heartbeat",

@@ -11,7 +11,7 @@ from aiokafka.record import default_records
 
 from protocol.compression import Compression, DecompressedTooLargeError
 from protocol.errors import ProtocolError
-from protocol.record_reader import DAMAGED, MAX_HEADERS, WINDOW_BYTES, RecordReader
+from protocol.record_reader import DAMAGED, MAX_HEADERS, WINDOW_BYTES, WINDOW_RECORDS, RecordReader
 from protocol.records import HEAD_BYTES, Buffer, Record, TimestampType, build_batch, iter_records, read_head
 
 CODECS = list(Compression)
@@ -62,6 +62,20 @@ def test_the_parser_is_the_compiled_one() -> None:
 @pytest.mark.parametrize("seed", range(6))
 def test_every_record_is_read_whatever_its_size(codec: Compression, seed: int) -> None:
     batch = mixed_batch(random.Random(seed), compression=codec)
+    assert read(batch) == walked(batch)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_runs_of_records_of_one_size_are_read_as_any_others(seed: int) -> None:
+    """Lengths of one byte, two and three, in runs that end inside of windows and at their borders; some differ from
+    their neighbours in one of the two bytes alone."""
+    chance = random.Random(seed)
+    records: list[Record] = []
+    for _ in range(12):
+        size = chance.choice([0, 20, 57, 58, 120, 121, 249, 250, 1000, 1128, 8000, 9000, 65_000])
+        for _ in range(chance.choice([1, 2, 70, 300]) if size < 5000 else 9):
+            records.append(Record(len(records), 5, None, b"v" * size))
+    batch = build_batch(records)
     assert read(batch) == walked(batch)
 
 
@@ -165,15 +179,18 @@ def test_a_bomb_is_refused_at_the_bound(codec: Compression) -> None:
 def test_the_parser_never_gets_more_than_a_window(monkeypatch: pytest.MonkeyPatch, records: list[Record]) -> None:
     """It holds the interpreter's lock for as long as it makes one record."""
     given: list[int] = []
+    counts: list[int] = []
 
     def parse(buffer: memoryview) -> object:
         given.append(len(buffer))
+        counts.append(struct.unpack_from(">i", buffer, HEAD_BYTES - 4)[0])
         return default_records.DefaultRecordBatch(buffer)  # type: ignore[arg-type]
 
     monkeypatch.setattr("protocol.record_reader.DefaultRecordBatch", parse)
     batch = build_batch(records, compression=Compression.ZSTD)
     assert len(read(batch)) == len(records)
     assert all(size <= HEAD_BYTES + WINDOW_BYTES for size in given)
+    assert all(0 < count <= WINDOW_RECORDS for count in counts)
 
 
 def test_raw_and_framed_snappy_are_bounded_alike() -> None:

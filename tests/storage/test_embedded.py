@@ -17,6 +17,7 @@ from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
 import asyncpg
+import psutil
 import pytest
 
 from storage import embedded, embedded_child
@@ -362,6 +363,25 @@ async def test_a_killed_server_is_started_again_with_every_commit(server: Embedd
         await eventually(lambda: server.pid is None)
         assert await value_when_back(server.url, "SELECT value FROM kept") == 7
     await eventually(lambda: server.restarts == 2)
+
+
+def title_of(process: psutil.Process) -> str:
+    """What it calls itself; nothing if it has ended meanwhile."""
+    try:
+        return " ".join(process.cmdline())
+    except psutil.NoSuchProcess:
+        return ""
+
+
+async def test_a_server_that_lost_one_process_is_started_again_whole(server: EmbeddedPostgres) -> None:
+    """Not by itself, which may never come to an end: see SERVER_SETTINGS."""
+    await value_of(server.url, "CREATE TABLE kept AS SELECT 7 AS value")
+    pid = server.pid
+    assert pid is not None
+    next(child for child in psutil.Process(pid).children() if "checkpointer" in title_of(child)).kill()
+    await eventually(lambda: server.restarts == 1)
+    assert server.pid != pid
+    assert await value_when_back(server.url, "SELECT value FROM kept") == 7
 
 
 async def test_stop_is_a_clean_shutdown_with_clients_connected(server: EmbeddedPostgres) -> None:

@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 
 from storage.errors import StorageConflict
-from storage.nodes import NodeStore
+from storage.nodes import NodeStore, Unregistered
 from storage.pool import Database
 from storage.types import CoordinatorLease, Node, NodeId
 
@@ -94,6 +94,34 @@ async def test_withdrawing_ends_no_registration_of_another_process(nodes: NodeSt
     await register(others, 1)
     await nodes.withdraw(node_id)
     assert [node.node_id for node in await nodes.alive()] == [node_id]
+
+
+async def test_a_node_that_is_unregistered_leaves_its_name_and_id_to_others(
+    nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection
+) -> None:
+    assert await others.unregister(NodeId(1)) is Unregistered.UNKNOWN
+    one, two = await register(nodes, 1), await register(nodes, 2)
+    assert await others.unregister(one) is Unregistered.ALIVE
+    assert [node.node_id for node in await nodes.alive()] == [one, two]
+    await nodes.withdraw(one)
+    await sql.execute(LAPSE_NODE, two)
+    assert await others.unregister(one) is Unregistered.DONE
+    assert await others.unregister(two) is Unregistered.DONE
+    assert await others.unregister(two) is Unregistered.UNKNOWN
+    assert await register(others, 2) == one, "its name has no id any more, so it takes the lowest"
+    assert await others.alive() == [Node(one, at(2))]
+
+
+async def test_a_process_that_slept_while_it_was_unregistered_is_fenced(
+    nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection
+) -> None:
+    slept = await register(nodes, 1)
+    await sql.execute(LAPSE_NODE, slept)
+    await others.unregister(slept)
+    assert await register(others, 2) == slept, "another process has its id now"
+    with pytest.raises(StorageConflict):
+        await nodes.renew(slept, TTL_MS)
+    assert await nodes.acquire_leases(slept, [0], TTL_MS) == []
 
 
 async def test_an_id_that_was_not_registered_here_is_refused(nodes: NodeStore) -> None:

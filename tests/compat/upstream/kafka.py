@@ -215,7 +215,7 @@ def run(folder: Path) -> None:
                     if wanted and row not in wanted and not any(_base(name) == row for name in wanted):
                         continue
                     if bounded and part.short not in allowed.bounded and row not in allowed.bounded:
-                        answer(row, "skipped", 0.0, "runs by hand: continuous integration runs a part")
+                        answer(row, "unasked", 0.0, "runs by hand: continuous integration runs a part")
                     else:
                         tests[row] = f"{part.name}#{_base(test)}"
             Program(_java(folder, version, outside=outside, heap="768m" if outside else "2g"), address).run(
@@ -238,7 +238,7 @@ class Program:
         while open_tests:
             if limit is not None and time.monotonic() > limit:
                 for row in open_tests:
-                    answer(row, "skipped", 0.0, "runs by hand: no time was left for it here")
+                    answer(row, "unasked", 0.0, "runs by hand: no time was left for it here")
                 return
             before = len(open_tests)
             for row, reason in self._once(open_tests, limit).items():

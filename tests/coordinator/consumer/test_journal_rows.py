@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from gateway.groups.journal_rows import Happened, Rows
+from gateway.groups.journal_rows import Rows
+from gateway.groups.journal_sheet import Happened
 from storage.journal import JournalEvent, JournalMember, JournalOwnership, JournalRow
 
 from .mixed import MACHINES, Mixed, offer

@@ -626,3 +626,33 @@ def test_there_and_back_and_there_again():
 
 def test_the_value_of_an_adoption_says_why():
     assert Adopted.__slots__ == ("group", "conversion", "replies", "facts")
+
+
+def test_what_an_older_connection_says_was_overtaken_in_the_classic_group():
+    """It joined again on connection 3, without news, and was answered at once. What it had asked on 2 arrives last."""
+    scene = Mixed()
+    sticky = offer("cooperative-sticky")
+    scene.join("", sticky, new_id="k", connection_number=1)
+    again = scene.join("k", sticky, connection_number=3)
+    assert again is not None
+    assert (again.error, scene.group.state) == (NONE, GroupState.COMPLETING_REBALANCE)
+    assert scene.share("k", 1, assignments={"k": ALL}) == ALL
+    scene.enter("a")
+    late = scene.join("k", sticky, connection_number=2)
+    assert late is not None
+    assert late.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "it read nothing then, and reads everything since"
+    assert held(scene) == {"k": ALL, "a": {}}
+    newest = scene.join("k", offer("cooperative-sticky", owned=ALL, generation=1), connection_number=3)
+    assert newest is not None
+    assert newest.error is NONE
+
+
+def test_a_late_join_that_a_classic_group_believed_does_not_count_as_the_newest():
+    scene = Mixed()
+    scene.classic_group({"k": ALL, "l": {}}, "cooperative-sticky")
+    for connection_number in (3, 2):
+        scene.join("l", offer("cooperative-sticky", topics=("t", "u")), connection_number=connection_number)
+    scene.enter("a")
+    late = scene.join("l", offer("cooperative-sticky"), connection_number=2)
+    assert late is not None
+    assert late.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS

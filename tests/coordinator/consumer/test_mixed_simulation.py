@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 
-from gateway.coordinator.consumer import classic_members, embedded, machine, migration
+from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer import classic_members, embedded, machine, migration, unsettled
 from gateway.coordinator.consumer.draft import Draft
-from gateway.coordinator.consumer.partitions import NOTHING
+from gateway.coordinator.consumer.partitions import NOTHING, Partitions, partitions_of
 from gateway.coordinator.facts import Conversion
 from gateway.coordinator.machine import Adopted, Step
 
+from .simulation.classic_client import ClassicClient
 from .simulation.mixed import MixedServer, run, run_with
 
 BLOCKS = int(os.environ.get("SLUICE_SIMULATION_BLOCKS", "10"))
@@ -25,13 +27,17 @@ SEEDS_OF_MUTANTS = range(900, 1_500)
 """Among the first of these is one that lets late joins do harm, which is rare."""
 
 
+BLOCKS_WITH_TOPICS = max(1, BLOCKS // 5)
+"""In which topics come, grow, go and are made anew."""
+
+
 @cache
-def conversions_seen(block: int) -> set[Conversion]:
+def conversions_seen(block: int, *, topics_change: bool = False) -> set[Conversion]:
     """Of one block of runs, each of which has to be sound."""
     seen: set[Conversion] = set()
     for seed in range(block * SEEDS_PER_BLOCK, (block + 1) * SEEDS_PER_BLOCK):
         servers: list[MixedServer] = []
-        outcome = run_with(seed, servers.append)
+        outcome = run_with(seed, servers.append, topics_change=topics_change)
         assert outcome.foul is None, f"seed {seed}: {outcome.foul}\n" + "\n".join(outcome.told[-40:])
         seen.update(servers[0].conversions)
     return seen
@@ -42,6 +48,12 @@ def test_nothing_goes_wrong_in_any_run(block: int) -> None:
     """What a member reads it is known to read, whichever machine plays the group; and in the end every live member has
     its share, in a group of the type that its members make it."""
     assert conversions_seen(block) == set(Conversion), "every way of becoming another group is met"
+
+
+@pytest.mark.parametrize("block", range(BLOCKS_WITH_TOPICS))
+def test_nothing_goes_wrong_while_topics_change(block: int) -> None:
+    """The same; and what members read in the end are all partitions that there are then."""
+    assert conversions_seen(block, topics_change=True) == set(Conversion)
 
 
 def nothing(*_: Any, **__: Any) -> None:
@@ -94,3 +106,28 @@ upgraded, downgraded, undrained = migration.upgraded, migration.downgraded, vars
 def test_a_bug_is_found(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, mutant: Callable[..., Any]) -> None:
     monkeypatch.setattr(holder, name, mutant)
     assert any(run(seed).foul is not None for seed in SEEDS_OF_MUTANTS)
+
+
+def no_topics_change(draft: Draft) -> bool:
+    draft.seen = draft.cluster
+    return False
+
+
+def all_are_there(named: Iterable[tuple[str, Iterable[int]]], cluster: Cluster) -> Partitions:
+    return partitions_of((cluster.topics[name].topic_id, indexes) for name, indexes in named)
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "mutant"),
+    [
+        pytest.param(Draft, "see_topics", no_topics_change, id="topics stay as they were"),
+        pytest.param(embedded, "by_id", all_are_there, id="nobody claims what is gone"),
+        pytest.param(unsettled, "follow_owners", nothing, id="what is gone is not settled either"),
+        pytest.param(ClassicClient, "_sees_news", lambda _: False, id="a leader does not look"),
+    ],
+)
+def test_a_bug_about_topics_is_found(
+    monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, mutant: Callable[..., Any]
+) -> None:
+    monkeypatch.setattr(holder, name, mutant)
+    assert any(run(seed, topics_change=True).foul is not None for seed in range(SEEDS_PER_BLOCK))

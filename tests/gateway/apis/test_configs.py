@@ -443,6 +443,40 @@ async def test_each_resource_alone(database_url: str) -> None:
         assert twice.configs == {}
 
 
+@pytest.mark.parametrize("validate_only", [False, True])
+async def test_settings_are_judged_before_their_topic_is_looked_for(database_url: str, validate_only: bool) -> None:
+    async with admin_node(database_url) as node:
+        for name, value, code in (
+            ("no.such.key", "1", ErrorCode.INVALID_CONFIG),
+            ("retention.ms", "soon", ErrorCode.INVALID_CONFIG),
+            ("retention.ms", "1", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ):
+            changed = incremental.AlterConfigsResource(
+                resource_type=TOPIC,
+                resource_name="missing",
+                configs=(incremental.AlterableConfig(name=name, config_operation=Operation.SET, value=value),),
+            )
+            replaced = legacy.AlterConfigsResource(
+                resource_type=TOPIC,
+                resource_name="missing",
+                configs=(legacy.AlterableConfig(name=name, value=value),),
+            )
+            for api_key, version, request in (
+                (
+                    ApiKey.INCREMENTAL_ALTER_CONFIGS,
+                    1,
+                    incremental.IncrementalAlterConfigsRequest(resources=(changed,), validate_only=validate_only),
+                ),
+                (
+                    ApiKey.ALTER_CONFIGS,
+                    2,
+                    legacy.AlterConfigsRequest(resources=(replaced,), validate_only=validate_only),
+                ),
+            ):
+                (answer,) = (await node.ask(api_key, request, version)).responses
+                assert answer.error_code == code, (api_key, name, value)
+
+
 # --- altering brokers -----------------------------------------------------------------------------------------------
 
 

@@ -313,6 +313,21 @@ async def test_a_coordinator_without_the_askers_listener_is_not_available(node: 
         assert (found.error_code, found.node_id) == (ErrorCode.COORDINATOR_NOT_AVAILABLE, -1)
 
 
+async def test_the_offsets_topic_is_there_once_a_coordinator_was_looked_for(node: GroupNode) -> None:
+    """It may have been deleted; what is committed does not lie in it."""
+    offsets = "__consumer_offsets"
+    known = await node.topics.find(offsets)
+    if known is not None:
+        await node.topics.delete(known.topic_id)
+        node.services.catalog.remove(known.topic_id)
+    await node.ask(FindCoordinatorRequest(key="k", key_type=1, coordinator_keys=("k",)), 6)
+    assert await node.topics.find(offsets) is None, "a transaction's"
+    await node.ask(FindCoordinatorRequest(coordinator_keys=(G,)), 6)
+    made = node.services.catalog.get(offsets)
+    assert made is not None
+    assert made.internal
+
+
 async def test_a_shard_that_nobody_is_known_to_hold_has_no_coordinator_yet(
     node: GroupNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:

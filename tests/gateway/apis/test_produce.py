@@ -295,6 +295,22 @@ async def test_what_was_answered_with_a_timeout_while_it_waited_is_not_written_b
 # --- idempotence -----------------------------------------------------------------------------------------------------
 
 
+async def test_a_request_that_is_ended_gives_its_batch_up(node: DataPlane, database_url: str) -> None:
+    topic = await node.create_topic("t")
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        first = asyncio.create_task(node.send(topic, batch_of(b"first")))
+        await wait_for_blocked_append(connection)
+        second = asyncio.create_task(node.send(topic, batch_of(b"second")))
+        await asyncio.sleep(0)
+        assert node.appender.queued_bytes == len(batch_of(b"first")) + len(batch_of(b"second"))
+        second.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await second
+    assert (await first).base_offset == 0
+    assert (await node.send(topic, batch_of(b"third"))).base_offset == 1
+    assert await values_of(node, topic) == [b"first", b"third"]
+
+
 async def test_a_repeated_batch_is_answered_with_its_first_offset(node: DataPlane) -> None:
     topic = await node.create_topic("t")
     await node.send(topic, batch_of(b"other"))

@@ -227,7 +227,7 @@ async def test_too_many_partitions_at_once(database_url: str) -> None:
 # --- the internal topic ---------------------------------------------------------------------------------------------
 
 
-async def test_consumer_offsets_is_internal_and_stays(database_url: str) -> None:
+async def test_consumer_offsets_is_internal_and_may_be_deleted(database_url: str) -> None:
     async with admin_node(database_url) as node:
         await create_internal_topics(node.topics)
         await create_internal_topics(node.topics)
@@ -235,8 +235,6 @@ async def test_consumer_offsets_is_internal_and_stays(database_url: str) -> None
         topic = node.catalog.get("__consumer_offsets")
         assert topic is not None
         assert (topic.internal, len(topic.partitions), topic.configs["cleanup.policy"]) == (True, 50, "compact")
-        deleted = await node.ask(ApiKey.DELETE_TOPICS, DeleteTopicsRequest(topic_names=(topic.name,)), 5)
-        assert deleted.responses[0].error_code == ErrorCode.INVALID_REQUEST
         grown = await node.ask(
             ApiKey.CREATE_PARTITIONS,
             CreatePartitionsRequest(topics=(CreatePartitionsTopic(name=topic.name, count=60, assignments=None),)),
@@ -244,6 +242,10 @@ async def test_consumer_offsets_is_internal_and_stays(database_url: str) -> None
         )
         assert grown.results[0].error_code == ErrorCode.INVALID_REQUEST
         assert await node.topics.find(topic.name) == topic
+        deleted = await node.ask(ApiKey.DELETE_TOPICS, DeleteTopicsRequest(topic_names=(topic.name,)), 5)
+        assert deleted.responses[0].error_code == ErrorCode.NONE
+        assert node.catalog.get(topic.name) is None
+        assert await node.topics.find(topic.name) is None
 
 
 # --- DeleteTopics ---------------------------------------------------------------------------------------------------

@@ -101,6 +101,31 @@ def test_what_another_node_may_have_served_is_not_known_here() -> None:
     assert marks.are_complete
 
 
+def test_a_mark_is_whole_where_nobody_else_can_have_been_asked() -> None:
+    """The partition's clients are pointed elsewhere, or were in the meantime: what was served there is not in it."""
+    clock, alone, changed_s = Clock(), [False], [0.0]
+    marks = Marks(clock=clock, alone=lambda: alone[0], nodes_since_s=lambda: changed_s[0])
+    clock.now_s = 100.0
+    marks.served(connection("a"), "c", PARTITION, 0, batch(0, 10))
+    mark = marks.of("a", "c", "/127.0.0.1", PARTITION)
+    assert mark is not None
+    assert marks.is_whole(mark, leads=True)
+    assert not marks.is_whole(mark, leads=False), "its next Fetch may go to the leader"
+    clock.now_s = changed_s[0] = 105.0
+    assert not marks.is_whole(mark, leads=True), "another led it, and is gone or was never here"
+    clock.now_s = 106.0
+    marks.served(connection("a"), "c", PARTITION, 10, None)
+    assert not marks.is_whole(mark, leads=True), "nodes do not see at the same moment who leads"
+    alone[0] = True
+    assert marks.is_whole(mark, leads=True), "there is nobody else"
+    changed_s[0] = 107.0
+    assert not marks.is_whole(mark, leads=True), "there was until a moment ago"
+    clock.now_s = 106.0 + RECENT_S
+    assert not marks.is_whole(mark, leads=True), "it is not asking here any more"
+    clock.now_s = 107.1 + RECENT_S
+    assert marks.is_whole(mark, leads=True), "nor can it have asked anybody else since"
+
+
 def test_there_is_room_for_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MAX_CLIENTS", 4)
     clock = Clock()

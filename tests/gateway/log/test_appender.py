@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Sequence
 import pytest
 
 from gateway.log.appender import Appender
+from gateway.log.gathering import ENOUGH_BYTES
 from protocol.records import read_head
 from storage.errors import StorageUnavailable
 from storage.types import Appended, NewBatch, PartitionKey, Refusal, Topic
@@ -90,6 +91,84 @@ async def test_a_group_is_capped_in_batches_and_bytes(node: DataPlane, database_
         (1, 50_000),
         (1, 200),
     ]
+
+
+FOR_EVER_S = 3600.0
+"""A wait that ends by itself only after the test's own time."""
+
+
+def gathering_appender(node: DataPlane, gather_s: float) -> Appender:
+    return Appender(
+        node.log,
+        node.tail,
+        gather_s=gather_s,
+        observe_commit=lambda batches, size_bytes, _: node.commits.append((batches, size_bytes)),
+    )
+
+
+async def meet(node: DataPlane, appender: Appender, topic: Topic, requests: int) -> None:
+    """So many requests of one batch in one commit: they came while another was under way."""
+    append, may_end = node.log.append, asyncio.Event()
+
+    async def held(batches: Sequence[NewBatch], *, wait: bool) -> list[Appended | Refusal]:
+        await may_end.wait()
+        return await append(batches, wait=wait)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(node.log, "append", held)
+        futures = [appender.submit(new_batch(topic, batch_of(b"m")))]
+        await asyncio.sleep(0)
+        futures += [appender.submit(new_batch(topic, batch_of(b"m"))) for _ in range(requests)]
+        may_end.set()
+        await asyncio.wait_for(asyncio.gather(*futures), 10)
+    assert [batches for batches, _ in node.commits] == [1, requests]
+    node.commits.clear()
+
+
+async def test_who_is_alone_waits_for_nobody_whatever_its_request_brings(node: DataPlane) -> None:
+    topic = await node.create_topic("t", 3)
+    appender = gathering_appender(node, FOR_EVER_S)
+    for partitions in (3, 1, 2, 1):
+        request = object()
+        futures = [
+            appender.submit(new_batch(topic, batch_of(b"a"), index), request=request) for index in range(partitions)
+        ]
+        await asyncio.wait_for(asyncio.gather(*futures), 10)
+    assert [batches for batches, _ in node.commits] == [3, 1, 2, 1]
+
+
+async def test_requests_that_met_share_the_next_commit(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    appender = gathering_appender(node, FOR_EVER_S)
+    await meet(node, appender, topic, 3)
+    request = object()
+    futures = [appender.submit(new_batch(topic, batch_of(b"a")), request) for _ in range(2)]
+    futures.append(appender.submit(new_batch(topic, batch_of(b"b"))))
+    done, _ = await asyncio.wait(futures, timeout=0.1)
+    assert not done, "two of the three that met: their commit waits"
+    futures.append(appender.submit(new_batch(topic, batch_of(b"c"))))
+    await asyncio.wait_for(asyncio.gather(*futures), 10)
+    assert [batches for batches, _ in node.commits] == [4], "begun when the third came, long before its time was up"
+
+
+async def test_enough_bytes_wait_for_nobody(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    appender = gathering_appender(node, FOR_EVER_S)
+    await meet(node, appender, topic, 3)
+    small = appender.submit(new_batch(topic, batch_of(b"a")))
+    await asyncio.sleep(0)
+    large = appender.submit(new_batch(topic, batch_of_size(ENOUGH_BYTES)))
+    await asyncio.wait_for(asyncio.gather(small, large), 10)
+    assert [batches for batches, _ in node.commits] == [2]
+
+
+async def test_a_commit_waits_no_longer_than_its_bound(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    appender = gathering_appender(node, 0.2)
+    await meet(node, appender, topic, 2)
+    await asyncio.wait_for(appender.submit(new_batch(topic, batch_of(b"a"))), 10)
+    assert [batches for batches, _ in node.commits] == [1]
+    assert await appender.drain(10)
 
 
 async def test_the_order_of_submit_is_the_order_of_the_log(node: DataPlane) -> None:

@@ -13,6 +13,7 @@ from gateway.config.topic import TopicConfig
 from gateway.log.batch_validation import MAX_RECORD_ERRORS, Refused, validate
 from protocol.compression import Compression, DecompressedTooLargeError
 from protocol.errors import ErrorCode
+from protocol.record_reader import WINDOW_RECORDS
 from protocol.records import BatchHead, Record, TimestampType, build_batch
 
 NOW_MS = 1_800_000_000_000
@@ -225,3 +226,24 @@ def test_a_lower_bound_says_that_a_larger_one_may_give_a_verdict() -> None:
     with pytest.raises(DecompressedTooLargeError):
         validate(records, version=9, config=CONFIG, now_ms=NOW_MS, max_decompressed_bytes=100_000)
     assert isinstance(judge(records), BatchHead)
+
+
+@pytest.mark.parametrize("count", [1, WINDOW_RECORDS - 1, WINDOW_RECORDS, WINDOW_RECORDS + 1])
+@pytest.mark.parametrize("value", [b"v", b"v" * 200], ids=["one window", "several"])
+def test_every_offset_is_looked_at_however_many_there_are(count: int, value: bytes) -> None:
+    """A window ends within the batch, at its end and behind it."""
+    records = [record(offset, value=value) for offset in range(count)]
+    assert isinstance(judge(build_batch(records)), BatchHead)
+    last = replace(records[-1], offset=count + 3)
+    verdict = judge(with_head(build_batch([*records[:-1], last]), last_offset_delta=count - 1))
+    assert code_of(verdict) is ErrorCode.INVALID_RECORD
+    assert isinstance(verdict, Refused)
+    assert verdict.message == f"record {count - 1} of the batch has offset delta {count + 3}"
+
+
+def with_head(records: bytes, *, last_offset_delta: int) -> bytearray:
+    """With a head that does not fit its records, and a CRC that fits both."""
+    changed = bytearray(records)
+    struct.pack_into(">i", changed, 23, last_offset_delta)
+    struct.pack_into(">I", changed, 17, crc32c.crc32c(memoryview(changed)[21:]))
+    return changed

@@ -79,6 +79,11 @@ class ClassicClient:
         self._outstanding: int | None = None
         self._planned = 0
         self.announced: tuple[str, ...] = ()
+        self._watched: dict[str, int | None] | None = None
+        """Partitions of the topics that the group reads, as it last led it; None for one that follows, and looks at
+        nothing."""
+        self._topics_then = world.cluster.topics
+        """As they were when the last request was answered: what an assignment means by its names."""
         self.choose_topics()
 
     @property
@@ -154,9 +159,8 @@ class ClassicClient:
     def _metadata(self) -> bytes:
         claimed: list[TopicPartition] = []
         for topic_id, indexes in self.owned.items():
-            topic = self.world.cluster.by_id.get(topic_id)
-            if topic is not None:
-                claimed.append(TopicPartition(topic.name, tuple(sorted(indexes))))
+            # It knows topics by their names, and has not heard that one is gone, or another one by now.
+            claimed.append(TopicPartition(self.world.name_of[topic_id], tuple(sorted(indexes))))
         generation_id = self.generation_id if self.claims_last_generation else self._owned_generation_id
         return encode_subscription(Subscription(3, self.names, None, tuple(claimed), generation_id))
 
@@ -197,8 +201,14 @@ class ClassicClient:
             delay_ms += world.random.randint(0, 20_000)
 
         def reply(answer: Any) -> None:
+            topics = world.cluster.topics
+
+            def arrive() -> None:
+                self._topics_then = topics
+                answered(answer)
+
             if not world.chance(world.weather.lost_reply):
-                world.after(world.random.randint(0, 5), lambda: answered(answer))
+                world.after(world.random.randint(0, 5), arrive)
 
         world.after(delay_ms, lambda: self._server.receive(event, reply))
 
@@ -229,9 +239,18 @@ class ClassicClient:
         else:
             self.member_id, self.generation_id = reply.member_id, reply.generation_id
             self.is_member = True
+            self._watched = self._look(reply.members) if reply.members else None
             assignments = self._assign(reply.members) if reply.members and not reply.skip_assignment else {}
             pause_ms = self.world.random.randint(0, 20)
             self._plan(pause_ms, lambda: self._sync(assignments))
+
+    def _look(self, members: tuple[JoinedMember, ...]) -> dict[str, int | None]:
+        names = {name for member in members for name in decode_subscription(member.metadata).topics}
+        return {name: self.world.partition_counts.get(name) for name in sorted(names)}
+
+    def _sees_news(self) -> bool:
+        counts, watched = self.world.partition_counts, self._watched
+        return watched is not None and any(counts.get(name) != count for name, count in watched.items())
 
     def _assign(self, members: tuple[JoinedMember, ...]) -> dict[MemberId, bytes]:
         """Round robin; where it is cooperative, nothing that somebody else claims (KIP-429)."""
@@ -263,7 +282,7 @@ class ClassicClient:
         if reply.error is not ErrorCode.NONE:
             self._start_over(reply.error)
             return
-        topics = self.world.cluster.topics
+        topics = self._topics_then
         given = decode_assignment(reply.assignment).assigned_partitions if reply.assignment else ()
         assigned = partitions_of((topics[name].topic_id, indexes) for name, indexes in given if name in topics)
         revokes = self.cooperative and not contains(assigned, self.owned)
@@ -286,7 +305,7 @@ class ClassicClient:
 
     def _beaten(self, reply: Any) -> None:
         told = reply.error is ErrorCode.REBALANCE_IN_PROGRESS
-        if reply.error is ErrorCode.NONE and self.names != self.announced:
+        if reply.error is ErrorCode.NONE and (self.names != self.announced or self._sees_news()):
             self.join()
         elif reply.error is ErrorCode.NONE or (told and self.stubborn):
             self._plan(HEARTBEAT_MS, self._heartbeat)

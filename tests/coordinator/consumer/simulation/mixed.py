@@ -17,7 +17,7 @@ from gateway.coordinator.classic import CLASSIC
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup, MemberState
 from gateway.coordinator.consumer.model import GroupState as ConsumerState
-from gateway.coordinator.consumer.partitions import Partitions, difference
+from gateway.coordinator.consumer.partitions import Partitions, difference, only_topics
 from gateway.coordinator.consumer.views import state_of
 from gateway.coordinator.facts import (
     Conversion,
@@ -43,22 +43,24 @@ LATEST_MS = 20_000
 CODA_MS = 100_000
 MAX_CLIENTS = 4
 SEEDS_PER_CLOSE_LOOK = 20
+TOLD_TO_LEAD = 9
+"""JoinGroup version at which a static leader that returns is told so (KIP-814)."""
 
 AnyClient = Client | ClassicClient
 
 
-def run(seed: int) -> Outcome:
-    return run_with(seed, lambda server: None)
+def run(seed: int, *, topics_change: bool = False) -> Outcome:
+    return run_with(seed, lambda server: None, topics_change=topics_change)
 
 
-def run_with(seed: int, begun: Callable[[MixedServer], object]) -> Outcome:
+def run_with(seed: int, begun: Callable[[MixedServer], object], *, topics_change: bool = False) -> Outcome:
     """`begun` is given the server of the run."""
     world = World(seed)
     try:
         server = MixedServer(world, closely=seed % SEEDS_PER_CLOSE_LOOK == 0)
         world.server = server
         begun(server)
-        _Play(world, server).run()
+        _Play(world, server, topics_change=topics_change).run()
     except Exception as error:
         return Outcome(seed, str(error) if isinstance(error, FoulError) else repr(error), world.told)
     return Outcome(seed, None, world.told)
@@ -295,22 +297,23 @@ class MixedServer(Server):
         self.check_clients()
 
     def check_clients(self) -> None:
-        """What a member really owns, the coordinator knows that it may own; so no two own the same."""
-        group = self.group
-        if isinstance(group, ConsumerGroup):
-            for client in self.world.clients:
-                member = group.members.get(client.member_id)
-                if client.owned and client.is_member and member is not None:
-                    rest = difference(difference(client.owned, member.assigned), member.pending_revocation)
-                    require(not rest, "{} owns {}, which may be another's", client.name, rest)
-            return
+        """What a member really owns, the coordinator knows that it may own; so no two own the same. Of a topic that is
+        gone nobody owns anything, though another has its name by now."""
+        world, group = self.world, self.group
+        live = frozenset(world.cluster.by_id)
         owner: dict[tuple[UUID, int], str] = {}
-        for client in self.world.clients:
-            if client.is_member and client.member_id in group.members:
-                for topic_id, indexes in client.owned.items():
-                    for index in indexes:
-                        other = owner.setdefault((topic_id, index), client.name)
-                        require(other == client.name, "{}-{} is read by {} and {}", topic_id, index, other, client.name)
+        for client in world.clients:
+            member = group.members.get(client.member_id) if client.owned and client.is_member else None
+            if member is None:
+                continue
+            owned = only_topics(client.owned, live)
+            if isinstance(group, ConsumerGroup):
+                rest = difference(difference(owned, member.assigned), member.pending_revocation)
+                require(not rest, "{} owns {}, which may be another's", client.name, rest)
+            else:
+                for topic_id, index in _each(owned):
+                    other = owner.setdefault((topic_id, index), client.name)
+                    require(other == client.name, "{}-{} is read by {} and {}", topic_id, index, other, client.name)
 
 
 def _each(held: Partitions) -> Iterator[tuple[UUID, int]]:
@@ -336,9 +339,10 @@ def _told(event: object, taken: Step) -> str:
 
 
 class _Play(Play[AnyClient]):
-    def __init__(self, world: World, server: MixedServer) -> None:
+    def __init__(self, world: World, server: MixedServer, *, topics_change: bool) -> None:
         super().__init__(world)
         self.server = server
+        self.topics_change = topics_change
         self.protocols = world.random.choice((("range",), ("cooperative-sticky",), ("cooperative-sticky",)))
 
     @property
@@ -384,6 +388,8 @@ class _Play(Play[AnyClient]):
             (1, lambda: server.apply(Tick())),
             (4, server.look_how_far_sources_are),
         ]
+        if self.topics_change:
+            deeds += [(4, self.world.change_topics), (2, self.world.recreate_topic)]
         self.disturb(deeds, within_ms=3_000, every_ms=5_000)
 
     def _add_classic(self, instance_id: str | None = None) -> None:
@@ -391,7 +397,11 @@ class _Play(Play[AnyClient]):
         if instance_id is None and "range" not in self.protocols and self.world.chance(0.3):
             instance_id = f"i{number}"
         if len(self.living()) < MAX_CLIENTS:
-            self.start(ClassicClient(self.world, f"k{number}", instance_id, self.protocols))
+            client = ClassicClient(self.world, f"k{number}", instance_id, self.protocols)
+            if self.topics_change and instance_id is not None:
+                # An older one that returns is not told that it leads, and nobody looks at topics then (KAFKA-13435).
+                client.version = TOLD_TO_LEAD
+            self.start(client)
 
     def _add_consumer(self, instance_id: str | None = None) -> None:
         number = self.world.number()
@@ -442,15 +452,15 @@ class _Play(Play[AnyClient]):
                 return f"{state_of(group)}: {group}"
         elif group.state is not GroupState.STABLE or any(each.is_pending for each in group.handoffs):
             return f"{group.state}, awaited: {group.handoffs}"
-        owned: dict[tuple[UUID, int], str] = {}
+        owned: dict[tuple[str, int], str] = {}
         for client in living:
             if isinstance(client, ClassicClient) and not client.reading:
                 return f"{client.name} is on its way"
             if isinstance(group, ConsumerGroup) and client.owned != group.members[client.member_id].assigned:
                 return f"{client.name} owns {client.owned}, not {group.members[client.member_id].assigned}"
-            for topic_id, indexes in client.owned.items():
-                for index in indexes:
-                    if owned.setdefault((topic_id, index), client.name) != client.name:
-                        return f"{topic_id}-{index} is read twice"
-        wanted = self.wanted(_reads)
+            for topic_id, index in _each(client.owned):
+                name = self.world.name_of[topic_id]
+                if owned.setdefault((name, index), client.name) != client.name:
+                    return f"{name}-{index} is read twice"
+        wanted = {(self.world.name_of[topic_id], index) for topic_id, index in self.wanted(_reads)}
         return "" if set(owned) == wanted else f"owned {owned}, wanted {wanted}"

@@ -56,7 +56,9 @@ class World:
         self._agenda: list[tuple[int, int, Callable[[], None]]] = []
         self._numbers = 0
         self.partition_counts = {name: self.random.randint(1, 6) for name in NAMES[: self.random.randint(1, 5)]}
-        self.topic_ids = {name: self.new_topic_id() for name in self.partition_counts}
+        self.name_of: dict[UUID, str] = {}
+        """Of every topic that has ever been."""
+        self.topic_ids = {name: self.new_topic_id(name) for name in self.partition_counts}
         self._revision = 0
         self.cluster = self._cluster()
         self.clients: list[Client] = []
@@ -71,8 +73,10 @@ class World:
         self._revision += 1
         return Cluster(topics, {topic.topic_id: topic for topic in topics.values()}, self._revision)
 
-    def new_topic_id(self) -> UUID:
-        return UUID(int=self.random.getrandbits(128))
+    def new_topic_id(self, name: str) -> UUID:
+        topic_id = UUID(int=self.random.getrandbits(128))
+        self.name_of[topic_id] = name
+        return topic_id
 
     def number(self) -> int:
         self._numbers += 1
@@ -97,11 +101,23 @@ class World:
         name = self.random.choice(NAMES)
         if name not in self.partition_counts:
             self.partition_counts[name] = self.random.randint(1, 6)
-            self.topic_ids[name] = self.new_topic_id()
+            self.topic_ids[name] = self.new_topic_id(name)
         elif self.chance(0.5):
             self.partition_counts[name] += self.random.randint(1, 3)
         else:
             del self.partition_counts[name]
+        self._topics_changed()
+
+    def recreate_topic(self) -> None:
+        """Nobody gets to see that it was gone."""
+        if self.partition_counts:
+            name = self.random.choice(list(self.partition_counts))
+            if self.chance(0.5):
+                self.partition_counts[name] = self.random.randint(1, 6)
+            self.topic_ids[name] = self.new_topic_id(name)
+            self._topics_changed()
+
+    def _topics_changed(self) -> None:
         self.cluster = self._cluster()
         self.tell(f"topics: {self.partition_counts}")
         if self.chance(0.5):

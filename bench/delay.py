@@ -1,0 +1,156 @@
+"""`python -m bench.delay UPSTREAM SECONDS`: passes the bytes of every connection on to a server's Unix socket, each
+direction later by a given time, as a network between them would.
+
+The one idea: what arrives is noted with the moment at which it is due, and passed on at that moment; so a direction
+holds as much as the delay is long, and its throughput stays that of the machine. asyncio's timers are as fine as its
+selector, and only `select` waits for parts of a millisecond.
+
+It tells the port that it listens at on standard output, and ends when its standard input does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import selectors
+import subprocess
+import sys
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+HELD_BYTES = 16 * 1024 * 1024
+"""Of one direction, beyond which its sender is not read: far more than what comes in within a millisecond."""
+_PR_SET_TIMERSLACK = 29
+_STOP_S = 5.0
+
+
+class _Direction:
+    """What `source` has said and `sink` is to hear."""
+
+    def __init__(self, delay_s: float) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._delay_s = delay_s
+        self._held: deque[tuple[float, bytes | None]] = deque()
+        """With the moment at which each is due; None ends it."""
+        self._held_bytes = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._full = False
+        self.source: asyncio.Transport | None = None
+        self.sink: asyncio.Transport | None = None
+
+    def hear(self, data: bytes | None) -> None:
+        self._held.append((self._loop.time() + self._delay_s, data))
+        self._held_bytes += len(data or b"")
+        self.look()
+
+    def look(self) -> None:
+        """Pass on what is due; ask again when more is."""
+        if self.sink is None:
+            return
+        now_s = self._loop.time()
+        while self._held and self._held[0][0] <= now_s:
+            _, data = self._held.popleft()
+            if data is None:
+                self.sink.close()
+            else:
+                self._held_bytes -= len(data)
+                self.sink.write(data)
+        if self._held and self._timer is None:
+            self._timer = self._loop.call_at(self._held[0][0], self._wake)
+        self.throttle()
+
+    def _wake(self) -> None:
+        self._timer = None
+        self.look()
+
+    def throttle(self) -> None:
+        if self.source is None or self.sink is None or self.source.is_closing():
+            return
+        full = self._held_bytes + self.sink.get_write_buffer_size() > HELD_BYTES
+        if full != self._full:
+            self._full = full
+            (self.source.pause_reading if full else self.source.resume_reading)()
+
+
+class _End(asyncio.Protocol):
+    """One end of a connection: says into one direction, hears from the other."""
+
+    def __init__(self, says: _Direction, hears: _Direction) -> None:
+        self._says, self._hears = says, hears
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        # Asked to go on as soon as the sink has taken all that it was given.
+        transport.set_write_buffer_limits(high=0)
+        self._says.source = self._hears.sink = transport
+        self._hears.look()
+
+    def data_received(self, data: bytes) -> None:
+        self._says.hear(data)
+
+    def resume_writing(self) -> None:
+        self._hears.throttle()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._says.hear(None)
+
+
+async def _serve(upstream: str, delay_s: float) -> None:
+    loop = asyncio.get_running_loop()
+    opening: set[asyncio.Task[None]] = set()
+
+    def accept() -> _End:
+        to_server, to_client = _Direction(delay_s), _Direction(delay_s)
+
+        async def reach() -> None:
+            try:
+                await loop.create_unix_connection(lambda: _End(to_client, to_server), upstream)
+            except OSError:
+                to_client.hear(None)
+
+        task = loop.create_task(reach())
+        opening.add(task)
+        task.add_done_callback(opening.discard)
+        return _End(to_server, to_client)
+
+    server = await loop.create_server(accept, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await loop.run_in_executor(None, sys.stdin.read)
+    server.close()
+
+
+@contextlib.contextmanager
+def delayed(upstream: Path, delay_s: float) -> Iterator[int]:
+    """A process that passes on what it hears on the port given, while the context lasts."""
+    command = [sys.executable, "-m", "bench.delay", str(upstream), str(delay_s)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        yield int(process.stdout.readline())
+        process.stdin.close()
+        process.wait(_STOP_S)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def main() -> None:
+    upstream, delay_s = sys.argv[1:]
+    # A network waits for no core: nor do we, where we may.
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+    # Otherwise the kernel may wake us 0.05 ms late, to do so together with others.
+    ctypes.CDLL(None).prctl(_PR_SET_TIMERSLACK, 1, 0, 0, 0)
+    loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
+    try:
+        loop.run_until_complete(_serve(upstream, float(delay_s)))
+    finally:
+        loop.close()
+
+
+if __name__ == "__main__":
+    main()

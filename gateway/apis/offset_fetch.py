@@ -1,0 +1,346 @@
+"""OffsetFetch: what groups have consumed, from Postgres, so it tells of every commit that was answered.
+
+There are no transactions: RequireStable asks only whether the old owner of a partition is done with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from gateway.apis.offset_topics import BY_ID_FROM, has_partition, resolve, topic_of
+from gateway.coordinator.classic_handoff import awaited_by, member_on
+from gateway.coordinator.consumer import unsettled
+from gateway.coordinator.consumer.model import ConsumerGroup
+from gateway.coordinator.consumer.offsets import fetch_refusal
+from gateway.coordinator.machine import Value
+from gateway.coordinator.model import Group, HandoffProgress, MemberId
+from gateway.log.catalog import Catalog
+from gateway.net.context import RequestContext, Services
+from gateway.net.pieces import in_pieces, mapped
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchResponse,
+    OffsetFetchResponseGroup,
+    OffsetFetchResponsePartition,
+    OffsetFetchResponsePartitions,
+    OffsetFetchResponseTopic,
+    OffsetFetchResponseTopics,
+)
+from storage.types import CommittedOffset, Topic
+
+MANY_GROUPS_FROM = 8
+TOP_LEVEL_ERROR_FROM = 2
+GROUPS_AT_ONCE = 100
+"""Of one OffsetFetch, whose offsets are asked for in one question."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fetched:
+    """One partition of an answer; the defaults are those of a partition that was never committed."""
+
+    partition_index: int
+    offset: int = -1
+    leader_epoch: int = -1
+    metadata: str = ""
+    error: ErrorCode = ErrorCode.NONE
+
+
+@dataclass(frozen=True, slots=True)
+class _FetchedTopic:
+    name: str
+    topic_id: UUID
+    partitions: tuple[_Fetched, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _AskedTopic:
+    name: str
+    topic_id: UUID
+    partition_indexes: Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class _AskedGroup:
+    group_id: str
+    topics: Sequence[_AskedTopic] | None
+    """None: everything that the group has committed."""
+    member_id: str | None = None
+    member_epoch: int = -1
+
+    @property
+    def names_a_member(self) -> bool:
+        return bool(self.member_id) or self.member_epoch >= 0
+
+
+async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> OffsetFetchResponse:
+    """Never committed, unknown partition, unknown group: offset −1 and no error; null topics ask for everything.
+
+    A refusal stands on each partition in version 1, on the response in 2-7, on its group from 8.
+    """
+    if context.version >= MANY_GROUPS_FROM:
+        asked = [await _asked_group(group) async for group in in_pieces(request.groups)]
+        found = await _fetch(asked, request.require_stable, context)
+        answers: list[OffsetFetchResponseGroup] = []
+        async for group, fetched in in_pieces(zip(asked, found, strict=True)):
+            if isinstance(fetched, KafkaError):
+                answers.append(OffsetFetchResponseGroup(group_id=group.group_id, error_code=fetched.code))
+            else:
+                answered = [await _response_topics(topic) async for topic in in_pieces(fetched)]
+                answers.append(OffsetFetchResponseGroup(group_id=group.group_id, topics=tuple(answered)))
+        return OffsetFetchResponse(groups=tuple(answers))
+
+    nothing = UUID(int=0)
+    only = None
+    if request.topics is not None:
+        only = await mapped(lambda topic: _AskedTopic(topic.name, nothing, topic.partition_indexes), request.topics)
+    (fetched,) = await _fetch((_AskedGroup(request.group_id, only),), request.require_stable, context)
+    if isinstance(fetched, KafkaError):
+        failed = fetched.code
+        if context.version >= TOP_LEVEL_ERROR_FROM:
+            return OffsetFetchResponse(error_code=failed)
+        fetched = [
+            _FetchedTopic(
+                topic.name,
+                nothing,
+                tuple(await mapped(lambda index: _Fetched(index, error=failed), topic.partition_indexes)),
+            )
+            async for topic in in_pieces(only or ())
+        ]
+    topics: list[OffsetFetchResponseTopic] = []
+    async for topic in in_pieces(fetched):
+        partitions = [
+            OffsetFetchResponsePartition(
+                partition_index=partition.partition_index,
+                committed_offset=partition.offset,
+                committed_leader_epoch=partition.leader_epoch,
+                metadata=partition.metadata,
+                error_code=partition.error,
+            )
+            async for partition in in_pieces(topic.partitions)
+        ]
+        topics.append(OffsetFetchResponseTopic(name=topic.name, partitions=tuple(partitions)))
+    return OffsetFetchResponse(topics=tuple(topics))
+
+
+def refuse_offset_fetch(
+    request: OffsetFetchRequest, version: int, code: ErrorCode, message: str | None
+) -> OffsetFetchResponse:
+    """v1 on each partition, v2-7 at the top level, v8+ on each group."""
+    if version >= 8:
+        return OffsetFetchResponse(
+            groups=tuple(OffsetFetchResponseGroup(group_id=group.group_id, error_code=code) for group in request.groups)
+        )
+    topics: tuple[OffsetFetchResponseTopic, ...] = ()
+    if version < 2:
+        topics = tuple(
+            OffsetFetchResponseTopic(
+                name=topic.name,
+                partitions=tuple(
+                    OffsetFetchResponsePartition(
+                        partition_index=partition_index, committed_offset=-1, metadata="", error_code=code
+                    )
+                    for partition_index in topic.partition_indexes
+                ),
+            )
+            for topic in request.topics or ()
+        )
+    return OffsetFetchResponse(error_code=code, topics=topics)
+
+
+async def _response_topics(topic: _FetchedTopic) -> OffsetFetchResponseTopics:
+    partitions = [
+        OffsetFetchResponsePartitions(
+            partition_index=partition.partition_index,
+            committed_offset=partition.offset,
+            committed_leader_epoch=partition.leader_epoch,
+            metadata=partition.metadata,
+            error_code=partition.error,
+        )
+        async for partition in in_pieces(topic.partitions)
+    ]
+    return OffsetFetchResponseTopics(name=topic.name, topic_id=topic.topic_id, partitions=tuple(partitions))
+
+
+async def _asked_group(group: OffsetFetchRequestGroup) -> _AskedGroup:
+    asked = None
+    if group.topics is not None:
+        asked = await mapped(
+            lambda topic: _AskedTopic(topic.name, topic.topic_id, topic.partition_indexes), group.topics
+        )
+    return _AskedGroup(group.group_id, asked, group.member_id, group.member_epoch)
+
+
+async def _fetch(
+    asked: Sequence[_AskedGroup], require_stable: bool, context: RequestContext
+) -> list[list[_FetchedTopic] | KafkaError]:
+    """What each group has committed, or why that is not told. However many groups there are, the catalog is asked once:
+    to look for a topic that does not exist takes time, which must not be spent once per group."""
+    topics = [topic async for group in in_pieces(asked) async for topic in in_pieces(group.topics or ())]
+    await resolve(topics, context.version >= BY_ID_FROM, context.services.catalog)
+    found: list[list[_FetchedTopic] | KafkaError] = []
+    for first in range(0, len(asked), GROUPS_AT_ONCE):
+        found += await _fetch_together(asked[first : first + GROUPS_AT_ONCE], require_stable, context)
+    return found
+
+
+async def _fetch_together(
+    asked: Sequence[_AskedGroup], require_stable: bool, context: RequestContext
+) -> list[list[_FetchedTopic] | KafkaError]:
+    """As `_fetch`, with one question to Postgres for all of these groups; their topics have been resolved."""
+    services, by_id = context.services, context.version >= BY_ID_FROM
+    refusals = await _refusals(asked, services)
+    told = [group for group, refusal in zip(asked, refusals, strict=True) if refusal is None]
+    awaited = {group.group_id: _awaited(group.group_id, require_stable, context) for group in told}
+    wanted = [
+        (group.group_id, topic.topic_id, index)
+        async for group in in_pieces(told)
+        async for one in in_pieces(group.topics or ())
+        if (topic := topic_of(one, by_id, services.catalog)) is not None
+        async for index in in_pieces(one.partition_indexes)
+        if has_partition(topic, index)
+    ]
+    whole = [group.group_id for group in told if group.topics is None]
+    stored: dict[str, dict[tuple[UUID, int], CommittedOffset]] = {}
+    async for group_id, committed in in_pieces(await services.offsets.fetch_together(wanted, whole)):
+        stored.setdefault(group_id, {})[committed.topic_id, committed.partition_index] = committed
+    await services.catalog.resolve_all_ids(topic_id for group_id in whole for topic_id, _ in stored.get(group_id, ()))
+    found: list[list[_FetchedTopic] | KafkaError] = []
+    async for group, refusal in in_pieces(zip(asked, refusals, strict=True)):
+        if refusal is not None:
+            found.append(refusal)
+            continue
+        of_group = stored.get(group.group_id, {})
+        if group.topics is None:
+            fetched = await _all_topics(of_group, services.catalog)
+        else:
+            fetched = await _asked_topics(group.topics, of_group, by_id, services.catalog)
+        found.append(await _unstable(fetched, awaited[group.group_id]))
+    return found
+
+
+async def _refusals(asked: Sequence[_AskedGroup], services: Services) -> list[KafkaError | None]:
+    """Why a group is not told of. Without the lease: Postgres would know, but one group has one coordinator.
+
+    Whoever names itself to a consumer group (version 9) must be a member, at its epoch: a fenced one would read on
+    from what another has committed since. Classic groups ask nobody who it is, as upstream's ClassicGroup; a client
+    of theirs may name itself with epoch −1 (@platformatic/kafka).
+    """
+    naming = [group.group_id for group in asked if group.names_a_member]
+    views = {group_id: view async for group_id, view in services.groups.views(naming)}
+    return [_refusal(group, views, services) for group in asked]
+
+
+def _refusal(group: _AskedGroup, views: Mapping[str, Value | KafkaError], services: Services) -> KafkaError | None:
+    if services.groups.lease_for(group.group_id) is None:
+        return KafkaError(ErrorCode.NOT_COORDINATOR)
+    view = views.get(group.group_id) if group.names_a_member else None
+    if isinstance(view, KafkaError):
+        return view
+    if isinstance(view, ConsumerGroup):
+        code = fetch_refusal(view, MemberId(group.member_id or ""), group.member_epoch)
+        return None if code is None else KafkaError(code)
+    return None
+
+
+def _awaited(group_id: str, require_stable: bool, context: RequestContext) -> frozenset[tuple[str, int]]:
+    """Partitions that the asker is to own, and whose old owner is not done with them. Looked at before the offsets are
+    read: what is settled now is in them. A target that cannot be told to ask again goes on from what it is told, and
+    the group hears of it."""
+    groups, connection = context.services.groups, context.connection
+    group = groups.settled(group_id)
+    if isinstance(group, ConsumerGroup) and group.unsettled:
+        return _awaited_since_classic(group, require_stable, context)
+    if not isinstance(group, Group) or not group.handoffs:
+        return frozenset()
+    if require_stable:
+        return awaited_by(group, connection.connection_id, context.client_id or "", connection.client_host)
+    target = member_on(group, connection.connection_id)
+    passed = awaited_by(group, connection.connection_id, "", "") if target is not None else frozenset[tuple[str, int]]()
+    if target is not None and passed:
+        groups.tell_group(group_id, HandoffProgress(passed=tuple((target, *partition) for partition in passed)))
+    return frozenset()
+
+
+def _awaited_since_classic(
+    group: ConsumerGroup, require_stable: bool, context: RequestContext
+) -> frozenset[tuple[str, int]]:
+    """As above, of what owners were told of before their group became a consumer group."""
+    services, connection = context.services, context.connection
+    asker = unsettled.member_on(group, connection.number)
+    if not require_stable and asker is None:
+        return frozenset()
+    awaited = unsettled.awaited_by(group, connection.number, context.client_id or "", connection.client_host)
+    named = frozenset(
+        (topic.name, index)
+        for topic_id, index in awaited
+        if (topic := services.catalog.get_by_id(topic_id)) is not None
+    )
+    if require_stable:
+        return named
+    if asker is not None and named:
+        passed = tuple((asker, *partition) for partition in named)
+        services.groups.tell_group(group.group_id, HandoffProgress(passed=passed))
+    return frozenset()
+
+
+async def _unstable(fetched: list[_FetchedTopic], awaited: frozenset[tuple[str, int]]) -> list[_FetchedTopic]:
+    """UNSTABLE_OFFSET_COMMIT where the offset may still move. The offset itself is told, too: librdkafka keeps it where
+    its assignment has changed meanwhile."""
+    if not awaited:
+        return fetched
+
+    def marked(topic: _FetchedTopic, partition: _Fetched) -> _Fetched:
+        if (topic.name, partition.partition_index) in awaited and partition.error is ErrorCode.NONE:
+            return replace(partition, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
+        return partition
+
+    return [
+        replace(topic, partitions=tuple(await mapped(lambda each, of=topic: marked(of, each), topic.partitions)))
+        async for topic in in_pieces(fetched)
+    ]
+
+
+async def _all_topics(stored: Mapping[tuple[UUID, int], CommittedOffset], catalog: Catalog) -> list[_FetchedTopic]:
+    by_topic: dict[UUID, list[_Fetched]] = {}
+    async for committed in in_pieces(stored.values()):
+        by_topic.setdefault(committed.topic_id, []).append(_fetched(committed))
+    fetched: list[_FetchedTopic] = []
+    async for topic_id, partitions in in_pieces(by_topic.items()):
+        topic = catalog.get_by_id(topic_id)
+        if topic is not None:
+            fetched.append(_FetchedTopic(topic.name, topic_id, tuple(partitions)))
+    return fetched
+
+
+async def _asked_topics(
+    asked: Sequence[_AskedTopic],
+    stored: Mapping[tuple[UUID, int], CommittedOffset],
+    by_id: bool,
+    catalog: Catalog,
+) -> list[_FetchedTopic]:
+    def answer(topic: Topic | None, index: int) -> _Fetched:
+        if topic is None:
+            return _Fetched(index, error=ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.NONE)
+        found = stored.get((topic.topic_id, index))
+        return _Fetched(index) if found is None else _fetched(found)
+
+    topics = await mapped(lambda one: (one, topic_of(one, by_id, catalog)), asked)
+    if by_id:  # unknown ids come after all others, as in Kafka
+        known = [each async for each in in_pieces(topics) if each[1] is not None]
+        topics = known + [each async for each in in_pieces(topics) if each[1] is None]
+    return [
+        _FetchedTopic(
+            one.name,
+            one.topic_id,
+            tuple(await mapped(lambda index, of=topic: answer(of, index), one.partition_indexes)),
+        )
+        async for one, topic in in_pieces(topics)
+    ]
+
+
+def _fetched(committed: CommittedOffset) -> _Fetched:
+    return _Fetched(committed.partition_index, committed.committed_offset, committed.leader_epoch, committed.metadata)

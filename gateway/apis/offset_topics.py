@@ -1,0 +1,45 @@
+"""Topics as requests for a group's offsets name them: OffsetCommit and OffsetFetch by name and from version 10 by id.
+
+The one idea: topic names become topic ids at the door, so an offset belongs to one incarnation of a topic and a
+re-created topic starts without any.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+from uuid import UUID
+
+from gateway.log.catalog import Catalog
+from gateway.net.pieces import in_pieces
+from storage.types import Topic
+
+BY_ID_FROM = 10
+"""The version of OffsetCommit and of OffsetFetch that names topics by their ids."""
+
+
+class Named(Protocol):
+    """One topic of a request; only one of the two says which."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def topic_id(self) -> UUID: ...
+
+
+async def resolve(asked: Sequence[Named], by_id: bool, catalog: Catalog) -> None:
+    """Makes known to the catalog which of these topics there are."""
+    if by_id:
+        ids = [one.topic_id async for one in in_pieces(asked) if catalog.get_by_id(one.topic_id) is None]
+        await catalog.resolve_all_ids(ids)
+    else:
+        await catalog.resolve_all([one.name async for one in in_pieces(asked) if catalog.get(one.name) is None])
+
+
+def topic_of(asked: Named, by_id: bool, catalog: Catalog) -> Topic | None:
+    return catalog.get_by_id(asked.topic_id) if by_id else catalog.get(asked.name)
+
+
+def has_partition(topic: Topic, partition_index: int) -> bool:
+    return 0 <= partition_index < len(topic.partitions)

@@ -1,0 +1,18 @@
+"""UnregisterBroker: forget a broker that is gone for good (KIP-631)."""
+
+from __future__ import annotations
+
+from protocol.api_keys import ApiKey
+from protocol.schema import int16, int32, message, string
+
+
+@message(ApiKey.UNREGISTER_BROKER, versions="0", flexible="0+")
+class UnregisterBrokerRequest:
+    broker_id: int = int32()
+
+
+@message(ApiKey.UNREGISTER_BROKER, versions="0", flexible="0+")
+class UnregisterBrokerResponse:
+    throttle_time_ms: int = int32()
+    error_code: int = int16()
+    error_message: str | None = string(nullable="0+", default="")

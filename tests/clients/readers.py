@@ -1,0 +1,335 @@
+"""Readers that are stock clients, librdkafka with `group.protocol=consumer`; a scenario says when they read and commit.
+
+The one idea: a consumer is paused but while it reads, so that it is served what its application is given and no more.
+What it owns is what its callbacks were told, in the order in which they were. Its heartbeats are its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Collection, Iterable
+from contextlib import ExitStack
+
+import asyncpg
+import confluent_kafka
+
+from gateway.coordinator.handoff import HandoffEnd
+from protocol.errors import ErrorCode
+from protocol.messages.offset_commit import OffsetCommitRequest, OffsetCommitRequestPartition, OffsetCommitRequestTopic
+from tests.clients.line import Line
+from tests.closing import close
+from tests.frames.members import fresh
+from tests.gateway_process import GatewayProcess
+from tests.gateway_readers import GatewayReaders
+from tests.readers import Partition
+
+MORTAL_MS = 4_000
+HEARTBEAT_MS = 300
+"""Of 100 ms, members joined anew when the machine let a gateway stand still for a second: librdkafka had given up on
+answers that brought it new epochs."""
+READ_S = 20.0
+"""For as long a record may be on its way."""
+LOOK_S = 0.05
+ONE_AT_A_TIME = {"queued.min.messages": 1, "fetch.message.max.bytes": 1}
+"""librdkafka holds one batch then; it asks for the next a second later (`fetch.queue.backoff.ms`), unless paused."""
+
+
+class Client:
+    """One consumer. `tells` who listens, until it is nobody's any more."""
+
+    def __init__(self, readers: StockReaders, name: str, bootstrap: str, group_id: str) -> None:
+        self.client_id = fresh(f"{group_id}-{name}")
+        self._name = name
+        self._readers: StockReaders | None = readers
+        self.consumer = confluent_kafka.Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "group.id": group_id,
+                "client.id": self.client_id,
+                "group.protocol": "consumer",
+                "auto.offset.reset": "earliest",
+                "enable.auto.commit": False,
+                "topic.metadata.refresh.interval.ms": 500,
+                **(ONE_AT_A_TIME if readers.one_at_a_time else {}),
+            }
+        )
+
+    def subscribe(self, topics: Iterable[str]) -> None:
+        self.consumer.subscribe(list(topics), on_assign=self._assigned, on_revoke=self._revoked, on_lost=self._lost)
+
+    def _assigned(self, consumer: confluent_kafka.Consumer, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        if self._readers is None:
+            consumer.incremental_assign(partitions)
+            return
+        # Whoever is resumed while it asks where to begin asks twice, and begins twice.
+        begin = consumer.committed(partitions, timeout=READ_S)
+        for each in begin:
+            assert each.error is None, each
+            each.offset = max(each.offset, 0)
+            consumer.get_watermark_offsets(each, cached=True)  # what librdkafka has not heard of it cannot pause
+        consumer.pause(begin)
+        consumer.incremental_assign(begin)
+        self._readers.gained(self._name, begin)
+
+    def _revoked(self, _consumer: object, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        if self._readers is not None:
+            self._readers.let_go(self._name, partitions)
+
+    def _lost(self, _consumer: object, partitions: list[confluent_kafka.TopicPartition]) -> None:
+        assert self._readers is None, f"{self._name} has lost {partitions}"
+
+    def forget(self) -> None:
+        self._readers = None
+
+
+class StockReaders(GatewayReaders):
+    look_s = 0.05
+    moment_s = 3 * HEARTBEAT_MS / 1_000
+
+    def __init__(
+        self,
+        gateway: GatewayProcess,
+        line: Line,
+        partitions: int,
+        *,
+        topics: tuple[str, ...] = ("t",),
+        timeout_ms: int = 30_000,
+        mortal: bool = False,
+        one_at_a_time: bool = False,
+    ) -> None:
+        """`line`: leads to the gateway, for those who are to fall silent."""
+        configs = {
+            "group_handoff_timeout_ms": str(timeout_ms),
+            "consumer_heartbeat_interval_ms": str(HEARTBEAT_MS),
+        }
+        if mortal:
+            configs["consumer_session_timeout_ms"] = str(MORTAL_MS)
+        super().__init__(gateway, partitions, topics, configs)
+        self.one_at_a_time = one_at_a_time
+        self._line = line
+        self._bootstrap = line.address if mortal else gateway.bootstrap
+        self._called = {called: topic for topic, called in self._names.items()}
+        self._clients: dict[str, Client] = {}
+        self._idle: dict[str, Client] = {}
+        """Of those who have left: who comes again by that name goes on as the same member."""
+        self._silent: list[Client] = []
+        self._committed: dict[Partition, int] = {}
+        self._done: dict[tuple[str, Partition], int] = {}
+        """Behind the last record that each was given and has not committed. One that is given back a partition begins
+        anew at what is committed, and has done what it had done."""
+
+    def close(self) -> None:
+        clients = [*self._clients.values(), *self._idle.values(), *self._silent]
+        with ExitStack() as stack:
+            stack.callback(self._runner.close)
+            stack.callback(lambda: self._run(self._admin.close()))
+            for client in clients:
+                client.forget()
+                self._line.unmute(client.client_id)
+                stack.callback(close, client.consumer)
+            for client in clients:
+                client.consumer.unsubscribe()  # all at once; each is waited for after that
+
+    # --- what callbacks say -------------------------------------------------------------------------------------------
+
+    def gained(self, name: str, partitions: Iterable[confluent_kafka.TopicPartition]) -> None:
+        reader = self.readers[name]
+        begins = {(self._called[each.topic], each.partition): each.offset for each in partitions}
+        for partition in self.answered(name, 0, reader.owned | begins.keys()):
+            assert begins[partition] == self._committed.get(partition, 0), f"{name} begins at {begins[partition]}"
+            reader.positions[partition] = begins[partition]
+
+    def let_go(self, name: str, partitions: Iterable[confluent_kafka.TopicPartition]) -> None:
+        self.readers[name].told -= self._known(partitions)
+        self.about_to_beat(name)
+
+    def deliver(self, name: str, partition: Partition, offset: int) -> None:
+        super().deliver(name, partition, offset)
+        self._done[name, partition] = max(offset + 1, self._done.get((name, partition), 0))
+
+    def _known(self, partitions: Iterable[confluent_kafka.TopicPartition]) -> set[Partition]:
+        return {(self._called[each.topic], each.partition) for each in partitions}
+
+    def _spoken(self, partitions: Iterable[Partition]) -> list[confluent_kafka.TopicPartition]:
+        return [confluent_kafka.TopicPartition(self._names[topic], index) for topic, index in sorted(partitions)]
+
+    # --- how they speak -----------------------------------------------------------------------------------------------
+
+    def member_id(self, name: str) -> str:
+        return self._clients[name].consumer.memberid() or ""
+
+    async def speak(self, *names: str) -> None:
+        for name in names:
+            self._serve(name, 0)
+
+    def _serve(self, name: str, timeout_s: float) -> Partition | None:
+        """What was read, if anything."""
+        message = self._clients[name].consumer.poll(timeout_s)
+        if message is None:
+            return None
+        error, topic = message.error(), self._called.get(message.topic() or "")
+        if error is not None:
+            gone = topic is not None and topic not in self.partition_counts
+            if gone and error.code() == confluent_kafka.KafkaError.UNKNOWN_TOPIC_OR_PART:
+                return None
+            raise confluent_kafka.KafkaException(error)
+        partition, offset = message.partition(), message.offset()
+        assert topic is not None
+        assert partition is not None
+        assert offset is not None
+        self.deliver(name, (topic, partition), offset)
+        return topic, partition
+
+    async def read(self, name: str, at_most: int | None = None) -> set[Partition]:
+        """Of what it is not about to lose: what it is served and lets go of unseen would be waited for."""
+        reader, consumer = self.readers[name], self._clients[name].consumer
+        targets = {each.member_id: each.target_assignment for each in (await self.describe()).members}
+        kept = self.partitions_of(targets[self.member_id(name)].topic_partitions)
+        until = {each: self._until(name, each, at_most) for each in reader.owned & kept & self.partitions()}
+        left = {partition for partition, end in until.items() if reader.positions[partition] < end}
+        found: set[Partition] = set()
+        consumer.resume(self._spoken(left))
+        deadline = time.monotonic() + READ_S
+        while left:
+            assert time.monotonic() < deadline, f"{name} is to read {left}, and is at {reader.positions}"
+            partition = self._serve(name, LOOK_S)
+            if partition is not None:
+                found.add(partition)
+                if reader.positions[partition] >= until[partition]:
+                    consumer.pause(self._spoken([partition]))
+                    left.discard(partition)
+            left &= reader.owned
+        return found
+
+    def _until(self, name: str, partition: Partition, at_most: int | None) -> int:
+        end = self.ends.get(partition, 0)
+        return end if at_most is None else min(end, self.readers[name].positions[partition] + at_most)
+
+    async def commit_of(self, name: str, only: Iterable[Partition] | None = None) -> None:
+        wanted = self.to_commit(name, only)
+        offsets = {each: self._done[name, each] for each in wanted if (name, each) in self._done}
+        if not offsets:
+            return
+        asked = [
+            confluent_kafka.TopicPartition(self._names[topic], index, offset)
+            for (topic, index), offset in offsets.items()
+        ]
+        while True:
+            if self._stored(name, asked):
+                break
+            await asyncio.sleep(self.look_s)
+        self._committed |= offsets
+        for partition in offsets:
+            del self._done[name, partition]
+
+    def _stored(self, name: str, offsets: list[confluent_kafka.TopicPartition]) -> bool:
+        """Not while its next heartbeat is to tell it a new epoch."""
+        try:
+            committed = self._clients[name].consumer.commit(offsets=offsets, asynchronous=False)
+        except confluent_kafka.KafkaException as refused:
+            if refused.args[0].code() == confluent_kafka.KafkaError.STALE_MEMBER_EPOCH:
+                return False
+            raise
+        assert all(each.error is None for each in committed or ()), committed
+        return True
+
+    # --- what readers do ----------------------------------------------------------------------------------------------
+
+    def come(self, *names: str) -> None:
+        for name in names:
+            client = self._clients.pop(name, None)
+            if client is not None:
+                self._silence(client)
+            self.begin(name)
+            self._done = {key: offset for key, offset in self._done.items() if key[0] != name}
+            again = self._idle.pop(name, None)
+            self._clients[name] = again or Client(self, name, self._bootstrap, self._group_id)
+            self._clients[name].subscribe(self._names.values())
+        self._run(self._arrive(names))
+
+    async def _arrive(self, names: Collection[str]) -> None:
+        """Until they are members and have what they are given at once, and for a moment more. The others do nothing
+        meanwhile, whatever their heartbeats were told, and so what is theirs stays theirs."""
+        clock = asyncio.get_running_loop().time
+        since_s = None
+        while True:
+            members = {each.member_id: each for each in (await self.describe()).members}
+            await self.speak(*names)
+            found = [(self.readers[name], members.get(self.member_id(name))) for name in names]
+            if any(m is None or self.partitions_of(m.assignment.topic_partitions) != r.owned for r, m in found):
+                since_s = None
+            elif since_s is None:
+                since_s = clock()
+            elif clock() - since_s >= self.moment_s:
+                return
+            await asyncio.sleep(self.look_s)
+
+    def leave(self, *names: str) -> None:
+        for name in names:
+            self._clients[name].consumer.unsubscribe()
+        self._run(self._depart(names))
+        for name in names:
+            self.end(name)
+            self._idle[name] = self._clients.pop(name)
+
+    async def _depart(self, names: Collection[str]) -> None:
+        ids = {self.member_id(name) for name in names}
+        while (
+            any(self._clients[name].consumer.assignment() for name in names)
+            or {each.member_id for each in (await self.describe()).members} & ids
+        ):
+            await self.speak(*names)
+            await asyncio.sleep(self.look_s)
+
+    def die(self, *names: str) -> None:
+        for name in names:
+            self.end(name)
+            self._silence(self._clients.pop(name))
+        self._run(self._bury())
+
+    def _silence(self, client: Client) -> None:
+        assert self._bootstrap == self._line.address, "only who is mortal falls silent"
+        client.forget()
+        self._line.mute(client.client_id)
+        self._silent.append(client)
+
+    async def _bury(self) -> None:
+        while {each.member_id for each in (await self.describe()).members} != set(map(self.member_id, self.readers)):
+            await self.speak(*self.readers)
+            await asyncio.sleep(self.look_s)
+
+    # --- what tests ask -----------------------------------------------------------------------------------------------
+
+    @property
+    def ended(self) -> set[HandoffEnd]:
+        reasons = "select distinct reason from journal_handoff where group_id = $1 and phase = 'ended'"
+        return {HandoffEnd(row["reason"]) for row in self._run(self._journaled(reasons))}
+
+    def history(self) -> str:
+        """For the report of a failure."""
+        events = "select at_ms, kind, reason, detail, generation_id, client_id from journal_event where group_id = $1"
+        return "\n".join(" ".join(map(str, row)) for row in self._run(self._journaled(f"{events} order by seq")))
+
+    async def _journaled(self, query: str) -> list[asyncpg.Record]:
+        """The journal is written in the order of what happens: once a commit that follows is in it, all else is."""
+        follows, (called, *_) = fresh("follows"), self._names.values()
+        partition = OffsetCommitRequestPartition(partition_index=0, committed_offset=0, committed_metadata="")
+        commit = OffsetCommitRequest(
+            group_id=follows,
+            generation_id_or_member_epoch=-1,
+            member_id="",
+            topics=(OffsetCommitRequestTopic(name=called, partitions=(partition,)),),
+        )
+        response = await self._admin.send(commit, 8)
+        assert response.topics[0].partitions[0].error_code == ErrorCode.NONE, response
+        connection = await asyncpg.connect(self._gateway.database_url)
+        try:
+            written = "select exists (select from journal_offset where group_id = $1)"
+            while True:
+                if await connection.fetchval(written, follows):
+                    break
+                await asyncio.sleep(self.look_s)
+            return await connection.fetch(query, self._group_id)
+        finally:
+            await connection.close()

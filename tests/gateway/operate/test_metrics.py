@@ -1,0 +1,21 @@
+"""What is counted without prometheus_client's own counters, as a scrape reads it."""
+
+from __future__ import annotations
+
+from gateway.operate.metrics import Metrics
+
+
+def test_commits_are_counted_with_what_they_carry() -> None:
+    metrics = Metrics()
+    for batches, size_bytes, duration_s in ((1, 100, 0.0005), (3, 900, 0.0006), (2, 50, 99.0)):
+        metrics.observe_commit(batches, size_bytes, duration_s)
+    sample = metrics.registry.get_sample_value
+    assert [sample("sluice_commit_seconds_bucket", {"le": bound}) for bound in ("0.0005", "0.001", "10.0", "+Inf")] == [
+        1,
+        2,
+        2,
+        3,
+    ]
+    assert sample("sluice_commit_seconds_count") == 3
+    assert sample("sluice_commit_seconds_sum") == 99.0011
+    assert (sample("sluice_committed_batches_total"), sample("sluice_committed_bytes_total")) == (6, 1050)

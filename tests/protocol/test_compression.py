@@ -1,0 +1,96 @@
+"""Frames of lz4: the quick way through usual ones says what the codec's own decoder says, whatever the bytes."""
+
+from __future__ import annotations
+
+import random
+
+import cramjam
+import lz4.frame
+import pytest
+
+from protocol import compression
+from protocol.compression import Compression, DecompressedTooLargeError, decompress
+from protocol.errors import ProtocolError
+
+MAX_BYTES = 1 << 20
+
+
+def frame(plain: bytes, *, linked: bool = False, checksum: bool = False, sized: bool = False) -> bytes:
+    return lz4.frame.compress(
+        plain,
+        block_size=lz4.frame.BLOCKSIZE_MAX64KB,
+        block_linked=linked,
+        content_checksum=checksum,
+        store_size=sized,
+    )
+
+
+def plain_of(chance: random.Random) -> bytes:
+    size = chance.choice([0, 1, 10, 1000, 65_536, 65_537, 200_000])
+    match chance.randrange(3):
+        case 0:
+            return bytes(size)
+        case 1:
+            return chance.randbytes(size)
+        case _:
+            return (b"some text %d, " % chance.randrange(1000) * (size // 10 + 1))[:size]
+
+
+@pytest.fixture
+def no_decoder_of_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_payload: object, _output: object) -> int:
+        raise AssertionError("asked")
+
+    monkeypatch.setitem(vars(compression)["_DECOMPRESS_INTO"], Compression.LZ4, refuse)
+
+
+@pytest.mark.usefixtures("no_decoder_of_frames")
+@pytest.mark.parametrize("seed", range(12))
+def test_a_usual_frame_is_read_block_by_block(seed: int) -> None:
+    plain = plain_of(random.Random(seed))
+    scratch = memoryview(bytearray(b"\xff") * MAX_BYTES)
+    assert bytes(decompress(Compression.LZ4, frame(plain), MAX_BYTES, scratch)) == plain
+
+
+@pytest.mark.parametrize("unusual", ["linked", "checksum", "sized"])
+def test_other_frames_are_left_to_the_decoder_of_frames(unusual: str) -> None:
+    plain = b"some text " * 20_000
+    assert bytes(decompress(Compression.LZ4, frame(plain, **{unusual: True}), MAX_BYTES)) == plain
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_damaged_frames_are_what_the_decoder_of_frames_takes_them_for(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(60):
+        damaged = bytearray(frame(plain_of(chance)))
+        for _ in range(chance.choice([1, 1, 2])):
+            near = chance.choice([chance.randrange(len(damaged)), 7 + chance.randrange(8), -1 - chance.randrange(8)])
+            at = near % len(damaged)
+            damaged[at] = chance.choice([0x00, 0xFF, 0x80, damaged[at] ^ 1 << chance.randrange(8)])
+        if chance.random() < 0.2:
+            damaged = damaged[: chance.randrange(7, len(damaged) + 1)]
+        if chance.random() < 0.1:
+            damaged += bytes(chance.randrange(1, 6))
+        assert answer(bytes(damaged)) == decoded(bytes(damaged))
+
+
+def answer(payload: bytes) -> bytes | None:
+    try:
+        return bytes(decompress(Compression.LZ4, payload, MAX_BYTES))
+    except ProtocolError:
+        return None
+
+
+def decoded(payload: bytes) -> bytes | None:
+    output = bytearray(MAX_BYTES)
+    try:
+        return bytes(output[: cramjam.lz4.decompress_into(payload, output)])
+    except cramjam.DecompressionError:
+        return None
+
+
+@pytest.mark.parametrize("plain", [bytes(300_000), random.Random(1).randbytes(300_000)], ids=["zeros", "as it is"])
+def test_what_is_larger_than_allowed_is_refused_as_such(plain: bytes) -> None:
+    with pytest.raises(DecompressedTooLargeError):
+        decompress(Compression.LZ4, frame(plain), 299_999)
+    assert bytes(decompress(Compression.LZ4, frame(plain), 300_000)) == plain

@@ -1,0 +1,133 @@
+"""The short way of small commits: what `append_inline` does and answers is what `append_chunks` does and answers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import asyncpg
+
+from storage.append_group import AppendGroup
+from storage.queries import statement
+from storage.types import Appended, NewBatch, PartitionKey, Refusal, Topic
+from tests.storage.batches import new_batch
+from tests.storage.conftest import MakeTopic
+
+Outcomes = Sequence[Appended | Refusal]
+
+WRITTEN = """
+select
+    p.partition_index, c.base_offset, c.last_offset, c.max_timestamp_ms, c.running_max_timestamp_ms,
+    c.append_timestamp_ms is null, c.object_id, c.size_bytes, c.appended_bytes, c.batch_count, c.leader_epoch,
+    c.inline_slot, c.final_heads, i.partition_key = c.partition_key, i.base_offset, i.records
+from chunk c
+join partition p using (partition_key)
+left join inline_records i on i.slot = c.inline_slot and i.position = c.position
+where p.topic_id = $1
+order by p.partition_index, c.base_offset
+"""
+
+
+async def append_by(sql: asyncpg.Connection, name: str, batches: Sequence[NewBatch]) -> Outcomes:
+    group = AppendGroup(batches)
+    assert group.is_plain
+    records = [b"".join(group.buffers(candidate)) for candidate in range(len(group.candidates))]
+    arguments = (
+        group.plain_arguments(records) if name == "append_inline" else group.arguments(wait=False, records=records)
+    )
+    decided = await sql.fetchrow(statement(name), *arguments)
+    assert decided is not None
+    outcomes = group.settle(decided)
+    written = any(isinstance(outcome, Appended) for outcome in outcomes)
+    assert [decided["transaction_id"] is not None, decided["written_lsn"] is not None] == [written, written]
+    return outcomes
+
+
+def group_for(keys: Sequence[PartitionKey], chance: random.Random) -> list[NewBatch]:
+    batches = [
+        new_batch(
+            key,
+            size_bytes=chance.randrange(70, 300),
+            records=chance.randrange(1, 5),
+            max_timestamp_ms=chance.choice([-1, 5, 500, 100_000]),
+            fill=chance.randrange(256),
+        )
+        for key in chance.sample(keys, chance.randrange(1, len(keys) + 1))
+        for _ in range(chance.randrange(1, 4))
+    ]
+    chance.shuffle(batches)
+    return batches
+
+
+async def written(sql: asyncpg.Connection, topic: Topic) -> list[tuple[Any, ...]]:
+    return [tuple(row) for row in await sql.fetch(WRITTEN, topic.topic_id)]
+
+
+async def twins(make_topic: MakeTopic, sql: asyncpg.Connection) -> tuple[Topic, Topic]:
+    """Two topics in one state: of four partitions one has been emptied and one has had another leader."""
+    topics = await make_topic("short", 4), await make_topic("long", 4)
+    await sql.execute("update partition set leader_epoch = 7 where partition_index = 1")
+    await sql.execute(
+        "update partition set next_offset = 258, log_start_offset = 258, appended_bytes = 9000, max_timestamp_ms = 400"
+        " where partition_index = 2"
+    )
+    return topics
+
+
+async def test_both_append_the_same(make_topic: MakeTopic, sql: asyncpg.Connection) -> None:
+    short, long = await twins(make_topic, sql)
+    for seed in range(40):
+        outcomes = [
+            await append_by(
+                sql,
+                name,
+                group_for([partition.partition_key for partition in topic.partitions], random.Random(seed)),
+            )
+            for name, topic in (("append_inline", short), ("append_chunks", long))
+        ]
+        assert outcomes[0] == outcomes[1]
+        assert all(isinstance(outcome, Appended) for outcome in outcomes[0])
+    rows = await written(sql, short)
+    assert rows == await written(sql, long)
+    assert {row[0] for row in rows} == {0, 1, 2, 3}
+
+
+async def test_both_refuse_the_same_and_append_the_rest(
+    database_url: str, make_topic: MakeTopic, sql: asyncpg.Connection
+) -> None:
+    short, long = await twins(make_topic, sql)
+    await sql.execute("update partition set deleted = true where partition_index = 3")
+    other = await asyncpg.connect(database_url)
+    try:
+        async with other.transaction():
+            await other.execute("select from sluice.partition where partition_index = 0 for no key update")
+            for name, topic in (("append_inline", short), ("append_chunks", long)):
+                batches = [new_batch(partition.partition_key) for partition in topic.partitions]
+                assert await append_by(sql, name, batches) == [
+                    Refusal.PARTITION_BUSY,
+                    Appended(0, 0, 7),
+                    Appended(258, 258, 0),
+                    Refusal.UNKNOWN_PARTITION,
+                ]
+    finally:
+        await other.close()
+    assert await written(sql, short) == await written(sql, long)
+
+
+async def test_both_write_what_a_former_release_reads(make_topic: MakeTopic, sql: asyncpg.Connection) -> None:
+    await sql.execute("insert into former_release (function_schema) values ('sluice_0123456789ab')")
+    short, long = await twins(make_topic, sql)
+    for name, topic in (("append_inline", short), ("append_chunks", long)):
+        await append_by(sql, name, [new_batch(partition.partition_key, records=3) for partition in topic.partitions])
+    ends = "select next_offset, size_bytes, appended_bytes from partition where topic_id = $1 order by partition_index"
+    assert [row["next_offset"] for row in await sql.fetch(ends, short.topic_id)] == [3, 3, 261, 3]
+    assert await sql.fetch(ends, short.topic_id) == await sql.fetch(ends, long.topic_id)
+
+
+def test_what_has_more_to_decide_is_not_plain() -> None:
+    key, other = PartitionKey(1), PartitionKey(2)
+    assert AppendGroup([new_batch(key), new_batch(other), new_batch(key)]).is_plain
+    assert not AppendGroup([new_batch(key), new_batch(other, producer=(5, 0, 0))]).is_plain
+    large = new_batch(key, size_bytes=700_000)
+    assert not AppendGroup([large, new_batch(key, size_bytes=700_000)]).is_plain, "two chunks of one partition"
