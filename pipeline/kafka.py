@@ -41,6 +41,8 @@ _PASSING = frozenset(
         KafkaError.NOT_COORDINATOR,
         KafkaError.KAFKA_STORAGE_ERROR,
         KafkaError.UNKNOWN,
+        # librdkafka's own: no partition that was asked for has a leader yet.
+        KafkaError._NOENT,
     )
 )
 
