@@ -140,7 +140,8 @@ class App:
         await create_internal_topics(topics)
         broker = settings.broker.with_dynamic(await topics.load_broker_configs())
         node_store = NodeStore(database)
-        store = await open_store(database, settings.log_place)
+        cached = broker.log_store_page_cache_bytes
+        store = await open_store(database, settings.log_place, page_cache_bytes=None if cached < 0 else cached)
         if store is not None:
             self._undo.append(("store", STEP_TIMEOUT_S, _closing(store)))
         log_store = LogStore(database, store, inline_max_bytes=broker.log_store_inline_max_bytes)

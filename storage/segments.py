@@ -17,9 +17,11 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 from storage.byte_store import MARKER, Buffer, FoundObject, Range, T
+from storage.page_cache import PageCacheWindow
 
 SEGMENT_BYTES = 64 * 1024 * 1024
 READERS = 4
@@ -35,10 +37,11 @@ _NAME = re.compile(r"^([0-9a-f]{16})\.segment$")
 class OpenSegment:
     """A file that takes appends, for one writer at a time."""
 
-    def __init__(self, object_id: int, fd: int, limit_bytes: int) -> None:
+    def __init__(self, object_id: int, fd: int, limit_bytes: int, on_close: Callable[[int], None]) -> None:
         self.object_id = object_id
         self._fd = fd
         self._limit_bytes = limit_bytes
+        self._on_close = on_close
         self.end = 0
         self.opened_at = time.monotonic()
 
@@ -75,6 +78,7 @@ class OpenSegment:
             os.ftruncate(self._fd, self.end)
         finally:
             os.close(self._fd)
+        self._on_close(self.end)
 
 
 class SegmentDirectory:
@@ -82,9 +86,12 @@ class SegmentDirectory:
 
     listing_interval_s = 0.0
 
-    def __init__(self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES) -> None:
+    def __init__(
+        self, directory: Path, *, segment_bytes: int = SEGMENT_BYTES, page_cache_bytes: int | None = None
+    ) -> None:
         self.directory = directory
         self.segment_bytes = segment_bytes
+        self._page_cache = PageCacheWindow(page_cache_bytes)
         self._threads = ThreadPoolExecutor(READERS, thread_name_prefix="segment-reader")
 
     @property
@@ -112,7 +119,7 @@ class SegmentDirectory:
             os.close(fd)
             path.unlink(missing_ok=True)
             raise
-        return OpenSegment(object_id, fd, self.segment_bytes)
+        return OpenSegment(object_id, fd, self.segment_bytes, partial(self._page_cache.add, path))
 
     def read(self, object_id: int, ranges: Iterable[tuple[int, int]]) -> list[bytearray]:
         """The bytes of (position, size) ranges in the order given; ranges that touch are read in one go. What the file

@@ -29,13 +29,16 @@ LOCK_PATIENCE_S = 15.0
 LOCK_LOOK_S = 0.02
 
 
-def reach_store(place: Path | str) -> ByteStore:
-    """The store at a directory, which is made, or at the URL of a bucket; StorageError where there can be none."""
+def reach_store(place: Path | str, *, page_cache_bytes: int | None = None) -> ByteStore:
+    """The store at a directory, which is made, or at the URL of a bucket; StorageError where there can be none.
+
+    Of a directory's newest files `page_cache_bytes` stay in the operating system's page cache; None: as it likes.
+    """
     try:
         if isinstance(place, Path):
             directory = place.absolute()
             directory.mkdir(parents=True, exist_ok=True)
-            return SegmentDirectory(directory)
+            return SegmentDirectory(directory, page_cache_bytes=page_cache_bytes)
         # Not before it is needed: it is a large library.
         from storage.object_store import ObjectStore
 
@@ -44,9 +47,11 @@ def reach_store(place: Path | str) -> ByteStore:
         raise unusable(str(place), error) from error
 
 
-async def open_store(database: Database, place: Path | str | None) -> ByteStore | None:
-    """The store at a directory or the URL of a bucket, made at the first time; None for None, where all bytes are
-    inline.
+async def open_store(
+    database: Database, place: Path | str | None, *, page_cache_bytes: int | None = None
+) -> ByteStore | None:
+    """The store at a directory or the URL of a bucket (`reach_store`), made at the first time; None for None, where all
+    bytes are inline.
 
     StorageError, in one line for the person who started the node, where the database's records lie elsewhere.
     """
@@ -55,7 +60,7 @@ async def open_store(database: Database, place: Path | str | None) -> ByteStore 
         if row is not None:
             raise StorageError(f"records of this database lie in {row['location']}: give it as --log-store")
         return None
-    store = reach_store(place)
+    store = reach_store(place, page_cache_bytes=page_cache_bytes)
     try:
         async with _alone(store):
             row = await database.hot.fetch_row(statement("log_store"))

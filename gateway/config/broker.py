@@ -253,6 +253,16 @@ class BrokerConfig:
         update=_AT_START,
     )
 
+    log_store_page_cache_bytes: int = setting(
+        _LONG,
+        1_073_741_824,
+        "How much of the newest files of a log's directory stays in the operating system's page cache, so that the "
+        "next ones go to the same memory; older ones are read from the disk; -1: as the system likes. Not a Kafka "
+        "setting.",
+        at_least(-1),
+        update=_AT_START,
+    )
+
     log_store_roll_bytes: int = setting(
         _LONG,
         67_108_864,
