@@ -21,6 +21,7 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from confluent_kafka.admin import AdminClient, NewTopic  # pyright: ignore[reportPrivateImportUsage]
 
 from bench import librdkafka
+from bench.stalls import watching
 from tests.compat.brokers import BrokerProcess
 
 PARTITIONS = 6
@@ -169,15 +170,17 @@ def one_in_flight(broker: BrokerProcess, _seconds: float) -> Figures:
 
 
 def paced(broker: BrokerProcess, seconds: float) -> Figures:
-    """A thousand records of 100 bytes a second, none waiting for another (no linger): the server's CPU for each."""
+    """A thousand records of 100 bytes a second, none waiting for another (no linger): the server's CPU for each. What
+    took longer while the disk kept a stranger waiting, too, counts in the one p99 and not in the other."""
     librdkafka.create_topic(broker.bootstrap, "paced", PARTITIONS)
-    latencies_ms: list[float] = []
+    waited: list[tuple[float, float]] = []
     failures: list[KafkaError] = []
 
     def on_delivery(error: KafkaError | None, message: Message) -> None:
         if error is not None:
             failures.append(error)
-        latencies_ms.append((message.latency() or 0.0) * 1000)
+        now = time.perf_counter()
+        waited.append((now - (message.latency() or 0.0), now))
 
     producer = Producer({"bootstrap.servers": broker.bootstrap, "acks": "all", "linger.ms": 0})
     payloads = [os.urandom(SMALL_RECORD_BYTES) for _ in range(PAYLOADS)]
@@ -185,22 +188,31 @@ def paced(broker: BrokerProcess, seconds: float) -> Figures:
     started = time.perf_counter()
     warm = False
     number = 0
-    while (elapsed_s := time.perf_counter() - started) < seconds + WARM_UP_S:
-        if not warm and elapsed_s > WARM_UP_S:
-            warm, cpu_s = True, _cpu_s(broker)
-            latencies_ms.clear()
-        while number < elapsed_s * PACE:
-            producer.produce("paced", payloads[number % PAYLOADS], on_delivery=on_delivery)
-            number += 1
-        producer.poll(0.001)
-    producer.flush(60)
-    if failures or not latencies_ms:
+    with watching(broker.log_path.parent) as disk:
+        while (elapsed_s := time.perf_counter() - started) < seconds + WARM_UP_S:
+            if not warm and elapsed_s > WARM_UP_S:
+                warm, cpu_s = True, _cpu_s(broker)
+                waited.clear()
+            while number < elapsed_s * PACE:
+                producer.produce("paced", payloads[number % PAYLOADS], on_delivery=on_delivery)
+                number += 1
+            producer.poll(0.001)
+        producer.flush(60)
+        cpu_s = _cpu_s(broker) - cpu_s
+    if failures or not waited:
         raise RuntimeError(f"{len(failures)} records failed: {failures[:1]}")
+    latencies_ms = _milliseconds(waited)
     return {
-        "server CPU ms/record": (_cpu_s(broker) - cpu_s) * 1000 / len(latencies_ms),
+        "server CPU ms/record": cpu_s * 1000 / len(latencies_ms),
         "p50 ms": statistics.median(latencies_ms),
         "p99 ms": statistics.quantiles(latencies_ms, n=100)[98],
+        "p99 ms, the disk's stalls apart": statistics.quantiles(_milliseconds(disk.apart(waited)), n=100)[98],
+        "p99 ms of a stranger's sync": disk.p99_ms,
     }
+
+
+def _milliseconds(spans: list[tuple[float, float]]) -> list[float]:
+    return [(end - begin) * 1000 for begin, end in spans]
 
 
 def paced_after_flood(broker: BrokerProcess, seconds: float) -> Figures:
