@@ -55,9 +55,9 @@ class Disk:
         begins = [begin for begin, _ in stalls]
 
         def touches(begin: float, end: float) -> bool:
-            # A stall begins when the last sync has ended, if not when that is got over: the last two are enough.
-            last = bisect.bisect_right(begins, end)
-            return any(stalled_until >= begin for _, stalled_until in stalls[max(last - 2, 0) : last])
+            # Syncs follow one another, so of the stalls that began in time the last is over last.
+            begun = bisect.bisect_right(begins, end)
+            return begun > 0 and stalls[begun - 1][1] >= begin
 
         return [span for span in spans if not touches(*span)]
 
