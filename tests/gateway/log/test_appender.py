@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 
 import pytest
 
@@ -106,8 +107,9 @@ def gathering_appender(node: DataPlane, gather_s: float) -> Appender:
     )
 
 
-async def meet(node: DataPlane, appender: Appender, topic: Topic, requests: int) -> None:
-    """So many requests of one batch in one commit: they came while another was under way."""
+@contextlib.contextmanager
+def commits_held(node: DataPlane) -> Iterator[asyncio.Event]:
+    """While entered, a commit that has begun waits until the event is set."""
     append, may_end = node.log.append, asyncio.Event()
 
     async def held(batches: Sequence[NewBatch], *, wait: bool) -> list[Appended | Refusal]:
@@ -116,6 +118,12 @@ async def meet(node: DataPlane, appender: Appender, topic: Topic, requests: int)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(node.log, "append", held)
+        yield may_end
+
+
+async def meet(node: DataPlane, appender: Appender, topic: Topic, requests: int) -> None:
+    """So many requests of one batch in one commit: they came while another was under way."""
+    with commits_held(node) as may_end:
         futures = [appender.submit(new_batch(topic, batch_of(b"m")))]
         await asyncio.sleep(0)
         futures += [appender.submit(new_batch(topic, batch_of(b"m"))) for _ in range(requests)]
@@ -142,13 +150,31 @@ async def test_requests_that_met_share_the_next_commit(node: DataPlane) -> None:
     appender = gathering_appender(node, FOR_EVER_S)
     await meet(node, appender, topic, 3)
     request = object()
-    futures = [appender.submit(new_batch(topic, batch_of(b"a")), request) for _ in range(2)]
+    futures = [appender.submit(new_batch(topic, batch_of(b"a")), request)]
+    await asyncio.sleep(0)
+    futures.append(appender.submit(new_batch(topic, batch_of(b"a")), request))
     futures.append(appender.submit(new_batch(topic, batch_of(b"b"))))
     done, _ = await asyncio.wait(futures, timeout=0.1)
     assert not done, "two of the three that met: their commit waits"
     futures.append(appender.submit(new_batch(topic, batch_of(b"c"))))
     await asyncio.wait_for(asyncio.gather(*futures), 10)
     assert [batches for batches, _ in node.commits] == [4], "begun when the third came, long before its time was up"
+
+
+async def test_who_was_left_waiting_is_waited_for(node: DataPlane) -> None:
+    topic = await node.create_topic("t")
+    appender = gathering_appender(node, FOR_EVER_S)
+    with commits_held(node) as may_end:
+        alone = appender.submit(new_batch(topic, batch_of(b"a")))
+        await asyncio.sleep(0)
+        left = appender.submit(new_batch(topic, batch_of(b"b")))
+        may_end.set()
+        await asyncio.wait_for(alone, 10)
+    done, _ = await asyncio.wait([left], timeout=0.1)
+    assert not done, "it met another that was in the commit before: one more may come"
+    another = appender.submit(new_batch(topic, batch_of(b"c")))
+    await asyncio.wait_for(asyncio.gather(left, another), 10)
+    assert [batches for batches, _ in node.commits] == [1, 2]
 
 
 async def test_enough_bytes_wait_for_nobody(node: DataPlane) -> None:
