@@ -330,6 +330,21 @@ def test_what_the_runner_cannot_do_for_one_suite_fails_that_suite(
     assert "compat: 1 passed, 2 failed, 0 unserved, 0 skipped, 0 unasked" in capsys.readouterr().out
 
 
+def test_what_was_not_asked_fails_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    suite = load(suite_of(tmp_path / "one", 'answer("mine.one")', more="scenarios = []\n"))
+
+    def run_fake(suite: Suite, **_: object) -> SuiteResult:
+        row = Row("mine.one", "unasked", 0.0, "no time")
+        return SuiteResult(suite.name, suite.client, suite.language, "2026-01-02", "abc", rows=[row])
+
+    monkeypatch.setattr("tests.compat.run.discover", lambda: [suite])
+    monkeypatch.setattr("tests.compat.run.run_suite", run_fake)
+    assert main(["one"]) == 0
+    assert "compat: 0 passed, 0 failed, 0 unserved, 0 skipped, 1 unasked" in capsys.readouterr().out
+
+
 def test_a_suite_whose_description_is_wrong_fails_alone(tmp_path: Path) -> None:
     suite_of(tmp_path / "good", "")
     suite_of(tmp_path / "wrong", "", more="colour = 1\n")
@@ -393,12 +408,21 @@ def test_what_is_not_served_yet_is_no_failure_and_what_is_served_may_not_be_call
         answer("mine.missing", "failed", "refused")
         answer("mine.there")
         answer("mine.broken", "failed", "oh")
+        answer("mine.later", "unasked", "no time")
+        answer("mine.left", "skipped", "wants six brokers")
     """
-    more = 'scenarios = []\n[unserved]\n"mine.missing" = "transactions"\n"mine.there" = "transactions"\n'
+    not_served = ("missing", "there", "later", "left")
+    more = "scenarios = []\n[unserved]\n" + "".join(f'"mine.{name}" = "transactions"\n' for name in not_served)
     result = run_suite(
         load(suite_of(tmp_path / "fake", program, more=more)), directory=tmp_path / "run", on_row=lambda _row: None
     )
-    assert outcomes(result.rows) == {"mine.missing": "unserved", "mine.there": "failed", "mine.broken": "failed"}
+    assert outcomes(result.rows) == {
+        "mine.missing": "unserved",
+        "mine.there": "failed",
+        "mine.broken": "failed",
+        "mine.later": "unasked",
+        "mine.left": "skipped",
+    }
     assert next(row.detail for row in result.rows if row.scenario == "mine.missing") == "transactions"
 
 
@@ -506,6 +530,7 @@ def test_what_kafka_passes_and_we_do_not_is_red(tmp_path: Path, monkeypatch: pyt
         "theirs": "passed",
         "left": "passed",
         "later": "passed",
+        "neither": "failed",
         "no": "skipped",
     }
     ours: dict[str, Outcome] = {
@@ -514,6 +539,7 @@ def test_what_kafka_passes_and_we_do_not_is_red(tmp_path: Path, monkeypatch: pyt
         "theirs": "failed",
         "left": "skipped",
         "later": "unasked",
+        "neither": "unasked",
         "no": "skipped",
     }
     write_oracle(tmp_path, [result("Apache Kafka 9", theirs)], keep_others=False)
@@ -522,7 +548,9 @@ def test_what_kafka_passes_and_we_do_not_is_red(tmp_path: Path, monkeypatch: pyt
     assert [row["scenario"] for _, row in red(card)] == ["left", "theirs"]
     text = (tmp_path / "compatibility.md").read_text()
     assert "| One | Apache Kafka 9 | 2026-01-02 | 2 | 3 | **2** | 1 |" in text
-    assert "| One | C | 1.0 | 2 | 2 | 0 | 2 | 1 | 0 |" in text
+    assert "| One | C | 1.0 | 2 | 2 | 0 | 2 | 2 | 0 |" in text
+    assert "| later | ? | 1.0 | not served |" in text
+    assert "| no | – | 1.0 | not served |" in text
     assert "| One | theirs | failed | not served |" in text
     # Asked again after the card was written: the card says so at once.
     write_oracle(tmp_path, [result("Apache Kafka 10", {**theirs, "theirs": "failed"})], keep_others=True)
