@@ -50,7 +50,7 @@ def reconcile(
                 return _trim(member, topic_ids, owned)
             return member
         case MemberState.UNREVOKED:
-            if owned is None or meet(owned, member.pending_revocation):
+            if not _has_let_go(member, member.pending_revocation, intersection(member.assigned, target), owned):
                 return _trim(member, topic_ids, owned) if subscription_changed else member
             epoch = min(member.member_epoch + 1, target_epoch)
             return _advance(member, epoch, target, target_epoch, owners, owned)
@@ -69,7 +69,7 @@ def _advance(
     """First let go of what is no longer the member's, at `epoch`; with nothing to let go of, take what is free."""
     keep = intersection(member.assigned, target)
     revoke = difference(member.assigned, keep)
-    if revoke and (owned is None or meet(owned, revoke)):
+    if revoke and not _has_let_go(member, revoke, keep, owned):
         return _with(member, MemberState.UNREVOKED, epoch, keep, revoke)
     pending = difference(target, keep)
     free = _free(pending, member.member_id, owners)
@@ -83,9 +83,21 @@ def _trim(member: ConsumerMember, topic_ids: frozenset[UUID], owned: Partitions 
     if keep is member.assigned:
         return member
     revoke = union(member.pending_revocation, difference(member.assigned, keep))
-    if owned is None or meet(owned, revoke):
+    if not _has_let_go(member, revoke, keep, owned):
         return _with(member, MemberState.UNREVOKED, member.member_epoch, keep, revoke)
     return _with(member, member.state, member.member_epoch, keep, member.pending_revocation)
+
+
+def _has_let_go(member: ConsumerMember, revoke: Partitions, keep: Partitions, owned: Partitions | None) -> bool:
+    """Whether a member that reports `owned` has none of `revoke` any more, nor will have.
+
+    librdkafka that has been given partitions says in a whole request that it owns none for as long as its application
+    has not taken them over, and then takes over all that it was given first. So who lets go says what it keeps; only
+    a classic member lets go of everything by joining. (Upstream's looks at `revoke` alone.)
+    """
+    if owned is None or meet(owned, revoke):
+        return False
+    return member.classic is not None or contains(owned, keep)
 
 
 def _free(wanted: Partitions, member_id: MemberId, owners: Owners) -> Partitions:

@@ -63,7 +63,32 @@ def test_who_owns_nothing_of_what_is_revoked_need_not_say_so():
     scene = Scene()
     scene.join("a")
     scene.join("b")
-    assert scene.beat("a", 1, {"t": {0}}) == (2, {"t": {0, 1}})
+    assert scene.beat("a", 1, {"t": {0, 1}}) == (2, {"t": {0, 1}})
+    assert scene.beat("b", 2) == (2, {"t": {2, 3}})
+
+
+@pytest.mark.parametrize("so_far", [{}, {"t": {0}}], ids=["nothing yet", "one yet"])
+def test_who_has_not_taken_over_what_it_was_given_has_not_let_go_of_it(so_far: dict[str, set[int]]):
+    """As librdkafka 2.16 does it, whose application is slow to take over what the first answer gave it."""
+    full = {"rebalance_timeout_ms": 60_000, "subscribed_topic_names": ("t",)}
+    scene = Scene()
+    scene.join("a")
+    scene.join("b")
+    for _ in range(2):
+        assert scene.beat("a", 1, so_far, **full) == (1, {"t": {0, 1}})
+        assert scene.beat("b", 2) == (2, None)
+    assert scene.beat("a", 1, ALL) == (1, None), "now it has them all"
+    assert scene.beat("b", 2) == (2, None)
+    assert scene.beat("a", 1, {"t": {0, 1}}) == (2, None)
+    assert scene.beat("b", 2) == (2, {"t": {2, 3}})
+
+
+def test_who_has_not_taken_over_what_it_was_given_need_not_if_there_is_less():
+    scene = Scene()
+    scene.join("a")
+    scene.join("b")
+    assert scene.beat("a", 1, {}) == (1, {"t": {0, 1}})
+    assert scene.beat("a", 1, {"t": {0, 1}}) == (2, None)
     assert scene.beat("b", 2) == (2, {"t": {2, 3}})
 
 
