@@ -7,7 +7,8 @@ stands in the modules that the table names. `CLASSIC` is the same as the runner 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from gateway.coordinator import restore as records
@@ -166,6 +167,16 @@ class _Classic:
 
     def member_ids(self, group: Group) -> Sequence[MemberId]:
         return tuple(group.members)
+
+    def connection_numbers(self, group: Group) -> Mapping[MemberId, int]:
+        return {key: each.connection_number for key, each in group.members.items() if each.connection_number >= 0}
+
+    def with_connection_numbers(self, group: Group, numbers: Mapping[MemberId, int]) -> Group:
+        members = {
+            key: replace(each, connection_number=max(each.connection_number, numbers.get(key, -1)))
+            for key, each in group.members.items()
+        }
+        return replace(group, members=members)
 
     restore = staticmethod(records.restore)
 

@@ -203,6 +203,15 @@ class Machine(Protocol):
 
     def member_ids(self, group: Value) -> Sequence[MemberId]: ...
 
+    def connection_numbers(self, group: Value) -> Mapping[MemberId, int]:
+        """The newest connection by which each member has spoken to this node, where one has. Not stored: it means
+        nothing to another node, nor after a restart."""
+        ...
+
+    def with_connection_numbers(self, group: Value, numbers: Mapping[MemberId, int]) -> Value:
+        """A group that was just read, with what this node knew of it before; members may be others by now."""
+        ...
+
     def restore(
         self,
         group_id: str,

@@ -16,14 +16,14 @@ What a group does is decided by its machine (`gateway/coordinator/machine.py`), 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol
 
 import structlog
 
 from gateway.coordinator.cluster import NO_TOPICS, Cluster
-from gateway.coordinator.facts import Fact
+from gateway.coordinator.facts import Fact, MemberId
 from gateway.coordinator.machine import (
     ClientRequest,
     ClusterChanged,
@@ -52,6 +52,8 @@ MAX_GROUPS = 200_000
 """Groups in memory; beyond it unknown groups are refused, so that an id per request cannot fill the node."""
 MAX_GROUP_ID_BYTES = 1_024
 """In UTF-8. With the longest member id still what a B-tree entry of Postgres can hold."""
+MAX_REMEMBERED = 100_000
+"""Members of groups that were let go of, whose newest connections are remembered."""
 MAX_MAILBOX = 20_000
 MAX_GROUPS_PER_CONNECTION = 10_000
 """Groups told when a connection closes; members of any further ones count on their session timeout alone."""
@@ -65,6 +67,9 @@ STALL_MS = 100
 """A timer that is later than this was held up by this process: what members sent meanwhile may lie unread."""
 REPRIEVE_MS = 1_000
 """For reading it, and for clients that were held up with us."""
+
+
+_NO_NUMBERS: Mapping[MemberId, int] = {}
 
 
 class Records(Protocol):
@@ -111,6 +116,10 @@ class Runtime:
         self._cluster = NO_TOPICS
         self._slots: dict[str, Slot] = {}
         self._connections: dict[ConnectionId, set[str]] = {}
+        self._remembered: dict[str, Mapping[MemberId, int]] = {}
+        """Newest connections of the members of groups that are to be read again. The one let go of first is forgotten
+        first."""
+        self._remembered_members = 0
         self._shards_loading: dict[int, CoordinatorLease] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_request_id = 0
@@ -402,7 +411,27 @@ class Runtime:
         """Forgets the group; whoever waits for it gets `error`."""
         if self._slots.get(slot.group_id) is slot:
             del self._slots[slot.group_id]
+            if slot.loaded:
+                self._remember_connections(slot)
         slot.let_go(error, self._refuse if slot.loaded else self._refuse_unread)
+
+    def _remember_connections(self, slot: Slot) -> None:
+        """Connections outlive what is in memory of a group: what then still arrives on an older one was overtaken as
+        before. Only as settled: who was not answered knows nothing that an older request would not know."""
+        numbers = self._machines.of(slot.group).connection_numbers(slot.group)
+        if not numbers:
+            return
+        self._recall(slot.group_id)
+        self._remembered[slot.group_id] = numbers
+        self._remembered_members += len(numbers)
+        while self._remembered_members > MAX_REMEMBERED:
+            self._recall(next(iter(self._remembered)))
+
+    def _recall(self, group_id: str) -> Mapping[MemberId, int]:
+        """Not remembered any more from here on."""
+        numbers = self._remembered.pop(group_id, _NO_NUMBERS)
+        self._remembered_members -= len(numbers)
+        return numbers
 
     def _refuse(self, request: Request[Any], error: ErrorCode) -> Any:
         return self._machines.refuse(request, error)
@@ -509,11 +538,15 @@ class Runtime:
             record = await self._records.read(slot.group_id, self._wanted(slot))
             if record is not None and not slot.dropped:
                 self._take_over(slot, record)
+            elif not slot.dropped:
+                self._recall(slot.group_id)
             slot.loaded = True
 
     def _take_over(self, slot: Slot, record: Record) -> None:
         slot.loaded = True
         slot.group = self._records.restored(record, self._now_ms(), self.settings)
+        if numbers := self._recall(slot.group_id):
+            slot.group = self._machines.of(slot.group).with_connection_numbers(slot.group, numbers)
         self._tell(slot.group, slot.group, ())
 
     async def _load_shard(self, lease: CoordinatorLease) -> None:

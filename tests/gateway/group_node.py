@@ -196,6 +196,7 @@ class Member:
         rebalance_timeout_ms: int = 20_000,
         protocol_type: str = "consumer",
         metadata: bytes = b"subscription",
+        connection_number: int = -1,
     ) -> None:
         self.groups = groups
         self.group_id = group_id
@@ -205,6 +206,7 @@ class Member:
         self.rebalance_timeout_ms = rebalance_timeout_ms
         self.protocol_type = protocol_type
         self.metadata = metadata
+        self.connection_number = connection_number
         self.member_id = MemberId("")
         self.generation_id = -1
         self.members: tuple[MemberId, ...] = ()
@@ -226,6 +228,7 @@ class Member:
                 session_timeout_ms=self.session_timeout_ms,
                 rebalance_timeout_ms=self.rebalance_timeout_ms,
                 new_member_id=MemberId(f"member-{self.connection_id}"),
+                connection_number=self.connection_number,
             ),
         )
         return asyncio.get_running_loop().create_task(self._joined(answer))

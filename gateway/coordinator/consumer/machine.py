@@ -271,6 +271,16 @@ class _Consumer:
     def member_ids(self, group: ConsumerGroup) -> Sequence[MemberId]:
         return tuple(group.members)
 
+    def connection_numbers(self, group: ConsumerGroup) -> Mapping[MemberId, int]:
+        return {key: each.connection_number for key, each in group.members.items() if each.connection_number >= 0}
+
+    def with_connection_numbers(self, group: ConsumerGroup, numbers: Mapping[MemberId, int]) -> ConsumerGroup:
+        members = {
+            key: replace(each, connection_number=max(each.connection_number, numbers.get(key, -1)))
+            for key, each in group.members.items()
+        }
+        return replace(group, members=members)
+
     def restore(
         self,
         group_id: str,

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
+from gateway.coordinator.consumer.model import ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
 from gateway.coordinator.facts import (
     AssignmentGiven,
     Fact,
@@ -25,7 +26,7 @@ from gateway.coordinator.facts import (
 )
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
 from gateway.coordinator.machine import Machines
-from gateway.coordinator.model import DeleteGroup, GroupState, HeartbeatReply
+from gateway.coordinator.model import ConnectionId, DeleteGroup, Group, GroupState, HeartbeatReply, MemberId
 from gateway.groups import runtime as groups_module
 from gateway.groups.groups import log as groups_log
 from gateway.operate.logs import REQUEST
@@ -370,6 +371,66 @@ async def test_memory_of_a_former_lease_is_not_used_under_a_new_one(node: GroupN
     assert node.leases.lease_for(G) is not None
     assert await first.beat() is ErrorCode.NONE
     assert (await held).error is ErrorCode.NOT_COORDINATOR
+
+
+def consumer_heartbeat(node: GroupNode, member_id: str, epoch: int, connection_number: int) -> ConsumerGroupHeartbeat:
+    return ConsumerGroupHeartbeat(
+        request_id=node.groups.next_request_id(),
+        connection_id=ConnectionId(f"c{connection_number}"),
+        connection_number=connection_number,
+        version=1,
+        new_member_id=MemberId("new"),
+        client_id="client",
+        client_host="/127.0.0.1",
+        member_id=MemberId(member_id),
+        member_epoch=epoch,
+        rebalance_timeout_ms=60_000 if epoch == 0 else -1,
+        subscribed_topic_names=("t",) if epoch == 0 else None,
+        owned={} if epoch == 0 else None,
+    )
+
+
+async def test_what_an_older_connection_says_is_too_late_although_the_group_was_read_again(node: GroupNode) -> None:
+    """A join that was overtaken would take from the member what the newer connection has brought it."""
+
+    async def says(epoch: int, connection_number: int) -> ConsumerGroupHeartbeatReply:
+        return await reply_of(node.groups.submit(G, consumer_heartbeat(node, "a", epoch, connection_number)))
+
+    assert (await says(0, 2)).error is ErrorCode.NONE
+    for _ in range(2):
+        node.groups.shard_lost(node.leases.shard_of(G))
+        assert (await says(0, 1)).error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert (await says(1, 2)).error is ErrorCode.NONE
+    assert (await says(1, 3)).error is ErrorCode.NONE, "a newer one is believed"
+    node.groups.shard_acquired(node.leases.lease_for(G) or pytest.fail("no lease"))
+    node.groups.shard_lost(node.leases.shard_of(G))
+    node.groups.shard_acquired(node.leases.lease_for(G) or pytest.fail("no lease"))
+    await until(lambda: not node.groups.shards_loading)
+    assert (await says(1, 2)).error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "its shard was read"
+
+
+async def test_so_it_is_in_a_group_whose_member_has_joined_as_a_classic_one(node: GroupNode) -> None:
+    """It may become a consumer group, in which late joins do harm."""
+    member = node.member(G, "c2", connection_number=2)
+    await settle(member)
+    node.groups.shard_lost(node.leases.shard_of(G))
+    group = await node.groups.view(G)
+    assert isinstance(group, Group)
+    assert group.members[member.member_id].connection_number == 2
+
+
+async def test_of_connections_so_much_is_remembered(node: GroupNode, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups_module, "MAX_REMEMBERED", 2)
+    ids = ("g1", "g2", "g3")
+    for group_id in ids:
+        joined = node.groups.submit(group_id, consumer_heartbeat(node, "a", 0, 2))
+        assert (await reply_of(joined)).error is ErrorCode.NONE
+    for group_id in ids:
+        node.groups.shard_lost(node.leases.shard_of(group_id))
+    late = [
+        (await reply_of(node.groups.submit(group_id, consumer_heartbeat(node, "a", 1, 1)))).error for group_id in ids
+    ]
+    assert sorted(late) == sorted([ErrorCode.NONE, *[ErrorCode.COORDINATOR_LOAD_IN_PROGRESS] * 2])
 
 
 async def test_nobodys_session_runs_out_under_a_lapsed_lease(node: GroupNode) -> None:
