@@ -28,6 +28,9 @@ from tests.wire import WireClient
 
 T = TypeVar("T")
 LONGEST_S = 30
+LEADS_AGAIN = frozenset(
+    {ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.COORDINATOR_NOT_AVAILABLE}
+)
 
 
 class GatewayReaders(Readers):
@@ -187,9 +190,13 @@ class GatewayReaders(Readers):
         )
 
     async def describe(self) -> DescribedGroup:
-        response = await self._admin.send(ConsumerGroupDescribeRequest(group_ids=(self._group_id,)), 1)
-        (self._seen,) = response.groups
-        return self._seen
+        """A gateway that stood still for long must first lead its groups again."""
+        while True:
+            response = await self._admin.send(ConsumerGroupDescribeRequest(group_ids=(self._group_id,)), 1)
+            (self._seen,) = response.groups
+            if self._seen.error_code not in LEADS_AGAIN:
+                return self._seen
+            await asyncio.sleep(self.look_s)
 
     def partitions_of(self, assigned: Iterable[TopicPartitions | DescribedPartitions]) -> set[Partition]:
         topics = {topic_id: topic for topic, topic_id in self._topic_ids.items()}

@@ -21,7 +21,7 @@ from tests.clients.line import Line
 from tests.closing import close
 from tests.frames.members import fresh
 from tests.gateway_process import GatewayProcess
-from tests.gateway_readers import GatewayReaders
+from tests.gateway_readers import LEADS_AGAIN, GatewayReaders
 from tests.readers import Partition
 
 MORTAL_MS = 4_000
@@ -321,8 +321,13 @@ class StockReaders(GatewayReaders):
             member_id="",
             topics=(OffsetCommitRequestTopic(name=called, partitions=(partition,)),),
         )
-        response = await self._admin.send(commit, 8)
-        assert response.topics[0].partitions[0].error_code == ErrorCode.NONE, response
+        while True:
+            response = await self._admin.send(commit, 8)
+            code = response.topics[0].partitions[0].error_code
+            if code not in LEADS_AGAIN:
+                break
+            await asyncio.sleep(self.look_s)
+        assert code == ErrorCode.NONE, response
         connection = await asyncpg.connect(self._gateway.database_url)
         try:
             written = "select exists (select from journal_offset where group_id = $1)"
