@@ -62,6 +62,7 @@ def test_jobs_are_plain_spark_submit_applications(gateway: GatewayProcess, tmp_p
     assert "nothing is missing" in submit("doctor", *to, "--topics", topic, folder=tmp_path)
 
 
+@pytest.mark.timeout(2 * processes.JOB_SECONDS)
 def test_a_signal_ends_archive_and_replay_after_their_step_and_they_go_on(
     gateway: GatewayProcess, tmp_path: Path
 ) -> None:
