@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--gigabytes", type=float, default=4.0, help="of the topic of `size` (default %(default)s)")
     parser.add_argument("--memory", default="1500m", help="of the job of `size` (default %(default)s)")
-    parser.add_argument("--nice", default="10", help="of the archive of `latency` (default %(default)s)")
+    parser.add_argument("--nice", default="idle", help="of the archive of `latency` (default %(default)s)")
     given = parser.parse_args(arguments)
     measure: Callable[[argparse.Namespace, GatewayProcess, Path], int] = {
         "rates": rates, "peer": peer, "latency": latency, "size": size,

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pipeline.progress import Progress
 
 LEAST_JAVA = 17
+LEAST_PRIORITY = 19
 LOCAL_SHUFFLE_PARTITIONS = 8
 LOG_LEVEL = "SLUICE_PIPELINE_SPARK_LOG"
 _LOGGING = Path(__file__).with_name("log4j2.properties")
@@ -63,8 +64,9 @@ class SessionOptions:
     local_dir: Path | None = None
     ui: bool = False
     settings: dict[str, str] = field(default_factory=dict)
-    nice: int = 0
-    """By how much a job on this machine's own cores gives way to whatever else runs here."""
+    nice: int | None = 0
+    """By how much a job on this machine's own cores gives way to whatever else runs here; None: it has what nobody else
+    wants (Linux' SCHED_IDLE)."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,8 +81,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--local-dir", type=Path, metavar="FOLDER", help="Spark's scratch space")
     group.add_argument("--spark-ui", action="store_true", help="serve Spark's own web page")
     group.add_argument(
-        "--nice", type=int, choices=range(20), default=10, metavar="N",
-        help="how far a local[…] job gives way to a broker beside it, 0 to 19 (default %(default)s)",
+        "--nice", type=_nice, default="idle", metavar="N",
+        help="how far a local[…] job gives way to a broker beside it: 0 to 19, or `idle`, which takes of the cores "
+             "what nobody else wants (default %(default)s)",
     )  # fmt: skip
     group.add_argument("--conf", action="append", default=[], metavar="NAME=VALUE", help="any Spark setting")
 
@@ -120,7 +123,7 @@ def open_session(options: SessionOptions, lines: Progress | None = None) -> Spar
         check_java()
         settings |= _own(options)
         if options.master.startswith("local"):
-            os.nice(options.nice)
+            give_way(options.nice)
     settings |= options.settings
     if lines is not None:
         lines.say(f"starts Spark ({settings.get('spark.master', 'submitted')})", event="spark")
@@ -135,6 +138,28 @@ def open_session(options: SessionOptions, lines: Progress | None = None) -> Spar
         signal.signal(signal.SIGINT, interrupted)
     session.sparkContext.setLogLevel(_log_level())
     return session
+
+
+def give_way(nice: int | None) -> None:
+    """This process, and what it starts from here on, behind whatever else runs on the machine.
+
+    By weight alone (a niceness) a busy job still keeps a broker that wakes up waiting for its turn to end; behind
+    SCHED_IDLE nobody waits.
+    """
+    if nice is not None:
+        os.nice(nice)
+    elif hasattr(os, "SCHED_IDLE"):
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    else:
+        os.nice(LEAST_PRIORITY)
+
+
+def _nice(text: str) -> int | None:
+    if text == "idle":
+        return None
+    if text.isdecimal() and int(text) <= LEAST_PRIORITY:
+        return int(text)
+    raise argparse.ArgumentTypeError(f"{text} is neither a number from 0 to {LEAST_PRIORITY} nor idle")
 
 
 def _log_level() -> str:

@@ -29,7 +29,9 @@ class Job:
     """`sluice-pipeline GIVEN`, in a process group of its own that its JVM belongs to."""
 
     def __init__(self, *given: str, master: str = "local[2]", memory: str = "1g") -> None:
-        command = [sys.executable, "-m", "pipeline.cli", given[0], "--json", "--master", master, "--memory", memory]
+        # With a share of its own: the tests beside it may leave nothing over.
+        start = [sys.executable, "-m", "pipeline.cli", given[0], "--nice", "10"]
+        command = [*start, "--json", "--master", master, "--memory", memory]
         self.said: list[dict[str, Any]] = []
         self._lines: queue.Queue[dict[str, Any] | None] = queue.Queue()
         self._process = subprocess.Popen(

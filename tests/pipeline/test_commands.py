@@ -88,7 +88,6 @@ def stopped(given: tuple[str, ...], event: str, number: signal.Signals, code: in
     job = processes.Job(*given)
     try:
         assert job.wait_for(event) is not None, "".join(job.errors)
-        # A job on its own machine's cores runs behind whatever else does: a broker beside it stays as quick as it was.
         assert job.niceness == {min(19, os.getpriority(os.PRIO_PROCESS, 0) + 10)}
         job.signal(number)
         assert job.wait() == code, "".join(job.errors)
@@ -96,6 +95,38 @@ def stopped(given: tuple[str, ...], event: str, number: signal.Signals, code: in
         job.close()
     assert "Stopping after this step" in "".join(job.errors)
     return str(job.said[-1]["say"])
+
+
+PRIORITIES = """
+import argparse, os, subprocess, sys
+from pipeline import session
+parser = argparse.ArgumentParser()
+session.add_arguments(parser)
+session.give_way(session.options_of(parser.parse_args(), "job").nice)
+print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0), flush=True)
+subprocess.run([sys.executable, "-c", "import os; print(os.sched_getscheduler(0), os.getpriority(os.PRIO_PROCESS, 0))"])
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "scheduler", "nicer"),
+    [((), os.SCHED_IDLE, 0), (("--nice", "idle"), os.SCHED_IDLE, 0), (("--nice", "3"), os.SCHED_OTHER, 3)],
+)
+def test_a_job_and_what_it_starts_give_way(given: tuple[str, ...], scheduler: int, nicer: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRIORITIES, *given], capture_output=True, text=True, timeout=JOB_SECONDS
+    )
+    priority = min(19, os.getpriority(os.PRIO_PROCESS, 0) + nicer)
+    assert done.stdout.splitlines() == [f"{scheduler} {priority}"] * 2, done.stderr
+
+
+@pytest.mark.parametrize("given", ["20", "-1", "lazy", ""])
+def test_a_priority_that_there_is_not_is_refused(given: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", PRIORITIES, f"--nice={given}"], capture_output=True, text=True, timeout=JOB_SECONDS
+    )
+    assert done.returncode == 2
+    assert f"{given} is neither a number from 0 to 19 nor idle" in done.stderr
 
 
 def test_who_reads_no_further_is_no_error() -> None:
