@@ -1,4 +1,4 @@
-"""Frames of lz4: the quick way through usual ones says what the codec's own decoder says, whatever the bytes."""
+"""Frames of lz4 and blocks of snappy: the quick way says what the codec's own decoder says, whatever the bytes."""
 
 from __future__ import annotations
 
@@ -94,3 +94,37 @@ def test_what_is_larger_than_allowed_is_refused_as_such(plain: bytes) -> None:
     with pytest.raises(DecompressedTooLargeError):
         decompress(Compression.LZ4, frame(plain), 299_999)
     assert bytes(decompress(Compression.LZ4, frame(plain), 300_000)) == plain
+
+
+def snappy_or_none(block: bytes) -> bytes | None:
+    """By the codec alone; None where it refuses."""
+    try:
+        return bytes(cramjam.snappy.decompress_raw(block))
+    except cramjam.DecompressionError:
+        return None
+
+
+def ours_or_none(block: bytes) -> bytes | None:
+    try:
+        return bytes(decompress(Compression.SNAPPY, block, MAX_BYTES))
+    except ProtocolError:
+        return None
+
+
+def test_blocks_of_snappy_are_what_the_codec_says_they_are() -> None:
+    chance = random.Random(11)
+    for _ in range(3000):
+        block = bytearray(cramjam.snappy.compress_raw(plain_of(chance)[:5_000]))
+        for _ in range(chance.randrange(3)):
+            # Where the length is, above all.
+            block[chance.randrange(min(len(block), chance.choice([1, 3, 200])))] = chance.randrange(256)
+        assert ours_or_none(bytes(block)) == snappy_or_none(bytes(block))
+
+
+@pytest.mark.parametrize(
+    "length", ["", "80", "8080808080", "8080808000", "ffffffff0f", "ffffffff1f", "8000", "00", "818000"]
+)
+def test_lengths_of_snappy_are_read_as_the_codec_reads_them(length: str) -> None:
+    for rest in (b"", b"\x00a"):
+        block = bytes.fromhex(length) + rest
+        assert ours_or_none(block) == snappy_or_none(block)
