@@ -9,6 +9,7 @@ chooses nothing of what is moved, and removes nothing: `roller.py` does.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -34,7 +35,10 @@ OBJECT_BYTES = 32 * 1024 * 1024
 over is smaller."""
 SORTED_BYTES = 2 * OBJECT_BYTES
 SORTED_CHUNKS = 50_000
-"""How much is put into the order of the log before it is cut into objects."""
+"""How much is put into the order of the log before it is cut into what is moved at a time."""
+MOVE_CHUNKS = 1_000
+"""How many chunks are read at a time, how many become one at most, and how many are named at a time in a segment: while
+they are, producers of their partitions wait."""
 RUNS_PER_OBJECT = 2_048
 """Both are bounded for the one transaction that names the object, which must end in time on a busy server too."""
 
@@ -79,8 +83,9 @@ class Mover:
         """
         into_objects = self._store is not None and self._writers is None
         moved_bytes = 0
-        async for page in _gathered(pages) if into_objects else pages:
-            runs = _runs(sorted(page, key=_by_place))
+        async for page in _gathered(pages):
+            # Not on the event loop: tens of thousands take longer than it may be held.
+            runs = await asyncio.to_thread(_in_order, page)
             for part in _evenly(runs) if into_objects else _pieces(runs):
                 moved_bytes += await self._move_part(part, inline_slot, lease)
         return moved_bytes
@@ -239,6 +244,10 @@ async def _gathered(pages: AsyncIterable[list[Chunk]]) -> AsyncIterator[list[Chu
         yield gathered
 
 
+def _in_order(chunks: Iterable[Chunk]) -> list[_Run]:
+    return _runs(sorted(chunks, key=_by_place))
+
+
 def _runs(chunks: Iterable[Chunk]) -> list[_Run]:
     """Neighbours that make one chunk together."""
     runs: list[_Run] = []
@@ -251,6 +260,7 @@ def _runs(chunks: Iterable[Chunk]) -> list[_Run]:
             and last.partition_key == chunk.partition_key
             and last.last_offset + 1 == chunk.base_offset
             and size_bytes <= CHUNK_BYTES
+            and len(runs[-1].chunks) < MOVE_CHUNKS
         ):
             runs[-1].chunks.append(chunk)
         else:
@@ -262,13 +272,14 @@ def _runs(chunks: Iterable[Chunk]) -> list[_Run]:
 def _pieces(runs: Iterable[_Run]) -> list[list[_Run]]:
     """What is read at a time, and written at a time to a segment."""
     pieces: list[list[_Run]] = []
-    size_bytes = MOVE_BYTES
+    size_bytes = chunks = 0
     for run in runs:
-        if size_bytes + run.size_bytes > MOVE_BYTES or len(pieces[-1]) >= RUNS_PER_OBJECT:
-            pieces.append([])
-            size_bytes = 0
-        pieces[-1].append(run)
         size_bytes += run.size_bytes
+        chunks += len(run.chunks)
+        if not pieces or size_bytes > MOVE_BYTES or chunks > MOVE_CHUNKS:
+            pieces.append([])
+            size_bytes, chunks = run.size_bytes, len(run.chunks)
+        pieces[-1].append(run)
     return pieces
 
 

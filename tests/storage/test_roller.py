@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import cast
 
 import asyncpg
 import pytest
 
-from storage import retention
+from storage import mover, retention
+from storage import roller as roller_module
 from storage.log import LogStore
-from storage.pool import Database
+from storage.pool import Database, Pool, Row
+from storage.queries import statement
 from storage.roller import Roller
 from storage.segments import SegmentDirectory
 from storage.types import NewBatch, PartitionKey, ReadRequest, Refusal
@@ -67,6 +70,31 @@ async def test_inline_chunks_become_one_in_a_segment_and_postgres_is_freed(
     assert found.base_offset == 7
     assert await append(log, small(key, 1)) == [20]
     assert (await read(log, key, 19)).batches[0].base_offset == 19
+
+
+async def test_many_chunks_move_a_few_at_a_time(
+    log: LogStore, roller: Roller, make_topic: MakeTopic, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Producers of a partition wait while its chunks are named, and all else while many rows become values."""
+    monkeypatch.setattr(mover, "MOVE_CHUNKS", 4)
+    monkeypatch.setattr(roller_module, "_CHUNKS_PER_STATEMENT", 5)
+    named: list[int] = []
+    fetch_row = Pool.fetch_row
+
+    async def counted(pool: Pool, query: str, *arguments: object) -> Row | None:
+        if query == statement("move_chunks"):
+            named.append(len(cast("list[int]", arguments[-1])))
+        return await fetch_row(pool, query, *arguments)
+
+    monkeypatch.setattr(Pool, "fetch_row", counted)
+    first, second = [partition.partition_key for partition in (await make_topic("moved", 2)).partitions]
+    await append_each(log, *(small(key, i) for i in range(11) for key in (first, second)))
+    before = [await read(log, key) for key in (first, second)]
+    assert await roller.roll(**EVERYTHING) == 22 * 200
+    assert await places(sql) == [place for place in ((0, 3, False), (4, 7, False), (8, 10, False)) for _ in range(2)]
+    assert sum(named) == 22
+    assert max(named) == 4
+    assert [await read(log, key) for key in (first, second)] == before
 
 
 async def test_young_and_few_bytes_stay(
