@@ -40,7 +40,8 @@ MOVE_CHUNKS = 1_000
 """How many chunks are read at a time, how many become one at most, and how many are named at a time in a segment: while
 they are, producers of their partitions wait."""
 RUNS_PER_OBJECT = 2_048
-"""Both are bounded for the one transaction that names the object, which must end in time on a busy server too."""
+"""Bounded, as `SORTED_CHUNKS` is, for the one transaction that names an object: it must end in time on a busy server
+too."""
 
 
 @dataclass(frozen=True, slots=True)

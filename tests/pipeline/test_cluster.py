@@ -1,0 +1,33 @@
+"""What a job makes of a cluster that does not lead its partitions yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # pyright: ignore[reportPrivateImportUsage]
+
+from pipeline.errors import PipelineError
+from pipeline.kafka import Cluster
+
+
+NO_LEADERS = -156
+"""RD_KAFKA_RESP_ERR__NOENT of librdkafka."""
+
+
+@pytest.mark.parametrize("code", [NO_LEADERS, KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION])
+def test_partitions_without_a_leader_are_asked_again_later(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
+    """librdkafka says "No leaders found" where Kafka has made a topic and none of its partitions is led."""
+
+    def nobody_leads(_self: AdminClient, asked: Mapping[TopicPartition, Any], **_: object) -> dict[Any, Future[Any]]:
+        told: dict[Any, Future[Any]] = {partition: Future() for partition in asked}
+        for future in told.values():
+            future.set_exception(KafkaException(KafkaError(code)))
+        return told
+
+    monkeypatch.setattr(AdminClient, "list_offsets", nobody_leads)
+    with pytest.raises(PipelineError, match="cannot answer at the moment"):
+        Cluster("127.0.0.1:1").offsets([("orders", 0)], OffsetSpec.latest())
