@@ -13,7 +13,6 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # pyright: ignore[rep
 from pipeline.errors import PipelineError
 from pipeline.kafka import Cluster
 
-
 NO_LEADERS = -156
 """RD_KAFKA_RESP_ERR__NOENT of librdkafka."""
 
