@@ -35,6 +35,7 @@ class Load(threading.Thread):
                 "enable.idempotence": True,
                 "linger.ms": 2,
                 "delivery.timeout.ms": 120_000,
+                "request.timeout.ms": 10_000,
                 "log_level": 0,
                 "reconnect.backoff.ms": 50,
                 "reconnect.backoff.max.ms": 500,
@@ -46,6 +47,8 @@ class Load(threading.Thread):
                 "group.id": self.group,
                 "enable.auto.commit": False,
                 "log_level": 0,
+                # A commit holds this thread, and a node that sleeps answers nothing and closes nothing.
+                "socket.timeout.ms": 5_000,
             }
         )
         number = 0

@@ -33,7 +33,8 @@ class Readers:
             "partition.assignment.strategy": "cooperative-sticky",
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
-            "session.timeout.ms": 30_000,
+            # A member whose JoinGroup waits at a node that sleeps sends no heartbeats elsewhere; nobody is to be expelled.
+            "session.timeout.ms": 120_000,
             "heartbeat.interval.ms": 500,
             "reconnect.backoff.ms": 50,
             "reconnect.backoff.max.ms": 500,
