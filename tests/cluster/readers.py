@@ -33,7 +33,7 @@ class Readers:
             "partition.assignment.strategy": "cooperative-sticky",
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
-            # A member whose JoinGroup waits at a node that sleeps sends no heartbeats elsewhere; it is not to be expelled.
+            # A member whose JoinGroup waits at a node that sleeps sends no heartbeats elsewhere and stays all the same.
             "session.timeout.ms": 120_000,
             "heartbeat.interval.ms": 500,
             "reconnect.backoff.ms": 50,
