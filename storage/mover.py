@@ -10,8 +10,9 @@ chooses nothing of what is moved, and removes nothing: `roller.py` does.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 import structlog
 
@@ -23,7 +24,7 @@ from storage.pool import Database
 from storage.queries import statement
 from storage.segment_writers import SegmentWriters
 from storage.segments import SegmentDirectory
-from storage.types import CoordinatorLease, StoredBatch
+from storage.types import CoordinatorLease, PartitionKey, StoredBatch
 
 log: structlog.typing.FilteringBoundLogger = structlog.get_logger(__name__)
 
@@ -36,9 +37,9 @@ over is smaller."""
 SORTED_BYTES = 2 * OBJECT_BYTES
 SORTED_CHUNKS = 50_000
 """How much is put into the order of the log before it is cut into what is moved at a time."""
-MOVE_CHUNKS = 1_000
+MOVE_CHUNKS = 250
 """How many chunks are read at a time, how many become one at most, and how many are named at a time in a segment: while
-they are, producers of their partitions wait."""
+they are, producers of their partitions wait, and while they are read, all else does, for two milliseconds."""
 RUNS_PER_OBJECT = 2_048
 """Bounded, as `SORTED_CHUNKS` is, for the one transaction that names an object: it must end in time on a busy server
 too."""
@@ -56,6 +57,7 @@ class _Run:
 
 
 _Copied = list[tuple[_Run, list[StoredBatch]]]
+_OfPartitions = dict[PartitionKey, list[Chunk]]
 
 
 class Mover:
@@ -84,10 +86,11 @@ class Mover:
         """
         into_objects = self._store is not None and self._writers is None
         moved_bytes = 0
-        async for page in _gathered(pages):
-            # Not on the event loop: tens of thousands take longer than it may be held.
-            runs = await asyncio.to_thread(_in_order, page)
-            for part in _evenly(runs) if into_objects else _pieces(runs):
+        async for gathered in _gathered(pages):
+            runs = _runs(_in_order(gathered))
+            # Objects are cut from the whole: tens of thousands take longer than the event loop may be held.
+            parts = await asyncio.to_thread(_evenly, runs) if into_objects else _pieces(runs)
+            for part in parts:
                 moved_bytes += await self._move_part(part, inline_slot, lease)
         return moved_bytes
 
@@ -226,66 +229,66 @@ class Mover:
         return 0 if refusal is not None else run.size_bytes
 
 
-def _by_place(chunk: Chunk) -> tuple[int, int]:
-    return chunk.partition_key, chunk.base_offset
-
-
-async def _gathered(pages: AsyncIterable[list[Chunk]]) -> AsyncIterator[list[Chunk]]:
-    """The same chunks, as many together as are sorted together."""
-    gathered: list[Chunk] = []
-    size_bytes = 0
+async def _gathered(pages: AsyncIterable[list[Chunk]]) -> AsyncIterator[_OfPartitions]:
+    """The same chunks, as many together as are put in order together."""
+    gathered: _OfPartitions = {}
+    count = size_bytes = 0
     async for page in pages:
         for chunk in page:
-            gathered.append(chunk)
+            gathered.setdefault(chunk.partition_key, []).append(chunk)
+            count += 1
             size_bytes += chunk.size_bytes
-            if size_bytes >= SORTED_BYTES or len(gathered) >= SORTED_CHUNKS:
+            if size_bytes >= SORTED_BYTES or count >= SORTED_CHUNKS:
                 yield gathered
-                gathered, size_bytes = [], 0
+                gathered, count, size_bytes = {}, 0, 0
     if gathered:
         yield gathered
 
 
-def _in_order(chunks: Iterable[Chunk]) -> list[_Run]:
-    return _runs(sorted(chunks, key=_by_place))
+def _in_order(gathered: _OfPartitions) -> Iterator[Chunk]:
+    """Made as they are taken, a partition at a time: its own mostly come as they were appended, which costs little to
+    sort, where all of them together would hold the interpreter for as long as the event loop may not wait."""
+    for partition_key in sorted(gathered):
+        yield from sorted(gathered[partition_key], key=attrgetter("base_offset"))
 
 
-def _runs(chunks: Iterable[Chunk]) -> list[_Run]:
+def _runs(chunks: Iterable[Chunk]) -> Iterator[_Run]:
     """Neighbours that make one chunk together."""
-    runs: list[_Run] = []
+    run: list[Chunk] = []
     size_bytes = 0
     for chunk in chunks:
-        last = runs[-1].chunks[-1] if runs else None
         size_bytes += chunk.size_bytes
-        if (
-            last is not None
-            and last.partition_key == chunk.partition_key
-            and last.last_offset + 1 == chunk.base_offset
+        if run and not (
+            run[-1].partition_key == chunk.partition_key
+            and run[-1].last_offset + 1 == chunk.base_offset
             and size_bytes <= CHUNK_BYTES
-            and len(runs[-1].chunks) < MOVE_CHUNKS
+            and len(run) < MOVE_CHUNKS
         ):
-            runs[-1].chunks.append(chunk)
-        else:
-            runs.append(_Run([chunk]))
-            size_bytes = chunk.size_bytes
-    return runs
+            yield _Run(run)
+            run, size_bytes = [], chunk.size_bytes
+        run.append(chunk)
+    if run:
+        yield _Run(run)
 
 
-def _pieces(runs: Iterable[_Run]) -> list[list[_Run]]:
+def _pieces(runs: Iterable[_Run]) -> Iterator[list[_Run]]:
     """What is read at a time, and written at a time to a segment."""
-    pieces: list[list[_Run]] = []
+    piece: list[_Run] = []
     size_bytes = chunks = 0
     for run in runs:
         size_bytes += run.size_bytes
         chunks += len(run.chunks)
-        if not pieces or size_bytes > MOVE_BYTES or chunks > MOVE_CHUNKS:
-            pieces.append([])
-            size_bytes, chunks = run.size_bytes, len(run.chunks)
-        pieces[-1].append(run)
-    return pieces
+        if piece and (size_bytes > MOVE_BYTES or chunks > MOVE_CHUNKS):
+            yield piece
+            piece, size_bytes, chunks = [], run.size_bytes, len(run.chunks)
+        piece.append(run)
+    if piece:
+        yield piece
 
 
-def _evenly(runs: Sequence[_Run]) -> list[list[_Run]]:
+def _evenly(found: Iterable[_Run]) -> list[list[_Run]]:
     """What becomes one object each, none much smaller than the others."""
+    runs = list(found)
     total_bytes = sum(run.size_bytes for run in runs)
     count = max(1, round(total_bytes / OBJECT_BYTES))
     parts: list[list[_Run]] = []

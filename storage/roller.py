@@ -54,8 +54,8 @@ REMOVED_AT_ONCE = 100
 REMOVAL_PATIENCE_S = 10.0
 """Postgres ends a transaction that has nothing to do for 15 s."""
 
-_CHUNKS_PER_STATEMENT = 1_000
-"""Made into values on the event loop, which nothing may hold for long."""
+_CHUNKS_PER_STATEMENT = 250
+"""Made into values on the event loop, which this holds for a millisecond."""
 _ALIVE_SHARE = 0.5
 
 
