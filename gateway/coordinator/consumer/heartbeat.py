@@ -196,8 +196,8 @@ def proceed(
         draft.raise_epoch(Trigger.SUBSCRIPTION_CHANGED, member.member_id)
     elif topics_changed and not target_is_old:
         draft.raise_epoch(Trigger.TOPICS_CHANGED)
-    elif not draft.assignor and draft.leaves_something():
-        # A static member has made a consumer group of a classic one that was about to give away what nobody had.
+    elif not draft.assignor and draft.is_unfit():
+        # A static member has made a consumer group of a classic one that was about to share things out anew.
         draft.raise_epoch(Trigger.MEMBER_JOINED, member.member_id)
     if draft.group_epoch > draft.assignment_epoch:
         draft.compute_target()
