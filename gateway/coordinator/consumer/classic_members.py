@@ -94,6 +94,7 @@ def join(
         server_assignor=None,
         classic=classic,
         connection_number=event.connection_number,
+        connection_id=event.connection_id,
     )
     after = proceed(draft, known, member, _owned(member, subscription, cluster), NOTHING)
     draft.join_deadlines.pop(after.member_id, None)

@@ -370,4 +370,5 @@ class Draft:
 
 
 def _stored_alike(before: ConsumerMember, after: ConsumerMember) -> bool:
-    return before == after or replace(before, connection_number=after.connection_number) == after
+    spoken = replace(before, connection_number=after.connection_number, connection_id=after.connection_id)
+    return before == after or spoken == after

@@ -153,6 +153,7 @@ def _updated(member: ConsumerMember, event: ConsumerGroupHeartbeat, cluster: Clu
         ),
         untaken=_untaken(member, event, cluster),
         connection_number=event.connection_number,
+        connection_id=event.connection_id,
     )
 
 

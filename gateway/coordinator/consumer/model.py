@@ -20,7 +20,7 @@ from gateway.coordinator.consumer.spread import Spread
 from gateway.coordinator.consumer.topics import Pattern
 from gateway.coordinator.document import VOLATILE
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.machine import ClientRequest
+from gateway.coordinator.machine import ClientRequest, ConnectionId
 from gateway.coordinator.model import ConsumerSettings, Protocols
 from protocol.errors import ErrorCode
 
@@ -86,6 +86,8 @@ class ConsumerMember:
     """None: it speaks the consumer protocol. Otherwise its member epoch is what it calls its generation."""
     connection_number: int = field(default=-1, metadata=VOLATILE)
     """The newest connection that has spoken for it. What comes on an older one was overtaken."""
+    connection_id: ConnectionId | None = field(default=None, metadata=VOLATILE)
+    """Of the same one; what was served on it was served to this member, whatever client id asked."""
 
 
 def session_ms(member: ConsumerMember, settings: ConsumerSettings) -> int:
