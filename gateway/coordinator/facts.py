@@ -156,7 +156,8 @@ class MemberAway(MemberFact):
 
 @dataclass(frozen=True, slots=True)
 class MemberChanged(MemberFact):
-    """What is stored of the member changed in a way that no other fact tells: its client, its rack, its timeout."""
+    """What is stored of the member changed in a way that no other fact tells: its client, its rack, its timeout,
+    what it says that it has taken over."""
 
     def __str__(self) -> str:
         return f"member {self.member_id} changed"

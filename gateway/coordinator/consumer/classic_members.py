@@ -94,8 +94,9 @@ def join(
         server_assignor=None,
         classic=classic,
         connection_number=event.connection_number,
+        connection_id=event.connection_id,
     )
-    after = proceed(draft, known, member, _owned(member, subscription, cluster))
+    after = proceed(draft, known, member, _owned(member, subscription, cluster), NOTHING)
     draft.join_deadlines.pop(after.member_id, None)
     draft.sync_deadlines[after.member_id] = now_ms + after.rebalance_timeout_ms
     reply = JoinReply(

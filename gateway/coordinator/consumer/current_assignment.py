@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from uuid import UUID
 
-from gateway.coordinator.consumer.model import ConsumerMember, MemberState
+from gateway.coordinator.consumer.model import JOIN_EPOCH, ConsumerMember, MemberState
 from gateway.coordinator.consumer.partitions import (
     NOTHING,
     Partitions,
@@ -35,9 +35,11 @@ def reconcile(
     owners: Owners,
     topic_ids: frozenset[UUID],
     owned: Partitions | None,
+    doubted: Partitions,
     subscription_changed: bool,
 ) -> ConsumerMember:
-    """The member after a heartbeat that reported `owned` (None if it said nothing of it).
+    """The member after a heartbeat that reported `owned` (None if it said nothing of it), and may be about to take over
+    what is `doubted` all the same.
 
     `target` is what the target assignment gives it, `topic_ids` what it subscribes to now: the target may be older.
     """
@@ -45,17 +47,18 @@ def reconcile(
     match member.state:
         case MemberState.STABLE:
             if member.member_epoch != target_epoch:
-                return _advance(member, member.member_epoch, target, target_epoch, owners, owned)
+                return _advance(member, member.member_epoch, target, target_epoch, owners, owned, doubted)
             if subscription_changed:
-                return _trim(member, topic_ids, owned)
+                return _trim(member, topic_ids, owned, doubted)
             return member
         case MemberState.UNREVOKED:
-            if not _has_let_go(member, member.pending_revocation, intersection(member.assigned, target), owned):
-                return _trim(member, topic_ids, owned) if subscription_changed else member
+            keep = intersection(member.assigned, target)
+            if not _has_let_go(member, member.pending_revocation, keep, owned, doubted):
+                return _trim(member, topic_ids, owned, doubted) if subscription_changed else member
             epoch = min(member.member_epoch + 1, target_epoch)
-            return _advance(member, epoch, target, target_epoch, owners, owned)
+            return _advance(member, epoch, target, target_epoch, owners, owned, doubted)
         case MemberState.UNRELEASED:
-            return _advance(member, member.member_epoch, target, target_epoch, owners, owned)
+            return _advance(member, member.member_epoch, target, target_epoch, owners, owned, doubted)
 
 
 def _advance(
@@ -65,11 +68,12 @@ def _advance(
     target_epoch: int,
     owners: Owners,
     owned: Partitions | None,
+    doubted: Partitions,
 ) -> ConsumerMember:
     """First let go of what is no longer the member's, at `epoch`; with nothing to let go of, take what is free."""
     keep = intersection(member.assigned, target)
     revoke = difference(member.assigned, keep)
-    if revoke and not _has_let_go(member, revoke, keep, owned):
+    if revoke and not _has_let_go(member, revoke, keep, owned, doubted):
         return _with(member, MemberState.UNREVOKED, epoch, keep, revoke)
     pending = difference(target, keep)
     free = _free(pending, member.member_id, owners)
@@ -77,27 +81,32 @@ def _advance(
     return _with(member, state, target_epoch, union(keep, free), NOTHING)
 
 
-def _trim(member: ConsumerMember, topic_ids: frozenset[UUID], owned: Partitions | None) -> ConsumerMember:
+def _trim(
+    member: ConsumerMember, topic_ids: frozenset[UUID], owned: Partitions | None, doubted: Partitions
+) -> ConsumerMember:
     """Topics that the member has just unsubscribed from go at once, without waiting for a target without them."""
     keep = only_topics(member.assigned, topic_ids)
     if keep is member.assigned:
         return member
     revoke = union(member.pending_revocation, difference(member.assigned, keep))
-    if not _has_let_go(member, revoke, keep, owned):
+    if not _has_let_go(member, revoke, keep, owned, doubted):
         return _with(member, MemberState.UNREVOKED, member.member_epoch, keep, revoke)
     return _with(member, member.state, member.member_epoch, keep, member.pending_revocation)
 
 
-def _has_let_go(member: ConsumerMember, revoke: Partitions, keep: Partitions, owned: Partitions | None) -> bool:
+def _has_let_go(
+    member: ConsumerMember, revoke: Partitions, keep: Partitions, owned: Partitions | None, doubted: Partitions
+) -> bool:
     """Whether a member that reports `owned` has none of `revoke` any more, nor will have.
 
-    librdkafka that has been given partitions says in a whole request that it owns none for as long as its application
-    has not taken them over, and then takes over all that it was given first. So who lets go says what it keeps; only
-    a classic member lets go of everything by joining. (Upstream's looks at `revoke` alone.)
+    A member whose application is slow to take over partitions says in a whole request that it owns what it had before
+    them, and then takes over all that it was given first (librdkafka, Java). So who lets go says what it keeps, and a
+    whole request lets go of nothing that the member has never said it owns; only a classic member lets go of everything
+    by joining. (Upstream's looks at `revoke` alone.)
     """
     if owned is None or meet(owned, revoke):
         return False
-    return member.classic is not None or contains(owned, keep)
+    return member.classic is not None or (contains(owned, keep) and not meet(doubted, revoke))
 
 
 def _free(wanted: Partitions, member_id: MemberId, owners: Owners) -> Partitions:
@@ -136,4 +145,15 @@ def _with(
         previous_member_epoch=previous,
         assigned=assigned,
         pending_revocation=pending_revocation,
+        untaken=_untaken(member, assigned, pending_revocation),
     )
+
+
+def _untaken(member: ConsumerMember, assigned: Partitions, pending_revocation: Partitions) -> Partitions:
+    """Who joins is told everything in the answer, whatever a process before it under its name was told."""
+    if member.classic is not None:
+        return NOTHING
+    if member.member_epoch == JOIN_EPOCH:
+        return assigned
+    untaken = union(member.untaken, difference(assigned, member.assigned))
+    return intersection(untaken, union(assigned, pending_revocation))

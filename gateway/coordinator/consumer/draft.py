@@ -287,11 +287,14 @@ class Draft:
         self.metadata_hash = found
         return True
 
-    def leaves_something(self) -> bool:
-        """Whether the target gives a partition that somebody reads to nobody."""
+    def is_unfit(self) -> bool:
+        """Whether the target gives a partition that somebody reads to nobody, or one to a member that does not read
+        it."""
         read = {topic_id for subscription in self.subscriptions for topic_id in self.topic_ids(subscription)}
         given = Counter[UUID]()
-        for share in self.target.values():
+        for member_id, share in self.target.items():
+            if not self.topic_ids(subscription_of(self.members[member_id])).issuperset(share):
+                return True
             given.update({topic_id: len(indexes) for topic_id, indexes in share.items()})
         return any(given[topic_id] < self.cluster.by_id[topic_id].partition_count for topic_id in read)
 
@@ -367,4 +370,5 @@ class Draft:
 
 
 def _stored_alike(before: ConsumerMember, after: ConsumerMember) -> bool:
-    return before == after or replace(before, connection_number=after.connection_number) == after
+    spoken = replace(before, connection_number=after.connection_number, connection_id=after.connection_id)
+    return before == after or spoken == after

@@ -198,7 +198,15 @@ def superseded(draft: Draft) -> None:
 def draining(group: ConsumerGroup) -> tuple[Draining, ...]:
     """What sources are to commit."""
     return unsettled.draining(group) + tuple(
-        Draining(topic_id, index, member.member_id, member.client_id, member.client_host, None, group.moving[key].mark)
+        Draining(
+            topic_id,
+            index,
+            member.member_id,
+            member.client_id,
+            member.client_host,
+            member.connection_id,
+            group.moving[key].mark,
+        )
         for source in group.drain_deadlines
         for member in (group.members[source],)
         for key in _each(member.undrained)

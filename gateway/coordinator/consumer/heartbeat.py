@@ -25,7 +25,7 @@ from gateway.coordinator.consumer.model import (
     MemberState,
     subscription_of,
 )
-from gateway.coordinator.consumer.partitions import NOTHING, Partitions
+from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference, intersection, meet, union
 from gateway.coordinator.consumer.views import has_news
 from gateway.coordinator.facts import (
     AssignmentGiven,
@@ -66,7 +66,7 @@ def heartbeat(
     draft = Draft(group, now_ms, settings, cluster)
     if member.member_id not in group.unheard:
         draft.facts += silent
-    return _proceed(draft, event, member, _updated(member, event))
+    return _proceed(draft, event, member, _updated(member, event, cluster))
 
 
 def _has_no_news(group: ConsumerGroup, event: ConsumerGroupHeartbeat, member: ConsumerMember, cluster: Cluster) -> bool:
@@ -114,10 +114,10 @@ def _join(
     member_id = event.member_id or event.new_member_id
     if known is None:
         draft.tell(MemberJoined(member_id, event.instance_id))
-        return _proceed(draft, event, None, _updated(ConsumerMember(member_id), event))
+        return _proceed(draft, event, None, _updated(ConsumerMember(member_id), event, cluster))
     if known.member_id == member_id and known.member_epoch != STATIC_LEAVE_EPOCH and known.classic is None:
         draft.tell(MemberRejoined(member_id))
-        fresh = replace(known, assigned=NOTHING, pending_revocation=NOTHING, undrained=NOTHING)
+        fresh = replace(known, assigned=NOTHING, pending_revocation=NOTHING, untaken=NOTHING, undrained=NOTHING)
     else:
         draft.tell(MemberReplaced(member_id, known.member_id, event.instance_id or ""))
         fresh = replace(known, member_id=member_id, connection_number=-1, classic=None, undrained=NOTHING)
@@ -128,10 +128,10 @@ def _join(
         if member_id in draft.members:
             draft.lose(member_id, Departure.LEFT)
         draft.succeed(known.member_id, fresh)
-    return _proceed(draft, event, known, _updated(fresh, event))
+    return _proceed(draft, event, known, _updated(fresh, event, cluster))
 
 
-def _updated(member: ConsumerMember, event: ConsumerGroupHeartbeat) -> ConsumerMember:
+def _updated(member: ConsumerMember, event: ConsumerGroupHeartbeat, cluster: Cluster) -> ConsumerMember:
     """The member with what the request says of it; what it leaves out stays."""
     names, pattern = event.subscribed_topic_names, event.subscribed_topic_regex
     joins = event.member_epoch == JOIN_EPOCH
@@ -151,21 +151,39 @@ def _updated(member: ConsumerMember, event: ConsumerGroupHeartbeat) -> ConsumerM
         server_assignor=(
             event.server_assignor if joins or event.server_assignor is not None else member.server_assignor
         ),
+        untaken=_untaken(member, event, cluster),
         connection_number=event.connection_number,
+        connection_id=event.connection_id,
     )
+
+
+def _untaken(member: ConsumerMember, event: ConsumerGroupHeartbeat, cluster: Cluster) -> Partitions:
+    """Of a topic that is gone, nothing need be awaited."""
+    if not member.untaken:
+        return NOTHING
+    left = difference(member.untaken, event.owned or NOTHING)
+    return {topic_id: indexes for topic_id, indexes in left.items() if topic_id in cluster.by_id}
 
 
 def _proceed(
     draft: Draft, event: ConsumerGroupHeartbeat, before: ConsumerMember | None, member: ConsumerMember
 ) -> Step:
     """`before` is the member as it was, None if it is new; `member` what the request makes of it."""
-    after = proceed(draft, before, member, event.owned)
+    joins = event.member_epoch == JOIN_EPOCH
     full = (
         event.rebalance_timeout_ms != -1
         and (event.subscribed_topic_names is not None or event.subscribed_topic_regex is not None)
         and event.owned is not None
     )
-    tell = event.member_epoch == JOIN_EPOCH or full or after.assigned != member.assigned
+    after = proceed(draft, before, member, event.owned, member.untaken if full else NOTHING)
+    awaited = intersection(after.untaken, after.pending_revocation)
+    told = after.assigned
+    if event.owned == told:
+        # Either it is still taking over what is awaited, or the answer that gave it was lost: who is told just what it
+        # owns acknowledges nothing, so it is told to take that over (again), and to let go of it after that.
+        told = union(told, awaited)
+    has_caught_up = before is not None and not awaited and meet(before.untaken, after.pending_revocation)
+    tell = joins or full or has_caught_up or after.assigned != member.assigned
     draft.answer(
         event.request_id,
         ConsumerGroupHeartbeatReply(
@@ -174,16 +192,21 @@ def _proceed(
             after.member_id,
             after.member_epoch,
             _interval_ms(after, draft.settings),
-            after.assigned if tell else None,
+            told if tell else None,
         ),
     )
     return draft.seal()
 
 
 def proceed(
-    draft: Draft, before: ConsumerMember | None, member: ConsumerMember, owned: Partitions | None
+    draft: Draft,
+    before: ConsumerMember | None,
+    member: ConsumerMember,
+    owned: Partitions | None,
+    doubted: Partitions,
 ) -> ConsumerMember:
-    """What a request that reports `owned` makes of its member and of what the group wants: the member as it is then."""
+    """What a request that reports `owned` makes of its member and of what the group wants: the member as it is then.
+    What is `doubted` it may be about to take over, whatever it reports."""
     # Who joins anew under its id has lost what it had, and may commit none of it any more.
     draft.put(member, HandoffEnd.SOURCE_LEFT if member.member_epoch == JOIN_EPOCH else HandoffEnd.ACKNOWLEDGED)
     subscription_changed = before is None or subscription_of(before) != subscription_of(member)
@@ -196,8 +219,8 @@ def proceed(
         draft.raise_epoch(Trigger.SUBSCRIPTION_CHANGED, member.member_id)
     elif topics_changed and not target_is_old:
         draft.raise_epoch(Trigger.TOPICS_CHANGED)
-    elif not draft.assignor and draft.leaves_something():
-        # A static member has made a consumer group of a classic one that was about to give away what nobody had.
+    elif not draft.assignor and draft.is_unfit():
+        # A static member has made a consumer group of a classic one that was about to share things out anew.
         draft.raise_epoch(Trigger.MEMBER_JOINED, member.member_id)
     if draft.group_epoch > draft.assignment_epoch:
         draft.compute_target()
@@ -208,6 +231,7 @@ def proceed(
         draft.owners,
         draft.topic_ids(subscription_of(member)),
         owned,
+        doubted,
         subscription_changed,
     )
     after = retained(draft, member, after)
@@ -245,6 +269,7 @@ def _leave(
                 previous_member_epoch=STATIC_LEAVE_EPOCH,
                 state=MemberState.STABLE,
                 pending_revocation=NOTHING,
+                untaken=NOTHING,
                 undrained=NOTHING,
                 connection_number=event.connection_number,
             ),

@@ -97,6 +97,7 @@ def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) ->
                 ),
                 classic=ClassicProtocol(member.session_timeout_ms, member.protocols),
                 connection_number=member.connection_number,
+                connection_id=member.connection_id,
             )
         )
         draft.target[member.member_id] = held[member.member_id]

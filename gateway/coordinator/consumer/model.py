@@ -20,7 +20,7 @@ from gateway.coordinator.consumer.spread import Spread
 from gateway.coordinator.consumer.topics import Pattern
 from gateway.coordinator.document import VOLATILE
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.machine import ClientRequest
+from gateway.coordinator.machine import ClientRequest, ConnectionId
 from gateway.coordinator.model import ConsumerSettings, Protocols
 from protocol.errors import ErrorCode
 
@@ -78,12 +78,16 @@ class ConsumerMember:
     """What it was told that it may own."""
     pending_revocation: Partitions = field(default_factory=nothing)
     """What it was told to let go of, and may own still."""
+    untaken: Partitions = field(default_factory=nothing)
+    """What of both it was told since it last joined, and has not said yet that it owns."""
     undrained: Partitions = field(default_factory=nothing)
     """What it has let go of, and is still to commit up to what it was served: nobody else may own it yet."""
     classic: ClassicProtocol | None = None
     """None: it speaks the consumer protocol. Otherwise its member epoch is what it calls its generation."""
     connection_number: int = field(default=-1, metadata=VOLATILE)
     """The newest connection that has spoken for it. What comes on an older one was overtaken."""
+    connection_id: ConnectionId | None = field(default=None, metadata=VOLATILE)
+    """Of the same one; what was served on it was served to this member, whatever client id asked."""
 
 
 def session_ms(member: ConsumerMember, settings: ConsumerSettings) -> int:

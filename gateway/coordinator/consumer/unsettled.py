@@ -181,7 +181,7 @@ def draining(group: ConsumerGroup) -> tuple[Draining, ...]:
             each.source,
             group.members[each.source].client_id,
             group.members[each.source].client_host,
-            None,
+            group.members[each.source].connection_id,
             each.mark,
         )
         for each in group.unsettled

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from typing import Any
 
 import pytest
@@ -18,7 +19,10 @@ from gateway.coordinator.handoff import (
     HandoffMode,
     HandoffSettings,
 )
+from gateway.coordinator.machine import ConnectionId
 from gateway.coordinator.model import ConsumerSettings, HandoffProgress, Settings
+from gateway.groups.marks import Marks
+from gateway.net.context import ConnectionInfo
 
 from .scene import Scene, topic_id
 
@@ -106,6 +110,18 @@ def test_what_was_never_fetched_goes_on_at_once() -> None:
     scene.drained("a", gone, mark=None, committed=-1)
     assert scene.reasons == [HandoffEnd.NEVER_FETCHED]
     assert scene.beat("b", 2)[1] == {"t": {gone}}
+
+
+def test_what_was_served_on_a_sources_own_connection_counts_whatever_client_id_asked() -> None:
+    scene, gone = moved(HandoffMode.DRAIN)
+    scene.beat("a", 1, connection_id=ConnectionId("a's"))
+    scene.beat("a", 1, {"t": {1 - gone}}, connection_id=ConnectionId("a's"))
+    marks, partition = Marks(), (topic_id("t"), gone)
+    marks.served(ConnectionInfo("a's", "/127.0.0.1"), "another id", partition, 0, struct.pack(">q15xi", 0, 4))
+    (each,) = draining(scene.group)
+    mark = marks.of(each.connection_id, each.client_id, each.client_host, partition)
+    assert mark is not None
+    assert mark.offset == 5
 
 
 def test_a_source_that_does_not_commit_is_not_waited_for_for_ever() -> None:

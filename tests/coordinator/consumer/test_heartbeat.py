@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import GroupState, MemberState
 from gateway.coordinator.consumer.views import state_of
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ClusterChanged
-from gateway.coordinator.model import ConsumerSettings
+from gateway.coordinator.model import ConsumerSettings, Settings
 from protocol.errors import ErrorCode
 
-from .scene import Scene, named
+from .scene import Scene, named, partitions
 
 ALL = {"t": {0, 1, 2, 3}}
+U = {"u": {0, 1}}
+A, B = MemberId("a"), MemberId("b")
 
 
 def both() -> Scene:
@@ -52,6 +57,7 @@ def test_a_partition_goes_from_one_to_the_other_by_way_of_nobody():
     assert scene.beat("a", 1) == (1, {"t": {0, 1}})
     assert scene.beat("b", 2) == (2, None), "a has not let go"
     assert scene.beat("a", 1) == (1, None)
+    assert scene.beat("a", 1, ALL) == (1, {"t": {0, 1}}), "a owns them only now, and is told again what it is to keep"
     assert scene.beat("a", 1, ALL) == (1, None), "a owns them still"
     assert scene.beat("b", 2) == (2, None)
     assert scene.beat("a", 1, {"t": {0, 1}}) == (2, None)
@@ -77,7 +83,7 @@ def test_who_has_not_taken_over_what_it_was_given_has_not_let_go_of_it(so_far: d
     for _ in range(2):
         assert scene.beat("a", 1, so_far, **full) == (1, {"t": {0, 1}})
         assert scene.beat("b", 2) == (2, None)
-    assert scene.beat("a", 1, ALL) == (1, None), "now it has them all"
+    assert scene.beat("a", 1, ALL) == (1, {"t": {0, 1}}), "now it has them all"
     assert scene.beat("b", 2) == (2, None)
     assert scene.beat("a", 1, {"t": {0, 1}}) == (2, None)
     assert scene.beat("b", 2) == (2, {"t": {2, 3}})
@@ -90,6 +96,156 @@ def test_who_has_not_taken_over_what_it_was_given_need_not_if_there_is_less():
     assert scene.beat("a", 1, {}) == (1, {"t": {0, 1}})
     assert scene.beat("a", 1, {"t": {0, 1}}) == (2, None)
     assert scene.beat("b", 2) == (2, {"t": {2, 3}})
+
+
+class TestWhoIsSlowToTakeOver:
+    """A member whose application is slow says in whole requests what it owned before, and then takes over all that it
+    was given first, whatever it was told since. (librdkafka and Java do, after a restart, say.)"""
+
+    def given_and_taken_away(self, before: dict[str, set[int]]) -> Scene:
+        """a has said that it owns `before`, was given all of u besides, and b is to have that now."""
+        scene = Scene({"t": 2, "u": 2})
+        scene.join("a", *before, "u")
+        if before:
+            # It has what it had for long.
+            member = scene.group.members[A]
+            scene.group = replace(scene.group, members={A: replace(member, untaken=partitions(U))})
+        scene.join("b", "u")
+        scene.group = replace(scene.group, target={A: partitions(before), B: partitions(U)}, spread=None)
+        return scene
+
+    def whole(self, scene: Scene, owned: dict[str, set[int]]) -> dict[str, set[int]] | None:
+        names = scene.group.members[A].subscribed_topic_names
+        epoch = scene.group.members[A].member_epoch
+        return scene.beat("a", epoch, owned, rebalance_timeout_ms=60_000, subscribed_topic_names=names)[1]
+
+    def delta(self, scene: Scene, owned: dict[str, set[int]] | None = None) -> dict[str, set[int]] | None:
+        return scene.beat("a", scene.group.members[A].member_epoch, owned)[1]
+
+    def others_share(self, scene: Scene) -> dict[str, set[int]]:
+        """What b has after it has asked again."""
+        scene.beat("b", scene.group.members[B].member_epoch)
+        return named(scene.group.members[B].assigned)
+
+    before = pytest.mark.parametrize("before", [{}, {"t": {0, 1}}], ids=["nothing", "something"])
+
+    @before
+    def test_has_not_let_go_of_what_it_takes_over_yet(self, before: dict[str, set[int]]):
+        scene = self.given_and_taken_away(before)
+        for _ in range(2):
+            assert self.whole(scene, before) == before | U, "it is told to take it over after all"
+            assert self.others_share(scene) == {}
+            assert scene.group.members[A].state is MemberState.UNREVOKED
+        assert self.delta(scene, before | U) == before, "it has, and is told to let go of it"
+        assert self.others_share(scene) == {}
+        assert self.delta(scene, before) is None
+        assert self.others_share(scene) == U
+
+    @before
+    def test_that_was_told_already_to_let_go_of_it_does_so_after_it_has_taken_it_over(
+        self, before: dict[str, set[int]]
+    ):
+        scene = self.given_and_taken_away(before)
+        assert self.delta(scene) == before
+        assert self.whole(scene, before) == before | U
+        assert self.others_share(scene) == {}
+        assert self.whole(scene, before | U) == before
+        assert self.others_share(scene) == {}
+        assert self.whole(scene, before) == before
+        assert self.others_share(scene) == U, "a whole request lets go as well, of what it has owned"
+
+    @before
+    def test_lets_go_by_saying_what_it_took_over(self, before: dict[str, set[int]]):
+        """Who is told less before it has begun takes over less, and says so in an acknowledgement."""
+        scene = self.given_and_taken_away(before)
+        assert self.delta(scene) == before
+        assert self.delta(scene, before) is None
+        assert self.others_share(scene) == U
+
+    def test_has_let_go_of_what_it_had_taken_over(self):
+        scene = self.given_and_taken_away({})
+        epoch = scene.group.members[A].member_epoch
+        scene.group = replace(scene.group, target={A: partitions(U), B: partitions({})})
+        assert scene.beat("a", epoch, U)[0] == 2
+        scene.group = replace(scene.group, group_epoch=3, assignment_epoch=3, target={A: {}, B: partitions(U)})
+        assert self.whole(scene, {}) == {}
+        assert self.others_share(scene) == U
+
+    def test_is_gone_when_its_time_is_over(self):
+        scene = self.given_and_taken_away({})
+        assert self.whole(scene, {}) == U
+        scene.now_ms += 30_000
+        assert self.whole(scene, {}) == U, "which prolongs nothing"
+        assert self.others_share(scene) == {}
+        scene.tick(30_000)
+        assert self.others_share(scene) == U
+        assert scene.refused(scene.heartbeat("a", 1)) is ErrorCode.UNKNOWN_MEMBER_ID
+
+    def test_awaits_nothing_of_a_topic_that_is_gone(self):
+        scene = self.given_and_taken_away({"t": {0, 1}})
+        scene.topics_changed({"t": 2})
+        assert self.whole(scene, {"t": {0, 1}}) == {"t": {0, 1}}
+        assert scene.group.members[A].state is MemberState.STABLE
+
+    def test_has_given_everything_up_if_it_joins_anew(self):
+        scene = self.given_and_taken_away({})
+        assert scene.told(scene.join("a", "u"))[1] == {}
+        assert self.others_share(scene) == U
+
+    def test_is_forgotten_with_the_process_that_was_a_static_member(self):
+        scene = Scene({"t": 2})
+        scene.join("a", instance_id="i")
+        assert named(scene.group.members[A].untaken) == {"t": {0, 1}}
+        scene.beat("a", -2, instance_id="i")
+        assert not scene.group.members[A].untaken
+        scene.join("b")
+        scene.group = replace(scene.group, target={A: {}, B: partitions({"t": {0, 1}})}, spread=None)
+        assert scene.told(scene.join("a2", instance_id="i"))[1] == {}
+        assert self.others_share(scene) == {"t": {0, 1}}
+
+    def test_is_told_everything_anew_as_a_static_member_that_returns(self):
+        scene = Scene({"t": 2})
+        scene.join("a", instance_id="i")
+        scene.beat("a", 1, {"t": {0, 1}}, instance_id="i")
+        scene.beat("a", -2, instance_id="i")
+        assert scene.told(scene.join("a2", instance_id="i"))[1] == {"t": {0, 1}}
+        assert named(scene.group.members[MemberId("a2")].untaken) == {"t": {0, 1}}
+
+    def test_is_so_after_a_restart(self):
+        scene = self.given_and_taken_away({})
+        read_back(scene)
+        assert named(scene.group.members[A].untaken) == U
+        assert self.whole(scene, {}) == U
+        assert self.others_share(scene) == {}
+
+    def test_was_not_known_to_an_older_release(self):
+        scene = self.given_and_taken_away({})
+        read_back(scene, without="untaken")
+        assert not scene.group.members[A].untaken
+        assert self.whole(scene, {}) == {}
+        assert self.others_share(scene) == U
+
+
+def read_back(scene: Scene, without: str | None = None) -> None:
+    """Another coordinator reads what is stored, of each member without this field."""
+    stored = {key: CONSUMER.stored_member(scene.group, key) for key in scene.group.members}
+    documents = {key: json.loads(json.dumps(row.document)) for key, row in stored.items() if row is not None}
+    for document in documents.values():
+        document["member"].pop(without, None)
+    settings = Settings(consumer=scene.settings)
+    target = dict(scene.group.target)
+    scene.group = CONSUMER.restore("g", CONSUMER.stored(scene.group), documents, None, scene.now_ms, settings)
+    assert scene.group.target == target
+
+
+def test_an_acknowledgement_is_one_row_and_a_second_is_none():
+    scene = both()
+    assert scene.beat("b", 2, {"t": {2, 3}}) == (2, None)
+    assert scene.facts == ["member b changed"]
+    assert scene.beat("b", 2, {"t": {2, 3}}) == (2, None)
+    assert scene.facts == []
+    assert scene.beat("b", 2) == (2, None)
+    assert scene.facts == []
 
 
 def test_a_full_request_is_told_its_assignment_again():

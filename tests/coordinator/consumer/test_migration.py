@@ -502,6 +502,18 @@ def test_who_comes_back_with_the_other_protocol_ends_the_rebalance_that_was_unde
     assert scene.share("k", epoch, instance="i")["t"] | given["t"] == ALL["t"]
 
 
+def test_who_no_longer_reads_what_it_has_loses_it_though_another_ends_the_rebalance_that_it_began():
+    scene = Mixed({"t": 1, "u": 1})
+    scene.classic_group({"k": {"t": {0}, "u": {0}}, "l": {}}, "cooperative-sticky", instances={"k": "i", "l": "j"})
+    wants_t = offer("cooperative-sticky", topics=("t",), owned={"t": {0}, "u": {0}})
+    assert scene.join("k", wants_t, instance="i") is None, "the others are to join again"
+    scene.enter("a", instance_id="j")
+    assert scene.is_consumer
+    joined = scene.join("k", wants_t, instance="i")
+    assert joined is not None
+    assert "u" not in scene.share("k", joined.generation_id, instance="i")
+
+
 def test_the_last_static_member_alone_is_replaced_in_a_classic_group():
     scene = Mixed()
     scene.enter("a", instance_id="i")

@@ -10,6 +10,7 @@ import pytest
 
 from gateway.coordinator.consumer import current_assignment, handoff, heartbeat, identity
 from gateway.coordinator.consumer.draft import Draft
+from gateway.coordinator.consumer.partitions import NOTHING
 
 from .simulation.play import run
 
@@ -32,6 +33,13 @@ def nothing(*_: Any) -> None:
     pass
 
 
+has_let_go = vars(current_assignment)["_has_let_go"]
+
+
+def nothing_doubted(*arguments: Any) -> bool:
+    return has_let_go(*arguments[:-1], NOTHING)
+
+
 def no_topics_change(draft: Draft) -> bool:
     draft.seen = draft.cluster
     return False
@@ -43,6 +51,7 @@ def no_topics_change(draft: Draft) -> bool:
         pytest.param(identity, "check_not_overtaken", nothing, id="late requests are believed"),
         pytest.param(current_assignment, "_free", lambda wanted, *_: wanted, id="partitions are given while owned"),
         pytest.param(current_assignment, "meet", lambda *_: False, id="revocations are not awaited"),
+        pytest.param(current_assignment, "_has_let_go", nothing_doubted, id="slow members are believed to let go"),
         pytest.param(Draft, "arm_rebalance", nothing, id="revocations are awaited for ever"),
         pytest.param(Draft, "see_topics", no_topics_change, id="topics stay as they were"),
         pytest.param(Draft, "_release", nothing, id="partitions are never free again"),

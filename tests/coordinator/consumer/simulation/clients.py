@@ -94,7 +94,7 @@ class Client:
         event = self._event()
         number = self.outstanding = self.world.number()
         self.full = self.news = self.acknowledges = False
-        self._transmit(event, lambda reply: self._answered(number, reply))
+        self._transmit(event, lambda reply: self._answered(event, number, reply))
         self.world.after(REQUEST_TIMEOUT_MS, lambda: self._timed_out(number))
 
     def _event(self) -> ConsumerGroupHeartbeat:
@@ -143,7 +143,7 @@ class Client:
         if self.alive and self.outstanding == number:
             self.disconnect()
 
-    def _answered(self, number: int, reply: ConsumerGroupHeartbeatReply) -> None:
+    def _answered(self, event: ConsumerGroupHeartbeat, number: int, reply: ConsumerGroupHeartbeatReply) -> None:
         if not self.alive or self.outstanding != number:
             return
         self.outstanding = None
@@ -162,6 +162,8 @@ class Client:
             self.epoch = reply.member_epoch
             if reply.assignment is not None:
                 self._reconcile(reply.assignment)
+            if event.owned is not None:
+                self._reported()
             self._next_beat(reply.heartbeat_interval_ms)
 
     def _reconcile(self, assignment: Partitions) -> None:
@@ -177,6 +179,9 @@ class Client:
             patience_ms = self.rebalance_timeout_ms * (1 if self.world.calm else 2)
             delay_ms = self.world.random.randint(0, patience_ms) if self.world.chance(slow) else 0
             self.world.after(delay_ms, lambda: self._let_go(assignment, epoch))
+
+    def _reported(self) -> None:
+        """The coordinator has answered a request that says what this member owns."""
 
     def _let_go(self, assignment: Partitions, epoch: int) -> None:
         if self.assignment is not assignment or not self.alive:
@@ -203,6 +208,63 @@ class Client:
                 self.beat()
 
         self.world.after(delay_ms, act)
+
+
+class SlowClient(Client):
+    """One whose application takes its time to take over what it is told, as librdkafka plays it: until then whole
+    requests say what it owned before; what it is told meanwhile waits until the coordinator has answered a request that
+    says what it took."""
+
+    def __init__(self, world: World, name: str, instance_id: str | None, version: int) -> None:
+        super().__init__(world, name, instance_id, version)
+        self.has_taken = False
+        self.next: Partitions | None = None
+        self.says_all = world.tempers.random() < 0.3
+        """Its acknowledgements are whole requests, as franz-go's are."""
+
+    def rejoin(self) -> None:
+        self.next = None
+        self.has_taken = False
+        super().rejoin()
+
+    def _reconcile(self, assignment: Partitions) -> None:
+        if self.assignment is not None:
+            self.next = None if assignment == self.assignment else assignment
+        elif assignment != self.owned:
+            self._begin(assignment)
+
+    def _begin(self, assignment: Partitions) -> None:
+        tempers = self.world.tempers
+        longest_ms = 2_000 if self.world.calm else 2 * self.rebalance_timeout_ms
+        delay_ms = tempers.randint(0, longest_ms) if tempers.random() < 0.5 else 0
+        self.assignment = assignment
+        self.has_taken = False
+        self.world.after(delay_ms, lambda: self._take_at_last(assignment))
+
+    def _take_at_last(self, assignment: Partitions) -> None:
+        if self.assignment is not assignment or not self.alive:
+            return
+        self.world.tell(f"{self.name} has taken over {assignment}")
+        self.owned = assignment
+        self.has_taken = self.acknowledges = True
+        self.full = self.full or self.says_all
+        if self.is_member:
+            self.world.server.check_client(self)
+        self.beat()
+
+    def _reported(self) -> None:
+        if self.has_taken and not self.acknowledges:
+            told, self.next = self.next, None
+            self.assignment = None
+            self.has_taken = False
+            if told is not None and told != self.owned:
+                self._begin(told)
+
+
+def consumer(world: World, name: str, instance_id: str | None, version: int) -> Client:
+    """Of some runs, a part of the consumers is slow."""
+    kind = SlowClient if world.tempers.random() < world.slow_share else Client
+    return kind(world, name, instance_id, version)
 
 
 def subscribes(client: Client, name: str) -> bool:

@@ -32,7 +32,7 @@ from gateway.coordinator.model import Group, GroupState, HandoffProgress, JoinGr
 from gateway.groups.slot import Unstored
 
 from .classic_client import ClassicClient
-from .clients import Client, subscribes
+from .clients import Client, consumer, subscribes
 from .node import FoulError, Server, World, require, rewritten
 from .play import Outcome, Play
 
@@ -408,7 +408,7 @@ class _Play(Play[AnyClient]):
         if instance_id is None and self.world.chance(0.3):
             instance_id = f"i{number}"
         if len(self.living()) < MAX_CLIENTS:
-            self.start(Client(self.world, f"c{number}", instance_id, 1))
+            self.start(consumer(self.world, f"c{number}", instance_id, 1))
 
     def _upgrade_one(self) -> None:
         self._replace(ClassicClient, self._add_consumer)

@@ -18,7 +18,7 @@ from gateway.coordinator.consumer.model import (
     ConsumerGroupHeartbeatReply,
     MemberState,
 )
-from gateway.coordinator.consumer.partitions import Partitions, difference
+from gateway.coordinator.consumer.partitions import Partitions, difference, only_topics
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.handoff import Drained, HandoffMode, HandoffSettings
 from gateway.coordinator.machine import ClusterChanged, Machines, Step, StoredGroup, Tick
@@ -49,6 +49,9 @@ class World:
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
+        self.tempers = Random(f"tempers of {seed}")
+        """Of slow consumers: runs without any are as they were before there were some."""
+        self.slow_share = self.tempers.choice((0, 0, 0.5, 1))
         self.now_ms = 0
         self.told: list[str] = []
         self.weather = Weather()
@@ -355,7 +358,11 @@ class Server:
         member = self.group.members.get(client.member_id)
         if not client.is_member or member is None:
             return
-        rest = difference(difference(client.owned, member.assigned), member.pending_revocation)
+        owned = client.owned
+        if self.world.slow_share:
+            # Who takes over late what is gone by then takes it from nobody.
+            owned = only_topics(owned, frozenset(self.world.cluster.by_id))
+        rest = difference(difference(owned, member.assigned), member.pending_revocation)
         require(not rest, "{} owns {}, which may be another's", client.name, rest)
 
 

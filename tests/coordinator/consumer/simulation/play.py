@@ -12,7 +12,7 @@ from gateway.coordinator.consumer.model import GroupState
 from gateway.coordinator.consumer.views import state_of
 from gateway.coordinator.machine import Tick
 
-from .clients import Client, subscribes
+from .clients import Client, consumer, subscribes
 from .node import FoulError, Weather, World
 
 C = TypeVar("C", bound=Any)
@@ -157,7 +157,7 @@ class _Play(Play[Client]):
         if len(self.living()) < MAX_CLIENTS:
             number = self.world.number()
             instance_id = f"i{number}" if random.random() < 0.3 else None
-            self.start(Client(self.world, f"c{number}", instance_id, random.choice((0, 1, 1))))
+            self.start(consumer(self.world, f"c{number}", instance_id, random.choice((0, 1, 1))))
 
     def _restart_static(self) -> None:
         """A process takes the place of one with its instance id, which may be dead, gone for a while, or alive."""
@@ -166,7 +166,7 @@ class _Play(Play[Client]):
             old = self.world.random.choice(static)
             if old.alive and self.world.chance(0.7):
                 old.leave()
-            self.start(Client(self.world, f"{old.name}r", old.instance_id, 1))
+            self.start(consumer(self.world, f"{old.name}r", old.instance_id, 1))
 
     def _deliver_something_old(self) -> None:
         """A request on a connection that its client has given up arrives after all."""
