@@ -50,6 +50,9 @@ class Compression(IntEnum):
     ZSTD = 4
 
 
+_SNAPPY, _LZ4 = Compression.SNAPPY, Compression.LZ4
+"""To name a member takes an enumeration of Python 3.11 a fifth of a microsecond, each time."""
+
 _DECOMPRESS_INTO = {
     Compression.GZIP: cramjam.gzip.decompress_into,
     Compression.LZ4: cramjam.lz4.decompress_into,
@@ -68,15 +71,15 @@ def decompress(
     Snappy is read in xerial's framing (Java, most clients) and raw (librdkafka's habit). The codecs let other threads
     run while they work, and so does all else here: no large block is filled or copied.
     """
-    if codec is Compression.NONE:
+    if not codec:
         return payload
-    if codec is Compression.SNAPPY:
+    if codec is _SNAPPY:
         return _decompress_snappy(memoryview(payload), max_bytes, scratch)
     into = _DECOMPRESS_INTO[codec]
     size = max_bytes if scratch is not None else min(max(_FIRST_OUTPUT_BYTES, 4 * len(payload)), max_bytes)
     while True:
         output = room(size, scratch)
-        if codec is Compression.LZ4 and (blocks := _lz4_blocks(memoryview(payload), output)) is not None:
+        if codec is _LZ4 and (blocks := _lz4_blocks(memoryview(payload), output)) is not None:
             return blocks
         try:
             written = into(payload, output)
@@ -131,23 +134,22 @@ def _lz4_blocks(payload: memoryview, output: memoryview) -> memoryview | None:
 
 
 def _decompress_snappy(payload: memoryview, max_bytes: int, scratch: memoryview | None) -> memoryview:
-    if bytes(payload[: len(_XERIAL_MAGIC)]) != _XERIAL_MAGIC:
-        blocks = [payload]
-    else:
-        blocks = _xerial_blocks(payload)
+    blocks = _xerial_blocks(payload) if bytes(payload[: len(_XERIAL_MAGIC)]) == _XERIAL_MAGIC else (payload,)
     lengths = [_claimed_bytes(block) for block in blocks]
-    if sum(lengths) > max_bytes:
+    total = sum(lengths)
+    if total > max_bytes:
         raise DecompressedTooLargeError(f"records decompress to more than {max_bytes} bytes")
-    output = room(sum(lengths), scratch)
+    output = room(total, scratch)
     position = 0
     for block, length in zip(blocks, lengths, strict=True):
+        end = position + length
         try:
-            written = cramjam.snappy.decompress_raw_into(block, output[position : position + length])
+            written = cramjam.snappy.decompress_raw_into(block, output[position:end])
         except cramjam.DecompressionError as error:
             raise ProtocolError(f"damaged snappy records: {error}") from error
         if written != length:
             raise ProtocolError(f"snappy block claims {length} bytes and holds {written}")
-        position += length
+        position = end
     return output
 
 

@@ -20,9 +20,10 @@ from typing import Protocol
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecordBatch
 
-from protocol.compression import MAX_DECOMPRESSED_BYTES, Compression, decompress
+from protocol.compression import MAX_DECOMPRESSED_BYTES, decompress
 from protocol.errors import ProtocolError
 from protocol.records import (
+    ATTRIBUTES_LOW_AT,
     CODEC_MASK,
     HEAD_BYTES,
     MAGIC,
@@ -30,7 +31,6 @@ from protocol.records import (
     BatchHead,
     Buffer,
     TimestampType,
-    encode_head,
     read_head,
 )
 from protocol.varints import read_zigzag32, read_zigzag64, write_zigzag
@@ -100,11 +100,13 @@ class RecordReader:
         if head.magic != MAGIC:
             raise ProtocolError(f"record batch of magic {head.magic}")
         self.head = head
-        self._head_bytes = memoryview(batch)[:HEAD_BYTES]
+        self._window_head: Buffer = memoryview(batch)[:HEAD_BYTES]
         payload = memoryview(batch)[HEAD_BYTES : head.size_bytes]
-        codec = head.compression if head.attributes & CODEC_MASK else Compression.NONE
-        if codec is not Compression.NONE and (head.records_count or len(payload)):
-            payload = memoryview(decompress(codec, payload, max_decompressed_bytes, scratch))
+        if head.attributes & CODEC_MASK:
+            codec = head.compression
+            if head.records_count or len(payload):
+                payload = memoryview(decompress(codec, payload, max_decompressed_bytes, scratch))
+            self._window_head = _without_codec(self._window_head)
         self.body = payload
         """All records, decompressed."""
         if head.records_count < 0 or head.records_count * MIN_RECORD_BYTES > len(payload):
@@ -115,12 +117,10 @@ class RecordReader:
         next is asked for."""
         total, left = len(self.body), self.head.records_count
         if total <= WINDOW_BYTES and left <= WINDOW_RECORDS:
-            yield DefaultRecordBatch(
-                memoryview(b"".join((self._head_of_window(), self.body, _ZEROS)))[: HEAD_BYTES + total]
-            )
+            yield DefaultRecordBatch(memoryview(b"".join((self._window_head, self.body, _ZEROS)))[: HEAD_BYTES + total])
             return
         copied = bytearray(HEAD_BYTES + WINDOW_BYTES + len(_ZEROS))
-        copied[:HEAD_BYTES] = self._head_of_window()
+        copied[:HEAD_BYTES] = self._window_head
         place = memoryview(copied)
         position = 0
         while left:
@@ -139,13 +139,6 @@ class RecordReader:
             left -= count
         if position != total:
             raise ProtocolError(f"{total - position} bytes after the last record")
-
-    def _head_of_window(self) -> Buffer:
-        """The head of a batch that is not compressed."""
-        head = self.head
-        if head.attributes & CODEC_MASK:
-            return encode_head(head._replace(attributes=head.attributes & ~CODEC_MASK))
-        return self._head_bytes
 
     def _read_large(self, start: int) -> tuple[LargeRecord, int]:
         """The record at `start`, and where it ends."""
@@ -176,6 +169,13 @@ class RecordReader:
         if head.timestamp_type is TimestampType.LOG_APPEND_TIME:
             timestamp = head.max_timestamp
         return LargeRecord(head.base_offset + offset_delta, timestamp, key, value), end
+
+
+def _without_codec(head: Buffer) -> bytearray:
+    """The head of the same batch, not compressed, but for its length and CRC, which the parser does not look at."""
+    plain = bytearray(head)
+    plain[ATTRIBUTES_LOW_AT] &= ~CODEC_MASK
+    return plain
 
 
 def record_spans(body: memoryview) -> Iterator[tuple[int, int]]:

@@ -38,10 +38,11 @@ _UINT32 = struct.Struct(">I")
 _INT64 = struct.Struct(">q")
 _CRC_AT = 17
 _COVERED_AT = 21
-_ATTRIBUTES_LOW_AT = 22
+ATTRIBUTES_LOW_AT = 22
 _MAX_TIMESTAMP_AT = 35
 
 CODEC_MASK = 0x07
+_CODECS = tuple(Compression)
 _LOG_APPEND_TIME_BIT = 0x08
 _TRANSACTIONAL_BIT = 0x10
 _CONTROL_BIT = 0x20
@@ -85,9 +86,9 @@ class BatchHead(NamedTuple):
     def compression(self) -> Compression:
         """The codec; ProtocolError for the three bit patterns that name none."""
         codec = self.attributes & CODEC_MASK
-        if codec > Compression.ZSTD:
+        if codec >= len(_CODECS):
             raise ProtocolError(f"unknown compression codec {codec}")
-        return Compression(codec)
+        return _CODECS[codec]
 
     @property
     def timestamp_type(self) -> TimestampType:
@@ -179,7 +180,7 @@ def set_log_append_time(batch: bytearray | memoryview, now_ms: int) -> None:
     """
     head = read_head(batch)
     view = memoryview(batch)
-    view[_ATTRIBUTES_LOW_AT] = view[_ATTRIBUTES_LOW_AT] | _LOG_APPEND_TIME_BIT
+    view[ATTRIBUTES_LOW_AT] = view[ATTRIBUTES_LOW_AT] | _LOG_APPEND_TIME_BIT
     _INT64.pack_into(view, _MAX_TIMESTAMP_AT, now_ms)
     _UINT32.pack_into(view, _CRC_AT, crc32c.crc32c(view[_COVERED_AT : head.size_bytes]))
 

@@ -157,4 +157,4 @@ def _claimed_records(records: memoryview) -> int:
     if len(records) < HEAD_BYTES:
         return 0
     (count,) = cast("tuple[int]", _COUNT.unpack_from(records, HEAD_BYTES - 4))
-    return count
+    return max(count, 0)

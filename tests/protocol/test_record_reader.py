@@ -79,14 +79,19 @@ def test_runs_of_records_of_one_size_are_read_as_any_others(seed: int) -> None:
     assert read(batch) == walked(batch)
 
 
-def test_append_time_is_every_records_time() -> None:
-    large = b"v" * 2 * WINDOW_BYTES
+@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize("size", [1, 2 * WINDOW_BYTES], ids=["one window", "several"])
+def test_append_time_is_every_records_time(codec: Compression, size: int) -> None:
+    """The parser's copy of the head loses its codec and nothing else, and the batch's own loses nothing."""
     batch = build_batch(
-        [Record(0, 5, b"k", b"v"), Record(1, 6, b"k", large)],
+        [Record(0, 5, b"k", b"v"), Record(1, 6, b"k", b"v" * size)],
+        compression=codec,
         timestamp_type=TimestampType.LOG_APPEND_TIME,
         max_timestamp=99,
     )
-    assert [timestamp for _, timestamp, _, _ in read(batch)] == [99, 99]
+    given = bytearray(batch)
+    assert [timestamp for _, timestamp, _, _ in read(given)] == [99, 99]
+    assert given == batch
 
 
 @pytest.mark.parametrize("seed", range(40))

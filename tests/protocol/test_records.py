@@ -204,6 +204,16 @@ def test_log_append_time(codec, writable):
     assert {record.timestamp for record in theirs} == {1_800_000_000_000}
 
 
+@pytest.mark.parametrize("bits", range(8))
+def test_three_bits_of_the_attributes_name_the_codec_or_none(bits):
+    head = read_head(build_batch(RECORDS, is_transactional=True))._replace(attributes=0x30 | bits)
+    if bits in list(Compression):
+        assert head.compression is Compression(bits)
+    else:
+        with pytest.raises(ProtocolError, match=f"unknown compression codec {bits}"):
+            _ = head.compression
+
+
 def test_compacted_batch_keeps_its_place():
     batch = build_batch(RECORDS[1:2], base_offset=0, last_offset_delta=3, max_timestamp=1_700_000_000_005)
     head = read_head(batch)

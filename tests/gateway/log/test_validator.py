@@ -17,6 +17,7 @@ from gateway.log.validator import (
     COMPRESSED_AT_ONCE_BYTES,
     MAX_AT_ONCE_BATCHES,
     MAX_AT_ONCE_BYTES,
+    MAX_AT_ONCE_RECORDS,
     BatchValidator,
     Unchecked,
     Verdict,
@@ -69,6 +70,14 @@ async def test_what_is_not_small_is_judged_elsewhere(judges: BatchValidator, bat
     assert judges.judge_at_once(batches, NOW_MS) is None
     verdicts = await judges.judge(batches, NOW_MS)
     assert [isinstance(verdict, BatchHead) for verdict in verdicts] == [True] * len(batches)
+
+
+async def test_a_negative_count_makes_no_room_for_others(judges: BatchValidator) -> None:
+    lie = bytearray(unchecked().records or b"")
+    struct.pack_into(">i", lie, HEAD_BYTES - 4, -(2**31))
+    many = unchecked(MAX_AT_ONCE_RECORDS, b"")
+    assert judges.judge_at_once([many], NOW_MS) is not None
+    assert judges.judge_at_once([Unchecked(memoryview(lie), 9, TopicConfig()), many, unchecked()], NOW_MS) is None
 
 
 @pytest.mark.parametrize("codec", [codec for codec in Compression if codec is not Compression.NONE])
