@@ -13,7 +13,7 @@ from storage.pool import Database
 from storage.queries import statement
 from storage.retention import RetentionPolicy
 from storage.types import PartitionKey, Refusal
-from tests.storage.batches import append, append_each, new_batch, read
+from tests.storage.batches import append, append_each, new_batch, offsets, read, until_blocked
 from tests.storage.conftest import MakeTopic
 from tests.storage.pages import fill_unknown, pages_touched
 
@@ -172,3 +172,46 @@ async def test_removing_the_oldest_rows_costs_the_same_in_a_deep_partition_the_s
     assert await pages_touched(sql, statement("delete_below_log_start"), new, 100) < 1_000
     assert await pages_touched(sql, statement("retention_candidates"), [new], [1], [1]) < 20
     assert await pages_touched(sql, statement("retention_boundary"), new, 1, 1, 100) < 300
+
+
+async def test_a_chunk_that_has_come_to_reach_the_log_start_meanwhile_stays(
+    database: Database, log: LogStore, key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    """Neighbours are put together between the look for what may go and its removal: the first of them is now the first
+    of a chunk that holds what must stay."""
+    await append_each(log, *(new_batch(key) for _ in range(3)))
+    chunks = await log.chunks_between(key, 0, 2)
+    batches = (await read(log, key)).batches
+    await log.delete_records(key, 2)
+    async with database.hot.connection() as mover, database.hot.connection() as between:
+        await mover.execute("begin")
+        refusal = await mover.fetchval(
+            statement("replace_chunks"),
+            key,
+            None,
+            None,
+            [chunk.base_offset for chunk in chunks],
+            [chunk.object_id for chunk in chunks],
+            [chunk.position for chunk in chunks],
+            [0],
+            [2],
+            [1_000],
+            [3],
+            [0],
+            [300],
+            None,
+            None,
+            [b"".join(batch.records for batch in batches)],
+        )
+        assert refusal is None
+        # Whoever looks passes this lock; whoever removes waits behind it until the other's work can be seen.
+        await between.execute("begin")
+        locking = asyncio.create_task(between.execute("lock table chunk in share mode"))
+        await until_blocked(sql, 1)
+        removing = asyncio.create_task(retention.apply(database, [RetentionPolicy(key, -1)]))
+        await until_blocked(sql, 2)
+        await mover.execute("commit")
+        await locking
+        await between.execute("commit")
+        await removing
+    assert offsets((await read(log, key, 2)).batches) == [(2, 2)]
