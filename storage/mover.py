@@ -142,13 +142,20 @@ class Mover:
         size_bytes = sum(run.size_bytes for run, _ in copied)
         segment = await writers.take(size_bytes)
         position = segment.reserve(size_bytes)
+        written = writers.write(segment, [batch.records for _, batches in copied for batch in batches], position)
         try:
-            await writers.write(segment, [batch.records for _, batches in copied for batch in batches], position)
+            await asyncio.shield(written)
         except OSError as error:
-            writers.drop(segment)
             log.warning("records could not be moved", reason=str(error))
             return 0
-        writers.give_back(segment)
+        finally:
+            # Who is cancelled here waits too: the segment is in the hands of a thread until it has written.
+            if not written.done():
+                await asyncio.wait([written])
+            if written.exception() is not None:
+                writers.drop(segment)
+            else:
+                writers.give_back(segment)
         return await self._name(copied, segment.object_id, position, None, lease)
 
     async def _to_object(self, store: ByteStore, copied: _Copied, lease: CoordinatorLease | None) -> int:

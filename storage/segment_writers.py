@@ -96,10 +96,17 @@ class SegmentWriters:
 
     async def _create(self) -> OpenSegment:
         object_id = int(await self._database.hot.fetch_value(statement("register_object")))
+        made = asyncio.get_running_loop().run_in_executor(self._threads, self._directory.create, object_id)
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, self._directory.create, object_id)
+            return await asyncio.shield(made)
         except OSError as error:
             raise StorageUnavailable(f"cannot make a segment in {self._directory.directory}: {error}") from error
+        except asyncio.CancelledError:
+            # The thread makes it all the same.
+            await asyncio.wait([made])
+            if made.exception() is None:
+                self.drop(made.result())
+            raise
 
     async def _seal(self, segment: OpenSegment) -> None:
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+import threading
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import cast
 
@@ -227,6 +229,41 @@ async def test_a_segment_that_others_have_sealed_is_left_for_another(
     assert [batch.records[100] for batch in (await read(log, key)).batches] == [1, 2]
 
 
+@pytest.mark.parametrize("step", ["posix_fallocate", "fdatasync"])
+async def test_a_move_that_is_cancelled_while_a_thread_has_its_file_leaves_none_open(
+    log: LogStore,
+    roller: Roller,
+    key: PartitionKey,
+    sql: asyncpg.Connection,
+    directory: SegmentDirectory,
+    monkeypatch: pytest.MonkeyPatch,
+    step: str,
+) -> None:
+    """As where its lease goes to another node: the thread goes on, and the file is its own until it has ended."""
+    await append_each(log, *(small(key, i) for i in range(3)))
+    begun, go_on = threading.Event(), threading.Event()
+    real: Callable[..., None] = getattr(os, step)
+
+    def slow(*arguments: object) -> None:
+        begun.set()
+        assert go_on.wait(20)
+        real(*arguments)
+
+    monkeypatch.setattr(os, step, slow)
+    rolling = asyncio.create_task(roller.roll(**EVERYTHING))
+    assert await asyncio.to_thread(begun.wait, 20)
+    rolling.cancel()
+    await asyncio.sleep(0.05)
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await rolling
+    assert [inline for *_, inline in await places(sql)] == [True] * 3
+    await roller.close()
+    assert await sql.fetchval("select count(*) from log_object where sealed_at is null") == 0
+    assert not [fd for fd in Path("/proc/self/fd").iterdir() if str(directory.directory) in os.path.realpath(fd)]
+    assert await roller.sweep(grace_ms=0) == 1
+
+
 # --- damage -----------------------------------------------------------------------------------------------------------
 
 
@@ -264,7 +301,6 @@ async def test_a_write_that_fails_fails_its_append_and_not_the_next(
     log: LogStore, key: PartitionKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import errno
-    import os
 
     from storage.errors import StorageUnavailable
 
