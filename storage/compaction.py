@@ -3,7 +3,7 @@
 The one idea: a run over a partition has a revision; beginning another run fences it, so of two cleaners only the later
 one writes. Offsets never change: a batch is replaced by one that lies within the offsets of those it replaces, and
 where none does, readers go on to the next batch. The chunks in which batches change are written anew, inline. The
-newest chunk is never touched, so the log end stays where it is.
+newest batches are never touched, so the log end stays where it is.
 
 What it does not do: it decodes no record. Which records stay is decided by the caller, who reads through
 `storage.log.LogStore.read` and writes back through `replace`.

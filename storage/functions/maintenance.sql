@@ -24,8 +24,9 @@ create function rewrite_chunks(
 language plpgsql volatile
 as $$
 -- Why nothing was written: 'changed' (a row to remove is gone, or its bytes lie elsewhere by now), 'sealed' (the object
--- takes no more), 'outside' (a row is not below the end of the range); null if it was. An added chunk must lie within
--- removed rows alone. Its batches have their final heads. The caller has to settle the partition in the end.
+-- takes no more), 'outside' (a row is not below the end of the range, and what comes does not end where it does: the mover
+-- may have put what stays into it since the range was chosen); null if it was. An added chunk must lie within removed rows
+-- alone. Its batches have their final heads. The caller has to settle the partition in the end.
 declare
     slot_now       smallint;
     removed_total  constant integer := coalesce(cardinality(p_removed_base_offsets), 0);
@@ -71,7 +72,9 @@ begin
         refusal := 'changed';
         return;
     end if;
-    if lasts[removed_total] >= p_end_offset then
+    if lasts[removed_total] >= p_end_offset
+        and lasts[removed_total] is distinct from p_added_last_offsets[added_total]
+    then
         refusal := 'outside';
         return;
     end if;

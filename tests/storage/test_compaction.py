@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+
 import asyncpg
 import pytest
 
 from storage import retention
+from storage.chunks import Chunk
 from storage.compaction import CompactionPolicy, CompactionStore, DirtyRange
 from storage.errors import StorageConflict, StorageError
 from storage.log import LogStore
+from storage.mover import Mover
 from storage.pool import Database
 from storage.topics import TopicStore
 from storage.types import PartitionKey, StoredBatch
@@ -174,6 +178,28 @@ async def test_a_run_is_ended_by_the_next(compaction: CompactionStore, log: LogS
     assert await read(log, ten) == before
     await compaction.replace(second, [0], [])
     await compaction.finish(second)
+
+
+async def test_what_must_stay_may_lie_in_one_chunk_with_what_goes(
+    compaction: CompactionStore, database: Database, log: LogStore, ten: PartitionKey
+) -> None:
+    """The mover puts chunks together while a run is under way, and knows nothing of where it ends."""
+    dirty = await dirty_range(compaction, ten)
+    assert dirty is not None
+    run = await compaction.begin(dirty)
+
+    async def pages() -> AsyncIterator[list[Chunk]]:
+        yield await log.chunks_between(ten, 0, 19)
+
+    assert await Mover(database, log, None).move(pages()) == 1000
+    assert len(await log.chunks_between(ten, 0, 19)) == 1
+    await compaction.replace(run, [0, 2, 16], [batch(2, 3, 65)])
+    await compaction.finish(run)
+    result = await read(log, ten)
+    assert offsets(result.batches)[0] == (2, 3)
+    assert offsets(result.batches)[-2:] == [(14, 15), (18, 19)]
+    assert (result.state.high_watermark, result.state.size_bytes) == (20, 765)
+    assert await append(log, new_batch(ten)) == [20]
 
 
 async def test_a_batch_that_retention_took_ends_the_replacing(

@@ -20,9 +20,11 @@ from gateway.operate.deletions import Deletions
 from gateway.operate.maintenance import Compaction, Maintenance, subscriptions, unsettled
 from protocol.compression import Compression
 from protocol.errors import ErrorCode
+from storage.chunks import Chunk
 from storage.compaction import CompactionRun, CompactionStore, DirtyRange
 from storage.deletion import DeletionStore
 from storage.groups import GroupStore
+from storage.mover import Mover
 from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
 from storage.roller import Roller
@@ -252,15 +254,25 @@ async def test_compaction_goes_on_behind_a_log_start_that_moves_meanwhile(
     assert await content(node, topic) == [(3, b"a", b"4"), (4, b"end", b"1")]
 
 
+@pytest.mark.parametrize("one_chunk", [False, True])
 async def test_a_log_with_more_keys_than_memory_is_cleaned_in_runs(
-    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch, one_chunk: bool
 ) -> None:
+    """Also where its batches were put together, and a run ends within a chunk."""
     monkeypatch.setattr(maintenance_module, "MAX_KEYS", 10)
     monkeypatch.setattr(maintenance_module, "CHUNK_BYTES", 1000)
     topic = await node.create_topic("t", configs=EAGER)
     for version in (b"1", b"2"):
         for key in range(50):
             await send_pairs(node, topic, (b"%d" % key, version), (b"all", version))
+    if one_chunk:
+        key_of_log = topic.partitions[0].partition_key
+
+        async def pages() -> AsyncIterator[list[Chunk]]:
+            yield await node.log.chunks_between(key_of_log, 0, 199)
+
+        assert await Mover(node.database, node.log, None).move(pages())
+        assert len(await node.log.chunks_between(key_of_log, 0, 199)) == 1
     await send_pairs(node, topic, (b"end", b"1"))
     for _ in range(30):
         await compact(node)
