@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -46,11 +47,10 @@ class PageCacheWindow:
 
 def _give_up(path: Path) -> None:
     """The system gives back the file's pages that are on disk. A hint: who reads them finds them there."""
-    try:
+    # Retention may have been faster, or the process have all the files open that it may.
+    with suppress(OSError):
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:  # Retention was faster.
-        return
-    try:
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    finally:
-        os.close(fd)
+        try:
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(fd)

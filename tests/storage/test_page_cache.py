@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import mmap
+import os
 from pathlib import Path
 
 import pytest
@@ -54,5 +56,18 @@ async def test_a_file_that_was_removed_is_given_up_in_silence(tmp_path: Path) ->
         await directory.remove([0])
         await directory.put(1, [b"1" * FILE_BYTES])
         assert cached_bytes(directory.path(1)) == FILE_BYTES
+    finally:
+        directory.close()
+
+
+async def test_what_cannot_be_given_up_fails_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: int) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    directory = SegmentDirectory(tmp_path, segment_bytes=FILE_BYTES, page_cache_bytes=0)
+    monkeypatch.setattr(os, "posix_fadvise", refuse)
+    try:
+        await directory.put(0, [b"0" * FILE_BYTES])
+        assert directory.path(0).stat().st_size == FILE_BYTES
     finally:
         directory.close()
