@@ -18,7 +18,7 @@ import structlog
 
 from storage.byte_store import ByteStore, FoundObject
 from storage.chunks import Chunk, chunk_of
-from storage.errors import StorageError
+from storage.errors import StorageError, StorageUnavailable
 from storage.log import LogStore
 from storage.mover import SORTED_BYTES, Mover
 from storage.pool import Connection, Database
@@ -102,14 +102,21 @@ class Roller:
         age_ms = self._age_ms if max_age_ms is None or self._store is None else max_age_ms
         await self._pool.fetch_value(statement("rotate_inline"), size_bytes, age_ms)
         moved_bytes = 0
+        problem: StorageUnavailable | None = None
         for row in await self._pool.fetch(statement("inline_slots")):
             slot: int = row["slot"]
             if self._store is None:
                 alive_bytes = sum([_size(page) async for page in self._alive_inline(slot)])
                 if alive_bytes >= _ALIVE_SHARE * row["size_bytes"]:
                     continue
-            moved_bytes += await self._mover.move(self._alive_inline(slot), inline_slot=slot, lease=lease)
+            try:
+                moved_bytes += await self._mover.move(self._alive_inline(slot), inline_slot=slot, lease=lease)
+            except StorageUnavailable as error:
+                # A directory that is full takes nothing; what is dead in other slots may be what makes room.
+                problem = error
             await self._truncate(slot)
+        if problem is not None:
+            raise problem
         return moved_bytes
 
     async def _alive_inline(self, slot: int) -> AsyncGenerator[list[Chunk]]:

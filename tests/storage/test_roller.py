@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import threading
 from collections.abc import AsyncIterator, Callable
@@ -14,6 +15,7 @@ import pytest
 
 from storage import mover, retention
 from storage import roller as roller_module
+from storage.errors import StorageUnavailable
 from storage.log import LogStore
 from storage.pool import Database, Pool, Row
 from storage.queries import statement
@@ -229,6 +231,33 @@ async def test_a_segment_that_others_have_sealed_is_left_for_another(
     assert [batch.records[100] for batch in (await read(log, key)).batches] == [1, 2]
 
 
+async def test_what_is_dead_is_freed_though_the_directory_takes_nothing_of_what_lives(
+    database: Database,
+    log: LogStore,
+    roller: Roller,
+    make_topic: MakeTopic,
+    sql: asyncpg.Connection,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a disk that both share it is what makes room."""
+    kept, gone = (partition.partition_key for partition in (await make_topic(partition_count=2)).partitions)
+    for key in (kept, gone):
+        await append(log, small(key, 1))
+        assert await sql.fetchval("select rotate_inline(0, 0)")
+    await log.delete_records(gone, -1)
+    await retention.apply(database, [retention.RetentionPolicy(gone, -1)])
+    assert await inline_rows(sql) == 2
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(StorageUnavailable, match="No space left"):
+        await roller.roll(**EVERYTHING)
+    assert await inline_rows(sql) == 1
+    assert len((await read(log, kept)).batches) == 1
+
+
 @pytest.mark.parametrize("step", ["posix_fallocate", "fdatasync"])
 async def test_a_move_that_is_cancelled_while_a_thread_has_its_file_leaves_none_open(
     log: LogStore,
@@ -300,10 +329,6 @@ async def test_what_is_damaged_is_refused_and_all_else_is_served(
 async def test_a_write_that_fails_fails_its_append_and_not_the_next(
     log: LogStore, key: PartitionKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import errno
-
-    from storage.errors import StorageUnavailable
-
     real = os.pwritev
 
     def full(*_: object) -> int:
