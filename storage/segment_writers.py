@@ -13,6 +13,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import structlog
 
@@ -100,6 +101,9 @@ class SegmentWriters:
         try:
             return await asyncio.shield(made)
         except OSError as error:
+            # There is none of this number. While a disk is full, producers ask for another several times a second.
+            with suppress(StorageError):
+                await self._database.hot.fetch(statement("forget_objects"), [object_id])
             raise StorageUnavailable(f"cannot make a segment in {self._directory.directory}: {error}") from error
         except asyncio.CancelledError:
             # The thread makes it all the same.

@@ -340,3 +340,20 @@ async def test_a_write_that_fails_fails_its_append_and_not_the_next(
     monkeypatch.setattr(os, "pwritev", real)
     assert await append(log, new_batch(key, size_bytes=50_000)) == [0]
     assert (await read(log, key)).state.high_watermark == 1
+
+
+async def test_a_segment_that_cannot_be_made_leaves_no_row(
+    log: LogStore, key: PartitionKey, sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Producers repeat what failed, for as long as the disk is full."""
+
+    def full(*_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "posix_fallocate", full)
+        for _ in range(3):
+            with pytest.raises(StorageUnavailable, match="No space left"):
+                await log.append([new_batch(key, size_bytes=50_000)])
+    assert await sql.fetchval("select count(*) from log_object") == 0
+    assert await append(log, new_batch(key, size_bytes=50_000)) == [0]
