@@ -101,12 +101,14 @@ def _has_let_go(
 
     A member whose application is slow to take over partitions says in a whole request that it owns what it had before
     them, and then takes over all that it was given first (librdkafka, Java). So who lets go says what it keeps, and a
-    whole request lets go of nothing that the member has never said it owns; only a classic member lets go of everything
-    by joining. (Upstream's looks at `revoke` alone.)
+    whole request lets go of nothing that the member has never said it owns; only a classic member, and the new process
+    of a static one, let go of everything by joining. (Upstream's looks at `revoke` alone.)
     """
     if owned is None or meet(owned, revoke):
         return False
-    return member.classic is not None or (contains(owned, keep) and not meet(doubted, revoke))
+    if member.classic is not None or member.member_epoch == JOIN_EPOCH:
+        return True
+    return contains(owned, keep) and not meet(doubted, revoke)
 
 
 def _free(wanted: Partitions, member_id: MemberId, owners: Owners) -> Partitions:

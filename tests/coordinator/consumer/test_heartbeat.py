@@ -511,6 +511,17 @@ class TestStaticMembers:
         scene.beat("a", -2, instance_id="i")
         assert scene.told(scene.join("a2", "u", instance_id="i")) == (2, {"u": {0, 1}})
 
+    def test_one_that_comes_back_to_less_has_let_go_of_the_rest(self):
+        """Were it told epoch 0, its client would speak as one that joins without saying all that this takes."""
+        scene = Scene()
+        scene.join("a", instance_id="i")
+        scene.beat("a", 1, ALL, instance_id="i")
+        scene.beat("a", -2, instance_id="i")
+        scene.join("b")
+        assert scene.told(scene.join("a2", instance_id="i")) == (2, {"t": {0, 1}})
+        assert scene.beat("a2", 2, {"t": {0, 1}}, instance_id="i") == (2, None)
+        assert scene.beat("b", 2) == (2, {"t": {2, 3}})
+
     def test_one_that_does_not_come_back_expires(self):
         scene = both()
         scene.join("c", instance_id="i")

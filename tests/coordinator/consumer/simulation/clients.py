@@ -14,7 +14,7 @@ from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId, RequestId
 from protocol.errors import ErrorCode
 
-from .node import NAMES, World
+from .node import NAMES, World, require
 
 REQUEST_TIMEOUT_MS = 3_000
 PATTERNS = ("", "", "", "logs-.*", "t[01]", ".*")
@@ -154,6 +154,7 @@ class Client:
             self.full = True
             self._next_beat(random.randint(50, 500))
         elif reply.error is not ErrorCode.NONE:
+            require(reply.error is not ErrorCode.INVALID_REQUEST, "{} is told that it asks wrongly", self.name)
             self.world.tell(f"{self.name} gives up: {reply.error.name}")
             self.die()
         else:
