@@ -39,7 +39,7 @@ def reconcile(
     subscription_changed: bool,
 ) -> ConsumerMember:
     """The member after a heartbeat that reported `owned` (None if it said nothing of it), and may be about to take over
-    what is `doubted` all the same.
+    what is `doubted` all the same, though it was told to let go of it.
 
     `target` is what the target assignment gives it, `topic_ids` what it subscribes to now: the target may be older.
     """
@@ -47,18 +47,18 @@ def reconcile(
     match member.state:
         case MemberState.STABLE:
             if member.member_epoch != target_epoch:
-                return _advance(member, member.member_epoch, target, target_epoch, owners, owned, doubted)
+                return _advance(member, member.member_epoch, target, target_epoch, owners, owned)
             if subscription_changed:
-                return _trim(member, topic_ids, owned, doubted)
+                return _trim(member, topic_ids, owned)
             return member
         case MemberState.UNREVOKED:
             keep = intersection(member.assigned, target)
             if not _has_let_go(member, member.pending_revocation, keep, owned, doubted):
-                return _trim(member, topic_ids, owned, doubted) if subscription_changed else member
+                return _trim(member, topic_ids, owned) if subscription_changed else member
             epoch = min(member.member_epoch + 1, target_epoch)
-            return _advance(member, epoch, target, target_epoch, owners, owned, doubted)
+            return _advance(member, epoch, target, target_epoch, owners, owned)
         case MemberState.UNRELEASED:
-            return _advance(member, member.member_epoch, target, target_epoch, owners, owned, doubted)
+            return _advance(member, member.member_epoch, target, target_epoch, owners, owned)
 
 
 def _advance(
@@ -68,12 +68,11 @@ def _advance(
     target_epoch: int,
     owners: Owners,
     owned: Partitions | None,
-    doubted: Partitions,
 ) -> ConsumerMember:
     """First let go of what is no longer the member's, at `epoch`; with nothing to let go of, take what is free."""
     keep = intersection(member.assigned, target)
     revoke = difference(member.assigned, keep)
-    if revoke and not _has_let_go(member, revoke, keep, owned, doubted):
+    if revoke and not _has_let_go(member, revoke, keep, owned, member.untaken):
         return _with(member, MemberState.UNREVOKED, epoch, keep, revoke)
     pending = difference(target, keep)
     free = _free(pending, member.member_id, owners)
@@ -81,15 +80,13 @@ def _advance(
     return _with(member, state, target_epoch, union(keep, free), NOTHING)
 
 
-def _trim(
-    member: ConsumerMember, topic_ids: frozenset[UUID], owned: Partitions | None, doubted: Partitions
-) -> ConsumerMember:
+def _trim(member: ConsumerMember, topic_ids: frozenset[UUID], owned: Partitions | None) -> ConsumerMember:
     """Topics that the member has just unsubscribed from go at once, without waiting for a target without them."""
     keep = only_topics(member.assigned, topic_ids)
     if keep is member.assigned:
         return member
     revoke = union(member.pending_revocation, difference(member.assigned, keep))
-    if not _has_let_go(member, revoke, keep, owned, doubted):
+    if not _has_let_go(member, revoke, keep, owned, member.untaken):
         return _with(member, MemberState.UNREVOKED, member.member_epoch, keep, revoke)
     return _with(member, member.state, member.member_epoch, keep, member.pending_revocation)
 
@@ -100,13 +97,17 @@ def _has_let_go(
     """Whether a member that reports `owned` has none of `revoke` any more, nor will have.
 
     A member whose application is slow to take over partitions says in a whole request that it owns what it had before
-    them, and then takes over all that it was given first (librdkafka, Java). So who lets go says what it keeps, and a
-    whole request lets go of nothing that the member has never said it owns; only a classic member lets go of everything
-    by joining. (Upstream's looks at `revoke` alone.)
+    them, and then takes over all that it was given first (librdkafka, Java); one that has not heard of a topic yet
+    acknowledges what else it was given, and takes that over later (Java). So who lets go says what it keeps. Of what it
+    has never said it owns it lets go only by acknowledging that it was told so: neither by a whole request nor before
+    it can have heard of it. Only a classic member, and the new process of a static one, let go of everything by
+    joining. (Upstream's looks at `revoke` alone.)
     """
     if owned is None or meet(owned, revoke):
         return False
-    return member.classic is not None or (contains(owned, keep) and not meet(doubted, revoke))
+    if member.classic is not None or member.member_epoch == JOIN_EPOCH:
+        return True
+    return contains(owned, keep) and not meet(doubted, revoke)
 
 
 def _free(wanted: Partitions, member_id: MemberId, owners: Owners) -> Partitions:

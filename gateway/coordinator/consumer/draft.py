@@ -23,7 +23,7 @@ from gateway.coordinator.consumer.model import (
     session_ms,
     subscription_of,
 )
-from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference
+from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference, size
 from gateway.coordinator.consumer.spread import respread, spread_of
 from gateway.coordinator.consumer.topics import Pattern, metadata_hash, resolve_pattern
 from gateway.coordinator.facts import (
@@ -288,14 +288,20 @@ class Draft:
         return True
 
     def is_unfit(self) -> bool:
-        """Whether the target gives a partition that somebody reads to nobody, or one to a member that does not read
-        it."""
+        """Whether the target gives a partition that somebody reads to nobody, one to a member that does not read it, or
+        nothing to a member where another has two partitions and could spare it one."""
         read = {topic_id for subscription in self.subscriptions for topic_id in self.topic_ids(subscription)}
         given = Counter[UUID]()
+        to_spare: set[UUID] = set()
         for member_id, share in self.target.items():
             if not self.topic_ids(subscription_of(self.members[member_id])).issuperset(share):
                 return True
             given.update({topic_id: len(indexes) for topic_id, indexes in share.items()})
+            if size(share) > 1:
+                to_spare.update(share)
+        for member_id, member in self.members.items():
+            if not self.target.get(member_id) and not to_spare.isdisjoint(self.topic_ids(subscription_of(member))):
+                return True
         return any(given[topic_id] < self.cluster.by_id[topic_id].partition_count for topic_id in read)
 
     def topic_ids(self, subscription: Subscription) -> frozenset[UUID]:

@@ -175,7 +175,7 @@ def _proceed(
         and (event.subscribed_topic_names is not None or event.subscribed_topic_regex is not None)
         and event.owned is not None
     )
-    after = proceed(draft, before, member, event.owned, member.untaken if full else NOTHING)
+    after = proceed(draft, before, member, event.owned, member.untaken if full or member.is_to_take else NOTHING)
     awaited = intersection(after.untaken, after.pending_revocation)
     told = after.assigned
     if event.owned == told:
@@ -183,7 +183,11 @@ def _proceed(
         # owns acknowledges nothing, so it is told to take that over (again), and to let go of it after that.
         told = union(told, awaited)
     has_caught_up = before is not None and not awaited and meet(before.untaken, after.pending_revocation)
-    tell = joins or full or has_caught_up or after.assigned != member.assigned
+    is_told_more = told != after.assigned
+    tell = joins or full or has_caught_up or is_told_more or after.assigned != member.assigned
+    is_to_take = is_told_more if tell else after.is_to_take and bool(awaited)
+    if is_to_take is not after.is_to_take:
+        draft.put(replace(after, is_to_take=is_to_take))
     draft.answer(
         event.request_id,
         ConsumerGroupHeartbeatReply(

@@ -80,6 +80,8 @@ class ConsumerMember:
     """What it was told to let go of, and may own still."""
     untaken: Partitions = field(default_factory=nothing)
     """What of both it was told since it last joined, and has not said yet that it owns."""
+    is_to_take: bool = False
+    """It was last told to take over what is `untaken` of what it is to let go of, too."""
     undrained: Partitions = field(default_factory=nothing)
     """What it has let go of, and is still to commit up to what it was served: nobody else may own it yet."""
     classic: ClassicProtocol | None = None

@@ -68,6 +68,7 @@ def test_a_partition_goes_from_one_to_the_other_by_way_of_nobody():
 def test_who_owns_nothing_of_what_is_revoked_need_not_say_so():
     scene = Scene()
     scene.join("a")
+    scene.beat("a", 1, ALL)
     scene.join("b")
     assert scene.beat("a", 1, {"t": {0, 1}}) == (2, {"t": {0, 1}})
     assert scene.beat("b", 2) == (2, {"t": {2, 3}})
@@ -159,6 +160,30 @@ class TestWhoIsSlowToTakeOver:
         """Who is told less before it has begun takes over less, and says so in an acknowledgement."""
         scene = self.given_and_taken_away(before)
         assert self.delta(scene) == before
+        assert self.delta(scene, before) is None
+        assert self.others_share(scene) == U
+
+    @before
+    def test_acknowledges_what_else_it_was_given_while_it_has_not_heard_of_a_topic(self, before: dict[str, set[int]]):
+        """Java's does, and takes over the rest when it hears of it. It does not know yet that it is another's."""
+        scene = self.given_and_taken_away(before)
+        assert self.delta(scene, before) == before | U, "it is told to take it over after all"
+        assert self.others_share(scene) == {}
+        read_back(scene)
+        assert self.delta(scene, before) == before | U, "it has still not heard of it"
+        assert self.others_share(scene) == {}
+        assert self.delta(scene, before | U) == before
+        assert self.delta(scene, before) is None
+        assert self.others_share(scene) == U
+
+    @before
+    def test_acknowledges_what_it_keeps_when_it_was_told_to_take_over_more(self, before: dict[str, set[int]]):
+        scene = self.given_and_taken_away(before)
+        assert self.delta(scene) == before
+        assert self.whole(scene, before) == before | U
+        assert self.delta(scene, before) == before | U, "it has not heard of the topic"
+        assert self.others_share(scene) == {}
+        assert self.whole(scene, before | U) == before
         assert self.delta(scene, before) is None
         assert self.others_share(scene) == U
 
@@ -510,6 +535,17 @@ class TestStaticMembers:
         scene.join("a", "t", instance_id="i")
         scene.beat("a", -2, instance_id="i")
         assert scene.told(scene.join("a2", "u", instance_id="i")) == (2, {"u": {0, 1}})
+
+    def test_one_that_comes_back_to_less_has_let_go_of_the_rest(self):
+        """Were it told epoch 0, its client would speak as one that joins without saying all that this takes."""
+        scene = Scene()
+        scene.join("a", instance_id="i")
+        scene.beat("a", 1, ALL, instance_id="i")
+        scene.beat("a", -2, instance_id="i")
+        scene.join("b")
+        assert scene.told(scene.join("a2", instance_id="i")) == (2, {"t": {0, 1}})
+        assert scene.beat("a2", 2, {"t": {0, 1}}, instance_id="i") == (2, None)
+        assert scene.beat("b", 2) == (2, {"t": {2, 3}})
 
     def test_one_that_does_not_come_back_expires(self):
         scene = both()

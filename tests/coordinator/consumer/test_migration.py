@@ -514,6 +514,20 @@ def test_who_no_longer_reads_what_it_has_loses_it_though_another_ends_the_rebala
     assert "u" not in scene.share("k", joined.generation_id, instance="i")
 
 
+def test_who_waited_to_join_gets_a_share_though_another_ends_the_rebalance_that_it_began():
+    """Everybody else keeps what it has in the meantime, so nothing is left for it, nor missing to anybody."""
+    scene = Mixed()
+    shares = {"k": {"t": {0, 1}}, "l": {"t": {2, 3}}}
+    scene.classic_group(shares, "cooperative-sticky", instances={"k": "i", "l": "j"})
+    assert scene.join("", offer("cooperative-sticky"), new_id="m") is None, "the others are to join again"
+    scene.enter("a", instance_id="j")
+    assert scene.is_consumer
+    joined = scene.join("m", offer("cooperative-sticky"))
+    assert joined is not None
+    assert scene.share("m", joined.generation_id) == {}, "nobody has let go of anything"
+    assert named(scene.group.target[MemberId("m")])["t"]
+
+
 def test_the_last_static_member_alone_is_replaced_in_a_classic_group():
     scene = Mixed()
     scene.enter("a", instance_id="i")

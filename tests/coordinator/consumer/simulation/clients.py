@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from uuid import UUID
 
 from gateway.coordinator.consumer.model import (
     ConsumerGroupHeartbeat,
     ConsumerGroupHeartbeatReply,
 )
-from gateway.coordinator.consumer.partitions import NOTHING, Partitions, contains, intersection
+from gateway.coordinator.consumer.partitions import NOTHING, Partitions, contains, intersection, only_topics
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId, RequestId
 from protocol.errors import ErrorCode
 
-from .node import NAMES, World
+from .node import NAMES, World, require
 
 REQUEST_TIMEOUT_MS = 3_000
 PATTERNS = ("", "", "", "logs-.*", "t[01]", ".*")
@@ -154,6 +155,7 @@ class Client:
             self.full = True
             self._next_beat(random.randint(50, 500))
         elif reply.error is not ErrorCode.NONE:
+            require(reply.error is not ErrorCode.INVALID_REQUEST, "{} is told that it asks wrongly", self.name)
             self.world.tell(f"{self.name} gives up: {reply.error.name}")
             self.die()
         else:
@@ -261,9 +263,66 @@ class SlowClient(Client):
                 self._begin(told)
 
 
+class UnawareClient(Client):
+    """One that hears of topics late, as Java plays it: it takes over what it can name and acknowledges that, and the
+    rest once it has heard of it; what it is told meanwhile comes after that."""
+
+    def __init__(self, world: World, name: str, instance_id: str | None, version: int) -> None:
+        super().__init__(world, name, instance_id, version)
+        self.told: Partitions | None = None
+        self.has_acknowledged = False
+        self.heard_of: set[UUID] = set()
+
+    def rejoin(self) -> None:
+        self.told = None
+        super().rejoin()
+
+    def _reconcile(self, assignment: Partitions) -> None:
+        if assignment != self.told:
+            self.told = assignment
+            self.has_acknowledged = False
+        self._begin()
+
+    def _begin(self) -> None:
+        if self.told is None or self.assignment is not None or not self.alive:
+            return
+        tempers = self.world.tempers
+        for topic_id in self.told:
+            if topic_id not in self.heard_of:
+                self.world.after(tempers.choice((0, 100, 1_000)), lambda topic_id=topic_id: self._hear_of(topic_id))
+        named = only_topics(self.told, frozenset(self.heard_of))
+        if named == self.owned and self.has_acknowledged:
+            return
+        self.assignment = named
+        longest_ms = 2_000 if self.world.calm else 2 * self.rebalance_timeout_ms
+        delay_ms = tempers.randint(0, longest_ms) if named != self.owned and tempers.random() < 0.3 else 0
+        self.has_acknowledged = True
+        self.world.after(delay_ms, lambda: self._take_what_it_can_name(named))
+
+    def _take_what_it_can_name(self, named: Partitions) -> None:
+        if self.assignment is not named or not self.alive:
+            return
+        self.owned = named
+        self.assignment = None
+        self.acknowledges = True
+        if self.is_member:
+            self.world.server.check_client(self)
+        self.beat()
+
+    def _hear_of(self, topic_id: UUID) -> None:
+        if topic_id in self.world.cluster.by_id:
+            self.heard_of.add(topic_id)
+            self._begin()
+
+    def _reported(self) -> None:
+        self._begin()
+
+
 def consumer(world: World, name: str, instance_id: str | None, version: int) -> Client:
     """Of some runs, a part of the consumers is slow."""
-    kind = SlowClient if world.tempers.random() < world.slow_share else Client
+    kind = Client
+    if world.tempers.random() < world.slow_share:
+        kind = SlowClient if world.tempers.random() < 0.7 else UnawareClient
     return kind(world, name, instance_id, version)
 
 

@@ -8,6 +8,7 @@ known to read, on either side of a migration.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, cast
@@ -462,5 +463,11 @@ class _Play(Play[AnyClient]):
                 name = self.world.name_of[topic_id]
                 if owned.setdefault((name, index), client.name) != client.name:
                     return f"{name}-{index} is read twice"
+        if isinstance(group, ConsumerGroup):
+            for client in (each for each in living if not each.owned):
+                for name in (each for each in self.world.partition_counts if _reads(client, each)):
+                    shares = Counter(owner for (topic, _), owner in owned.items() if topic == name)
+                    if max(shares.values(), default=0) > 1:
+                        return f"{client.name} has nothing, others have more than one partition: {owned}"
         wanted = {(self.world.name_of[topic_id], index) for topic_id, index in self.wanted(_reads)}
         return "" if set(owned) == wanted else f"owned {owned}, wanted {wanted}"
