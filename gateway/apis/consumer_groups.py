@@ -127,7 +127,9 @@ async def _described(
 ) -> described.DescribedGroup:
     if not group_id:
         group = KafkaError(ErrorCode.INVALID_GROUP_ID, "the group has no name")
-    elif not isinstance(group, KafkaError) and (not isinstance(group, ConsumerGroup) or not group.exists):
+    elif not isinstance(group, KafkaError) and not group.exists:
+        group = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
+    elif not isinstance(group, KafkaError) and not isinstance(group, ConsumerGroup):
         group = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
     if isinstance(group, KafkaError):
         return described.DescribedGroup(

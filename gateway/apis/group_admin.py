@@ -58,15 +58,18 @@ def _described(
             error_message=group.message,
             authorized_operations=NOT_ASKED,
         )
+    reason = f"Group {group_id} not found."
     if not isinstance(group, Group):
         # Upstream shows only classic groups here; admin clients ask ConsumerGroupDescribe for the others.
+        if group.exists:
+            reason = f"Group {group_id} is not a classic group."
         group = Group(group_id)
     missing = not group.exists and context.version >= FIRST_VERSION_WITH_GROUP_ID_NOT_FOUND
     shown = describe(group)
     return DescribedGroup(
         group_id=group_id,
         error_code=ErrorCode.GROUP_ID_NOT_FOUND if missing else ErrorCode.NONE,
-        error_message=f"Group {group_id} not found." if missing else None,
+        error_message=reason if missing else None,
         group_state=shown.state,
         protocol_type=shown.protocol_type,
         protocol_data=shown.protocol_data,

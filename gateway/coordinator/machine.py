@@ -101,6 +101,14 @@ class Adopted:
     facts: tuple[Fact, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class NotAdopted:
+    """Why another machine's group may not go on as one's own."""
+
+    reply: Any
+    """What the request is answered that would have made it so."""
+
+
 # --- what is stored -------------------------------------------------------------------------------------------------
 
 
@@ -164,8 +172,11 @@ class Machine(Protocol):
         """Whether it answers this request of another machine's itself: its group has members that speak like that."""
         ...
 
-    def adopt(self, group: Value, event: Any, cluster: Cluster, now_ms: int, settings: Any) -> Adopted | None:
-        """Another machine's group as one of this machine's, if `event`, which is this machine's, may make it so."""
+    def adopt(
+        self, group: Value, event: Any, cluster: Cluster, now_ms: int, settings: Any
+    ) -> Adopted | NotAdopted | None:
+        """Another machine's group as one of this machine's, if `event`, which is this machine's, may make it so; None
+        where all there is to say is that the group is of another kind."""
         ...
 
     def step(self, group: Value, event: Any, cluster: Cluster, now_ms: int, settings: Any) -> Step:
@@ -261,9 +272,9 @@ class Machines:
             return machine.step(group, event, cluster, now_ms, settings)
         other = self._by_event[type(event)]
         adopted = other.adopt(group, event, cluster, now_ms, settings)
-        if adopted is None:
-            reply = other.refuse(event, ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
-            return Step(group, ((event.request_id, reply),))
+        if not isinstance(adopted, Adopted):
+            refused = other.refuse(event, ErrorCode.INCONSISTENT_GROUP_PROTOCOL) if adopted is None else adopted.reply
+            return Step(group, ((event.request_id, refused),))
         taken = other.step(adopted.group, event, cluster, now_ms, settings)
         if taken.group is adopted.group:
             return Step(group, taken.replies)

@@ -70,17 +70,19 @@ def join(
             raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "topics are being read")
         known = _find_joining(group, event, consumer_settings)
         classic = ClassicProtocol(event.session_timeout_ms, event.protocols)
-        subscription = _subscription(group, event, classic, known)
+        _check_compatible(group, event, classic, known)
+        nameless = known is None and not event.member_id and event.group_instance_id is None
+        if nameless and event.version >= KNOWN_MEMBER_ID_REQUIRED:
+            # Nothing is kept of the id: who comes with one that is not known is let in.
+            return Step(group, ((event.request_id, JoinReply(ErrorCode.MEMBER_ID_REQUIRED, event.new_member_id)),))
+        subscription = _subscription(classic)
         if known is None and event.member_id and (subscription.owned_partitions or subscription.generation_id >= 0):
             # It was a member, and believes to read what others may have read on from: it is to begin anew.
             raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID)
     except KafkaError as refused:
-        member_id = NO_MEMBER_ID if refused.code is ErrorCode.GROUP_MAX_SIZE_REACHED else event.member_id
+        # Upstream names the member in one refusal alone.
+        member_id = event.member_id if refused.code is ErrorCode.INVALID_SESSION_TIMEOUT else NO_MEMBER_ID
         return Step(group, ((event.request_id, JoinReply(refused.code, member_id)),))
-    nameless = known is None and not event.member_id and event.group_instance_id is None
-    if nameless and event.version >= KNOWN_MEMBER_ID_REQUIRED:
-        # Nothing is kept of the id: who comes with one that is not known is let in.
-        return Step(group, ((event.request_id, JoinReply(ErrorCode.MEMBER_ID_REQUIRED, event.new_member_id)),))
     draft = Draft(group, now_ms, consumer_settings, cluster)
     member = replace(
         _begin(draft, event, known),
@@ -135,9 +137,10 @@ def _find_joining(group: ConsumerGroup, event: JoinGroup, settings: ConsumerSett
     return known
 
 
-def _subscription(
+def _check_compatible(
     group: ConsumerGroup, event: JoinGroup, classic: ClassicProtocol, known: ConsumerMember | None
-) -> Subscription:
+) -> None:
+    """Raises KafkaError."""
     others = (member.classic for member in group.members.values() if member.classic is not None and member is not known)
     if (
         event.protocol_type != CONSUMER_PROTOCOL_TYPE
@@ -145,6 +148,10 @@ def _subscription(
         or not embedded.compatible(classic, others)
     ):
         raise KafkaError(ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
+
+
+def _subscription(classic: ClassicProtocol) -> Subscription:
+    """Raises KafkaError."""
     try:
         return embedded.subscription(classic)
     except ProtocolError as unreadable:

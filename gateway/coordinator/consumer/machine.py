@@ -56,6 +56,7 @@ from gateway.coordinator.machine import (
     ConnectionClosed,
     Document,
     Machine,
+    NotAdopted,
     Step,
     StoredGroup,
     StoredMember,
@@ -202,7 +203,9 @@ class _Consumer:
         """Members may speak the classic protocol; without any, it is the group that becomes a classic one."""
         return type(event) in CLASSIC_REQUESTS and bool(group.members)
 
-    def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
+    def adopt(
+        self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings
+    ) -> Adopted | NotAdopted | None:
         """A classic group goes on as a consumer group, with its offsets; epochs rise from its generation. One that has
         members does so when a member joins it (`migration.py`)."""
         if not isinstance(group, Group):

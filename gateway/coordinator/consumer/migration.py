@@ -11,19 +11,28 @@ Follows `convertToConsumerGroup` and `convertToClassicGroup` of upstream's Group
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from uuid import UUID
 
 from gateway.coordinator.classic_handoff import tell_if_pending
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer import embedded, handoff, unsettled
 from gateway.coordinator.consumer.draft import Draft
-from gateway.coordinator.consumer.model import ClassicProtocol, ConsumerGroup, ConsumerMember, Moving, Unsettled
+from gateway.coordinator.consumer.model import (
+    ClassicProtocol,
+    ConsumerGroup,
+    ConsumerGroupHeartbeatReply,
+    ConsumerMember,
+    MemberState,
+    Moving,
+    Unsettled,
+)
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference, intersection, partitions_of, union
 from gateway.coordinator.draft import Draft as ClassicDraft
 from gateway.coordinator.facts import Conversion, Departure, GroupTypeChanged, MemberId, MemberLeft, Trigger
 from gateway.coordinator.handoff import Awaits, Handoff, HandoffAcknowledged, HandoffEnd
 from gateway.coordinator.join import join
-from gateway.coordinator.machine import Adopted, RequestId, Step
+from gateway.coordinator.machine import Adopted, NotAdopted, RequestId, Step
 from gateway.coordinator.model import (
     Group,
     GroupState,
@@ -44,6 +53,9 @@ from protocol.errors import ErrorCode, ProtocolError
 UPGRADES = frozenset({MigrationPolicy.BIDIRECTIONAL, MigrationPolicy.UPGRADE})
 DOWNGRADES = frozenset({MigrationPolicy.BIDIRECTIONAL, MigrationPolicy.DOWNGRADE})
 
+SWITCH_ASSIGNOR = "Please refer to the documentation or switch to a default assignor before re-attempting the upgrade."
+"""Upstream's words: its own tests compare them."""
+
 CLASSIC = "classic"
 CONSUMER = "consumer"
 
@@ -51,9 +63,14 @@ CONSUMER = "consumer"
 # --- upgrade --------------------------------------------------------------------------------------------------------
 
 
-def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
-    """The consumer group that this classic group with members becomes; None where it may not, or where what a member
-    says or was assigned cannot be read, or has something in it that only its own assignor understands.
+class CustomAssignorError(ProtocolError):
+    """An assignor has put something into an assignment that nobody else can make."""
+
+
+def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | NotAdopted | None:
+    """The consumer group that this classic group with members becomes. It may not where what a member says or was
+    assigned cannot be read, or has something in it that only its own assignor understands; nor, for no reason that
+    upstream gives, where the policy or its size forbids it.
 
     What its members hold is known in every state: what the leader gave them, and what cooperative ones claimed when
     they last joined. A request that is held is answered REBALANCE_IN_PROGRESS: its client joins again.
@@ -69,8 +86,10 @@ def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) ->
     try:
         read = {member.member_id: _read(group, member) for member in group.members.values()}
         given = {key: _given(member, read[key], cluster) for key, member in group.members.items()}
+    except CustomAssignorError:
+        return _not_upgraded(group, "an unsupported custom assignor is in use. " + SWITCH_ASSIGNOR)
     except ProtocolError:
-        return None
+        return _not_upgraded(group, "the embedded consumer protocol is malformed.")
     held = _held(group, read, given, cluster)
     undrained, early = _undrained(group, held, cluster)
     started = ConsumerGroup(
@@ -122,6 +141,11 @@ def upgraded(group: Group, cluster: Cluster, now_ms: int, settings: Settings) ->
     return Adopted(draft.seal().group, Conversion.UPGRADE, tuple(replies), (*before.facts, *acknowledged, *waits))
 
 
+def _not_upgraded(group: Group, reason: str) -> NotAdopted:
+    message = f"Cannot upgrade classic group {group.group_id} to consumer group because {reason}"
+    return NotAdopted(ConsumerGroupHeartbeatReply(ErrorCode.GROUP_ID_NOT_FOUND, message))
+
+
 def _read(group: Group, member: Member) -> Subscription:
     """What the member said under the group's protocol, or under its first before there is one."""
     chosen = next((each for each in member.protocols if each[0] == group.protocol_name), None)
@@ -135,7 +159,7 @@ def _given(member: Member, subscription: Subscription, cluster: Cluster) -> Part
         return NOTHING
     assignment = decode_assignment(member.assignment)
     if assignment.user_data and assignment.user_data != subscription.user_data:
-        raise ProtocolError("an assignor has put something into the assignment that nobody else can make")
+        raise CustomAssignorError("an assignment has user data that its member did not say")
     return embedded.by_id(assignment.assigned_partitions, cluster)
 
 
@@ -210,6 +234,20 @@ def is_left_to_classic_members(before: ConsumerGroup, taken: Step, settings: Set
 def downgraded(taken: Step, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
     """The step as one into a classic group that asks its members to join again."""
     group: ConsumerGroup = taken.group
+    draft = _classic_draft(group, cluster, now_ms, settings)
+    draft.handoffs = tuple(_drains_on(group, cluster, settings.handoff_of(group.group_id).timeout_ms))
+    draft.leader_id = next(iter(draft.members))
+    draft.protocol_name = select_protocol(draft.members, draft.protocol_support, draft.members[draft.leader_id])
+    prepare_rebalance(draft, Trigger.MIGRATED)
+    begun = draft.seal()
+    changed = GroupTypeChanged(CONSUMER, CLASSIC, Conversion.DOWNGRADE)
+    before = Draft(group, now_ms, settings.consumer_of.get(group.group_id, settings.consumer), cluster)
+    handoff.superseded(before)
+    return Step(begun.group, taken.replies, (*taken.facts, *before.facts, changed, *begun.facts))
+
+
+def _classic_draft(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: Settings) -> ClassicDraft:
+    """A stable classic group of the same members, who all speak the classic protocol; without a leader yet."""
     draft = ClassicDraft(
         Group(
             group.group_id,
@@ -226,15 +264,7 @@ def downgraded(taken: Step, cluster: Cluster, now_ms: int, settings: Settings) -
         draft.put(classic)
         draft.arm_session(classic)
     draft.unheard = set(group.unheard)
-    draft.handoffs = tuple(_drains_on(group, cluster, settings.handoff_of(group.group_id).timeout_ms))
-    draft.leader_id = next(iter(draft.members))
-    draft.protocol_name = select_protocol(draft.members, draft.protocol_support, draft.members[draft.leader_id])
-    prepare_rebalance(draft, Trigger.MIGRATED)
-    begun = draft.seal()
-    changed = GroupTypeChanged(CONSUMER, CLASSIC, Conversion.DOWNGRADE)
-    before = Draft(group, now_ms, settings.consumer_of.get(group.group_id, settings.consumer), cluster)
-    handoff.superseded(before)
-    return Step(begun.group, taken.replies, (*taken.facts, *before.facts, changed, *begun.facts))
+    return draft
 
 
 def _drains_on(group: ConsumerGroup, cluster: Cluster, timeout_ms: int) -> Iterator[Handoff]:
@@ -293,8 +323,11 @@ def replaces_the_last(group: ConsumerGroup, event: JoinGroup, settings: Settings
 
 
 def downgraded_by(group: ConsumerGroup, event: JoinGroup, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
-    """The static member's place is taken in the classic group: it waits there for the others to join again."""
+    """The static member's place is taken in the classic group. It goes on with its share, and nobody joins again,
+    where every member has what it is to have and the newcomer reads the same topics; else it waits for the others."""
     owner_id = group.instances[event.group_instance_id or ""]
+    if _is_settled(group) and _goes_on(group, owner_id, event):
+        return _taken_over(group, owner_id, event, cluster, now_ms, settings)
     draft = Draft(group, now_ms, settings.consumer_of.get(group.group_id, settings.consumer), cluster)
     draft.lose(owner_id, Departure.LEFT, event.reason)
     left = draft.seal()
@@ -308,3 +341,56 @@ def downgraded_by(group: ConsumerGroup, event: JoinGroup, cluster: Cluster, now_
     if joined.group is begun.group:
         return Step(group, joined.replies)
     return Step(joined.group, (*begun.replies, *joined.replies), (*begun.facts, *joined.facts))
+
+
+def _is_settled(group: ConsumerGroup) -> bool:
+    """Nobody is to let go of anything, to take anything, or to commit anything that others wait for."""
+    return (
+        not group.moving
+        and not group.unsettled
+        and all(
+            member.state is MemberState.STABLE
+            and member.member_epoch == group.group_epoch
+            and member.assigned == group.target.get(member.member_id, NOTHING)
+            for member in group.members.values()
+        )
+    )
+
+
+def _goes_on(group: ConsumerGroup, owner_id: MemberId, event: JoinGroup) -> bool:
+    """Whether the newcomer wants what the member had, and the others can speak its protocol."""
+    offered = ClassicProtocol(event.session_timeout_ms, event.protocols)
+    others = (member.classic for member in group.members.values() if member.classic is not None)
+    if (
+        event.protocol_type != CONSUMER_PROTOCOL_TYPE
+        or not names(event.protocols)
+        or not embedded.compatible(offered, others)
+    ):
+        return False
+    try:
+        wanted = embedded.subscription(offered).topics
+    except ProtocolError:
+        return False
+    owner = group.members[owner_id]
+    pattern = group.patterns.get(owner.subscribed_topic_regex)
+    if owner.subscribed_topic_regex and pattern is None:
+        return False
+    return set(wanted) == {*owner.subscribed_topic_names, *(pattern.matched if pattern else ())}
+
+
+def _taken_over(
+    group: ConsumerGroup, owner_id: MemberId, event: JoinGroup, cluster: Cluster, now_ms: int, settings: Settings
+) -> Step:
+    """What a static member of a stable classic group gets that comes back: its share, without a rebalance. It leads, so
+    that a client that is told so watches its topics."""
+    offered = ClassicProtocol(event.session_timeout_ms, event.protocols)
+    members = {**group.members, owner_id: replace(group.members[owner_id], classic=offered)}
+    draft = _classic_draft(replace(group, members=members), cluster, now_ms, settings)
+    draft.leader_id = owner_id
+    draft.protocol_name = select_protocol(draft.members, draft.protocol_support, draft.members[owner_id])
+    begun = draft.seal()
+    joined = join(begun.group, event, now_ms, settings)
+    if joined.group is begun.group:
+        return Step(group, joined.replies)
+    changed = GroupTypeChanged(CONSUMER, CLASSIC, Conversion.DOWNGRADE)
+    return Step(joined.group, joined.replies, (changed, *begun.facts, *joined.facts))

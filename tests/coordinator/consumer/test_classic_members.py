@@ -131,6 +131,17 @@ def test_who_does_not_fit_is_refused_and_changes_nothing(given: dict[str, object
     assert joined is not None
     assert joined.error is error
     assert (scene.group is before) == (error is not NONE)
+    assert joined.member_id == ("" if error is INCONSISTENT else "l"), "upstream names nobody"
+
+
+def test_an_id_is_handed_out_before_what_the_newcomer_says_is_read():
+    scene = consumers()
+    named_ = scene.join("", (("range", b""),), version=4, new_id="k")
+    assert named_ is not None
+    assert (named_.error, named_.member_id) == (ErrorCode.MEMBER_ID_REQUIRED, "k")
+    joined = scene.join("k", (("range", b""),), version=4)
+    assert joined is not None
+    assert joined.error is INCONSISTENT
 
 
 def test_a_full_group_lets_its_own_members_in():

@@ -18,7 +18,7 @@ from gateway.coordinator.handoff import (
     HandoffMode,
     HandoffSettings,
 )
-from gateway.coordinator.machine import Adopted
+from gateway.coordinator.machine import Adopted, ClusterChanged
 from gateway.coordinator.model import GroupState, HandoffProgress, MigrationPolicy, SyncReply
 from protocol.errors import ErrorCode
 
@@ -435,8 +435,17 @@ def test_what_cannot_be_taken_over_is_not(spoil: str):
             SyncGroup(RequestId(900), ConnectionId("c"), MemberId("k"), None, 1, None, None, ((MemberId("k"), given),))
         )
     before = scene.group
-    assert scene.enter("a").error is ErrorCode.GROUP_ID_NOT_FOUND
+    reply = scene.enter("a")
+    assert reply.error is ErrorCode.GROUP_ID_NOT_FOUND
     assert scene.group is before
+    cannot = "Cannot upgrade classic group g to consumer group because "
+    assert reply.message == {
+        "subscription": cannot + "the embedded consumer protocol is malformed.",
+        "assignment": cannot + "the embedded consumer protocol is malformed.",
+        "user data": cannot
+        + "an unsupported custom assignor is in use. Please refer to the documentation or switch to a default "
+        "assignor before re-attempting the upgrade.",
+    }.get(spoil, "the group has members of another protocol")
 
 
 def test_what_a_member_has_said_itself_comes_back_in_its_assignment_and_hinders_nobody():
@@ -481,11 +490,79 @@ def test_a_static_member_may_come_back_with_the_other_protocol():
     assert scene.alive("k", generation, instance="i") is ErrorCode.FENCED_INSTANCE_ID
     assert scene.alive("l", generation, instance="j") is NONE
     # And back.
-    back = scene.join("", offer(), instance="i", new_id="k2")
-    assert back is None, "the others join again first"
+    back = scene.join("", offer(), instance="i", new_id="k2", version=9)
+    assert back is not None
     assert not scene.is_consumer
-    assert scene.alive("l", generation, instance="j") is REBALANCE
+    assert "consumer group became a classic group: its last member of the consumer protocol has gone" in scene.facts
+    assert (back.error, back.generation_id, back.leader, back.skip_assignment) == (NONE, epoch, "k2", True)
+    assert [member.member_id for member in back.members] == ["l", "k2"], "it watches the topics of all"
+    assert scene.share("k2", epoch, instance="i") == mine, "nothing has changed but who speaks"
+    assert scene.alive("l", generation, instance="j") is NONE
+    assert scene.commit("l", epoch).error is NONE
+    assert scene.group.state is GroupState.STABLE
     assert scene.beat("a", epoch, instance_id="i").error is ErrorCode.UNKNOWN_MEMBER_ID
+    scene.restart()
+    assert scene.alive("l", generation, instance="j") is NONE
+    assert scene.share("k2", epoch, instance="i") == mine
+
+
+def with_a_pattern(scene: Mixed) -> tuple[int, dict[str, set[int]]]:
+    """a, which reads by a pattern what k read, and l have all that they are to have: their epoch, and a's share."""
+    epoch, mine = scene.told(scene.enter("a", instance_id="i", subscribed_topic_names=(), subscribed_topic_regex="t.*"))
+    scene.join("l", offer(), instance="j")
+    scene.share("l", epoch, instance="j")
+    assert mine is not None
+    scene.beat("a", epoch, mine)
+    return epoch, mine
+
+
+@pytest.mark.parametrize(
+    "unsettled_by",
+    [
+        "other topics",
+        "a pattern not looked at",
+        "a move",
+        "a newcomer",
+        "a group that is ahead",
+        "what is to be drained",
+    ],
+)
+def test_who_comes_back_with_the_other_protocol_waits_for_the_others_where_shares_are_to_change(unsettled_by: str):
+    draining = unsettled_by == "what is to be drained"
+    more = {"handoff": DRAIN, "consumer": {"handoff": DRAIN}} if draining else {}
+    scene = Mixed({"t": 4, "u": 1}, **more)
+    generation = scene.classic_group({"k": {"t": {0, 1}}, "l": {"t": {2, 3}}}, instances={"k": "i", "l": "j"})
+    if unsettled_by == "a pattern not looked at":
+        epoch, _ = with_a_pattern(scene)
+        scene.restart()
+        scene.alive("l", epoch, instance="j")
+    else:
+        epoch, _ = scene.told(scene.enter("a", instance_id="i"))
+    wanted = ("t", "u") if unsettled_by in ("other topics", "a move") else ("t",)
+    if unsettled_by in ("a move", "what is to be drained"):
+        # Its only reader of u lets go of some of t, which l is to have.
+        scene.beat("a", epoch, subscribed_topic_names=("t", "u"))
+        if draining:
+            scene.beat("a", epoch, subscribed_topic_names=("t",), owned={"t": {0, 1}})
+    elif unsettled_by == "a newcomer":
+        scene.join("", offer(), new_id="m")
+    elif unsettled_by == "a group that is ahead":
+        scene.cluster = Mixed({"t": 6, "u": 1}).cluster
+        scene.play(ClusterChanged())
+    back = scene.join("", offer(topics=wanted), instance="i", new_id="k2")
+    assert not scene.is_consumer
+    assert back is None, "the others join again first"
+    assert scene.alive("l", scene.group.members[MemberId("l")].member_epoch, instance="j") is REBALANCE
+    assert generation <= scene.group.generation_id
+
+
+def test_a_pattern_that_is_what_the_newcomer_names_changes_nothing():
+    scene = Mixed({"t": 4, "u": 1})
+    scene.classic_group({"k": {"t": {0, 1}}, "l": {"t": {2, 3}}}, instances={"k": "i", "l": "j"})
+    epoch, mine = with_a_pattern(scene)
+    back = scene.join("", offer(), instance="i", new_id="k2")
+    assert back is not None
+    assert scene.share("k2", epoch, instance="i") == mine
 
 
 def test_who_comes_back_with_the_other_protocol_ends_the_rebalance_that_was_under_way():
@@ -534,7 +611,8 @@ def test_the_last_static_member_alone_is_replaced_in_a_classic_group():
     joined = scene.join("", offer(), instance="i", new_id="k")
     assert not scene.is_consumer
     assert joined is not None
-    assert joined.generation_id == 3
+    assert joined.generation_id == 1
+    assert scene.share("k", 1, instance="i") == ALL
     refused = Mixed()
     refused.enter("a", instance_id="i")
     reply = refused.join("", (), instance="i")

@@ -15,7 +15,7 @@ from gateway.coordinator.consumer import classic_members, embedded, machine, mig
 from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions, partitions_of
 from gateway.coordinator.facts import Conversion
-from gateway.coordinator.machine import Adopted, Step
+from gateway.coordinator.machine import Adopted, NotAdopted, Step
 
 from .simulation.classic_client import ClassicClient
 from .simulation.mixed import MixedServer, run, run_with
@@ -70,9 +70,9 @@ def none_early(*arguments: Any) -> Any:
     return found, ()
 
 
-def without_replies(*arguments: Any) -> Adopted | None:
+def without_replies(*arguments: Any) -> Adopted | NotAdopted | None:
     adopted = upgraded(*arguments)
-    return None if adopted is None else replace(adopted, replies=())
+    return replace(adopted, replies=()) if isinstance(adopted, Adopted) else adopted
 
 
 def without_rebalance(taken: Step, *arguments: Any) -> Step:
@@ -93,6 +93,7 @@ upgraded, downgraded, undrained = migration.upgraded, migration.downgraded, vars
         pytest.param(migration, "is_cooperative", lambda name: False, id="claims count for nothing"),
         pytest.param(machine, "upgraded", without_replies, id="held requests are never answered"),
         pytest.param(machine, "downgraded", without_rebalance, id="nobody is asked to join again"),
+        pytest.param(migration, "_is_settled", lambda *_: True, id="who comes back goes on whatever moves"),
         pytest.param(machine, "is_left_to_classic_members", lambda *_: False, id="nothing is ever downgraded"),
         pytest.param(classic_members, "_must_join", lambda *_: False, id="members are not told of a rebalance"),
         pytest.param(classic_members, "_waits_for_others", lambda *_: True, id="members wait for what is free"),

@@ -253,6 +253,7 @@ async def test_how_administrators_see_it(node: GroupNode) -> None:
     request = ConsumerGroupDescribeRequest(group_ids=(G, "missing", "", G), include_authorized_operations=True)
     found, missing, nameless = (await node.ask(request, 1)).groups
     assert (missing.error_code, nameless.error_code) == (ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.INVALID_GROUP_ID)
+    assert missing.error_message == "Group missing not found."
     assert (found.group_state, found.group_epoch, found.assignment_epoch) == ("Stable", 1, 1)
     assert (found.assignor_name, found.authorized_operations) == ("uniform", sum(1 << bit for bit in (3, 6, 8, 10, 11)))
     (member,) = found.members
@@ -265,6 +266,7 @@ async def test_how_administrators_see_it(node: GroupNode) -> None:
 
     (classic,) = (await node.ask(DescribeGroupsRequest(groups=(G,)), 6)).groups
     assert (classic.group_state, classic.error_code) == ("Dead", ErrorCode.GROUP_ID_NOT_FOUND)
+    assert classic.error_message == f"Group {G} is not a classic group."
     (listed,) = (await node.ask(ListGroupsRequest(types_filter=("Consumer",), states_filter=("stable",)), 5)).groups
     assert (listed.group_id, listed.group_state, listed.group_type) == (G, "Stable", "consumer")
     assert (await node.ask(ListGroupsRequest(types_filter=("classic",)), 5)).groups == ()
@@ -312,6 +314,8 @@ async def test_an_empty_group_goes_from_one_protocol_to_the_other_and_keeps_its_
     assert (joined.error_code, joined.generation_id) == (ErrorCode.NONE, 3)
     other = await beat(node, "b", 0, {}, rebalance_timeout_ms=1, subscribed_topic_names=("t",))
     assert other.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+    (described,) = (await node.ask(ConsumerGroupDescribeRequest(group_ids=(G,)), 1)).groups
+    assert described.error_message == f"Group {G} is not a consumer group."
     found = await node.database.hot.fetch("select committed_offset from committed_offset")
     assert [row["committed_offset"] for row in found] == [7]
 

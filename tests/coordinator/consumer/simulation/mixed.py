@@ -393,7 +393,7 @@ class _Play(Play[AnyClient]):
             deeds += [(4, self.world.change_topics), (2, self.world.recreate_topic)]
         self.disturb(deeds, within_ms=3_000, every_ms=5_000)
 
-    def _add_classic(self, instance_id: str | None = None) -> None:
+    def _add_classic(self, instance_id: str | None = None, names: tuple[str, ...] = ()) -> None:
         number = self.world.number()
         if instance_id is None and "range" not in self.protocols and self.world.chance(0.3):
             instance_id = f"i{number}"
@@ -402,14 +402,18 @@ class _Play(Play[AnyClient]):
             if self.topics_change and instance_id is not None:
                 # An older one that returns is not told that it leads, and nobody looks at topics then (KAFKA-13435).
                 client.version = TOLD_TO_LEAD
+            client.names = names or client.names
             self.start(client)
 
-    def _add_consumer(self, instance_id: str | None = None) -> None:
+    def _add_consumer(self, instance_id: str | None = None, names: tuple[str, ...] = ()) -> None:
         number = self.world.number()
         if instance_id is None and self.world.chance(0.3):
             instance_id = f"i{number}"
         if len(self.living()) < MAX_CLIENTS:
-            self.start(consumer(self.world, f"c{number}", instance_id, 1))
+            client = consumer(self.world, f"c{number}", instance_id, 1)
+            if names:
+                client.names, client.pattern = names, ""
+            self.start(client)
 
     def _upgrade_one(self) -> None:
         self._replace(ClassicClient, self._add_consumer)
@@ -417,15 +421,17 @@ class _Play(Play[AnyClient]):
     def _downgrade_one(self) -> None:
         self._replace(Client, self._add_classic)
 
-    def _replace(self, kind: type, add: Callable[[str | None], None]) -> None:
-        """One process goes, with its instance if it has one, and another one comes that speaks the other protocol."""
+    def _replace(self, kind: type, add: Callable[[str | None, tuple[str, ...]], None]) -> None:
+        """One process goes, with its instance if it has one, and another one comes that speaks the other protocol, and
+        most often reads the same."""
         living = [client for client in self.living() if isinstance(client, kind)]
         if living:
             old = self.world.random.choice(living)
             if isinstance(old, ClassicClient) and old.instance_id is not None and "range" in self.protocols:
                 old.instance_id = None
             old.leave()
-            add(old.instance_id if "range" not in self.protocols else None)
+            names = old.names if self.world.chance(0.7) else ()
+            add(old.instance_id if "range" not in self.protocols else None, names)
 
     def _deliver_something_old(self) -> None:
         """Rather a join than anything else: it is what a member's word is taken from."""
