@@ -28,10 +28,11 @@ from gateway.coordinator.consumer.model import (
     Unsettled,
 )
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference, intersection, partitions_of, union
+from gateway.coordinator.consumer.views import has_news
 from gateway.coordinator.draft import Draft as ClassicDraft
 from gateway.coordinator.facts import Conversion, Departure, GroupTypeChanged, MemberId, MemberLeft, Trigger
 from gateway.coordinator.handoff import Awaits, Handoff, HandoffAcknowledged, HandoffEnd
-from gateway.coordinator.join import join
+from gateway.coordinator.join import SKIP_ASSIGNMENT, join
 from gateway.coordinator.machine import Adopted, NotAdopted, RequestId, Step
 from gateway.coordinator.model import (
     Group,
@@ -324,9 +325,10 @@ def replaces_the_last(group: ConsumerGroup, event: JoinGroup, settings: Settings
 
 def downgraded_by(group: ConsumerGroup, event: JoinGroup, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
     """The static member's place is taken in the classic group. It goes on with its share, and nobody joins again,
-    where every member has what it is to have and the newcomer reads the same topics; else it waits for the others."""
+    where every member has what it is to have and the newcomer reads the same topics and can be told that it leads, so
+    that somebody watches them (KAFKA-13435); else it waits for the others."""
     owner_id = group.instances[event.group_instance_id or ""]
-    if _is_settled(group) and _goes_on(group, owner_id, event):
+    if event.version >= SKIP_ASSIGNMENT and _is_settled(group, cluster) and _goes_on(group, owner_id, event):
         return _taken_over(group, owner_id, event, cluster, now_ms, settings)
     draft = Draft(group, now_ms, settings.consumer_of.get(group.group_id, settings.consumer), cluster)
     draft.lose(owner_id, Departure.LEFT, event.reason)
@@ -343,10 +345,11 @@ def downgraded_by(group: ConsumerGroup, event: JoinGroup, cluster: Cluster, now_
     return Step(joined.group, (*begun.replies, *joined.replies), (*begun.facts, *joined.facts))
 
 
-def _is_settled(group: ConsumerGroup) -> bool:
+def _is_settled(group: ConsumerGroup, cluster: Cluster) -> bool:
     """Nobody is to let go of anything, to take anything, or to commit anything that others wait for."""
     return (
-        not group.moving
+        not has_news(group, cluster)
+        and not group.moving
         and not group.unsettled
         and all(
             member.state is MemberState.STABLE
@@ -373,16 +376,13 @@ def _goes_on(group: ConsumerGroup, owner_id: MemberId, event: JoinGroup) -> bool
         return False
     owner = group.members[owner_id]
     pattern = group.patterns.get(owner.subscribed_topic_regex)
-    if owner.subscribed_topic_regex and pattern is None:
-        return False
     return set(wanted) == {*owner.subscribed_topic_names, *(pattern.matched if pattern else ())}
 
 
 def _taken_over(
     group: ConsumerGroup, owner_id: MemberId, event: JoinGroup, cluster: Cluster, now_ms: int, settings: Settings
 ) -> Step:
-    """What a static member of a stable classic group gets that comes back: its share, without a rebalance. It leads, so
-    that a client that is told so watches its topics."""
+    """What a static member that leads a stable classic group gets when it is back: its share, without a rebalance."""
     offered = ClassicProtocol(event.session_timeout_ms, event.protocols)
     members = {**group.members, owner_id: replace(group.members[owner_id], classic=offered)}
     draft = _classic_draft(replace(group, members=members), cluster, now_ms, settings)
