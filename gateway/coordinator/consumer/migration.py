@@ -19,6 +19,7 @@ from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer import embedded, handoff, unsettled
 from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.model import (
+    STATIC_LEAVE_EPOCH,
     ClassicProtocol,
     ConsumerGroup,
     ConsumerGroupHeartbeatReply,
@@ -328,7 +329,7 @@ def downgraded_by(group: ConsumerGroup, event: JoinGroup, cluster: Cluster, now_
     where every member has what it is to have and the newcomer reads the same topics and can be told that it leads, so
     that somebody watches them (KAFKA-13435); else it waits for the others."""
     owner_id = group.instances[event.group_instance_id or ""]
-    if event.version >= SKIP_ASSIGNMENT and _is_settled(group, cluster) and _goes_on(group, owner_id, event):
+    if event.version >= SKIP_ASSIGNMENT and _is_settled(group, owner_id, cluster) and _goes_on(group, owner_id, event):
         return _taken_over(group, owner_id, event, cluster, now_ms, settings)
     draft = Draft(group, now_ms, settings.consumer_of.get(group.group_id, settings.consumer), cluster)
     draft.lose(owner_id, Departure.LEFT, event.reason)
@@ -345,19 +346,24 @@ def downgraded_by(group: ConsumerGroup, event: JoinGroup, cluster: Cluster, now_
     return Step(joined.group, (*begun.replies, *joined.replies), (*begun.facts, *joined.facts))
 
 
-def _is_settled(group: ConsumerGroup, cluster: Cluster) -> bool:
-    """Nobody is to let go of anything, to take anything, or to commit anything that others wait for."""
+def _is_settled(group: ConsumerGroup, owner_id: MemberId, cluster: Cluster) -> bool:
+    """Nobody is to let go of anything, to take anything, or to commit anything that others wait for. The owner may have
+    left for a while: its process has gone either way."""
     return (
         not has_news(group, cluster)
         and not group.moving
         and not group.unsettled
         and all(
             member.state is MemberState.STABLE
-            and member.member_epoch == group.group_epoch
+            and (member.member_epoch == group.group_epoch or _is_away(member, owner_id))
             and member.assigned == group.target.get(member.member_id, NOTHING)
             for member in group.members.values()
         )
     )
+
+
+def _is_away(member: ConsumerMember, owner_id: MemberId) -> bool:
+    return member.member_id == owner_id and member.member_epoch == STATIC_LEAVE_EPOCH
 
 
 def _goes_on(group: ConsumerGroup, owner_id: MemberId, event: JoinGroup) -> bool:
@@ -384,8 +390,8 @@ def _taken_over(
 ) -> Step:
     """What a static member that leads a stable classic group gets when it is back: its share, without a rebalance."""
     offered = ClassicProtocol(event.session_timeout_ms, event.protocols)
-    members = {**group.members, owner_id: replace(group.members[owner_id], classic=offered)}
-    draft = _classic_draft(replace(group, members=members), cluster, now_ms, settings)
+    owner = replace(group.members[owner_id], classic=offered, member_epoch=group.group_epoch)
+    draft = _classic_draft(replace(group, members={**group.members, owner_id: owner}), cluster, now_ms, settings)
     draft.leader_id = owner_id
     draft.protocol_name = select_protocol(draft.members, draft.protocol_support, draft.members[owner_id])
     begun = draft.seal()

@@ -506,6 +506,20 @@ def test_a_static_member_may_come_back_with_the_other_protocol():
     assert scene.share("k2", epoch, instance="i") == mine
 
 
+def test_one_that_left_for_a_while_goes_on_with_the_other_protocol():
+    scene = Mixed()
+    scene.classic_group({"k": {"t": {0, 1}}, "l": {"t": {2, 3}}}, instances={"k": "i", "l": "j"})
+    epoch, mine = scene.told(scene.enter("a", instance_id="i"))
+    assert scene.beat("a", -2, instance_id="i").error is NONE
+    back = scene.join("", offer(), instance="i", new_id="k2", version=9)
+    assert back is not None
+    assert (back.error, back.generation_id) == (NONE, epoch)
+    assert scene.share("k2", epoch, instance="i") == mine
+    assert scene.alive("k2", epoch, instance="i") is NONE
+    assert scene.commit("k2", epoch).error is NONE
+    assert scene.alive("l", epoch, instance="j") is NONE
+
+
 def with_a_pattern(scene: Mixed) -> tuple[int, dict[str, set[int]]]:
     """a, which reads by a pattern what k read, and l have all that they are to have: their epoch, and a's share."""
     epoch, mine = scene.told(scene.enter("a", instance_id="i", subscribed_topic_names=(), subscribed_topic_regex="t.*"))
