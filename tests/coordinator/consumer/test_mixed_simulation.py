@@ -93,7 +93,6 @@ upgraded, downgraded, undrained = migration.upgraded, migration.downgraded, vars
         pytest.param(migration, "is_cooperative", lambda name: False, id="claims count for nothing"),
         pytest.param(machine, "upgraded", without_replies, id="held requests are never answered"),
         pytest.param(machine, "downgraded", without_rebalance, id="nobody is asked to join again"),
-        pytest.param(migration, "_is_settled", lambda *_: True, id="who comes back goes on whatever moves"),
         pytest.param(machine, "is_left_to_classic_members", lambda *_: False, id="nothing is ever downgraded"),
         pytest.param(classic_members, "_must_join", lambda *_: False, id="members are not told of a rebalance"),
         pytest.param(classic_members, "_waits_for_others", lambda *_: True, id="members wait for what is free"),
@@ -122,6 +121,7 @@ def all_are_there(named: Iterable[tuple[str, Iterable[int]]], cluster: Cluster) 
 @pytest.mark.parametrize(
     ("holder", "name", "mutant"),
     [
+        pytest.param(migration, "_is_settled", lambda *_: True, id="who comes back goes on whatever moves"),
         pytest.param(Draft, "see_topics", no_topics_change, id="topics stay as they were"),
         pytest.param(embedded, "by_id", all_are_there, id="nobody claims what is gone"),
         pytest.param(unsettled, "follow_owners", nothing, id="what is gone is not settled either"),
