@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -29,6 +30,7 @@ from storage.queries import statement
 from storage.segment_writers import SegmentWriters
 from storage.segments import SegmentDirectory
 from storage.types import (
+    AbortedTransaction,
     Appended,
     NewBatch,
     PartitionKey,
@@ -68,6 +70,7 @@ _INLINE_COLUMNS = ("slot", "position", "partition_key", "base_offset", "records"
 _APPEND_CHUNKS = statement("append_chunks")
 _APPEND_INLINE = statement("append_inline")
 _READ_CHUNKS = statement("read_chunks")
+_ABORTED_BETWEEN = statement("aborted_between")
 _CHUNKS_BETWEEN = statement("chunks_between")
 _PARTITION_STATES = statement("partition_states")
 _CHUNK_AT_TIMESTAMP = statement("chunk_at_timestamp")
@@ -116,7 +119,7 @@ class LogStore:
 
         The `records` of every batch newly appended hold base offset and leader epoch when this returns (they must be
         writable). UNKNOWN_PARTITION, OUT_OF_ORDER_SEQUENCE and INVALID_PRODUCER_EPOCH refuse one batch and leave the
-        others; so does PARTITION_BUSY, without `wait`, where another transaction holds the partition. On
+        others; so do NOT_IN_TRANSACTION and INVALID_TXN_STATE, and PARTITION_BUSY, without `wait`, where another transaction holds the partition. On
         StorageUnavailable the batches may or may not be in the log.
 
         Idempotence follows upstream's ProducerStateManager: a lower epoch is refused, a higher one must begin at
@@ -236,15 +239,45 @@ class LogStore:
                 if state is None:
                     results.append(Refusal.UNKNOWN_PARTITION)
                     continue
-                taken, damaged = self._take(request, chunks, remaining_bytes, returned_any=returned_any)
+                end_offset = state.last_stable_offset if request.committed else state.high_watermark
+                taken, damaged = self._take(request, end_offset, chunks, remaining_bytes, returned_any=returned_any)
                 remaining_bytes -= sum(len(batch.records) for batch in taken)
                 returned_any = returned_any or bool(taken)
                 results.append(Refusal.DAMAGED if damaged and not taken else ReadResult(state, tuple(taken)))
+        return await self._with_aborted(requests, results)
+
+    async def _with_aborted(
+        self, requests: Sequence[ReadRequest], results: list[ReadResult | Refusal]
+    ) -> list[ReadResult | Refusal]:
+        """What each that asked for it is to leave out. A statement of its own: a transaction that ends after the batches
+        were read began at or behind what was stable then."""
+        asking = [
+            index
+            for index, (request, result) in enumerate(zip(requests, results, strict=True))
+            if request.committed and isinstance(result, ReadResult) and result.batches
+        ]
+        if not asking:
+            return results
+        rows = await self._cold.fetch(
+            _ABORTED_BETWEEN,
+            [requests[index].partition_key for index in asking],
+            [requests[index].offset for index in asking],
+            [result.batches[-1].last_offset + 1 for index in asking if isinstance(result := results[index], ReadResult)],
+        )
+        found: dict[int, list[AbortedTransaction]] = {}
+        for row in rows:
+            aborted = AbortedTransaction(row["producer_id"], row["first_offset"])
+            found.setdefault(asking[row["request_position"] - 1], []).append(aborted)
+        for index, aborted in found.items():
+            result = results[index]
+            assert isinstance(result, ReadResult)
+            results[index] = replace(result, aborted=tuple(aborted))
         return results
 
     def _take(
         self,
         request: ReadRequest,
+        end_offset: int,
         chunks: list[tuple[Chunk, Batches | DamagedChunkError]],
         remaining_bytes: int,
         *,
@@ -260,6 +293,8 @@ class LogStore:
             for batch in held:
                 if batch.last_offset < request.offset:
                     continue
+                if batch.base_offset >= end_offset:
+                    return taken, False
                 size_bytes = len(batch.records)
                 if (size_bytes > limit_bytes or limit_bytes <= 0) and (returned_any or taken):
                     return taken, False
@@ -278,6 +313,7 @@ class LogStore:
             # No log begins below 0.
             [-1 if states_only else request.offset for request in requests],
             [request.max_bytes for request in requests],
+            [request.committed for request in requests],
             max_bytes,
             SPARE_BYTES,
         )
