@@ -282,6 +282,21 @@ class OffsetCommit(ClientRequest[OffsetCommitReply]):
 
 
 @dataclass(frozen=True, slots=True)
+class TxnOffsetCommit(ClientRequest[OffsetCommitReply]):
+    """The same of a commit that counts once a producer's transaction does."""
+
+    member_id: MemberId
+    group_instance_id: str | None
+    generation_id: int
+    """Or the member's epoch."""
+
+    @property
+    def names_nobody(self) -> bool:
+        """Neither a member nor a generation: only the producer answers for it, as before version 3."""
+        return self.generation_id < 0 and not self.member_id and self.group_instance_id is None
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteGroup(Request[DeleteReply]):
     """Takes the group away, if it is Empty."""
 
@@ -304,6 +319,7 @@ Event = (
     | Heartbeat
     | LeaveGroup
     | OffsetCommit
+    | TxnOffsetCommit
     | DeleteGroup
     | ConnectionClosed
     | Tick

@@ -92,22 +92,21 @@ create function commit_offsets_in_transaction(
 )
 language plpgsql volatile
 as $$
--- Offsets that are committed if the transaction is. Nothing is taken unless it is under way and has taken in every group;
--- of several accepted commits of one partition the last wins.
+-- Offsets that are committed if the transaction is. Nothing is taken unless one is under way that has taken in every
+-- group; of several accepted commits of one partition the last wins.
 declare
     producer     record;
     unfit        text;
     committed_ms bigint;
 begin
     -- Held until these offsets are durable: who ends the transaction waits for them.
-    select t.producer_id, t.producer_epoch, t.state into producer
+    select t.producer_id, t.producer_epoch into producer
     from transactional_producer t
     where t.transactional_id = p_transactional_id
     for share;
     unfit := case
         when producer.producer_id is distinct from p_producer_id then 'invalid_producer_id_mapping'
         when producer.producer_epoch <> p_producer_epoch then 'invalid_producer_epoch'
-        when producer.state <> 'Ongoing' then 'not_in_transaction'
         when exists (
             select unnest(p_group_ids)
             except

@@ -194,6 +194,7 @@ async def test_the_transaction_must_be_under_way_and_have_taken_in_the_group(
     assert await transactions.save(await transactions.read(T), record("Empty"))
     assert await refusal() is Refusal.NOT_IN_TRANSACTION
     await begun(transactions, "another")
+    await begun(transactions, "g", transactional_id="other", producer_id=PRODUCER + 1)
     assert await refusal() is Refusal.NOT_IN_TRANSACTION
     assert await refusal(group_id="none", generation_id=None) is Refusal.NOT_IN_TRANSACTION
     assert await load(groups, "none") is None

@@ -355,6 +355,32 @@ def test_commits_name_the_epoch_as_generation():
     assert fetch_refusal(scene.group, MemberId("k"), epoch + 1) is ILLEGAL
 
 
+def test_in_a_transaction_every_epoch_is_a_generation():
+    scene, epoch = settled()
+    before = scene.group
+    for member in ("a", "k"):
+        reply = scene.txn_commit(member, epoch)
+        assert (reply.error, reply.by_member_epoch, reply.stale) == (NONE, True, ILLEGAL)
+        for said in (epoch - 1, epoch + 1, -1):
+            assert scene.txn_commit(member, said).error is ILLEGAL
+    assert scene.txn_commit("x", epoch).error is UNKNOWN
+    assert scene.txn_commit("x", -1).error is UNKNOWN
+    assert scene.txn_commit("", epoch).error is UNKNOWN
+    reply = scene.txn_commit("", -1)
+    assert (reply.error, reply.by_member_epoch) == (NONE, False)
+    assert scene.txn_commit("", -1, instance="i").error is UNKNOWN
+    assert scene.group is before
+
+
+def test_a_group_without_members_takes_any_commit_in_a_transaction_that_names_no_epoch():
+    scene, epoch = settled()
+    scene.leave("a", "k")
+    assert not scene.group.members
+    assert scene.txn_commit("", -1).error is NONE
+    assert scene.txn_commit("k", -1).error is NONE
+    assert scene.txn_commit("k", epoch).error is UNKNOWN
+
+
 def test_a_restart_moves_nothing():
     scene, epoch = settled()
     before = {member_id: member.assigned for member_id, member in scene.group.members.items()}
