@@ -135,7 +135,12 @@ def _commit(
 ) -> Step:
     member = group.members.get(event.member_id)
     by_member_epoch = member is not None and member.member_epoch > 0
-    reply = OffsetCommitReply(error or ErrorCode.NONE, by_member_epoch, ErrorCode.ILLEGAL_GENERATION)
+    reply = OffsetCommitReply(
+        error or ErrorCode.NONE,
+        by_member_epoch,
+        by_producer=isinstance(event, TxnOffsetCommit) and event.names_nobody,
+        stale=ErrorCode.ILLEGAL_GENERATION,
+    )
     return Step(group, ((event.request_id, reply),), facts)
 
 

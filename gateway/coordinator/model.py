@@ -205,6 +205,8 @@ class OffsetCommitReply:
     error: ErrorCode
     by_member_epoch: bool = False
     """The commit is to be fenced by the epoch of the member that it names, not by the group's generation."""
+    by_producer: bool = False
+    """Nor by that: it names nobody, and the producer whose transaction it is part of answers for it."""
     stale: ErrorCode = ErrorCode.STALE_MEMBER_EPOCH
     """What the member is told if Postgres knows another epoch of it."""
 

@@ -116,11 +116,17 @@ def step(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settin
             return _see_topics(group, cluster, now_ms, settings)
         case OffsetCommit():
             error = commit_refusal(group, event.version, event.member_id, event.group_instance_id, event.generation_id)
-            reply = OffsetCommitReply(error or ErrorCode.NONE, event.generation_id >= 0, stale(group, event.member_id))
+            told = stale(group, event.member_id)
+            reply = OffsetCommitReply(error or ErrorCode.NONE, event.generation_id >= 0, stale=told)
             return Step(group, ((event.request_id, reply),))
         case TxnOffsetCommit():
             error = txn_commit_refusal(group, event)
-            reply = OffsetCommitReply(error or ErrorCode.NONE, event.generation_id >= 0, ErrorCode.ILLEGAL_GENERATION)
+            reply = OffsetCommitReply(
+                error or ErrorCode.NONE,
+                event.generation_id >= 0,
+                by_producer=event.names_nobody,
+                stale=ErrorCode.ILLEGAL_GENERATION,
+            )
             return Step(group, ((event.request_id, reply),))
         case DeleteGroup():
             return _delete(group, event)

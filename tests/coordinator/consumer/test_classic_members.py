@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.coordinator.consumer.model import MemberState
+from gateway.coordinator.consumer.model import ConsumerGroup, MemberState
 from gateway.coordinator.consumer.offsets import fetch_refusal
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.model import MigrationPolicy
+from gateway.coordinator.model import MigrationPolicy, OffsetCommitReply
 from protocol.consumer import decode_assignment
 from protocol.errors import ErrorCode
 
@@ -360,14 +360,14 @@ def test_in_a_transaction_every_epoch_is_a_generation():
     before = scene.group
     for member in ("a", "k"):
         reply = scene.txn_commit(member, epoch)
-        assert (reply.error, reply.by_member_epoch, reply.stale) == (NONE, True, ILLEGAL)
+        assert reply == OffsetCommitReply(NONE, by_member_epoch=True, stale=ILLEGAL)
         for said in (epoch - 1, epoch + 1, -1):
             assert scene.txn_commit(member, said).error is ILLEGAL
     assert scene.txn_commit("x", epoch).error is UNKNOWN
     assert scene.txn_commit("x", -1).error is UNKNOWN
     assert scene.txn_commit("", epoch).error is UNKNOWN
     reply = scene.txn_commit("", -1)
-    assert (reply.error, reply.by_member_epoch) == (NONE, False)
+    assert (reply.error, reply.by_member_epoch, reply.by_producer) == (NONE, False, True)
     assert scene.txn_commit("", -1, instance="i").error is UNKNOWN
     assert scene.group is before
 
@@ -375,6 +375,7 @@ def test_in_a_transaction_every_epoch_is_a_generation():
 def test_a_group_without_members_takes_any_commit_in_a_transaction_that_names_no_epoch():
     scene, epoch = settled()
     scene.leave("a", "k")
+    assert isinstance(scene.group, ConsumerGroup)
     assert not scene.group.members
     assert scene.txn_commit("", -1).error is NONE
     assert scene.txn_commit("k", -1).error is NONE
