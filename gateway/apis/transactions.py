@@ -27,17 +27,20 @@ async def add_partitions_to_txn(
     request: AddPartitionsToTxnRequest, context: RequestContext
 ) -> AddPartitionsToTxnResponse:
     """All of them or none: where one does not exist, the others are answered OPERATION_NOT_ATTEMPTED."""
-    _require_id(request.transactional_id)
-    known = await look_up_topics((topic.name for topic in request.topics), context)
+    _require_id(request.v3_and_below_transactional_id)
+    known = await look_up_topics((topic.name for topic in request.v3_and_below_topics), context)
     found = {
         (topic.name, index): find_partition(known[topic.name], index, NO_LEADER_EPOCH)
-        async for topic in in_pieces(request.topics)
+        async for topic in in_pieces(request.v3_and_below_topics)
         async for index in in_pieces(topic.partitions)
     }
     keys: list[PartitionKey] = [part.partition_key for part in found.values() if isinstance(part, Partition)]
     if len(keys) == len(found):
         await context.services.transactions.add(
-            request.transactional_id, request.producer_id, request.producer_epoch, keys
+            request.v3_and_below_transactional_id,
+            request.v3_and_below_producer_id,
+            request.v3_and_below_producer_epoch,
+            keys,
         )
     others = ErrorCode.NONE if len(keys) == len(found) else ErrorCode.OPERATION_NOT_ATTEMPTED
 
@@ -46,7 +49,7 @@ async def add_partitions_to_txn(
         return others if isinstance(part, Partition) else part
 
     return AddPartitionsToTxnResponse(
-        results_by_topic=tuple(
+        results_by_topic_v3_and_below=tuple(
             [
                 AddPartitionsToTxnTopicResult(
                     name=topic.name,
@@ -59,7 +62,7 @@ async def add_partitions_to_txn(
                         ]
                     ),
                 )
-                async for topic in in_pieces(request.topics)
+                async for topic in in_pieces(request.v3_and_below_topics)
             ]
         )
     )
@@ -70,7 +73,7 @@ def refuse_add_partitions_to_txn(
 ) -> AddPartitionsToTxnResponse:
     code = _as_of(code, version)
     return AddPartitionsToTxnResponse(
-        results_by_topic=tuple(
+        results_by_topic_v3_and_below=tuple(
             AddPartitionsToTxnTopicResult(
                 name=topic.name,
                 results_by_partition=tuple(
@@ -78,7 +81,7 @@ def refuse_add_partitions_to_txn(
                     for index in topic.partitions
                 ),
             )
-            for topic in request.topics
+            for topic in request.v3_and_below_topics
         )
     )
 

@@ -211,7 +211,7 @@ async def test_markers_go_to_every_partition_that_was_named(
     await begin(transactions, "a", FIRST, *reversed(keys), gone.partitions[0].partition_key)
     await begin(transactions, "a", FIRST, keys[0])
     await log.append([transactional(keys[1], 0)])
-    await topics.delete("gone")
+    assert await topics.delete(gone.topic_id)
     ended = await end(transactions, "a", committed=False)
     assert [(each.partition_key, each.base_offset, each.first_offset) for each in ended.markers] == [
         (keys[0], 0, None),
