@@ -50,7 +50,8 @@ class DirtyRange:
     log_start_offset: int
     first_dirty_offset: int
     end_offset: int
-    """A chunk's boundary: the base offset of the first batch that must stay as it is. No transaction is open below it."""
+    """A chunk's boundary: the base offset of the first batch that must stay as it is. All transactions below it have
+    ended."""
     clean_bytes: int
     dirty_bytes: int
 
@@ -109,8 +110,8 @@ class CompactionStore:
         return {PartitionKey(row["partition_key"]): row["first_dirty_offset"] for row in rows}
 
     async def aborted_between(self, key: PartitionKey, from_offset: int, end_offset: int) -> list[AbortedSpan]:
-        """Aborted transactions of which batches or the marker may lie in [from_offset, end_offset), which must be a part
-        of a dirty range: there nothing is open any more."""
+        """Aborted transactions of which batches or the marker may lie in [from_offset, end_offset). Where nothing is
+        open any more, as below the end of a dirty range, none comes later."""
         rows = await self._pool.fetch(statement("aborted_between"), [key], [from_offset], [end_offset])
         return [
             AbortedSpan(row["producer_id"], row["first_offset"], row["last_offset"])

@@ -119,8 +119,8 @@ class LogStore:
 
         The `records` of every batch newly appended hold base offset and leader epoch when this returns (they must be
         writable). UNKNOWN_PARTITION, OUT_OF_ORDER_SEQUENCE and INVALID_PRODUCER_EPOCH refuse one batch and leave the
-        others; so do NOT_IN_TRANSACTION and INVALID_TXN_STATE, and PARTITION_BUSY, without `wait`, where another transaction holds the partition. On
-        StorageUnavailable the batches may or may not be in the log.
+        others; so do NOT_IN_TRANSACTION and INVALID_TXN_STATE, and PARTITION_BUSY, without `wait`, where another
+        transaction holds the partition. On StorageUnavailable the batches may or may not be in the log.
 
         Idempotence follows upstream's ProducerStateManager: a lower epoch is refused, a higher one must begin at
         sequence 0, one of the last five batches (epoch, first and last sequence) is answered with its first offset, any
@@ -249,9 +249,9 @@ class LogStore:
     async def _with_aborted(
         self, requests: Sequence[ReadRequest], results: list[ReadResult | Refusal]
     ) -> list[ReadResult | Refusal]:
-        """What each that asked for it is to leave out. A statement of its own: a transaction that ends after the batches
-        were read began at or behind what was stable then. One that retention has forgotten meanwhile lies below the log
-        start, and then so does what was asked for."""
+        """What each that asked for it is to leave out. A statement of its own: a transaction that ends after the
+        batches were read began at or behind what was stable then. If retention has forgotten one meanwhile, what was
+        asked for lies below the log start by now."""
         asking = {
             index: result
             for index, (request, result) in enumerate(zip(requests, results, strict=True))
@@ -269,7 +269,8 @@ class LogStore:
         found: dict[int, list[AbortedTransaction]] = {}
         positions = list(asking)
         for row in rows:
-            index = positions[row["request_position"] - 1]
+            position: int = row["request_position"] - 1
+            index = positions[position]
             log_starts[index] = row["log_start_offset"]
             if row["producer_id"] is not None:
                 found.setdefault(index, []).append(AbortedTransaction(row["producer_id"], row["first_offset"]))

@@ -285,7 +285,7 @@ async def test_what_is_stable_never_ends_below_the_log_start(
 async def test_what_goes_while_it_is_read_is_not_delivered_as_committed(
     database: Database, log: LogStore, key: PartitionKey, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Batches and the list of what was aborted are read one after the other, and the list may have lost what they need."""
+    """Batches and the list of what was aborted are read one after the other: it may have lost what they need."""
     producer = Producer(database, log, 1)
     await producer.append(key, (b"a", b"1"))
     await producer.end(committed=False)
