@@ -24,7 +24,7 @@ async def init_producer_id(request: InitProducerIdRequest, context: RequestConte
         return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
     if not request.transactional_id:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "an empty transactional id")
-    longest_ms = services.settings.broker.transaction_max_timeout_ms
+    longest_ms = services.catalog.broker.transaction_max_timeout_ms
     if not 0 < request.transaction_timeout_ms <= longest_ms:
         raise KafkaError(
             ErrorCode.INVALID_TRANSACTION_TIMEOUT,
