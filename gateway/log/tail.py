@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from storage.types import PartitionKey, PartitionState
+from storage.types import AbortedTransaction, PartitionKey, PartitionState
 
 Buffer = bytes | bytearray | memoryview
 
@@ -53,6 +53,8 @@ class TailRead:
     known: KnownOffsets
     batches: Sequence[Buffer]
     size_bytes: int
+    aborted: Sequence[AbortedTransaction] = ()
+    """Of which `batches` hold records, where only what is committed was asked for."""
 
 
 @dataclass(slots=True)
@@ -65,16 +67,27 @@ class _Entry:
     dropped: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Aborted:
+    """A transaction whose marker is held."""
+
+    transaction: AbortedTransaction
+    last_offset: int
+    """Of the marker."""
+
+
 _last_offset = attrgetter("last_offset")
 
 
 class _PartitionTail:
     """`entries[first:]` are contiguous batches; what lies before `first` has been evicted and awaits a trim."""
 
-    __slots__ = ("announced", "entries", "first", "known", "verified_at", "watches")
+    __slots__ = ("aborted", "announced", "entries", "first", "known", "verified_at", "watches")
 
     def __init__(self) -> None:
         self.entries: list[_Entry] = []
+        self.aborted: list[_Aborted] = []
+        """By the offset of their markers, among them all that `entries` hold."""
         self.first = 0
         self.known: KnownOffsets | None = None
         self.verified_at = float("-inf")
@@ -92,6 +105,18 @@ class _PartitionTail:
         if self.first >= 64 and self.first * 2 >= len(self.entries):
             del self.entries[: self.first]
             self.first = 0
+
+    def aborted_between(self, offset: int, end_offset: int) -> Sequence[AbortedTransaction]:
+        """Those of which records lie there."""
+        return [
+            each.transaction
+            for each in self.aborted[bisect_left(self.aborted, offset, key=_last_offset) :]
+            if each.transaction.first_offset < end_offset
+        ]
+
+    def forget_aborted(self, end_offset: int) -> None:
+        """What ended below the first batch that is held is of no use to a reader of what is held."""
+        del self.aborted[: bisect_left(self.aborted, end_offset, key=_last_offset)]
 
 
 class Watch:
@@ -196,8 +221,12 @@ class Tail:
         log_start_offset: int,
         leader_epoch: int,
         now_s: float,
+        last_stable_offset: int | None = None,
+        aborted: AbortedTransaction | None = None,
     ) -> None:
         """A batch has become durable. `records` already carries its offset; nobody writes to it any more.
+        `last_stable_offset`: as it is now; None: no transaction is under way. `aborted`: what the batch, a marker, has
+        ended.
 
         A gap before the batch (another node appended, or a commit's outcome was never learnt) starts this partition's
         tail anew, so that what is held is always contiguous.
@@ -214,8 +243,12 @@ class Tail:
         entries.append(entry)
         self._by_age.append(entry)
         self._size_bytes += size_bytes + ENTRY_OVERHEAD_BYTES
-        # Nothing that is appended belongs to a transaction.
-        self._learn(partition, log_start_offset, last_offset + 1, last_offset + 1, leader_epoch)
+        if aborted is not None:
+            partition.forget_aborted(entries[partition.first].base_offset)
+            partition.aborted.append(_Aborted(aborted, last_offset))
+        end_offset = last_offset + 1
+        stable = end_offset if last_stable_offset is None else min(last_stable_offset, end_offset)
+        self._learn(partition, log_start_offset, end_offset, stable, leader_epoch)
         partition.verified_at = now_s
         if self._size_bytes > self._max_bytes:
             self._evict()
@@ -324,8 +357,10 @@ class Tail:
         at_least_one: bool,
         now_s: float,
         max_age_s: float = float("inf"),
+        committed: bool = False,
     ) -> TailRead | None:
-        """Whole batches from `offset` up to `max_bytes`; None means Postgres must be asked.
+        """Whole batches from `offset` up to `max_bytes`; None means Postgres must be asked. `committed`: nothing from
+        the last stable offset on.
 
         `at_least_one` gives the first batch even where it alone exceeds the limit (KIP-74). Above the known high
         watermark the answer is None, because another node may have appended.
@@ -336,6 +371,9 @@ class Tail:
         known = partition.known
         if offset < known.log_start_offset:
             return TailRead(known, (), 0)
+        end_offset = known.last_stable_offset if committed else known.high_watermark
+        if offset >= end_offset and committed:
+            return TailRead(known, (), 0) if partition.is_verified(now_s, max_age_s) else None
         entries = partition.entries
         first = partition.first
         if len(entries) == first or offset > entries[-1].last_offset:
@@ -346,13 +384,18 @@ class Tail:
             return None
         batches: list[Buffer] = []
         size_bytes = 0
+        read_to = offset
         for index in range(bisect_left(entries, offset, lo=first, key=_last_offset), len(entries)):
             entry = entries[index]
+            if entry.base_offset >= end_offset:
+                break
             if size_bytes + entry.size_bytes > max_bytes and (batches or not at_least_one):
                 break
             batches.append(entry.records)
             size_bytes += entry.size_bytes
-        return TailRead(known, batches, size_bytes)
+            read_to = entry.last_offset + 1
+        aborted = partition.aborted_between(offset, read_to) if committed and partition.aborted else ()
+        return TailRead(known, batches, size_bytes, aborted)
 
     def watch(self, keys: Iterable[PartitionKey]) -> Watch:
         """Register for appends to `keys`; the caller closes it."""
@@ -416,6 +459,7 @@ class Tail:
             self._size_bytes -= entry.size_bytes
         else:
             partition.entries.clear()
+            partition.aborted.clear()
         partition.first = 0
 
     def _evict(self) -> None:

@@ -43,6 +43,7 @@ from gateway.groups.groups import Groups
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
 from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.transactions.coordinator import Transactions
 from protocol import codec
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
@@ -51,7 +52,9 @@ from storage.groups import GroupStore
 from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
 from storage.pool import Database
+from storage.producers import ProducerStore
 from storage.topics import TopicStore
+from storage.transactions import TransactionStore
 from storage.types import NewTopic, Topic
 
 QUICK = Settings(group_initial_rebalance_delay_ms=0, group_min_session_timeout_ms=10)
@@ -165,6 +168,7 @@ async def group_node(
             offsets=offsets,
             groups=groups,
             membership=membership,
+            transactions=Transactions(TransactionStore(database), ProducerStore(database), tail, membership),
         )
         yield GroupNode(database, store, offsets, topics, leases, groups, cast(Services, services), clock)
         for task in groups.under_way:

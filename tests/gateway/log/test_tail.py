@@ -9,7 +9,7 @@ from collections.abc import Iterable
 import pytest
 
 from gateway.log.tail import DOUBT_S, DOUBTFUL_AGE_S, ENTRY_OVERHEAD_BYTES, Tail, TailRead, Watch
-from storage.types import PartitionKey, PartitionState
+from storage.types import AbortedTransaction, PartitionKey, PartitionState
 
 P0 = PartitionKey(10)
 P1 = PartitionKey(11)
@@ -17,7 +17,15 @@ FOREVER_S = 60.0
 
 
 def append(
-    tail: Tail, key: PartitionKey, base_offset: int, *, count: int = 1, size: int = 10, now_s: float = 0.0
+    tail: Tail,
+    key: PartitionKey,
+    base_offset: int,
+    *,
+    count: int = 1,
+    size: int = 10,
+    now_s: float = 0.0,
+    stable: int | None = None,
+    aborted: tuple[int, int] | None = None,
 ) -> None:
     tail.record_append(
         key,
@@ -27,13 +35,21 @@ def append(
         log_start_offset=0,
         leader_epoch=0,
         now_s=now_s,
+        last_stable_offset=stable,
+        aborted=None if aborted is None else AbortedTransaction(*aborted),
     )
 
 
 def read(
-    tail: Tail, key: PartitionKey, offset: int, max_bytes: int = 10**6, *, at_least_one: bool = True
+    tail: Tail,
+    key: PartitionKey,
+    offset: int,
+    max_bytes: int = 10**6,
+    *,
+    at_least_one: bool = True,
+    committed: bool = False,
 ) -> TailRead | None:
-    return tail.read(key, offset, max_bytes, at_least_one=at_least_one, now_s=0.0)
+    return tail.read(key, offset, max_bytes, at_least_one=at_least_one, now_s=0.0, committed=committed)
 
 
 def offsets(found: TailRead | None) -> list[int]:
@@ -378,3 +394,90 @@ async def test_a_closed_watch_leaves_nothing_behind() -> None:
     assert tail.watched() == []
     kept = tail._partitions  # noqa: SLF001 - what is kept of nothing shows in memory alone
     assert P1 not in kept, "a partition of which nothing is known is not kept"
+
+
+# --- transactions -------------------------------------------------------------------------------------------------
+
+
+def test_who_wants_what_is_committed_reads_up_to_the_first_open_transaction() -> None:
+    tail = Tail(10**6)
+    append(tail, P0, 0)
+    append(tail, P0, 1, stable=1)
+    append(tail, P0, 2, stable=1)
+    assert offsets(read(tail, P0, 0)) == [0, 1, 2]
+    assert offsets(read(tail, P0, 0, committed=True)) == [0]
+    for offset in (1, 2, 3):
+        waiting = read(tail, P0, offset, committed=True)
+        assert waiting is not None
+        assert (waiting.batches, waiting.known.last_stable_offset, waiting.known.high_watermark) == ((), 1, 3)
+    append(tail, P0, 3, stable=4)
+    assert offsets(read(tail, P0, 0, committed=True)) == [0, 1, 2, 3]
+
+
+def test_what_was_stable_stays_so_whatever_is_heard_late() -> None:
+    tail = Tail(10**6)
+    append(tail, P0, 0, stable=0)
+    append(tail, P0, 1)
+    tail.observe(P0, PartitionState(0, 2, 0, 0, 0), 0.0)
+    known = tail.known(P0, 0.0)
+    assert known is not None
+    assert known.last_stable_offset == 2
+
+
+def test_postgres_is_asked_where_another_node_may_have_ended_what_is_open() -> None:
+    tail = Tail(10**6)
+    append(tail, P0, 0, stable=0)
+    tail.heard(P0, 2)
+    assert read(tail, P0, 0, committed=True) is None
+    assert offsets(read(tail, P0, 0)) == [0], "who reads everything is served what is held"
+
+
+def test_aborted_transactions_are_told_of_where_their_records_are_read() -> None:
+    """Offsets 0 and 3 are of producer 7, 1 and 4 of producer 8; the markers lie at 2, 5 and 6."""
+    tail = Tail(10**6)
+    append(tail, P0, 0, stable=0)
+    append(tail, P0, 1, stable=0)
+    append(tail, P0, 2, stable=1, aborted=(7, 0))
+    append(tail, P0, 3, stable=1)
+    append(tail, P0, 4, stable=1)
+    append(tail, P0, 5, stable=3, aborted=(8, 1))
+    append(tail, P0, 6, aborted=(7, 3))
+
+    def aborted(offset: int, max_bytes: int = 10**6) -> list[tuple[int, int]]:
+        found = read(tail, P0, offset, max_bytes, committed=True)
+        assert found is not None
+        return [(each.producer_id, each.first_offset) for each in found.aborted]
+
+    assert aborted(0) == [(7, 0), (8, 1), (7, 3)]
+    assert aborted(0, max_bytes=10) == [(7, 0)]
+    assert aborted(0, max_bytes=20) == [(7, 0), (8, 1)], "its marker lies behind what is read"
+    assert aborted(3) == [(8, 1), (7, 3)]
+    assert aborted(6) == [(7, 3)]
+    everything = read(tail, P0, 0)
+    assert everything is not None
+    assert everything.aborted == ()
+
+
+def test_transactions_that_ended_before_what_is_held_are_forgotten() -> None:
+    tail = Tail(4 * (10 + ENTRY_OVERHEAD_BYTES))
+    for base_offset in range(0, 1_000, 2):
+        append(tail, P0, base_offset, stable=base_offset)
+        append(tail, P0, base_offset + 1, aborted=(7, base_offset))
+    found = read(tail, P0, 996, committed=True)
+    assert offsets(found) == [996, 997, 998, 999]
+    assert found is not None
+    assert [each.first_offset for each in found.aborted] == [996, 998]
+
+
+def test_behind_a_gap_nothing_is_said_of_what_lies_before_it() -> None:
+    tail = Tail(10**6)
+    append(tail, P0, 0, stable=0)
+    append(tail, P0, 9, aborted=(7, 0))
+    append(tail, P0, 10)
+    assert read(tail, P0, 0, committed=True) is None
+    found = read(tail, P0, 9, committed=True)
+    assert found is not None
+    assert [each.first_offset for each in found.aborted] == [0]
+    behind = read(tail, P0, 10, committed=True)
+    assert behind is not None
+    assert behind.aborted == []
