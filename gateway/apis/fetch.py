@@ -366,9 +366,9 @@ async def _mark(request: FetchRequest, parts: list[list[_Part]], context: Reques
         topic = _known_topic(asked, context)
         async for part in in_pieces(row if topic is not None else ()):
             if topic is not None and part.error is ErrorCode.NONE:
-                last = bytes(part.batches[-1][:27]) if sent and part.batches else None
                 partition = topic.topic_id, part.asked.partition
-                marks.served(context.connection, client_id, partition, part.asked.fetch_offset, last)
+                batches = part.batches if sent else ()
+                marks.served(context.connection, client_id, partition, part.asked.fetch_offset, batches)
 
 
 async def _in_pieces(rows: list[list[_Part]]) -> AsyncGenerator[_Part]:
