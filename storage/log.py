@@ -252,36 +252,34 @@ class LogStore:
         """What each that asked for it is to leave out. A statement of its own: a transaction that ends after the
         batches were read began at or behind what was stable then. If retention has forgotten one meanwhile, what was
         asked for lies below the log start by now."""
-        asking = {
-            index: result
+        asking = [
+            (index, result)
             for index, (request, result) in enumerate(zip(requests, results, strict=True))
             if request.committed and isinstance(result, ReadResult) and result.batches
-        }
+        ]
         if not asking:
             return results
         rows = await self._cold.fetch(
             _ABORTED_BETWEEN,
-            [requests[index].partition_key for index in asking],
-            [requests[index].offset for index in asking],
-            [result.batches[-1].last_offset + 1 for result in asking.values()],
+            [requests[index].partition_key for index, _ in asking],
+            [requests[index].offset for index, _ in asking],
+            [result.batches[-1].last_offset + 1 for _, result in asking],
         )
         log_starts: dict[int, int] = {}
         found: dict[int, list[AbortedTransaction]] = {}
-        positions = list(asking)
         for row in rows:
-            position: int = row["request_position"] - 1
-            index = positions[position]
-            log_starts[index] = row["log_start_offset"]
+            position: int = row["request_position"]
+            log_starts[position] = row["log_start_offset"]
             if row["producer_id"] is not None:
-                found.setdefault(index, []).append(AbortedTransaction(row["producer_id"], row["first_offset"]))
-        for index, result in asking.items():
-            log_start = log_starts.get(index)
+                found.setdefault(position, []).append(AbortedTransaction(row["producer_id"], row["first_offset"]))
+        for position, (index, result) in enumerate(asking, 1):
+            log_start = log_starts.get(position)
             if log_start is None:
                 results[index] = Refusal.UNKNOWN_PARTITION
             elif requests[index].offset < log_start:
                 results[index] = ReadResult(_behind(result.state, log_start), ())
-            elif index in found:
-                results[index] = replace(result, aborted=tuple(found[index]))
+            elif position in found:
+                results[index] = replace(result, aborted=tuple(found[position]))
         return results
 
     def _take(

@@ -7,7 +7,7 @@ is a machine more in `MACHINES`. Offsets never pass through a slot: see `offset_
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
@@ -137,12 +137,11 @@ class Groups(Runtime):
         for read in self.readers:
             read(group_id, facts)
 
-    def transaction_committed(self, group_ids: Iterable[str]) -> None:
-        """Is told by whoever has ended a transaction on this node; groups that others coordinate find out by
-        themselves."""
-        for group_id in group_ids:
-            if self.readers and self.lease_for(group_id) is not None:
-                self.told(group_id, (TransactionCommitted(),))
+    def transaction_committed(self, group_id: str) -> None:
+        """Offsets of the group have become durable with a transaction that this node has ended. The coordinator of a
+        group that is another node's finds out by itself."""
+        if self.readers and self.lease_for(group_id) is not None:
+            self.told(group_id, (TransactionCommitted(),))
 
     def _happened(self, before: Value, after: Value, facts: tuple[Fact, ...]) -> None:
         """Facts as rows of the journal, log lines and metrics."""

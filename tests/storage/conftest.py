@@ -24,8 +24,6 @@ SMALL_SEGMENT_BYTES = 256 * 1024
 """So that tests come to the end of a file."""
 
 EMPTY = """
-delete from pending_offset; delete from transaction_group; delete from aborted_transaction;
-delete from open_transaction; delete from transactional_producer;
 delete from committed_offset; delete from group_member; delete from consumer_group; delete from coordinator_lease;
 delete from node; delete from compaction_state; delete from producer_state; delete from chunk;
 truncate inline_records; delete from log_object; update inline_rotation set current_slot = 0; delete from partition;

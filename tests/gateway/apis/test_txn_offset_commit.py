@@ -315,7 +315,8 @@ async def test_only_the_end_of_a_transaction_is_told(node: GroupNode) -> None:
     assert await code_of(node, topic) == NONE
     assert told == []
     await lose_lease(node, other)
-    node.groups.transaction_committed((*(await ended(node)), other))
+    for group_id in (*(await ended(node)), other):
+        node.groups.transaction_committed(group_id)
     assert told == [(G, TransactionCommitted())]
 
 
