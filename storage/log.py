@@ -250,7 +250,8 @@ class LogStore:
         self, requests: Sequence[ReadRequest], results: list[ReadResult | Refusal]
     ) -> list[ReadResult | Refusal]:
         """What each that asked for it is to leave out. A statement of its own: a transaction that ends after the
-        batches were read began at or behind what was stable then."""
+        batches were read began at or behind what was stable then. If retention has forgotten one meanwhile, what was
+        asked for lies below the log start by now."""
         asking = [
             (index, result)
             for index, (request, result) in enumerate(zip(requests, results, strict=True))
@@ -264,14 +265,21 @@ class LogStore:
             [requests[index].offset for index, _ in asking],
             [result.batches[-1].last_offset + 1 for _, result in asking],
         )
+        log_starts: dict[int, int] = {}
         found: dict[int, list[AbortedTransaction]] = {}
         for row in rows:
-            found.setdefault(row["request_position"], []).append(
-                AbortedTransaction(row["producer_id"], row["first_offset"])
-            )
-        for position, aborted in found.items():
-            index, result = asking[position - 1]
-            results[index] = replace(result, aborted=tuple(aborted))
+            position: int = row["request_position"]
+            log_starts[position] = row["log_start_offset"]
+            if row["producer_id"] is not None:
+                found.setdefault(position, []).append(AbortedTransaction(row["producer_id"], row["first_offset"]))
+        for position, (index, result) in enumerate(asking, 1):
+            log_start = log_starts.get(position)
+            if log_start is None:
+                results[index] = Refusal.UNKNOWN_PARTITION
+            elif requests[index].offset < log_start:
+                results[index] = ReadResult(_behind(result.state, log_start), ())
+            elif position in found:
+                results[index] = replace(result, aborted=tuple(found[position]))
         return results
 
     def _take(
@@ -428,6 +436,16 @@ class LogStore:
             return Refusal.UNKNOWN_PARTITION
         log_start_offset: int | None = row["log_start_offset"]
         return Refusal.OFFSET_OUT_OF_RANGE if log_start_offset is None else log_start_offset
+
+
+def _behind(state: PartitionState, log_start_offset: int) -> PartitionState:
+    """The state once the log start has moved."""
+    return replace(
+        state,
+        log_start_offset=log_start_offset,
+        high_watermark=max(state.high_watermark, log_start_offset),
+        last_stable_offset=max(state.last_stable_offset, log_start_offset),
+    )
 
 
 def _joined(group: AppendGroup, candidate: int) -> bytes | bytearray | memoryview:

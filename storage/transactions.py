@@ -86,6 +86,20 @@ class EndedTransaction:
 
 
 @dataclass(frozen=True, slots=True)
+class ProducerInPartition:
+    """A producer as one partition knows it, and its transaction, in one look."""
+
+    read: StoredProducer | None
+    """None: no transactional id has the producer's id now."""
+    takes_in: bool
+    """Whether its transaction has taken the partition in."""
+    group_ids: tuple[str, ...]
+    """Groups that its transaction has taken in."""
+    remembered_epoch: int
+    """The latest that it appended to the partition with; -1: it is not remembered there."""
+
+
+@dataclass(frozen=True, slots=True)
 class RememberedProducer:
     """What a partition knows of a producer. `open_since_offset`: where its transaction began; None: none is open."""
 
@@ -116,19 +130,7 @@ class TransactionStore:
         found = {transactional_id: StoredProducer(transactional_id) for transactional_id in transactional_ids}
         for row in rows:
             transactional_id = loaded(row["transactional_id"])
-            found[transactional_id] = StoredProducer(
-                transactional_id,
-                row["revision"],
-                ProducerRecord(
-                    row["producer_id"],
-                    row["producer_epoch"],
-                    row["last_producer_epoch"],
-                    row["previous_producer_id"],
-                    row["timeout_ms"],
-                    row["state"],
-                ),
-                row["started_ms"],
-            )
+            found[transactional_id] = _stored_producer(transactional_id, row)
         return found
 
     async def save(self, read: StoredProducer, record: ProducerRecord) -> bool:
@@ -241,9 +243,21 @@ class TransactionStore:
         Upstream: transactional.id.expiration.ms."""
         return int(await self._cold.fetch_value(statement("expire_transactional_producers"), idle_ms, limit))
 
-    async def producers(self, partition_key: PartitionKey, limit: int) -> list[RememberedProducer]:
-        """Producers that the partition remembers, by id, at most `limit`."""
-        rows = await self._cold.fetch(statement("producers_of"), partition_key, limit)
+    async def in_partition(self, producer_id: int, partition_key: PartitionKey) -> ProducerInPartition:
+        """What there is of a producer's transaction from where a partition stands."""
+        row = await self._hot.fetch_row(statement("producer_in_partition"), producer_id, partition_key)
+        assert row is not None
+        name = row["transactional_id"]
+        return ProducerInPartition(
+            None if name is None else _stored_producer(loaded(name), row),
+            row["takes_in"],
+            tuple(loaded(group_id) for group_id in row["group_ids"] or ()),
+            -1 if row["remembered_epoch"] is None else row["remembered_epoch"],
+        )
+
+    async def producers(self, partition_key: PartitionKey, limit: int, *, behind: int = -1) -> list[RememberedProducer]:
+        """The next producers that the partition remembers, by id, at most `limit`."""
+        rows = await self._cold.fetch(statement("producers_of"), partition_key, behind, limit)
         return [
             RememberedProducer(
                 row["producer_id"],
@@ -254,6 +268,22 @@ class TransactionStore:
             )
             for row in rows
         ]
+
+
+def _stored_producer(transactional_id: str, row: Mapping[str, Any]) -> StoredProducer:
+    return StoredProducer(
+        transactional_id,
+        row["revision"],
+        ProducerRecord(
+            row["producer_id"],
+            row["producer_epoch"],
+            row["last_producer_epoch"],
+            row["previous_producer_id"],
+            row["timeout_ms"],
+            row["state"],
+        ),
+        row["started_ms"],
+    )
 
 
 def _columns(record: ProducerRecord) -> tuple[object, ...]:

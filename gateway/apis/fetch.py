@@ -80,6 +80,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
     asked_bytes = max(min(request.max_bytes, services.catalog.broker.fetch_max_bytes), 0)
     named = ((topic.topic, topic.topic_id) for topic in request.topics)
     missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
+    committed = request.isolation_level == READ_COMMITTED
     watch: Watch | None = None
     holdings = context.connection.holdings
     share = Share(holdings)
@@ -88,13 +89,12 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
     try:
         if crowded:
             # Others append while it is planned, so it watches from before the first look.
-            watch = tail.watch(())
+            watch = tail.watch((), committed=committed)
         while True:
             # A node that holds as much as it may goes on batch by batch.
             share.become(0)
             max_bytes = min(asked_bytes, holdings.room_bytes())
             min_bytes = min(request.min_bytes, asked_bytes, max(max_bytes, 1))
-            committed = request.isolation_level == READ_COMMITTED
             planner = _Planner(context, missing_topic, max_bytes, watch if crowded else None, committed=committed)
             parts = await planner.plan_in_pieces(request) if crowded else planner.plan(request)
             cold = planner.undecided
@@ -102,7 +102,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 await asyncio.sleep(0)
             if cold:
                 # Registered before the read: what is appended during it must count.
-                watch = watch or tail.watch(_keys(parts))
+                watch = watch or tail.watch(_keys(parts), committed=committed)
                 # So that one reader does not take what room there is for many.
                 read_bytes = min(max_bytes, MOST_READ_BYTES)
                 min_bytes = min(min_bytes, MOST_READ_BYTES)
@@ -127,7 +127,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 await _mark(request, parts, context, sent=True)
                 return await _respond_in_pieces(request, parts) if crowded else _respond(request, parts)
             if watch is None:
-                watch = tail.watch(_keys(parts))
+                watch = tail.watch(_keys(parts), committed=committed)
             if not parked:
                 # What a consumer asks for is behind what it was given, and it may lose the partition while it waits.
                 parked = True

@@ -31,7 +31,7 @@ from gateway.log.tail import Tail
 from gateway.operate.deletions import Deletions
 from gateway.transactions.coordinator import Transactions
 from storage import retention
-from storage.compaction import CompactionPolicy, CompactionRun, CompactionStore, DirtyRange
+from storage.compaction import AbortedSpan, CompactionPolicy, CompactionRun, CompactionStore, DirtyRange
 from storage.errors import StorageConflict
 from storage.journal import JournalStore
 from storage.log import LogStore
@@ -373,7 +373,12 @@ class Compaction:
         offset = dirty.log_start_offset
         while chunk := await self._read(run.partition_key, offset, end_offset):
             cleaned = await asyncio.to_thread(
-                clean, chunk, index, now_ms=_wall_ms(), delete_retention_ms=config.delete_retention_ms
+                clean,
+                chunk,
+                index,
+                await self._aborted(run.partition_key, chunk),
+                now_ms=_wall_ms(),
+                delete_retention_ms=config.delete_retention_ms,
             )
             if cleaned.removed:
                 await self._store.replace(run, cleaned.removed, cleaned.added)
@@ -395,11 +400,17 @@ class Compaction:
         index = OffsetMap(dirty.first_dirty_offset, MAX_KEYS)
         offset = dirty.first_dirty_offset
         while chunk := await self._read(dirty.partition_key, offset, dirty.end_offset):
-            full_at = await asyncio.to_thread(index_keys, chunk, index)
+            aborted = await self._aborted(dirty.partition_key, chunk)
+            full_at = await asyncio.to_thread(index_keys, chunk, index, aborted)
             if full_at is not None:
                 return index, full_at
             offset = chunk[-1].last_offset + 1
         return index, dirty.end_offset
+
+    async def _aborted(self, key: PartitionKey, chunk: Sequence[StoredBatch]) -> list[AbortedSpan]:
+        """Read once the batches have been. What retention has forgotten by then lies below the log start, and so does
+        whatever it could supersede."""
+        return await self._store.aborted_between(key, chunk[0].base_offset, chunk[-1].last_offset + 1)
 
     async def _read(self, key: PartitionKey, offset: int, end_offset: int) -> list[StoredBatch]:
         """The next chunk of whole batches below `end_offset`, which is a batch boundary."""

@@ -125,6 +125,43 @@ class Transactions:
                 log.info("transaction aborted: it took longer than its timeout", transactional_id=transactional_id)
         return aborted
 
+    async def end_in_partition(
+        self,
+        partition_key: PartitionKey,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        committed: bool,
+        shard: int | None = None,
+    ) -> bool:
+        """Ends the producer's transaction, all of it, if it has taken in the partition or a group of the shard; whether
+        it had. Raises KafkaError, StorageError.
+
+        Judged as the partition would by what it knows: asked again when it is done, there is nothing left to do."""
+        for _ in range(ATTEMPTS):
+            found = await self._store.in_partition(producer_id, partition_key)
+            producer = None if found.read is None else _producer(found.read)
+            takes_in = found.takes_in or any(shard_of(group_id) == shard for group_id in found.group_ids)
+            known_epoch = found.remembered_epoch
+            if producer is not None and takes_in:
+                known_epoch = max(known_epoch, producer.producer_epoch)
+            if producer_epoch < known_epoch:
+                raise KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH)
+            if found.read is None or producer is None or not takes_in:
+                return False
+            decision = rules.end_for_administrator(producer, committed=committed)
+            if decision.error:
+                raise KafkaError(decision.error)
+            if await self._write(found.read, decision, "fenced"):
+                log.info(
+                    "transaction aborted: an administrator asked for it",
+                    transactional_id=found.read.transactional_id,
+                    producer_id=producer_id,
+                    partition_key=partition_key,
+                )
+                return True
+        raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
+
     async def _end(self, transactional_id: str, decide: Decide, outcome: str) -> None:
         for _ in range(ATTEMPTS):
             read = await self._store.read(transactional_id)

@@ -230,9 +230,9 @@ async def test_a_former_release_that_comes_back_is_refused(
         for file in sorted((unpack(tmp_path) / "storage" / "functions").glob("*.sql")):
             await sql.execute(file.read_text(encoding="utf-8"))
         await sql.execute(f"set search_path = {TABLE_SCHEMA}, {FORMER}")
+        known = arguments(new_batch(key))[:-1]  # it knows no transactions
+        places = ", ".join(f"${place}" for place in range(1, len(known) + 1))
         with pytest.raises(asyncpg.UniqueViolationError):
-            known = arguments(new_batch(key))[:-1]  # it knows no transactions
-            places = ", ".join(f"${place}" for place in range(1, len(known) + 1))
             await sql.fetch(f"select * from append_chunks({places})", *known)
         with pytest.raises(asyncpg.CheckViolationError):
             await sql.execute("update partition set log_start_offset = greatest(log_start_offset, 1)")
