@@ -18,6 +18,11 @@ from protocol.messages.produce import (
     ProduceRequest,
     TopicProduceData,
 )
+from protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
 from protocol.records import ControlType, Record, build_batch, control_type_of, iter_records, read_head, split_batches
 from tests.wire import WireClient
 
@@ -89,6 +94,22 @@ class Transactional:
         if answer.error_code == ErrorCode.NONE:
             self.sequences[partition] = sequence + len(values)
         return answer
+
+    async def commit_offset(
+        self, group_id: str, partition: Partition, offset: int, version: int = 3, **given: Any
+    ) -> ErrorCode:
+        """`given`: who commits for the group, where the version says so."""
+        topic, index = partition
+        one = TxnOffsetCommitRequestPartition(partition_index=index, committed_offset=offset, committed_metadata="")
+        asked = TxnOffsetCommitRequest(
+            transactional_id=self.transactional_id,
+            group_id=group_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            topics=(TxnOffsetCommitRequestTopic(name=topic, partitions=(one,)),),
+            **given,
+        )
+        return ErrorCode((await self.client.send(asked, version)).topics[0].partitions[0].error_code)
 
     async def end(self, *, committed: bool, version: int = 3) -> ErrorCode:
         asked = EndTxnRequest(
