@@ -118,9 +118,9 @@ class LogStore:
         """Appends in the order given, in one durable transaction; one outcome per batch.
 
         The `records` of every batch newly appended hold base offset and leader epoch when this returns (they must be
-        writable). UNKNOWN_PARTITION, OUT_OF_ORDER_SEQUENCE and INVALID_PRODUCER_EPOCH refuse one batch and leave the
-        others; so do NOT_IN_TRANSACTION and INVALID_TXN_STATE, and PARTITION_BUSY, without `wait`, where another transaction holds the partition. On
-        StorageUnavailable the batches may or may not be in the log.
+        writable). UNKNOWN_PARTITION, OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_EPOCH, NOT_IN_TRANSACTION and
+        INVALID_TXN_STATE refuse one batch and leave the others; so does PARTITION_BUSY, without `wait`, where another
+        transaction holds the partition. On StorageUnavailable the batches may or may not be in the log.
 
         Idempotence follows upstream's ProducerStateManager: a lower epoch is refused, a higher one must begin at
         sequence 0, one of the last five batches (epoch, first and last sequence) is answered with its first offset, any
@@ -249,10 +249,11 @@ class LogStore:
     async def _with_aborted(
         self, requests: Sequence[ReadRequest], results: list[ReadResult | Refusal]
     ) -> list[ReadResult | Refusal]:
-        """What each that asked for it is to leave out. A statement of its own: a transaction that ends after the batches
-        were read began at or behind what was stable then."""
+        """What each that asked for it is to leave out. A statement of its own: a transaction that ends after the
+        batches were read began at or behind what was stable then. If retention has forgotten one meanwhile, what was
+        asked for lies below the log start by now."""
         asking = [
-            index
+            (index, result)
             for index, (request, result) in enumerate(zip(requests, results, strict=True))
             if request.committed and isinstance(result, ReadResult) and result.batches
         ]
@@ -260,18 +261,25 @@ class LogStore:
             return results
         rows = await self._cold.fetch(
             _ABORTED_BETWEEN,
-            [requests[index].partition_key for index in asking],
-            [requests[index].offset for index in asking],
-            [result.batches[-1].last_offset + 1 for index in asking if isinstance(result := results[index], ReadResult)],
+            [requests[index].partition_key for index, _ in asking],
+            [requests[index].offset for index, _ in asking],
+            [result.batches[-1].last_offset + 1 for _, result in asking],
         )
+        log_starts: dict[int, int] = {}
         found: dict[int, list[AbortedTransaction]] = {}
         for row in rows:
-            aborted = AbortedTransaction(row["producer_id"], row["first_offset"])
-            found.setdefault(asking[row["request_position"] - 1], []).append(aborted)
-        for index, aborted in found.items():
-            result = results[index]
-            assert isinstance(result, ReadResult)
-            results[index] = replace(result, aborted=tuple(aborted))
+            position: int = row["request_position"]
+            log_starts[position] = row["log_start_offset"]
+            if row["producer_id"] is not None:
+                found.setdefault(position, []).append(AbortedTransaction(row["producer_id"], row["first_offset"]))
+        for position, (index, result) in enumerate(asking, 1):
+            log_start = log_starts.get(position)
+            if log_start is None:
+                results[index] = Refusal.UNKNOWN_PARTITION
+            elif requests[index].offset < log_start:
+                results[index] = ReadResult(_behind(result.state, log_start), ())
+            elif position in found:
+                results[index] = replace(result, aborted=tuple(found[position]))
         return results
 
     def _take(
@@ -428,6 +436,16 @@ class LogStore:
             return Refusal.UNKNOWN_PARTITION
         log_start_offset: int | None = row["log_start_offset"]
         return Refusal.OFFSET_OUT_OF_RANGE if log_start_offset is None else log_start_offset
+
+
+def _behind(state: PartitionState, log_start_offset: int) -> PartitionState:
+    """The state once the log start has moved."""
+    return replace(
+        state,
+        log_start_offset=log_start_offset,
+        high_watermark=max(state.high_watermark, log_start_offset),
+        last_stable_offset=max(state.last_stable_offset, log_start_offset),
+    )
 
 
 def _joined(group: AppendGroup, candidate: int) -> bytes | bytearray | memoryview:

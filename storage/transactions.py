@@ -1,9 +1,9 @@
 """Transactional producers, and what their transactions have taken in.
 
-The one idea: a transaction ends in one of Postgres' own. The markers in every partition, the offsets of every group and
-the producer's row become visible together, so there is nothing half-way to go on with after a crash, and whichever node
-is asked may do it. Who decides reads a row, decides by its values, and writes by the row's revision: where somebody else
-was faster nothing is written, and it is decided anew.
+The one idea: a transaction ends in one of Postgres' own. The markers in every partition, the offsets of every group
+and the producer's row become visible together, so there is nothing half-way to go on with after a crash, and whichever
+node is asked may do it. Who decides reads a row, decides by its values, and writes by the revision of that row: where
+somebody else was faster nothing is written, and it is decided anew.
 
 It does not decide (`gateway/coordinator/transactions.py` does), and knows of a marker only that it is a batch.
 """
@@ -87,7 +87,7 @@ class EndedTransaction:
 
 @dataclass(frozen=True, slots=True)
 class RememberedProducer:
-    """What a partition knows of a producer. `open_since_offset`: where its transaction began; None: it has none open."""
+    """What a partition knows of a producer. `open_since_offset`: where its transaction began; None: none is open."""
 
     producer_id: int
     producer_epoch: int
@@ -141,7 +141,8 @@ class TransactionStore:
     async def add(
         self, read: StoredProducer, partition_keys: Sequence[PartitionKey], group_ids: Sequence[str] = ()
     ) -> bool:
-        """Takes partitions and groups into the transaction, which begins by that; False where `read` is no longer so."""
+        """Takes partitions and groups into the transaction, which begins by that; False where `read` is no longer
+        so."""
         added = await self._hot.fetch_value(
             statement("add_to_transaction"),
             stored(read.transactional_id),
@@ -235,7 +236,9 @@ class TransactionStore:
         return [loaded(row["transactional_id"]) for row in rows]
 
     async def expire(self, idle_ms: int, limit: int) -> int:
-        """Forgets ids that have begun no transaction for `idle_ms`; how many. Upstream: transactional.id.expiration.ms."""
+        """Forgets ids that have begun no transaction for `idle_ms`; how many.
+
+        Upstream: transactional.id.expiration.ms."""
         return int(await self._cold.fetch_value(statement("expire_transactional_producers"), idle_ms, limit))
 
     async def producers(self, partition_key: PartitionKey, limit: int) -> list[RememberedProducer]:

@@ -32,8 +32,10 @@ class Refusal(Enum):
     """Records are in the log, but their bytes are missing or wrong."""
     OUT_OF_ORDER_SEQUENCE = "out_of_order_sequence"
     INVALID_PRODUCER_EPOCH = "invalid_producer_epoch"
+    INVALID_PRODUCER_ID_MAPPING = "invalid_producer_id_mapping"
+    """The transactional id is not known, or belongs to another producer id."""
     NOT_IN_TRANSACTION = "not_in_transaction"
-    """A batch of a transaction that the partition is not, or no longer, part of."""
+    """A batch of a transaction that the partition is not, or no longer, part of; offsets, likewise of the group."""
     INVALID_TXN_STATE = "invalid_txn_state"
     """A batch outside of the transaction that its producer has open in the partition."""
     OFFSET_OUT_OF_RANGE = "offset_out_of_range"
@@ -262,7 +264,8 @@ class OffsetCommit:
 
     lease: CoordinatorLease
     group_id: str
-    generation_id: int
+    generation_id: int | None
+    """None: by whoever has the transaction that the commit is part of, members or not; else as −1."""
     topic_id: UUID
     partition_index: int
     committed_offset: int
@@ -281,6 +284,8 @@ class CommittedOffset:
     leader_epoch: int
     metadata: str
     commit_timestamp_ms: int
+    is_pending: bool = False
+    """A transaction that is under way has an offset for the partition: what will be committed is not known yet."""
 
 
 # --- nodes --------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from gateway.apis import (
     offset_for_leader_epoch,
     produce,
     topics,
+    transactions,
 )
 from gateway.net.dispatch import Served
 from gateway.net.requests import Order
@@ -102,6 +103,15 @@ SERVED: tuple[Served, ...] = (
         offset_for_leader_epoch.offset_for_leader_epoch,
         offset_for_leader_epoch.refuse_offset_for_leader_epoch,
     ),
+    Served(
+        ApiKey.ADD_PARTITIONS_TO_TXN,
+        0,
+        3,
+        transactions.add_partitions_to_txn,
+        transactions.refuse_add_partitions_to_txn,
+    ),
+    Served(ApiKey.ADD_OFFSETS_TO_TXN, 0, 4, transactions.add_offsets_to_txn, transactions.refuse_add_offsets_to_txn),
+    Served(ApiKey.END_TXN, 0, 4, transactions.end_txn, transactions.refuse_end_txn),
     Served(ApiKey.DESCRIBE_CONFIGS, 1, 4, configs.describe_configs, configs.refuse_describe_configs, bulky=True),
     Served(
         ApiKey.ALTER_CONFIGS, 0, 2, configs.alter_configs, configs.refuse_alter_configs, max_elements=MAX_ADMIN_ELEMENTS

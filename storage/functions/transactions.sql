@@ -72,6 +72,91 @@ begin
 end
 $$;
 
+create function commit_offsets_in_transaction(
+    p_transactional_id     text,
+    p_producer_id          bigint,
+    p_producer_epoch       integer,
+    p_shards               integer[], -- these as judge_commits takes them
+    p_node_ids             integer[],
+    p_lease_epochs         integer[],
+    p_group_ids            text[],
+    p_member_ids           text[],
+    p_generation_ids       integer[],
+    p_fence_positions      integer[],
+    p_topic_ids            uuid[],
+    p_partition_indexes    integer[],
+    p_committed_offsets    bigint[],  -- per commit, as are the rest
+    p_leader_epochs        integer[],
+    p_metadata             text[],
+    out refusals           text[]
+)
+language plpgsql volatile
+as $$
+-- Offsets that are committed if the transaction is. Nothing is taken unless one is under way that has taken in every
+-- group; of several accepted commits of one partition the last wins.
+declare
+    producer     record;
+    unfit        text;
+    committed_ms bigint;
+begin
+    -- Held until these offsets are durable: who ends the transaction waits for them.
+    select t.producer_id, t.producer_epoch into producer
+    from transactional_producer t
+    where t.transactional_id = p_transactional_id
+    for share;
+    unfit := case
+        when producer.producer_id is distinct from p_producer_id then 'invalid_producer_id_mapping'
+        when producer.producer_epoch <> p_producer_epoch then 'invalid_producer_epoch'
+        when exists (
+            select unnest(p_group_ids)
+            except
+            select g.group_id from transaction_group g where g.producer_id = p_producer_id
+        ) then 'not_in_transaction'
+    end;
+    if unfit is not null then
+        refusals := array_fill(unfit, array[cardinality(p_topic_ids)]);
+        return;
+    end if;
+
+    select judged.refusals, judged.judged_ms into refusals, committed_ms
+    from judge_commits(
+        p_shards, p_node_ids, p_lease_epochs, p_group_ids, p_member_ids, p_generation_ids, p_fence_positions,
+        p_topic_ids, p_partition_indexes
+    ) judged;
+
+    insert into pending_offset as o (
+        group_id, topic_id, partition_index, producer_id, committed_offset, leader_epoch, metadata, commit_timestamp_ms
+    )
+    select distinct on (1, 2, 3)
+        p_group_ids[accepted.fence_position], accepted.topic_id, accepted.partition_index, p_producer_id,
+        accepted.committed_offset, accepted.leader_epoch, accepted.metadata,
+        -- Later than what it is to replace, also where the clock was set back since.
+        greatest(
+            committed_ms,
+            (
+                select c.commit_timestamp_ms from committed_offset c
+                where c.group_id = p_group_ids[accepted.fence_position]
+                    and c.topic_id = accepted.topic_id
+                    and c.partition_index = accepted.partition_index
+            )
+        )
+    from (
+        select
+            unnest(refusals) as refusal, unnest(p_fence_positions) as fence_position, unnest(p_topic_ids) as topic_id,
+            unnest(p_partition_indexes) as partition_index, unnest(p_committed_offsets) as committed_offset,
+            unnest(p_leader_epochs) as leader_epoch, unnest(p_metadata) as metadata,
+            generate_series(1, cardinality(p_topic_ids)) as position
+    ) accepted
+    where accepted.refusal is null
+    order by 1, 2, 3, accepted.position desc
+    on conflict (group_id, topic_id, partition_index, producer_id) do update set
+        committed_offset    = excluded.committed_offset,
+        leader_epoch        = excluded.leader_epoch,
+        metadata            = excluded.metadata,
+        commit_timestamp_ms = excluded.commit_timestamp_ms;
+end
+$$;
+
 create function end_transaction(
     p_transactional_id      text,
     p_revision              bigint,

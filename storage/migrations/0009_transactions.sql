@@ -88,3 +88,4 @@ create table pending_offset (
 comment on table pending_offset is 'Offsets that a transaction has committed: they become committed_offset if it is, and go if it is not.';
 
 create index pending_offset_producer on pending_offset (producer_id);
+create index pending_offset_topic on pending_offset (topic_id);

@@ -11,16 +11,18 @@ select * from append_inline($1, $2, $3, $4, $5, $6);
 select * from read_chunks($1, $2, $3, $4, $5, $6);
 
 -- name: aborted_between
--- Per request (partition, from, up to), the aborted transactions of which records lie there, by the offset of the first.
--- The look goes by the offset of the marker, up to one when everything below the end was stable.
-select wanted.request_position, a.producer_id, a.first_offset
+-- Per request (partition, from, up to), the aborted transactions of which records lie there, by the offset of the first,
+-- or one row without any; none where there is no such partition. The look goes by the offset of the marker, up to one when
+-- everything below the end was stable. It is complete for what lies behind the log start.
+select wanted.request_position, p.log_start_offset, a.producer_id, a.first_offset, a.last_offset
 from (
     select
         unnest($1::bigint[]) as partition_key, unnest($2::bigint[]) as from_offset, unnest($3::bigint[]) as end_offset,
         generate_series(1, cardinality($1::bigint[])) as request_position
 ) wanted
-cross join lateral (
-    select a.producer_id, a.first_offset
+join partition p on p.partition_key = wanted.partition_key
+left join lateral (
+    select a.producer_id, a.first_offset, a.last_offset
     from aborted_transaction a
     where a.partition_key = wanted.partition_key
         and a.last_offset between wanted.from_offset and coalesce(
@@ -33,7 +35,7 @@ cross join lateral (
             ), 9223372036854775807)
         and a.first_offset < wanted.end_offset
     offset 0
-) a
+) a on true
 order by wanted.request_position, a.first_offset;
 
 -- name: chunks_between
