@@ -145,12 +145,18 @@ async def fetch(
     return (await client.send(asked, 12)).responses[0].partitions[0]
 
 
+def batches_of(data: PartitionData) -> list[memoryview]:
+    """The whole batches of an answer."""
+    assert isinstance(data.records, bytes | memoryview)
+    return split_batches(data.records)
+
+
 def delivered(data: PartitionData, from_offset: int = 0) -> list[tuple[int, bytes | None]]:
     """Offset and value of what an application is given of an answer: a client's part of read_committed."""
     begun = sorted((each.first_offset, each.producer_id) for each in data.aborted_transactions or ())
     leaving_out: set[int] = set()
     found: list[tuple[int, bytes | None]] = []
-    for batch in split_batches(data.records or b""):
+    for batch in batches_of(data):
         head = read_head(batch)
         while begun and begun[0][0] <= head.last_offset:
             leaving_out.add(begun.pop(0)[1])
