@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from itertools import repeat
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from storage.chunks import write_head
@@ -45,6 +46,13 @@ class StoredProducer:
     """Since when a transaction is under way, by Postgres' clock (Unix ms)."""
 
 
+class OverdueTransaction(NamedTuple):
+    """The one that began at `started_ms`, as `StoredProducer` has it: the id's next is another."""
+
+    transactional_id: str
+    started_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class ListedProducer:
     transactional_id: str
@@ -64,9 +72,8 @@ class TransactionPartition:
     """Of what the transaction appended; None: nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class AppendedMarker:
-    """What a reader must know of a marker, which is durable. `records` carries its offset."""
+class AppendedMarker(NamedTuple):
+    """What a reader must know of a marker, which is durable."""
 
     partition_key: PartitionKey
     base_offset: int
@@ -75,7 +82,15 @@ class AppendedMarker:
     last_stable_offset: int
     first_offset: int | None
     """Of what its transaction had appended to the partition; None: nothing."""
-    records: bytearray
+    marker: bytes
+    """As it was given."""
+
+    @property
+    def records(self) -> bytearray:
+        """The marker with its offset, as it is in the log."""
+        records = bytearray(self.marker)
+        write_head(records, self.base_offset, self.leader_epoch)
+        return records
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +98,20 @@ class EndedTransaction:
     markers: tuple[AppendedMarker, ...]
     group_ids: tuple[str, ...]
     """Groups of which offsets were committed with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerInPartition:
+    """A producer as one partition knows it, and its transaction, in one look."""
+
+    read: StoredProducer | None
+    """None: no transactional id has the producer's id now."""
+    takes_in: bool
+    """Whether its transaction has taken the partition in."""
+    group_ids: tuple[str, ...]
+    """Groups that its transaction has taken in."""
+    remembered_epoch: int
+    """The latest that it appended to the partition with; -1: it is not remembered there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,19 +145,7 @@ class TransactionStore:
         found = {transactional_id: StoredProducer(transactional_id) for transactional_id in transactional_ids}
         for row in rows:
             transactional_id = loaded(row["transactional_id"])
-            found[transactional_id] = StoredProducer(
-                transactional_id,
-                row["revision"],
-                ProducerRecord(
-                    row["producer_id"],
-                    row["producer_epoch"],
-                    row["last_producer_epoch"],
-                    row["previous_producer_id"],
-                    row["timeout_ms"],
-                    row["state"],
-                ),
-                row["started_ms"],
-            )
+            found[transactional_id] = _stored_producer(transactional_id, row)
         return found
 
     async def save(self, read: StoredProducer, record: ProducerRecord) -> bool:
@@ -172,30 +189,16 @@ class TransactionStore:
             return None
         if row["transaction_id"] is not None:
             self._guard.acknowledged(asked, row["transaction_id"], row["written_lsn"])
-        places = zip(
-            cast(list[Any], row["partition_keys"] or ()),
-            cast(list[Any], row["base_offsets"] or ()),
-            cast(list[Any], row["log_start_offsets"] or ()),
-            cast(list[Any], row["leader_epochs"] or ()),
-            cast(list[Any], row["last_stable_offsets"] or ()),
-            cast(list[Any], row["first_offsets"] or ()),
-            strict=True,
+        markers = map(
+            AppendedMarker,
+            cast(list[PartitionKey], row["partition_keys"] or ()),
+            cast(list[int], row["base_offsets"] or ()),
+            cast(list[int], row["log_start_offsets"] or ()),
+            cast(list[int], row["leader_epochs"] or ()),
+            cast(list[int], row["last_stable_offsets"] or ()),
+            cast(list[int | None], row["first_offsets"] or ()),
+            repeat(marker),
         )
-        markers: list[AppendedMarker] = []
-        for key, base_offset, log_start_offset, leader_epoch, last_stable_offset, first_offset in places:
-            records = bytearray(marker)
-            write_head(records, base_offset, leader_epoch)
-            markers.append(
-                AppendedMarker(
-                    PartitionKey(key),
-                    base_offset,
-                    log_start_offset,
-                    leader_epoch,
-                    last_stable_offset,
-                    first_offset,
-                    records,
-                )
-            )
         return EndedTransaction(tuple(markers), tuple(loaded(group) for group in row["group_ids"] or ()))
 
     async def partitions(self, producer_ids: Collection[int]) -> Mapping[int, list[TransactionPartition]]:
@@ -230,10 +233,10 @@ class TransactionStore:
             for row in rows
         ]
 
-    async def overdue(self, limit: int) -> list[str]:
-        """Ids whose transaction has been under way for longer than its timeout, by Postgres' clock."""
+    async def overdue(self, limit: int) -> list[OverdueTransaction]:
+        """Transactions that have been under way for longer than their timeout, by Postgres' clock."""
         rows = await self._hot.fetch(statement("overdue_transactions"), limit)
-        return [loaded(row["transactional_id"]) for row in rows]
+        return [OverdueTransaction(loaded(row["transactional_id"]), row["started_ms"]) for row in rows]
 
     async def expire(self, idle_ms: int, limit: int) -> int:
         """Forgets ids that have begun no transaction for `idle_ms`; how many.
@@ -241,9 +244,21 @@ class TransactionStore:
         Upstream: transactional.id.expiration.ms."""
         return int(await self._cold.fetch_value(statement("expire_transactional_producers"), idle_ms, limit))
 
-    async def producers(self, partition_key: PartitionKey, limit: int) -> list[RememberedProducer]:
-        """Producers that the partition remembers, by id, at most `limit`."""
-        rows = await self._cold.fetch(statement("producers_of"), partition_key, limit)
+    async def in_partition(self, producer_id: int, partition_key: PartitionKey) -> ProducerInPartition:
+        """What there is of a producer's transaction from where a partition stands."""
+        row = await self._hot.fetch_row(statement("producer_in_partition"), producer_id, partition_key)
+        assert row is not None
+        name = row["transactional_id"]
+        return ProducerInPartition(
+            None if name is None else _stored_producer(loaded(name), row),
+            row["takes_in"],
+            tuple(loaded(group_id) for group_id in row["group_ids"] or ()),
+            -1 if row["remembered_epoch"] is None else row["remembered_epoch"],
+        )
+
+    async def producers(self, partition_key: PartitionKey, limit: int, *, behind: int = -1) -> list[RememberedProducer]:
+        """The next producers that the partition remembers, by id, at most `limit`."""
+        rows = await self._cold.fetch(statement("producers_of"), partition_key, behind, limit)
         return [
             RememberedProducer(
                 row["producer_id"],
@@ -254,6 +269,22 @@ class TransactionStore:
             )
             for row in rows
         ]
+
+
+def _stored_producer(transactional_id: str, row: Mapping[str, Any]) -> StoredProducer:
+    return StoredProducer(
+        transactional_id,
+        row["revision"],
+        ProducerRecord(
+            row["producer_id"],
+            row["producer_epoch"],
+            row["last_producer_epoch"],
+            row["previous_producer_id"],
+            row["timeout_ms"],
+            row["state"],
+        ),
+        row["started_ms"],
+    )
 
 
 def _columns(record: ProducerRecord) -> tuple[object, ...]:

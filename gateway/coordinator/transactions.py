@@ -151,6 +151,12 @@ def time_out(producer: Producer | None) -> Decision:
     return Decision(after=after, end=End(committed=False, marker_epoch=epoch))
 
 
+def end_for_administrator(producer: Producer, *, committed: bool) -> Decision:
+    """WriteTxnMarkers, for a transaction that is under way. Only its producer knows that all of it is written, so
+    nobody else may commit it; an abort fences the producer, who else would go on with what is left of it."""
+    return Decision(ErrorCode.INVALID_TXN_STATE) if committed else time_out(producer)
+
+
 def _judge(producer: Producer | None, producer_id: int, producer_epoch: int) -> ErrorCode:
     if producer is None or producer.producer_id != producer_id:
         return ErrorCode.INVALID_PRODUCER_ID_MAPPING

@@ -59,6 +59,9 @@ UNAVAILABLE_CODES: Mapping[ApiKey, ErrorCode] = {
     ApiKey.ADD_OFFSETS_TO_TXN: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ApiKey.END_TXN: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ApiKey.TXN_OFFSET_COMMIT: ErrorCode.COORDINATOR_NOT_AVAILABLE,
+    # Java's admin client asks again on this one, and fails on every other that says that something is away.
+    ApiKey.DESCRIBE_PRODUCERS: ErrorCode.NOT_LEADER_OR_FOLLOWER,
+    ApiKey.WRITE_TXN_MARKERS: ErrorCode.NOT_LEADER_OR_FOLLOWER,
     ApiKey.DESCRIBE_TRANSACTIONS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ApiKey.LIST_TRANSACTIONS: ErrorCode.COORDINATOR_NOT_AVAILABLE,
     ApiKey.DESCRIBE_GROUPS: ErrorCode.COORDINATOR_NOT_AVAILABLE,

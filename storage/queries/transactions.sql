@@ -43,7 +43,7 @@ select * from end_transaction($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
 
 -- name: overdue_transactions
 -- Transactions that have been under way for longer than their timeout, the oldest first, at most $1.
-select t.transactional_id
+select t.transactional_id, (extract(epoch from t.started_at) * 1000)::bigint as started_ms
 from transactional_producer t
 where t.started_at is not null
     and t.started_at + t.timeout_ms * interval '1 millisecond' < clock_timestamp()
@@ -64,17 +64,34 @@ with idle as materialized (
 )
 select count(*) from forgotten;
 
+-- name: producer_in_partition
+-- One row: the transactional id of producer $1, if it has one, what its transaction has taken in, and with which epoch
+-- partition $2 remembers it.
+select
+    t.transactional_id, t.producer_id, t.producer_epoch, t.last_producer_epoch, t.previous_producer_id, t.timeout_ms,
+    t.state, t.revision, (extract(epoch from t.started_at) * 1000)::bigint as started_ms,
+    exists (
+        select from open_transaction o where o.partition_key = $2 and o.producer_id = asked.producer_id
+    ) as takes_in,
+    (select array_agg(g.group_id) from transaction_group g where g.producer_id = asked.producer_id) as group_ids,
+    (
+        select max(s.producer_epoch) from producer_state s
+        where s.partition_key = $2 and s.producer_id = asked.producer_id
+    ) as remembered_epoch
+from (select $1::bigint as producer_id) asked
+left join transactional_producer t using (producer_id);
+
 -- name: producers_of
--- Producers that a partition remembers, each with the transaction that it has open there.
+-- The next $3 producers behind id $2 that a partition remembers, each with the transaction that it has open there.
 select
     state.producer_id, state.producer_epoch, state.next_sequence,
     (extract(epoch from state.appended_at) * 1000)::bigint as appended_ms, o.first_offset
 from (
     select distinct on (s.producer_id) s.producer_id, s.producer_epoch, s.next_sequence, s.appended_at
     from producer_state s
-    where s.partition_key = $1
+    where s.partition_key = $1 and s.producer_id > $2
     order by s.producer_id, s.appended_at desc
-    limit $2
+    limit $3
 ) state
 left join open_transaction o on o.partition_key = $1 and o.producer_id = state.producer_id
 order by state.producer_id;
