@@ -192,7 +192,12 @@ class ConfluentProducer(Producer):
 
 class ConfluentTransactionalProducer(ConfluentProducer, TransactionalProducer):
     def __init__(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
-        extra: dict[str, str | int] = {"transactional.id": transactional_id, "transaction.timeout.ms": timeout_ms}
+        extra: dict[str, str | int] = {
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": timeout_ms,
+            # Having bootstrapped again, it sends a transaction's offsets to a broker that it has given up, for ever.
+            "metadata.recovery.strategy": "none",
+        }
         super().__init__(bootstrap, "none", True, extra)
         self._producer.init_transactions(SEND_SECONDS)
 
