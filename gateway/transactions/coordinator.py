@@ -53,7 +53,7 @@ class Transactions:
         self.offsets_committed: Callable[[str], None] = lambda group_id: None
         """Called for each group of which a transaction has committed offsets."""
         self.observe_end: Callable[[str], None] = lambda outcome: None
-        """Told how each transaction ended: committed, aborted, fenced or timed out."""
+        """Told how each transaction ended: committed, aborted, fenced or timed_out."""
 
     @property
     def store(self) -> TransactionStore:
@@ -116,7 +116,7 @@ class Transactions:
         aborted = 0
         for transactional_id in await self._store.overdue(OVERDUE_AT_A_TIME):
             try:
-                await self._end(transactional_id, rules.time_out, "timed out")
+                await self._end(transactional_id, rules.time_out, "timed_out")
             except KafkaError as error:
                 if error.code is not ErrorCode.INVALID_TXN_STATE:  # it has ended meanwhile
                     raise
