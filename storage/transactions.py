@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from itertools import repeat
+from typing import NamedTuple, cast
 from uuid import UUID
 
 from storage.chunks import write_head
@@ -45,6 +46,13 @@ class StoredProducer:
     """Since when a transaction is under way, by Postgres' clock (Unix ms)."""
 
 
+class OverdueTransaction(NamedTuple):
+    """The one that began at `started_ms`, as `StoredProducer` has it: the id's next is another."""
+
+    transactional_id: str
+    started_ms: int
+
+
 @dataclass(frozen=True, slots=True)
 class ListedProducer:
     transactional_id: str
@@ -64,9 +72,8 @@ class TransactionPartition:
     """Of what the transaction appended; None: nothing."""
 
 
-@dataclass(frozen=True, slots=True)
-class AppendedMarker:
-    """What a reader must know of a marker, which is durable. `records` carries its offset."""
+class AppendedMarker(NamedTuple):
+    """What a reader must know of a marker, which is durable."""
 
     partition_key: PartitionKey
     base_offset: int
@@ -75,7 +82,15 @@ class AppendedMarker:
     last_stable_offset: int
     first_offset: int | None
     """Of what its transaction had appended to the partition; None: nothing."""
-    records: bytearray
+    marker: bytes
+    """As it was given."""
+
+    @property
+    def records(self) -> bytearray:
+        """The marker with its offset, as it is in the log."""
+        records = bytearray(self.marker)
+        write_head(records, self.base_offset, self.leader_epoch)
+        return records
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,30 +189,16 @@ class TransactionStore:
             return None
         if row["transaction_id"] is not None:
             self._guard.acknowledged(asked, row["transaction_id"], row["written_lsn"])
-        places = zip(
-            cast(list[Any], row["partition_keys"] or ()),
-            cast(list[Any], row["base_offsets"] or ()),
-            cast(list[Any], row["log_start_offsets"] or ()),
-            cast(list[Any], row["leader_epochs"] or ()),
-            cast(list[Any], row["last_stable_offsets"] or ()),
-            cast(list[Any], row["first_offsets"] or ()),
-            strict=True,
+        markers = map(
+            AppendedMarker,
+            cast(list[PartitionKey], row["partition_keys"] or ()),
+            cast(list[int], row["base_offsets"] or ()),
+            cast(list[int], row["log_start_offsets"] or ()),
+            cast(list[int], row["leader_epochs"] or ()),
+            cast(list[int], row["last_stable_offsets"] or ()),
+            cast(list[int | None], row["first_offsets"] or ()),
+            repeat(marker),
         )
-        markers: list[AppendedMarker] = []
-        for key, base_offset, log_start_offset, leader_epoch, last_stable_offset, first_offset in places:
-            records = bytearray(marker)
-            write_head(records, base_offset, leader_epoch)
-            markers.append(
-                AppendedMarker(
-                    PartitionKey(key),
-                    base_offset,
-                    log_start_offset,
-                    leader_epoch,
-                    last_stable_offset,
-                    first_offset,
-                    records,
-                )
-            )
         return EndedTransaction(tuple(markers), tuple(loaded(group) for group in row["group_ids"] or ()))
 
     async def partitions(self, producer_ids: Collection[int]) -> Mapping[int, list[TransactionPartition]]:
@@ -232,10 +233,10 @@ class TransactionStore:
             for row in rows
         ]
 
-    async def overdue(self, limit: int) -> list[str]:
-        """Ids whose transaction has been under way for longer than its timeout, by Postgres' clock."""
+    async def overdue(self, limit: int) -> list[OverdueTransaction]:
+        """Transactions that have been under way for longer than their timeout, by Postgres' clock."""
         rows = await self._hot.fetch(statement("overdue_transactions"), limit)
-        return [loaded(row["transactional_id"]) for row in rows]
+        return [OverdueTransaction(loaded(row["transactional_id"]), row["started_ms"]) for row in rows]
 
     async def expire(self, idle_ms: int, limit: int) -> int:
         """Forgets ids that have begun no transaction for `idle_ms`; how many.

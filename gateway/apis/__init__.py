@@ -26,6 +26,7 @@ from gateway.apis import (
     topics,
     transaction_admin,
     transactions,
+    txn_offset_commit,
 )
 from gateway.net.dispatch import Served
 from gateway.net.requests import Order
@@ -120,6 +121,13 @@ SERVED: tuple[Served, ...] = (
         transaction_admin.write_txn_markers,
         transaction_admin.refuse_write_txn_markers,
         max_elements=MAX_ADMIN_ELEMENTS,
+    ),
+    Served(
+        ApiKey.TXN_OFFSET_COMMIT,
+        0,
+        4,
+        txn_offset_commit.txn_offset_commit,
+        txn_offset_commit.refuse_txn_offset_commit,
     ),
     Served(ApiKey.DESCRIBE_CONFIGS, 1, 4, configs.describe_configs, configs.refuse_describe_configs, bulky=True),
     Served(

@@ -20,8 +20,10 @@ from gateway.cluster.membership import Membership
 from gateway.coordinator import transactions as rules
 from gateway.coordinator.transactions import Decision, InitProducer, Producer, TransactionState
 from gateway.log.tail import Tail
+from gateway.net.pieces import in_pieces
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import ControlType, end_marker
+from storage.errors import StorageError
 from storage.producers import ProducerStore
 from storage.transactions import EndedTransaction, ProducerRecord, StoredProducer, TransactionStore
 from storage.types import AbortedTransaction, Node, PartitionKey
@@ -114,15 +116,25 @@ class Transactions:
     async def abort_overdue(self) -> int:
         """Aborts transactions that have been under way for longer than their timeout; how many."""
         aborted = 0
-        for transactional_id in await self._store.overdue(OVERDUE_AT_A_TIME):
+        failure: StorageError | None = None
+        for overdue in await self._store.overdue(OVERDUE_AT_A_TIME):
             try:
-                await self._end(transactional_id, rules.time_out, "timed_out")
+                await self._end(overdue.transactional_id, rules.time_out, "timed_out", started_ms=overdue.started_ms)
             except KafkaError as error:
                 if error.code is not ErrorCode.INVALID_TXN_STATE:  # it has ended meanwhile
-                    raise
+                    log.warning(
+                        "an overdue transaction goes on", transactional_id=overdue.transactional_id, error=str(error)
+                    )
+            except StorageError as error:
+                # One that cannot be ended, for whatever reason, does not keep the others from it.
+                failure = error
             else:
                 aborted += 1
-                log.info("transaction aborted: it took longer than its timeout", transactional_id=transactional_id)
+                log.info(
+                    "transaction aborted: it took longer than its timeout", transactional_id=overdue.transactional_id
+                )
+        if failure is not None:
+            raise failure
         return aborted
 
     async def end_in_partition(
@@ -138,6 +150,7 @@ class Transactions:
         it had. Raises KafkaError, StorageError.
 
         Judged as the partition would by what it knows: asked again when it is done, there is nothing left to do."""
+        started_ms: int | None = None
         for _ in range(ATTEMPTS):
             found = await self._store.in_partition(producer_id, partition_key)
             producer = None if found.read is None else _producer(found.read)
@@ -149,6 +162,9 @@ class Transactions:
                 raise KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH)
             if found.read is None or producer is None or not takes_in:
                 return False
+            if started_ms is not None and found.read.started_ms != started_ms:
+                return False  # it has ended, and another has begun
+            started_ms = found.read.started_ms
             decision = rules.end_for_administrator(producer, committed=committed)
             if decision.error:
                 raise KafkaError(decision.error)
@@ -162,9 +178,12 @@ class Transactions:
                 return True
         raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
 
-    async def _end(self, transactional_id: str, decide: Decide, outcome: str) -> None:
+    async def _end(self, transactional_id: str, decide: Decide, outcome: str, *, started_ms: int | None = None) -> None:
+        """`started_ms`: of the transaction that is meant, where it is not the producer who ends it."""
         for _ in range(ATTEMPTS):
             read = await self._store.read(transactional_id)
+            if started_ms is not None and read.started_ms != started_ms:
+                raise KafkaError(ErrorCode.INVALID_TXN_STATE, "it has ended, and maybe another has begun")
             producer = _producer(read)
             decision = decide(producer)
             if decision.error:
@@ -191,6 +210,8 @@ class Transactions:
         known = False
         try:
             ended = await self._store.end(read, record, marker, committed=committed, timestamp_ms=now_ms)
+            if ended is not None:
+                await self._tell(read.record.producer_id, ended, committed=committed)
             known = True
         finally:
             if not known:
@@ -199,13 +220,12 @@ class Transactions:
                 self.in_doubt()
         if ended is None:
             return False
-        self._tell(read.record.producer_id, ended, committed=committed)
         self.observe_end(outcome)
         return True
 
-    def _tell(self, producer_id: int, ended: EndedTransaction, *, committed: bool) -> None:
+    async def _tell(self, producer_id: int, ended: EndedTransaction, *, committed: bool) -> None:
         now_s = asyncio.get_running_loop().time()
-        for marker in ended.markers:
+        async for marker in in_pieces(ended.markers):
             aborted = None
             if not committed and marker.first_offset is not None:
                 aborted = AbortedTransaction(producer_id, marker.first_offset)

@@ -167,14 +167,19 @@ begin
         end loop;
     end if;
 
+    k := 1;
     for found_row in
         select o.partition_key, min(o.first_offset) as first_offset
         from open_transaction o
         where o.partition_key = any (p_partition_keys) and o.first_offset is not null
         group by o.partition_key
+        order by o.partition_key
     loop
-        stable[array_position(p_partition_keys, found_row.partition_key)] := found_row.first_offset;
-        any_open := true;
+        while p_partition_keys[k] <> found_row.partition_key loop
+            k := k + 1;
+        end loop;
+        stable[k] := found_row.first_offset;
+        any_open  := true;
     end loop;
     if producer_total > 0 and (any_open or true = any (p_transactional)) then
         for found_row in

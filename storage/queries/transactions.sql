@@ -43,7 +43,7 @@ select * from end_transaction($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
 
 -- name: overdue_transactions
 -- Transactions that have been under way for longer than their timeout, the oldest first, at most $1.
-select t.transactional_id
+select t.transactional_id, (extract(epoch from t.started_at) * 1000)::bigint as started_ms
 from transactional_producer t
 where t.started_at is not null
     and t.started_at + t.timeout_ms * interval '1 millisecond' < clock_timestamp()

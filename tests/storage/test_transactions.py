@@ -276,10 +276,10 @@ async def test_what_took_longer_than_its_timeout_is_found_by_the_databases_clock
     await sql.execute(
         "update transactional_producer set started_at = now() - interval '62 s' where transactional_id = 'slower'"
     )
-    assert await transactions.overdue(10) == ["slower", "slow"]
-    assert await transactions.overdue(1) == ["slower"]
+    assert [each.transactional_id for each in await transactions.overdue(10)] == ["slower", "slow"]
+    assert [each.transactional_id for each in await transactions.overdue(1)] == ["slower"]
     await end(transactions, "slower", committed=True)
-    assert await transactions.overdue(10) == ["slow"]
+    assert [each.transactional_id for each in await transactions.overdue(10)] == ["slow"]
 
 
 async def test_idle_ids_are_forgotten_unless_a_transaction_is_under_way(
