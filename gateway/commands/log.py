@@ -62,7 +62,7 @@ def _list_offsets(
     cluster: Cluster, partitions: Sequence[TopicPartition], timestamp_ms: int
 ) -> dict[TopicPartition, int]:
     found: dict[TopicPartition, int] = {}
-    for leader, keys in _by_leader(cluster, partitions).items():
+    for leader, keys in by_leader(cluster, partitions).items():
         topics = tuple(
             ListOffsetsTopic(
                 name=name,
@@ -85,7 +85,8 @@ def _list_offsets(
     return found
 
 
-def _by_leader(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+def by_leader(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+    """The partitions by the node to ask about them; those without one are left out."""
     wanted = set(partitions)
     if not wanted:
         return {}
@@ -109,7 +110,7 @@ class Reader:
 
     def read(self, partitions: Sequence[int], *, max_wait_ms: int) -> Iterator[tuple[int, Record]]:
         """(partition, record) of what is there, in offset order per partition. Ends after one fetch per leader."""
-        for leader, keys in _by_leader(self._cluster, [(self._topic, partition) for partition in partitions]).items():
+        for leader, keys in by_leader(self._cluster, [(self._topic, partition) for partition in partitions]).items():
             asked = tuple(
                 FetchPartition(
                     partition=partition, fetch_offset=self.positions[partition], partition_max_bytes=_FETCH_BYTES
@@ -140,13 +141,12 @@ class Reader:
         aborted = _Aborted(answer.aborted_transactions or ())
         for batch in split_batches(_whole_batches(answer.records)):
             head = read_head(batch)
-            if not aborted.leaves_out(batch, head):
-                try:
-                    for record in iter_records(batch):
-                        if record.offset >= self.positions[partition]:
-                            yield partition, record
-                except ProtocolError as error:
-                    raise CommandError(f"{self._topic}[{partition}] at {head.base_offset}: {error}") from error
+            try:
+                for record in () if aborted.leaves_out(batch, head) else iter_records(batch):
+                    if record.offset >= self.positions[partition]:
+                        yield partition, record
+            except ProtocolError as error:
+                raise CommandError(f"{self._topic}[{partition}] at {head.base_offset}: {error}") from error
             self.positions[partition] = max(self.positions[partition], head.last_offset + 1)
 
 
