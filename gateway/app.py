@@ -264,6 +264,7 @@ class App:
         producers = ProducerStore(database)
         transactions = Transactions(TransactionStore(database), producers, tail, membership)
         transactions.appended, transactions.in_doubt = wakeups.appended, wakeups.in_doubt
+        transactions.observe_end = lambda outcome: metrics.transactions_ended.labels(outcome).inc()
         transactions.offsets_committed = groups.transaction_committed
         services = Services(
             settings=settings,

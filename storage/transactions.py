@@ -17,7 +17,7 @@ from typing import NamedTuple, cast
 from uuid import UUID
 
 from storage.chunks import write_head
-from storage.pool import Database
+from storage.pool import Database, Row
 from storage.queries import statement
 from storage.text import loaded, stored
 from storage.types import PartitionKey
@@ -271,7 +271,7 @@ class TransactionStore:
         ]
 
 
-def _stored_producer(transactional_id: str, row: Mapping[str, Any]) -> StoredProducer:
+def _stored_producer(transactional_id: str, row: Row) -> StoredProducer:
     return StoredProducer(
         transactional_id,
         row["revision"],

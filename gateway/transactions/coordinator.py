@@ -55,7 +55,7 @@ class Transactions:
         self.offsets_committed: Callable[[str], None] = lambda group_id: None
         """Called for each group of which a transaction has committed offsets."""
         self.observe_end: Callable[[str], None] = lambda outcome: None
-        """Told how each transaction ended: committed, aborted, fenced or timed out."""
+        """Told how each transaction ended: committed, aborted, fenced or timed_out."""
 
     @property
     def store(self) -> TransactionStore:
@@ -119,7 +119,7 @@ class Transactions:
         failure: StorageError | None = None
         for overdue in await self._store.overdue(OVERDUE_AT_A_TIME):
             try:
-                await self._end(overdue.transactional_id, rules.time_out, "timed out", started_ms=overdue.started_ms)
+                await self._end(overdue.transactional_id, rules.time_out, "timed_out", started_ms=overdue.started_ms)
             except KafkaError as error:
                 if error.code is not ErrorCode.INVALID_TXN_STATE:  # it has ended meanwhile
                     log.warning(
@@ -150,6 +150,7 @@ class Transactions:
         it had. Raises KafkaError, StorageError.
 
         Judged as the partition would by what it knows: asked again when it is done, there is nothing left to do."""
+        started_ms: int | None = None
         for _ in range(ATTEMPTS):
             found = await self._store.in_partition(producer_id, partition_key)
             producer = None if found.read is None else _producer(found.read)
@@ -161,6 +162,9 @@ class Transactions:
                 raise KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH)
             if found.read is None or producer is None or not takes_in:
                 return False
+            if started_ms is not None and found.read.started_ms != started_ms:
+                return False  # it has ended, and another has begun
+            started_ms = found.read.started_ms
             decision = rules.end_for_administrator(producer, committed=committed)
             if decision.error:
                 raise KafkaError(decision.error)

@@ -8,60 +8,58 @@ select commit_offsets_in_transaction($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $1
 
 -- name: fetch_all_offsets
 -- What some groups have committed for live topics, and if $2, behind it, which partitions a transaction that is under
--- way has offsets for. Groups and topics are looked up one by one: a join may be planned as a walk through all there are.
+-- way has offsets for. Groups and topics are looked up one by one: a join may be planned as a walk through all there
+-- are. Where nothing is pending for any of the groups, that is found out once.
 select
-    wanted.group_id, o.topic_id, o.partition_index, o.committed_offset, o.leader_epoch, o.metadata,
-    o.commit_timestamp_ms, o.is_pending
+    o.group_id, o.topic_id, o.partition_index, o.committed_offset, o.leader_epoch, o.metadata, o.commit_timestamp_ms,
+    false as is_pending
 from (select distinct unnest($1::text[]) as group_id) wanted
 cross join lateral (
-    (
-        select
-            c.topic_id, c.partition_index, c.committed_offset, c.leader_epoch, c.metadata, c.commit_timestamp_ms,
-            false as is_pending
-        from committed_offset c
-        where c.group_id = wanted.group_id and (select t.deleted_at is null from topic t where t.topic_id = c.topic_id)
-        offset 0
-    )
-    union all
-    (
-        select p.topic_id, p.partition_index, -1, -1, '', p.commit_timestamp_ms, true
-        from pending_offset p
-        where $2::boolean
-            and p.group_id = wanted.group_id
-            and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
-        offset 0
-    )
+    select *
+    from committed_offset c
+    where c.group_id = wanted.group_id and (select t.deleted_at is null from topic t where t.topic_id = c.topic_id)
+    offset 0
 ) o
-order by wanted.group_id, o.topic_id, o.partition_index, o.is_pending;
+union all
+select o.group_id, o.topic_id, o.partition_index, -1, -1, '', o.commit_timestamp_ms, true
+from (select distinct unnest($1::text[]) as group_id) wanted
+cross join lateral (
+    select *
+    from pending_offset p
+    where p.group_id = wanted.group_id and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
+    offset 0
+) o
+where $2::boolean and exists (select from pending_offset p where p.group_id = any ($1::text[]))
+order by group_id, topic_id, partition_index, is_pending;
 
 -- name: fetch_offsets
 -- The same for the partitions given as three arrays, each looked up by its key: `offset 0` keeps the planner from
 -- turning the look-ups into a join.
 select
-    wanted.group_id, wanted.topic_id, wanted.partition_index, o.committed_offset, o.leader_epoch, o.metadata,
-    o.commit_timestamp_ms, o.is_pending
+    o.group_id, o.topic_id, o.partition_index, o.committed_offset, o.leader_epoch, o.metadata, o.commit_timestamp_ms,
+    false as is_pending
 from unnest($1::text[], $2::uuid[], $3::integer[]) wanted (group_id, topic_id, partition_index)
 cross join lateral (
-    (
-        select c.committed_offset, c.leader_epoch, c.metadata, c.commit_timestamp_ms, false as is_pending
-        from committed_offset c
-        where c.group_id = wanted.group_id and c.topic_id = wanted.topic_id
-            and c.partition_index = wanted.partition_index
-            and (select t.deleted_at is null from topic t where t.topic_id = c.topic_id)
-        offset 0
-    )
-    union all
-    (
-        select -1, -1, '', p.commit_timestamp_ms, true
-        from pending_offset p
-        where $4::boolean
-            and p.group_id = wanted.group_id and p.topic_id = wanted.topic_id
-            and p.partition_index = wanted.partition_index
-            and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
-        offset 0
-    )
+    select *
+    from committed_offset c
+    where c.group_id = wanted.group_id and c.topic_id = wanted.topic_id
+        and c.partition_index = wanted.partition_index
+        and (select t.deleted_at is null from topic t where t.topic_id = c.topic_id)
+    offset 0
 ) o
-order by wanted.group_id, wanted.topic_id, wanted.partition_index, o.is_pending;
+union all
+select o.group_id, o.topic_id, o.partition_index, -1, -1, '', o.commit_timestamp_ms, true
+from unnest($1::text[], $2::uuid[], $3::integer[]) wanted (group_id, topic_id, partition_index)
+cross join lateral (
+    select *
+    from pending_offset p
+    where p.group_id = wanted.group_id and p.topic_id = wanted.topic_id
+        and p.partition_index = wanted.partition_index
+        and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
+    offset 0
+) o
+where $4::boolean and exists (select from pending_offset p where p.group_id = any ($1::text[]))
+order by group_id, topic_id, partition_index, is_pending;
 
 -- name: delete_offsets
 -- Of one group, for the partitions given as two arrays; whether the lease is current.

@@ -19,6 +19,7 @@ from gateway.coordinator.transactions import (
     TransactionState,
     add,
     end,
+    end_for_administrator,
     initialize,
     needs_producer_id,
     time_out,
@@ -206,3 +207,11 @@ def test_of_many_owners_only_the_newest_gets_on(seed: int) -> None:
             owners.append((producer.producer_id, producer.producer_epoch))
     assert begun - ends == (producer is not None and producer.state is TransactionState.ONGOING)
     assert begun > 5
+
+
+def test_an_administrator_fences_who_is_in_a_transaction_and_commits_for_nobody() -> None:
+    assert end_for_administrator(ONGOING, committed=False) == time_out(ONGOING)
+    assert time_out(ONGOING).after == replace(ABORTED, producer_epoch=EPOCH + 1)
+    assert end_for_administrator(ONGOING, committed=True) == Decision(ErrorCode.INVALID_TXN_STATE)
+    for settled in SETTLED:
+        assert end_for_administrator(settled, committed=False).error is ErrorCode.INVALID_TXN_STATE

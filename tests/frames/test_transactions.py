@@ -11,9 +11,9 @@ from protocol.errors import ErrorCode
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
-from protocol.records import Record, build_batch, split_batches
+from protocol.records import Record, build_batch
 from tests.frames.members import create_topic, fresh
-from tests.frames.transactions import Transactional, delivered, fetch, produce
+from tests.frames.transactions import Transactional, batches_of, delivered, fetch, produce
 from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.wire import WireClient
 
@@ -234,7 +234,7 @@ async def test_a_marker_takes_one_offset_and_is_a_control_batch(client: WireClie
     assert len(answer.results_by_topic_v3_and_below[0].results_by_partition) == 2
     assert await producer.end(committed=True) is OK
     data = await fetch(client, partition, 0, committed=False)
-    (marker,) = split_batches(data.records or b"")
+    (marker,) = batches_of(data)
     assert data.high_watermark == 1
     assert delivered(data) == []
     assert len(marker) == 78

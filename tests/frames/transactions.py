@@ -18,6 +18,11 @@ from protocol.messages.produce import (
     ProduceRequest,
     TopicProduceData,
 )
+from protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitRequestPartition,
+    TxnOffsetCommitRequestTopic,
+)
 from protocol.records import ControlType, Record, build_batch, control_type_of, iter_records, read_head, split_batches
 from tests.wire import WireClient
 
@@ -90,6 +95,22 @@ class Transactional:
             self.sequences[partition] = sequence + len(values)
         return answer
 
+    async def commit_offset(
+        self, group_id: str, partition: Partition, offset: int, version: int = 3, **given: Any
+    ) -> ErrorCode:
+        """`given`: who commits for the group, where the version says so."""
+        topic, index = partition
+        one = TxnOffsetCommitRequestPartition(partition_index=index, committed_offset=offset, committed_metadata="")
+        asked = TxnOffsetCommitRequest(
+            transactional_id=self.transactional_id,
+            group_id=group_id,
+            producer_id=self.producer_id,
+            producer_epoch=self.producer_epoch,
+            topics=(TxnOffsetCommitRequestTopic(name=topic, partitions=(one,)),),
+            **given,
+        )
+        return ErrorCode((await self.client.send(asked, version)).topics[0].partitions[0].error_code)
+
     async def end(self, *, committed: bool, version: int = 3) -> ErrorCode:
         asked = EndTxnRequest(
             transactional_id=self.transactional_id,
@@ -124,12 +145,18 @@ async def fetch(
     return (await client.send(asked, 12)).responses[0].partitions[0]
 
 
+def batches_of(data: PartitionData) -> list[memoryview]:
+    """The whole batches of an answer."""
+    assert isinstance(data.records, bytes | memoryview)
+    return split_batches(data.records)
+
+
 def delivered(data: PartitionData, from_offset: int = 0) -> list[tuple[int, bytes | None]]:
     """Offset and value of what an application is given of an answer: a client's part of read_committed."""
     begun = sorted((each.first_offset, each.producer_id) for each in data.aborted_transactions or ())
     leaving_out: set[int] = set()
     found: list[tuple[int, bytes | None]] = []
-    for batch in split_batches(data.records or b""):
+    for batch in batches_of(data):
         head = read_head(batch)
         while begun and begun[0][0] <= head.last_offset:
             leaving_out.add(begun.pop(0)[1])

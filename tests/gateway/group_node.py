@@ -20,7 +20,7 @@ from gateway.apis.group_admin import delete_groups, describe_groups, list_groups
 from gateway.apis.offset_commit import offset_commit
 from gateway.apis.offset_delete import offset_delete
 from gateway.apis.offset_fetch import offset_fetch
-from gateway.apis.txn_offset_commit import refuse_txn_offset_commit, txn_offset_commit
+from gateway.apis.txn_offset_commit import txn_offset_commit
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
 from gateway.config.broker import BrokerConfig
@@ -59,7 +59,7 @@ from storage.transactions import TransactionStore
 from storage.types import NewTopic, Topic
 
 QUICK = Settings(group_initial_rebalance_delay_ms=0, group_min_session_timeout_ms=10)
-REFUSE = {line.api_key: line.refuse for line in SERVED} | {ApiKey.TXN_OFFSET_COMMIT: refuse_txn_offset_commit}
+REFUSE = {line.api_key: line.refuse for line in SERVED}
 HANDLERS: dict[ApiKey, Any] = {
     ApiKey.JOIN_GROUP: join_group,
     ApiKey.SYNC_GROUP: sync_group,
