@@ -53,6 +53,7 @@ from gateway.operate.http import HttpServer
 from gateway.operate.maintenance import Maintenance
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
+from gateway.transactions.coordinator import Transactions
 from storage import notify
 from storage.byte_store import ByteStore
 from storage.deletion import DeletionStore
@@ -71,6 +72,7 @@ from storage.producers import ProducerStore
 from storage.roller import Roller
 from storage.store import open_store
 from storage.topics import TopicStore
+from storage.transactions import TransactionStore
 from storage.types import Address
 
 log = structlog.get_logger(__name__)
@@ -259,6 +261,11 @@ class App:
         await leases.renew()
         self._undo.append(("leases", STEP_TIMEOUT_S, leases.release))
 
+        producers = ProducerStore(database)
+        transactions = Transactions(TransactionStore(database), producers, tail, membership)
+        transactions.appended, transactions.in_doubt = wakeups.appended, wakeups.in_doubt
+        transactions.observe_end = lambda outcome: metrics.transactions_ended.labels(outcome).inc()
+        transactions.offsets_committed = groups.transaction_committed
         services = Services(
             settings=settings,
             catalog=catalog,
@@ -268,7 +275,7 @@ class App:
             recompressor=recompressor,
             appender=appender,
             tail=tail,
-            producers=ProducerStore(database),
+            producers=producers,
             offsets=OffsetStore(database),
             groups=groups,
             membership=membership,
@@ -276,6 +283,7 @@ class App:
             cluster_id=await topics.cluster_id(),
             described_topics=DescribedTopics(),
             history=history,
+            transactions=transactions,
             marks=marks,
         )
         deletions = Deletions(
@@ -285,7 +293,17 @@ class App:
             count_failure=lambda: metrics.observe_reconcile_failure("delete"),
         )
         maintenance = Maintenance(
-            database, log_store, roller, catalog, tail, leases.current, groups.in_use, deletions, journal, jobs.lease
+            database,
+            log_store,
+            roller,
+            catalog,
+            tail,
+            leases.current,
+            groups.in_use,
+            deletions,
+            transactions,
+            journal,
+            jobs.lease,
         )
         listener = notify.Listener(database, _hints(reconciler, jobs, wakeups), lambda: membership.node_id)
         self._start_passes(reconciler, jobs, wakeups, listener, maintenance)

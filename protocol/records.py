@@ -1,8 +1,9 @@
 """Record batches, magic 2: a view of the 61-byte head, the CRC, and (where a feature asks for it) the records inside.
 
 The one idea: bytes stay bytes. Appending needs only the head; `iter_records` and `build_batch` exist for the few places
-that must look inside (compaction, null keys on a compacted topic, offsets by timestamp, tests). Base offset and leader
-epoch lie outside the CRC, so an append never touches a covered byte; only `set_log_append_time` does, and recomputes.
+that must look inside (compaction, null keys on a compacted topic, offsets by timestamp, ends of transactions, tests).
+Base offset and leader epoch lie outside the CRC, so an append never touches a covered byte; only `set_log_append_time`
+does, and recomputes.
 
 It does not read magic 0 or 1, does not convert between codecs (`protocol/compression.py` has them), and verifies a CRC
 only when asked.
@@ -48,12 +49,28 @@ _TRANSACTIONAL_BIT = 0x10
 _CONTROL_BIT = 0x20
 DELETE_HORIZON_BIT = 0x40
 
+_CONTROL_KEY = struct.Struct(">hh")
+"""Version and type of a control record."""
+_END_MARKER_VALUE = struct.Struct(">hi")
+"""Version and the coordinator's epoch."""
+_CONTROL_VERSION = 0
+
 
 class TimestampType(IntEnum):
     """Attribute bit 3."""
 
     CREATE_TIME = 0
     LOG_APPEND_TIME = 1
+
+
+class ControlType(IntEnum):
+    """What a control record says of the transaction that it ends. Upstream's further types are no client's concern."""
+
+    ABORT = 0
+    COMMIT = 1
+
+
+_CONTROL_TYPES = frozenset(ControlType)
 
 
 class BatchHead(NamedTuple):
@@ -209,6 +226,28 @@ def iter_records(batch: Buffer, *, max_decompressed_bytes: int = MAX_DECOMPRESSE
     return _read_records(head, body)
 
 
+def control_type_of(batch: Buffer) -> ControlType | None:
+    """How the transaction ended, told by the control batch that ends it.
+
+    None for other batches: without the control bit, of a type that is not known here, or left without records.
+    ProtocolError if torn; the CRC is not checked.
+    """
+    if not read_head(batch).is_control:
+        return None
+    # Upstream looks at the first record only, and writes no second; reading all of them proves the batch whole.
+    records = list(iter_records(batch))
+    if not records:
+        return None
+    key = records[0].key
+    if key is None or len(key) < _CONTROL_KEY.size:
+        raise ProtocolError("control record without version and type")
+    version, kind = cast("tuple[int, int]", _CONTROL_KEY.unpack_from(key))
+    if version < _CONTROL_VERSION:
+        raise ProtocolError(f"control record of version {version}")
+    # Later versions may add fields behind these two.
+    return ControlType(kind) if kind in _CONTROL_TYPES else None
+
+
 def _read_records(head: BatchHead, body: bytes) -> Iterator[Record]:
     end = len(body)
     position = 0
@@ -334,6 +373,22 @@ def build_batch(
         records_count=len(records),
     )
     return bytes(seal_batch(head, payload))
+
+
+def end_marker(
+    control: ControlType, *, producer_id: int, producer_epoch: int, timestamp_ms: int, coordinator_epoch: int = 0
+) -> bytes:
+    """The control batch that ends a producer's transaction in one partition, as a broker appends it: one record, one
+    offset. Like any batch it gets its base offset and leader epoch when appended."""
+    marker = Record(
+        offset=0,
+        timestamp=timestamp_ms,
+        key=_CONTROL_KEY.pack(_CONTROL_VERSION, control),
+        value=_END_MARKER_VALUE.pack(_CONTROL_VERSION, coordinator_epoch),
+    )
+    return build_batch(
+        [marker], producer_id=producer_id, producer_epoch=producer_epoch, is_transactional=True, is_control=True
+    )
 
 
 def seal_batch(head: BatchHead, payload: Buffer) -> bytearray:

@@ -30,6 +30,7 @@ class _Entry:
     producer_position: int
     producer_epoch: int
     base_sequence: int
+    is_transactional: bool
 
 
 class AppendGroup:
@@ -87,6 +88,7 @@ class AppendGroup:
                 producer_position,
                 batch.producer_epoch,
                 batch.base_sequence,
+                batch.is_transactional,
             )
             self._entries.append(made)
             entry = None if producer_position else made
@@ -131,6 +133,7 @@ class AppendGroup:
             [entry.producer_position for entry in entries],
             [entry.producer_epoch for entry in entries],
             [entry.base_sequence for entry in entries],
+            [entry.is_transactional for entry in entries],
         )
 
     @property
@@ -160,9 +163,10 @@ class AppendGroup:
             cast(list[Any], decided["base_offsets"]),
             cast(list[Any], decided["log_start_offsets"]),
             cast(list[Any], decided["leader_epochs"]),
+            cast(list[Any], decided["last_stable_offsets"]),
             strict=True,
         )
-        for entry, (refusal, duplicate, base_offset, log_start_offset, leader_epoch) in zip(
+        for entry, (refusal, duplicate, base_offset, log_start_offset, leader_epoch, open_since) in zip(
             self._entries, decisions, strict=True
         ):
             if refusal is not None:
@@ -175,6 +179,6 @@ class AppendGroup:
                 batch = self.batches[index]
                 if not duplicate:
                     write_head(batch.records, offset, leader_epoch)
-                outcomes[index] = Appended(offset, log_start_offset, leader_epoch, duplicate)
+                outcomes[index] = Appended(offset, log_start_offset, leader_epoch, duplicate, open_since)
                 offset += batch.record_count
         return cast(list[Appended | Refusal], outcomes)

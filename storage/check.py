@@ -16,9 +16,23 @@ from storage.pool import Database
 from storage.queries import statement
 from storage.roller import REMOVED_AT_ONCE
 from storage.store import unusable
+from storage.text import loaded_or_none
 
 PIECE_BYTES = 16 * 1024 * 1024
 _CHUNKS_PER_STATEMENT = 1_000
+
+_MISTAKES = {
+    "not_under_way": "partition {partition_key}: producer {producer_id} is in a transaction that is not under way",
+    "begun_past_end": "partition {partition_key}: producer {producer_id} is in a transaction since offset {at_offset}, "
+    "past the log's end",
+    "marked_past_end": "partition {partition_key}: producer {producer_id} has aborted a transaction by a marker at "
+    "offset {at_offset}, past the log's end",
+    "marked_before_begun": "partition {partition_key}: producer {producer_id} has aborted a transaction by a marker at "
+    "offset {at_offset}, where it had not begun",
+    "group_not_under_way": "group {group_id!r}: producer {producer_id} is in a transaction that is not under way",
+    "offsets_not_under_way": "group {group_id!r}: offsets of producer {producer_id} are pending in no transaction",
+}
+"""What a transaction may leave behind if its end was not all of it."""
 
 
 @dataclass(slots=True)
@@ -79,6 +93,9 @@ async def check(
             f"partition {row['partition_key']}: it counts {row['size_bytes']} bytes up to offset {row['next_offset']}, "
             f"its chunks have {row['chunk_bytes']} up to {row['chunk_end']}"
         )
+    for row in await database.cold.fetch(statement("transactions_to_check")):
+        where = {**row, "group_id": loaded_or_none(row["group_id"])}
+        report.wrong.append(_MISTAKES[row["mistake"]].format_map(where))
     if store is not None:
         rows = await database.cold.fetch(statement("known_objects"), [each.object_id for each in found])
         known = {row["object_id"] for row in rows}

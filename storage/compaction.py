@@ -3,7 +3,8 @@
 The one idea: a run over a partition has a revision; beginning another run fences it, so of two cleaners only the later
 one writes. Offsets never change: a batch is replaced by one that lies within the offsets of those it replaces, and
 where none does, readers go on to the next batch. The chunks in which batches change are written anew, inline. The
-newest batches are never touched, so the log end stays where it is.
+newest batches are never touched, so the log end stays where it is; nor are those from the first open transaction on, so
+of each that is, it has been decided whether it counts.
 
 What it does not do: it decodes no record. Which records stay is decided by the caller, who reads through
 `storage.log.LogStore.read` and writes back through `replace`.
@@ -14,6 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from storage.chunks import CHUNK_BYTES, Chunk, DamagedChunkError
 from storage.errors import StorageConflict, StorageError
@@ -48,9 +50,19 @@ class DirtyRange:
     log_start_offset: int
     first_dirty_offset: int
     end_offset: int
-    """A chunk's boundary: the base offset of the first batch that must stay as it is."""
+    """A chunk's boundary: the base offset of the first batch that must stay as it is. All transactions below it have
+    ended."""
     clean_bytes: int
     dirty_bytes: int
+
+
+class AbortedSpan(NamedTuple):
+    """Batches of a transaction of the producer that begin within [first_offset, last_offset) were aborted."""
+
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    """Of the marker."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +108,16 @@ class CompactionStore:
         """The offset below which each partition's batches may have been replaced; those never cleaned are left out."""
         rows = await self._pool.fetch(statement("cleaned_to"), list(keys))
         return {PartitionKey(row["partition_key"]): row["first_dirty_offset"] for row in rows}
+
+    async def aborted_between(self, key: PartitionKey, from_offset: int, end_offset: int) -> list[AbortedSpan]:
+        """Aborted transactions of which batches or the marker may lie in [from_offset, end_offset). Where nothing is
+        open any more, as below the end of a dirty range, none comes later."""
+        rows = await self._pool.fetch(statement("aborted_between"), [key], [from_offset], [end_offset])
+        return [
+            AbortedSpan(row["producer_id"], row["first_offset"], row["last_offset"])
+            for row in rows
+            if row["producer_id"] is not None
+        ]
 
     async def begin(self, dirty: DirtyRange) -> CompactionRun:
         """Begins a run, ending any other of the partition. StorageConflict if the partition has been deleted."""

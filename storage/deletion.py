@@ -144,8 +144,9 @@ class DeletionStore:
         return False
 
     async def _end(self, topic_id: UUID, turn: _Turn) -> bool:
-        if not await turn.remove_all("delete_offsets_of_topic", topic_id, _OFFSETS_PER_STATEMENT):
-            return False
+        for offsets in ("delete_offsets_of_topic", "delete_pending_offsets_of_topic"):
+            if not await turn.remove_all(offsets, topic_id, _OFFSETS_PER_STATEMENT):
+                return False
         if not await turn.value("confirm_deletion", topic_id):
             raise StorageConflict("a commit that refers to the topic is under way")
         return True

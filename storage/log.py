@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -29,6 +30,7 @@ from storage.queries import statement
 from storage.segment_writers import SegmentWriters
 from storage.segments import SegmentDirectory
 from storage.types import (
+    AbortedTransaction,
     Appended,
     NewBatch,
     PartitionKey,
@@ -68,6 +70,7 @@ _INLINE_COLUMNS = ("slot", "position", "partition_key", "base_offset", "records"
 _APPEND_CHUNKS = statement("append_chunks")
 _APPEND_INLINE = statement("append_inline")
 _READ_CHUNKS = statement("read_chunks")
+_ABORTED_BETWEEN = statement("aborted_between")
 _CHUNKS_BETWEEN = statement("chunks_between")
 _PARTITION_STATES = statement("partition_states")
 _CHUNK_AT_TIMESTAMP = statement("chunk_at_timestamp")
@@ -115,9 +118,9 @@ class LogStore:
         """Appends in the order given, in one durable transaction; one outcome per batch.
 
         The `records` of every batch newly appended hold base offset and leader epoch when this returns (they must be
-        writable). UNKNOWN_PARTITION, OUT_OF_ORDER_SEQUENCE and INVALID_PRODUCER_EPOCH refuse one batch and leave the
-        others; so does PARTITION_BUSY, without `wait`, where another transaction holds the partition. On
-        StorageUnavailable the batches may or may not be in the log.
+        writable). UNKNOWN_PARTITION, OUT_OF_ORDER_SEQUENCE, INVALID_PRODUCER_EPOCH, NOT_IN_TRANSACTION and
+        INVALID_TXN_STATE refuse one batch and leave the others; so does PARTITION_BUSY, without `wait`, where another
+        transaction holds the partition. On StorageUnavailable the batches may or may not be in the log.
 
         Idempotence follows upstream's ProducerStateManager: a lower epoch is refused, a higher one must begin at
         sequence 0, one of the last five batches (epoch, first and last sequence) is answered with its first offset, any
@@ -236,15 +239,53 @@ class LogStore:
                 if state is None:
                     results.append(Refusal.UNKNOWN_PARTITION)
                     continue
-                taken, damaged = self._take(request, chunks, remaining_bytes, returned_any=returned_any)
+                end_offset = state.last_stable_offset if request.committed else state.high_watermark
+                taken, damaged = self._take(request, end_offset, chunks, remaining_bytes, returned_any=returned_any)
                 remaining_bytes -= sum(len(batch.records) for batch in taken)
                 returned_any = returned_any or bool(taken)
                 results.append(Refusal.DAMAGED if damaged and not taken else ReadResult(state, tuple(taken)))
+        return await self._with_aborted(requests, results)
+
+    async def _with_aborted(
+        self, requests: Sequence[ReadRequest], results: list[ReadResult | Refusal]
+    ) -> list[ReadResult | Refusal]:
+        """What each that asked for it is to leave out. A statement of its own: a transaction that ends after the
+        batches were read began at or behind what was stable then. If retention has forgotten one meanwhile, what was
+        asked for lies below the log start by now."""
+        asking = [
+            (index, result)
+            for index, (request, result) in enumerate(zip(requests, results, strict=True))
+            if request.committed and isinstance(result, ReadResult) and result.batches
+        ]
+        if not asking:
+            return results
+        rows = await self._cold.fetch(
+            _ABORTED_BETWEEN,
+            [requests[index].partition_key for index, _ in asking],
+            [requests[index].offset for index, _ in asking],
+            [result.batches[-1].last_offset + 1 for _, result in asking],
+        )
+        log_starts: dict[int, int] = {}
+        found: dict[int, list[AbortedTransaction]] = {}
+        for row in rows:
+            position: int = row["request_position"]
+            log_starts[position] = row["log_start_offset"]
+            if row["producer_id"] is not None:
+                found.setdefault(position, []).append(AbortedTransaction(row["producer_id"], row["first_offset"]))
+        for position, (index, result) in enumerate(asking, 1):
+            log_start = log_starts.get(position)
+            if log_start is None:
+                results[index] = Refusal.UNKNOWN_PARTITION
+            elif requests[index].offset < log_start:
+                results[index] = ReadResult(_behind(result.state, log_start), ())
+            elif position in found:
+                results[index] = replace(result, aborted=tuple(found[position]))
         return results
 
     def _take(
         self,
         request: ReadRequest,
+        end_offset: int,
         chunks: list[tuple[Chunk, Batches | DamagedChunkError]],
         remaining_bytes: int,
         *,
@@ -260,6 +301,8 @@ class LogStore:
             for batch in held:
                 if batch.last_offset < request.offset:
                     continue
+                if batch.base_offset >= end_offset:
+                    return taken, False
                 size_bytes = len(batch.records)
                 if (size_bytes > limit_bytes or limit_bytes <= 0) and (returned_any or taken):
                     return taken, False
@@ -278,6 +321,7 @@ class LogStore:
             # No log begins below 0.
             [-1 if states_only else request.offset for request in requests],
             [request.max_bytes for request in requests],
+            [request.committed for request in requests],
             max_bytes,
             SPARE_BYTES,
         )
@@ -392,6 +436,16 @@ class LogStore:
             return Refusal.UNKNOWN_PARTITION
         log_start_offset: int | None = row["log_start_offset"]
         return Refusal.OFFSET_OUT_OF_RANGE if log_start_offset is None else log_start_offset
+
+
+def _behind(state: PartitionState, log_start_offset: int) -> PartitionState:
+    """The state once the log start has moved."""
+    return replace(
+        state,
+        log_start_offset=log_start_offset,
+        high_watermark=max(state.high_watermark, log_start_offset),
+        last_stable_offset=max(state.last_stable_offset, log_start_offset),
+    )
 
 
 def _joined(group: AppendGroup, candidate: int) -> bytes | bytearray | memoryview:

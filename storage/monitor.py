@@ -1,6 +1,6 @@
 """What monitoring reads: ends of partitions, lag and members of groups.
 
-The one idea: three bounded statements on the cold pool, whatever the size of the cluster, so that a scrape can neither
+The one idea: a few bounded statements on the cold pool, whatever the size of the cluster, so that a scrape can neither
 starve producers nor grow with the number of groups.
 """
 
@@ -21,6 +21,8 @@ class PartitionEnds:
     partition_key: PartitionKey
     log_start_offset: int
     high_watermark: int
+    last_stable_offset: int
+    """Where the first transaction that is open began; the high watermark if none is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,14 @@ class DeletionTotals:
     failing: int
 
 
+@dataclass(frozen=True, slots=True)
+class TransactionTotals:
+    """Transactions that are under way: how many, and for how long the oldest has been."""
+
+    open: int
+    oldest_s: float
+
+
 class Monitor:
     """Each call gives at most `limit` rows, in a stable order, and raises StorageUnavailable when Postgres is away."""
 
@@ -67,6 +77,7 @@ class Monitor:
                 PartitionKey(row["partition_key"]),
                 row["log_start_offset"],
                 row["log_end_offset"],
+                row["last_stable_offset"],
             )
             for row in await self._pool.fetch(statement("monitored_partitions"), limit)
         ]
@@ -87,3 +98,8 @@ class Monitor:
         row = await self._pool.fetch_row(statement("deletion_totals"))
         assert row is not None
         return DeletionTotals(row["pending"], row["oldest_s"], row["failing"])
+
+    async def transactions(self) -> TransactionTotals:
+        row = await self._pool.fetch_row(statement("transaction_totals"))
+        assert row is not None
+        return TransactionTotals(row["open"], row["oldest_s"])

@@ -1,8 +1,9 @@
 """Committed offsets.
 
 The one idea: whether a commit stands is decided in the transaction that writes it, by the shard's lease and the group's
-stored generation or its member's epoch (`commit_offsets` in functions/groups.sql), so neither a former coordinator nor
-a former generation can write after its successor has begun. Many commits, of many groups, go in one call.
+stored generation or its member's epoch (`judge_commits` in functions/groups.sql), so neither a former coordinator nor
+a former generation can write after its successor has begun. Many commits, of many groups, go in one call. What a
+producer's transaction commits is judged alike, and is pending until that ends (`end_transaction`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any, cast
 from uuid import UUID
 
 from storage.errors import StorageConflict
-from storage.pool import Connection, Database, Row
+from storage.pool import Database, Row
 from storage.queries import statement
 from storage.text import loaded, stored
 from storage.types import CommittedOffset, CoordinatorLease, OffsetCommit, Refusal
@@ -37,6 +38,7 @@ def _committed_offset(row: Row) -> CommittedOffset:
         leader_epoch=row["leader_epoch"],
         metadata=loaded(row["metadata"]),
         commit_timestamp_ms=row["commit_timestamp_ms"],
+        is_pending=row["is_pending"],
     )
 
 
@@ -60,31 +62,30 @@ class OffsetStore:
         """
         if not commits:
             return []
-        fences: dict[tuple[CoordinatorLease, str, str | None, int], int] = {}
-        fence_positions = [
-            fences.setdefault((commit.lease, commit.group_id, commit.member_id, commit.generation_id), len(fences) + 1)
-            for commit in commits
-        ]
-        refusals = cast(
-            list[Any],
-            await self._hot.fetch_value(
-                statement("commit_offsets"),
-                [lease.shard for lease, _, _, _ in fences],
-                [lease.node_id for lease, _, _, _ in fences],
-                [lease.lease_epoch for lease, _, _, _ in fences],
-                [stored(group_id) for _, group_id, _, _ in fences],
-                [stored(member_id) for _, _, member_id, _ in fences],
-                [generation_id for _, _, _, generation_id in fences],
-                fence_positions,
-                [commit.topic_id for commit in commits],
-                [commit.partition_index for commit in commits],
-                [commit.committed_offset for commit in commits],
-                [commit.leader_epoch for commit in commits],
-                [stored(commit.metadata) for commit in commits],
-                [commit.retention_ms for commit in commits],
-            ),
+        refusals = await self._hot.fetch_value(
+            statement("commit_offsets"), *_columns(commits), [commit.retention_ms for commit in commits]
         )
-        return [None if refusal is None else Refusal(refusal) for refusal in refusals]
+        return _refusals(refusals)
+
+    async def commit_in_transaction(
+        self, commits: Sequence[OffsetCommit], transactional_id: str, producer_id: int, producer_epoch: int
+    ) -> list[Refusal | None]:
+        """Writes all that stand, to be committed with the transaction; None or the refusal per commit.
+
+        All are refused alike, as the first of these that holds: INVALID_PRODUCER_ID_MAPPING, INVALID_PRODUCER_EPOCH,
+        and NOT_IN_TRANSACTION: none is under way, or one of the groups is not in it. Else each as `commit` does. Their
+        retention says nothing.
+        """
+        if not commits:
+            return []
+        refusals = await self._hot.fetch_value(
+            statement("commit_offsets_in_transaction"),
+            stored(transactional_id),
+            producer_id,
+            producer_epoch,
+            *_columns(commits),
+        )
+        return _refusals(refusals)
 
     async def fetch(self, group_id: str, partitions: Sequence[tuple[UUID, int]] | None = None) -> list[CommittedOffset]:
         """What the group has committed for `partitions` (None: for all), live topics only; absent where it has not."""
@@ -93,10 +94,12 @@ class OffsetStore:
         return [committed for _, committed in await self.fetch_together(wanted, whole)]
 
     async def fetch_together(
-        self, wanted: Sequence[tuple[str, UUID, int]], whole: Sequence[str]
+        self, wanted: Sequence[tuple[str, UUID, int]], whole: Sequence[str], *, require_stable: bool = False
     ) -> Iterator[tuple[str, CommittedOffset]]:
-        """Each group with what it has committed: of the `wanted` partitions, and all of the groups in `whole`. Asks
-        Postgres once for each kind; rows become values as they are taken, so the caller may give way in between."""
+        """Each group with what it has committed: of the `wanted` partitions, and all of the groups in `whole`. With
+        `require_stable` a partition of which something is pending comes again, behind that, as `is_pending` without
+        an offset. Asks Postgres once for each kind; rows become values as they are taken, so the caller may give way
+        in between."""
         rows: list[Sequence[Row]] = []
         if wanted:
             rows.append(
@@ -105,28 +108,30 @@ class OffsetStore:
                     [stored(group_id) for group_id, _, _ in wanted],
                     [topic_id for _, topic_id, _ in wanted],
                     [partition_index for _, _, partition_index in wanted],
+                    require_stable,
                 )
             )
         if whole:
-            rows.append(await self._hot.fetch(statement("fetch_all_offsets"), [stored(group_id) for group_id in whole]))
+            group_ids = [stored(group_id) for group_id in whole]
+            rows.append(await self._hot.fetch(statement("fetch_all_offsets"), group_ids, require_stable))
         return ((loaded(row["group_id"]), _committed_offset(row)) for row in chain.from_iterable(rows))
 
     async def delete(self, group_id: str, partitions: Sequence[tuple[UUID, int]], lease: CoordinatorLease) -> None:
-        """Removes the group's offsets of `partitions`, a bounded number at a time. StorageConflict if the lease is not
-        current."""
-
-        async def remove(connection: Connection, some: Sequence[tuple[UUID, int]]) -> None:
-            await _check_lease(connection, lease)
-            await connection.execute(
+        """Removes the group's offsets of `partitions`, pending ones included, a bounded number at a time.
+        StorageConflict if the lease is not current."""
+        for first in range(0, len(partitions), _DELETED_AT_A_TIME):
+            some = partitions[first : first + _DELETED_AT_A_TIME]
+            current = await self._hot.fetch_value(
                 statement("delete_offsets"),
                 stored(group_id),
                 [topic_id for topic_id, _ in some],
                 [partition_index for _, partition_index in some],
+                lease.shard,
+                lease.node_id,
+                lease.lease_epoch,
             )
-
-        for first in range(0, len(partitions), _DELETED_AT_A_TIME):
-            some = partitions[first : first + _DELETED_AT_A_TIME]
-            await self._hot.transact(lambda connection, some=some: remove(connection, some))
+            if not current:
+                raise _conflict(lease)
 
     async def expire(
         self,
@@ -158,12 +163,35 @@ class OffsetStore:
         )
         assert row is not None
         if row["fenced"]:
-            raise StorageConflict(f"the lease of shard {lease.shard} is no more at epoch {lease.lease_epoch}")
+            raise _conflict(lease)
         deleted_groups = cast(list[str], row["deleted_groups"])
         return ExpiredOffsets(row["expired_offsets"], tuple(loaded(group_id) for group_id in deleted_groups))
 
 
-async def _check_lease(connection: Connection, lease: CoordinatorLease) -> None:
-    current = await connection.fetchval(statement("lease_is_current"), lease.shard, lease.node_id, lease.lease_epoch)
-    if not current:
-        raise StorageConflict(f"the lease of shard {lease.shard} is no more at epoch {lease.lease_epoch}")
+def _columns(commits: Sequence[OffsetCommit]) -> Iterator[Sequence[object]]:
+    """What both functions that commit take: fences, each once, then commits, each with the position of its fence."""
+    fences: dict[tuple[CoordinatorLease, str, str | None, int | None], int] = {}
+    fence_positions = [
+        fences.setdefault((commit.lease, commit.group_id, commit.member_id, commit.generation_id), len(fences) + 1)
+        for commit in commits
+    ]
+    yield [lease.shard for lease, _, _, _ in fences]
+    yield [lease.node_id for lease, _, _, _ in fences]
+    yield [lease.lease_epoch for lease, _, _, _ in fences]
+    yield [stored(group_id) for _, group_id, _, _ in fences]
+    yield [stored(member_id) for _, _, member_id, _ in fences]
+    yield [generation_id for _, _, _, generation_id in fences]
+    yield fence_positions
+    yield [commit.topic_id for commit in commits]
+    yield [commit.partition_index for commit in commits]
+    yield [commit.committed_offset for commit in commits]
+    yield [commit.leader_epoch for commit in commits]
+    yield [stored(commit.metadata) for commit in commits]
+
+
+def _refusals(refusals: Any) -> list[Refusal | None]:
+    return [None if refusal is None else Refusal(refusal) for refusal in cast(list[Any], refusals)]
+
+
+def _conflict(lease: CoordinatorLease) -> StorageConflict:
+    return StorageConflict(f"the lease of shard {lease.shard} is no more at epoch {lease.lease_epoch}")

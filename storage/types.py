@@ -32,6 +32,12 @@ class Refusal(Enum):
     """Records are in the log, but their bytes are missing or wrong."""
     OUT_OF_ORDER_SEQUENCE = "out_of_order_sequence"
     INVALID_PRODUCER_EPOCH = "invalid_producer_epoch"
+    INVALID_PRODUCER_ID_MAPPING = "invalid_producer_id_mapping"
+    """The transactional id is not known, or belongs to another producer id."""
+    NOT_IN_TRANSACTION = "not_in_transaction"
+    """A batch of a transaction that the partition is not, or no longer, part of; offsets, likewise of the group."""
+    INVALID_TXN_STATE = "invalid_txn_state"
+    """A batch outside of the transaction that its producer has open in the partition."""
     OFFSET_OUT_OF_RANGE = "offset_out_of_range"
     NOT_COORDINATOR = "not_coordinator"
     ILLEGAL_GENERATION = "illegal_generation"
@@ -110,6 +116,7 @@ class NewBatch(NamedTuple):
     producer_id: int = -1
     producer_epoch: int = -1
     base_sequence: int = -1
+    is_transactional: bool = False
 
 
 class Appended(NamedTuple):
@@ -119,6 +126,8 @@ class Appended(NamedTuple):
     log_start_offset: int
     leader_epoch: int
     duplicate: bool = False
+    open_since_offset: int | None = None
+    """Where the first transaction began that is under way in the partition; None: there is none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +137,7 @@ class PartitionState:
     log_start_offset: int
     high_watermark: int
     last_stable_offset: int
-    """The high watermark, as long as there are no transactions."""
+    """Where the first transaction that is under way began, or the high watermark."""
     leader_epoch: int
     size_bytes: int
 
@@ -138,6 +147,15 @@ class ReadRequest:
     partition_key: PartitionKey
     offset: int
     max_bytes: int
+    committed: bool = False
+    """Nothing from the last stable offset on, and what is to be left out below it."""
+
+
+class AbortedTransaction(NamedTuple):
+    """Batches of the producer from `first_offset` up to its marker belong to no reader with read_committed."""
+
+    producer_id: int
+    first_offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,6 +172,8 @@ class ReadResult:
 
     state: PartitionState
     batches: tuple[StoredBatch, ...]
+    aborted: tuple[AbortedTransaction, ...] = ()
+    """Of transactions of which `batches` hold records, where the request is for what is committed."""
 
 
 # --- groups and offsets -------------------------------------------------------------------------------------------
@@ -244,7 +264,8 @@ class OffsetCommit:
 
     lease: CoordinatorLease
     group_id: str
-    generation_id: int
+    generation_id: int | None
+    """None: by whoever has the transaction that the commit is part of, members or not; else as −1."""
     topic_id: UUID
     partition_index: int
     committed_offset: int
@@ -263,6 +284,8 @@ class CommittedOffset:
     leader_epoch: int
     metadata: str
     commit_timestamp_ms: int
+    is_pending: bool = False
+    """A transaction that is under way has an offset for the partition: what will be committed is not known yet."""
 
 
 # --- nodes --------------------------------------------------------------------------------------------------------

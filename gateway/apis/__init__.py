@@ -24,6 +24,9 @@ from gateway.apis import (
     offset_for_leader_epoch,
     produce,
     topics,
+    transaction_admin,
+    transactions,
+    txn_offset_commit,
 )
 from gateway.net.dispatch import Served
 from gateway.net.requests import Order
@@ -102,6 +105,30 @@ SERVED: tuple[Served, ...] = (
         offset_for_leader_epoch.offset_for_leader_epoch,
         offset_for_leader_epoch.refuse_offset_for_leader_epoch,
     ),
+    Served(
+        ApiKey.ADD_PARTITIONS_TO_TXN,
+        0,
+        3,
+        transactions.add_partitions_to_txn,
+        transactions.refuse_add_partitions_to_txn,
+    ),
+    Served(ApiKey.ADD_OFFSETS_TO_TXN, 0, 4, transactions.add_offsets_to_txn, transactions.refuse_add_offsets_to_txn),
+    Served(ApiKey.END_TXN, 0, 4, transactions.end_txn, transactions.refuse_end_txn),
+    Served(
+        ApiKey.WRITE_TXN_MARKERS,
+        1,
+        1,
+        transaction_admin.write_txn_markers,
+        transaction_admin.refuse_write_txn_markers,
+        max_elements=MAX_ADMIN_ELEMENTS,
+    ),
+    Served(
+        ApiKey.TXN_OFFSET_COMMIT,
+        0,
+        4,
+        txn_offset_commit.txn_offset_commit,
+        txn_offset_commit.refuse_txn_offset_commit,
+    ),
     Served(ApiKey.DESCRIBE_CONFIGS, 1, 4, configs.describe_configs, configs.refuse_describe_configs, bulky=True),
     Served(
         ApiKey.ALTER_CONFIGS, 0, 2, configs.alter_configs, configs.refuse_alter_configs, max_elements=MAX_ADMIN_ELEMENTS
@@ -140,7 +167,31 @@ SERVED: tuple[Served, ...] = (
     ),
     Served(ApiKey.OFFSET_DELETE, 0, 0, offset_delete.offset_delete, offset_delete.refuse_offset_delete),
     Served(ApiKey.DESCRIBE_CLUSTER, 0, 2, metadata.describe_cluster, metadata.refuse_describe_cluster),
+    Served(
+        ApiKey.DESCRIBE_PRODUCERS,
+        0,
+        0,
+        transaction_admin.describe_producers,
+        transaction_admin.refuse_describe_producers,
+        bulky=True,
+    ),
     Served(ApiKey.UNREGISTER_BROKER, 0, 0, brokers.unregister_broker, brokers.refuse_unregister_broker),
+    Served(
+        ApiKey.DESCRIBE_TRANSACTIONS,
+        0,
+        0,
+        transaction_admin.describe_transactions,
+        transaction_admin.refuse_describe_transactions,
+        bulky=True,
+    ),
+    Served(
+        ApiKey.LIST_TRANSACTIONS,
+        0,
+        2,
+        transaction_admin.list_transactions,
+        transaction_admin.refuse_list_transactions,
+        bulky=True,
+    ),
     Served(
         ApiKey.CONSUMER_GROUP_HEARTBEAT,
         0,

@@ -17,6 +17,7 @@ from gateway.net.holdings import Share
 from gateway.net.pieces import in_pieces
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import (
+    AbortedTransaction,
     FetchableTopicResponse,
     FetchPartition,
     FetchRequest,
@@ -25,6 +26,7 @@ from protocol.messages.fetch import (
     PartitionData,
 )
 from storage.errors import StorageError, StorageUnavailable
+from storage.types import AbortedTransaction as Aborted
 from storage.types import Partition, PartitionKey, ReadRequest, ReadResult, Refusal, Topic
 
 log = structlog.get_logger(__name__)
@@ -53,6 +55,7 @@ class _Part:
     known: KnownOffsets | None = None
     batches: Sequence[Buffer] = ()
     size_bytes: int = 0
+    aborted: Sequence[Aborted] = ()
 
     @property
     def decided(self) -> bool:
@@ -62,7 +65,8 @@ class _Part:
 async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse:
     """Sizes follow KIP-74 with whole batches only; sessions are declined by answering id 0 (KIP-227).
 
-    There are no transactions, so the last stable offset is the high watermark and no aborted ones are ever listed.
+    With `read_committed` an answer ends at the last stable offset and names the aborted transactions of which it holds
+    records: clients leave these out themselves.
     An answer takes no more than the node has room for, but for its first batch.
     A partition that must be read from Postgres never makes another's records wait for a failed read: it alone
     carries the error.
@@ -76,6 +80,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
     asked_bytes = max(min(request.max_bytes, services.catalog.broker.fetch_max_bytes), 0)
     named = ((topic.topic, topic.topic_id) for topic in request.topics)
     missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
+    committed = request.isolation_level == READ_COMMITTED
     watch: Watch | None = None
     holdings = context.connection.holdings
     share = Share(holdings)
@@ -84,25 +89,25 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
     try:
         if crowded:
             # Others append while it is planned, so it watches from before the first look.
-            watch = tail.watch(())
+            watch = tail.watch((), committed=committed)
         while True:
             # A node that holds as much as it may goes on batch by batch.
             share.become(0)
             max_bytes = min(asked_bytes, holdings.room_bytes())
             min_bytes = min(request.min_bytes, asked_bytes, max(max_bytes, 1))
-            planner = _Planner(context, missing_topic, max_bytes, watch if crowded else None)
+            planner = _Planner(context, missing_topic, max_bytes, watch if crowded else None, committed=committed)
             parts = await planner.plan_in_pieces(request) if crowded else planner.plan(request)
             cold = planner.undecided
             if crowded:
                 await asyncio.sleep(0)
             if cold:
                 # Registered before the read: what is appended during it must count.
-                watch = watch or tail.watch(_keys(parts))
+                watch = watch or tail.watch(_keys(parts), committed=committed)
                 # So that one reader does not take what room there is for many.
                 read_bytes = min(max_bytes, MOST_READ_BYTES)
                 min_bytes = min(min_bytes, MOST_READ_BYTES)
                 share.become(_most_bytes(cold, read_bytes))
-                await _read_cold(cold, parts, context, read_bytes)
+                await _read_cold(cold, parts, context, read_bytes, committed=committed)
             if crowded:
                 available_bytes = _trim([part async for part in _in_pieces(parts) if part.size_bytes], max_bytes)
                 await asyncio.sleep(0)
@@ -122,7 +127,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 await _mark(request, parts, context, sent=True)
                 return await _respond_in_pieces(request, parts) if crowded else _respond(request, parts)
             if watch is None:
-                watch = tail.watch(_keys(parts))
+                watch = tail.watch(_keys(parts), committed=committed)
             if not parked:
                 # What a consumer asks for is behind what it was given, and it may lose the partition while it waits.
                 parked = True
@@ -175,13 +180,22 @@ class _Planner:
     """Everything that can be said of a request without Postgres, in its order. `missing_topic` is said of topics that
     are not known."""
 
-    def __init__(self, context: RequestContext, missing_topic: ErrorCode, max_bytes: int, watch: Watch | None) -> None:
+    def __init__(
+        self,
+        context: RequestContext,
+        missing_topic: ErrorCode,
+        max_bytes: int,
+        watch: Watch | None,
+        *,
+        committed: bool,
+    ) -> None:
         services = context.services
         self._context = context
         self._tail = services.tail
         self._missing_topic = missing_topic
         self._max_bytes = max_bytes
         self._watch = watch
+        self._committed = committed
         self._collected_bytes = 0
         self.undecided: list[_Part] = []
         """What Postgres must be asked about."""
@@ -236,9 +250,10 @@ class _Planner:
             at_least_one=not self._collected_bytes,
             now_s=self._now_s,
             max_age_s=self._max_age_s,
+            committed=self._committed,
         )
         if read is not None:
-            part.batches, part.size_bytes = read.batches, read.size_bytes
+            part.batches, part.size_bytes, part.aborted = read.batches, read.size_bytes, read.aborted
             _judge(part, read.known)
             self._collected_bytes += part.size_bytes
         return part
@@ -258,7 +273,9 @@ def _judge(part: _Part, known: KnownOffsets) -> None:
         part.batches, part.size_bytes = (), 0
 
 
-async def _read_cold(cold: list[_Part], parts: list[list[_Part]], context: RequestContext, max_bytes: int) -> None:
+async def _read_cold(
+    cold: list[_Part], parts: list[list[_Part]], context: RequestContext, max_bytes: int, *, committed: bool
+) -> None:
     """One call for all partitions that the tail cannot answer."""
     services = context.services
     started_s = asyncio.get_running_loop().time()
@@ -274,6 +291,7 @@ async def _read_cold(cold: list[_Part], parts: list[list[_Part]], context: Reque
             part.partition.partition_key,
             part.asked.fetch_offset,
             max(min(part.asked.partition_max_bytes, max_bytes), 1),
+            committed,
         )
         async for part in in_pieces(cold)
         if part.partition is not None
@@ -297,6 +315,7 @@ async def _read_cold(cold: list[_Part], parts: list[list[_Part]], context: Reque
             services.tail.observe(request.partition_key, state, started_s)
             part.batches = [batch.records for batch in result.batches]
             part.size_bytes = sum(len(batch.records) for batch in result.batches)
+            part.aborted = result.aborted
             known = KnownOffsets(
                 state.log_start_offset, state.high_watermark, state.last_stable_offset, state.leader_epoch
             )
@@ -347,9 +366,9 @@ async def _mark(request: FetchRequest, parts: list[list[_Part]], context: Reques
         topic = _known_topic(asked, context)
         async for part in in_pieces(row if topic is not None else ()):
             if topic is not None and part.error is ErrorCode.NONE:
-                last = bytes(part.batches[-1][:27]) if sent and part.batches else None
                 partition = topic.topic_id, part.asked.partition
-                marks.served(context.connection, client_id, partition, part.asked.fetch_offset, last)
+                batches = part.batches if sent else ()
+                marks.served(context.connection, client_id, partition, part.asked.fetch_offset, batches)
 
 
 async def _in_pieces(rows: list[list[_Part]]) -> AsyncGenerator[_Part]:
@@ -393,7 +412,11 @@ def _partition_data(part: _Part, isolation_level: int) -> PartitionData:
         high_watermark=known.high_watermark,
         last_stable_offset=known.last_stable_offset,
         log_start_offset=known.log_start_offset,
-        aborted_transactions=() if isolation_level == READ_COMMITTED else None,
+        aborted_transactions=None if isolation_level != READ_COMMITTED else tuple(map(_aborted, part.aborted)),
         # Not null where there is nothing: Sarama and older Java take a null for a torn response.
         records=tuple(part.batches) or b"",
     )
+
+
+def _aborted(transaction: Aborted) -> AbortedTransaction:
+    return AbortedTransaction(producer_id=transaction.producer_id, first_offset=transaction.first_offset)

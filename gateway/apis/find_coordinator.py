@@ -1,8 +1,7 @@
 """FindCoordinator: which node holds the lease of a group's shard.
 
 The one idea: the answer is a hint read from the leases, in Postgres where this node holds none for the group; the
-node it names decides again whether it coordinates.
-Transactions and share groups are not served: see `find_coordinator`.
+node it names decides again whether it coordinates. Share groups are not served: see `find_coordinator`.
 """
 
 from __future__ import annotations
@@ -30,9 +29,8 @@ FIRST_VERSION_WITH_KEYS = 4
 async def find_coordinator(request: FindCoordinatorRequest, context: RequestContext) -> FindCoordinatorResponse:
     """One coordinator per key from version 4, one in the response itself before.
 
-    A transactional id answers TRANSACTIONAL_ID_AUTHORIZATION_FAILED: of the codes a client may get here it is the one
-    that Java, librdkafka and franz-go all raise at once instead of looking for a coordinator until they time out.
-    Share keys (type 2) and unknown types answer INVALID_REQUEST.
+    Any node may end any transaction; each transactional id has one that clients are sent to. Share keys (type 2) and
+    unknown types answer INVALID_REQUEST.
     """
     keys = request.coordinator_keys if context.version >= FIRST_VERSION_WITH_KEYS else (request.key,)
     coordinators: list[Coordinator] = []
@@ -73,9 +71,8 @@ async def _find(keys: Sequence[str], key_type: int, services: Services) -> Seque
         await _show_consumer_offsets(services)
         return await services.groups.coordinators_of(keys)
     if key_type == TRANSACTION:
-        refused = KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served")
-    else:
-        refused = KafkaError(ErrorCode.INVALID_REQUEST, f"coordinator key type {key_type} is not served")
+        return [services.transactions.coordinator_of(key) for key in keys]
+    refused = KafkaError(ErrorCode.INVALID_REQUEST, f"coordinator key type {key_type} is not served")
     return [refused] * len(keys)
 
 

@@ -1,38 +1,43 @@
-"""InitProducerId: a producer id for an idempotent producer."""
+"""InitProducerId: a producer id for an idempotent producer, and a new epoch for a transactional one."""
 
 from __future__ import annotations
 
-import structlog
-
+from gateway.coordinator.transactions import NO_EPOCH, NO_ID, InitProducer
 from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 
-log = structlog.get_logger(__name__)
+FIRST_VERSION_WITH_FENCED = 4
 
 
 async def init_producer_id(request: InitProducerIdRequest, context: RequestContext) -> InitProducerIdResponse:
-    """Idempotence only: transactions are not served, and a transactional id is refused.
+    """With a transactional id: whoever had it before is fenced, and what it left open is aborted when this is answered.
 
-    A producer that names its own id and epoch (KIP-360) gets a fresh id too, as upstream gives one without a
-    transactional id: its sequences start anew under an id that no partition has seen.
+    Without: a producer that names its own id and epoch (KIP-360) gets a fresh id too, as upstream gives one: its
+    sequences start anew under an id that no partition has seen.
     """
-    if request.transactional_id is not None:
-        if not request.transactional_id:
-            raise KafkaError(ErrorCode.INVALID_REQUEST, "an empty transactional id")
-        log.warning(
-            "transactional producer refused",
-            transactional_id=request.transactional_id,
-            reason="transactions are not served; idempotent producers are",
-        )
-        raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "transactions are not served")
-    if (request.producer_id == -1) != (request.producer_epoch == -1):
+    services = context.services
+    if (request.producer_id == NO_ID) != (request.producer_epoch == NO_EPOCH):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "producer id and epoch must be given together")
-    producer_id = await context.services.producers.allocate_producer_id()
-    return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
+    if request.transactional_id is None:
+        producer_id = await services.producers.allocate_producer_id()
+        return InitProducerIdResponse(producer_id=producer_id, producer_epoch=0)
+    if not request.transactional_id:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "an empty transactional id")
+    longest_ms = services.catalog.broker.transaction_max_timeout_ms
+    if not 0 < request.transaction_timeout_ms <= longest_ms:
+        raise KafkaError(
+            ErrorCode.INVALID_TRANSACTION_TIMEOUT,
+            f"a transaction may take 1 to {longest_ms} ms, not {request.transaction_timeout_ms}",
+        )
+    asked = InitProducer(request.transaction_timeout_ms, request.producer_id, request.producer_epoch)
+    producer = await services.transactions.initialize(request.transactional_id, asked)
+    return InitProducerIdResponse(producer_id=producer.producer_id, producer_epoch=producer.producer_epoch)
 
 
 def refuse_init_producer_id(
     request: InitProducerIdRequest, version: int, code: ErrorCode, message: str | None
 ) -> InitProducerIdResponse:
+    if code is ErrorCode.PRODUCER_FENCED and version < FIRST_VERSION_WITH_FENCED:
+        code = ErrorCode.INVALID_PRODUCER_EPOCH
     return InitProducerIdResponse(error_code=code, producer_id=-1, producer_epoch=-1)

@@ -1,6 +1,7 @@
 """OffsetFetch: what groups have consumed, from Postgres, so it tells of every commit that was answered.
 
-There are no transactions: RequireStable asks only whether the old owner of a partition is done with it.
+RequireStable asks two things: whether a transaction is about to replace an offset, which is then not told, and whether
+the old owner of a partition is done with it.
 """
 
 from __future__ import annotations
@@ -205,7 +206,9 @@ async def _fetch_together(
     ]
     whole = [group.group_id for group in told if group.topics is None]
     stored: dict[str, dict[tuple[UUID, int], CommittedOffset]] = {}
-    async for group_id, committed in in_pieces(await services.offsets.fetch_together(wanted, whole)):
+    answer = await services.offsets.fetch_together(wanted, whole, require_stable=require_stable)
+    async for group_id, committed in in_pieces(answer):
+        # What is pending comes last.
         stored.setdefault(group_id, {})[committed.topic_id, committed.partition_index] = committed
     await services.catalog.resolve_all_ids(topic_id for group_id in whole for topic_id, _ in stored.get(group_id, ()))
     found: list[list[_FetchedTopic] | KafkaError] = []
@@ -343,4 +346,6 @@ async def _asked_topics(
 
 
 def _fetched(committed: CommittedOffset) -> _Fetched:
+    if committed.is_pending:
+        return _Fetched(committed.partition_index, error=ErrorCode.UNSTABLE_OFFSET_COMMIT)
     return _Fetched(committed.partition_index, committed.committed_offset, committed.leader_epoch, committed.metadata)

@@ -36,6 +36,7 @@ from storage.types import Appended, NewBatch, Partition, ReadRequest, ReadResult
 
 log = structlog.get_logger(__name__)
 
+FIRST_VERSION_WITH_ABORTABLE = 11
 FIRST_VERSION_WITH_TOPIC_IDS = 13
 MIN_TIMEOUT_MS = 5_000
 """Upstream's leader appends however long that takes; a client's tiny timeout must not turn a commit into a repeat."""
@@ -74,7 +75,8 @@ async def produce(request: ProduceRequest, context: RequestContext) -> ProduceRe
     Batches are judged as soon as they are there, beside those of requests that came before, and submitted when the
     request's place in line is reached: so requests of one connection enter the log as they came, whatever was awaited
     before. What must be brought to its topic's codec is so there, in its turn. Idempotence is decided in Postgres: a
-    duplicate is answered with its first offset. Transactional batches are refused.
+    duplicate is answered with its first offset. So is whether a batch belongs to a transaction that is under way: what
+    comes behind a transaction's marker is refused.
     """
     if request.acks not in (-1, 0, 1):
         raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
@@ -94,7 +96,7 @@ async def _produce_one(request: ProduceRequest, context: RequestContext) -> list
     without a turn of the event loop."""
     requested = request.topic_data[0]
     data = requested.partition_data[0]
-    attempt = _attempt_at_once(requested, data, context)
+    attempt = _attempt_at_once(requested, data, context, request.transactional_id)
     if attempt is None:
         return await _produce_all(request, ((requested, data),), context)
     if isinstance(attempt, Refused):
@@ -105,7 +107,7 @@ async def _produce_one(request: ProduceRequest, context: RequestContext) -> list
 
 
 def _attempt_at_once(
-    requested: TopicProduceData, data: PartitionProduceData, context: RequestContext
+    requested: TopicProduceData, data: PartitionProduceData, context: RequestContext, transactional_id: str | None
 ) -> _Attempt | None:
     """None, and nothing done, where there is more to do than to look at the batch: its topic is not known here or is
     not for clients, it is large or compressed or needs another codec, or somebody stands before it in line."""
@@ -120,7 +122,7 @@ def _attempt_at_once(
     verdict = context.services.validator.judge_plain(plan.batch, now_ms)
     if verdict is None:
         return None
-    attempt = _submit_partition(plan, verdict, context, now_ms)
+    attempt = _submit_partition(plan, verdict, context, now_ms, transactional_id)
     place.leave()
     return attempt
 
@@ -154,7 +156,7 @@ async def _produce_all(
                 missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
                 judged = await _judge(asked, context, missing_topic)
             judged, room_bytes = await _recompress(judged, context)
-            attempts = await _submit(asked, judged, context)
+            attempts = await _submit(asked, judged, context, request.transactional_id)
         await _settle(request, attempts)
     finally:
         context.services.recompressor.give_back(room_bytes)
@@ -276,12 +278,14 @@ def _plan_partition(topic: Topic, data: PartitionProduceData, context: RequestCo
     return _Planned(topic.name, topic.partitions[data.index], Unchecked(records, context.version, config))
 
 
-async def _submit(asked: Sequence[_Asked], judged: list[_Judged], context: RequestContext) -> list[_Attempt]:
+async def _submit(
+    asked: Sequence[_Asked], judged: list[_Judged], context: RequestContext, transactional_id: str | None
+) -> list[_Attempt]:
     """Enqueue what was found good."""
     now_ms = _wall_ms()
     attempts: list[_Attempt] = await by_pieces(
         lambda some: [
-            plan if isinstance(plan, Refused) else _submit_partition(plan, verdict, context, now_ms)
+            plan if isinstance(plan, Refused) else _submit_partition(plan, verdict, context, now_ms, transactional_id)
             for plan, verdict in some
         ],
         judged,
@@ -315,9 +319,13 @@ def _writable(requested: TopicProduceData, context: RequestContext, missing_topi
     return topic
 
 
-def _submit_partition(plan: _Planned, head: Verdict, context: RequestContext, now_ms: int) -> _Attempt:
+def _submit_partition(
+    plan: _Planned, head: Verdict, context: RequestContext, now_ms: int, transactional_id: str | None
+) -> _Attempt:
     if isinstance(head, Refused):
         return head
+    if head.is_transactional and not transactional_id:
+        return Refused(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, "a transaction's batch without its id")
     records = memoryview(plan.batch.records or b"")
     if records.readonly:
         records = memoryview(bytearray(records))
@@ -334,6 +342,7 @@ def _submit_partition(plan: _Planned, head: Verdict, context: RequestContext, no
             producer_id=head.producer_id,
             producer_epoch=head.producer_epoch,
             base_sequence=head.base_sequence,
+            is_transactional=head.is_transactional,
         ),
         context.place,
     )
@@ -407,6 +416,8 @@ async def _answer(index: int, attempt: _Attempt, context: RequestContext) -> Par
         code = REFUSAL_CODES[result]
         if result is Refusal.UNKNOWN_PARTITION and _by_id(context):
             code = ErrorCode.UNKNOWN_TOPIC_ID
+        elif result is Refusal.NOT_IN_TRANSACTION and context.version >= FIRST_VERSION_WITH_ABORTABLE:
+            code = ErrorCode.TRANSACTION_ABORTABLE
         refused = Refused(code, f"refused by the log: {result.value}")
         context.services.metrics.refused_batches.labels(code.name).inc()
         _log_refusal(attempt.topic, index, refused)

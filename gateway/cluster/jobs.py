@@ -35,6 +35,7 @@ class Job(IntEnum):
     """Inline bytes to where they belong, and what no chunk names away."""
     FUNCTIONS = 5
     """Functions of releases that nobody runs."""
+    TRANSACTION_TIMEOUTS = 6
 
 
 class Jobs:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Sequence
+from enum import IntEnum
 from typing import Any, TypeVar, cast
 
 from gateway.commands.arguments import Address
@@ -39,11 +40,19 @@ PASSING_CODES = frozenset(
         ErrorCode.NOT_COORDINATOR,
         ErrorCode.LEADER_NOT_AVAILABLE,
         ErrorCode.NOT_LEADER_OR_FOLLOWER,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
     }
 )
 """What goes away by itself, usually within a second."""
 
 _RETRY_DELAY_S = 0.1
+
+
+class Coordinated(IntEnum):
+    """What has a coordinator, by Kafka's numbers."""
+
+    GROUP = 0
+    TRANSACTION = 1
 
 
 class _Connection:
@@ -151,12 +160,19 @@ class Cluster:
         return self._connection(self._any(deadline), deadline).serves(api_key)
 
     def ask_coordinator(
-        self, group_id: str, request: Any, code: Callable[[Any], int], *, at_most: int | None = None
+        self,
+        key: str,
+        request: Any,
+        code: Callable[[Any], int],
+        *,
+        kind: Coordinated = Coordinated.GROUP,
+        at_most: int | None = None,
     ) -> Any:
-        """The response of a group's coordinator, asked again while `code(response)` is one that passes."""
+        """The response of the coordinator of a group or of a transactional id, asked again while `code(response)` is
+        one that passes."""
 
         def attempt() -> Any:
-            return self.ask(request, node_id=self._coordinator(group_id), at_most=at_most)
+            return self.ask(request, node_id=self._coordinator(key, kind), at_most=at_most)
 
         return self._until_settled(attempt, code)
 
@@ -191,14 +207,15 @@ class Cluster:
 
     # --- ways to a broker ---------------------------------------------------------------------------------------------
 
-    def _coordinator(self, group_id: str) -> int:
+    def _coordinator(self, key: str, kind: Coordinated) -> int:
         def code(response: FindCoordinatorResponse) -> int:
             return response.coordinators[0].error_code if response.coordinators else response.error_code
 
-        request = FindCoordinatorRequest(key=group_id, coordinator_keys=(group_id,))
+        request = FindCoordinatorRequest(key=key, key_type=kind, coordinator_keys=(key,))
         response: FindCoordinatorResponse = self._until_settled(lambda: self.ask(request), code)
         if code(response):
-            raise CommandError(f"group {group_id} has no coordinator: {_name(code(response))}")
+            what = "group" if kind is Coordinated.GROUP else "transactional id"
+            raise CommandError(f"{what} {key} has no coordinator: {_name(code(response))}")
         found = response.coordinators[0] if response.coordinators else response
         self._brokers[found.node_id] = (found.host, found.port)
         return found.node_id

@@ -9,14 +9,29 @@ from typing import NamedTuple
 from gateway.commands.client import Cluster
 from gateway.commands.errors import CommandError
 from protocol.errors import ErrorCode, ProtocolError
-from protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from protocol.messages.fetch import (
+    AbortedTransaction,
+    FetchPartition,
+    FetchRequest,
+    FetchResponse,
+    FetchTopic,
+    PartitionData,
+)
 from protocol.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopic,
 )
-from protocol.records import Record, iter_records, read_head, split_batches
+from protocol.records import (
+    BatchHead,
+    ControlType,
+    Record,
+    control_type_of,
+    iter_records,
+    read_head,
+    split_batches,
+)
 
 TopicPartition = tuple[str, int]
 EARLIEST_MS, LATEST_MS = -2, -1
@@ -47,7 +62,7 @@ def _list_offsets(
     cluster: Cluster, partitions: Sequence[TopicPartition], timestamp_ms: int
 ) -> dict[TopicPartition, int]:
     found: dict[TopicPartition, int] = {}
-    for leader, keys in _by_leader(cluster, partitions).items():
+    for leader, keys in by_leader(cluster, partitions).items():
         topics = tuple(
             ListOffsetsTopic(
                 name=name,
@@ -70,7 +85,8 @@ def _list_offsets(
     return found
 
 
-def _by_leader(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+def by_leader(cluster: Cluster, partitions: Iterable[TopicPartition]) -> dict[int, list[TopicPartition]]:
+    """The partitions by the node to ask about them; those without one are left out."""
     wanted = set(partitions)
     if not wanted:
         return {}
@@ -94,7 +110,7 @@ class Reader:
 
     def read(self, partitions: Sequence[int], *, max_wait_ms: int) -> Iterator[tuple[int, Record]]:
         """(partition, record) of what is there, in offset order per partition. Ends after one fetch per leader."""
-        for leader, keys in _by_leader(self._cluster, [(self._topic, partition) for partition in partitions]).items():
+        for leader, keys in by_leader(self._cluster, [(self._topic, partition) for partition in partitions]).items():
             asked = tuple(
                 FetchPartition(
                     partition=partition, fetch_offset=self.positions[partition], partition_max_bytes=_FETCH_BYTES
@@ -111,9 +127,10 @@ class Reader:
             response: FetchResponse = self._cluster.ask(request, node_id=leader, at_most=_FETCH_BY_NAME)
             for topic in response.responses:
                 for partition in topic.partitions:
-                    yield from self._records(partition.partition_index, partition.error_code, partition.records)
+                    yield from self._records(partition)
 
-    def _records(self, partition: int, code: int, records: object) -> Iterator[tuple[int, Record]]:
+    def _records(self, answer: PartitionData) -> Iterator[tuple[int, Record]]:
+        partition, code = answer.partition_index, answer.error_code
         if code == ErrorCode.OFFSET_OUT_OF_RANGE:
             # Retention took what was to be read: go on where the log begins.
             found = bounds(self._cluster, [(self._topic, partition)])
@@ -121,16 +138,34 @@ class Reader:
             return
         if code:
             raise CommandError(f"{self._topic}[{partition}] cannot be read: {ErrorCode(code).name}")
-        for batch in split_batches(_whole_batches(records)):
+        aborted = _Aborted(answer.aborted_transactions or ())
+        for batch in split_batches(_whole_batches(answer.records)):
             head = read_head(batch)
-            if not head.is_control:
-                try:
-                    for record in iter_records(batch):
-                        if record.offset >= self.positions[partition]:
-                            yield partition, record
-                except ProtocolError as error:
-                    raise CommandError(f"{self._topic}[{partition}] at {head.base_offset}: {error}") from error
+            try:
+                for record in () if aborted.leaves_out(batch, head) else iter_records(batch):
+                    if record.offset >= self.positions[partition]:
+                        yield partition, record
+            except ProtocolError as error:
+                raise CommandError(f"{self._topic}[{partition}] at {head.base_offset}: {error}") from error
             self.positions[partition] = max(self.positions[partition], head.last_offset + 1)
+
+
+class _Aborted:
+    """Leaves out what transactions have aborted, and their markers: the client's part of reading what is committed."""
+
+    def __init__(self, transactions: Iterable[AbortedTransaction]) -> None:
+        self._waiting = sorted(((each.first_offset, each.producer_id) for each in transactions), reverse=True)
+        self._producer_ids: set[int] = set()
+
+    def leaves_out(self, batch: memoryview, head: BatchHead) -> bool:
+        """Of batches in the order of their offsets."""
+        while self._waiting and self._waiting[-1][0] <= head.last_offset:
+            self._producer_ids.add(self._waiting.pop()[1])
+        if head.is_control:
+            if control_type_of(batch) is ControlType.ABORT:
+                self._producer_ids.discard(head.producer_id)
+            return True
+        return head.is_transactional and head.producer_id in self._producer_ids
 
 
 def _whole_batches(records: object) -> bytes:

@@ -300,6 +300,28 @@ class BrokerConfig:
         _INT, 600_000, "How often idle idempotent producers are looked for.", at_least(1), update=_AT_START
     )
 
+    # transactions
+    transaction_max_timeout_ms: int = setting(
+        _INT, 900_000, "Longest timeout that a transactional producer may ask for.", at_least(1), update=_AT_START
+    )
+    transactional_id_expiration_ms: int = setting(
+        _INT,
+        604_800_000,
+        "How long a transactional id is remembered that begins no transaction.",
+        at_least(1),
+        update=_AT_START,
+    )
+    transaction_abort_timed_out_transaction_cleanup_interval_ms: int = setting(
+        _INT,
+        1_000,
+        "How often transactions are looked for that took longer than their timeout. Kafka's default is 10 s.",
+        at_least(1),
+        update=_AT_START,
+    )
+    transaction_remove_expired_transaction_cleanup_interval_ms: int = setting(
+        _INT, 3_600_000, "How often transactional ids are looked for that have expired.", at_least(1), update=_AT_START
+    )
+
     # connections
     fetch_max_bytes: int = setting(
         _INT, 57_671_680, "Most record bytes in one Fetch response.", at_least(1024), update=_AT_START

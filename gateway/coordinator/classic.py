@@ -46,6 +46,7 @@ from gateway.coordinator.model import (
     Step,
     SyncGroup,
     SyncReply,
+    TxnOffsetCommit,
 )
 from gateway.coordinator.observer import guarded, observe, withhold
 from gateway.coordinator.restore import restore, stored, stored_member
@@ -77,7 +78,7 @@ def step(group: Group, event: Event, now_ms: int, settings: Settings, cluster: C
     return observe(group, event, taken, cluster, now_ms)
 
 
-UNOBSERVED = frozenset[type]({Heartbeat, OffsetCommit})
+UNOBSERVED = frozenset[type]({Heartbeat, OffsetCommit, TxnOffsetCommit})
 """All that is frequent. They neither begin a generation nor deliver an assignment."""
 
 
@@ -92,7 +93,7 @@ def refuse(event: Any, error: ErrorCode, *, loading: bool = False) -> Reply:
             return HeartbeatReply(ErrorCode.NONE if loading else error)
         case LeaveGroup():
             return LeaveReply(error)
-        case OffsetCommit():
+        case OffsetCommit() | TxnOffsetCommit():
             return OffsetCommitReply(error)
         case DeleteGroup():
             return DeleteReply(error)
@@ -104,8 +105,8 @@ class _Classic:
     """`Machine` for `Group`."""
 
     group_type = "classic"
-    events = frozenset[type]({JoinGroup, SyncGroup, Heartbeat, LeaveGroup, OffsetCommit, DeleteGroup})
-    beats = frozenset[type]({Heartbeat, OffsetCommit})
+    events = frozenset[type]({JoinGroup, SyncGroup, Heartbeat, LeaveGroup, OffsetCommit, TxnOffsetCommit, DeleteGroup})
+    beats = UNOBSERVED
     durable = DURABLE
 
     def missing(self, group_id: str) -> Group:

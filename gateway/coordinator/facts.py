@@ -356,6 +356,14 @@ class OffsetsCommitted(Fact):
         return f"{self.member_id or 'an admin'} committed {len(self.offsets)} offset(s)"
 
 
+@dataclass(frozen=True, slots=True)
+class TransactionCommitted(Fact):
+    """Offsets of the group became durable with a transaction. Told by whoever ended it, who does not know which."""
+
+    def __str__(self) -> str:
+        return "a transaction committed offsets"
+
+
 def shortened(reason: str | None) -> str | None:
     return None if reason is None else reason[:MAX_REASON_CHARS]
 

@@ -1,7 +1,8 @@
-"""Heartbeat and OffsetCommit: the two requests that only say "I am alive" to the group.
+"""Heartbeat, OffsetCommit and TxnOffsetCommit: the requests that at most say "I am alive" to the group.
 
 The one idea: they are all that is frequent, so they move one deadline and build nothing else. Whether a commit's
-offsets stand is decided here by the member's identity, generation and the group's state, and once more in Postgres.
+offsets stand is decided here by the member's identity, generation and the group's state, and once more in Postgres. A
+commit in a transaction comes from a producer: it keeps no member alive.
 Follows `classicGroupHeartbeat` and `ClassicGroup.validateOffsetCommit`.
 """
 
@@ -23,6 +24,7 @@ from gateway.coordinator.model import (
     OffsetCommitReply,
     Settings,
     Step,
+    TxnOffsetCommit,
 )
 from gateway.coordinator.silence import silence
 from protocol.errors import ErrorCode
@@ -100,23 +102,45 @@ def commit_completing(group: Group, event: OffsetCommit, now_ms: int, settings: 
     return _commit(group, event, _commit_error(group, event) or ErrorCode.REBALANCE_IN_PROGRESS)
 
 
-def commit_dead(group: Group, event: OffsetCommit, now_ms: int, settings: Settings) -> Step:
+def commit_dead(group: Group, event: OffsetCommit | TxnOffsetCommit, now_ms: int, settings: Settings) -> Step:
     return _commit(group, event, ErrorCode.COORDINATOR_NOT_AVAILABLE)
+
+
+def txn_commit_empty(group: Group, event: TxnOffsetCommit, now_ms: int, settings: Settings) -> Step:
+    if event.generation_id < 0:
+        return _commit(group if group.exists else replace(group, exists=True), event, ErrorCode.NONE)
+    return _commit(group, event, ErrorCode.UNKNOWN_MEMBER_ID if group.exists else ErrorCode.ILLEGAL_GENERATION)
+
+
+def txn_commit_live(group: Group, event: TxnOffsetCommit, now_ms: int, settings: Settings) -> Step:
+    """In CompletingRebalance, too: what was read is in the transaction, and its offsets must be."""
+    return _commit(group, event, None if event.names_nobody else _identity_error(group, event))
 
 
 def _commit_error(group: Group, event: OffsetCommit) -> ErrorCode | None:
     if event.generation_id < 0 and event.member_id == NO_MEMBER_ID and event.group_instance_id is None:
         return ErrorCode.UNKNOWN_MEMBER_ID
+    return _identity_error(group, event)
+
+
+def _identity_error(group: Group, event: OffsetCommit | TxnOffsetCommit) -> ErrorCode | None:
     error = refusal(group.members, event.member_id, event.group_instance_id)
     if error is None and event.generation_id != generation_of(group, group.members[event.member_id]):
         return ErrorCode.ILLEGAL_GENERATION
     return error
 
 
-def _commit(group: Group, event: OffsetCommit, error: ErrorCode, facts: tuple[Fact, ...] = ()) -> Step:
+def _commit(
+    group: Group, event: OffsetCommit | TxnOffsetCommit, error: ErrorCode | None, facts: tuple[Fact, ...] = ()
+) -> Step:
     member = group.members.get(event.member_id)
     by_member_epoch = member is not None and member.member_epoch > 0
-    reply = OffsetCommitReply(error, by_member_epoch, ErrorCode.ILLEGAL_GENERATION)
+    reply = OffsetCommitReply(
+        error or ErrorCode.NONE,
+        by_member_epoch,
+        by_producer=isinstance(event, TxnOffsetCommit) and event.names_nobody,
+        stale=ErrorCode.ILLEGAL_GENERATION,
+    )
     return Step(group, ((event.request_id, reply),), facts)
 
 

@@ -205,6 +205,8 @@ class OffsetCommitReply:
     error: ErrorCode
     by_member_epoch: bool = False
     """The commit is to be fenced by the epoch of the member that it names, not by the group's generation."""
+    by_producer: bool = False
+    """Nor by that: it names nobody, and the producer whose transaction it is part of answers for it."""
     stale: ErrorCode = ErrorCode.STALE_MEMBER_EPOCH
     """What the member is told if Postgres knows another epoch of it."""
 
@@ -282,6 +284,21 @@ class OffsetCommit(ClientRequest[OffsetCommitReply]):
 
 
 @dataclass(frozen=True, slots=True)
+class TxnOffsetCommit(ClientRequest[OffsetCommitReply]):
+    """The same of a commit that counts once a producer's transaction does."""
+
+    member_id: MemberId
+    group_instance_id: str | None
+    generation_id: int
+    """Or the member's epoch."""
+
+    @property
+    def names_nobody(self) -> bool:
+        """Neither a member nor a generation: only the producer answers for it, as before version 3."""
+        return self.generation_id < 0 and not self.member_id and self.group_instance_id is None
+
+
+@dataclass(frozen=True, slots=True)
 class DeleteGroup(Request[DeleteReply]):
     """Takes the group away, if it is Empty."""
 
@@ -304,6 +321,7 @@ Event = (
     | Heartbeat
     | LeaveGroup
     | OffsetCommit
+    | TxnOffsetCommit
     | DeleteGroup
     | ConnectionClosed
     | Tick

@@ -29,6 +29,7 @@ from gateway.coordinator.model import (
     Step,
     SyncGroup,
     Tick,
+    TxnOffsetCommit,
 )
 from protocol.errors import ErrorCode
 
@@ -80,6 +81,13 @@ TABLE: Mapping[type[Event], Mapping[GroupState, Cell]] = {
         PREPARING: _cell(heartbeat.commit_live, PREPARING),
         COMPLETING: _cell(heartbeat.commit_completing, COMPLETING),
         STABLE: _cell(heartbeat.commit_live, STABLE),
+        DEAD: _cell(heartbeat.commit_dead, DEAD),
+    },
+    TxnOffsetCommit: {
+        EMPTY: _cell(heartbeat.txn_commit_empty, EMPTY),
+        PREPARING: _cell(heartbeat.txn_commit_live, PREPARING),
+        COMPLETING: _cell(heartbeat.txn_commit_live, COMPLETING),
+        STABLE: _cell(heartbeat.txn_commit_live, STABLE),
         DEAD: _cell(heartbeat.commit_dead, DEAD),
     },
     LeaveGroup: {

@@ -17,7 +17,7 @@ import structlog
 from gateway.coordinator import classic_handoff
 from gateway.coordinator.consumer import handoff as consumer_handoff
 from gateway.coordinator.consumer.model import ConsumerGroup
-from gateway.coordinator.facts import Fact, OffsetsCommitted
+from gateway.coordinator.facts import Fact, OffsetsCommitted, TransactionCommitted
 from gateway.coordinator.handoff import (
     Drained,
     Draining,
@@ -39,10 +39,12 @@ from storage.types import PartitionKey, PartitionState
 log = structlog.stdlib.get_logger(__name__)
 
 POLL_S = 1.0
-"""What a commit that came by another way, or a topic that is gone, waits for at most."""
+"""What a commit that came by another way, a transaction that another node has ended, or a topic that is gone, waits
+for at most."""
 MAX_LOOKS = 4
 """At a time; they must not take all connections."""
 _NEWS = (HandoffBegun, HandoffAcknowledged, HandoffsChanged)
+_COMMITTED = (OffsetsCommitted, TransactionCommitted)
 
 States = Callable[[Iterable[PartitionKey]], Awaitable[Mapping[PartitionKey, PartitionState]]]
 
@@ -82,7 +84,7 @@ class Drains:
         """Without facts: the group was read."""
         news = self._looking.get(group_id)
         if news is not None:
-            if not facts or any(isinstance(fact, (*_NEWS, OffsetsCommitted)) for fact in facts):
+            if not facts or any(isinstance(fact, (*_NEWS, *_COMMITTED)) for fact in facts):
                 news.set()
         elif not facts or any(isinstance(fact, _NEWS) for fact in facts):
             # The step is told of before its value is what the group shows.

@@ -15,7 +15,13 @@ from gateway.cluster.leases import Leases
 from gateway.coordinator.classic import CLASSIC
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup
-from gateway.coordinator.facts import Fact, PartitionsWithheld, ProtocolViolated, RebalanceBegun
+from gateway.coordinator.facts import (
+    Fact,
+    PartitionsWithheld,
+    ProtocolViolated,
+    RebalanceBegun,
+    TransactionCommitted,
+)
 from gateway.coordinator.handoff import FORCED, HandoffEnded
 from gateway.coordinator.machine import Machines, Summary, Value
 from gateway.coordinator.model import Group, Settings
@@ -130,6 +136,12 @@ class Groups(Runtime):
         """Passes on what happened to a group, or was stored for it, to whoever reads facts."""
         for read in self.readers:
             read(group_id, facts)
+
+    def transaction_committed(self, group_id: str) -> None:
+        """Offsets of the group have become durable with a transaction that this node has ended. The coordinator of a
+        group that is another node's finds out by itself."""
+        if self.readers and self.lease_for(group_id) is not None:
+            self.told(group_id, (TransactionCommitted(),))
 
     def _happened(self, before: Value, after: Value, facts: tuple[Fact, ...]) -> None:
         """Facts as rows of the journal, log lines and metrics."""

@@ -8,16 +8,20 @@ wait has a deadline of its own, so what was forgotten here for lack of room cost
 Served is not delivered: clients prefetch. Java's consumer asks for no more of a partition while it still has some, so
 what lies below the offset that it asked for has gone to the application; that is its mark. Others ask on while they
 hold many batches, so for them it is the end of what was served.
+
+Markers of transactions are served and never delivered: a consumer that has read what lies before them may commit that
+offset, or the one behind them. So a mark ends before the markers that end what was served.
 """
 
 from __future__ import annotations
 
 import struct
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
+from gateway.log.tail import Buffer
 from gateway.net.context import ConnectionInfo
 
 MAX_CLIENTS = 20_000
@@ -35,8 +39,10 @@ Partition = tuple[UUID, int]
 Client = tuple[str, ...]
 """A connection's id alone, or a client's id and host."""
 
-_BATCH_HEAD = struct.Struct(">q15xi")
-"""Base offset, and the last offset's delta."""
+_BATCH_HEAD = struct.Struct(">q13xhi")
+"""Base offset, attributes, and the last offset's delta."""
+_IS_CONTROL = 0x20
+"""Of the attributes."""
 
 
 @dataclass(slots=True)
@@ -48,6 +54,16 @@ class Mark:
     """It can have been served nothing before, by this node in an earlier life or by another."""
     at_s: float
     """When it was last fetched."""
+    markers: tuple[int, int] = (0, 0)
+    """The last run of markers with which an answer ended: where it begins, and where it ends."""
+
+    def rise(self, offset: int) -> None:
+        begin, end = self.markers
+        self.offset = max(self.offset, begin if begin < offset <= end else offset)
+
+    def see(self, markers: tuple[int, int]) -> None:
+        begin, end = self.markers
+        self.markers = (begin, markers[1]) if markers[0] == end else markers
 
 
 class Marks:
@@ -107,15 +123,23 @@ class Marks:
         client_id: str,
         partition: Partition,
         fetch_offset: int,
-        last_batch: bytes | memoryview | None,
+        batches: Sequence[Buffer],
     ) -> None:
-        """These records are about to be sent; None: none are."""
-        offset = fetch_offset
-        if last_batch is not None and connection.client_software_name != ASKS_WHEN_IT_HAS_NOTHING:
-            base_offset, last_offset_delta = _BATCH_HEAD.unpack_from(last_batch)
-            offset = max(offset, base_offset + last_offset_delta + 1)
+        """These are about to be sent, if any."""
+        begin = end = None
+        for batch in reversed(batches):
+            base_offset, attributes, last_offset_delta = _BATCH_HEAD.unpack_from(batch)
+            end = base_offset + last_offset_delta + 1 if end is None else end
+            if not attributes & _IS_CONTROL:
+                break
+            begin = base_offset
         for client in ((connection.connection_id,), (client_id, connection.client_host)):
-            self._raise(client, partition, fetch_offset, offset)
+            mark = self._mark(client, partition, fetch_offset)
+            mark.rise(fetch_offset)
+            if begin is not None and end is not None:
+                mark.see((begin, end))
+            if end is not None and connection.client_software_name != ASKS_WHEN_IT_HAS_NOTHING:
+                mark.rise(end)
 
     def of(self, connection_id: str | None, client_id: str, client_host: str, partition: Partition) -> Mark | None:
         """What the member of these was served: on its own connection, if it fetches there, else under its name."""
@@ -125,7 +149,7 @@ class Marks:
                 return mark
         return None
 
-    def _raise(self, client: Client, partition: Partition, fetch_offset: int, offset: int) -> None:
+    def _mark(self, client: Client, partition: Partition, fetch_offset: int) -> Mark:
         marks = self._marks.get(client)
         if marks is None:
             marks = self._marks[client] = OrderedDict()
@@ -136,16 +160,15 @@ class Marks:
             self._marks.move_to_end(client)
         mark = marks.get(partition)
         if mark is None:
-            now_s = self._clock()
             began_here = fetch_offset <= 0 or self._silent_s() > RECENT_S
-            marks[partition] = Mark(offset, fetch_offset, began_here, now_s)
+            mark = marks[partition] = Mark(fetch_offset, fetch_offset, began_here, self._clock())
             if len(marks) > MAX_PARTITIONS:
                 marks.popitem(last=False)
                 self.complete_since_s = self._clock()
-            return
-        mark.offset = max(mark.offset, offset)
+            return mark
         mark.at_s = self._clock()
         marks.move_to_end(partition)
+        return mark
 
 
 _NOTHING: OrderedDict[Partition, Mark] = OrderedDict()

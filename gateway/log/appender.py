@@ -281,6 +281,7 @@ class Appender:
             log_start_offset=appended.log_start_offset,
             leader_epoch=appended.leader_epoch,
             now_s=now_s,
+            last_stable_offset=appended.open_since_offset,
         )
         self.appended(batch.partition_key, appended.base_offset + batch.record_count)
 

@@ -119,8 +119,8 @@ def _check_head(head: BatchHead) -> Refused | None:
         )
     if head.is_control:
         return Refused(ErrorCode.INVALID_RECORD, "clients may not write control batches")
-    if head.is_transactional:
-        return Refused(ErrorCode.INVALID_TXN_STATE, "transactions are not served")
+    if head.is_transactional and head.producer_id < 0:
+        return Refused(ErrorCode.INVALID_RECORD, "a batch of a transaction names no producer")
     if head.producer_id >= 0 and (head.base_sequence < 0 or head.producer_epoch < 0):
         return Refused(
             ErrorCode.INVALID_RECORD,

@@ -3,15 +3,23 @@
 The one idea: values in, values out. `index_keys` learns the newest offset of every key in the dirty part of a log;
 `clean` judges batches against that index. A record stays if no newer one has its key; a record without a value (a
 tombstone) stays until `delete.retention.ms` after the first cleaning that met it (KIP-534), so that a reader that is on
-its way learns of the deletion. Batches keep their offsets, producer and sequence; control and transactional batches,
-and those that cannot be read, are left alone.
+its way learns of the deletion. Batches keep their offsets, producer, sequence and attributes; those that cannot be read
+are left alone.
 
-Mirrors upstream's Cleaner. It reads and writes no log: `gateway/operate/maintenance.py` does.
+All transactions below the end of a run have ended. Records of those that were committed count as any others do; records
+of those that were aborted go, and supersede nothing. A marker that says COMMIT goes: a reader is not told of committed
+transactions, so it waits for no end of one, and what a producer may send next is kept elsewhere. One that says ABORT
+stays, as does the row that names its transaction: a reader is told where aborted transactions began and leaves out the
+producer's batches from there until it meets the marker; without one it leaves out what the producer committed next.
+
+Mirrors upstream's Cleaner, but for this: there, aborted transactions are forgotten once none of their records is left
+and delete.retention.ms has passed. It reads and writes no log: `gateway/operate/maintenance.py` does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -19,7 +27,17 @@ import structlog
 from gateway.log.offset_map import OffsetMap
 from protocol.compression import compress
 from protocol.record_reader import DAMAGED, RecordReader, record_spans, shift_timestamp
-from protocol.records import DELETE_HORIZON_BIT, Buffer, TimestampType, read_head, seal_batch
+from protocol.records import (
+    DELETE_HORIZON_BIT,
+    BatchHead,
+    Buffer,
+    ControlType,
+    TimestampType,
+    control_type_of,
+    read_head,
+    seal_batch,
+)
+from storage.compaction import AbortedSpan
 from storage.types import StoredBatch
 
 log = structlog.get_logger(__name__)
@@ -38,12 +56,15 @@ class Cleaned:
     dropped_records: int = 0
 
 
-def index_keys(batches: Iterable[StoredBatch], index: OffsetMap) -> int | None:
-    """Add the batches' keys, in offset order. If the index fills up: the offset behind the last batch that is in it."""
+def index_keys(batches: Iterable[StoredBatch], index: OffsetMap, aborted: Iterable[AbortedSpan]) -> int | None:
+    """Add the batches' keys, in offset order; `aborted` are all aborted transactions that the batches may be of. If the
+    index fills up: the offset behind the last batch that is in it."""
+    transactions = _Aborted(aborted)
     for batch in batches:
         if not index.covers(batch.last_offset):
             return batch.base_offset
-        reader = _reader_of(batch)
+        head = read_head(batch.records)
+        reader = None if head.is_control or head in transactions else _reader_of(batch)
         if reader is not None:
             for window in reader.windows():
                 for record in window:
@@ -54,16 +75,34 @@ def index_keys(batches: Iterable[StoredBatch], index: OffsetMap) -> int | None:
     return None
 
 
-def clean(batches: Iterable[StoredBatch], index: OffsetMap, *, now_ms: int, delete_retention_ms: int) -> Cleaned:
-    """Judge every record of the batches, all of which lie below the end of what was indexed."""
+def clean(
+    batches: Iterable[StoredBatch],
+    index: OffsetMap,
+    aborted: Iterable[AbortedSpan],
+    *,
+    now_ms: int,
+    delete_retention_ms: int,
+) -> Cleaned:
+    """Judge every record of the batches, all of which lie below the end of what was indexed. `aborted` are all aborted
+    transactions that the batches may be of."""
+    transactions = _Aborted(aborted)
     cleaned = Cleaned()
     for batch in batches:
+        head = read_head(batch.records)
+        if head.is_control:
+            if _says_commit(batch):
+                cleaned.removed.append(batch.base_offset)
+            continue
+        if head in transactions:
+            cleaned.removed.append(batch.base_offset)
+            cleaned.dropped_records += head.records_count
+            continue
         reader = _reader_of(batch)
         if reader is None:
             continue
-        horizon_ms = reader.head.delete_horizon_ms
+        horizon_ms = head.delete_horizon_ms
         kept = _judge(reader, index, tombstones_go=horizon_ms is not None and now_ms >= horizon_ms)
-        records_count = reader.head.records_count
+        records_count = head.records_count
         if len(kept.numbers) == records_count and (not kept.has_tombstones or horizon_ms is not None):
             continue
         cleaned.removed.append(batch.base_offset)
@@ -73,6 +112,37 @@ def clean(batches: Iterable[StoredBatch], index: OffsetMap, *, now_ms: int, dele
                 horizon_ms = now_ms + delete_retention_ms
             cleaned.added.append(_rebuilt(reader, kept, horizon_ms))
     return cleaned
+
+
+class _Aborted:
+    """Which batches were aborted. The transactions of one producer follow each other."""
+
+    __slots__ = ("_spans",)
+
+    def __init__(self, spans: Iterable[AbortedSpan]) -> None:
+        self._spans: dict[int, list[AbortedSpan]] = {}
+        for span in sorted(spans, key=_first_offset):
+            self._spans.setdefault(span.producer_id, []).append(span)
+
+    def __contains__(self, head: BatchHead) -> bool:
+        if not head.is_transactional:
+            return False
+        spans: Sequence[AbortedSpan] = self._spans.get(head.producer_id, ())
+        at = bisect_right(spans, head.base_offset, key=_first_offset)
+        return at > 0 and head.base_offset < spans[at - 1].last_offset
+
+
+def _first_offset(span: AbortedSpan) -> int:
+    return span.first_offset
+
+
+def _says_commit(marker: StoredBatch) -> bool:
+    """Whether the marker can be read and says so."""
+    try:
+        return control_type_of(marker.records) is ControlType.COMMIT
+    except DAMAGED as error:
+        log.warning("marker left: it cannot be read", base_offset=marker.base_offset, error=str(error))
+        return False
 
 
 @dataclass(slots=True)
@@ -130,9 +200,6 @@ def _rebuilt(reader: RecordReader, kept: _Kept, horizon_ms: int | None) -> Store
 def _reader_of(batch: StoredBatch) -> RecordReader | None:
     """A reader of a batch that can be read to its end; None for what compaction must not touch, since the keys of half
     a batch must not supersede what can be read."""
-    head = read_head(batch.records)
-    if head.is_control or head.is_transactional:
-        return None
     try:
         reader = RecordReader(batch.records)
         for window in reader.windows():

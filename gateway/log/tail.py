@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
-from storage.types import PartitionKey, PartitionState
+from storage.types import AbortedTransaction, PartitionKey, PartitionState
 
 Buffer = bytes | bytearray | memoryview
 
@@ -31,6 +31,9 @@ still make something durable behind everybody's back."""
 DOUBTFUL_AGE_S = 1.5
 """How old a known high watermark may be while somebody may be appending who does not tell. Waited-for partitions are
 read more often than that."""
+
+MAX_ABORTED_LOOKED_AT = 5_000
+"""Aborted transactions that a read looks through; where there are more, Postgres does."""
 
 SMALL_SHARE = 2
 """A batch of less than half its frame is copied out of it, so that what is held is at most twice what is counted."""
@@ -53,6 +56,8 @@ class TailRead:
     known: KnownOffsets
     batches: Sequence[Buffer]
     size_bytes: int
+    aborted: Sequence[AbortedTransaction] = ()
+    """Of which `batches` hold records, where only what is committed was asked for."""
 
 
 @dataclass(slots=True)
@@ -65,16 +70,33 @@ class _Entry:
     dropped: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Aborted:
+    """A transaction whose marker is held."""
+
+    transaction: AbortedTransaction
+    last_offset: int
+    """Of the marker."""
+    last_stable_offset: int
+    """As it was once the transaction had ended: none that ended later began below it."""
+
+
 _last_offset = attrgetter("last_offset")
+_first_offset = attrgetter("first_offset")
 
 
 class _PartitionTail:
     """`entries[first:]` are contiguous batches; what lies before `first` has been evicted and awaits a trim."""
 
-    __slots__ = ("announced", "entries", "first", "known", "verified_at", "watches")
+    __slots__ = ("aborted", "announced", "entries", "first", "held_stable_offset", "known", "verified_at", "watches")
 
     def __init__(self) -> None:
         self.entries: list[_Entry] = []
+        self.aborted: list[_Aborted] = []
+        """By the offset of their markers, among them all that `entries` hold."""
+        self.held_stable_offset = 0
+        """The last stable offset where `entries` end. What lies between it and a later one that is known belongs to
+        transactions whose markers are not held: Postgres knows how they ended."""
         self.first = 0
         self.known: KnownOffsets | None = None
         self.verified_at = float("-inf")
@@ -89,21 +111,41 @@ class _PartitionTail:
 
     def pop_first(self) -> None:
         self.first += 1
-        if self.first >= 64 and self.first * 2 >= len(self.entries):
+        if self.first == len(self.entries) or (self.first >= 64 and self.first * 2 >= len(self.entries)):
             del self.entries[: self.first]
             self.first = 0
+            # What ended below the first batch that is held is of no use to a reader of what is held.
+            ended = self.entries[0].base_offset if self.entries else None
+            del self.aborted[: None if ended is None else bisect_left(self.aborted, ended, key=_last_offset)]
+
+    def aborted_between(self, offset: int, end_offset: int) -> Sequence[AbortedTransaction] | None:
+        """Those of which records lie there, by the offset of the first; None: to find them takes long."""
+        found: list[AbortedTransaction] = []
+        begin = bisect_left(self.aborted, offset, key=_last_offset)
+        for index in range(begin, len(self.aborted)):
+            each = self.aborted[index]
+            if each.transaction.first_offset < end_offset:
+                found.append(each.transaction)
+            if each.last_stable_offset >= end_offset:
+                break
+            if index - begin >= MAX_ABORTED_LOOKED_AT:
+                return None
+        found.sort(key=_first_offset)
+        return found
 
 
 class Watch:
     """One parked fetch: registered on its partitions from `Tail.watch` until `close`.
 
     Bytes appended since `rearm` are counted, so an append between looking and waiting is never missed and a fetch that
-    wants many bytes is not woken for each batch.
+    wants many bytes is not woken for each batch. To one that is `committed` only what is stable counts; where a
+    transaction's end makes stable what had been appended before, it looks again.
     """
 
-    __slots__ = ("_appended_bytes", "_keys", "_missing_bytes", "_tail", "_urgent", "_waiter")
+    __slots__ = ("_appended_bytes", "_keys", "_missing_bytes", "_tail", "_urgent", "_waiter", "committed")
 
-    def __init__(self, tail: Tail) -> None:
+    def __init__(self, tail: Tail, *, committed: bool = False) -> None:
+        self.committed = committed
         self._tail = tail
         self._keys: dict[PartitionKey, None] = {}
         self._appended_bytes = 0
@@ -196,8 +238,12 @@ class Tail:
         log_start_offset: int,
         leader_epoch: int,
         now_s: float,
+        last_stable_offset: int | None = None,
+        aborted: AbortedTransaction | None = None,
     ) -> None:
         """A batch has become durable. `records` already carries its offset; nobody writes to it any more.
+        `last_stable_offset`: as it is now; None: no transaction is under way. `aborted`: what the batch, a marker, has
+        ended.
 
         A gap before the batch (another node appended, or a commit's outcome was never learnt) starts this partition's
         tail anew, so that what is held is always contiguous.
@@ -214,13 +260,21 @@ class Tail:
         entries.append(entry)
         self._by_age.append(entry)
         self._size_bytes += size_bytes + ENTRY_OVERHEAD_BYTES
-        # Nothing that is appended belongs to a transaction.
-        self._learn(partition, log_start_offset, last_offset + 1, last_offset + 1, leader_epoch)
+        end_offset = last_offset + 1
+        stable = end_offset if last_stable_offset is None else min(last_stable_offset, end_offset)
+        partition.held_stable_offset = stable
+        if aborted is not None:
+            partition.aborted.append(_Aborted(aborted, last_offset, stable))
+        was_stable_to = partition.known.last_stable_offset if partition.known is not None else base_offset
+        self._learn(partition, log_start_offset, end_offset, stable, leader_epoch)
         partition.verified_at = now_s
         if self._size_bytes > self._max_bytes:
             self._evict()
         for watch in partition.watches:
-            watch.count(size_bytes)
+            if not watch.committed or was_stable_to == base_offset < stable:
+                watch.count(size_bytes)
+            elif stable > was_stable_to:
+                watch.wake()
 
     def observe(self, key: PartitionKey, state: PartitionState, now_s: float) -> None:
         """Truth read from Postgres at `now_s` (loop time). Offsets only rise: a late answer lowers nothing."""
@@ -324,8 +378,10 @@ class Tail:
         at_least_one: bool,
         now_s: float,
         max_age_s: float = float("inf"),
+        committed: bool = False,
     ) -> TailRead | None:
-        """Whole batches from `offset` up to `max_bytes`; None means Postgres must be asked.
+        """Whole batches from `offset` up to `max_bytes`; None means Postgres must be asked. `committed`: nothing from
+        the last stable offset on.
 
         `at_least_one` gives the first batch even where it alone exceeds the limit (KIP-74). Above the known high
         watermark the answer is None, because another node may have appended.
@@ -336,6 +392,13 @@ class Tail:
         known = partition.known
         if offset < known.log_start_offset:
             return TailRead(known, (), 0)
+        end_offset = known.high_watermark
+        if committed:
+            if offset >= known.last_stable_offset:
+                return TailRead(known, (), 0) if partition.is_verified(now_s, max_age_s) else None
+            end_offset = min(known.last_stable_offset, partition.held_stable_offset)
+            if offset >= end_offset:
+                return None
         entries = partition.entries
         first = partition.first
         if len(entries) == first or offset > entries[-1].last_offset:
@@ -346,17 +409,22 @@ class Tail:
             return None
         batches: list[Buffer] = []
         size_bytes = 0
+        read_to = offset
         for index in range(bisect_left(entries, offset, lo=first, key=_last_offset), len(entries)):
             entry = entries[index]
+            if entry.base_offset >= end_offset:
+                break
             if size_bytes + entry.size_bytes > max_bytes and (batches or not at_least_one):
                 break
             batches.append(entry.records)
             size_bytes += entry.size_bytes
-        return TailRead(known, batches, size_bytes)
+            read_to = entry.last_offset + 1
+        aborted = partition.aborted_between(offset, read_to) if committed and partition.aborted else ()
+        return None if aborted is None else TailRead(known, batches, size_bytes, aborted)
 
-    def watch(self, keys: Iterable[PartitionKey]) -> Watch:
-        """Register for appends to `keys`; the caller closes it."""
-        watch = Watch(self)
+    def watch(self, keys: Iterable[PartitionKey], *, committed: bool = False) -> Watch:
+        """Register for appends to `keys`, or for what of them is `committed`; the caller closes it."""
+        watch = Watch(self, committed=committed)
         for key in keys:
             watch.add(key)
         return watch
@@ -416,6 +484,7 @@ class Tail:
             self._size_bytes -= entry.size_bytes
         else:
             partition.entries.clear()
+            partition.aborted.clear()
         partition.first = 0
 
     def _evict(self) -> None:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gateway.log.tail import Tail
     from gateway.log.validator import BatchValidator
     from gateway.operate.metrics import Metrics
+    from gateway.transactions.coordinator import Transactions
     from storage.history import HistoryStore
     from storage.log import LogStore
     from storage.offsets import OffsetStore
@@ -96,6 +97,7 @@ class Services:
     cluster_id: str
     described_topics: DescribedTopics
     history: HistoryStore
+    transactions: Transactions
     marks: Marks | None = None
     """How far consumers were served, where groups may ask."""
 

@@ -17,13 +17,13 @@ from prometheus_client.registry import Collector
 from gateway.cluster.membership import Membership
 from gateway.config.listeners import render_address
 from storage.errors import StorageError
-from storage.monitor import DeletionTotals, GroupLag, GroupSize, Monitor, PartitionEnds
+from storage.monitor import DeletionTotals, GroupLag, GroupSize, Monitor, PartitionEnds, TransactionTotals
 from storage.types import Node
 
 READ_TIMEOUT_S = 3.0
 """Below a scraper's own patience (Prometheus: 10 s), which would cost the node's own metrics too."""
 
-_Read = tuple[Sequence[PartitionEnds], Sequence[GroupLag], Sequence[GroupSize], DeletionTotals]
+_Read = tuple[Sequence[PartitionEnds], Sequence[GroupLag], Sequence[GroupSize], DeletionTotals, TransactionTotals]
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class Snapshot(Collector):
     lag: tuple[GroupLag, ...] = ()
     groups: tuple[GroupSize, ...] = ()
     deletions: DeletionTotals | None = None
+    transactions: TransactionTotals | None = None
     read: bool = True
     truncated: bool = False
 
@@ -62,6 +63,8 @@ class Snapshot(Collector):
         yield from self._of_groups()
         if self.deletions is not None:
             yield from _of_deletions(self.deletions)
+        if self.transactions is not None:
+            yield from _of_transactions(self.transactions)
 
     def _of_topics(self) -> Iterator[Metric]:
         counts: dict[str, int] = {}
@@ -89,6 +92,16 @@ class Snapshot(Collector):
             "Node that clients are pointed to.",
             labels,
             [(values, leader.node_id) for values, _, leader in rows],
+        )
+        yield _gauge(
+            "sluice_topic_partition_last_stable_offset_lag",
+            "Offsets that readers of committed records wait for; only partitions in which a transaction is open.",
+            labels,
+            [
+                (values, ends.high_watermark - ends.last_stable_offset)
+                for values, ends, _ in rows
+                if ends.last_stable_offset < ends.high_watermark
+            ],
         )
 
     def _of_groups(self) -> Iterator[Metric]:
@@ -162,6 +175,18 @@ def _of_deletions(deletions: DeletionTotals) -> Iterator[Metric]:
     )
 
 
+def _of_transactions(transactions: TransactionTotals) -> Iterator[Metric]:
+    yield _gauge(
+        "sluice_open_transactions", "Transactions of the cluster that are under way.", (), [((), transactions.open)]
+    )
+    yield _gauge(
+        "sluice_open_transaction_age_seconds",
+        "For how long the oldest of them has been under way; 0 where there is none.",
+        (),
+        [((), transactions.oldest_s)],
+    )
+
+
 class Exporter:
     """Takes snapshots. `max_series` bounds partitions, committed offsets and groups each."""
 
@@ -186,7 +211,7 @@ class Exporter:
         if self._reading is reading:
             self._reading = None
         try:
-            partitions, lag, groups, deletions = reading.result()
+            partitions, lag, groups, deletions, transactions = reading.result()
         except StorageError:
             return Snapshot(brokers, read=False)
         return Snapshot(
@@ -195,11 +220,16 @@ class Exporter:
             tuple(lag[:limit]),
             tuple(groups[:limit]),
             deletions,
+            transactions,
             truncated=max(len(partitions), len(lag), len(groups)) > limit,
         )
 
     async def _read(self, limit: int) -> _Read:
         monitor = self._monitor
         return await asyncio.gather(
-            monitor.partitions(limit), monitor.lag(limit), monitor.groups(limit), monitor.deletions()
+            monitor.partitions(limit),
+            monitor.lag(limit),
+            monitor.groups(limit),
+            monitor.deletions(),
+            monitor.transactions(),
         )

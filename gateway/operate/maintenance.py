@@ -29,8 +29,9 @@ from gateway.log.compactor import MAX_KEYS, clean, index_keys
 from gateway.log.offset_map import OffsetMap
 from gateway.log.tail import Tail
 from gateway.operate.deletions import Deletions
+from gateway.transactions.coordinator import Transactions
 from storage import retention
-from storage.compaction import CompactionPolicy, CompactionRun, CompactionStore, DirtyRange
+from storage.compaction import AbortedSpan, CompactionPolicy, CompactionRun, CompactionStore, DirtyRange
 from storage.errors import StorageConflict
 from storage.journal import JournalStore
 from storage.log import LogStore
@@ -41,6 +42,7 @@ from storage.producers import ProducerStore
 from storage.releases import drop_unused_functions
 from storage.retention import UNLIMITED, RetentionPolicy
 from storage.roller import Roller
+from storage.transactions import TransactionStore
 from storage.types import CoordinatorLease, PartitionKey, ReadRequest, ReadResult, StoredBatch, Topic
 
 log = structlog.get_logger(__name__)
@@ -94,6 +96,7 @@ class Maintenance:
     leases: Callable[[], Sequence[CoordinatorLease]]
     groups: Callable[[], Sequence[Summary]]
     deletions: Deletions
+    transactions: Transactions
     journal: Journal | None = None
     job_lease: Callable[[Job], CoordinatorLease | None] = lambda _: None
     """The lease of a job, if this node holds it at this moment."""
@@ -116,6 +119,18 @@ class Maintenance:
             Pass("compaction", compaction.run, COMPACTION_INTERVAL_MS, Job.COMPACTION),
             Pass("compacted tails", self.drop_compacted, COMPACTION_INTERVAL_MS),
             Pass("producer expiry", self.expire_producers, forget_ms, Job.PRODUCER_EXPIRY),
+            Pass(
+                "transaction timeouts",
+                self.abort_overdue,
+                broker.transaction_abort_timed_out_transaction_cleanup_interval_ms,
+                Job.TRANSACTION_TIMEOUTS,
+            ),
+            Pass(
+                "transactional id expiry",
+                self.expire_transactional_ids,
+                broker.transaction_remove_expired_transaction_cleanup_interval_ms,
+                Job.PRODUCER_EXPIRY,
+            ),
             Pass("functions", self.drop_functions, FUNCTIONS_INTERVAL_MS, Job.FUNCTIONS),
             Pass("clock", self.compare_clocks, CLOCK_INTERVAL_MS),
             Pass("offset expiry", _from_the_second_on(self.expire_offsets), expire_ms),
@@ -203,6 +218,20 @@ class Maintenance:
         """Forget the sequences of producers that have been idle for producer.id.expiration.ms."""
         idle_ms = self.catalog.broker.producer_id_expiration_ms
         store = ProducerStore(self.database)
+        for _ in range(ROUNDS_PER_PASS):
+            if await store.expire(idle_ms, PRODUCERS_PER_STATEMENT) < PRODUCERS_PER_STATEMENT:
+                return
+
+    async def abort_overdue(self) -> None:
+        """Abort transactions that took longer than their timeout: readers with read_committed wait behind them."""
+        for _ in range(ROUNDS_PER_PASS):
+            if not await self.transactions.abort_overdue():
+                return
+
+    async def expire_transactional_ids(self) -> None:
+        """Forget ids that have begun no transaction for transactional.id.expiration.ms."""
+        idle_ms = self.catalog.broker.transactional_id_expiration_ms
+        store = TransactionStore(self.database)
         for _ in range(ROUNDS_PER_PASS):
             if await store.expire(idle_ms, PRODUCERS_PER_STATEMENT) < PRODUCERS_PER_STATEMENT:
                 return
@@ -344,7 +373,12 @@ class Compaction:
         offset = dirty.log_start_offset
         while chunk := await self._read(run.partition_key, offset, end_offset):
             cleaned = await asyncio.to_thread(
-                clean, chunk, index, now_ms=_wall_ms(), delete_retention_ms=config.delete_retention_ms
+                clean,
+                chunk,
+                index,
+                await self._aborted(run.partition_key, chunk),
+                now_ms=_wall_ms(),
+                delete_retention_ms=config.delete_retention_ms,
             )
             if cleaned.removed:
                 await self._store.replace(run, cleaned.removed, cleaned.added)
@@ -366,11 +400,17 @@ class Compaction:
         index = OffsetMap(dirty.first_dirty_offset, MAX_KEYS)
         offset = dirty.first_dirty_offset
         while chunk := await self._read(dirty.partition_key, offset, dirty.end_offset):
-            full_at = await asyncio.to_thread(index_keys, chunk, index)
+            aborted = await self._aborted(dirty.partition_key, chunk)
+            full_at = await asyncio.to_thread(index_keys, chunk, index, aborted)
             if full_at is not None:
                 return index, full_at
             offset = chunk[-1].last_offset + 1
         return index, dirty.end_offset
+
+    async def _aborted(self, key: PartitionKey, chunk: Sequence[StoredBatch]) -> list[AbortedSpan]:
+        """Read once the batches have been. What retention has forgotten by then lies below the log start, and so does
+        whatever it could supersede."""
+        return await self._store.aborted_between(key, chunk[0].base_offset, chunk[-1].last_offset + 1)
 
     async def _read(self, key: PartitionKey, offset: int, end_offset: int) -> list[StoredBatch]:
         """The next chunk of whole batches below `end_offset`, which is a batch boundary."""

@@ -176,6 +176,12 @@ class Metrics:
             "journal_dropped_rows",
             "Rows of the journal that were not written: its queue was full, or Postgres refused.",
         )
+        self.transactions_ended = self._counter(
+            "transactions_ended",
+            "Transactions that this node has ended: as their producer asked (committed, aborted), because another one "
+            "or an administrator came (fenced), or because they took too long (timed_out).",
+            "outcome",
+        )
         self.leases_held = self._gauge("coordinator_leases", "Group coordinator shards this node holds.")
 
         self._reconcile_passes = self._counter(

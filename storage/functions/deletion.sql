@@ -46,6 +46,8 @@ begin
         for update
     ) doomed;
     delete from compaction_state s where s.partition_key = any (empty);
+    delete from open_transaction o where o.partition_key = any (empty);
+    delete from aborted_transaction a where a.partition_key = any (empty);
     delete from partition p where p.partition_key = any (empty);
     get diagnostics removed = row_count;
     return removed;

@@ -20,38 +20,34 @@ begin
 end
 $$;
 
-create function commit_offsets(
+create function judge_commits(
     p_shards               integer[], -- per fence: distinct (lease, group, member, generation)
     p_node_ids             integer[],
     p_lease_epochs         integer[],
     p_group_ids            text[],
     p_member_ids           text[],    -- whose epoch the generation is, or null: the group's
-    p_generation_ids       integer[],
+    p_generation_ids       integer[], -- null: whatever the group's is, and whoever its members are
     p_fence_positions      integer[], -- per commit: position of its fence
-    p_topic_ids            uuid[],    -- per commit, as are the rest
+    p_topic_ids            uuid[],    -- per commit, as is the next
     p_partition_indexes    integer[],
-    p_committed_offsets    bigint[],
-    p_leader_epochs        integer[],
-    p_metadata             text[],
-    p_retentions_ms        bigint[],  -- how long the offset is kept, or null: as the cluster is set
-    out refusals           text[]
+    out refusals           text[],    -- per commit
+    out judged_ms          bigint     -- when
 )
 language plpgsql volatile
 as $$
--- Locks leases against another owner and groups against change, decides each commit, writes those that stand; of several accepted commits of
--- one partition the last wins. Group rows are locked in share mode: commits of one group do not wait for each other,
--- while a new generation waits for the commits of the old one, and a commit that comes after it is refused.
+-- Locks leases against another owner and groups against change, and decides each commit. Group rows are locked in share
+-- mode: commits of one group do not wait for each other, while a new generation waits for the commits of the old one,
+-- and a commit that comes after it is refused.
 declare
     verdicts text[];
-    committed_ms bigint;
 begin
     perform 1 from coordinator_lease l
     where l.kind = 'groups' and l.shard = any (p_shards)
     order by l.shard for key share;
-    committed_ms := now_ms();
+    judged_ms := now_ms();
 
     insert into consumer_group (group_id, shard, group_type, state, state_timestamp_ms, generation_id, document)
-    select fence.group_id, fence.shard, 'classic', 'Empty', committed_ms, 0, '{}'
+    select fence.group_id, fence.shard, 'classic', 'Empty', judged_ms, 0, '{}'
     from (
         select
             unnest(p_group_ids) as group_id, unnest(p_shards) as shard, unnest(p_node_ids) as node_id,
@@ -59,7 +55,7 @@ begin
     ) fence
     join coordinator_lease l using (shard, node_id, lease_epoch)
     where l.kind = 'groups'
-        and fence.generation_id < 0
+        and coalesce(fence.generation_id, -1) < 0
         and not exists (select from consumer_group g where g.group_id = fence.group_id)
     order by fence.group_id
     on conflict (group_id) do nothing;
@@ -73,6 +69,7 @@ begin
             when fence.member_id is not null then
                 case when m.member_id is null then 'unknown_member'
                     when m.member_epoch <> fence.generation_id then 'stale_member_epoch' end
+            when fence.generation_id is null then null
             when fence.generation_id < 0 then
                 case when exists (select from group_member m where m.group_id = fence.group_id)
                     then 'illegal_generation' end
@@ -113,6 +110,36 @@ begin
     left join partition p
         on p.topic_id = wanted.topic_id and p.partition_index = wanted.partition_index and not p.deleted
             and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
+end
+$$;
+
+create function commit_offsets(
+    p_shards               integer[], -- these as judge_commits takes them
+    p_node_ids             integer[],
+    p_lease_epochs         integer[],
+    p_group_ids            text[],
+    p_member_ids           text[],
+    p_generation_ids       integer[],
+    p_fence_positions      integer[],
+    p_topic_ids            uuid[],
+    p_partition_indexes    integer[],
+    p_committed_offsets    bigint[],  -- per commit, as are the rest
+    p_leader_epochs        integer[],
+    p_metadata             text[],
+    p_retentions_ms        bigint[],  -- how long the offset is kept, or null: as the cluster is set
+    out refusals           text[]
+)
+language plpgsql volatile
+as $$
+-- Decides each commit and writes those that stand; of several accepted commits of one partition the last wins.
+declare
+    committed_ms bigint;
+begin
+    select judged.refusals, judged.judged_ms into refusals, committed_ms
+    from judge_commits(
+        p_shards, p_node_ids, p_lease_epochs, p_group_ids, p_member_ids, p_generation_ids, p_fence_positions,
+        p_topic_ids, p_partition_indexes
+    ) judged;
 
     insert into committed_offset as o (
         group_id, topic_id, partition_index, committed_offset, leader_epoch, metadata,
@@ -148,7 +175,7 @@ create function delete_group(
 language plpgsql volatile
 as $$
 -- 'deleted', 'missing', 'fenced' if the lease is not current, or 'more': p_limit of the group's offsets have gone, and
--- the group goes with the last of them.
+-- the group goes with the last of them. Those that wait for the end of a transaction go, too.
 declare
     removed integer;
 begin
@@ -173,9 +200,51 @@ begin
     if removed = p_limit then
         return 'more';
     end if;
+    with doomed as materialized (
+        select o.topic_id, o.partition_index, o.producer_id
+        from pending_offset o
+        where o.group_id = p_group_id
+        order by o.topic_id, o.partition_index, o.producer_id
+        limit p_limit
+    )
+    delete from pending_offset o
+    using doomed d
+    where o.group_id = p_group_id and o.topic_id = d.topic_id and o.partition_index = d.partition_index
+        and o.producer_id = d.producer_id;
+    get diagnostics removed = row_count;
+    if removed = p_limit then
+        return 'more';
+    end if;
     delete from group_member m where m.group_id = p_group_id;
     delete from consumer_group g where g.group_id = p_group_id;
     return 'deleted';
+end
+$$;
+
+create function delete_offsets(
+    p_group_id           text,
+    p_topic_ids          uuid[],    -- per offset, as is the next
+    p_partition_indexes  integer[],
+    p_shard              integer,
+    p_node_id            integer,
+    p_lease_epoch        integer
+) returns boolean
+language plpgsql volatile
+as $$
+-- Removes what the group has committed, and what waits for the end of a transaction; false if the lease is not current.
+-- The group's lock holds off a transaction that ends: it would commit what was pending behind the removal.
+begin
+    if not lease_is_current('groups', p_shard, p_node_id, p_lease_epoch) then
+        return false;
+    end if;
+    perform 1 from consumer_group g where g.group_id = p_group_id for update;
+    delete from committed_offset o
+    using unnest(p_topic_ids, p_partition_indexes) doomed (topic_id, partition_index)
+    where o.group_id = p_group_id and o.topic_id = doomed.topic_id and o.partition_index = doomed.partition_index;
+    delete from pending_offset o
+    using unnest(p_topic_ids, p_partition_indexes) doomed (topic_id, partition_index)
+    where o.group_id = p_group_id and o.topic_id = doomed.topic_id and o.partition_index = doomed.partition_index;
+    return true;
 end
 $$;
 
@@ -191,7 +260,7 @@ language sql stable
 as $$
 -- An explicit expire timestamp wins; else an offset expires retention_ms after its base: the change of state for an
 -- Empty group that had members, the commit for a simple group, the commit for a topic that a settled group does not
--- subscribe to. What has no base stays.
+-- subscribe to. What has no base stays, and what a transaction is about to replace.
     select o.group_id, o.topic_id, o.partition_index
     from consumer_group g
     join committed_offset o using (group_id)
@@ -209,6 +278,11 @@ as $$
     where g.shard = p_shard
         and since.base_ms is not null
         and coalesce(o.expire_timestamp_ms, since.base_ms + p_retention_ms) <= p_now_ms
+        and not exists (
+            select from pending_offset pending
+            where pending.group_id = o.group_id and pending.topic_id = o.topic_id
+                and pending.partition_index = o.partition_index
+        )
 $$;
 
 create function expire_offsets(
@@ -228,7 +302,8 @@ create function expire_offsets(
 language plpgsql volatile
 as $$
 -- One bounded pass over a shard. Groups are locked before their offsets are judged, so that no commit slips between;
--- those that a commit holds at this moment wait for the next pass. Empty groups left without offsets are deleted.
+-- those that a commit holds at this moment wait for the next pass. Empty groups left without offsets are deleted,
+-- unless a transaction that is under way has some for them.
 declare
     passed_ms constant bigint := now_ms();
     locked_groups text[];
@@ -256,6 +331,7 @@ begin
                     g.state = 'Empty'
                     and g.group_id <> all (p_unsettled_groups || p_settled_groups)
                     and not exists (select from committed_offset o where o.group_id = g.group_id)
+                    and not exists (select from pending_offset o where o.group_id = g.group_id)
                 )
             )
         order by g.group_id
@@ -284,6 +360,7 @@ begin
             and g.state = 'Empty'
             and g.group_id <> all (p_unsettled_groups || p_settled_groups)
             and not exists (select from committed_offset o where o.group_id = g.group_id)
+            and not exists (select from pending_offset o where o.group_id = g.group_id)
             and not exists (select from group_member m where m.group_id = g.group_id)
         returning g.group_id
     )

@@ -17,12 +17,14 @@ create function append_chunks(
     p_producer_positions       integer[], -- per entry: position in p_producer_ids, 0 = not idempotent
     p_producer_epochs          integer[], -- per entry
     p_base_sequences           integer[], -- per entry
+    p_transactional            boolean[], -- per entry
     out sealed             boolean,       -- nothing was written: the object takes no more appends
-    out refusals           text[],        -- per entry, as are the next four
+    out refusals           text[],        -- per entry, as are the next five
     out duplicates         boolean[],
     out base_offsets       bigint[],
     out log_start_offsets  bigint[],
     out leader_epochs      integer[],
+    out last_stable_offsets bigint[],     -- null: no transaction is under way in the partition
     out inline_slot        smallint,      -- where inline bytes go, and per chunk:
     out chunk_candidates   integer[],
     out chunk_skipped      integer[],     -- bytes of the candidate before the chunk
@@ -54,6 +56,7 @@ declare
     sequence_limit   constant bigint  := 2147483648; -- sequences wrap from 2^31 - 1 to 0
     now_ms           constant bigint  := (extract(epoch from clock_timestamp()) * 1000)::bigint;
 
+    any_open     boolean := false; -- whether a transaction is, in any of the partitions
     former       boolean; -- whether a release is here that reads what appends otherwise leave alone
     missing      bigint[]  := p_partition_keys;
     known        boolean[] := array_fill(false, array[partition_total]);
@@ -64,6 +67,12 @@ declare
     epochs       integer[] := array_fill(0, array[partition_total]);
     greatest_ms  bigint[]  := array_fill(-1::bigint, array[partition_total]);
     appended     bigint[]  := array_fill(0::bigint, array[partition_total]);
+    stable       bigint[]  := array_fill(null::bigint, array[partition_total]); -- where the first open transaction began
+
+    -- Of each producer, the transaction that is open in the partition: its epoch, null if there is none, and where it began.
+    open_epochs    integer[] := array_fill(null::integer, array[producer_total]);
+    open_first     bigint[]  := array_fill(null::bigint, array[producer_total]);
+    open_begun     boolean[] := array_fill(false, array[producer_total]); -- by this call
 
     state_known    boolean[] := array_fill(false, array[producer_total]);
     state_changed  boolean[] := array_fill(false, array[producer_total]);
@@ -99,6 +108,7 @@ begin
     base_offsets      := array_fill(-1::bigint, array[entry_total]);
     log_start_offsets := array_fill(-1::bigint, array[entry_total]);
     leader_epochs     := array_fill(-1, array[entry_total]);
+    last_stable_offsets := array_fill(null::bigint, array[entry_total]);
 
     if p_object_id is not null then
         select exists (select from former_release) into former
@@ -154,6 +164,36 @@ begin
             where p.partition_key = p_partition_keys[i] and not p.deleted
                 and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
             busy[i] := found;
+        end loop;
+    end if;
+
+    k := 1;
+    for found_row in
+        select o.partition_key, min(o.first_offset) as first_offset
+        from open_transaction o
+        where o.partition_key = any (p_partition_keys) and o.first_offset is not null
+        group by o.partition_key
+        order by o.partition_key
+    loop
+        while p_partition_keys[k] <> found_row.partition_key loop
+            k := k + 1;
+        end loop;
+        stable[k] := found_row.first_offset;
+        any_open  := true;
+    end loop;
+    if producer_total > 0 and (any_open or true = any (p_transactional)) then
+        for found_row in
+            select wanted.position, o.producer_epoch, o.first_offset
+            from (
+                select
+                    unnest(p_producer_partition_keys) as partition_key,
+                    unnest(p_producer_ids) as producer_id,
+                    generate_series(1, producer_total) as position
+            ) wanted
+            join open_transaction o using (partition_key, producer_id)
+        loop
+            open_epochs[found_row.position] := found_row.producer_epoch;
+            open_first[found_row.position]  := found_row.first_offset;
         end loop;
     end if;
 
@@ -247,6 +287,26 @@ begin
                         open_chunk := false;
                         continue;
                     end if;
+                end if;
+            end if;
+            if p_transactional[i] then
+                if open_epochs[s] is distinct from p_producer_epochs[i] then
+                    refusals[i] := case
+                        when exists (
+                            select from transactional_producer t
+                            where t.producer_id = p_producer_ids[s] and t.producer_epoch > p_producer_epochs[i]
+                        ) then 'invalid_producer_epoch'
+                        else 'not_in_transaction' end;
+                    open_chunk := false;
+                    continue;
+                end if;
+            elsif open_first[s] is not null then
+                refusals[i] := 'invalid_txn_state';
+                open_chunk := false;
+                continue;
+            end if;
+            if state_known[s] then
+                if p_producer_epochs[i] = state_epochs[s] then
                     if p_base_sequences[i] <> state_next[s] then
                         refusals[i] := 'out_of_order_sequence';
                         open_chunk := false;
@@ -269,6 +329,11 @@ begin
             state_first[s][ring]      := p_base_sequences[i];
             state_last[s][ring]       := last_sequence;
             state_offsets[s][ring]    := next_offsets[k];
+            if p_transactional[i] and open_first[s] is null then
+                open_first[s] := next_offsets[k];
+                open_begun[s] := true;
+                stable[k]     := coalesce(stable[k], next_offsets[k]);
+            end if;
         end if;
 
         changed[k]      := true;
@@ -301,6 +366,9 @@ begin
         end if;
     end loop;
 
+    for i in 1..entry_total loop
+        last_stable_offsets[i] := stable[p_chunk_partitions[p_entry_chunks[i]]];
+    end loop;
     if chunk_total = 0 then
         return;
     end if;
@@ -343,6 +411,14 @@ begin
                 unnest(greatest_ms) as max_timestamp_ms
         ) grown
         where p.partition_key = grown.partition_key and grown.changed;
+    end if;
+
+    if true = any (open_begun) then
+        update open_transaction o
+        set first_offset = begun.first_offset
+        from unnest(p_producer_partition_keys, p_producer_ids, open_begun, open_first)
+            begun (partition_key, producer_id, begun, first_offset)
+        where begun.begun and o.partition_key = begun.partition_key and o.producer_id = begun.producer_id;
     end if;
 
     if true = any (state_changed) then
@@ -414,11 +490,12 @@ create function append_inline(
     p_max_timestamps_ms bigint[],
     p_size_bytes        integer[],
     p_chunk_records     bytea[],
-    out refusals           text[], -- per partition, as are the next four
+    out refusals           text[], -- per partition, as are the next five
     out duplicates         boolean[],
     out base_offsets       bigint[],
     out log_start_offsets  bigint[],
     out leader_epochs      integer[],
+    out last_stable_offsets bigint[], -- null: no transaction is under way in the partition
     out transaction_id     bigint,
     out written_lsn        bigint
 )
@@ -438,6 +515,7 @@ declare
     slot         smallint;
     former       boolean;
     new_base     bigint;
+    stable       bigint;
 begin
     select
         array_agg(free.partition_key), array_agg(free.next_offset), array_agg(free.log_start_offset),
@@ -454,14 +532,18 @@ begin
         for no key update skip locked
     ) free;
     if former or free_keys is distinct from p_partition_keys then
-        select a.refusals, a.duplicates, a.base_offsets, a.log_start_offsets, a.leader_epochs, a.transaction_id, a.written_lsn
-        into refusals, duplicates, base_offsets, log_start_offsets, leader_epochs, transaction_id, written_lsn
+        select
+            a.refusals, a.duplicates, a.base_offsets, a.log_start_offsets, a.leader_epochs, a.last_stable_offsets,
+            a.transaction_id, a.written_lsn
+        into
+            refusals, duplicates, base_offsets, log_start_offsets, leader_epochs, last_stable_offsets,
+            transaction_id, written_lsn
         from (select array_agg(i order by i)::integer[] as places from generate_series(1, partition_total) i) numbered
         cross join lateral append_chunks(
             p_partition_keys, false, null, numbered.places, array_fill(null::bigint, array[partition_total]), p_chunk_records,
             numbered.places, p_batch_counts, p_record_counts, p_max_timestamps_ms, p_size_bytes, '{}', '{}',
             array_fill(0, array[partition_total]), array_fill(-1, array[partition_total]),
-            array_fill(-1, array[partition_total])
+            array_fill(-1, array[partition_total]), array_fill(false, array[partition_total])
         ) a;
         return;
     end if;
@@ -501,8 +583,12 @@ begin
         insert into inline_records (slot, position, partition_key, base_offset, records)
         select slot, a.position, free_keys[i], a.base_offset, p_chunk_records[i]
         from appended_chunk a
-        returning base_offset into new_base;
+        returning
+            base_offset,
+            (select min(o.first_offset) from open_transaction o where o.partition_key = free_keys[i])
+        into new_base, stable;
         base_offsets[i] := new_base;
+        last_stable_offsets[i] := stable;
     end loop;
     transaction_id := pg_current_xact_id()::text::bigint;
     written_lsn := (pg_current_wal_insert_lsn() - '0/0'::pg_lsn)::bigint;
@@ -513,6 +599,7 @@ create function read_chunks(
     p_partition_keys  bigint[], -- per request
     p_offsets         bigint[], -- per request
     p_max_bytes       bigint[], -- per request
+    p_committed       boolean[], -- per request: nothing from the last stable offset on
     p_total_max_bytes bigint,
     p_spare_bytes     bigint    -- how much may be returned that the limits will cut off again
 ) returns table (
@@ -560,9 +647,11 @@ begin
         where p.partition_key = p_partition_keys[i] and not p.deleted
             and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
         continue when not found;
-        end_offset := high_watermark;
-        -- Where the first transaction that is still open began; there are none yet.
-        last_stable_offset := high_watermark;
+        select min(o.first_offset) into last_stable_offset
+        from open_transaction o where o.partition_key = p_partition_keys[i];
+        -- Records that a transaction has begun with may have been deleted before it ends.
+        last_stable_offset := greatest(coalesce(last_stable_offset, high_watermark), log_start_offset);
+        end_offset := case when p_committed[i] then last_stable_offset else high_watermark end;
         return next;
 
         continue when p_offsets[i] < log_start_offset or p_offsets[i] >= end_offset;
@@ -583,6 +672,7 @@ begin
             where c.partition_key = p_partition_keys[i] and c.base_offset >= from_offset
             order by c.base_offset
         loop
+            exit when candidate.base_offset >= end_offset;
             exit when candidate.batch_count = 1 and candidate.size_bytes > limit_bytes and returned_any;
             base_offset  := candidate.base_offset;
             last_offset  := candidate.last_offset;

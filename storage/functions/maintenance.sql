@@ -340,6 +340,7 @@ begin
         update partition p set size_bytes = p.size_bytes - delete_below_log_start.size_bytes
         where p.partition_key = p_partition_key;
     end if;
+    delete from aborted_transaction a where a.partition_key = p_partition_key and a.last_offset < log_start;
 end
 $$;
 

@@ -24,3 +24,36 @@ cross join lateral (
 ) held
 where not p.deleted and (held.chunk_bytes <> p.size_bytes or held.chunk_end > p.next_offset)
 order by p.partition_key;
+
+-- name: transactions_to_check
+-- What transactions have left where it must not be, in one snapshot: a kind of mistake each, and where.
+select
+    'not_under_way' as mistake, o.partition_key, o.producer_id, null::text as group_id, o.first_offset as at_offset
+from open_transaction o
+left join transactional_producer t
+    on t.producer_id = o.producer_id and t.producer_epoch = o.producer_epoch and t.state = 'Ongoing'
+where t.producer_id is null
+union all
+select 'begun_past_end', o.partition_key, o.producer_id, null, o.first_offset
+from open_transaction o
+join partition_log p on p.partition_key = o.partition_key and not p.deleted and o.first_offset >= p.next_offset
+union all
+select 'marked_past_end', a.partition_key, a.producer_id, null, a.last_offset
+from partition_log p
+join aborted_transaction a on a.partition_key = p.partition_key and a.last_offset >= p.next_offset
+where not p.deleted
+union all
+select 'marked_before_begun', a.partition_key, a.producer_id, null, a.last_offset
+from aborted_transaction a
+where a.last_offset <= a.first_offset
+union all
+select 'group_not_under_way', null, g.producer_id, g.group_id, null
+from transaction_group g
+left join transactional_producer t on t.producer_id = g.producer_id and t.state = 'Ongoing'
+where t.producer_id is null
+union all
+select distinct 'offsets_not_under_way', null::bigint, o.producer_id, o.group_id, null::bigint
+from pending_offset o
+left join transaction_group g on g.producer_id = o.producer_id and g.group_id = o.group_id
+where g.producer_id is null
+order by 1, 2, 3, 4, 5;

@@ -1,7 +1,8 @@
 -- name: dirty_ranges
 -- Of the partitions given (key, min.cleanable.dirty.ratio, min.compaction.lag.ms, max.compaction.lag.ms), those worth
--- cleaning, dirtiest first. The range ends before the last chunk, which always stays as it is, and before the first
--- chunk within the minimum lag. Sizes come from running totals, not from the rows.
+-- cleaning, dirtiest first. The range ends before the last chunk, which always stays as it is, before the first chunk
+-- within the minimum lag, and before the chunk in which the first open transaction began: it is empty if that is gone.
+-- Sizes come from running totals, not from the rows.
 select
     judged.partition_key, judged.log_start_offset, judged.first_dirty_offset, judged.end_offset,
     judged.clean_bytes, judged.dirty_bytes
@@ -14,7 +15,14 @@ from (
             case when policy.min_lag_ms > 0 then first_offset_after(
                 policy.partition_key, coalesce(s.first_dirty_offset, 0),
                 (extract(epoch from clock_timestamp()) * 1000)::bigint - policy.min_lag_ms
-            ) end
+            ) end,
+            case when unstable.first_offset is not null then coalesce(
+                (
+                    select b.base_offset from chunk b
+                    where b.partition_key = policy.partition_key and b.base_offset <= unstable.first_offset
+                    order by b.base_offset desc
+                    limit 1
+                ), 0) end
         ) as end_offset,
         least(greatest(coalesce(s.clean_bytes, 0), 0), p.size_bytes) as clean_bytes,
         p.size_bytes - least(greatest(coalesce(s.clean_bytes, 0), 0), p.size_bytes) as dirty_bytes
@@ -33,6 +41,10 @@ from (
         order by b.base_offset desc
         limit 1
     ) newest on true
+    cross join lateral (
+        select min(o.first_offset) as first_offset from open_transaction o
+        where o.partition_key = policy.partition_key
+    ) unstable
 ) judged
 left join lateral (
     select coalesce(b.append_timestamp_ms, b.max_timestamp_ms) as timestamp_ms from chunk b

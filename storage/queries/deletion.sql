@@ -71,6 +71,25 @@ with doomed as materialized (
 )
 select count(*) from removed;
 
+-- name: delete_pending_offsets_of_topic
+-- At most $2 offsets that wait for the end of a transaction, each found by its key; how many they were. What comes behind
+-- goes with the transaction.
+with doomed as materialized (
+    select group_id, partition_index, producer_id
+    from pending_offset
+    where topic_id = $1
+    order by group_id, partition_index, producer_id
+    limit $2
+    for update
+), removed as (
+    delete from pending_offset o
+    using doomed d
+    where o.group_id = d.group_id and o.topic_id = $1 and o.partition_index = d.partition_index
+        and o.producer_id = d.producer_id
+    returning o.group_id
+)
+select count(*) from removed;
+
 -- name: confirm_deletion
 -- Whether the topic's own row is gone.
 select confirm_deletion($1);

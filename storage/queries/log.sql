@@ -1,6 +1,6 @@
 -- name: append_chunks
 -- One group commit: decides offsets, writes the index, and the bytes where they are inline and given.
-select * from append_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16);
+select * from append_chunks($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17);
 
 -- name: append_inline
 -- The same for a small commit to free partitions, of a chunk for each, without a producer whose sequence counts.
@@ -8,7 +8,35 @@ select * from append_inline($1, $2, $3, $4, $5, $6);
 
 -- name: read_chunks
 -- One fetch: states and chunks of all requested partitions, in one snapshot.
-select * from read_chunks($1, $2, $3, $4, $5);
+select * from read_chunks($1, $2, $3, $4, $5, $6);
+
+-- name: aborted_between
+-- Per request (partition, from, up to), the aborted transactions of which records lie there, by the offset of the first,
+-- or one row without any; none where there is no such partition. The look goes by the offset of the marker, up to one when
+-- everything below the end was stable. It is complete for what lies behind the log start.
+select wanted.request_position, p.log_start_offset, a.producer_id, a.first_offset, a.last_offset
+from (
+    select
+        unnest($1::bigint[]) as partition_key, unnest($2::bigint[]) as from_offset, unnest($3::bigint[]) as end_offset,
+        generate_series(1, cardinality($1::bigint[])) as request_position
+) wanted
+join partition p on p.partition_key = wanted.partition_key
+left join lateral (
+    select a.producer_id, a.first_offset, a.last_offset
+    from aborted_transaction a
+    where a.partition_key = wanted.partition_key
+        and a.last_offset between wanted.from_offset and coalesce(
+            (
+                select b.last_offset from aborted_transaction b
+                where b.partition_key = wanted.partition_key and b.last_offset >= wanted.from_offset
+                    and b.last_stable_offset >= wanted.end_offset
+                order by b.last_offset
+                limit 1
+            ), 9223372036854775807)
+        and a.first_offset < wanted.end_offset
+    offset 0
+) a on true
+order by wanted.request_position, a.first_offset;
 
 -- name: chunks_between
 -- The chunks of a partition that lie at least in part within offsets $2 to $3, and their bytes where they are inline.
@@ -29,9 +57,13 @@ where c.partition_key = $1
 order by c.base_offset;
 
 -- name: partition_states
--- Live partitions among those asked for. What is stable ends where the first open transaction began; there are none yet.
+-- Live partitions among those asked for. What is stable ends where the first open transaction began.
 select
-    p.partition_key, p.log_start_offset, p.next_offset as high_watermark, p.next_offset as last_stable_offset,
+    p.partition_key, p.log_start_offset, p.next_offset as high_watermark,
+    greatest(
+        coalesce((select min(o.first_offset) from open_transaction o where o.partition_key = p.partition_key), p.next_offset),
+        p.log_start_offset
+    ) as last_stable_offset,
     p.leader_epoch, p.size_bytes
 from partition_log p
 where p.partition_key = any ($1::bigint[]) and not p.deleted

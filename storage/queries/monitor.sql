@@ -3,10 +3,18 @@
 select now_ms();
 
 -- name: monitored_partitions
--- Live partitions with both ends of their logs, at most $1.
-select topic, partition, partition_key, log_start_offset, log_end_offset
-from topic_partition
-order by topic, partition
+-- Live partitions with both ends of their logs, and from where on transactions are open, at most $1.
+select
+    p.topic, p.partition, p.partition_key, p.log_start_offset, p.log_end_offset,
+    case
+        when undecided.first_offset is null then p.log_end_offset
+        else greatest(undecided.first_offset, p.log_start_offset)
+    end as last_stable_offset
+from topic_partition p
+left join (
+    select o.partition_key, min(o.first_offset) as first_offset from open_transaction o group by o.partition_key
+) undecided using (partition_key)
+order by p.topic, p.partition
 limit $1;
 
 -- name: monitored_lag
@@ -22,6 +30,14 @@ select g.group_id, g.state, (select count(*) from group_member m where m.group_i
 from consumer_group g
 order by g.group_id
 limit $1;
+
+-- name: transaction_totals
+-- How many transactions are under way, and for how long the oldest of them has been.
+select
+    count(*) as open,
+    coalesce(extract(epoch from clock_timestamp() - min(started_at)), 0)::double precision as oldest_s
+from transactional_producer
+where started_at is not null;
 
 -- name: deletion_totals
 -- How many hidden topics still have rows, the age of the oldest, how many of them have failed.

@@ -2,10 +2,17 @@
 -- One transaction: fences, then upserts; the refusal or null per commit.
 select commit_offsets($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13) as refusals;
 
+-- name: commit_offsets_in_transaction
+-- The same for offsets that are to be committed with a transaction: fences, then upserts; the refusal or null per commit.
+select commit_offsets_in_transaction($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15) as refusals;
+
 -- name: fetch_all_offsets
--- What some groups have committed for live topics. Groups and topics are looked up one by one: a join may be planned as
--- a walk through all there are.
-select o.group_id, o.topic_id, o.partition_index, o.committed_offset, o.leader_epoch, o.metadata, o.commit_timestamp_ms
+-- What some groups have committed for live topics, and if $2, behind it, which partitions a transaction that is under
+-- way has offsets for. Groups and topics are looked up one by one: a join may be planned as a walk through all there
+-- are. Where nothing is pending for any of the groups, that is found out once.
+select
+    o.group_id, o.topic_id, o.partition_index, o.committed_offset, o.leader_epoch, o.metadata, o.commit_timestamp_ms,
+    false as is_pending
 from (select distinct unnest($1::text[]) as group_id) wanted
 cross join lateral (
     select *
@@ -13,12 +20,24 @@ cross join lateral (
     where c.group_id = wanted.group_id and (select t.deleted_at is null from topic t where t.topic_id = c.topic_id)
     offset 0
 ) o
-order by o.group_id, o.topic_id, o.partition_index;
+union all
+select o.group_id, o.topic_id, o.partition_index, -1, -1, '', o.commit_timestamp_ms, true
+from (select distinct unnest($1::text[]) as group_id) wanted
+cross join lateral (
+    select *
+    from pending_offset p
+    where p.group_id = wanted.group_id and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
+    offset 0
+) o
+where $2::boolean and exists (select from pending_offset p where p.group_id = any ($1::text[]))
+order by group_id, topic_id, partition_index, is_pending;
 
 -- name: fetch_offsets
 -- The same for the partitions given as three arrays, each looked up by its key: `offset 0` keeps the planner from
 -- turning the look-ups into a join.
-select o.group_id, o.topic_id, o.partition_index, o.committed_offset, o.leader_epoch, o.metadata, o.commit_timestamp_ms
+select
+    o.group_id, o.topic_id, o.partition_index, o.committed_offset, o.leader_epoch, o.metadata, o.commit_timestamp_ms,
+    false as is_pending
 from unnest($1::text[], $2::uuid[], $3::integer[]) wanted (group_id, topic_id, partition_index)
 cross join lateral (
     select *
@@ -28,17 +47,23 @@ cross join lateral (
         and (select t.deleted_at is null from topic t where t.topic_id = c.topic_id)
     offset 0
 ) o
-order by o.group_id, o.topic_id, o.partition_index;
-
--- name: lease_is_current
--- Locks the lease against a change of owner until the transaction ends.
-select lease_is_current('groups', $1, $2, $3);
+union all
+select o.group_id, o.topic_id, o.partition_index, -1, -1, '', o.commit_timestamp_ms, true
+from unnest($1::text[], $2::uuid[], $3::integer[]) wanted (group_id, topic_id, partition_index)
+cross join lateral (
+    select *
+    from pending_offset p
+    where p.group_id = wanted.group_id and p.topic_id = wanted.topic_id
+        and p.partition_index = wanted.partition_index
+        and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id)
+    offset 0
+) o
+where $4::boolean and exists (select from pending_offset p where p.group_id = any ($1::text[]))
+order by group_id, topic_id, partition_index, is_pending;
 
 -- name: delete_offsets
--- Of one group, for the partitions given as two arrays.
-delete from committed_offset o
-using unnest($2::uuid[], $3::integer[]) doomed (topic_id, partition_index)
-where o.group_id = $1 and o.topic_id = doomed.topic_id and o.partition_index = doomed.partition_index;
+-- Of one group, for the partitions given as two arrays; whether the lease is current.
+select delete_offsets($1, $2, $3, $4, $5, $6);
 
 -- name: expire_offsets
 -- One bounded pass over a shard.

@@ -9,7 +9,7 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from confluent_kafka import KafkaException, TopicCollection
+from confluent_kafka import KafkaException, Producer, TopicCollection
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -19,9 +19,15 @@ from confluent_kafka.admin import (
     NewTopic,
     ResourceType,
 )
+from kafka.admin import AbortTransactionSpec, KafkaAdminClient
 from kafka.admin import ConfigResource as PythonResource
-from kafka.admin import KafkaAdminClient
-from kafka.errors import InvalidConfigurationError, TopicAlreadyExistsError
+from kafka.errors import (
+    InvalidConfigurationError,
+    InvalidProducerEpochError,
+    TopicAlreadyExistsError,
+    TransactionalIdNotFoundError,
+)
+from kafka.structs import TopicPartition
 
 from tests.gateway_process import GatewayProcess
 
@@ -178,3 +184,45 @@ def test_kafka_python_broker_settings_and_sizes(kafka_python: KafkaAdminClient) 
     everything = kafka_python.describe_configs([topic], config_filter="all")["topic"][name]
     assert everything["retention.ms"]["value"] == "604800000"
     assert name in str(kafka_python.describe_log_dirs())
+
+
+def test_kafka_python_looks_at_transactions_and_aborts_one(
+    kafka_python: KafkaAdminClient, gateway: GatewayProcess
+) -> None:
+    """Of all stock admin clients here it alone can. To abort in one partition is to abort all of it."""
+    topic, name = fresh(), fresh()
+    kafka_python.create_topics({topic: {"num_partitions": 2, "replication_factor": 1}})
+    producer = Producer({"bootstrap.servers": gateway.bootstrap, "transactional.id": name})
+    producer.init_transactions(TIMEOUT_S)
+    producer.begin_transaction()
+    for partition in range(2):
+        producer.produce(topic, "never", partition=partition)
+    assert producer.flush(TIMEOUT_S) == 0
+
+    def listed(**filters) -> list[tuple[str, str]]:
+        found = kafka_python.list_transactions(transactional_id_pattern=f"{name}.*", **filters)
+        return [(each.transactional_id, each.state) for each in found[1]]
+
+    first, second = TopicPartition(topic, 0), TopicPartition(topic, 1)
+    assert listed(state_filters=["Ongoing"], duration_filter_ms=0) == [(name, "Ongoing")]
+    assert listed(duration_filter_ms=3_600_000) == []
+    described = kafka_python.describe_transactions([name])[name]
+    assert (described.state, described.producer_epoch, described.coordinator_id) == ("Ongoing", 0, 1)
+    assert described.topic_partitions == {first, second}
+    (state,) = kafka_python.describe_producers([first])[first].active_producers
+    assert (state.producer_id, state.producer_epoch, state.last_sequence) == (described.producer_id, 0, 0)
+    assert state.current_transaction_start_offset == 0
+    assert kafka_python.find_hanging_transactions() == []
+
+    with pytest.raises(InvalidProducerEpochError):
+        kafka_python.abort_transaction(AbortTransactionSpec(second, described.producer_id, -1))
+    kafka_python.abort_transaction(AbortTransactionSpec(second, described.producer_id, 0))
+    described = kafka_python.describe_transactions([name])[name]
+    assert (described.state, described.producer_epoch, described.topic_partitions) == ("CompleteAbort", 1, set())
+    for partition, states in kafka_python.describe_producers([first, second]).items():
+        assert [each.current_transaction_start_offset for each in states.active_producers] == [-1], partition
+    with pytest.raises(KafkaException) as fenced:
+        producer.commit_transaction(TIMEOUT_S)
+    assert fenced.value.args[0].fatal()
+    with pytest.raises(TransactionalIdNotFoundError):
+        kafka_python.describe_transactions([fresh()])

@@ -1,4 +1,4 @@
-"""`sluice groups` and `sluice topics` as a person types them, against a gateway with a stock consumer in its group."""
+"""`sluice groups`, `topics` and `transactions` as a person types them, against a gateway with stock clients."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from gateway.cli import main
 from tests.gateway_process import GatewayProcess
@@ -189,11 +189,111 @@ def test_deleting_groups_tells_each_result(sluice: Prompt, topic: str) -> None:
     assert "there is no group" in sluice("groups", "describe", group, code=1)
 
 
+# --- transactions -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def name() -> str:
+    return f"app-{uuid.uuid4().hex[:8]}"
+
+
+def transactional(gateway: GatewayProcess, name: str) -> Producer:
+    producer = Producer({"bootstrap.servers": gateway.bootstrap, "transactional.id": name})
+    producer.init_transactions(30)
+    return producer
+
+
+def send(producer: Producer, topic: str, partition: int, *values: str) -> None:
+    for value in values:
+        producer.produce(topic, value, partition=partition)
+    assert producer.flush(30) == 0
+
+
+def listed(sluice: Prompt, name: str, *words: str) -> dict[str, Any]:
+    (row,) = [row for row in sluice.json("transactions", "list", *words) if row["id"] == name]
+    return row
+
+
+def test_a_transaction_is_shown_while_it_is_open(
+    sluice: Prompt, gateway: GatewayProcess, topic: str, name: str
+) -> None:
+    producer = transactional(gateway, name)
+    row = listed(sluice, name)
+    assert (row["state"], row["epoch"], row["open_s"], row["started"], row["broker"]) == ("Empty", 0, None, None, 1)
+    produce(gateway, topic, 1, ["before"])
+    producer.begin_transaction()
+    send(producer, topic, 1, "one", "two")
+    row = listed(sluice, name, "--open", "--state", "ongoing")
+    assert (row["state"], row["timeout_s"]) == ("Ongoing", 60.0)
+    assert 0 <= row["open_s"] < 30
+    (described,) = sluice.json("transactions", "describe", name)
+    partition = {"topic": topic, "partition": 1, "since": 1, "stable_end": 1}
+    assert described["partitions"] == [partition]
+    table = sluice("transactions", "list").splitlines()
+    assert table[0].split() == ["ID", "STATE", "PRODUCER-ID", "EPOCH", "OPEN-S", "BROKER"]
+    assert any(line.split()[:2] == [name, "Ongoing"] for line in table)
+    assert [line.split() for line in sluice("transactions", "describe", name).splitlines()[-2:]] == [
+        ["TOPIC", "PARTITION", "SINCE", "STABLE-END"],
+        [topic, "1", "1", "1"],
+    ]
+    producer.commit_transaction(30)
+    row = listed(sluice, name)
+    assert (row["state"], row["open_s"]) == ("CompleteCommit", None)
+    assert sluice("transactions", "describe", name).splitlines()[-1] == "none"
+    assert name not in sluice("transactions", "list", "--open")
+
+
+def test_an_abort_fences_the_producer(sluice: Prompt, gateway: GatewayProcess, topic: str, name: str) -> None:
+    producer = transactional(gateway, name)
+    producer.begin_transaction()
+    send(producer, topic, 0, "never")
+    assert sluice.json("transactions", "abort", name) == [
+        {"id": name, "result": "aborted", "fenced_epoch": 0, "epoch": 1}
+    ]
+    with pytest.raises(KafkaException) as fenced:
+        producer.commit_transaction(30)
+    assert fenced.value.args[0].fatal()
+    assert "has no transaction open that can be aborted: it is Empty" in sluice("transactions", "abort", name, code=1)
+    assert listed(sluice, name)["epoch"] == 1
+
+
+def test_what_was_aborted_is_no_record_of_the_topic(
+    sluice: Prompt, gateway: GatewayProcess, topic: str, name: str
+) -> None:
+    producer = transactional(gateway, name)
+    for value, committed in (("a", True), ("b", False), ("c", True), ("d", False)):
+        producer.begin_transaction()
+        send(producer, topic, 0, value)
+        produce(gateway, topic, 0, [f"between-{value}"])
+        if committed:
+            producer.commit_transaction(30)
+        else:
+            producer.abort_transaction(30)
+    lines = sluice("topics", "tail", topic, "--from-beginning", "--json").splitlines()
+    values = ["a", "between-a", "between-b", "c", "between-c", "between-d"]
+    assert [json.loads(line)["value"] for line in lines] == values
+
+
+def test_offsets_of_a_transaction_are_shown_as_upstream_shows_them(
+    sluice: Prompt, gateway: GatewayProcess, topic: str, name: str
+) -> None:
+    producer = transactional(gateway, name)
+    with consumer(gateway, f"g-{name}", topic) as member:
+        producer.begin_transaction()
+        producer.send_offsets_to_transaction([TopicPartition(topic, 0, 5)], member.consumer_group_metadata(), 30)
+        (described,) = sluice.json("transactions", "describe", name)
+        (partition,) = described["partitions"]
+        assert (partition["topic"], partition["since"], partition["stable_end"]) == ("__consumer_offsets", None, None)
+        producer.abort_transaction(30)
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (("groups", "describe", "no-such-group"), "there is no group no-such-group"),
         (("groups", "reset-offsets", "g", "--topic", "no-such-topic", "--to-latest"), "UNKNOWN_TOPIC_OR_PARTITION"),
+        (("transactions", "describe", "no-such-id"), "there is no transactional id no-such-id"),
+        (("transactions", "abort", "no-such-id"), "there is no transactional id no-such-id"),
         (("groups", "reset-offsets", "g", "--all-topics", "--to-latest"), "has committed nothing"),
         (("topics", "create", "a b"), "Topic name is invalid"),
     ],

@@ -38,6 +38,14 @@ SCENARIOS: tuple[Scenario, ...] = (
     Scenario("data.idempotent", "an idempotent producer's records are stored once and in order"),
     Scenario("data.seek_and_times", "seek to the beginning, the end, an offset and a timestamp"),
     Scenario("data.delete_records", "records before an offset are deleted and no longer read"),
+    Scenario(
+        "transactions.commit-abort", "who reads committed records reads those of committed transactions, no others"
+    ),
+    Scenario("transactions.open", "while a transaction is open, nothing of it and behind it is read as committed"),
+    Scenario("transactions.fencing", "a second producer of a transactional id aborts and fences the first"),
+    Scenario("transactions.consume-transform-produce", "records are read, written and committed in one, or not at all"),
+    Scenario("transactions.gateway-kill", "the same, while the gateway is killed (−9)"),
+    Scenario("transactions.timeout", "a transaction left open is aborted, and who reads committed records goes on"),
     Scenario("admin.topics", "create, describe, add partitions, delete"),
     Scenario("admin.configs", "describe and alter a topic's configs"),
     Scenario("admin.groups", "list, describe and delete groups, and read or alter their offsets"),

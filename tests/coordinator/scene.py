@@ -34,6 +34,7 @@ from gateway.coordinator.model import (
     SyncGroup,
     SyncReply,
     Tick,
+    TxnOffsetCommit,
 )
 from gateway.coordinator.table import TABLE
 from protocol.consumer import Subscription, encode_subscription
@@ -189,6 +190,15 @@ class Scene:
                 instance,
                 self.group.generation_id if generation is None else generation,
             )
+        )
+
+    def txn_commit(
+        self, connection: str, member_id: str = "", *, generation: int | None = None, instance: str | None = None
+    ) -> Asked:
+        self.last_id += 1
+        asked: int = self.group.generation_id if generation is None else generation
+        return self.send(
+            TxnOffsetCommit(RequestId(self.last_id), ConnectionId(connection), MemberId(member_id), instance, asked)
         )
 
     def leave(self, connection: str, *leaving: str | tuple[str, str | None]) -> Asked:

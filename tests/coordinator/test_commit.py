@@ -69,3 +69,23 @@ def test_a_commit_keeps_the_session() -> None:
         assert scene.commit("b", b).error is NONE
     assert b in scene.group.members
     assert not must_store(scene.last)
+
+
+def test_a_commit_in_a_transaction_does_not_keep_the_session() -> None:
+    scene = Scene()
+    a, b = scene.stable("a", "b")
+    scene.advance(6_000)
+    scene.heartbeat("a", a)
+    assert scene.txn_commit("b", b).error is NONE
+    scene.advance(6_000)
+    assert set(scene.group.members) == {a}
+    assert scene.txn_commit("b", b).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_the_first_commit_in_a_transaction_makes_the_group() -> None:
+    scene = Scene()
+    assert scene.txn_commit("x", "m", generation=0).error is ErrorCode.ILLEGAL_GENERATION
+    assert not scene.group.exists
+    assert scene.txn_commit("x", generation=-1).error is NONE
+    assert scene.group.exists
+    assert not must_store(scene.last)

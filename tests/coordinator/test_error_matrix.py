@@ -259,6 +259,33 @@ def test_offset_commit(state: str, column: str, expected: str) -> None:
         assert cast.scene.group is before
 
 
+TXN_COMMIT = """
+           | −1 nobody | −1 K | −1 U | −1 C | K   | K other generation | U   | P   | I   | F
+missing    | ok        | ok   | ok   | ok   | GEN | GEN                | GEN | GEN | GEN | GEN
+Empty      | ok        | ok   | ok   | ok   | UNK | UNK                | UNK | UNK | UNK | UNK
+Preparing  | ok        | GEN  | UNK  | FEN  | ok  | GEN                | UNK | UNK | UNK | FEN
+Completing | ok        | GEN  | UNK  | FEN  | ok  | GEN                | UNK | UNK | UNK | FEN
+Stable     | ok        | GEN  | UNK  | FEN  | ok  | GEN                | UNK | UNK | UNK | FEN
+Dead       | CNA       | CNA  | CNA  | CNA  | CNA | CNA                | CNA | CNA | CNA | CNA
+"""
+
+
+@pytest.mark.parametrize(("state", "column", "expected"), cells(TXN_COMMIT))
+def test_txn_offset_commit(state: str, column: str, expected: str) -> None:
+    cast = Cast(state)
+    before = cast.scene.group
+    who = column.removeprefix("−1 ")
+    member_id, instance = ("", None) if who == "nobody" else identity(cast, who)
+    generation = cast.scene.generation
+    if column.startswith("−1"):
+        generation = -1
+    elif column == "K other generation":
+        generation += 1
+    check(cast, lambda: cast.scene.txn_commit("k", member_id, instance=instance, generation=generation), expected)
+    if state != "missing":
+        assert cast.scene.group is before, "a commit in a transaction keeps nobody alive"
+
+
 LEAVE = """
            | nobody | "" + known instance | "" + unknown instance | P   | U   | I   | F   | K
 missing    | UNK    | UNK                 | UNK                   | UNK | UNK | UNK | UNK | UNK

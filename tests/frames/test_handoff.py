@@ -23,6 +23,7 @@ from protocol.messages.incremental_alter_configs import (
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic
 from protocol.messages.sync_group import SyncGroupResponse
 from tests.frames.members import Member, create_topic, fresh, join_all, leader_of, member
+from tests.frames.transactions import Transactional
 from tests.gateway_process import GatewayProcess
 from tests.wire import WireClient
 
@@ -78,6 +79,15 @@ def produce(bootstrap: str, topic: str, *partitions: int) -> None:
     assert producer.flush(30) == 0
 
 
+async def produce_in_a_transaction(client: WireClient, topic: str) -> None:
+    """The same to the partition that moves, and the marker."""
+    producer, partition = Transactional(client, fresh("producer")), (topic, MOVED)
+    assert await producer.initialize() is NONE
+    assert await producer.add(partition) == [NONE]
+    assert (await producer.send(partition, *[b"x"] * RECORDS)).error_code == NONE
+    assert await producer.end(committed=True) is NONE
+
+
 def fetch_nowait(
     client: WireClient, topic: str, offset: int, partition: int = MOVED, *, min_bytes: int = 0, max_wait_ms: int = 10
 ) -> asyncio.Future[FetchResponse]:
@@ -96,12 +106,12 @@ async def fetch(client: WireClient, topic: str, offset: int, partition: int = MO
 
 
 @asynccontextmanager
-async def read_as_java_does(gateway: GatewayProcess, topic: str) -> AsyncGenerator[None]:
+async def read_as_java_does(gateway: GatewayProcess, topic: str, end_offset: int) -> AsyncGenerator[None]:
     """On a connection of its own it has been given all records, and waits for more."""
     async with await WireClient.connect(gateway.bootstrap, client_id="a") as client:
         await client.send(ApiVersionsRequest(client_software_name="apache-kafka-java", client_software_version="4"), 3)
         await fetch(client, topic, 0)
-        parked = fetch_nowait(client, topic, RECORDS, min_bytes=1, max_wait_ms=20_000)
+        parked = fetch_nowait(client, topic, end_offset, min_bytes=1, max_wait_ms=20_000)
         yield
         assert not parked.done()
     with suppress(ConnectionError):
@@ -165,11 +175,12 @@ async def moving(
     committed_before: int | None = None,
     static: bool = False,
     as_java: bool = False,
+    in_a_transaction: bool = False,
     group_id: str | None = None,
     elsewhere: GatewayProcess | None = None,
 ) -> AsyncGenerator[tuple[Scene, Sync]]:
     """Partition 1 of a is assigned to b; the sync of a is answered, that of b may be held. `elsewhere`: another node,
-    by which a is served as many records again."""
+    by which a is served as many records again. `in_a_transaction`: so they were produced, and a marker ends them."""
     instances = ("instance a", "instance b") if static else (None, None)
     group_id, topic = group_id or fresh("handoff"), fresh("topic")
     name = "range" if keeps_the_rule else "cooperative-sticky"
@@ -185,11 +196,17 @@ async def moving(
         await join_all(a, b)
         for sync in await scene.assign((0, 1), (), name):
             assert (await sync).error_code == NONE
-        produce(gateway.bootstrap, topic)
+        end_offset = RECORDS + in_a_transaction
+        if in_a_transaction:
+            await produce_in_a_transaction(a.client, topic)
+        else:
+            produce(gateway.bootstrap, topic)
         if as_java:
-            await stack.enter_async_context(read_as_java_does(gateway, topic))
+            await stack.enter_async_context(read_as_java_does(gateway, topic, end_offset))
         else:
             await fetch(a.client, topic, 0)
+            if in_a_transaction:
+                await fetch(a.client, topic, end_offset)
         if elsewhere is not None:
             produce(gateway.bootstrap, topic)
             async with await WireClient.connect(elsewhere.bootstrap, client_id="a") as client:
@@ -250,6 +267,38 @@ async def test_a_commit_up_to_the_mark_lets_the_target_go_on(gateway: GatewayPro
         assert not held.done()
         assert await scene.a.commit(scene.topic, RECORDS, partition=MOVED) == NONE
         assert (await asyncio.wait_for(held, 10)).assignment == given(scene.topic, MOVED)
+
+
+async def test_a_source_that_commits_by_transactions_has_drained_once_one_is_committed(gateway: GatewayProcess) -> None:
+    """What was aborted counts for nothing, and a target that goes on is told to wait for what is pending."""
+    async with moving(gateway, "drain", keeps_the_rule=True) as (scene, held):
+        a, b, group_id = scene.a, scene.b, scene.a.group_id
+        producer = Transactional(a.client, fresh("producer"))
+        assert await producer.initialize() is NONE
+        mine = {"member_id": a.member_id, "generation_id": a.generation_id}
+        for is_committed in (False, True):
+            assert await producer.add_offsets(group_id) is NONE
+            assert await producer.commit_offset(group_id, (scene.topic, MOVED), RECORDS, **mine) is NONE
+            assert await committed(a.client, group_id, scene.topic, stable=True) == (UNSTABLE, -1)
+            assert await committed(a.client, group_id, scene.topic, stable=False) == (NONE, -1)
+            assert not held.done()
+            assert await producer.end(committed=is_committed) is NONE
+        assert (await asyncio.wait_for(held, 10)).assignment == given(scene.topic, MOVED)
+        # Drained, not only held for as long as may be.
+        assert await committed(b.client, group_id, scene.topic, stable=True) == (NONE, RECORDS)
+
+
+@pytest.mark.parametrize("as_java", [False, True])
+async def test_markers_behind_what_was_served_are_not_waited_for(gateway: GatewayProcess, as_java: bool) -> None:
+    """Applications commit behind the last record that they were given."""
+    async with moving(gateway, "drain", keeps_the_rule=True, as_java=as_java, in_a_transaction=True) as (scene, held):
+        a, b = scene.a, scene.b
+        assert await a.commit(scene.topic, RECORDS - 1, partition=MOVED) == NONE
+        done, _ = await asyncio.wait((held,), timeout=1)
+        assert not done
+        assert await a.commit(scene.topic, RECORDS, partition=MOVED) == NONE
+        assert (await asyncio.wait_for(held, 10)).assignment == given(scene.topic, MOVED)
+        assert await committed(b.client, b.group_id, scene.topic, stable=True) == (NONE, RECORDS)
 
 
 async def test_what_java_was_given_is_known_while_it_waits_for_more(gateway: GatewayProcess) -> None:

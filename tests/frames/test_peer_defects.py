@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 
 from protocol.errors import ErrorCode
+from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from protocol.messages.create_topics import CreatableTopic, CreatableTopicConfig, CreateTopicsRequest
 from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from protocol.messages.end_txn import EndTxnRequest
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic, PartitionData
 from protocol.messages.incremental_alter_configs import (
     AlterableConfig,
@@ -44,9 +46,13 @@ def batch(*records: Record, **head: Any) -> bytes:
     return build_batch(records or (Record(0, int(time.time() * 1000), b"k", b"v"),), **head)
 
 
-async def produce(client: WireClient, topic: str, records: bytes, version: int = 9) -> PartitionProduceResponse:
+async def produce(
+    client: WireClient, topic: str, records: bytes, version: int = 9, *, of: str | None = None
+) -> PartitionProduceResponse:
+    """`of`: the transactional id, if the batch belongs to a transaction."""
     data = TopicProduceData(name=topic, partition_data=(PartitionProduceData(index=0, records=records),))
-    response = await client.send(ProduceRequest(acks=-1, timeout_ms=10_000, topic_data=(data,)), version)
+    asked = ProduceRequest(transactional_id=of, acks=-1, timeout_ms=10_000, topic_data=(data,))
+    response = await client.send(asked, version)
     return response.responses[0].partition_responses[0]
 
 
@@ -106,15 +112,14 @@ async def test_retention_keeps_for_ever_for_months_and_by_default(gateway_factor
         assert await list_offset(client, thirty_days, EARLIEST) == 0
 
 
-async def test_nothing_transactional_enters_the_log(gateway: GatewayProcess) -> None:
-    """So compaction meets no marker it could drop, and read_committed consumers no record that was aborted."""
+async def test_nothing_of_a_transaction_that_nobody_began_enters_the_log(gateway: GatewayProcess) -> None:
+    """So no record holds read_committed consumers back for ever. A client's own markers are refused, too."""
     async with await WireClient.connect(gateway.bootstrap) as client:
         topic = fresh("transactional")
         await create_topic(client, topic)
-        answer = await produce(
-            client, topic, batch(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
-        )
-        assert answer.error_code == ErrorCode.INVALID_TXN_STATE
+        stray = batch(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True)
+        assert (await produce(client, topic, stray)).error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        assert (await produce(client, topic, stray, of="t")).error_code == ErrorCode.INVALID_TXN_STATE
         marker = batch(producer_id=7, producer_epoch=0, base_sequence=-1, is_transactional=True, is_control=True)
         assert (await produce(client, topic, marker)).error_code == ErrorCode.INVALID_RECORD
         assert (await produce(client, topic, batch())).base_offset == 0
@@ -154,10 +159,34 @@ async def test_two_copies_of_one_batch_in_flight_are_one_batch(gateway: GatewayP
 
 
 async def test_no_dead_producer_holds_consumers_back(gateway: GatewayProcess) -> None:
-    """A transaction that nobody ends would; none can be begun, and a client is told so at once."""
+    """A transaction that nobody ends is aborted when its time is up, and its producer fenced."""
     async with await WireClient.connect(gateway.bootstrap) as client:
-        answer = await client.send(InitProducerIdRequest(transactional_id="t", transaction_timeout_ms=60_000), 4)
-        assert answer.error_code == ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+        topic, name = fresh("dead"), fresh("dead-producer")
+        await create_topic(client, topic)
+        producer = await client.send(InitProducerIdRequest(transactional_id=name, transaction_timeout_ms=100), 4)
+        identity = {"producer_id": producer.producer_id, "producer_epoch": producer.producer_epoch}
+        added = await client.send(
+            AddPartitionsToTxnRequest(
+                v3_and_below_transactional_id=name,
+                v3_and_below_producer_id=producer.producer_id,
+                v3_and_below_producer_epoch=producer.producer_epoch,
+                v3_and_below_topics=(AddPartitionsToTxnTopic(name=topic, partitions=(0,)),),
+            ),
+            3,
+        )
+        assert added.results_by_topic_v3_and_below[0].results_by_partition[0].partition_error_code == ErrorCode.NONE
+        left = batch(**identity, base_sequence=0, is_transactional=True)
+        assert (await produce(client, topic, left, of=name)).base_offset == 0
+        assert (await produce(client, topic, batch())).base_offset == 1
+        answer = await fetch(client, topic, 0, isolation_level=1, max_wait_ms=30_000)
+        assert (answer.last_stable_offset, answer.high_watermark) == (3, 3)
+        assert answer.aborted_transactions is not None
+        (aborted,) = answer.aborted_transactions
+        assert (aborted.producer_id, aborted.first_offset) == (producer.producer_id, 0)
+        ended = await client.send(EndTxnRequest(transactional_id=name, **identity, committed=True), 3)
+        assert ended.error_code == ErrorCode.PRODUCER_FENCED
+        more = batch(**identity, base_sequence=1, is_transactional=True)
+        assert (await produce(client, topic, more, of=name)).error_code == ErrorCode.INVALID_PRODUCER_EPOCH
 
 
 async def test_an_offset_out_of_range_is_said_to_be_so(gateway: GatewayProcess) -> None:

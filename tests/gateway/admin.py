@@ -86,6 +86,7 @@ class AdminNode:
             cluster_id=CLUSTER_ID,
             described_topics=DescribedTopics(),
             history=HistoryStore(database),
+            transactions=unused,
         )
 
     async def ask(self, api_key: ApiKey, request: Any, version: int, *, listener: str = "PLAINTEXT") -> Any:

@@ -24,6 +24,7 @@ from gateway.log.validator import BatchValidator
 from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.net.places import NO_PLACE
 from gateway.operate.metrics import Metrics
+from gateway.transactions.coordinator import Transactions
 from protocol.api_keys import ApiKey
 from protocol.compression import Compression
 from protocol.errors import ErrorCode
@@ -48,6 +49,7 @@ from storage.nodes import NodeStore
 from storage.pool import Database
 from storage.producers import ProducerStore
 from storage.topics import TopicStore
+from storage.transactions import TransactionStore
 from storage.types import NewTopic, PartitionKey, Topic
 
 PRODUCE_VERSION = 9
@@ -83,6 +85,8 @@ class DataPlane:
         self.recompressor = Recompressor()
         self.catalog = Catalog(self.topics, self.tail, BrokerConfig())
         self.membership = LongKnown(NodeStore(database), {"PLAINTEXT": (name, 9092)}, None, 60_000)
+        producers = ProducerStore(database)
+        self.transactions = Transactions(TransactionStore(database), producers, self.tail, self.membership)
         unused = cast("Any", None)
         self.services = Services(
             settings=unused,
@@ -93,7 +97,7 @@ class DataPlane:
             recompressor=self.recompressor,
             appender=self.appender,
             tail=self.tail,
-            producers=ProducerStore(database),
+            producers=producers,
             offsets=unused,
             groups=unused,
             membership=self.membership,
@@ -101,6 +105,7 @@ class DataPlane:
             cluster_id="cluster",
             described_topics=DescribedTopics(),
             history=HistoryStore(database),
+            transactions=self.transactions,
         )
 
     async def create_topic(

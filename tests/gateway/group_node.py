@@ -20,6 +20,7 @@ from gateway.apis.group_admin import delete_groups, describe_groups, list_groups
 from gateway.apis.offset_commit import offset_commit
 from gateway.apis.offset_delete import offset_delete
 from gateway.apis.offset_fetch import offset_fetch
+from gateway.apis.txn_offset_commit import txn_offset_commit
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
 from gateway.config.broker import BrokerConfig
@@ -43,6 +44,7 @@ from gateway.groups.groups import Groups
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
 from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.transactions.coordinator import Transactions
 from protocol import codec
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
@@ -51,7 +53,9 @@ from storage.groups import GroupStore
 from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
 from storage.pool import Database
+from storage.producers import ProducerStore
 from storage.topics import TopicStore
+from storage.transactions import TransactionStore
 from storage.types import NewTopic, Topic
 
 QUICK = Settings(group_initial_rebalance_delay_ms=0, group_min_session_timeout_ms=10)
@@ -70,6 +74,7 @@ HANDLERS: dict[ApiKey, Any] = {
     ApiKey.OFFSET_COMMIT: offset_commit,
     ApiKey.OFFSET_FETCH: offset_fetch,
     ApiKey.OFFSET_DELETE: offset_delete,
+    ApiKey.TXN_OFFSET_COMMIT: txn_offset_commit,
 }
 
 
@@ -165,6 +170,7 @@ async def group_node(
             offsets=offsets,
             groups=groups,
             membership=membership,
+            transactions=Transactions(TransactionStore(database), ProducerStore(database), tail, membership),
         )
         yield GroupNode(database, store, offsets, topics, leases, groups, cast(Services, services), clock)
         for task in groups.under_way:

@@ -99,7 +99,9 @@ def test_text_that_is_not_utf_8_is_replaced_as_upstream_does(version):
         assert codec.decode(HeartbeatRequest, version, buffer)[0].member_id == "caf\ufffd"
 
 
-@pytest.mark.parametrize(("api_key", "version"), [(ApiKey.HEARTBEAT, 5), (ApiKey.HEARTBEAT, -1), (ApiKey.END_TXN, 0)])
+@pytest.mark.parametrize(
+    ("api_key", "version"), [(ApiKey.HEARTBEAT, 5), (ApiKey.HEARTBEAT, -1), (ApiKey.SHARE_FETCH, 1)]
+)
 def test_undeclared_apis_and_versions_are_refused(api_key, version):
     with pytest.raises(ProtocolError, match="no request"):
         codec.decode_request(api_key, version, b"")
@@ -109,7 +111,7 @@ def test_classes_of_an_api():
     assert codec.request_class(ApiKey.HEARTBEAT) is HeartbeatRequest
     assert codec.response_class(12) is HeartbeatResponse
     with pytest.raises(KeyError):
-        codec.request_class(ApiKey.END_TXN)
+        codec.request_class(ApiKey.SHARE_FETCH)
 
 
 def test_decoded_messages_are_frozen():

@@ -8,6 +8,8 @@ import struct
 
 import cramjam
 import pytest
+from aiokafka.record.control_record import ABORT_MARKER, COMMIT_MARKER
+from aiokafka.record.control_record import ControlRecord as AioControlRecord
 from aiokafka.record.default_records import DefaultRecordBatch as AioBatch
 from aiokafka.record.default_records import DefaultRecordBatchBuilder as AioBuilder  # pyright: ignore[reportAttributeAccessIssue]
 from hypothesis import given, settings
@@ -19,9 +21,12 @@ from protocol.compression import Compression, compress, decompress
 from protocol.errors import ProtocolError
 from protocol.records import (
     HEAD_BYTES,
+    ControlType,
     Record,
     TimestampType,
     build_batch,
+    control_type_of,
+    end_marker,
     iter_records,
     magic_of,
     read_head,
@@ -248,6 +253,135 @@ def test_build_refuses_records_that_do_not_fit(records, options):
         build_batch(records, **options)
 
 
+# --- ends of transactions -------------------------------------------------------------------------------------------
+
+MARKED_AT = 1_700_000_000_000
+MARKERS = {
+    ControlType.ABORT: end_marker(ControlType.ABORT, producer_id=7, producer_epoch=3, timestamp_ms=MARKED_AT),
+    ControlType.COMMIT: end_marker(
+        ControlType.COMMIT, producer_id=7, producer_epoch=3, timestamp_ms=MARKED_AT, coordinator_epoch=5
+    ),
+}
+
+
+def control_batch(key: bytes | None, *, codec: Compression = Compression.NONE) -> bytes:
+    return build_batch([Record(0, 0, key, b"")], compression=codec, is_transactional=True, is_control=True)
+
+
+@pytest.mark.parametrize(
+    ("control", "crc", "kind", "coordinator_epoch"),
+    [(ControlType.ABORT, "6f1bd9fe", "0000", "00000000"), (ControlType.COMMIT, "c60df61d", "0001", "00000005")],
+)
+def test_end_marker_byte_by_byte(control, crc, kind, coordinator_epoch):
+    head = (
+        "0000000000000000 00000042 ffffffff 02"  # base offset, length, leader epoch, magic
+        f"{crc} 0030 00000000 0000018bcfe56800 0000018bcfe56800"  # transactional and control; both timestamps
+        "0000000000000007 0003 ffffffff 00000001"  # producer id and epoch, no sequence, one record
+    )
+    record = f"20 00 00 00 08 0000{kind} 0c 0000{coordinator_epoch} 00"
+    assert MARKERS[control] == bytes.fromhex(head + record)
+    assert verify_crc(MARKERS[control])
+
+
+@pytest.mark.parametrize("batch_class", CLIENT_BATCHES)
+@pytest.mark.parametrize("control", ControlType)
+def test_clients_read_an_end_marker(batch_class, control):
+    read = batch_class(bytearray(MARKERS[control]))
+    assert read.validate_crc()
+    assert read.is_control_batch
+    assert read.is_transactional
+    assert (read.producer_id, read.producer_epoch, read.base_sequence) == (7, 3, -1)
+    (record,) = read
+    assert (record.offset, record.timestamp) == (0, MARKED_AT)
+    if batch_class is PythonBatch:
+        assert (record.version, record.abort, record.commit) == (0, control == 0, control == 1)
+    else:
+        marker = COMMIT_MARKER if control is ControlType.COMMIT else ABORT_MARKER
+        assert AioControlRecord.parse(record.key) == marker
+
+
+@pytest.mark.parametrize("control", ControlType)
+@pytest.mark.parametrize("buffer", [bytes, bytearray, memoryview])
+def test_type_of_an_end_marker(control, buffer):
+    assert control_type_of(buffer(MARKERS[control])) is control
+
+
+@given(
+    st.sampled_from(ControlType),
+    st.integers(0, 2**63 - 1),
+    st.integers(0, 2**15 - 1),
+    st.integers(0, 2**62),
+    st.integers(-1, 2**31 - 1),
+)
+@settings(deadline=None)
+def test_end_marker_round_trip(control, producer_id, producer_epoch, timestamp_ms, coordinator_epoch):
+    batch = end_marker(
+        control,
+        producer_id=producer_id,
+        producer_epoch=producer_epoch,
+        timestamp_ms=timestamp_ms,
+        coordinator_epoch=coordinator_epoch,
+    )
+    assert verify_crc(batch)
+    assert control_type_of(batch) is control
+    head = read_head(batch)
+    assert (head.producer_id, head.producer_epoch, head.base_sequence) == (producer_id, producer_epoch, -1)
+    assert (head.base_timestamp, head.max_timestamp) == (timestamp_ms, timestamp_ms)
+    (record,) = iter_records(batch)
+    assert record.value == struct.pack(">hi", 0, coordinator_epoch)
+
+
+def test_an_end_marker_where_it_was_appended():
+    batch = bytearray(MARKERS[ControlType.COMMIT])
+    struct.pack_into(">q", batch, 0, 9_000)
+    set_log_append_time(batch, MARKED_AT + 1)
+    assert control_type_of(batch) is ControlType.COMMIT
+    assert [(record.offset, record.timestamp) for record in iter_records(batch)] == [(9_000, MARKED_AT + 1)]
+
+
+@pytest.mark.parametrize(
+    ("what", "batch", "expected"),
+    [
+        ("no control batch", build_batch([Record(0, 0, bytes(4), b"")], is_transactional=True), None),
+        ("no records left", build_batch([], is_transactional=True, is_control=True), None),
+        ("a leader's change", control_batch(bytes.fromhex("0000 0002")), None),
+        ("a type below all", control_batch(bytes.fromhex("0000 ffff")), None),
+        ("a later version with more fields", control_batch(bytes.fromhex("0001 0001 ff")), ControlType.COMMIT),
+        ("compressed", control_batch(bytes.fromhex("0000 0000"), codec=Compression.GZIP), ControlType.ABORT),
+    ],
+)
+def test_type_of_other_batches(what, batch, expected):
+    assert control_type_of(batch) is expected
+
+
+@pytest.mark.parametrize("key", [None, b"", bytes(3), bytes.fromhex("ffff 0001")])
+def test_control_key_that_is_none_is_refused(key):
+    with pytest.raises(ProtocolError, match="control record"):
+        control_type_of(control_batch(key))
+
+
+def test_torn_end_marker_is_refused():
+    whole = MARKERS[ControlType.COMMIT]
+    for length in range(len(whole)):
+        torn = bytearray(whole[:length])
+        with pytest.raises(ProtocolError):
+            control_type_of(torn)
+        if length > HEAD_BYTES:  # and where the head agrees to what is left
+            struct.pack_into(">i", torn, 8, length - 12)
+            with pytest.raises(ProtocolError):
+                control_type_of(torn)
+
+
+def test_mutated_end_markers_raise_only_protocol_errors():
+    randomness = random.Random(27)
+    for _ in range(4000):
+        batch = bytearray(MARKERS[ControlType.ABORT])
+        for _ in range(randomness.randint(1, 4)):
+            batch[randomness.choice([*range(16, 23), *range(57, len(batch))])] = randomness.randrange(256)
+        with contextlib.suppress(ProtocolError):
+            control_type_of(batch)
+
+
 # --- hostile bytes --------------------------------------------------------------------------------------------------
 
 
@@ -346,7 +480,7 @@ def test_mutated_batches_raise_only_protocol_errors(codec):
 @given(st.binary(max_size=400))
 @settings(max_examples=500, deadline=None)
 def test_arbitrary_bytes_raise_only_protocol_errors(data):
-    for read in (read_head, split_batches, verify_crc, lambda buffer: list(iter_records(buffer))):
+    for read in (read_head, split_batches, verify_crc, control_type_of, lambda buffer: list(iter_records(buffer))):
         with contextlib.suppress(ProtocolError):
             read(data)
 

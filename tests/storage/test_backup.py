@@ -23,10 +23,12 @@ from storage.pool import Database
 from storage.roller import Roller
 from storage.segments import SegmentDirectory
 from storage.store import open_store
+from storage.text import stored
 from storage.types import PartitionKey
 from tests.postgres import Databases
 from tests.storage.batches import append, new_batch, read
 from tests.storage.conftest import MakeTopic
+from tests.storage.transactions import Producer as TransactionalProducer
 
 
 @pytest.fixture
@@ -179,6 +181,39 @@ async def test_a_check_names_what_is_wrong_and_repairs_only_unknown_files(
     ]
     assert report.removed_files == 1
     assert len(directory.found()) == 1, "what is damaged is left to people"
+
+
+async def test_a_check_names_what_transactions_have_left_behind(
+    database: Database, log: LogStore, make_topic: MakeTopic, sql: asyncpg.Connection
+) -> None:
+    one, two = (partition.partition_key for partition in (await make_topic(partition_count=2)).partitions)
+    done, open_one = TransactionalProducer(database, log, 4_000), TransactionalProducer(database, log, 4_001)
+    await done.append(one, (b"k", b"v"))
+    await done.end(committed=False)
+    await open_one.append(one, (b"k", b"v"))
+    await open_one.take_in(two)
+    await sql.execute("insert into transaction_group values (4001, 'g')")
+    await sql.execute("insert into pending_offset values ('g', gen_random_uuid(), 0, 4001, 7, -1, '', 1)")
+    assert (await check(database, None)).wrong == []
+
+    await sql.execute("insert into open_transaction values ($1, 4000, 0, null)", two)
+    await sql.execute("insert into open_transaction values ($1, 4002, 0, 1)", one)
+    await sql.execute(
+        "update open_transaction set first_offset = 0 where partition_key = $1 and producer_id = 4001", two
+    )
+    await sql.execute("insert into aborted_transaction values ($1, 3, 4000, 2, 4), ($1, 2, 4000, 2, 3)", one)
+    await sql.execute("insert into transaction_group values (4000, $1)", stored("h\0"))
+    await sql.execute("insert into pending_offset values ('i', gen_random_uuid(), 0, 4001, 7, -1, '', 1)")
+    await sql.execute("insert into pending_offset values ('i', gen_random_uuid(), 0, 4001, 7, -1, '', 1)")
+    assert (await check(database, None)).wrong == [
+        f"partition {two}: producer 4001 is in a transaction since offset 0, past the log's end",
+        "group 'h\\x00': producer 4000 is in a transaction that is not under way",
+        f"partition {one}: producer 4000 has aborted a transaction by a marker at offset 2, where it had not begun",
+        f"partition {one}: producer 4000 has aborted a transaction by a marker at offset 3, past the log's end",
+        f"partition {one}: producer 4002 is in a transaction that is not under way",
+        f"partition {two}: producer 4000 is in a transaction that is not under way",
+        "group 'i': offsets of producer 4001 are pending in no transaction",
+    ]
 
 
 # --- the store --------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 from storage import retention
 from storage.chunks import Chunk
-from storage.compaction import CompactionPolicy, CompactionStore, DirtyRange
+from storage.compaction import AbortedSpan, CompactionPolicy, CompactionStore, DirtyRange
 from storage.errors import StorageConflict, StorageError
 from storage.log import LogStore
 from storage.mover import Mover
@@ -18,6 +18,7 @@ from storage.topics import TopicStore
 from storage.types import PartitionKey, StoredBatch
 from tests.storage.batches import append, append_each, batch_bytes, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
+from tests.storage.transactions import Producer, plain_batch
 
 HOUR_MS = 3_600_000
 
@@ -281,3 +282,112 @@ async def test_a_deleted_partition_is_not_compacted(
     assert await dirty_range(compaction, key) is None
     with pytest.raises(StorageConflict):
         await compaction.begin(dirty)
+
+
+# --- transactions ----------------------------------------------------------------------------------------------------
+
+
+async def test_a_range_ends_before_the_first_open_transaction(
+    compaction: CompactionStore, database: Database, log: LogStore, ten: PartitionKey
+) -> None:
+    early, late, silent = [Producer(database, log, producer_id) for producer_id in (1, 2, 3)]
+    await silent.take_in(ten)
+    assert await dirty_range(compaction, ten) == DirtyRange(ten, 0, 0, 18, 0, 1000), "it has appended nothing"
+    assert await early.append(ten, (b"a", b"1")) == 20
+    assert await late.append(ten, (b"a", b"2")) == 21
+    await append_each(log, *(new_batch(ten) for _ in range(3)))
+
+    async def end_offset() -> int:
+        found = await dirty_range(compaction, ten)
+        assert found is not None
+        return found.end_offset
+
+    assert await end_offset() == 20
+    await early.end(committed=True)
+    assert await end_offset() == 21
+    await append_each(log, *(new_batch(ten) for _ in range(2)))
+    await late.end(committed=False)
+    assert await end_offset() == 28, "the newest batch, the marker"
+
+
+async def test_a_range_that_begins_at_an_open_transaction_is_none(
+    compaction: CompactionStore, database: Database, log: LogStore, ten: PartitionKey
+) -> None:
+    dirty = await dirty_range(compaction, ten)
+    assert dirty is not None
+    await compaction.finish(await compaction.begin(dirty))
+    producer = Producer(database, log, 1)
+    await producer.append(ten, (b"a", b"1"))
+    await append_each(log, *(new_batch(ten) for _ in range(10)))
+    assert await dirty_range(compaction, ten) == DirtyRange(ten, 0, 18, 20, 900, 1170)
+    await compaction.finish(await compaction.begin(DirtyRange(ten, 0, 18, 20, 0, 0)))
+    assert await dirty_range(compaction, ten) is None
+    await producer.end(committed=True)
+    assert await dirty_range(compaction, ten) is not None
+
+
+async def test_a_range_ends_where_a_chunk_begins_in_which_a_transaction_opens(
+    compaction: CompactionStore, database: Database, log: LogStore, ten: PartitionKey
+) -> None:
+    """One commit may hold batches of both kinds."""
+    producer = Producer(database, log, 1)
+    await producer.take_in(ten)
+    plain, opening = plain_batch(ten, (b"a", b"1")), producer.batch(ten, (b"a", b"2"))
+    assert await append(log, plain, opening) == [20, 21]
+    await append_each(log, *(new_batch(ten) for _ in range(3)))
+    assert [chunk.base_offset for chunk in await log.chunks_between(ten, 18, 22)] == [18, 20, 22]
+    dirty = await dirty_range(compaction, ten)
+    assert dirty is not None
+    assert dirty.end_offset == 20
+
+
+@pytest.mark.parametrize("before_offset", [21, 22])
+async def test_a_transaction_whose_first_records_were_deleted_holds_the_range_at_the_log_start(
+    compaction: CompactionStore, database: Database, log: LogStore, ten: PartitionKey, before_offset: int
+) -> None:
+    producer = Producer(database, log, 1)
+    await producer.append(ten, (b"a", b"1"))
+    await append_each(log, *(new_batch(ten) for _ in range(2)))
+    await producer.append(ten, (b"a", b"2"))
+    await append_each(log, *(new_batch(ten) for _ in range(2)))
+    await log.delete_records(ten, before_offset)
+    assert await dirty_range(compaction, ten) is None
+    await retention.apply(database, [retention.RetentionPolicy(ten, -1)])
+    assert await dirty_range(compaction, ten) is None
+    assert (await log.states([ten]))[ten].last_stable_offset == before_offset
+    await producer.end(committed=True)
+    assert await dirty_range(compaction, ten) is not None
+
+
+async def test_which_transactions_of_a_range_were_aborted(
+    compaction: CompactionStore, database: Database, log: LogStore, key: PartitionKey, make_topic: MakeTopic
+) -> None:
+    other = (await make_topic("payments")).partitions[0].partition_key
+    first, second, third = [Producer(database, log, producer_id) for producer_id in (11, 12, 13)]
+    await first.append(key, (b"a", b"1"))  # 0
+    await second.append(key, (b"a", b"2"))  # 1
+    await first.end(committed=False)  # 2
+    await first.append(key, (b"a", b"3"))  # 3
+    await first.append(other, (b"a", b"3"))
+    await third.append(key, (b"a", b"4"))  # 4
+    await first.end(committed=False)  # 5
+    await third.end(committed=True)  # 6
+    await append(log, plain_batch(key, (b"a", b"5")))  # 7
+    await second.end(committed=False)  # 8
+    await third.append(key, (b"a", b"6"))  # 9
+    spans = [AbortedSpan(11, 0, 2), AbortedSpan(12, 1, 8), AbortedSpan(11, 3, 5)]
+    for begin in range(11):
+        for end in range(begin + 1, 11):
+            expected = [span for span in spans if span.first_offset < end and span.last_offset >= begin]
+            assert await compaction.aborted_between(key, begin, end) == expected, (begin, end)
+    assert await compaction.aborted_between(other, 0, 100) == [AbortedSpan(11, 0, 1)]
+
+
+async def test_an_aborted_transaction_without_records_leaves_a_marker_and_no_row(
+    compaction: CompactionStore, database: Database, log: LogStore, key: PartitionKey
+) -> None:
+    producer = Producer(database, log, 1)
+    await producer.take_in(key)
+    await producer.end(committed=False)
+    assert offsets((await read(log, key)).batches) == [(0, 0)]
+    assert await compaction.aborted_between(key, 0, 100) == []

@@ -12,10 +12,11 @@ from storage.log import LogStore
 from storage.pool import Database
 from storage.queries import statement
 from storage.retention import RetentionPolicy
-from storage.types import PartitionKey, Refusal
+from storage.types import PartitionKey, ReadRequest, ReadResult, Refusal
 from tests.storage.batches import append, append_each, new_batch, offsets, read, until_blocked
 from tests.storage.conftest import MakeTopic
 from tests.storage.pages import fill_unknown, pages_touched
+from tests.storage.transactions import Producer, plain_batch, read_committed
 
 MINUTE_MS = 60_000
 
@@ -215,3 +216,90 @@ async def test_a_chunk_that_has_come_to_reach_the_log_start_meanwhile_stays(
         await between.execute("commit")
         await removing
     assert offsets((await read(log, key, 2)).batches) == [(2, 2)]
+
+
+# --- transactions ----------------------------------------------------------------------------------------------------
+
+
+async def aborted_rows(sql: asyncpg.Connection, key: PartitionKey) -> list[tuple[int, int]]:
+    rows = await sql.fetch(
+        "select first_offset, last_offset from aborted_transaction where partition_key = $1 order by 2", key
+    )
+    return [tuple(row) for row in rows]
+
+
+async def test_aborted_transactions_are_forgotten_with_the_records_up_to_their_markers(
+    database: Database, log: LogStore, key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    producer = Producer(database, log, 1)
+    for _ in range(3):
+        await producer.append(key, (b"a", b"1"))
+        await producer.append(key, (b"b", b"1"))
+        await producer.end(committed=False)
+    rows = [(0, 2), (3, 5), (6, 8)]
+    for log_start_offset, kept_rows in ((1, rows), (2, rows), (3, rows[1:]), (5, rows[1:]), (9, [])):
+        await log.delete_records(key, log_start_offset)
+        await kept(database, log, key, retention_ms=-1)
+        assert await aborted_rows(sql, key) == kept_rows, log_start_offset
+        assert (await read_committed(log, key))[0] == []
+
+
+async def test_a_long_log_forgets_no_aborted_transaction_before_its_time(
+    database: Database, log: LogStore, key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    """Rows of chunks go in bounded pieces, the oldest first."""
+    producer = Producer(database, log, 1)
+    for _ in range(5):
+        await producer.append(key, (b"a", b"1"))
+        await producer.end(committed=False)
+    await log.delete_records(key, 6)
+    outcome = await retention.apply(database, [RetentionPolicy(key, -1)], max_chunks=2)
+    assert not outcome.complete
+    assert await aborted_rows(sql, key) == [(6, 7), (8, 9)], "none is of use to a reader from the log start on"
+
+
+async def test_what_is_stable_never_ends_below_the_log_start(
+    database: Database, log: LogStore, key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    await append_each(log, *(plain_batch(key, (b"p", b"1")) for _ in range(2)))
+    producer = Producer(database, log, 1)
+    await producer.append(key, (b"a", b"1"))
+    await append_each(log, *(plain_batch(key, (b"p", b"1")) for _ in range(3)))
+
+    async def stable() -> int:
+        state = (await log.states([key]))[key]
+        assert (await read(log, key, state.log_start_offset)).state == state
+        return state.last_stable_offset
+
+    assert await stable() == 2
+    await log.delete_records(key, 4)
+    assert await stable() == 4
+    assert await kept(database, log, key, retention_ms=-1) == [4, 5]
+    assert await stable() == 4
+    await producer.end(committed=False)
+    assert await stable() == 7
+    assert await aborted_rows(sql, key) == [(2, 6)], "it may have appended behind the log start, too"
+    assert [record.offset for record in (await read_committed(log, key))[0]] == [4, 5]
+
+
+async def test_what_goes_while_it_is_read_is_not_delivered_as_committed(
+    database: Database, log: LogStore, key: PartitionKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Batches and the list of what was aborted are read one after the other: it may have lost what they need."""
+    producer = Producer(database, log, 1)
+    await producer.append(key, (b"a", b"1"))
+    await producer.end(committed=False)
+    await producer.append(key, (b"a", b"2"))
+    await producer.end(committed=True)
+    fetch = database.cold.fetch
+
+    async def overtaken(query: str, *arguments: object) -> object:
+        if query == statement("aborted_between"):
+            await log.delete_records(key, 2)
+            await kept(database, log, key, retention_ms=-1)
+        return await fetch(query, *arguments)
+
+    monkeypatch.setattr(type(database.cold), "fetch", lambda _, query, *arguments: overtaken(query, *arguments))
+    (result,) = await log.read([ReadRequest(key, 0, 10**6, committed=True)], max_bytes=10**6)
+    assert isinstance(result, ReadResult)
+    assert (result.state.log_start_offset, result.batches, result.aborted) == (2, (), ())

@@ -30,7 +30,7 @@ from gateway.coordinator.consumer.model import (
     ConsumerGroupHeartbeatReply,
 )
 from gateway.coordinator.consumer.model import GroupState as ConsumerGroupState
-from gateway.coordinator.consumer.offsets import commit_refusal, stale
+from gateway.coordinator.consumer.offsets import commit_refusal, stale, txn_commit_refusal
 from gateway.coordinator.consumer.views import has_news, state_of, subscribed_topics
 from gateway.coordinator.facts import (
     AssignmentGiven,
@@ -77,6 +77,7 @@ from gateway.coordinator.model import (
     OffsetCommitReply,
     Settings,
     SyncGroup,
+    TxnOffsetCommit,
 )
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
 from protocol.errors import ErrorCode
@@ -115,7 +116,17 @@ def step(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settin
             return _see_topics(group, cluster, now_ms, settings)
         case OffsetCommit():
             error = commit_refusal(group, event.version, event.member_id, event.group_instance_id, event.generation_id)
-            reply = OffsetCommitReply(error or ErrorCode.NONE, event.generation_id >= 0, stale(group, event.member_id))
+            told = stale(group, event.member_id)
+            reply = OffsetCommitReply(error or ErrorCode.NONE, event.generation_id >= 0, stale=told)
+            return Step(group, ((event.request_id, reply),))
+        case TxnOffsetCommit():
+            error = txn_commit_refusal(group, event)
+            reply = OffsetCommitReply(
+                error or ErrorCode.NONE,
+                event.generation_id >= 0,
+                by_producer=event.names_nobody,
+                stale=ErrorCode.ILLEGAL_GENERATION,
+            )
             return Step(group, ((event.request_id, reply),))
         case DeleteGroup():
             return _delete(group, event)
@@ -159,7 +170,7 @@ def refuse(event: Any, error: ErrorCode) -> ConsumerGroupHeartbeatReply | Offset
                     ErrorCode.GROUP_ID_NOT_FOUND, "the group has members of another protocol"
                 )
             return ConsumerGroupHeartbeatReply(error)
-        case OffsetCommit():
+        case OffsetCommit() | TxnOffsetCommit():
             return OffsetCommitReply(error)
         case DeleteGroup():
             return DeleteReply(error)
@@ -192,8 +203,8 @@ class _Consumer:
     """`Machine` for `ConsumerGroup`."""
 
     group_type = "consumer"
-    events = frozenset[type]({ConsumerGroupHeartbeat, OffsetCommit, DeleteGroup})
-    beats = frozenset[type]({OffsetCommit, ConsumerGroupHeartbeat})
+    events = frozenset[type]({ConsumerGroupHeartbeat, OffsetCommit, TxnOffsetCommit, DeleteGroup})
+    beats = frozenset[type]({OffsetCommit, TxnOffsetCommit, ConsumerGroupHeartbeat})
     durable = DURABLE
 
     def missing(self, group_id: str) -> ConsumerGroup:

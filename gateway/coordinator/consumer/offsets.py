@@ -1,4 +1,4 @@
-"""Whether an offset may be committed or read under a member's name (OffsetCommit and OffsetFetch 9+).
+"""Whether an offset may be committed or read under a member's name (OffsetCommit, TxnOffsetCommit, OffsetFetch 9+).
 
 The one idea: the member epoch is the fence. Only who has come as far as the coordinator says may commit, in whatever
 state the group is; a commit keeps nobody alive.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.facts import MemberId
+from gateway.coordinator.model import TxnOffsetCommit
 from protocol.errors import ErrorCode
 
 FIRST_VERSION_WITH_MEMBER_EPOCH = 9
@@ -26,6 +27,15 @@ def commit_refusal(
     if version < FIRST_VERSION_WITH_MEMBER_EPOCH and speaks_consumer and refusal is not ErrorCode.FENCED_INSTANCE_ID:
         return ErrorCode.UNSUPPORTED_VERSION  # whatever epoch it names: that number is a generation
     return refusal
+
+
+def txn_commit_refusal(group: ConsumerGroup, event: TxnOffsetCommit) -> ErrorCode | None:
+    """Whoever names no member may commit at any time: its producer answers for it. To those that name one in a
+    transaction epochs are generations, whichever protocol they speak to the group."""
+    if event.names_nobody or (event.generation_id < 0 and not group.members):
+        return None
+    refusal = _refusal(group, event.member_id, event.group_instance_id, event.generation_id)
+    return ErrorCode.ILLEGAL_GENERATION if refusal is ErrorCode.STALE_MEMBER_EPOCH else refusal
 
 
 def stale(group: ConsumerGroup, member_id: MemberId) -> ErrorCode:

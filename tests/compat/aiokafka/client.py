@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import time
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -13,31 +15,38 @@ from aiokafka.admin.config_resource import ConfigResource, ConfigResourceType
 from aiokafka.coordinator.assignors.range import RangePartitionAssignor
 from aiokafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from aiokafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from aiokafka.errors import for_code
+from aiokafka.errors import KafkaError, ProducerFenced, for_code
 from aiokafka.protocol.group import JoinGroupRequest, SyncGroupRequest
 
 from tests.compat.python.client import (
     CLIENT_ID,
     HEARTBEAT_INTERVAL_MS,
+    JOIN_SECONDS,
     METADATA_MAX_AGE_MS,
+    READ_SECONDS,
+    TRANSACTION_TIMEOUT_MS,
     Client,
+    GroupReader,
     Member,
     MemberOptions,
     Producer,
+    ProducerFencedError,
     Reader,
     Record,
+    TransactionalProducer,
 )
 from tests.compat.python.journal import Journal, Partition
+from tests.compat.python.options import SESSION_TIMEOUT_MS
 
 ASSIGNORS = {
     "range": RangePartitionAssignor,
     "roundrobin": RoundRobinPartitionAssignor,
     "sticky": StickyPartitionAssignor,
 }
-READ_MS = 10_000
 MEMBER_ID_REQUIRED = 79
 UNKNOWN_TOPIC_OR_PARTITION = 3
 LEAVE_GROUP = 13
+TRANSACTION_SECONDS = 20.0
 
 T = TypeVar("T")
 
@@ -127,11 +136,13 @@ class AiokafkaMember(Member, aiokafka.abc.ConsumerRebalanceListener):
 
 
 class AiokafkaProducer(Producer):
-    def __init__(self, bootstrap: str, compression: str, idempotent: bool) -> None:
+    def __init__(self, bootstrap: str, compression: str, idempotent: bool, **extra: Any) -> None:
         self._loop = Loop()
-        self._producer = self._loop.run(self._start(bootstrap, compression, idempotent))
+        self._producer = self._loop.run(self._start(bootstrap, compression, idempotent, extra))
 
-    async def _start(self, bootstrap: str, compression: str, idempotent: bool) -> aiokafka.AIOKafkaProducer:
+    async def _start(
+        self, bootstrap: str, compression: str, idempotent: bool, extra: dict[str, Any]
+    ) -> aiokafka.AIOKafkaProducer:
         producer = aiokafka.AIOKafkaProducer(
             bootstrap_servers=bootstrap,
             client_id=CLIENT_ID,
@@ -139,6 +150,7 @@ class AiokafkaProducer(Producer):
             enable_idempotence=idempotent,
             compression_type=None if compression == "none" else compression,
             max_request_size=2_000_000,
+            **extra,
         )
         await producer.start()
         return producer
@@ -165,27 +177,98 @@ class AiokafkaProducer(Producer):
         self._loop.close()
 
 
+class AiokafkaTransactionalProducer(AiokafkaProducer, TransactionalProducer):
+    def __init__(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
+        super().__init__(bootstrap, "none", True, transactional_id=transactional_id, transaction_timeout_ms=timeout_ms)
+
+    def begin(self) -> None:
+        self._in_time(self._producer.begin_transaction())
+
+    def send(self, topic: str, records: Sequence[tuple[int, Record]]) -> list[int]:
+        return self._in_time(self._send(topic, records))
+
+    def send_offsets(self, reader: GroupReader, group: str, positions: Mapping[Partition, int]) -> None:
+        self._in_time(self._producer.send_offsets_to_transaction(_offsets(positions), group))
+
+    def commit(self) -> None:
+        self._in_time(self._producer.commit_transaction())
+
+    def abort(self) -> None:
+        self._in_time(self._producer.abort_transaction())
+
+    def _in_time(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        try:
+            return self._loop.run(asyncio.wait_for(coroutine, TRANSACTION_SECONDS))
+        except ProducerFenced as error:
+            raise ProducerFencedError(repr(error)) from error
+
+    def close(self) -> None:
+        # Of what ended it for good it tells again.
+        with contextlib.suppress(KafkaError):
+            super().close()
+
+
+class AiokafkaGroupReader(GroupReader):
+    def __init__(self, bootstrap: str, group: str, topic: str) -> None:
+        self._loop = Loop()
+        self._consumer = self._loop.run(self._start(bootstrap, group, topic))
+
+    async def _start(self, bootstrap: str, group: str, topic: str) -> aiokafka.AIOKafkaConsumer:
+        consumer = aiokafka.AIOKafkaConsumer(
+            topic,
+            bootstrap_servers=bootstrap,
+            client_id=CLIENT_ID,
+            group_id=group,
+            isolation_level="read_committed",
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            session_timeout_ms=SESSION_TIMEOUT_MS,
+            heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
+        )
+        await consumer.start()
+        return consumer
+
+    def read(self, count: int, seconds: float = JOIN_SECONDS) -> list[tuple[int, int, Record]]:
+        return self._loop.run(self._read(count, seconds))
+
+    async def _read(self, count: int, seconds: float) -> list[tuple[int, int, Record]]:
+        found: list[tuple[int, int, Record]] = []
+        deadline = time.monotonic() + seconds
+        while len(found) < count and time.monotonic() < deadline:
+            polled = await self._consumer.getmany(timeout_ms=100, max_records=count - len(found))
+            for records in polled.values():
+                found += [(record.partition, record.offset, Record(record.value, record.key)) for record in records]
+        return found
+
+    def close(self) -> None:
+        self._loop.run(self._consumer.stop())
+        self._loop.close()
+
+
 class AiokafkaReader(Reader):
-    def __init__(self, bootstrap: str, topic: str, partition: int) -> None:
+    def __init__(self, bootstrap: str, topic: str, partition: int, read_committed: bool) -> None:
         self._loop = Loop()
         self._partition = aiokafka.TopicPartition(topic, partition)
-        self._consumer = self._loop.run(self._start(bootstrap))
+        self._consumer = self._loop.run(self._start(bootstrap, read_committed))
 
-    async def _start(self, bootstrap: str) -> aiokafka.AIOKafkaConsumer:
+    async def _start(self, bootstrap: str, read_committed: bool) -> aiokafka.AIOKafkaConsumer:
         consumer = aiokafka.AIOKafkaConsumer(
-            bootstrap_servers=bootstrap, client_id=CLIENT_ID, auto_offset_reset="earliest"
+            bootstrap_servers=bootstrap,
+            client_id=CLIENT_ID,
+            isolation_level="read_committed" if read_committed else "read_uncommitted",
+            auto_offset_reset="earliest",
         )
         consumer.assign([self._partition])
         await consumer.start()
         return consumer
 
-    def read(self, count: int) -> list[tuple[int, Record]]:
-        return self._loop.run(self._read(count))
+    def read(self, count: int, seconds: float = READ_SECONDS) -> list[tuple[int, Record]]:
+        return self._loop.run(self._read(count, seconds))
 
-    async def _read(self, count: int) -> list[tuple[int, Record]]:
+    async def _read(self, count: int, seconds: float) -> list[tuple[int, Record]]:
         found: list[tuple[int, Record]] = []
         while len(found) < count:
-            polled = await self._consumer.getmany(timeout_ms=READ_MS, max_records=count - len(found))
+            polled = await self._consumer.getmany(timeout_ms=int(seconds * 1000), max_records=count - len(found))
             records = polled.get(self._partition, [])
             if not records:
                 break
@@ -252,8 +335,16 @@ class Aiokafka(Client):
     def producer(self, *, compression: str = "none", idempotent: bool = True) -> Producer:
         return AiokafkaProducer(self.bootstrap, compression, idempotent)
 
-    def reader(self, topic: str, partition: int) -> Reader:
-        return AiokafkaReader(self.bootstrap, topic, partition)
+    def reader(self, topic: str, partition: int, *, read_committed: bool = False) -> Reader:
+        return AiokafkaReader(self.bootstrap, topic, partition, read_committed)
+
+    def transactional_producer(
+        self, transactional_id: str, *, timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    ) -> TransactionalProducer:
+        return AiokafkaTransactionalProducer(self.bootstrap, transactional_id, timeout_ms)
+
+    def group_reader(self, group: str, topic: str) -> GroupReader:
+        return AiokafkaGroupReader(self.bootstrap, group, topic)
 
     def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         named = {(topic, partition): offset for partition, offset in offsets.items()}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -21,20 +23,27 @@ from confluent_kafka.admin import (
 from tests.compat.python.client import (
     CLIENT_ID,
     HEARTBEAT_INTERVAL_MS,
+    JOIN_SECONDS,
     METADATA_MAX_AGE_MS,
+    READ_SECONDS,
+    TRANSACTION_TIMEOUT_MS,
     Client,
     FencedError,
+    GroupReader,
     Member,
     MemberOptions,
     Producer,
+    ProducerFencedError,
     Reader,
     Record,
+    TransactionalProducer,
 )
 from tests.compat.python.groups import SERVER_SIDE
 from tests.compat.python.journal import Journal, Partition
+from tests.compat.python.options import SESSION_TIMEOUT_MS
 
-READ_SECONDS = 10.0
 SEND_SECONDS = 60.0
+TRANSACTION_SECONDS = 15.0
 ADMIN_SECONDS = 30.0
 # It goes on by itself after these.
 PASSING = frozenset(
@@ -133,7 +142,9 @@ class ServerSideMember(ConfluentMember):
 
 
 class ConfluentProducer(Producer):
-    def __init__(self, bootstrap: str, compression: str, idempotent: bool) -> None:
+    def __init__(
+        self, bootstrap: str, compression: str, idempotent: bool, extra: Mapping[str, str | int] | None = None
+    ) -> None:
         self._producer = confluent_kafka.Producer(
             {
                 "bootstrap.servers": bootstrap,
@@ -142,6 +153,7 @@ class ConfluentProducer(Producer):
                 "enable.idempotence": idempotent,
                 "linger.ms": 0,
                 "reconnect.backoff.max.ms": 500,
+                **(extra or {}),
             }
         )
 
@@ -165,34 +177,122 @@ class ConfluentProducer(Producer):
                 timestamp=record.timestamp_ms or 0,
                 on_delivery=lambda error, message, index=index: report(index, error, message),
             )
-        unsent = self._producer.flush(SEND_SECONDS)
+        # Not flush: it goes on calling back after an error that is fatal, and crashes.
+        deadline = time.monotonic() + SEND_SECONDS
+        while unsent := len(records) - len(acknowledged) - len(failures):
+            assert time.monotonic() < deadline, f"{unsent} records were not acknowledged in {SEND_SECONDS:.0f} s"
+            self._producer.poll(0.1)
         if failures:
             raise KafkaException(failures[0])
-        assert unsent == 0, f"{unsent} records were not acknowledged in {SEND_SECONDS:.0f} s"
         return [acknowledged[index] for index in range(len(records))]
 
     def close(self) -> None:
         self._producer.flush(10)
 
 
+class ConfluentTransactionalProducer(ConfluentProducer, TransactionalProducer):
+    def __init__(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
+        extra: dict[str, str | int] = {
+            "transactional.id": transactional_id,
+            "transaction.timeout.ms": timeout_ms,
+            # Having bootstrapped again, it sends a transaction's offsets to a broker that it has given up, for ever.
+            "metadata.recovery.strategy": "none",
+        }
+        super().__init__(bootstrap, "none", True, extra)
+        self._producer.init_transactions(SEND_SECONDS)
+
+    def begin(self) -> None:
+        with _telling_fenced():
+            self._producer.begin_transaction()
+
+    def send(self, topic: str, records: Sequence[tuple[int, Record]]) -> list[int]:
+        with _telling_fenced():
+            return super().send(topic, records)
+
+    def send_offsets(self, reader: GroupReader, group: str, positions: Mapping[Partition, int]) -> None:
+        assert isinstance(reader, ConfluentGroupReader)
+        with _telling_fenced():
+            metadata = reader.consumer.consumer_group_metadata()
+            self._producer.send_offsets_to_transaction(_offsets(positions), metadata, TRANSACTION_SECONDS)
+
+    def commit(self) -> None:
+        with _telling_fenced():
+            self._producer.commit_transaction(TRANSACTION_SECONDS)
+
+    def abort(self) -> None:
+        with _telling_fenced():
+            self._producer.abort_transaction(TRANSACTION_SECONDS)
+
+    def close(self) -> None:
+        # Of what ended it for good it tells again.
+        with contextlib.suppress(KafkaException):
+            super().close()
+
+
+@contextlib.contextmanager
+def _telling_fenced() -> Iterator[None]:
+    try:
+        yield
+    except KafkaException as error:
+        if error.args[0].code() == KafkaError._FENCED:
+            raise ProducerFencedError(str(error)) from error
+        raise
+
+
+class ConfluentGroupReader(GroupReader):
+    def __init__(self, bootstrap: str, group: str, topic: str) -> None:
+        self.consumer = Consumer(
+            {
+                "bootstrap.servers": bootstrap,
+                "client.id": CLIENT_ID,
+                "group.id": group,
+                "isolation.level": "read_committed",
+                "enable.auto.commit": False,
+                "auto.offset.reset": "earliest",
+                "session.timeout.ms": SESSION_TIMEOUT_MS,
+                "heartbeat.interval.ms": HEARTBEAT_INTERVAL_MS,
+                "reconnect.backoff.max.ms": 500,
+            }
+        )
+        self.consumer.subscribe([topic])
+
+    def read(self, count: int, seconds: float = JOIN_SECONDS) -> list[tuple[int, int, Record]]:
+        found: list[tuple[int, int, Record]] = []
+        deadline = time.monotonic() + seconds
+        while len(found) < count and time.monotonic() < deadline:
+            message = self.consumer.poll(0.1)
+            if message is None:
+                continue
+            error = message.error()
+            if error is None:
+                found.append((message.partition() or 0, message.offset() or 0, Record(message.value(), message.key())))
+            elif error.code() not in PASSING:
+                raise KafkaException(error)
+        return found
+
+    def close(self) -> None:
+        self.consumer.close()
+
+
 class ConfluentReader(Reader):
-    def __init__(self, bootstrap: str, topic: str, partition: int) -> None:
+    def __init__(self, bootstrap: str, topic: str, partition: int, read_committed: bool) -> None:
         self._topic, self._partition = topic, partition
         self._consumer = Consumer(
             {
                 "bootstrap.servers": bootstrap,
                 "client.id": CLIENT_ID,
                 "group.id": "none",
+                "isolation.level": "read_committed" if read_committed else "read_uncommitted",
                 "enable.auto.commit": False,
                 "auto.offset.reset": "earliest",
             }
         )
         self.seek(confluent_kafka.OFFSET_BEGINNING)
 
-    def read(self, count: int) -> list[tuple[int, Record]]:
+    def read(self, count: int, seconds: float = READ_SECONDS) -> list[tuple[int, Record]]:
         found: list[tuple[int, Record]] = []
         while len(found) < count:
-            message = self._consumer.poll(READ_SECONDS)
+            message = self._consumer.poll(seconds)
             if message is None:
                 break
             error = message.error()
@@ -247,8 +347,16 @@ class Confluent(Client):
     def producer(self, *, compression: str = "none", idempotent: bool = True) -> Producer:
         return ConfluentProducer(self.bootstrap, compression, idempotent)
 
-    def reader(self, topic: str, partition: int) -> Reader:
-        return ConfluentReader(self.bootstrap, topic, partition)
+    def reader(self, topic: str, partition: int, *, read_committed: bool = False) -> Reader:
+        return ConfluentReader(self.bootstrap, topic, partition, read_committed)
+
+    def transactional_producer(
+        self, transactional_id: str, *, timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    ) -> TransactionalProducer:
+        return ConfluentTransactionalProducer(self.bootstrap, transactional_id, timeout_ms)
+
+    def group_reader(self, group: str, topic: str) -> GroupReader:
+        return ConfluentGroupReader(self.bootstrap, group, topic)
 
     def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         named = _offsets({(topic, partition): offset for partition, offset in offsets.items()})

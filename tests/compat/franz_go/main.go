@@ -22,6 +22,7 @@ func main() {
 		Join:      join,
 		Scenarios: slices.Concat(
 			compat.DataScenarios(open),
+			compat.TransactionScenarios(openTransactional),
 			compat.AdminScenarios(open, join, "range"),
 			groups.Scenarios(),
 			compat.RawScenarios(open),
@@ -29,7 +30,9 @@ func main() {
 	})
 }
 
-func open(t *compat.T) compat.Client {
+func open(t *compat.T) compat.Client { return openTransactional(t) }
+
+func openTransactional(t *compat.T) compat.TransactionalClient {
 	client, err := newClient()
 	t.Must(err, "client")
 	t.Cleanup(client.Close)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+import time
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import kafka
@@ -12,22 +14,35 @@ from kafka.coordinator.assignors.cooperative_sticky import CooperativeStickyAssi
 from kafka.coordinator.assignors.range import RangePartitionAssignor
 from kafka.coordinator.assignors.roundrobin import RoundRobinPartitionAssignor
 from kafka.coordinator.assignors.sticky.sticky_assignor import StickyPartitionAssignor
-from kafka.errors import FencedInstanceIdError, GroupIdNotFoundError, UnknownTopicOrPartitionError
+from kafka.errors import (
+    FencedInstanceIdError,
+    GroupIdNotFoundError,
+    KafkaError,
+    UnknownTopicOrPartitionError,
+)
+from kafka.errors import ProducerFencedError as ProducerFenced
 from kafka.protocol.consumer import JoinGroupRequest, SyncGroupRequest
 
 from tests.compat.python.client import (
     CLIENT_ID,
     HEARTBEAT_INTERVAL_MS,
+    JOIN_SECONDS,
     METADATA_MAX_AGE_MS,
+    READ_SECONDS,
+    TRANSACTION_TIMEOUT_MS,
     Client,
     FencedError,
+    GroupReader,
     Member,
     MemberOptions,
     Producer,
+    ProducerFencedError,
     Reader,
     Record,
+    TransactionalProducer,
 )
 from tests.compat.python.journal import Journal, Partition
+from tests.compat.python.options import SESSION_TIMEOUT_MS
 
 ASSIGNORS = {
     "range": RangePartitionAssignor,
@@ -36,7 +51,6 @@ ASSIGNORS = {
     "cooperative-sticky": CooperativeStickyAssignor,
 }
 LEAVE_GROUP = 13
-READ_SECONDS = 10
 ADMIN_TIMEOUT_MS = 15_000
 POLL_MS = 100
 # A poll that ends while JoinGroup is parked drops the answer if the rejoin came from changed topics or metadata: the
@@ -137,7 +151,7 @@ class CommitInRevoke(AsyncConsumerRebalanceListener):
 
 
 class KafkaPythonProducer(Producer):
-    def __init__(self, bootstrap: str, compression: str, idempotent: bool) -> None:
+    def __init__(self, bootstrap: str, compression: str, idempotent: bool, **extra: Any) -> None:
         self._producer = kafka.KafkaProducer(
             bootstrap_servers=bootstrap,
             client_id=CLIENT_ID,
@@ -146,6 +160,7 @@ class KafkaPythonProducer(Producer):
             compression_type=None if compression == "none" else compression,
             max_request_size=2_000_000,
             reconnect_backoff_max_ms=500,
+            **extra,
         )
 
     def send(self, topic: str, records: Sequence[tuple[int, Record]]) -> list[int]:
@@ -166,18 +181,87 @@ class KafkaPythonProducer(Producer):
         self._producer.close(10)
 
 
+class KafkaPythonTransactionalProducer(KafkaPythonProducer, TransactionalProducer):
+    def __init__(self, bootstrap: str, transactional_id: str, timeout_ms: int) -> None:
+        super().__init__(bootstrap, "none", True, transactional_id=transactional_id, transaction_timeout_ms=timeout_ms)
+        self._producer.init_transactions()
+
+    def begin(self) -> None:
+        with _telling_fenced():
+            self._producer.begin_transaction()
+
+    def send(self, topic: str, records: Sequence[tuple[int, Record]]) -> list[int]:
+        with _telling_fenced():
+            return super().send(topic, records)
+
+    def send_offsets(self, reader: GroupReader, group: str, positions: Mapping[Partition, int]) -> None:
+        assert isinstance(reader, KafkaPythonGroupReader)
+        with _telling_fenced():
+            self._producer.send_offsets_to_transaction(_offsets(positions), reader.consumer.group_metadata())
+
+    def commit(self) -> None:
+        with _telling_fenced():
+            self._producer.commit_transaction()
+
+    def abort(self) -> None:
+        with _telling_fenced():
+            self._producer.abort_transaction()
+
+
+@contextlib.contextmanager
+def _telling_fenced() -> Iterator[None]:
+    try:
+        yield
+    except KafkaError as error:
+        # What the library raises once it has failed for good has the reason among its arguments.
+        if any(isinstance(reason, ProducerFenced) for reason in (error, *error.args)):
+            raise ProducerFencedError(repr(error)) from error
+        raise
+
+
+class KafkaPythonGroupReader(GroupReader):
+    def __init__(self, bootstrap: str, group: str, topic: str) -> None:
+        self.consumer = kafka.KafkaConsumer(
+            topic,
+            bootstrap_servers=bootstrap,
+            client_id=CLIENT_ID,
+            group_id=group,
+            isolation_level="read_committed",
+            enable_auto_commit=False,
+            auto_offset_reset="earliest",
+            session_timeout_ms=SESSION_TIMEOUT_MS,
+            heartbeat_interval_ms=HEARTBEAT_INTERVAL_MS,
+            reconnect_backoff_max_ms=500,
+        )
+
+    def read(self, count: int, seconds: float = JOIN_SECONDS) -> list[tuple[int, int, Record]]:
+        found: list[tuple[int, int, Record]] = []
+        deadline = time.monotonic() + seconds
+        while len(found) < count and time.monotonic() < deadline:
+            for records in self.consumer.poll(PATIENT_POLL_MS, max_records=count - len(found)).values():
+                found += [(record.partition, record.offset, Record(record.value, record.key)) for record in records]
+        return found
+
+    def close(self) -> None:
+        self.consumer.close()
+
+
 class KafkaPythonReader(Reader):
-    def __init__(self, bootstrap: str, topic: str, partition: int) -> None:
+    def __init__(self, bootstrap: str, topic: str, partition: int, read_committed: bool) -> None:
         self._partition = kafka.TopicPartition(topic, partition)
         self._consumer = kafka.KafkaConsumer(
-            bootstrap_servers=bootstrap, client_id=CLIENT_ID, auto_offset_reset="earliest", group_id=None
+            bootstrap_servers=bootstrap,
+            client_id=CLIENT_ID,
+            isolation_level="read_committed" if read_committed else "read_uncommitted",
+            auto_offset_reset="earliest",
+            group_id=None,
         )
         self._consumer.assign([self._partition])
 
-    def read(self, count: int) -> list[tuple[int, Record]]:
+    def read(self, count: int, seconds: float = READ_SECONDS) -> list[tuple[int, Record]]:
         found: list[tuple[int, Record]] = []
         while len(found) < count:
-            polled = self._consumer.poll(READ_SECONDS * 1000, max_records=count - len(found))
+            polled = self._consumer.poll(int(seconds * 1000), max_records=count - len(found))
             records = polled.get(self._partition, [])
             if not records:
                 break
@@ -233,8 +317,16 @@ class KafkaPython(Client):
     def producer(self, *, compression: str = "none", idempotent: bool = True) -> Producer:
         return KafkaPythonProducer(self.bootstrap, compression, idempotent)
 
-    def reader(self, topic: str, partition: int) -> Reader:
-        return KafkaPythonReader(self.bootstrap, topic, partition)
+    def reader(self, topic: str, partition: int, *, read_committed: bool = False) -> Reader:
+        return KafkaPythonReader(self.bootstrap, topic, partition, read_committed)
+
+    def transactional_producer(
+        self, transactional_id: str, *, timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    ) -> TransactionalProducer:
+        return KafkaPythonTransactionalProducer(self.bootstrap, transactional_id, timeout_ms)
+
+    def group_reader(self, group: str, topic: str) -> GroupReader:
+        return KafkaPythonGroupReader(self.bootstrap, group, topic)
 
     def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:
         named = {(topic, partition): offset for partition, offset in offsets.items()}

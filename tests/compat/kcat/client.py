@@ -23,6 +23,7 @@ from tests.compat.python.client import (
     CLIENT_ID,
     HEARTBEAT_INTERVAL_MS,
     METADATA_MAX_AGE_MS,
+    READ_SECONDS,
     FencedError,
     Member,
     Producer,
@@ -242,12 +243,14 @@ class KcatProducer(Producer):
 
 
 class KcatReader(Reader):
-    def __init__(self, bootstrap: str, topic: str, partition: int) -> None:
-        self._command = ["kcat", "-b", bootstrap, "-X", f"client.id={CLIENT_ID}"]
+    def __init__(self, bootstrap: str, topic: str, partition: int, read_committed: bool) -> None:
+        isolation = "read_committed" if read_committed else "read_uncommitted"
+        self._command = ["kcat", "-b", bootstrap, "-X", f"client.id={CLIENT_ID}", "-X", f"isolation.level={isolation}"]
         self._topic, self._partition = topic, partition
         self._next = "beginning"
 
-    def read(self, count: int) -> list[tuple[int, Record]]:
+    def read(self, count: int, seconds: float = READ_SECONDS) -> list[tuple[int, Record]]:
+        """It waits for nobody, but ends where the log does."""
         position = ("-t", self._topic, "-p", str(self._partition), "-o", self._next)
         out = self._run(*("-C", *position, "-c", str(count), "-e", "-q", "-f", "%o %T %K %S %h\\n%k%s\\n"))
         found = list(_parse(out))
@@ -297,6 +300,7 @@ class Kcat(Confluent):
     # It commits the record in hand when it is told to stop, but does not print it.
     drops_when_stopped = True
     no_admin = "it has no admin commands"
+    no_transactions = "it makes one transaction of all that it is given, and can neither abort it nor leave it open"
     no_upgrade = "its librdkafka refuses a list of eager and cooperative assignors"
 
     @staticmethod
@@ -311,8 +315,8 @@ class Kcat(Confluent):
     def producer(self, *, compression: str = "none", idempotent: bool = True) -> Producer:
         return KcatProducer(self.bootstrap, compression, idempotent)
 
-    def reader(self, topic: str, partition: int) -> Reader:
-        return KcatReader(self.bootstrap, topic, partition)
+    def reader(self, topic: str, partition: int, *, read_committed: bool = False) -> Reader:
+        return KcatReader(self.bootstrap, topic, partition, read_committed)
 
     def spawn(self, program: str, options: MemberOptions, journal: Journal, failures: list[str]) -> Child:
         return KcatChild(KcatMember(options, journal, failures, self.bootstrap))

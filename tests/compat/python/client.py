@@ -19,6 +19,9 @@ from tests.compat.python.journal import Journal, Partition
 from tests.compat.python.options import MemberOptions
 
 STOP_SECONDS = 30.0
+READ_SECONDS = 10.0
+JOIN_SECONDS = 20.0
+TRANSACTION_TIMEOUT_MS = 60_000
 HEARTBEAT_INTERVAL_MS = 500
 METADATA_MAX_AGE_MS = 1000
 CLIENT_ID = "same-for-all"
@@ -30,6 +33,10 @@ class UnsupportedError(Exception):
 
 class FencedError(Exception):
     """Another member took the static member's name: FENCED_INSTANCE_ID."""
+
+
+class ProducerFencedError(Exception):
+    """Another producer took the transactional id: PRODUCER_FENCED, or the INVALID_PRODUCER_EPOCH of older versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,12 +153,44 @@ class Producer(ABC):
     def close(self) -> None: ...
 
 
+class GroupReader(ABC):
+    """A member of a group that commits nothing: whoever reads through it has a producer do that."""
+
+    @abstractmethod
+    def read(self, count: int, seconds: float = JOIN_SECONDS) -> list[tuple[int, int, Record]]:
+        """The next `count` records with partitions and offsets; fewer if none comes for so long."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class TransactionalProducer(Producer):
+    """Made ready: who had its transactional id before is fenced, and its transaction aborted.
+
+    Everything but `close` raises ProducerFencedError when another one has taken the id, and for the rest what the
+    library raises.
+    """
+
+    @abstractmethod
+    def begin(self) -> None: ...
+
+    @abstractmethod
+    def send_offsets(self, reader: GroupReader, group: str, positions: Mapping[Partition, int]) -> None:
+        """Where the reader's group is to go on, once this transaction is committed."""
+
+    @abstractmethod
+    def commit(self) -> None: ...
+
+    @abstractmethod
+    def abort(self) -> None: ...
+
+
 class Reader(ABC):
     """A consumer of one partition without a group."""
 
     @abstractmethod
-    def read(self, count: int) -> list[tuple[int, Record]]:
-        """The next `count` records with their offsets; fewer if none comes for some seconds."""
+    def read(self, count: int, seconds: float = READ_SECONDS) -> list[tuple[int, Record]]:
+        """The next `count` records with their offsets; fewer if none comes for so long."""
 
     @abstractmethod
     def seek(self, offset: int) -> None: ...
@@ -210,6 +249,12 @@ class Client(ABC):
     commit_where_topics_go = "auto"
     """`MemberOptions.commit` of members one of whose topics is deleted."""
 
+    no_transactions: str = ""
+    """Why it has none."""
+
+    lists_stable_offsets = True
+    """Whether the end of the log that a reader of committed records is told is the last stable offset."""
+
     not_fenced: str = ""
     """Why a static member of the library does not learn that another took its name; empty if it does."""
 
@@ -235,7 +280,16 @@ class Client(ABC):
     def producer(self, *, compression: str = "none", idempotent: bool = True) -> Producer: ...
 
     @abstractmethod
-    def reader(self, topic: str, partition: int) -> Reader: ...
+    def reader(self, topic: str, partition: int, *, read_committed: bool = False) -> Reader: ...
+
+    def transactional_producer(
+        self, transactional_id: str, *, timeout_ms: int = TRANSACTION_TIMEOUT_MS
+    ) -> TransactionalProducer:
+        raise UnsupportedError("no transactions")
+
+    def group_reader(self, group: str, topic: str) -> GroupReader:
+        """Of committed records, from the beginning where the group has no offsets."""
+        raise UnsupportedError("no transactions")
 
     @abstractmethod
     def commit(self, group: str, topic: str, offsets: Mapping[int, int]) -> None:

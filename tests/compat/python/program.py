@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from tests.compat.python import admin, data, groups  # noqa: F401  (importing registers their scenarios)
+from tests.compat.python import admin, data, groups, transactions  # noqa: F401  (importing registers their scenarios)
 from tests.compat.python.client import Client, MemberOptions, UnsupportedError
 from tests.compat.python.journal import Journal
 from tests.compat.python.scenario import SCENARIOS, Run

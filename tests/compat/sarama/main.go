@@ -33,6 +33,7 @@ func main() {
 		Join:      join,
 		Scenarios: slices.Concat(
 			compat.DataScenarios(open),
+			compat.TransactionScenarios(openTransactional),
 			compat.AdminScenarios(open, join, "range"),
 			groups.Scenarios(),
 			compat.RawScenarios(open),
@@ -44,7 +45,9 @@ func main() {
 
 func open(t *compat.T) compat.Client { return openAt(t, newest) }
 
-func openAt(t *compat.T, version sarama.KafkaVersion) compat.Client {
+func openTransactional(t *compat.T) compat.TransactionalClient { return openAt(t, newest) }
+
+func openAt(t *compat.T, version sarama.KafkaVersion) *client {
 	client, err := newClient(version)
 	t.Must(err, "client")
 	t.Cleanup(client.Close)

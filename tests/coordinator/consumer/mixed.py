@@ -26,6 +26,7 @@ from gateway.coordinator.model import (
     Settings,
     SyncGroup,
     SyncReply,
+    TxnOffsetCommit,
 )
 from protocol.consumer import (
     Assignment,
@@ -202,6 +203,9 @@ class Mixed:
 
     def commit(self, member: str, generation: int, *, version: int = 8) -> OffsetCommitReply:
         return self._ask(OffsetCommit, version, MemberId(member), None, generation)
+
+    def txn_commit(self, member: str, generation: int, *, instance: str | None = None) -> OffsetCommitReply:
+        return self._ask(TxnOffsetCommit, MemberId(member), instance, generation)
 
     def leave(self, *members: tuple[str, str | None] | str) -> list[ErrorCode]:
         leaving = tuple(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from gateway.coordinator.consumer.model import MemberState
+from gateway.coordinator.consumer.model import ConsumerGroup, MemberState
 from gateway.coordinator.consumer.offsets import fetch_refusal
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.model import MigrationPolicy
+from gateway.coordinator.model import MigrationPolicy, OffsetCommitReply
 from protocol.consumer import decode_assignment
 from protocol.errors import ErrorCode
 
@@ -353,6 +353,33 @@ def test_commits_name_the_epoch_as_generation():
     assert scene.commit("", -1).error is UNKNOWN
     assert fetch_refusal(scene.group, MemberId("k"), epoch) is None
     assert fetch_refusal(scene.group, MemberId("k"), epoch + 1) is ILLEGAL
+
+
+def test_in_a_transaction_every_epoch_is_a_generation():
+    scene, epoch = settled()
+    before = scene.group
+    for member in ("a", "k"):
+        reply = scene.txn_commit(member, epoch)
+        assert reply == OffsetCommitReply(NONE, by_member_epoch=True, stale=ILLEGAL)
+        for said in (epoch - 1, epoch + 1, -1):
+            assert scene.txn_commit(member, said).error is ILLEGAL
+    assert scene.txn_commit("x", epoch).error is UNKNOWN
+    assert scene.txn_commit("x", -1).error is UNKNOWN
+    assert scene.txn_commit("", epoch).error is UNKNOWN
+    reply = scene.txn_commit("", -1)
+    assert (reply.error, reply.by_member_epoch, reply.by_producer) == (NONE, False, True)
+    assert scene.txn_commit("", -1, instance="i").error is UNKNOWN
+    assert scene.group is before
+
+
+def test_a_group_without_members_takes_any_commit_in_a_transaction_that_names_no_epoch():
+    scene, epoch = settled()
+    scene.leave("a", "k")
+    assert isinstance(scene.group, ConsumerGroup)
+    assert not scene.group.members
+    assert scene.txn_commit("", -1).error is NONE
+    assert scene.txn_commit("k", -1).error is NONE
+    assert scene.txn_commit("k", epoch).error is UNKNOWN
 
 
 def test_a_restart_moves_nothing():

@@ -117,7 +117,7 @@ def test_what_was_served_on_a_sources_own_connection_counts_whatever_client_id_a
     scene.beat("a", 1, connection_id=ConnectionId("a's"))
     scene.beat("a", 1, {"t": {1 - gone}}, connection_id=ConnectionId("a's"))
     marks, partition = Marks(), (topic_id("t"), gone)
-    marks.served(ConnectionInfo("a's", "/127.0.0.1"), "another id", partition, 0, struct.pack(">q15xi", 0, 4))
+    marks.served(ConnectionInfo("a's", "/127.0.0.1"), "another id", partition, 0, [struct.pack(">q15xi", 0, 4)])
     (each,) = draining(scene.group)
     mark = marks.of(each.connection_id, each.client_id, each.client_host, partition)
     assert mark is not None

@@ -34,6 +34,7 @@ from gateway.coordinator.model import (
     SyncGroup,
     SyncReply,
     Tick,
+    TxnOffsetCommit,
 )
 from protocol.errors import ErrorCode
 from tests.coordinator.invariants import must_store
@@ -209,7 +210,7 @@ def refuse(event: Event, error: ErrorCode) -> Reply:
             return HeartbeatReply(error)
         case LeaveGroup():
             return LeaveReply(error)
-        case OffsetCommit():
+        case OffsetCommit() | TxnOffsetCommit():
             return OffsetCommitReply(error)
         case DeleteGroup():
             return DeleteReply(error)

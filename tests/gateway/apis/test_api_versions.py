@@ -20,6 +20,9 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.api_versions import ApiVersionsRequest
 from protocol.schema import message_schema
 
+HIGHEST = {ApiKey.ADD_PARTITIONS_TO_TXN: 3, ApiKey.END_TXN: 4, ApiKey.TXN_OFFSET_COMMIT: 4, ApiKey.WRITE_TXN_MARKERS: 1}
+"""Later versions are of transaction.version 2, which is not offered."""
+
 REFERENCE = Path(__file__).parents[2] / "protocol" / "reference" / "messages-4.2.json"
 
 
@@ -53,7 +56,7 @@ def test_the_versions_are_kafkas(line: Any) -> None:
     (upstream,) = [m for m in messages.values() if m.get("apiKey") == line.api_key and m["type"] == "request"]
     low, _, high = upstream["validVersions"].partition("-")
     stable = int(high or low) - bool(upstream.get("latestVersionUnstable"))
-    assert (line.min_version, line.max_version) == (int(low), stable)
+    assert (line.min_version, line.max_version) == (int(low), HIGHEST.get(line.api_key, stable))
 
 
 def test_only_requests_that_wait_for_others_are_parked() -> None:

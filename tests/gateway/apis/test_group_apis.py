@@ -292,7 +292,6 @@ async def test_the_coordinator_of_a_group_is_the_node_that_holds_its_lease(node:
 @pytest.mark.parametrize(
     ("key_type", "code"),
     [
-        (1, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
         (2, ErrorCode.INVALID_REQUEST),
         (7, ErrorCode.INVALID_REQUEST),
         (-1, ErrorCode.INVALID_REQUEST),

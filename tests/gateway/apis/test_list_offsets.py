@@ -376,7 +376,15 @@ async def test_producer_ids_are_never_given_twice(node: DataPlane, database_url:
     ("request_", "code"),
     [
         (InitProducerIdRequest(transactional_id=""), ErrorCode.INVALID_REQUEST),
-        (InitProducerIdRequest(transactional_id="tx"), ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED),
+        (InitProducerIdRequest(transactional_id="tx"), ErrorCode.INVALID_TRANSACTION_TIMEOUT),
+        (
+            InitProducerIdRequest(transactional_id="tx", transaction_timeout_ms=900_001),
+            ErrorCode.INVALID_TRANSACTION_TIMEOUT,
+        ),
+        (
+            InitProducerIdRequest(transactional_id="tx", transaction_timeout_ms=1, producer_id=5),
+            ErrorCode.INVALID_REQUEST,
+        ),
         (InitProducerIdRequest(transactional_id=None, producer_id=5), ErrorCode.INVALID_REQUEST),
         (InitProducerIdRequest(transactional_id=None, producer_epoch=0), ErrorCode.INVALID_REQUEST),
     ],

@@ -26,8 +26,12 @@ def connection(name: str, software: str = "librdkafka") -> ConnectionInfo:
     return ConnectionInfo(name, "/127.0.0.1", client_software_name=software)
 
 
-def batch(base_offset: int, records: int) -> bytes:
-    return struct.pack(">q15xi", base_offset, records - 1)
+def batch(base_offset: int, records: int, attributes: int = 0) -> bytes:
+    return struct.pack(">q13xhi", base_offset, attributes, records - 1)
+
+
+def marker(base_offset: int) -> bytes:
+    return batch(base_offset, 1, 0x30)
 
 
 def mark_of(marks: Marks, connection_id: str = "elsewhere", client_id: str = "c") -> int | None:
@@ -37,25 +41,46 @@ def mark_of(marks: Marks, connection_id: str = "elsewhere", client_id: str = "c"
 
 def test_a_mark_is_the_end_of_what_was_served_and_never_falls() -> None:
     marks = Marks()
-    marks.served(connection("a"), "c", PARTITION, 0, batch(0, 10))
+    marks.served(connection("a"), "c", PARTITION, 0, [batch(0, 10)])
     assert (mark_of(marks), mark_of(marks, "a", "other")) == (10, 10)
-    marks.served(connection("a"), "c", PARTITION, 3, None)
-    marks.served(connection("a"), "c", PARTITION, -7, batch(2, 1))
+    marks.served(connection("a"), "c", PARTITION, 3, [])
+    marks.served(connection("a"), "c", PARTITION, -7, [batch(2, 1)])
     assert mark_of(marks) == 10
 
 
 def test_java_asks_for_more_when_it_has_handed_out_what_it_had() -> None:
     marks, java = Marks(), connection("a", ASKS_WHEN_IT_HAS_NOTHING)
-    marks.served(java, "c", PARTITION, 0, batch(0, 10))
+    marks.served(java, "c", PARTITION, 0, [batch(0, 10)])
     assert mark_of(marks) == 0
-    marks.served(java, "c", PARTITION, 10, batch(10, 10))
+    marks.served(java, "c", PARTITION, 10, [batch(10, 10)])
     assert mark_of(marks) == 10
+
+
+@pytest.mark.parametrize("software", ["librdkafka", ASKS_WHEN_IT_HAS_NOTHING])
+def test_a_mark_ends_before_the_markers_that_end_what_was_served(software: str) -> None:
+    marks, member = Marks(), connection("a", software)
+    marks.served(member, "c", PARTITION, 0, [batch(0, 10, 0x10), marker(10), marker(11)])
+    marks.served(member, "c", PARTITION, 12, [])
+    assert mark_of(marks) == 10
+    marks.served(member, "c", PARTITION, 12, [marker(12)])
+    marks.served(member, "c", PARTITION, 13, [])
+    assert mark_of(marks) == 10
+    marks.served(member, "c", PARTITION, 13, [batch(13, 1), marker(14), batch(15, 5)])
+    marks.served(member, "c", PARTITION, 20, [])
+    assert mark_of(marks) == 20
+    marks.served(member, "c", PARTITION, 20, [batch(20, 1), marker(21)])
+    marks.served(member, "c", PARTITION, 22, [marker(22), batch(23, 1), marker(24)])
+    assert mark_of(marks) == (21 if software == ASKS_WHEN_IT_HAS_NOTHING else 24)
+    marks.served(member, "c", PARTITION, 25, [])
+    assert mark_of(marks) == 24
+    marks.served(member, "c", PARTITION, 26, [])
+    assert mark_of(marks) == 26, "what lies between was not served here"
 
 
 def test_a_members_own_connection_says_more_than_its_name() -> None:
     marks = Marks()
-    marks.served(connection("a"), "c", PARTITION, 0, batch(0, 10))
-    marks.served(connection("b"), "c", PARTITION, 0, batch(0, 4))
+    marks.served(connection("a"), "c", PARTITION, 0, [batch(0, 10)])
+    marks.served(connection("b"), "c", PARTITION, 0, [batch(0, 4)])
     assert mark_of(marks, "b") == 4
     assert mark_of(marks, "elsewhere") == 10, "of two that look alike the greater counts"
     assert mark_of(marks, "elsewhere", "nobody") is None
@@ -66,7 +91,7 @@ def test_who_began_here_was_served_nothing_before() -> None:
     marks = Marks(clock=clock)
 
     def began(client_id: str, fetch_offset: int) -> Mark:
-        marks.served(connection(client_id), client_id, PARTITION, fetch_offset, None)
+        marks.served(connection(client_id), client_id, PARTITION, fetch_offset, [])
         found = marks.of(None, client_id, "/127.0.0.1", PARTITION)
         assert found is not None
         return found
@@ -83,7 +108,7 @@ def test_what_another_node_may_have_served_is_not_known_here() -> None:
     marks = Marks(clock=clock, alone=lambda: not others[0], nodes_since_s=lambda: changed_s[0])
 
     def began_here(client_id: str) -> bool:
-        marks.served(connection(client_id), client_id, PARTITION, 5, None)
+        marks.served(connection(client_id), client_id, PARTITION, 5, [])
         found = marks.of(None, client_id, "/127.0.0.1", PARTITION)
         assert found is not None
         return found.began_here
@@ -106,7 +131,7 @@ def test_a_mark_is_whole_where_nobody_else_can_have_been_asked() -> None:
     clock, alone, changed_s = Clock(), [False], [0.0]
     marks = Marks(clock=clock, alone=lambda: alone[0], nodes_since_s=lambda: changed_s[0])
     clock.now_s = 100.0
-    marks.served(connection("a"), "c", PARTITION, 0, batch(0, 10))
+    marks.served(connection("a"), "c", PARTITION, 0, [batch(0, 10)])
     mark = marks.of("a", "c", "/127.0.0.1", PARTITION)
     assert mark is not None
     assert marks.is_whole(mark, leads=True)
@@ -114,7 +139,7 @@ def test_a_mark_is_whole_where_nobody_else_can_have_been_asked() -> None:
     clock.now_s = changed_s[0] = 105.0
     assert not marks.is_whole(mark, leads=True), "another led it, and is gone or was never here"
     clock.now_s = 106.0
-    marks.served(connection("a"), "c", PARTITION, 10, None)
+    marks.served(connection("a"), "c", PARTITION, 10, [])
     assert not marks.is_whole(mark, leads=True), "nodes do not see at the same moment who leads"
     alone[0] = True
     assert marks.is_whole(mark, leads=True), "there is nobody else"
@@ -132,7 +157,7 @@ def test_there_is_room_for_so_many(monkeypatch: pytest.MonkeyPatch) -> None:
     marks = Marks(clock=clock)
     clock.now_s = 5.0
     for number in range(3):
-        marks.served(connection(f"c{number}"), f"c{number}", PARTITION, 0, batch(0, 1))
+        marks.served(connection(f"c{number}"), f"c{number}", PARTITION, 0, [batch(0, 1)])
     assert mark_of(marks, "c0", "c0") is None
     assert mark_of(marks, "c2", "c2") == 1
     assert marks.complete_since_s == 5.0

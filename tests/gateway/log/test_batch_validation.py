@@ -88,9 +88,9 @@ def test_an_idempotent_batch_is_valid() -> None:
         pytest.param(patched(23, ">i", 7), ErrorCode.INVALID_RECORD, id="delta over count"),
         pytest.param(lambda: batch(is_control=True), ErrorCode.INVALID_RECORD, id="control batch"),
         pytest.param(
-            lambda: batch(producer_id=7, producer_epoch=0, base_sequence=0, is_transactional=True),
-            ErrorCode.INVALID_TXN_STATE,
-            id="transactional",
+            lambda: batch(is_transactional=True),
+            ErrorCode.INVALID_RECORD,
+            id="transactional without a producer",
         ),
         pytest.param(lambda: batch(producer_id=7, producer_epoch=0), ErrorCode.INVALID_RECORD, id="no sequence"),
         pytest.param(lambda: batch(producer_id=7, base_sequence=0), ErrorCode.INVALID_RECORD, id="no epoch"),

@@ -42,8 +42,8 @@ def compacted(
     batches: Sequence[StoredBatch], *, now_ms: int = NOW_MS, dirty_from: int = 0
 ) -> tuple[list[StoredBatch], Cleaned]:
     index = OffsetMap(dirty_from, MANY)
-    assert index_keys([batch for batch in batches if batch.base_offset >= dirty_from], index) is None
-    cleaned = clean(batches, index, now_ms=now_ms, delete_retention_ms=RETENTION_MS)
+    assert index_keys([batch for batch in batches if batch.base_offset >= dirty_from], index, ()) is None
+    cleaned = clean(batches, index, (), now_ms=now_ms, delete_retention_ms=RETENTION_MS)
     kept = [batch for batch in batches if batch.base_offset not in cleaned.removed]
     return sorted([*kept, *cleaned.added], key=lambda batch: batch.base_offset), cleaned
 
@@ -132,15 +132,6 @@ def test_only_what_is_dirty_is_indexed_but_all_is_cleaned() -> None:
     assert content(log) == [(1, b"b", b"1"), (2, b"a", b"2")]
 
 
-@pytest.mark.parametrize("flag", ["is_control", "is_transactional"])
-def test_control_and_transactional_batches_are_left_alone(flag: str) -> None:
-    """As another gateway did: an uncommitted record deleted a committed one, and markers each other."""
-    batches = [stored(0, ("a", "1")), stored(1, ("a", "2"), **{flag: True}), stored(2, ("a", "3"), **{flag: True})]
-    log, cleaned = compacted(batches)
-    assert cleaned.removed == []
-    assert log == batches
-
-
 def test_a_batch_that_cannot_be_read_is_left_alone() -> None:
     damaged = bytearray(stored(0, ("a", "1")).records)
     damaged[61] = 0x7F
@@ -183,14 +174,14 @@ def test_records_of_all_sizes_are_kept_as_they_are(codec: Compression) -> None:
 
 def test_a_run_ends_before_what_its_index_cannot_tell_apart() -> None:
     index = OffsetMap(10, MANY)
-    assert index_keys([stored(10, ("a", "1")), stored(10 + MAX_SPAN, ("b", "1"))], index) == 10 + MAX_SPAN
+    assert index_keys([stored(10, ("a", "1")), stored(10 + MAX_SPAN, ("b", "1"))], index, ()) == 10 + MAX_SPAN
     assert index.newest(b"b") == -1
 
 
 def test_a_full_index_says_where_it_ends() -> None:
     batches = [stored(0, ("a", "1"), ("b", "1")), stored(2, ("c", "1"), ("d", "1")), stored(4, ("e", "1"))]
     index = OffsetMap(0, max_keys=3)
-    assert index_keys(batches, index) == 4
+    assert index_keys(batches, index, ()) == 4
     assert len(index) == 4
 
 

@@ -8,8 +8,16 @@ from collections.abc import Iterable
 
 import pytest
 
-from gateway.log.tail import DOUBT_S, DOUBTFUL_AGE_S, ENTRY_OVERHEAD_BYTES, Tail, TailRead, Watch
-from storage.types import PartitionKey, PartitionState
+from gateway.log.tail import (
+    DOUBT_S,
+    DOUBTFUL_AGE_S,
+    ENTRY_OVERHEAD_BYTES,
+    MAX_ABORTED_LOOKED_AT,
+    Tail,
+    TailRead,
+    Watch,
+)
+from storage.types import AbortedTransaction, PartitionKey, PartitionState
 
 P0 = PartitionKey(10)
 P1 = PartitionKey(11)
@@ -17,7 +25,15 @@ FOREVER_S = 60.0
 
 
 def append(
-    tail: Tail, key: PartitionKey, base_offset: int, *, count: int = 1, size: int = 10, now_s: float = 0.0
+    tail: Tail,
+    key: PartitionKey,
+    base_offset: int,
+    *,
+    count: int = 1,
+    size: int = 10,
+    now_s: float = 0.0,
+    stable: int | None = None,
+    aborted: AbortedTransaction | None = None,
 ) -> None:
     tail.record_append(
         key,
@@ -27,6 +43,8 @@ def append(
         log_start_offset=0,
         leader_epoch=0,
         now_s=now_s,
+        last_stable_offset=stable,
+        aborted=aborted,
     )
 
 
@@ -34,6 +52,10 @@ def read(
     tail: Tail, key: PartitionKey, offset: int, max_bytes: int = 10**6, *, at_least_one: bool = True
 ) -> TailRead | None:
     return tail.read(key, offset, max_bytes, at_least_one=at_least_one, now_s=0.0)
+
+
+def read_committed(tail: Tail, key: PartitionKey, offset: int) -> TailRead | None:
+    return tail.read(key, offset, 10**6, at_least_one=True, now_s=0.0, committed=True)
 
 
 def offsets(found: TailRead | None) -> list[int]:
@@ -294,6 +316,83 @@ def test_a_small_batch_does_not_pin_a_large_frame() -> None:
         large.extend(b"a batch that fills its frame is not copied")
 
 
+# --- what is committed -----------------------------------------------------------------------------------------------
+
+
+def aborted(found: TailRead | None) -> list[AbortedTransaction]:
+    assert found is not None
+    return list(found.aborted)
+
+
+A, B = AbortedTransaction(1, 0), AbortedTransaction(2, 1)
+
+
+def test_what_is_committed_is_served_with_what_is_to_be_left_out() -> None:
+    tail = Tail(10**6)
+    append(tail, P0, 0, stable=0)
+    append(tail, P0, 1, stable=0)
+    assert offsets(read_committed(tail, P0, 0)) == []
+    append(tail, P0, 2, stable=0, aborted=B)
+    assert offsets(read_committed(tail, P0, 0)) == []
+    append(tail, P0, 3, aborted=A)
+    append(tail, P0, 4, stable=4)
+    found = read_committed(tail, P0, 0)
+    assert (offsets(found), aborted(found)) == ([0, 1, 2, 3], [A, B]), "by where they began"
+    assert aborted(read_committed(tail, P0, 3)) == [A]
+    assert offsets(read_committed(tail, P0, 4)) == []
+    assert offsets(read(tail, P0, 0)) == [0, 1, 2, 3, 4]
+
+
+def test_only_who_has_the_marker_knows_how_a_transaction_ended() -> None:
+    """It was ended by another node, or its end had no known outcome here, or has one later than a read's."""
+    tail = Tail(10**6)
+    append(tail, P0, 0)
+    append(tail, P0, 1, stable=1)
+    append(tail, P0, 2, stable=1)
+    assert offsets(read_committed(tail, P0, 0)) == [0]
+    tail.observe(P0, PartitionState(0, 4, 4, 0, 0), 0.0)  # a marker at 3
+    assert offsets(read_committed(tail, P0, 0)) == [0], "as far as is known from here"
+    assert read_committed(tail, P0, 1) is None
+    assert offsets(read(tail, P0, 1)) == [1, 2]
+    append(tail, P0, 3, aborted=AbortedTransaction(1, 1))
+    found = read_committed(tail, P0, 1)
+    assert (offsets(found), aborted(found)) == ([1, 2, 3], [AbortedTransaction(1, 1)]), "here it is"
+
+
+def test_what_comes_late_and_is_all_that_is_held_is_not_taken_for_stable() -> None:
+    """Of two appends the second is told of first, and evicted: its marker is not known here any more."""
+    tail = Tail(10 + ENTRY_OVERHEAD_BYTES)
+    append(tail, P0, 1, aborted=A)
+    append(tail, P1, 0)
+    append(tail, P0, 0, stable=0)
+    assert read_committed(tail, P0, 0) is None
+
+
+def test_aborted_transactions_are_forgotten_with_their_markers() -> None:
+    tail = Tail(100 * (10 + ENTRY_OVERHEAD_BYTES))
+    for key in (P0, P1):
+        for offset in range(0, 1_000, 2):
+            append(tail, key, offset, stable=offset)
+            append(tail, key, offset + 1, aborted=AbortedTransaction(1, offset))
+            found = read_committed(tail, key, max(offset - 98, 0))
+            assert [each.first_offset for each in aborted(found)] == offsets(found)[::2]
+    kept = tail._partitions  # noqa: SLF001 - what is forgotten shows in nothing but memory
+    assert not kept[P0].aborted
+    assert len(kept[P1].aborted) <= 100
+
+
+def test_a_read_does_not_look_through_too_many_aborted_transactions() -> None:
+    tail = Tail(10**8)
+    append(tail, P0, 0, stable=0)
+    many = MAX_ABORTED_LOOKED_AT + 10
+    for offset in range(1, many):
+        append(tail, P0, offset, stable=0, aborted=AbortedTransaction(offset, offset))
+    append(tail, P0, many)
+    append(tail, P0, many + 1, aborted=AbortedTransaction(1, many + 1))
+    assert tail.read(P0, 0, 30, at_least_one=True, now_s=0.0, committed=True) is None
+    assert aborted(read_committed(tail, P0, many)) == [AbortedTransaction(1, many + 1)]
+
+
 # --- watches ---------------------------------------------------------------------------------------------------------
 
 
@@ -331,6 +430,38 @@ async def test_min_bytes_are_counted_over_partitions() -> None:
     append(tail, P0, 1, size=10)
     await settle()
     assert task.done()
+
+
+async def test_who_reads_what_is_committed_is_woken_by_what_becomes_stable() -> None:
+    tail = Tail(10**6)
+    append(tail, P0, 0)
+    committed = tail.watch([P0], committed=True)
+    everything, others = await parked(tail, [P0], missing_bytes=1)
+    task = asyncio.create_task(committed.wait(1_000, FOREVER_S))
+    append(tail, P0, 1, size=2_000, stable=1)
+    await settle()
+    assert others.done()
+    assert not task.done(), "it may not see that"
+    append(tail, P0, 2, size=10)
+    await settle()
+    assert task.done(), "the marker is small, but what it ends is not"
+    everything.close()
+    committed.close()
+
+
+async def test_who_reads_what_is_committed_counts_what_is_stable_at_once() -> None:
+    tail = Tail(10**6)
+    append(tail, P0, 0)
+    watch = tail.watch([P0], committed=True)
+    task = asyncio.create_task(watch.wait(20, FOREVER_S))
+    await settle()
+    append(tail, P0, 1, size=10)
+    await settle()
+    assert not task.done()
+    append(tail, P0, 2, size=10)
+    await settle()
+    assert task.done()
+    watch.close()
 
 
 async def test_an_append_between_looking_and_waiting_counts() -> None:

@@ -60,7 +60,7 @@ def codes(message: Any, version: int) -> Iterator[int]:
         if version not in field.versions:
             continue
         value = getattr(message, field.name)
-        if field.name == "error_code":
+        if field.name in ("error_code", "partition_error_code"):
             yield value
         elif isinstance(field.kind, type) and value is not None:
             for element in value if field.is_array else (value,):

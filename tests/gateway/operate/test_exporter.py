@@ -13,12 +13,15 @@ from gateway.cluster.membership import Membership
 from gateway.operate.exporter import Exporter, Snapshot
 from storage.errors import StorageUnavailable
 from storage.groups import GroupStore
+from storage.log import LogStore
 from storage.monitor import Monitor
 from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.topics import TopicStore
 from storage.types import GroupChange, MemberRecord, NewTopic, OffsetCommit, Saved, Topic
+from tests.storage.batches import append
+from tests.storage.transactions import Producer, plain_batch
 
 GROUP_ID = "a\0b"
 """Kafka allows what Postgres text does not."""
@@ -64,6 +67,37 @@ async def test_a_snapshot_shows_topics_groups_and_lag(database: Database) -> Non
     assert value(snapshot, "kafka_consumergroup_lag_sum", consumergroup=GROUP_ID, topic="t") == 0
     assert value(snapshot, "sluice_exporter_up") == 1
     assert value(snapshot, "sluice_exporter_truncated") == 0
+
+
+async def test_a_snapshot_shows_what_is_under_way(database: Database) -> None:
+    membership, topic = await populated(database)
+    exporter = Exporter(Monitor(database), membership, 100)
+    lag = "sluice_topic_partition_last_stable_offset_lag"
+    log, (one, two, _) = LogStore(database), (partition.partition_key for partition in topic.partitions)
+    snapshot = await exporter.snapshot()
+    assert value(snapshot, "sluice_open_transactions") == 0
+    assert value(snapshot, "sluice_open_transaction_age_seconds") == 0
+    early, late = Producer(database, log, 4_000), Producer(database, log, 4_001)
+    record = (b"k", b"v")
+    await append(log, plain_batch(one, record))
+    await early.append(one, record)
+    await late.append(one, record, record)
+    await late.take_in(two)
+    await append(log, plain_batch(two, record))
+    snapshot = await exporter.snapshot()
+    assert value(snapshot, "sluice_open_transactions") == 2
+    assert 0 < (value(snapshot, "sluice_open_transaction_age_seconds") or 0) < 60
+    assert value(snapshot, lag, topic="t", partition="0") == 3
+    assert value(snapshot, lag, topic="t", partition="1") is None, "it has appended nothing there"
+    await early.end(committed=True)
+    snapshot = await exporter.snapshot()
+    assert value(snapshot, "sluice_open_transactions") == 1
+    assert value(snapshot, lag, topic="t", partition="0") == 3
+    await late.end(committed=False)
+    snapshot = await exporter.snapshot()
+    assert value(snapshot, "sluice_open_transactions") == 0
+    assert value(snapshot, lag, topic="t", partition="0") is None
+    assert value(snapshot, "kafka_topic_partition_current_offset", topic="t", partition="0") == 6
 
 
 async def test_a_snapshot_is_bounded_and_says_so(database: Database) -> None:

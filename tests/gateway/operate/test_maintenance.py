@@ -50,6 +50,7 @@ def maintenance(node: DataPlane) -> Maintenance:
         list,
         list,
         deletions(node),
+        node.transactions,
     )
 
 
@@ -373,6 +374,7 @@ async def test_old_offsets_go_round_by_round_and_those_of_a_reading_group_stay(
         lambda: held,
         lambda: [reads],
         deletions(node),
+        node.transactions,
     ).expire_offsets()
     left = {group_id: len(await offsets.fetch(group_id)) for group_id in ("old", "young", "reads", "fenced")}
     assert left == {"old": 0, "young": 5, "reads": 5, "fenced": 5}
@@ -416,6 +418,7 @@ async def test_a_group_that_is_empty_when_the_node_starts_is_still_there_after_t
         lambda: leases,
         list,
         deletions(node),
+        node.transactions,
     )
     (expire,) = [each.run for each in maintenance.passes() if each.name == "offset expiry"]
     await expire()

@@ -57,6 +57,7 @@ public final class Main {
         PrintStream out = new PrintStream(System.out, true, StandardCharsets.UTF_8);
         Map<String, Body> scenarios = new LinkedHashMap<>();
         DataScenarios.register(scenarios);
+        TransactionScenarios.register(scenarios);
         AdminScenarios.register(scenarios);
         GroupScenarios.register(scenarios);
         CooperativeScenarios.register(scenarios);

@@ -1,0 +1,217 @@
+"""What OffsetCommit and TxnOffsetCommit have in common: whether offsets may be stored, and storing them.
+
+The one idea: the coordinator is asked whether a commit may stand, and Postgres fences it again in the transaction that
+stores it. What a producer's transaction commits goes the same way; it is pending until that ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+from uuid import UUID
+
+from gateway.apis.offset_topics import has_partition
+from gateway.coordinator.facts import OffsetsCommitted
+from gateway.coordinator.model import ConnectionId, MemberId, OffsetCommitReply
+from gateway.coordinator.model import OffsetCommit as OffsetCommitEvent
+from gateway.coordinator.model import TxnOffsetCommit as TxnOffsetCommitEvent
+from gateway.net.context import RequestContext
+from gateway.net.errors import REFUSAL_CODES, storage_code
+from gateway.net.pieces import in_pieces
+from protocol.errors import ErrorCode, KafkaError
+from storage.errors import StorageConflict, StorageUnavailable
+from storage.types import OffsetCommit, Refusal, Topic
+
+FENCED = frozenset({Refusal.ILLEGAL_GENERATION, Refusal.UNKNOWN_MEMBER, Refusal.STALE_MEMBER_EPOCH})
+
+
+class AskedPartition(Protocol):
+    @property
+    def partition_index(self) -> int: ...
+    @property
+    def committed_offset(self) -> int: ...
+    @property
+    def committed_leader_epoch(self) -> int: ...
+    @property
+    def committed_metadata(self) -> str | None: ...
+
+
+@dataclass(slots=True)
+class Commit:
+    """One partition of a commit on its way to an answer; `error` None while it may still be stored."""
+
+    partition: AskedPartition
+    topic_id: UUID | None
+    error: ErrorCode | None
+
+
+class Transaction(NamedTuple):
+    transactional_id: str
+    producer_id: int
+    producer_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Committer:
+    """Who commits, as the request says."""
+
+    group_id: str
+    member_id: str
+    group_instance_id: str | None
+    generation_id: int
+    """Or the member's epoch."""
+    codes: Mapping[Refusal, ErrorCode]
+    """What the version of the request says otherwise than `REFUSAL_CODES`."""
+    retention_ms: int | None = None
+    transaction: Transaction | None = None
+
+
+async def commits_of(asked: Sequence[AskedPartition], topic: Topic | None, unknown: ErrorCode) -> list[Commit]:
+    """Partitions of one topic; those that there are not are refused. `unknown`: how a missing topic is."""
+    if topic is None:
+        return [Commit(partition, None, unknown) async for partition in in_pieces(asked)]
+    return [
+        Commit(
+            partition,
+            topic.topic_id,
+            None if has_partition(topic, partition.partition_index) else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        )
+        async for partition in in_pieces(asked)
+    ]
+
+
+async def commit(surviving: Sequence[Commit], committer: Committer, context: RequestContext) -> None:
+    """Gives every commit in `surviving`, which none of them has yet, its error or ErrorCode.NONE."""
+    reply = await _ask(surviving, committer, context)
+    fenced = await _store(surviving, reply, committer, context)
+    if not fenced:
+        return
+    # The group may have changed its protocol since it was asked: its members' generations became epochs, or epochs
+    # generations, and the commit that it let through was fenced by the wrong one.
+    again = await _ask(fenced, committer, context)
+    if again.error is ErrorCode.NONE and again.by_member_epoch is not reply.by_member_epoch:
+        await _store(fenced, again, committer, context)
+
+
+async def set_all(commits: Iterable[Commit], error: ErrorCode) -> None:
+    async for one in in_pieces(commits):
+        one.error = error
+
+
+async def _ask(surviving: Sequence[Commit], committer: Committer, context: RequestContext) -> OffsetCommitReply:
+    groups = context.services.groups
+    request_id = groups.next_request_id()
+    connection_id = ConnectionId(context.connection.connection_id)
+    member_id = MemberId(committer.member_id)
+    if committer.transaction is not None:
+        event = TxnOffsetCommitEvent(
+            request_id=request_id,
+            connection_id=connection_id,
+            member_id=member_id,
+            group_instance_id=committer.group_instance_id,
+            generation_id=committer.generation_id,
+        )
+    else:
+        event = OffsetCommitEvent(
+            request_id=request_id,
+            connection_id=connection_id,
+            version=context.version,
+            member_id=member_id,
+            group_instance_id=committer.group_instance_id,
+            generation_id=committer.generation_id,
+            partitions=tuple(
+                [
+                    (one.topic_id, one.partition.partition_index)
+                    async for one in in_pieces(surviving)
+                    if one.topic_id is not None
+                ]
+            ),
+        )
+    reply = groups.submit(committer.group_id, event)
+    return await reply if isinstance(reply, asyncio.Future) else reply
+
+
+async def _store(
+    surviving: Sequence[Commit], reply: OffsetCommitReply, committer: Committer, context: RequestContext
+) -> list[Commit]:
+    """Gives every commit its error or ErrorCode.NONE. Those that are given back were refused for who they come from."""
+    groups = context.services.groups
+    error = reply.error
+    lease = groups.lease_for(committer.group_id)
+    if error is ErrorCode.NONE and lease is None:
+        error = ErrorCode.NOT_COORDINATOR
+    if error is not ErrorCode.NONE or lease is None:
+        await set_all(surviving, error)
+        return []
+
+    max_metadata = context.services.settings.broker.offset_metadata_max_bytes
+    storing: list[Commit] = []
+    rows: list[OffsetCommit] = []
+    async for one in in_pieces(surviving):
+        metadata = one.partition.committed_metadata or ""
+        if len(metadata) > max_metadata:
+            one.error = ErrorCode.OFFSET_METADATA_TOO_LARGE
+        elif one.topic_id is not None:
+            storing.append(one)
+            rows.append(
+                OffsetCommit(
+                    lease=lease,
+                    group_id=committer.group_id,
+                    generation_id=None if reply.by_producer else max(committer.generation_id, -1),
+                    topic_id=one.topic_id,
+                    partition_index=one.partition.partition_index,
+                    committed_offset=one.partition.committed_offset,
+                    leader_epoch=one.partition.committed_leader_epoch,
+                    metadata=metadata,
+                    retention_ms=committer.retention_ms,
+                    member_id=committer.member_id if reply.by_member_epoch else None,
+                )
+            )
+    if not rows:
+        return []
+    try:
+        if committer.transaction is not None:
+            results = await context.services.offsets.commit_in_transaction(rows, *committer.transaction)
+        else:
+            results = await groups.offset_committer.submit(rows)
+    except (StorageUnavailable, StorageConflict) as failed:
+        await set_all(storing, storage_code(context.api_key, failed))
+    except KafkaError as full:
+        await set_all(storing, full.code)
+    else:
+        async for one, refusal in in_pieces(zip(storing, results, strict=True)):
+            one.error = _error(refusal, committer, reply.stale)
+        if groups.readers and committer.transaction is None:
+            await _tell(rows, results, committer, context)
+        refused = in_pieces(zip(storing, results, strict=True))
+        return [one async for one, refusal in refused if refusal in FENCED]
+    return []
+
+
+async def _tell(
+    rows: Sequence[OffsetCommit], results: Sequence[Refusal | None], committer: Committer, context: RequestContext
+) -> None:
+    committed = tuple(
+        [
+            (row.topic_id, row.partition_index, row.committed_offset)
+            async for row, refusal in in_pieces(zip(rows, results, strict=True))
+            if refusal is None
+        ]
+    )
+    if committed:
+        fact = OffsetsCommitted(MemberId(committer.member_id), committer.generation_id, committed)
+        context.services.groups.told(committer.group_id, (fact,))
+
+
+def _error(refusal: Refusal | None, committer: Committer, stale: ErrorCode) -> ErrorCode:
+    """What the fence in Postgres said of a commit that the coordinator had let through a moment before."""
+    if refusal is None:
+        return ErrorCode.NONE
+    if refusal is Refusal.STALE_MEMBER_EPOCH:
+        return stale
+    if refusal is Refusal.ILLEGAL_GENERATION and committer.generation_id < 0:
+        # The group has gained members since: a commit from outside lacks an identity, not a generation.
+        return ErrorCode.UNKNOWN_MEMBER_ID
+    return committer.codes.get(refusal, REFUSAL_CODES[refusal])

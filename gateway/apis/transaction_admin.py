@@ -1,0 +1,349 @@
+"""ListTransactions, DescribeTransactions, DescribeProducers and WriteTxnMarkers: transactions as administrators see and
+end them (KIP-664).
+
+The one idea: a transaction here is open everywhere or nowhere, so none can hang in one partition after it has ended.
+Whoever asks to end it in one partition ends all of it, and its producer is told: see `write_txn_markers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from itertools import groupby
+
+import re2
+
+from gateway.cluster.leases import shard_of
+from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
+from gateway.coordinator.transactions import NO_EPOCH, TransactionState
+from gateway.log.partition_lookup import find_partition, look_up_topics
+from gateway.log.topic_names import CONSUMER_OFFSETS, why_illegal
+from gateway.net.context import RequestContext
+from gateway.net.errors import storage_code
+from gateway.net.pieces import in_pieces
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages import list_transactions as listed
+from protocol.messages.describe_producers import (
+    DescribeProducersRequest,
+    DescribeProducersResponse,
+    PartitionResponse,
+    ProducerState,
+    TopicResponse,
+)
+from protocol.messages.describe_transactions import (
+    DescribeTransactionsRequest,
+    DescribeTransactionsResponse,
+    TopicData,
+)
+from protocol.messages.describe_transactions import TransactionState as DescribedTransaction
+from protocol.messages.list_transactions import ListTransactionsRequest, ListTransactionsResponse
+from protocol.messages.write_txn_markers import (
+    WritableTxnMarker,
+    WritableTxnMarkerPartitionResult,
+    WritableTxnMarkerResult,
+    WritableTxnMarkerTopic,
+    WritableTxnMarkerTopicResult,
+    WriteTxnMarkersRequest,
+    WriteTxnMarkersResponse,
+)
+from storage.errors import StorageError
+from storage.transactions import ListedProducer, StoredProducer, TransactionPartition
+from storage.types import Topic
+
+AT_A_TIME = 1_000
+"""Rows of one look at Postgres."""
+
+NO_LEADER_EPOCH = -1
+NOT_OPEN = -1
+"""Where a transaction's start would stand, as a time or as an offset."""
+
+UPSTREAM_STATES = frozenset(TransactionState) | {"PrepareCommit", "PrepareAbort", "PrepareEpochFence", "Dead"}
+"""That may be asked for. Nothing is ever in one that is upstream's alone."""
+
+
+# --- ListTransactions -------------------------------------------------------------------------------------------------
+
+
+async def list_transactions(request: ListTransactionsRequest, context: RequestContext) -> ListTransactionsResponse:
+    """Those that this node coordinates: admin clients ask every node and merge."""
+    states = dict.fromkeys(request.state_filters)
+    producer_ids = frozenset(request.producer_id_filters)
+    pattern = _pattern(request.transactional_id_pattern)
+    transactions = context.services.transactions
+    found = [
+        listed.TransactionState(
+            transactional_id=producer.transactional_id,
+            producer_id=producer.producer_id,
+            transaction_state=producer.state,
+        )
+        async for producer in _all(context)
+        if (not states or producer.state in states)
+        and (not producer_ids or producer.producer_id in producer_ids)
+        and (request.duration_filter < 0 or _open_ms(producer) > request.duration_filter)
+        and (pattern is None or pattern.fullmatch(producer.transactional_id))
+        and transactions.coordinates(producer.transactional_id)
+    ]
+    return ListTransactionsResponse(
+        unknown_state_filters=tuple(state for state in states if state not in UPSTREAM_STATES),
+        transaction_states=tuple(found),
+    )
+
+
+def refuse_list_transactions(
+    request: ListTransactionsRequest, version: int, code: ErrorCode, message: str | None
+) -> ListTransactionsResponse:
+    return ListTransactionsResponse(error_code=code)
+
+
+def _pattern(text: str | None) -> re2.Pattern | None:
+    if not text:
+        return None
+    try:
+        return compile_pattern(text)
+    except InvalidPatternError as invalid:
+        raise KafkaError(
+            ErrorCode.INVALID_REGULAR_EXPRESSION,
+            f"Transaction ID pattern `{text}` is not a valid regular expression: {invalid}.",
+        ) from invalid
+
+
+async def _all(context: RequestContext) -> AsyncIterator[ListedProducer]:
+    store = context.services.transactions.store
+    some = await store.list_behind("", AT_A_TIME)
+    while some:
+        async for producer in in_pieces(some):
+            yield producer
+        some = await store.list_behind(some[-1].transactional_id, AT_A_TIME) if len(some) == AT_A_TIME else []
+
+
+def _open_ms(producer: ListedProducer) -> int:
+    return NOT_OPEN if producer.open_ms is None else producer.open_ms
+
+
+# --- DescribeTransactions ---------------------------------------------------------------------------------------------
+
+
+async def describe_transactions(
+    request: DescribeTransactionsRequest, context: RequestContext
+) -> DescribeTransactionsResponse:
+    """Whichever node is asked, for none knows more than Postgres does."""
+    described: list[DescribedTransaction] = []
+    asked = request.transactional_ids
+    for start in range(0, len(asked), AT_A_TIME):
+        described += await _describe(asked[start : start + AT_A_TIME], context)
+    return DescribeTransactionsResponse(transaction_states=tuple(described))
+
+
+def refuse_describe_transactions(
+    request: DescribeTransactionsRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeTransactionsResponse:
+    return DescribeTransactionsResponse(
+        transaction_states=tuple(
+            DescribedTransaction(transactional_id=transactional_id, error_code=code)
+            for transactional_id in request.transactional_ids
+        )
+    )
+
+
+async def _describe(transactional_ids: Sequence[str], context: RequestContext) -> list[DescribedTransaction]:
+    store = context.services.transactions.store
+    found = await store.read_many(frozenset(transactional_ids))
+    open_ids = [
+        read.record.producer_id for read in found.values() if read.record is not None and read.started_ms is not None
+    ]
+    partitions = await store.partitions(open_ids)
+    groups = await store.groups(open_ids)
+    topics = {
+        producer_id: await _topics(partitions.get(producer_id, ()), groups.get(producer_id, ()))
+        async for producer_id in in_pieces(open_ids)
+    }
+    return [
+        _described(transactional_id, found[transactional_id], topics)
+        async for transactional_id in in_pieces(transactional_ids)
+    ]
+
+
+def _described(
+    transactional_id: str, read: StoredProducer, topics: Mapping[int, tuple[TopicData, ...]]
+) -> DescribedTransaction:
+    record = read.record
+    if record is None:
+        code = ErrorCode.TRANSACTIONAL_ID_NOT_FOUND if transactional_id else ErrorCode.INVALID_REQUEST
+        return DescribedTransaction(transactional_id=transactional_id, error_code=code)
+    return DescribedTransaction(
+        transactional_id=transactional_id,
+        transaction_state=record.state,
+        transaction_timeout_ms=record.timeout_ms,
+        transaction_start_time_ms=NOT_OPEN if read.started_ms is None else read.started_ms,
+        producer_id=record.producer_id,
+        producer_epoch=record.producer_epoch,
+        topics=topics.get(record.producer_id, ()),
+    )
+
+
+async def _topics(partitions: Sequence[TransactionPartition], group_ids: Sequence[str]) -> tuple[TopicData, ...]:
+    """What a transaction has taken in. Of a group that is the partition of `__consumer_offsets` that would have its
+    offsets, as upstream shows it."""
+    topics = [
+        TopicData(topic=name, partitions=tuple([part.partition_index async for part in in_pieces(some)]))
+        for name, some in groupby(partitions, key=lambda part: part.topic)
+    ]
+    if group_ids:
+        shards = {shard_of(group_id) async for group_id in in_pieces(group_ids)}
+        topics.append(TopicData(topic=CONSUMER_OFFSETS, partitions=tuple(sorted(shards))))
+    return tuple(topics)
+
+
+# --- DescribeProducers ------------------------------------------------------------------------------------------------
+
+
+async def describe_producers(request: DescribeProducersRequest, context: RequestContext) -> DescribeProducersResponse:
+    """Producers that partitions remember, and where the transaction of each began there, if one is open."""
+    known = await look_up_topics((topic.name for topic in request.topics), context)
+    topics: list[TopicResponse] = []
+    async for topic in in_pieces(request.topics):
+        illegal = why_illegal(topic.name)
+        found = known[topic.name] if illegal is None else ErrorCode.INVALID_TOPIC_EXCEPTION
+        partitions = [
+            await _producers_of(found, index, illegal, context) async for index in in_pieces(topic.partition_indexes)
+        ]
+        topics.append(TopicResponse(name=topic.name, partitions=tuple(partitions)))
+    return DescribeProducersResponse(topics=tuple(topics))
+
+
+def refuse_describe_producers(
+    request: DescribeProducersRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeProducersResponse:
+    return DescribeProducersResponse(
+        topics=tuple(
+            TopicResponse(
+                name=topic.name,
+                partitions=tuple(
+                    PartitionResponse(partition_index=index, error_code=code, error_message=message)
+                    for index in topic.partition_indexes
+                ),
+            )
+            for topic in request.topics
+        )
+    )
+
+
+async def _producers_of(
+    topic: Topic | ErrorCode, index: int, message: str | None, context: RequestContext
+) -> PartitionResponse:
+    partition = find_partition(topic, index, NO_LEADER_EPOCH)
+    if isinstance(partition, ErrorCode):
+        return PartitionResponse(partition_index=index, error_code=partition, error_message=message)
+    store = context.services.transactions.store
+    producers: list[ProducerState] = []
+    try:
+        some = await store.producers(partition.partition_key, AT_A_TIME)
+        while some:
+            producers += [
+                ProducerState(
+                    producer_id=producer.producer_id,
+                    producer_epoch=producer.producer_epoch,
+                    last_sequence=producer.last_sequence,
+                    last_timestamp=producer.appended_ms,
+                    # Upstream's word for "none is known": which node ends a transaction makes no difference here.
+                    coordinator_epoch=NO_EPOCH,
+                    current_txn_start_offset=(
+                        NOT_OPEN if producer.open_since_offset is None else producer.open_since_offset
+                    ),
+                )
+                async for producer in in_pieces(some)
+            ]
+            behind = some[-1].producer_id
+            more = len(some) == AT_A_TIME
+            some = await store.producers(partition.partition_key, AT_A_TIME, behind=behind) if more else []
+    except StorageError as error:
+        return PartitionResponse(partition_index=index, error_code=storage_code(context.api_key, error))
+    return PartitionResponse(partition_index=index, active_producers=tuple(producers))
+
+
+# --- WriteTxnMarkers --------------------------------------------------------------------------------------------------
+
+
+async def write_txn_markers(request: WriteTxnMarkersRequest, context: RequestContext) -> WriteTxnMarkersResponse:
+    """An administrator ends what a producer has open in a partition: the whole transaction is aborted, and its producer
+    fenced.
+
+    Upstream writes a marker to that partition alone, which takes a part out of a transaction that may be committed
+    later: right only where the transaction has ended and the partition was forgotten, which cannot be here. Without a
+    later epoch the producer would go on as if nothing had happened. Where nothing is open nothing is written.
+    """
+    known = await look_up_topics(
+        (topic.name for marker in request.markers for topic in marker.topics),
+        context,
+    )
+    results = [
+        WritableTxnMarkerResult(
+            producer_id=marker.producer_id,
+            topics=tuple(
+                [
+                    await _mark_topic(marker, topic, known[topic.name], context)
+                    async for topic in in_pieces(marker.topics)
+                ]
+            ),
+        )
+        async for marker in in_pieces(request.markers)
+    ]
+    return WriteTxnMarkersResponse(markers=tuple(results))
+
+
+def refuse_write_txn_markers(
+    request: WriteTxnMarkersRequest, version: int, code: ErrorCode, message: str | None
+) -> WriteTxnMarkersResponse:
+    return WriteTxnMarkersResponse(
+        markers=tuple(
+            WritableTxnMarkerResult(
+                producer_id=marker.producer_id,
+                topics=tuple(
+                    WritableTxnMarkerTopicResult(
+                        name=topic.name,
+                        partitions=tuple(
+                            WritableTxnMarkerPartitionResult(partition_index=index, error_code=code)
+                            for index in topic.partition_indexes
+                        ),
+                    )
+                    for topic in marker.topics
+                ),
+            )
+            for marker in request.markers
+        )
+    )
+
+
+async def _mark_topic(
+    marker: WritableTxnMarker, asked: WritableTxnMarkerTopic, topic: Topic | ErrorCode, context: RequestContext
+) -> WritableTxnMarkerTopicResult:
+    return WritableTxnMarkerTopicResult(
+        name=asked.name,
+        partitions=tuple(
+            [
+                WritableTxnMarkerPartitionResult(
+                    partition_index=index, error_code=await _mark(marker, topic, index, context)
+                )
+                async for index in in_pieces(asked.partition_indexes)
+            ]
+        ),
+    )
+
+
+async def _mark(marker: WritableTxnMarker, topic: Topic | ErrorCode, index: int, context: RequestContext) -> ErrorCode:
+    partition = find_partition(topic, index, NO_LEADER_EPOCH)
+    if isinstance(partition, ErrorCode):
+        return partition
+    assert isinstance(topic, Topic)
+    try:
+        await context.services.transactions.end_in_partition(
+            partition.partition_key,
+            marker.producer_id,
+            marker.producer_epoch,
+            committed=marker.transaction_result,
+            shard=index if topic.name == CONSUMER_OFFSETS else None,
+        )
+    except KafkaError as refused:
+        return refused.code
+    except StorageError as error:
+        return storage_code(context.api_key, error)
+    return ErrorCode.NONE

@@ -1,0 +1,92 @@
+"""TxnOffsetCommit: what a group has consumed, to be committed with a producer's transaction.
+
+The one idea: it is an OffsetCommit (`committing.py`) whose offsets are pending until the transaction ends. Nothing of
+it is told or journaled: an offset that may never count is not committed.
+"""
+
+from __future__ import annotations
+
+from gateway.apis.committing import Commit, Committer, Transaction, commit, commits_of, set_all
+from gateway.net.context import RequestContext
+from gateway.net.pieces import in_pieces, mapped
+from protocol.errors import ErrorCode
+from protocol.messages.txn_offset_commit import (
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitResponse,
+    TxnOffsetCommitResponsePartition,
+    TxnOffsetCommitResponseTopic,
+)
+from storage.types import Refusal
+
+LOADING_KNOWN_FROM = 2
+"""Java producers before 2.0 fail on COORDINATOR_LOAD_IN_PROGRESS (KAFKA-7296)."""
+ABORTABLE_KNOWN_FROM = 4
+
+
+async def txn_offset_commit(request: TxnOffsetCommitRequest, context: RequestContext) -> TxnOffsetCommitResponse:
+    """Refusals stand where OffsetCommit's do. The producer's id and epoch are judged in Postgres, as is whether
+    AddOffsetsToTxn has named the group: without it the transaction is to be aborted.
+
+    A group must be named, other than in an OffsetCommit. Before version 3 nothing says who commits for the group: any
+    transaction may, whatever members there are.
+    """
+    catalog, version = context.services.catalog, context.version
+    await catalog.resolve_all([asked.name async for asked in in_pieces(request.topics)])
+    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    topics = [
+        (asked.name, await commits_of(asked.partitions, catalog.get(asked.name), unknown))
+        async for asked in in_pieces(request.topics)
+    ]
+    surviving: list[Commit] = []
+    async for _, commits in in_pieces(topics):
+        surviving += [one async for one in in_pieces(commits) if one.error is None]
+    if not request.group_id:
+        await set_all(surviving, ErrorCode.INVALID_GROUP_ID)
+    elif surviving:
+        abortable = {Refusal.NOT_IN_TRANSACTION: ErrorCode.TRANSACTION_ABORTABLE}
+        committer = Committer(
+            group_id=request.group_id,
+            member_id=request.member_id,
+            group_instance_id=request.group_instance_id,
+            generation_id=request.generation_id,
+            codes=abortable if version >= ABORTABLE_KNOWN_FROM else {},
+            transaction=Transaction(request.transactional_id, request.producer_id, request.producer_epoch),
+        )
+        await commit(surviving, committer, context)
+
+    def answered(one: Commit) -> TxnOffsetCommitResponsePartition:
+        code = said_at(version, one.error or ErrorCode.NONE)
+        return TxnOffsetCommitResponsePartition(partition_index=one.partition.partition_index, error_code=code)
+
+    return TxnOffsetCommitResponse(
+        topics=tuple(
+            [
+                TxnOffsetCommitResponseTopic(name=name, partitions=tuple(await mapped(answered, commits)))
+                async for name, commits in in_pieces(topics)
+            ]
+        )
+    )
+
+
+def said_at(version: int, code: ErrorCode) -> ErrorCode:
+    if version < LOADING_KNOWN_FROM and code is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS:
+        return ErrorCode.COORDINATOR_NOT_AVAILABLE
+    return code
+
+
+def refuse_txn_offset_commit(
+    request: TxnOffsetCommitRequest, version: int, code: ErrorCode, message: str | None
+) -> TxnOffsetCommitResponse:
+    said = said_at(version, code)
+    return TxnOffsetCommitResponse(
+        topics=tuple(
+            TxnOffsetCommitResponseTopic(
+                name=topic.name,
+                partitions=tuple(
+                    TxnOffsetCommitResponsePartition(partition_index=partition.partition_index, error_code=said)
+                    for partition in topic.partitions
+                ),
+            )
+            for topic in request.topics
+        )
+    )

@@ -1,0 +1,169 @@
+"""What a transactional producer may do next: functions from its row and a request to a decision.
+
+The one idea: a transaction ends in one step, so a producer is either in a transaction or not, and none of upstream's
+states between (PrepareCommit, PrepareAbort, PrepareEpochFence) is ever seen. Where upstream answers
+CONCURRENT_TRANSACTIONS until markers are written, the answer here comes when they are.
+
+Mirrors upstream's TransactionCoordinator and TransactionMetadata (KIP-98, KIP-360, KIP-588), of clients that name the
+partitions of a transaction themselves (transaction.version below 2). It reads and writes nothing, and knows neither
+partitions nor time: `gateway/transactions/coordinator.py` asks, and writes what was decided.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from protocol.errors import ErrorCode
+
+NO_ID, NO_EPOCH = -1, -1
+MAX_EPOCH = 2**15 - 1
+EXHAUSTED_FROM_EPOCH = MAX_EPOCH - 1
+"""A producer at this epoch gets another id with its next one. The last epoch of all is left for fencing."""
+
+
+class TransactionState(StrEnum):
+    """By the names that DescribeTransactions gives them."""
+
+    EMPTY = "Empty"
+    ONGOING = "Ongoing"
+    COMPLETE_COMMIT = "CompleteCommit"
+    COMPLETE_ABORT = "CompleteAbort"
+
+
+@dataclass(frozen=True, slots=True)
+class Producer:
+    """A transactional id's owner, and how far it has come."""
+
+    producer_id: int
+    producer_epoch: int
+    timeout_ms: int
+    state: TransactionState = TransactionState.EMPTY
+    last_producer_epoch: int = NO_EPOCH
+    """The epoch before, where its owner named it to get this one: asked again by it, the answer is given again."""
+    previous_producer_id: int = NO_ID
+    """Whose epochs were used up."""
+
+
+@dataclass(frozen=True, slots=True)
+class InitProducer:
+    """InitProducerId. Who names its id and epoch goes on as itself (KIP-360); both are −1 otherwise."""
+
+    timeout_ms: int
+    producer_id: int = NO_ID
+    producer_epoch: int = NO_EPOCH
+
+    @property
+    def names_itself(self) -> bool:
+        return self.producer_id != NO_ID
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The transaction that is under way ends by this, with markers of `marker_epoch`."""
+
+    committed: bool
+    marker_epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """`error`, or what the row becomes (as it was: nothing is written) and how its transaction ends."""
+
+    error: ErrorCode = ErrorCode.NONE
+    after: Producer | None = None
+    end: End | None = None
+
+
+def needs_producer_id(producer: Producer | None) -> bool:
+    """Whether `initialize` may need an id that nobody has had."""
+    return producer is None or producer.producer_epoch >= EXHAUSTED_FROM_EPOCH
+
+
+def initialize(producer: Producer | None, asked: InitProducer, fresh_id: int) -> Decision:
+    """A new epoch, which fences everybody who has an earlier one; what they left open is aborted."""
+    if producer is None:
+        return Decision(after=Producer(fresh_id, 0, asked.timeout_ms))
+    ongoing = producer.state is TransactionState.ONGOING
+    if asked.names_itself:
+        if not ongoing and _asks_again(producer, asked):
+            return Decision(after=producer)
+        if (asked.producer_id, asked.producer_epoch) != (producer.producer_id, producer.producer_epoch):
+            return Decision(ErrorCode.PRODUCER_FENCED)
+    last_epoch = producer.producer_epoch if asked.names_itself else NO_EPOCH
+    if needs_producer_id(producer):
+        after = Producer(
+            fresh_id,
+            0,
+            asked.timeout_ms,
+            last_producer_epoch=last_epoch,
+            previous_producer_id=producer.producer_id,
+        )
+    else:
+        after = replace(
+            producer,
+            producer_epoch=producer.producer_epoch + 1,
+            timeout_ms=asked.timeout_ms,
+            state=TransactionState.EMPTY,
+            last_producer_epoch=last_epoch,
+            previous_producer_id=NO_ID,
+        )
+    return Decision(after=after, end=End(committed=False, marker_epoch=_fencing(producer)) if ongoing else None)
+
+
+def _asks_again(producer: Producer, asked: InitProducer) -> bool:
+    """Whether this is the request that `producer` came of: its answer was lost."""
+    before = producer.producer_id if producer.previous_producer_id == NO_ID else producer.previous_producer_id
+    return producer.last_producer_epoch != NO_EPOCH and (asked.producer_id, asked.producer_epoch) == (
+        before,
+        producer.last_producer_epoch,
+    )
+
+
+def add(producer: Producer | None, producer_id: int, producer_epoch: int) -> Decision:
+    """Whether partitions or groups may be taken in (AddPartitionsToTxn, AddOffsetsToTxn); the first begins the
+    transaction."""
+    if error := _judge(producer, producer_id, producer_epoch):
+        return Decision(error)
+    assert producer is not None
+    return Decision(after=replace(producer, state=TransactionState.ONGOING))
+
+
+def end(producer: Producer | None, producer_id: int, producer_epoch: int, *, committed: bool) -> Decision:
+    """EndTxn. Asked again for what was done, it is answered again."""
+    if error := _judge(producer, producer_id, producer_epoch):
+        return Decision(error)
+    assert producer is not None
+    ended = TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
+    if producer.state is TransactionState.ONGOING:
+        return Decision(after=replace(producer, state=ended), end=End(committed, producer.producer_epoch))
+    if producer.state is ended:
+        return Decision(after=producer)
+    return Decision(ErrorCode.INVALID_TXN_STATE)
+
+
+def time_out(producer: Producer | None) -> Decision:
+    """Aborts the transaction that was under way for too long, and fences its producer."""
+    if producer is None or producer.state is not TransactionState.ONGOING:
+        return Decision(ErrorCode.INVALID_TXN_STATE)
+    epoch = _fencing(producer)
+    after = replace(producer, producer_epoch=epoch, last_producer_epoch=NO_EPOCH, state=TransactionState.COMPLETE_ABORT)
+    return Decision(after=after, end=End(committed=False, marker_epoch=epoch))
+
+
+def end_for_administrator(producer: Producer, *, committed: bool) -> Decision:
+    """WriteTxnMarkers, for a transaction that is under way. Only its producer knows that all of it is written, so
+    nobody else may commit it; an abort fences the producer, who else would go on with what is left of it."""
+    return Decision(ErrorCode.INVALID_TXN_STATE) if committed else time_out(producer)
+
+
+def _judge(producer: Producer | None, producer_id: int, producer_epoch: int) -> ErrorCode:
+    if producer is None or producer.producer_id != producer_id:
+        return ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    if producer.producer_epoch != producer_epoch:
+        return ErrorCode.PRODUCER_FENCED
+    return ErrorCode.NONE
+
+
+def _fencing(producer: Producer) -> int:
+    return min(producer.producer_epoch + 1, MAX_EPOCH)

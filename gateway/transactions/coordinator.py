@@ -1,0 +1,270 @@
+"""Plays the transaction coordinator: reads a producer's row, has it decided, writes the decision.
+
+The one idea: nothing is held here between two requests, so there is no lease, nothing to load, and nothing to lose; any
+node may be asked. A row that somebody else has written meanwhile is read and decided anew. Clients are sent to one node
+for each id all the same, so that this is rare, and so that ListTransactions names every id once.
+
+Markers go into this node's tail as an appended batch does: after the commit, before the answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+
+import structlog
+
+from gateway.cluster.leases import shard_of
+from gateway.cluster.membership import Membership
+from gateway.coordinator import transactions as rules
+from gateway.coordinator.transactions import Decision, InitProducer, Producer, TransactionState
+from gateway.log.tail import Tail
+from gateway.net.pieces import in_pieces
+from protocol.errors import ErrorCode, KafkaError
+from protocol.records import ControlType, end_marker
+from storage.errors import StorageError
+from storage.producers import ProducerStore
+from storage.transactions import EndedTransaction, ProducerRecord, StoredProducer, TransactionStore
+from storage.types import AbortedTransaction, Node, PartitionKey
+
+log = structlog.get_logger(__name__)
+
+ATTEMPTS = 20
+"""How often a row may be written by others before who asks is told to ask again."""
+
+OVERDUE_AT_A_TIME = 100
+_PLACEMENT = 1 << 40
+"""Shards of transactional ids are placed by numbers that no partition has."""
+
+Decide = Callable[[Producer | None], Decision]
+
+
+class Transactions:
+    """Of one node."""
+
+    def __init__(self, store: TransactionStore, producers: ProducerStore, tail: Tail, membership: Membership) -> None:
+        self._store = store
+        self._producers = producers
+        self._tail = tail
+        self._membership = membership
+        self.appended: Callable[[PartitionKey, int], None] = lambda key, high_watermark: None
+        """Called with a partition's new end when a marker has become durable; must not raise."""
+        self.in_doubt: Callable[[], None] = lambda: None
+        """Called when a transaction's end has no known outcome."""
+        self.offsets_committed: Callable[[str], None] = lambda group_id: None
+        """Called for each group of which a transaction has committed offsets."""
+        self.observe_end: Callable[[str], None] = lambda outcome: None
+        """Told how each transaction ended: committed, aborted, fenced or timed_out."""
+
+    @property
+    def store(self) -> TransactionStore:
+        """For those who only look."""
+        return self._store
+
+    def coordinator_of(self, transactional_id: str) -> Node:
+        """The node that clients are sent to."""
+        return self._membership.leader_of(PartitionKey(_PLACEMENT + shard_of(transactional_id)))
+
+    def coordinates(self, transactional_id: str) -> bool:
+        """Whether that is this one."""
+        return self.coordinator_of(transactional_id).node_id == self._membership.node_id
+
+    async def initialize(self, transactional_id: str, asked: InitProducer) -> Producer:
+        """InitProducerId: the producer at its new epoch. Raises KafkaError, StorageError."""
+        fresh_id: int | None = None
+        for _ in range(ATTEMPTS):
+            read = await self._store.read(transactional_id)
+            producer = _producer(read)
+            if fresh_id is None and rules.needs_producer_id(producer):
+                fresh_id = await self._producers.allocate_producer_id()
+            decision = rules.initialize(producer, asked, rules.NO_ID if fresh_id is None else fresh_id)
+            if decision.error:
+                raise KafkaError(decision.error)
+            assert decision.after is not None
+            if decision.after == producer or await self._write(read, decision, "fenced"):
+                return decision.after
+        raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
+
+    async def add(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        partition_keys: Sequence[PartitionKey] = (),
+        group_ids: Sequence[str] = (),
+    ) -> None:
+        """Takes partitions and groups into the transaction. Raises KafkaError, StorageError."""
+        for _ in range(ATTEMPTS):
+            read = await self._store.read(transactional_id)
+            decision = rules.add(_producer(read), producer_id, producer_epoch)
+            if decision.error:
+                raise KafkaError(decision.error)
+            if await self._store.add(read, partition_keys, group_ids):
+                return
+        raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
+
+    async def end(self, transactional_id: str, producer_id: int, producer_epoch: int, *, committed: bool) -> None:
+        """EndTxn: when this returns, the transaction has ended for every reader. Raises KafkaError, StorageError."""
+        outcome = "committed" if committed else "aborted"
+        await self._end(
+            transactional_id,
+            lambda producer: rules.end(producer, producer_id, producer_epoch, committed=committed),
+            outcome,
+        )
+
+    async def abort_overdue(self) -> int:
+        """Aborts transactions that have been under way for longer than their timeout; how many."""
+        aborted = 0
+        failure: StorageError | None = None
+        for overdue in await self._store.overdue(OVERDUE_AT_A_TIME):
+            try:
+                await self._end(overdue.transactional_id, rules.time_out, "timed_out", started_ms=overdue.started_ms)
+            except KafkaError as error:
+                if error.code is not ErrorCode.INVALID_TXN_STATE:  # it has ended meanwhile
+                    log.warning(
+                        "an overdue transaction goes on", transactional_id=overdue.transactional_id, error=str(error)
+                    )
+            except StorageError as error:
+                # One that cannot be ended, for whatever reason, does not keep the others from it.
+                failure = error
+            else:
+                aborted += 1
+                log.info(
+                    "transaction aborted: it took longer than its timeout", transactional_id=overdue.transactional_id
+                )
+        if failure is not None:
+            raise failure
+        return aborted
+
+    async def end_in_partition(
+        self,
+        partition_key: PartitionKey,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        committed: bool,
+        shard: int | None = None,
+    ) -> bool:
+        """Ends the producer's transaction, all of it, if it has taken in the partition or a group of the shard; whether
+        it had. Raises KafkaError, StorageError.
+
+        Judged as the partition would by what it knows: asked again when it is done, there is nothing left to do."""
+        started_ms: int | None = None
+        for _ in range(ATTEMPTS):
+            found = await self._store.in_partition(producer_id, partition_key)
+            producer = None if found.read is None else _producer(found.read)
+            takes_in = found.takes_in or any(shard_of(group_id) == shard for group_id in found.group_ids)
+            known_epoch = found.remembered_epoch
+            if producer is not None and takes_in:
+                known_epoch = max(known_epoch, producer.producer_epoch)
+            if producer_epoch < known_epoch:
+                raise KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH)
+            if found.read is None or producer is None or not takes_in:
+                return False
+            if started_ms is not None and found.read.started_ms != started_ms:
+                return False  # it has ended, and another has begun
+            started_ms = found.read.started_ms
+            decision = rules.end_for_administrator(producer, committed=committed)
+            if decision.error:
+                raise KafkaError(decision.error)
+            if await self._write(found.read, decision, "fenced"):
+                log.info(
+                    "transaction aborted: an administrator asked for it",
+                    transactional_id=found.read.transactional_id,
+                    producer_id=producer_id,
+                    partition_key=partition_key,
+                )
+                return True
+        raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
+
+    async def _end(self, transactional_id: str, decide: Decide, outcome: str, *, started_ms: int | None = None) -> None:
+        """`started_ms`: of the transaction that is meant, where it is not the producer who ends it."""
+        for _ in range(ATTEMPTS):
+            read = await self._store.read(transactional_id)
+            if started_ms is not None and read.started_ms != started_ms:
+                raise KafkaError(ErrorCode.INVALID_TXN_STATE, "it has ended, and maybe another has begun")
+            producer = _producer(read)
+            decision = decide(producer)
+            if decision.error:
+                raise KafkaError(decision.error)
+            if decision.after == producer or await self._write(read, decision, outcome):
+                return
+        raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
+
+    async def _write(self, read: StoredProducer, decision: Decision, outcome: str) -> bool:
+        """False where the row is no longer as it was read."""
+        assert decision.after is not None
+        record = _record(decision.after)
+        if decision.end is None:
+            return await self._store.save(read, record)
+        assert read.record is not None
+        now_ms = time.time_ns() // 1_000_000
+        committed = decision.end.committed
+        marker = end_marker(
+            ControlType.COMMIT if committed else ControlType.ABORT,
+            producer_id=read.record.producer_id,
+            producer_epoch=decision.end.marker_epoch,
+            timestamp_ms=now_ms,
+        )
+        known = False
+        try:
+            ended = await self._store.end(read, record, marker, committed=committed, timestamp_ms=now_ms)
+            if ended is not None:
+                await self._tell(read.record.producer_id, ended, committed=committed)
+            known = True
+        finally:
+            if not known:
+                # It may have happened, and then other readers of this node must not miss it.
+                self._tail.doubt(asyncio.get_running_loop().time())
+                self.in_doubt()
+        if ended is None:
+            return False
+        self.observe_end(outcome)
+        return True
+
+    async def _tell(self, producer_id: int, ended: EndedTransaction, *, committed: bool) -> None:
+        now_s = asyncio.get_running_loop().time()
+        async for marker in in_pieces(ended.markers):
+            aborted = None
+            if not committed and marker.first_offset is not None:
+                aborted = AbortedTransaction(producer_id, marker.first_offset)
+            self._tail.record_append(
+                marker.partition_key,
+                base_offset=marker.base_offset,
+                last_offset=marker.base_offset,
+                records=marker.records,
+                log_start_offset=marker.log_start_offset,
+                leader_epoch=marker.leader_epoch,
+                now_s=now_s,
+                last_stable_offset=marker.last_stable_offset,
+                aborted=aborted,
+            )
+            self.appended(marker.partition_key, marker.base_offset + 1)
+        for group_id in ended.group_ids:
+            self.offsets_committed(group_id)
+
+
+def _producer(read: StoredProducer) -> Producer | None:
+    record = read.record
+    if record is None:
+        return None
+    return Producer(
+        record.producer_id,
+        record.producer_epoch,
+        record.timeout_ms,
+        TransactionState(record.state),
+        record.last_producer_epoch,
+        record.previous_producer_id,
+    )
+
+
+def _record(producer: Producer) -> ProducerRecord:
+    return ProducerRecord(
+        producer.producer_id,
+        producer.producer_epoch,
+        producer.last_producer_epoch,
+        producer.previous_producer_id,
+        producer.timeout_ms,
+        producer.state,
+    )

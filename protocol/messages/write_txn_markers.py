@@ -1,0 +1,53 @@
+"""WriteTxnMarkers: end transactions in the logs of their partitions. Brokers say it to each other, administrators to
+end a transaction that hangs (KIP-664).
+
+Version 1 is the oldest left. Version 2, which tells the transaction's version (KIP-1228), is absent here.
+"""
+
+from __future__ import annotations
+
+from protocol.api_keys import ApiKey
+from protocol.schema import array, boolean, int16, int32, int64, message, string, struct
+
+
+@struct
+class WritableTxnMarkerTopic:
+    name: str = string()
+    partition_indexes: tuple[int, ...] = array(int32)
+
+
+@struct
+class WritableTxnMarker:
+    producer_id: int = int64()
+    producer_epoch: int = int16()
+    transaction_result: bool = boolean()
+    topics: tuple[WritableTxnMarkerTopic, ...] = array(WritableTxnMarkerTopic)
+    coordinator_epoch: int = int32()
+
+
+@message(ApiKey.WRITE_TXN_MARKERS, versions="1", flexible="1+")
+class WriteTxnMarkersRequest:
+    markers: tuple[WritableTxnMarker, ...] = array(WritableTxnMarker)
+
+
+@struct
+class WritableTxnMarkerPartitionResult:
+    partition_index: int = int32()
+    error_code: int = int16()
+
+
+@struct
+class WritableTxnMarkerTopicResult:
+    name: str = string()
+    partitions: tuple[WritableTxnMarkerPartitionResult, ...] = array(WritableTxnMarkerPartitionResult)
+
+
+@struct
+class WritableTxnMarkerResult:
+    producer_id: int = int64()
+    topics: tuple[WritableTxnMarkerTopicResult, ...] = array(WritableTxnMarkerTopicResult)
+
+
+@message(ApiKey.WRITE_TXN_MARKERS, versions="1", flexible="1+")
+class WriteTxnMarkersResponse:
+    markers: tuple[WritableTxnMarkerResult, ...] = array(WritableTxnMarkerResult)

@@ -1,0 +1,302 @@
+-- Transactions: each function writes what was decided by a revision of the producer's row, or nothing if that has changed.
+
+create function save_transactional_producer(
+    p_transactional_id      text,
+    p_revision              bigint, -- of the row that was decided by; 0: there was none
+    p_producer_id           bigint,
+    p_producer_epoch        integer,
+    p_last_producer_epoch   integer,
+    p_previous_producer_id  bigint,
+    p_timeout_ms            integer,
+    p_state                 text
+) returns boolean
+language plpgsql volatile
+as $$
+-- A row that is not in a transaction, before and after. False: somebody else has written it.
+begin
+    if p_revision = 0 then
+        insert into transactional_producer (
+            transactional_id, producer_id, producer_epoch, last_producer_epoch, previous_producer_id, timeout_ms, state,
+            revision, updated_at
+        ) values (
+            p_transactional_id, p_producer_id, p_producer_epoch, p_last_producer_epoch, p_previous_producer_id,
+            p_timeout_ms, p_state, 1, clock_timestamp()
+        )
+        on conflict (transactional_id) do nothing;
+    else
+        update transactional_producer t
+        set producer_id          = p_producer_id,
+            producer_epoch       = p_producer_epoch,
+            last_producer_epoch  = p_last_producer_epoch,
+            previous_producer_id = p_previous_producer_id,
+            timeout_ms           = p_timeout_ms,
+            state                = p_state,
+            revision             = t.revision + 1,
+            updated_at           = clock_timestamp()
+        where t.transactional_id = p_transactional_id and t.revision = p_revision and t.state <> 'Ongoing';
+    end if;
+    return found;
+end
+$$;
+
+create function add_to_transaction(
+    p_transactional_id  text,
+    p_revision          bigint,
+    p_partition_keys    bigint[],
+    p_group_ids         text[]
+) returns boolean
+language plpgsql volatile
+as $$
+-- Begins the transaction if none is under way. False: somebody else has written the row.
+declare
+    producer record;
+begin
+    update transactional_producer t
+    set state      = 'Ongoing',
+        started_at = coalesce(t.started_at, clock_timestamp()),
+        revision   = t.revision + 1,
+        updated_at = clock_timestamp()
+    where t.transactional_id = p_transactional_id and t.revision = p_revision
+    returning t.producer_id, t.producer_epoch into producer;
+    if not found then
+        return false;
+    end if;
+    insert into open_transaction (partition_key, producer_id, producer_epoch)
+    select added.partition_key, producer.producer_id, producer.producer_epoch
+    from (select distinct unnest(p_partition_keys) as partition_key) added
+    on conflict do nothing;
+    insert into transaction_group (producer_id, group_id)
+    select distinct producer.producer_id, unnest(p_group_ids)
+    on conflict do nothing;
+    return true;
+end
+$$;
+
+create function commit_offsets_in_transaction(
+    p_transactional_id     text,
+    p_producer_id          bigint,
+    p_producer_epoch       integer,
+    p_shards               integer[], -- these as judge_commits takes them
+    p_node_ids             integer[],
+    p_lease_epochs         integer[],
+    p_group_ids            text[],
+    p_member_ids           text[],
+    p_generation_ids       integer[],
+    p_fence_positions      integer[],
+    p_topic_ids            uuid[],
+    p_partition_indexes    integer[],
+    p_committed_offsets    bigint[],  -- per commit, as are the rest
+    p_leader_epochs        integer[],
+    p_metadata             text[],
+    out refusals           text[]
+)
+language plpgsql volatile
+as $$
+-- Offsets that are committed if the transaction is. Nothing is taken unless one is under way that has taken in every
+-- group; of several accepted commits of one partition the last wins.
+declare
+    producer     record;
+    unfit        text;
+    committed_ms bigint;
+begin
+    -- Held until these offsets are durable: who ends the transaction waits for them.
+    select t.producer_id, t.producer_epoch into producer
+    from transactional_producer t
+    where t.transactional_id = p_transactional_id
+    for share;
+    unfit := case
+        when producer.producer_id is distinct from p_producer_id then 'invalid_producer_id_mapping'
+        when producer.producer_epoch <> p_producer_epoch then 'invalid_producer_epoch'
+        when exists (
+            select unnest(p_group_ids)
+            except
+            select g.group_id from transaction_group g where g.producer_id = p_producer_id
+        ) then 'not_in_transaction'
+    end;
+    if unfit is not null then
+        refusals := array_fill(unfit, array[cardinality(p_topic_ids)]);
+        return;
+    end if;
+
+    select judged.refusals, judged.judged_ms into refusals, committed_ms
+    from judge_commits(
+        p_shards, p_node_ids, p_lease_epochs, p_group_ids, p_member_ids, p_generation_ids, p_fence_positions,
+        p_topic_ids, p_partition_indexes
+    ) judged;
+
+    insert into pending_offset as o (
+        group_id, topic_id, partition_index, producer_id, committed_offset, leader_epoch, metadata, commit_timestamp_ms
+    )
+    select distinct on (1, 2, 3)
+        p_group_ids[accepted.fence_position], accepted.topic_id, accepted.partition_index, p_producer_id,
+        accepted.committed_offset, accepted.leader_epoch, accepted.metadata,
+        -- Later than what it is to replace, also where the clock was set back since.
+        greatest(
+            committed_ms,
+            (
+                select c.commit_timestamp_ms from committed_offset c
+                where c.group_id = p_group_ids[accepted.fence_position]
+                    and c.topic_id = accepted.topic_id
+                    and c.partition_index = accepted.partition_index
+            )
+        )
+    from (
+        select
+            unnest(refusals) as refusal, unnest(p_fence_positions) as fence_position, unnest(p_topic_ids) as topic_id,
+            unnest(p_partition_indexes) as partition_index, unnest(p_committed_offsets) as committed_offset,
+            unnest(p_leader_epochs) as leader_epoch, unnest(p_metadata) as metadata,
+            generate_series(1, cardinality(p_topic_ids)) as position
+    ) accepted
+    where accepted.refusal is null
+    order by 1, 2, 3, accepted.position desc
+    on conflict (group_id, topic_id, partition_index, producer_id) do update set
+        committed_offset    = excluded.committed_offset,
+        leader_epoch        = excluded.leader_epoch,
+        metadata            = excluded.metadata,
+        commit_timestamp_ms = excluded.commit_timestamp_ms;
+end
+$$;
+
+create function end_transaction(
+    p_transactional_id      text,
+    p_revision              bigint,
+    p_producer_id           bigint,  -- the row as it is to be
+    p_producer_epoch        integer,
+    p_last_producer_epoch   integer,
+    p_previous_producer_id  bigint,
+    p_timeout_ms            integer,
+    p_state                 text,
+    p_committed             boolean,
+    p_marker                bytea,   -- a control batch, as it is appended to every partition
+    p_marker_timestamp_ms   bigint,
+    out ended                boolean,   -- false: somebody else has written the row, and nothing was done
+    out partition_keys       bigint[],  -- where markers were appended, and for each:
+    out base_offsets         bigint[],
+    out log_start_offsets    bigint[],
+    out leader_epochs        integer[],
+    out last_stable_offsets  bigint[],
+    out first_offsets        bigint[],  -- of what the transaction had appended; null: nothing
+    out group_ids            text[],    -- whose offsets were committed
+    out transaction_id       bigint,
+    out written_lsn          bigint
+)
+language plpgsql volatile
+as $$
+-- Ends the transaction that is under way, all at once: the marker in every partition of it, its offsets, the row. Nobody
+-- sees a part of it, so there is no state between Ongoing and Complete.
+declare
+    producer record;
+    keys     bigint[];
+    groups   text[];
+    appended record;
+begin
+    -- The row's lock is held from here; who commits offsets in the transaction waits for it.
+    select t.producer_id into producer
+    from transactional_producer t
+    where t.transactional_id = p_transactional_id and t.revision = p_revision and t.state = 'Ongoing'
+    for no key update;
+    ended := found;
+    if not ended then
+        return;
+    end if;
+    update transactional_producer t
+    set producer_id          = p_producer_id,
+        producer_epoch       = p_producer_epoch,
+        last_producer_epoch  = p_last_producer_epoch,
+        previous_producer_id = p_previous_producer_id,
+        timeout_ms           = p_timeout_ms,
+        state                = p_state,
+        started_at           = null,
+        revision             = t.revision + 1,
+        updated_at           = clock_timestamp()
+    where t.transactional_id = p_transactional_id;
+
+    select array_agg(g.group_id order by g.group_id) into groups
+    from transaction_group g where g.producer_id = producer.producer_id;
+    if groups is not null then
+        delete from transaction_group g where g.producer_id = producer.producer_id;
+        -- The foreign keys of what is committed will want these, after partitions are locked.
+        perform 1 from consumer_group g where g.group_id = any (groups) order by g.group_id for key share;
+        perform 1 from topic t
+        where t.topic_id in (select o.topic_id from pending_offset o where o.producer_id = producer.producer_id)
+        order by t.topic_id for key share;
+    end if;
+
+    select array_agg(o.partition_key order by o.partition_key) into keys
+    from open_transaction o where o.producer_id = producer.producer_id;
+    if keys is not null then
+        select
+            a.refusals, a.base_offsets, a.log_start_offsets, a.leader_epochs, a.transaction_id, a.written_lsn
+        into appended
+        from (select array_agg(i order by i)::integer[] as places from generate_series(1, cardinality(keys)) i) numbered
+        cross join lateral append_chunks(
+            keys, true, null, numbered.places, array_fill(null::bigint, array[cardinality(keys)]),
+            array_fill(p_marker, array[cardinality(keys)]), numbered.places,
+            array_fill(1, array[cardinality(keys)]), array_fill(1, array[cardinality(keys)]),
+            array_fill(p_marker_timestamp_ms, array[cardinality(keys)]),
+            array_fill(octet_length(p_marker), array[cardinality(keys)]), '{}', '{}',
+            array_fill(0, array[cardinality(keys)]), array_fill(-1, array[cardinality(keys)]),
+            array_fill(-1, array[cardinality(keys)]), array_fill(false, array[cardinality(keys)])
+        ) a;
+        transaction_id := appended.transaction_id;
+        written_lsn    := appended.written_lsn;
+        -- Under the partitions' locks, so no append of the transaction comes behind its marker.
+        with closed as (
+            delete from open_transaction o where o.producer_id = producer.producer_id
+            returning o.partition_key, o.first_offset
+        ), marked as (
+            select
+                m.partition_key, m.base_offset, m.log_start_offset, m.leader_epoch, closed.first_offset,
+                coalesce(
+                    (
+                        select min(other.first_offset) from open_transaction other
+                        where other.partition_key = m.partition_key and other.producer_id <> producer.producer_id
+                    ),
+                    m.base_offset + 1
+                ) as last_stable_offset
+            from unnest(
+                keys, appended.refusals, appended.base_offsets, appended.log_start_offsets, appended.leader_epochs
+            ) m (partition_key, refusal, base_offset, log_start_offset, leader_epoch)
+            join closed using (partition_key)
+            where m.refusal is null -- the partition may have been deleted
+        ), aborted as (
+            insert into aborted_transaction (partition_key, last_offset, producer_id, first_offset, last_stable_offset)
+            select m.partition_key, m.base_offset, producer.producer_id, m.first_offset, m.last_stable_offset
+            from marked m
+            where not p_committed and m.first_offset is not null
+        )
+        select
+            array_agg(m.partition_key order by m.partition_key), array_agg(m.base_offset order by m.partition_key),
+            array_agg(m.log_start_offset order by m.partition_key), array_agg(m.leader_epoch order by m.partition_key),
+            array_agg(m.last_stable_offset order by m.partition_key), array_agg(m.first_offset order by m.partition_key)
+        into partition_keys, base_offsets, log_start_offsets, leader_epochs, last_stable_offsets, first_offsets
+        from marked m;
+    end if;
+
+    if groups is not null then
+        if p_committed then
+            -- A commit outside of the transaction that came later stands.
+            insert into committed_offset as o (
+                group_id, topic_id, partition_index, committed_offset, leader_epoch, metadata, commit_timestamp_ms
+            )
+            select
+                pending.group_id, pending.topic_id, pending.partition_index, pending.committed_offset,
+                pending.leader_epoch, pending.metadata, pending.commit_timestamp_ms
+            from pending_offset pending
+            where pending.producer_id = producer.producer_id
+                and exists (select from consumer_group g where g.group_id = pending.group_id)
+                and exists (select from topic t where t.topic_id = pending.topic_id and t.deleted_at is null)
+            order by 1, 2, 3
+            on conflict (group_id, topic_id, partition_index) do update set
+                committed_offset    = excluded.committed_offset,
+                leader_epoch        = excluded.leader_epoch,
+                metadata            = excluded.metadata,
+                commit_timestamp_ms = excluded.commit_timestamp_ms,
+                expire_timestamp_ms = excluded.expire_timestamp_ms
+            where o.commit_timestamp_ms <= excluded.commit_timestamp_ms;
+            group_ids := groups;
+        end if;
+        delete from pending_offset o where o.producer_id = producer.producer_id;
+    end if;
+end
+$$;

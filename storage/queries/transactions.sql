@@ -1,0 +1,97 @@
+-- name: transactional_producers
+-- Those of the ids that there are, with what their transactions have taken in. Times in Unix milliseconds.
+select
+    t.transactional_id, t.producer_id, t.producer_epoch, t.last_producer_epoch, t.previous_producer_id, t.timeout_ms,
+    t.state, t.revision, (extract(epoch from t.started_at) * 1000)::bigint as started_ms
+from transactional_producer t
+where t.transactional_id = any ($1::text[]);
+
+-- name: all_transactional_producers
+-- The next $2 behind an id, in the order of their ids, and for how long each one's transaction has been under way.
+select
+    t.transactional_id, t.producer_id, t.state,
+    (extract(epoch from clock_timestamp() - t.started_at) * 1000)::bigint as open_ms
+from transactional_producer t
+where t.transactional_id > $1
+order by t.transactional_id
+limit $2;
+
+-- name: partitions_in_transaction
+-- Live partitions that the producers' transactions have taken in.
+select o.producer_id, t.name as topic, p.topic_id, p.partition_index, o.partition_key, o.first_offset
+from open_transaction o
+join partition p using (partition_key)
+join topic t on t.topic_id = p.topic_id and t.deleted_at is null
+where o.producer_id = any ($1::bigint[])
+order by o.producer_id, t.name, p.partition_index;
+
+-- name: groups_in_transaction
+-- Groups whose offsets the producers' transactions have taken in.
+select producer_id, group_id from transaction_group where producer_id = any ($1::bigint[]) order by producer_id, group_id;
+
+-- name: save_transactional_producer
+-- Whether the row was as it had been read, and has been written.
+select save_transactional_producer($1, $2, $3, $4, $5, $6, $7, $8);
+
+-- name: add_to_transaction
+-- Whether the row was as it had been read, and its transaction has taken in what is given.
+select add_to_transaction($1, $2, $3, $4);
+
+-- name: end_transaction
+-- Markers, offsets and the row, in one transaction; nothing where the row is not as it had been read.
+select * from end_transaction($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11);
+
+-- name: overdue_transactions
+-- Transactions that have been under way for longer than their timeout, the oldest first, at most $1.
+select t.transactional_id, (extract(epoch from t.started_at) * 1000)::bigint as started_ms
+from transactional_producer t
+where t.started_at is not null
+    and t.started_at + t.timeout_ms * interval '1 millisecond' < clock_timestamp()
+order by t.started_at
+limit $1;
+
+-- name: expire_transactional_producers
+-- Forgets at most $2 ids that have begun no transaction for $1 ms; how many.
+with idle as materialized (
+    select t.transactional_id
+    from transactional_producer t
+    where t.state <> 'Ongoing' and t.updated_at < clock_timestamp() - $1::bigint * interval '1 millisecond'
+    order by t.transactional_id
+    limit $2
+    for update skip locked
+), forgotten as (
+    delete from transactional_producer t using idle where t.transactional_id = idle.transactional_id returning 1
+)
+select count(*) from forgotten;
+
+-- name: producer_in_partition
+-- One row: the transactional id of producer $1, if it has one, what its transaction has taken in, and with which epoch
+-- partition $2 remembers it.
+select
+    t.transactional_id, t.producer_id, t.producer_epoch, t.last_producer_epoch, t.previous_producer_id, t.timeout_ms,
+    t.state, t.revision, (extract(epoch from t.started_at) * 1000)::bigint as started_ms,
+    exists (
+        select from open_transaction o where o.partition_key = $2 and o.producer_id = asked.producer_id
+    ) as takes_in,
+    (select array_agg(g.group_id) from transaction_group g where g.producer_id = asked.producer_id) as group_ids,
+    (
+        select max(s.producer_epoch) from producer_state s
+        where s.partition_key = $2 and s.producer_id = asked.producer_id
+    ) as remembered_epoch
+from (select $1::bigint as producer_id) asked
+left join transactional_producer t using (producer_id);
+
+-- name: producers_of
+-- The next $3 producers behind id $2 that a partition remembers, each with the transaction that it has open there.
+select
+    state.producer_id, state.producer_epoch, state.next_sequence,
+    (extract(epoch from state.appended_at) * 1000)::bigint as appended_ms, o.first_offset
+from (
+    select distinct on (s.producer_id) s.producer_id, s.producer_epoch, s.next_sequence, s.appended_at
+    from producer_state s
+    where s.partition_key = $1 and s.producer_id > $2
+    order by s.producer_id, s.appended_at desc
+    limit $3
+) state
+left join open_transaction o on o.partition_key = $1 and o.producer_id = state.producer_id
+order by state.producer_id;

@@ -1,0 +1,298 @@
+"""Transactional producers, and what their transactions have taken in.
+
+The one idea: a transaction ends in one of Postgres' own. The markers in every partition, the offsets of every group
+and the producer's row become visible together, so there is nothing half-way to go on with after a crash, and whichever
+node is asked may do it. Who decides reads a row, decides by its values, and writes by the revision of that row: where
+somebody else was faster nothing is written, and it is decided anew.
+
+It does not decide (`gateway/coordinator/transactions.py` does), and knows of a marker only that it is a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import NamedTuple, cast
+from uuid import UUID
+
+from storage.chunks import write_head
+from storage.pool import Database, Row
+from storage.queries import statement
+from storage.text import loaded, stored
+from storage.types import PartitionKey
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerRecord:
+    """The row of a transactional id. `state`: Empty, Ongoing, CompleteCommit or CompleteAbort."""
+
+    producer_id: int
+    producer_epoch: int
+    last_producer_epoch: int
+    previous_producer_id: int
+    timeout_ms: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class StoredProducer:
+    """As it was read. `revision` 0: there is no row."""
+
+    transactional_id: str
+    revision: int = 0
+    record: ProducerRecord | None = None
+    started_ms: int | None = None
+    """Since when a transaction is under way, by Postgres' clock (Unix ms)."""
+
+
+class OverdueTransaction(NamedTuple):
+    """The one that began at `started_ms`, as `StoredProducer` has it: the id's next is another."""
+
+    transactional_id: str
+    started_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class ListedProducer:
+    transactional_id: str
+    producer_id: int
+    state: str
+    open_ms: int | None
+    """For how long its transaction has been under way."""
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionPartition:
+    topic: str
+    topic_id: UUID
+    partition_index: int
+    partition_key: PartitionKey
+    first_offset: int | None
+    """Of what the transaction appended; None: nothing."""
+
+
+class AppendedMarker(NamedTuple):
+    """What a reader must know of a marker, which is durable."""
+
+    partition_key: PartitionKey
+    base_offset: int
+    log_start_offset: int
+    leader_epoch: int
+    last_stable_offset: int
+    first_offset: int | None
+    """Of what its transaction had appended to the partition; None: nothing."""
+    marker: bytes
+    """As it was given."""
+
+    @property
+    def records(self) -> bytearray:
+        """The marker with its offset, as it is in the log."""
+        records = bytearray(self.marker)
+        write_head(records, self.base_offset, self.leader_epoch)
+        return records
+
+
+@dataclass(frozen=True, slots=True)
+class EndedTransaction:
+    markers: tuple[AppendedMarker, ...]
+    group_ids: tuple[str, ...]
+    """Groups of which offsets were committed with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProducerInPartition:
+    """A producer as one partition knows it, and its transaction, in one look."""
+
+    read: StoredProducer | None
+    """None: no transactional id has the producer's id now."""
+    takes_in: bool
+    """Whether its transaction has taken the partition in."""
+    group_ids: tuple[str, ...]
+    """Groups that its transaction has taken in."""
+    remembered_epoch: int
+    """The latest that it appended to the partition with; -1: it is not remembered there."""
+
+
+@dataclass(frozen=True, slots=True)
+class RememberedProducer:
+    """What a partition knows of a producer. `open_since_offset`: where its transaction began; None: none is open."""
+
+    producer_id: int
+    producer_epoch: int
+    last_sequence: int
+    appended_ms: int
+    open_since_offset: int | None
+
+
+class TransactionStore:
+    """Reads and writes transactional producers; safe for any number of processes."""
+
+    def __init__(self, database: Database) -> None:
+        self._hot = database.hot
+        self._cold = database.cold
+        self._guard = database.guard
+
+    async def read(self, transactional_id: str) -> StoredProducer:
+        """As it is now; revision 0 where nobody has used the id."""
+        return (await self.read_many((transactional_id,)))[transactional_id]
+
+    async def read_many(self, transactional_ids: Collection[str]) -> Mapping[str, StoredProducer]:
+        """By id, those without a row included."""
+        rows = await self._hot.fetch(
+            statement("transactional_producers"), [stored(transactional_id) for transactional_id in transactional_ids]
+        )
+        found = {transactional_id: StoredProducer(transactional_id) for transactional_id in transactional_ids}
+        for row in rows:
+            transactional_id = loaded(row["transactional_id"])
+            found[transactional_id] = _stored_producer(transactional_id, row)
+        return found
+
+    async def save(self, read: StoredProducer, record: ProducerRecord) -> bool:
+        """Writes a row that has no transaction under way, before or after; False where `read` is no longer so."""
+        saved = await self._hot.fetch_value(
+            statement("save_transactional_producer"), stored(read.transactional_id), read.revision, *_columns(record)
+        )
+        return bool(saved)
+
+    async def add(
+        self, read: StoredProducer, partition_keys: Sequence[PartitionKey], group_ids: Sequence[str] = ()
+    ) -> bool:
+        """Takes partitions and groups into the transaction, which begins by that; False where `read` is no longer
+        so."""
+        added = await self._hot.fetch_value(
+            statement("add_to_transaction"),
+            stored(read.transactional_id),
+            read.revision,
+            list(partition_keys),
+            [stored(group_id) for group_id in group_ids],
+        )
+        return bool(added)
+
+    async def end(
+        self, read: StoredProducer, record: ProducerRecord, marker: bytes, *, committed: bool, timestamp_ms: int
+    ) -> EndedTransaction | None:
+        """Ends the transaction that is under way: `marker` to each of its partitions, offsets, and the row becomes
+        `record`. None where `read` is no longer so. On StorageUnavailable it may or may not have ended."""
+        asked = self._guard.history
+        row = await self._hot.fetch_row(
+            statement("end_transaction"),
+            stored(read.transactional_id),
+            read.revision,
+            *_columns(record),
+            committed,
+            marker,
+            timestamp_ms,
+        )
+        assert row is not None
+        if not row["ended"]:
+            return None
+        if row["transaction_id"] is not None:
+            self._guard.acknowledged(asked, row["transaction_id"], row["written_lsn"])
+        markers = map(
+            AppendedMarker,
+            cast(list[PartitionKey], row["partition_keys"] or ()),
+            cast(list[int], row["base_offsets"] or ()),
+            cast(list[int], row["log_start_offsets"] or ()),
+            cast(list[int], row["leader_epochs"] or ()),
+            cast(list[int], row["last_stable_offsets"] or ()),
+            cast(list[int | None], row["first_offsets"] or ()),
+            repeat(marker),
+        )
+        return EndedTransaction(tuple(markers), tuple(loaded(group) for group in row["group_ids"] or ()))
+
+    async def partitions(self, producer_ids: Collection[int]) -> Mapping[int, list[TransactionPartition]]:
+        """What each producer's transaction has taken in, by topic and partition; deleted topics are left out."""
+        rows = await self._cold.fetch(statement("partitions_in_transaction"), list(producer_ids))
+        found: dict[int, list[TransactionPartition]] = {}
+        for row in rows:
+            found.setdefault(row["producer_id"], []).append(
+                TransactionPartition(
+                    loaded(row["topic"]),
+                    row["topic_id"],
+                    row["partition_index"],
+                    PartitionKey(row["partition_key"]),
+                    row["first_offset"],
+                )
+            )
+        return found
+
+    async def groups(self, producer_ids: Collection[int]) -> Mapping[int, list[str]]:
+        """Groups whose offsets each producer's transaction has taken in."""
+        rows = await self._cold.fetch(statement("groups_in_transaction"), list(producer_ids))
+        found: dict[int, list[str]] = {}
+        for row in rows:
+            found.setdefault(row["producer_id"], []).append(loaded(row["group_id"]))
+        return found
+
+    async def list_behind(self, transactional_id: str, limit: int) -> list[ListedProducer]:
+        """The next ones in the order of their ids."""
+        rows = await self._cold.fetch(statement("all_transactional_producers"), stored(transactional_id), limit)
+        return [
+            ListedProducer(loaded(row["transactional_id"]), row["producer_id"], row["state"], row["open_ms"])
+            for row in rows
+        ]
+
+    async def overdue(self, limit: int) -> list[OverdueTransaction]:
+        """Transactions that have been under way for longer than their timeout, by Postgres' clock."""
+        rows = await self._hot.fetch(statement("overdue_transactions"), limit)
+        return [OverdueTransaction(loaded(row["transactional_id"]), row["started_ms"]) for row in rows]
+
+    async def expire(self, idle_ms: int, limit: int) -> int:
+        """Forgets ids that have begun no transaction for `idle_ms`; how many.
+
+        Upstream: transactional.id.expiration.ms."""
+        return int(await self._cold.fetch_value(statement("expire_transactional_producers"), idle_ms, limit))
+
+    async def in_partition(self, producer_id: int, partition_key: PartitionKey) -> ProducerInPartition:
+        """What there is of a producer's transaction from where a partition stands."""
+        row = await self._hot.fetch_row(statement("producer_in_partition"), producer_id, partition_key)
+        assert row is not None
+        name = row["transactional_id"]
+        return ProducerInPartition(
+            None if name is None else _stored_producer(loaded(name), row),
+            row["takes_in"],
+            tuple(loaded(group_id) for group_id in row["group_ids"] or ()),
+            -1 if row["remembered_epoch"] is None else row["remembered_epoch"],
+        )
+
+    async def producers(self, partition_key: PartitionKey, limit: int, *, behind: int = -1) -> list[RememberedProducer]:
+        """The next producers that the partition remembers, by id, at most `limit`."""
+        rows = await self._cold.fetch(statement("producers_of"), partition_key, behind, limit)
+        return [
+            RememberedProducer(
+                row["producer_id"],
+                row["producer_epoch"],
+                (row["next_sequence"] - 1) % 2**31,
+                row["appended_ms"],
+                row["first_offset"],
+            )
+            for row in rows
+        ]
+
+
+def _stored_producer(transactional_id: str, row: Row) -> StoredProducer:
+    return StoredProducer(
+        transactional_id,
+        row["revision"],
+        ProducerRecord(
+            row["producer_id"],
+            row["producer_epoch"],
+            row["last_producer_epoch"],
+            row["previous_producer_id"],
+            row["timeout_ms"],
+            row["state"],
+        ),
+        row["started_ms"],
+    )
+
+
+def _columns(record: ProducerRecord) -> tuple[object, ...]:
+    return (
+        record.producer_id,
+        record.producer_epoch,
+        record.last_producer_epoch,
+        record.previous_producer_id,
+        record.timeout_ms,
+        record.state,
+    )

@@ -1,0 +1,405 @@
+package compat;
+
+import java.nio.charset.StandardCharsets;
+import java.time.Duration;
+import java.util.ArrayList;
+import java.util.Arrays;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.Future;
+import java.util.stream.IntStream;
+import java.util.stream.Stream;
+import org.apache.kafka.clients.consumer.ConsumerRecord;
+import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.OffsetAndMetadata;
+import org.apache.kafka.clients.producer.KafkaProducer;
+import org.apache.kafka.clients.producer.ProducerRecord;
+import org.apache.kafka.clients.producer.RecordMetadata;
+import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.errors.InvalidProducerEpochException;
+import org.apache.kafka.common.errors.ProducerFencedException;
+
+/** What a reader of committed records sees, and what is read, written and committed at once. */
+final class TransactionScenarios {
+    /** How long a reader that must see nothing is watched. */
+    private static final double NOTHING_SECONDS = 1.5;
+
+    private static final double READ_SECONDS = 10;
+    private static final double JOIN_SECONDS = 20;
+    private static final int TIMEOUT_MS = 2000;
+
+    /** Kafka looks for transactions that have timed out every ten seconds. */
+    private static final double ABORTED_SECONDS = 20;
+
+    private static final int STEP = 5;
+    private static final int LIVES = 6;
+    private static final int CALL_MS = 15_000;
+    private static final Duration CLOSE = Duration.ofSeconds(2);
+
+    private TransactionScenarios() {}
+
+    static void register(Map<String, Body> scenarios) {
+        scenarios.put("transactions.commit-abort", TransactionScenarios::commitAbort);
+        scenarios.put("transactions.open", TransactionScenarios::open);
+        scenarios.put("transactions.fencing", TransactionScenarios::fencing);
+        scenarios.put("transactions.consume-transform-produce", TransactionScenarios::consumeTransformProduce);
+        scenarios.put("transactions.gateway-kill", TransactionScenarios::gatewayKill);
+        scenarios.put("transactions.timeout", TransactionScenarios::timeout);
+    }
+
+    private static void commitAbort(Run run) throws Exception {
+        String topic = run.topic(2);
+        try (KafkaProducer<byte[], byte[]> producer = transactional(run, run.fresh("x"))) {
+            for (String name : List.of("committed", "aborted", "committed-again")) {
+                producer.beginTransaction();
+                send(producer, steps(topic, name, 2));
+                if (name.equals("aborted")) {
+                    producer.abortTransaction();
+                } else {
+                    producer.commitTransaction();
+                }
+            }
+        }
+        // The record that ends a transaction has an offset of its own, behind each five.
+        List<String> committed = Stream.concat(expected("committed", 0), expected("committed-again", 2 * (STEP + 1)))
+                .toList();
+        List<String> whole = Stream.of(
+                        expected("committed", 0),
+                        expected("aborted", STEP + 1),
+                        expected("committed-again", 2 * (STEP + 1)))
+                .flatMap(records -> records)
+                .toList();
+        long end = 3 * (STEP + 1);
+        for (int partition = 0; partition < 2; partition++) {
+            for (String isolation : List.of("read_committed", "read_uncommitted")) {
+                List<String> due = isolation.equals("read_committed") ? committed : whole;
+                String where = isolation + ", partition " + partition;
+                try (KafkaConsumer<byte[], byte[]> reader = reader(run, topic, partition, isolation)) {
+                    Check.equal(read(reader, due.size(), READ_SECONDS), due, where);
+                    Check.equal(read(reader, 1, NOTHING_SECONDS), List.of(), where + ", behind all");
+                    Check.eventually(() -> end(reader) == end, "the log ends at " + end);
+                }
+            }
+        }
+    }
+
+    private static void open(Run run) throws Exception {
+        String topic = run.topic(1);
+        try (KafkaProducer<byte[], byte[]> other = run.clients.producer(Map.of());
+                KafkaProducer<byte[], byte[]> producer = transactional(run, run.fresh("x"));
+                KafkaConsumer<byte[], byte[]> committed = reader(run, topic, 0, "read_committed");
+                KafkaConsumer<byte[], byte[]> uncommitted = reader(run, topic, 0, "read_uncommitted")) {
+            send(other, List.of(record(topic, 0, "before")));
+            producer.beginTransaction();
+            send(producer, steps(topic, "open", 1));
+            send(other, List.of(record(topic, 0, "behind"), record(topic, 0, "behind")));
+            List<String> rest = Stream.concat(
+                            expected("open", 1), Stream.of((STEP + 1) + " behind", (STEP + 2) + " behind"))
+                    .toList();
+            List<String> all = Stream.concat(Stream.of("0 before"), rest.stream()).toList();
+            Check.equal(read(uncommitted, all.size(), READ_SECONDS), all, "read_uncommitted");
+            Check.equal(read(committed, 1, READ_SECONDS), List.of("0 before"), "read_committed");
+            Check.equal(read(committed, 1, NOTHING_SECONDS), List.of(), "read_committed, while the transaction is open");
+            Check.equal(end(uncommitted), STEP + 3L, "the high watermark");
+            Check.equal(end(committed), 1L, "the last stable offset");
+            producer.commitTransaction();
+            Check.equal(read(committed, rest.size(), READ_SECONDS), rest, "read_committed, once it has ended");
+            Check.eventually(() -> end(committed) == STEP + 4, "the last stable offset goes on");
+        }
+    }
+
+    private static void fencing(Run run) throws Exception {
+        String topic = run.topic(1);
+        String id = run.fresh("x");
+        KafkaProducer<byte[], byte[]> first = transactional(run, id);
+        KafkaProducer<byte[], byte[]> second = null;
+        KafkaProducer<byte[], byte[]> third = null;
+        try {
+            first.beginTransaction();
+            send(first, List.of(record(topic, 0, "fenced")));
+            second = transactional(run, id);
+            fenced(first::commitTransaction);
+            inOne(second, topic, "second");
+            third = transactional(run, id);
+            // It has no transaction open: what fences it is the first request of the next.
+            KafkaProducer<byte[], byte[]> followed = second;
+            fenced(() -> inOne(followed, topic, "fenced, too"));
+            inOne(third, topic, "third");
+        } finally {
+            Stream.of(first, second, third).filter(producer -> producer != null).forEach(p -> p.close(CLOSE));
+        }
+        try (KafkaConsumer<byte[], byte[]> reader = reader(run, topic, 0, "read_committed")) {
+            // 1: the end of the first, aborted transaction.
+            Check.equal(read(reader, 2, READ_SECONDS), List.of("2 second", "4 third"), "read_committed");
+            Check.equal(read(reader, 1, NOTHING_SECONDS), List.of(), "read_committed, behind all");
+        }
+    }
+
+    private static void consumeTransformProduce(Run run) throws Exception {
+        String source = run.topic(2, "source");
+        String target = run.topic(2, "target");
+        String group = run.fresh("g");
+        List<String> values = fill(run, source);
+        try (KafkaProducer<byte[], byte[]> producer = transactional(run, run.fresh("x"))) {
+            try (KafkaConsumer<byte[], byte[]> reader = member(run, group, source)) {
+                List<ConsumerRecord<byte[], byte[]>> found = poll(reader, 2 * STEP, JOIN_SECONDS);
+                Check.equal(found.size(), 2 * STEP, "records read");
+                transform(producer, reader, found, target, () -> {});
+                producer.abortTransaction();
+            }
+            Check.equal(committed(run, group, source), Arrays.asList(null, null), "after an aborted transaction");
+            try (KafkaConsumer<byte[], byte[]> reader = member(run, group, source)) {
+                for (int done = 0; done < values.size(); done += STEP) {
+                    List<ConsumerRecord<byte[], byte[]>> found = poll(reader, STEP, JOIN_SECONDS);
+                    Check.equal(found.size(), STEP, "records read");
+                    transform(producer, reader, found, target, () -> {});
+                    producer.commitTransaction();
+                }
+            }
+        }
+        Long half = values.size() / 2L;
+        Check.eventually(() -> committed(run, group, source).equals(List.of(half, half)), "all is committed");
+        exactlyOnce(run, group, source, target, values);
+    }
+
+    /**
+     * Killed between a transaction's records and its offsets. Who gets an error starts anew, with the same transactional
+     * id and from the committed offsets, as Kafka's documentation has it.
+     */
+    private static void gatewayKill(Run run) throws Exception {
+        String source = run.topic(2, "source");
+        String target = run.topic(2, "target");
+        String group = run.fresh("g");
+        String id = run.fresh("x");
+        List<String> values = fill(run, source);
+        boolean[] killed = {false};
+        int done = 0;
+        for (int life = 1; done < values.size(); life++) {
+            Check.that(life <= LIVES, done + " of " + values.size() + " are known to be committed: " + run.detail);
+            KafkaProducer<byte[], byte[]> producer = transactional(run, id);
+            KafkaConsumer<byte[], byte[]> reader = member(run, group, source);
+            try {
+                while (done < values.size()) {
+                    List<ConsumerRecord<byte[], byte[]>> found = poll(reader, STEP, JOIN_SECONDS);
+                    if (found.isEmpty()) {
+                        done = values.size(); // A transaction whose end was in doubt had been committed.
+                        break;
+                    }
+                    boolean due = !killed[0] && done >= 2 * STEP;
+                    transform(producer, reader, found, target, () -> {
+                        if (due) {
+                            killed[0] = true;
+                            run.gateway("kill");
+                        }
+                    });
+                    producer.commitTransaction();
+                    done += found.size();
+                }
+            } catch (RuntimeException | ExecutionException | AssertionError error) {
+                System.err.println("life " + life + " ended with " + error);
+                run.detail += "life " + life + " ended with " + error + "; ";
+            } finally {
+                producer.close(CLOSE);
+                reader.close();
+            }
+        }
+        Check.that(killed[0], "it was all read before the gateway was killed");
+        exactlyOnce(run, group, source, target, values);
+    }
+
+    private static void timeout(Run run) throws Exception {
+        String topic = run.topic(1);
+        String id = run.fresh("x");
+        KafkaProducer<byte[], byte[]> producer = transactional(run, id, TIMEOUT_MS);
+        try (KafkaProducer<byte[], byte[]> other = run.clients.producer(Map.of());
+                KafkaConsumer<byte[], byte[]> reader = reader(run, topic, 0, "read_committed")) {
+            producer.beginTransaction();
+            send(producer, List.of(record(topic, 0, "left open")));
+            long started = System.nanoTime();
+            send(other, List.of(record(topic, 0, "behind")));
+            Check.equal(read(reader, 1, TIMEOUT_MS / 2000.0), List.of(), "read_committed, before the time is over");
+            Check.equal(read(reader, 1, ABORTED_SECONDS), List.of("1 behind"), "read_committed, once it is over");
+            run.detail = String.format("aborted after %.1f s", (System.nanoTime() - started) / 1e9);
+            boolean refused = false;
+            try {
+                producer.commitTransaction();
+            } catch (RuntimeException error) {
+                refused = true;
+            }
+            Check.that(refused, "it could commit what had been aborted");
+            try (KafkaProducer<byte[], byte[]> heir = transactional(run, id)) {
+                inOne(heir, topic, "heir");
+            }
+            Check.equal(read(reader, 1, READ_SECONDS), List.of("3 heir"), "read_committed, by the next of the id");
+        } finally {
+            producer.close(CLOSE);
+        }
+    }
+
+    private static KafkaProducer<byte[], byte[]> transactional(Run run, String id) {
+        return transactional(run, id, 60_000);
+    }
+
+    /** Made ready: who had its transactional id before is fenced, and its transaction aborted. */
+    private static KafkaProducer<byte[], byte[]> transactional(Run run, String id, int timeoutMs) {
+        KafkaProducer<byte[], byte[]> producer = run.clients.producer(Map.of(
+                "transactional.id", id,
+                "transaction.timeout.ms", timeoutMs,
+                "max.block.ms", CALL_MS,
+                "delivery.timeout.ms", CALL_MS,
+                "request.timeout.ms", CALL_MS / 3));
+        producer.initTransactions();
+        return producer;
+    }
+
+    private static void send(KafkaProducer<byte[], byte[]> producer, List<ProducerRecord<byte[], byte[]>> records)
+            throws ExecutionException, InterruptedException {
+        List<Future<RecordMetadata>> futures = records.stream().map(producer::send).toList();
+        for (Future<RecordMetadata> future : futures) {
+            future.get();
+        }
+    }
+
+    /** One record in a transaction of its own. */
+    private static void inOne(KafkaProducer<byte[], byte[]> producer, String topic, String value) throws Exception {
+        producer.beginTransaction();
+        send(producer, List.of(record(topic, 0, value)));
+        producer.commitTransaction();
+    }
+
+    private interface Attempt {
+        void make() throws Exception;
+    }
+
+    private static void fenced(Attempt attempt) throws Exception {
+        try {
+            attempt.make();
+        } catch (Exception error) {
+            for (Throwable cause = error; cause != null; cause = cause.getCause()) {
+                if (cause instanceof ProducerFencedException || cause instanceof InvalidProducerEpochException) {
+                    return;
+                }
+            }
+            throw error;
+        }
+        throw new AssertionError("a producer that another one of its id has followed was not fenced");
+    }
+
+    private static ProducerRecord<byte[], byte[]> record(String topic, int partition, String value) {
+        return new ProducerRecord<>(topic, partition, null, DataScenarios.bytes(value));
+    }
+
+    /** `STEP` records to each partition. */
+    private static List<ProducerRecord<byte[], byte[]>> steps(String topic, String name, int partitions) {
+        List<ProducerRecord<byte[], byte[]>> records = new ArrayList<>();
+        for (int index = 0; index < STEP; index++) {
+            for (int partition = 0; partition < partitions; partition++) {
+                records.add(record(topic, partition, name + " " + index));
+            }
+        }
+        return records;
+    }
+
+    /** What {@link #read} gives of {@link #steps} that begin at an offset. */
+    private static Stream<String> expected(String name, int start) {
+        return IntStream.range(0, STEP).mapToObj(index -> (start + index) + " " + name + " " + index);
+    }
+
+    private static KafkaConsumer<byte[], byte[]> reader(Run run, String topic, int partition, String isolation) {
+        KafkaConsumer<byte[], byte[]> consumer = run.clients.consumer(Map.of("isolation.level", isolation));
+        consumer.assign(List.of(new TopicPartition(topic, partition)));
+        return consumer;
+    }
+
+    /** A member of a group that commits nothing. It polls records one by one, so that none comes that is not asked for. */
+    private static KafkaConsumer<byte[], byte[]> member(Run run, String group, String topic) {
+        KafkaConsumer<byte[], byte[]> consumer = run.clients.consumer(
+                Map.of("group.id", group, "isolation.level", "read_committed", "max.poll.records", 1));
+        consumer.subscribe(List.of(topic));
+        return consumer;
+    }
+
+    /** The next `count` records, fewer if they do not come in time, more if a poll brings more. */
+    private static List<ConsumerRecord<byte[], byte[]>> poll(
+            KafkaConsumer<byte[], byte[]> consumer, int count, double seconds) {
+        List<ConsumerRecord<byte[], byte[]>> records = new ArrayList<>();
+        long deadline = System.nanoTime() + (long) (seconds * 1e9);
+        while (records.size() < count && System.nanoTime() < deadline) {
+            consumer.poll(Duration.ofMillis(100)).forEach(records::add);
+        }
+        return records;
+    }
+
+    /** Offsets and values of at least `count` records, fewer if they do not come in time. */
+    private static List<String> read(KafkaConsumer<byte[], byte[]> consumer, int count, double seconds) {
+        return poll(consumer, count, seconds).stream()
+                .map(record -> record.offset() + " " + new String(record.value(), StandardCharsets.UTF_8))
+                .toList();
+    }
+
+    private static long end(KafkaConsumer<byte[], byte[]> reader) {
+        TopicPartition partition = reader.assignment().iterator().next();
+        return reader.endOffsets(List.of(partition)).get(partition);
+    }
+
+    /** Forty records in two partitions; their values. */
+    private static List<String> fill(Run run, String topic) {
+        List<String> values = IntStream.range(0, 8 * STEP).mapToObj(index -> "v" + index).toList();
+        List<ProducerRecord<byte[], byte[]>> records = IntStream.range(0, values.size())
+                .mapToObj(index -> record(topic, index % 2, values.get(index)))
+                .toList();
+        DataScenarios.send(run, Map.of(), records);
+        return values;
+    }
+
+    /** All of a transaction but its end; `between` its records and its offsets. */
+    private static void transform(
+            KafkaProducer<byte[], byte[]> producer,
+            KafkaConsumer<byte[], byte[]> reader,
+            List<ConsumerRecord<byte[], byte[]>> found,
+            String target,
+            Attempt between)
+            throws Exception {
+        producer.beginTransaction();
+        List<ProducerRecord<byte[], byte[]>> records = new ArrayList<>();
+        Map<TopicPartition, OffsetAndMetadata> positions = new HashMap<>();
+        for (ConsumerRecord<byte[], byte[]> record : found) {
+            String value = new String(record.value(), StandardCharsets.UTF_8);
+            records.add(record(target, record.partition(), "made of " + value));
+            positions.put(
+                    new TopicPartition(record.topic(), record.partition()), new OffsetAndMetadata(record.offset() + 1));
+        }
+        send(producer, records);
+        between.make();
+        producer.sendOffsetsToTransaction(positions, reader.groupMetadata());
+    }
+
+    private static List<Long> committed(Run run, String group, String topic) {
+        return Arrays.asList(
+                run.clients.committed(group, new TopicPartition(topic, 0)),
+                run.clients.committed(group, new TopicPartition(topic, 1)));
+    }
+
+    /** Each record is in the target once, in its partition's order, and the group has read them all. */
+    private static void exactlyOnce(Run run, String group, String source, String target, List<String> values) {
+        for (int partition = 0; partition < 2; partition++) {
+            int which = partition;
+            List<String> due = IntStream.range(0, values.size())
+                    .filter(index -> index % 2 == which)
+                    .mapToObj(index -> "made of " + values.get(index))
+                    .toList();
+            try (KafkaConsumer<byte[], byte[]> reader = reader(run, target, partition, "read_committed")) {
+                List<String> found = poll(reader, due.size(), READ_SECONDS).stream()
+                        .map(record -> new String(record.value(), StandardCharsets.UTF_8))
+                        .toList();
+                Check.equal(found, due, "partition " + partition);
+                Check.equal(read(reader, 1, NOTHING_SECONDS), List.of(), "partition " + partition + ", behind all");
+            }
+        }
+        try (KafkaConsumer<byte[], byte[]> reader = member(run, group, source)) {
+            Check.equal(read(reader, 1, 3 * NOTHING_SECONDS), List.of(), "read again by the group");
+        }
+    }
+}

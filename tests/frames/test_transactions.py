@@ -1,0 +1,240 @@
+"""Transactions as frames against a running gateway: who may do what, and what readers see."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from protocol.errors import ErrorCode
+from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from protocol.messages.find_coordinator import FindCoordinatorRequest
+from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from protocol.records import Record, build_batch
+from tests.frames.members import create_topic, fresh
+from tests.frames.transactions import Transactional, batches_of, delivered, fetch, produce
+from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.wire import WireClient
+
+OK = ErrorCode.NONE
+LATEST = -1
+
+
+@pytest.fixture
+async def client(gateway: GatewayProcess) -> AsyncIterator[WireClient]:
+    async with await WireClient.connect(gateway.bootstrap) as connected:
+        yield connected
+
+
+async def producer_of(client: WireClient, name: str | None = None) -> Transactional:
+    producer = Transactional(client, name or fresh("producer"))
+    assert await producer.initialize() is OK
+    return producer
+
+
+def plain(value: bytes) -> bytes:
+    return build_batch([Record(0, 1_000, None, value)])
+
+
+@pytest.mark.parametrize("version", range(5))
+async def test_a_transaction_over_two_topics(client: WireClient, version: int) -> None:
+    first, second = (fresh("one"), 0), (fresh("two"), 1)
+    await create_topic(client, first[0])
+    await create_topic(client, second[0], 2)
+    producer = Transactional(client, fresh("producer"))
+    assert await producer.initialize(version=version) is OK
+    assert producer.producer_epoch == 0
+    for round_, committed in enumerate((True, False, True)):
+        assert await producer.add(first, second, version=min(version, 3)) == [OK, OK]
+        assert (await producer.send(first, b"%d" % round_)).base_offset == 2 * round_
+        assert (await producer.send(second, b"%d" % round_)).base_offset == 2 * round_
+        assert await producer.end(committed=committed, version=version) is OK
+        assert await producer.end(committed=committed, version=version) is OK, "asked again"
+        assert await producer.end(committed=not committed, version=version) is ErrorCode.INVALID_TXN_STATE
+    for partition in (first, second):
+        everything = await fetch(client, partition, 0, committed=False)
+        assert delivered(everything) == [(0, b"0"), (2, b"1"), (4, b"2")]
+        assert everything.aborted_transactions is None
+        committed_only = await fetch(client, partition, 0, committed=True)
+        assert delivered(committed_only) == [(0, b"0"), (4, b"2")]
+        assert (committed_only.last_stable_offset, committed_only.high_watermark) == (6, 6)
+
+
+async def test_readers_of_what_is_committed_wait_for_the_end_of_what_is_open(
+    gateway: GatewayProcess, client: WireClient
+) -> None:
+    partition = (fresh("open"), 0)
+    await create_topic(client, partition[0])
+    producer = await producer_of(client)
+    assert (await produce(client, partition, plain(b"before"))).base_offset == 0
+    assert await producer.add(partition) == [OK]
+    assert (await producer.send(partition, b"open")).base_offset == 1
+    assert (await produce(client, partition, plain(b"behind"))).base_offset == 2
+    held = await fetch(client, partition, 0, committed=True)
+    assert delivered(held) == [(0, b"before")]
+    assert (held.last_stable_offset, held.high_watermark) == (1, 3)
+    for isolation_level, end_offset in ((0, 3), (1, 1)):
+        asked = ListOffsetsTopic(
+            name=partition[0], partitions=(ListOffsetsPartition(partition_index=0, timestamp=LATEST),)
+        )
+        answer = await client.send(ListOffsetsRequest(isolation_level=isolation_level, topics=(asked,)), 5)
+        assert answer.topics[0].partitions[0].offset == end_offset
+    waiting = asyncio.ensure_future(fetch(client, partition, 1, committed=True, max_wait_ms=30_000))
+    # Another connection, for a parked Fetch holds up the answers of its own.
+    async with await WireClient.connect(gateway.bootstrap) as other:
+        producer.client = other
+        assert (await producer.send(partition, b"more")).base_offset == 3
+        assert await producer.end(committed=True) is OK
+    answered = await waiting
+    assert delivered(answered, 1) == [(1, b"open"), (2, b"behind"), (3, b"more")]
+
+
+async def test_who_comes_second_fences_the_first_and_aborts_what_it_left(client: WireClient) -> None:
+    partition = (fresh("fenced"), 0)
+    await create_topic(client, partition[0])
+    first = await producer_of(client)
+    assert await first.add(partition) == [OK]
+    assert (await first.send(partition, b"left")).base_offset == 0
+    second = await producer_of(client, first.transactional_id)
+    assert (second.producer_id, second.producer_epoch) == (first.producer_id, 1)
+    answer = await fetch(client, partition, 0, committed=True)
+    assert (delivered(answer), answer.last_stable_offset) == ([], 2), "before the second has done anything"
+    assert (await first.send(partition, b"late")).error_code == ErrorCode.INVALID_PRODUCER_EPOCH
+    for version, code in ((1, ErrorCode.INVALID_PRODUCER_EPOCH), (2, ErrorCode.PRODUCER_FENCED)):
+        assert await first.add(partition, version=version) == [code]
+        assert await first.add_offsets("g", version=version) is code
+        assert await first.end(committed=True, version=version) is code
+    assert await first.initialize(version=3, itself=True) is ErrorCode.INVALID_PRODUCER_EPOCH
+    assert await first.initialize(version=4, itself=True) is ErrorCode.PRODUCER_FENCED
+    assert await second.add(partition) == [OK]
+    assert (await second.send(partition, b"new")).base_offset == 2
+    assert await second.end(committed=True) is OK
+    assert delivered(await fetch(client, partition, 0, committed=True)) == [(2, b"new")]
+
+
+async def test_what_was_not_named_is_not_taken(client: WireClient) -> None:
+    named, other = (fresh("named"), 0), (fresh("other"), 0)
+    await create_topic(client, named[0])
+    await create_topic(client, other[0])
+    producer = await producer_of(client)
+    assert await producer.end(committed=True) is ErrorCode.INVALID_TXN_STATE, "nothing has begun"
+    assert (await producer.send(named, b"x")).error_code == ErrorCode.INVALID_TXN_STATE
+    assert await producer.add(named) == [OK]
+    assert (await producer.send(other, b"x", version=9)).error_code == ErrorCode.INVALID_TXN_STATE
+    assert (await producer.send(other, b"x", version=11)).error_code == ErrorCode.TRANSACTION_ABORTABLE
+    assert (await producer.send(named, b"x")).base_offset == 0
+    outside = build_batch(
+        [Record(0, 1_000, None, b"x")],
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        base_sequence=1,
+    )
+    assert (await produce(client, named, outside)).error_code == ErrorCode.INVALID_TXN_STATE
+    assert await producer.end(committed=True) is OK
+    assert (await producer.send(named, b"late")).error_code == ErrorCode.INVALID_TXN_STATE
+
+
+async def test_all_partitions_are_added_or_none(client: WireClient) -> None:
+    there, missing = (fresh("there"), 0), (fresh("missing"), 0)
+    await create_topic(client, there[0])
+    producer = await producer_of(client)
+    assert await producer.add(there, missing, (there[0], 7)) == [
+        ErrorCode.OPERATION_NOT_ATTEMPTED,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+    ]
+    assert (await producer.send(there, b"x")).error_code == ErrorCode.INVALID_TXN_STATE
+    assert await producer.end(committed=False) is ErrorCode.INVALID_TXN_STATE
+
+
+@pytest.mark.parametrize("version", range(4))
+async def test_strangers_are_refused(client: WireClient, version: int) -> None:
+    topic = fresh("strangers")
+    await create_topic(client, topic)
+    known = await producer_of(client)
+    for stranger in (
+        Transactional(client, fresh("nobody"), known.producer_id, 0),
+        Transactional(client, known.transactional_id, known.producer_id + 1, 0),
+    ):
+        assert await stranger.add((topic, 0), version=version) == [ErrorCode.INVALID_PRODUCER_ID_MAPPING]
+        assert await stranger.add_offsets("g", version=version) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+        assert await stranger.end(committed=True, version=version) is ErrorCode.INVALID_PRODUCER_ID_MAPPING
+    nameless = Transactional(client, "", known.producer_id, 0)
+    assert await nameless.add((topic, 0), version=version) == [ErrorCode.INVALID_REQUEST]
+    assert await nameless.add_offsets("g", version=version) is ErrorCode.INVALID_REQUEST
+    assert await nameless.end(committed=True, version=version) is ErrorCode.INVALID_REQUEST
+
+
+async def test_a_lost_answer_of_init_producer_id_is_given_again(client: WireClient) -> None:
+    """KIP-360: a producer that names itself is given one epoch for one request, however often it is repeated."""
+    producer = await producer_of(client)
+    again = Transactional(client, producer.transactional_id, producer.producer_id, producer.producer_epoch)
+    assert await producer.initialize(itself=True) is OK
+    assert await again.initialize(itself=True) is OK
+    assert (producer.producer_epoch, again.producer_epoch) == (1, 1)
+
+
+async def test_a_batch_that_is_repeated_after_its_transaction_is_answered_as_at_first(client: WireClient) -> None:
+    partition = (fresh("repeated"), 0)
+    await create_topic(client, partition[0])
+    producer = await producer_of(client)
+    assert await producer.add(partition) == [OK]
+    assert (await producer.send(partition, b"x")).base_offset == 0
+    assert await producer.end(committed=True) is OK
+    producer.sequences.clear()
+    repeated = await producer.send(partition, b"x")
+    assert (repeated.error_code, repeated.base_offset) == (OK, 0)
+    assert (await fetch(client, partition, 0, committed=True)).high_watermark == 2
+
+
+async def test_transactions_go_on_after_a_kill(gateway_factory: GatewayFactory) -> None:
+    """What was open is open, what has ended has, and the next answer of EndTxn is the same."""
+    gateway = gateway_factory()
+    partition = (fresh("kill"), 0)
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        await create_topic(client, partition[0])
+        ended, left = await producer_of(client), await producer_of(client)
+        for producer in (ended, left):
+            assert await producer.add(partition) == [OK]
+            assert (await producer.send(partition, b"first")).error_code == OK
+        assert await ended.end(committed=True) is OK
+    gateway.kill()
+    gateway.start()
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        ended.client = left.client = client
+        assert await ended.end(committed=True) is OK
+        assert delivered(await fetch(client, partition, 0, committed=True)) == [(0, b"first")]
+        assert (await left.send(partition, b"second")).error_code == OK
+        assert await left.end(committed=False) is OK
+        answer = await fetch(client, partition, 0, committed=True)
+        assert delivered(answer) == [(0, b"first")]
+        assert answer.last_stable_offset == answer.high_watermark == 5
+
+
+@pytest.mark.parametrize("version", range(1, 7))
+async def test_every_transactional_id_has_a_coordinator(client: WireClient, version: int) -> None:
+    asked = FindCoordinatorRequest(key="t", key_type=1, coordinator_keys=("t",))
+    answer = await client.send(asked, version)
+    found = answer if version < 4 else answer.coordinators[0]
+    assert (found.error_code, found.node_id) == (OK, 1)
+
+
+async def test_a_marker_takes_one_offset_and_is_a_control_batch(client: WireClient) -> None:
+    partition = (fresh("marker"), 0)
+    await create_topic(client, partition[0])
+    producer = await producer_of(client)
+    asked = AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=producer.transactional_id,
+        v3_and_below_producer_id=producer.producer_id,
+        v3_and_below_producer_epoch=producer.producer_epoch,
+        v3_and_below_topics=(AddPartitionsToTxnTopic(name=partition[0], partitions=(0, 0)),),
+    )
+    answer = await client.send(asked, 3)
+    assert len(answer.results_by_topic_v3_and_below[0].results_by_partition) == 2
+    assert await producer.end(committed=True) is OK
+    data = await fetch(client, partition, 0, committed=False)
+    (marker,) = batches_of(data)
+    assert data.high_watermark == 1
+    assert delivered(data) == []
+    assert len(marker) == 78

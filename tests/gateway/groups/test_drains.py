@@ -1,0 +1,63 @@
+"""What makes a drain look again at once: here the clock never would."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from gateway.coordinator.facts import Fact, MemberId, OffsetsCommitted, TransactionCommitted
+from gateway.coordinator.handoff import Draining
+from gateway.groups import drains as module
+from gateway.groups.drains import Drains
+from gateway.groups.groups import Groups
+from gateway.groups.marks import Marks
+from storage.offsets import OffsetStore
+from storage.types import CommittedOffset
+
+TOPIC = SimpleNamespace(topic_id=uuid.uuid4(), partitions=(SimpleNamespace(partition_key=1),))
+AWAITED = (Draining("t", 0, MemberId("a"), "client", "/127.0.0.1", None, 7),)
+
+
+class Waiting:
+    """A group that waits for its partition's offset to come to 7."""
+
+    def __init__(self) -> None:
+        self.readers: list[Callable[[str, tuple[Fact, ...]], None]] = []
+        self.committed = 5
+        self.found: asyncio.Queue[int] = asyncio.Queue()
+
+    def settled(self, group_id: str) -> object:
+        return self
+
+    def tell_group(self, group_id: str, progress: Any) -> None:
+        self.found.put_nowait(progress.found[0].committed)
+
+    async def fetch(self, group_id: str, partitions: object) -> list[CommittedOffset]:
+        return [CommittedOffset(TOPIC.topic_id, 0, self.committed, -1, "", 0)]
+
+
+@pytest.mark.parametrize("fact", [OffsetsCommitted(MemberId("a"), 1, ()), TransactionCommitted()])
+async def test_a_commit_of_either_kind_is_looked_at_at_once(fact: Fact, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "POLL_S", 3600.0)
+    monkeypatch.setattr(module, "draining", lambda group: AWAITED if group.committed < 7 else ())
+    group = Waiting()
+    catalog = SimpleNamespace(get=lambda name: TOPIC, get_by_id=lambda topic_id: TOPIC)
+    states = cast(Callable[..., Awaitable[Any]], None)
+    drains = Drains(
+        cast(Groups, group), cast(OffsetStore, group), cast(Any, catalog), states, Marks(), lambda key: True
+    )
+    (told,) = group.readers
+    async with asyncio.timeout(20):
+        told("g", ())
+        assert await group.found.get() == 5
+        # It lies down once it has told the group.
+        await asyncio.sleep(0)
+        group.committed = 6
+        told("g", (fact,))
+        assert await group.found.get() == 6
+    await drains.close()

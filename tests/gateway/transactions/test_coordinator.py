@@ -1,0 +1,188 @@
+"""Ends of transactions on one node and on two: what readers are told, and what one that cannot end does to others."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+import asyncpg
+import pytest
+
+from gateway.coordinator.transactions import InitProducer, Producer
+from protocol.errors import ErrorCode, KafkaError
+from protocol.records import Record, build_batch
+from storage.errors import StorageUnavailable
+from storage.transactions import EndedTransaction, ProducerRecord, StoredProducer
+from storage.types import Appended, NewBatch, PartitionKey, Topic
+from tests.gateway.data_plane import DataPlane, data_plane, offsets_in
+
+READ_COMMITTED = 1
+
+
+@pytest.fixture
+async def nodes(database_url: str) -> AsyncIterator[tuple[DataPlane, DataPlane]]:
+    """Two on one database, each told of the other's markers."""
+    async with AsyncExitStack() as stack:
+        first = await stack.enter_async_context(data_plane(database_url, name="node-1"))
+        second = await stack.enter_async_context(data_plane(database_url, name="node-2"))
+        first.transactions.appended, second.transactions.appended = second.tail.heard, first.tail.heard
+        yield first, second
+
+
+@pytest.fixture
+async def node(nodes: tuple[DataPlane, DataPlane]) -> DataPlane:
+    return nodes[0]
+
+
+async def begin(node: DataPlane, name: str, *keys: PartitionKey) -> Producer:
+    producer = await node.transactions.initialize(name, InitProducer(60_000))
+    await node.transactions.add(name, producer.producer_id, producer.producer_epoch, keys)
+    return producer
+
+
+async def write(node: DataPlane, topic: Topic, producer: Producer, sequence: int) -> int:
+    """A record of the producer's transaction, as Produce appends it; its offset."""
+    records = build_batch(
+        [Record(0, 1_000, None, b"v")],
+        producer_id=producer.producer_id,
+        producer_epoch=producer.producer_epoch,
+        base_sequence=sequence,
+        is_transactional=True,
+    )
+    identity = (producer.producer_id, producer.producer_epoch, sequence)
+    batch = NewBatch(topic.partitions[0].partition_key, bytearray(records), 1, 1_000, *identity, is_transactional=True)
+    appended = await node.appender.submit(batch)
+    assert isinstance(appended, Appended), appended
+    return appended.base_offset
+
+
+async def committed(node: DataPlane, topic: Topic, offset: int) -> tuple[list[int], list[tuple[int, int]]]:
+    """Offsets of the batches of a Fetch with read_committed, and what it names as aborted."""
+    part = await node.fetch_one(topic, offset, isolation_level=READ_COMMITTED)
+    assert part.aborted_transactions is not None
+    return offsets_in(part), [(each.producer_id, each.first_offset) for each in part.aborted_transactions]
+
+
+async def test_who_reads_where_it_was_written_is_told_what_another_node_has_aborted(
+    nodes: tuple[DataPlane, DataPlane],
+) -> None:
+    writing, ending = nodes
+    topic = await writing.create_topic("t")
+    producer = await begin(writing, "a", topic.partitions[0].partition_key)
+    assert [await write(writing, topic, producer, sequence) for sequence in range(3)] == [0, 1, 2]
+    assert await committed(writing, topic, 0) == ([], [])
+    await ending.transactions.end("a", producer.producer_id, producer.producer_epoch, committed=False)
+    aborted = [(producer.producer_id, 0)]
+    for offset in (0, 1, 0):
+        assert await committed(writing, topic, offset) == (list(range(offset, 4)), aborted)
+    producer = await begin(writing, "a", topic.partitions[0].partition_key)
+    assert await write(writing, topic, producer, 0) == 4
+    assert await committed(writing, topic, 0) == ([0, 1, 2, 3], aborted)
+
+
+async def test_an_end_of_unknown_outcome_hides_no_abort(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = await node.create_topic("t")
+    producer = await begin(node, "a", topic.partitions[0].partition_key)
+    await write(node, topic, producer, 0)
+    end = node.transactions.store.end
+
+    async def lost(
+        read: StoredProducer, record: ProducerRecord, marker: bytes, *, committed: bool, timestamp_ms: int
+    ) -> EndedTransaction | None:
+        await end(read, record, marker, committed=committed, timestamp_ms=timestamp_ms)
+        raise StorageUnavailable("the connection went with the answer")
+
+    monkeypatch.setattr(node.transactions.store, "end", lost)
+    with pytest.raises(StorageUnavailable):
+        await node.transactions.end("a", producer.producer_id, producer.producer_epoch, committed=False)
+    monkeypatch.setattr("gateway.log.tail.DOUBTFUL_AGE_S", 0.0)
+    for _ in range(2):
+        assert await committed(node, topic, 0) == ([0, 1], [(producer.producer_id, 0)])
+    # Asked again, it is answered as it has ended.
+    await node.transactions.end("a", producer.producer_id, producer.producer_epoch, committed=False)
+
+
+async def test_a_transaction_that_has_begun_since_is_not_taken_for_the_overdue_one(
+    node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await node.create_topic("t")
+    key = topic.partitions[0].partition_key
+    producer = await begin(node, "a", key)
+    await outlive(database_url)
+    overdue = node.transactions.store.overdue
+
+    async def end_and_begin(limit: int) -> object:
+        found = await overdue(limit)
+        await node.transactions.end("a", producer.producer_id, producer.producer_epoch, committed=True)
+        await node.transactions.add("a", producer.producer_id, producer.producer_epoch, [key])
+        return found
+
+    monkeypatch.setattr(node.transactions.store, "overdue", end_and_begin)
+    assert await node.transactions.abort_overdue() == 0
+    await write(node, topic, producer, 0)
+    await node.transactions.end("a", producer.producer_id, producer.producer_epoch, committed=True)
+    assert await committed(node, topic, 0) == ([0, 1, 2], [])
+
+
+async def test_one_that_cannot_be_ended_keeps_no_other_open(
+    node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await node.create_topic("t")
+    await begin(node, "first", topic.partitions[0].partition_key)
+    second = await begin(node, "second", topic.partitions[0].partition_key)
+    await outlive(database_url)
+    end = node.transactions.store.end
+
+    async def refuse(
+        read: StoredProducer, record: ProducerRecord, marker: bytes, *, committed: bool, timestamp_ms: int
+    ) -> EndedTransaction | None:
+        if read.transactional_id == "first":
+            raise StorageUnavailable("it takes too long")
+        return await end(read, record, marker, committed=committed, timestamp_ms=timestamp_ms)
+
+    monkeypatch.setattr(node.transactions.store, "end", refuse)
+    with pytest.raises(StorageUnavailable):
+        await node.transactions.abort_overdue()
+    with pytest.raises(KafkaError) as fenced:
+        await node.transactions.end("second", second.producer_id, second.producer_epoch, committed=True)
+    assert fenced.value.code is ErrorCode.PRODUCER_FENCED
+
+
+async def test_many_markers_are_told_of_in_pieces(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The event loop turns meanwhile; who goes away before all are told of leaves what is known in doubt."""
+    monkeypatch.setattr(importlib.import_module("gateway.net.pieces"), "TURN_S", 0.0)
+    topic = await node.create_topic("t", 50)
+    keys = [part.partition_key for part in topic.partitions]
+    told: list[PartitionKey] = []
+    doubts: list[str] = []
+    first_told = asyncio.Event()
+
+    def tell(key: PartitionKey, _: int) -> None:
+        told.append(key)
+        first_told.set()
+
+    node.transactions.appended = tell
+    node.transactions.in_doubt = lambda: doubts.append("in doubt")
+    producer = await begin(node, "a", *keys)
+    ending = asyncio.create_task(
+        node.transactions.end("a", producer.producer_id, producer.producer_epoch, committed=True)
+    )
+    await first_told.wait()
+    assert len(told) < len(keys)
+    ending.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await ending
+    assert len(told) < len(keys)
+    assert doubts
+    assert node.tail.doubtful(asyncio.get_running_loop().time())
+
+
+async def outlive(database_url: str) -> None:
+    """More time passes than any transaction may take."""
+    connection = await asyncpg.connect(database_url)
+    try:
+        await connection.execute("update sluice.transactional_producer set started_at = started_at - interval '1 hour'")
+    finally:
+        await connection.close()

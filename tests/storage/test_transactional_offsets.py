@@ -1,0 +1,596 @@
+"""Offsets that a transaction commits: fenced by its producer and by the group, pending until the transaction ends."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+from collections.abc import Callable
+
+import asyncpg
+import pytest
+
+from protocol.records import ControlType, end_marker
+from storage.deletion import DeletionStore
+from storage.groups import GroupStore
+from storage.offsets import ExpiredOffsets, OffsetStore
+from storage.pool import Database
+from storage.topics import TopicStore
+from storage.transactions import EndedTransaction, ProducerRecord, TransactionStore
+from storage.types import CommittedOffset, CoordinatorLease, OffsetCommit, Refusal, Topic
+from tests.storage.batches import until_blocked
+from tests.storage.conftest import MakeTopic
+from tests.storage.test_groups import group, load, member, save
+
+T = "transactional"
+PRODUCER, EPOCH = 4_000, 7
+DAY_MS = 24 * 60 * 60 * 1000
+
+
+@pytest.fixture
+def offsets(database: Database) -> OffsetStore:
+    return OffsetStore(database)
+
+
+@pytest.fixture
+def groups(database: Database) -> GroupStore:
+    return GroupStore(database)
+
+
+@pytest.fixture
+def transactions(database: Database) -> TransactionStore:
+    return TransactionStore(database)
+
+
+@pytest.fixture
+async def topic(make_topic: MakeTopic) -> Topic:
+    return await make_topic("orders", 4)
+
+
+@pytest.fixture
+async def lease(leases: list[CoordinatorLease], groups: GroupStore) -> CoordinatorLease:
+    """Shard 0, with the group "g" in generation 3, which has members."""
+    await save(groups, group("g", generation_id=3), leases[0])
+    return leases[0]
+
+
+def record(state: str, producer_id: int = PRODUCER, producer_epoch: int = EPOCH) -> ProducerRecord:
+    return ProducerRecord(producer_id, producer_epoch, -1, -1, 60_000, state)
+
+
+async def begun(
+    transactions: TransactionStore, *group_ids: str, transactional_id: str = T, producer_id: int = PRODUCER
+) -> None:
+    """A transaction is under way, and offsets of these groups may belong to it."""
+    read = await transactions.read(transactional_id)
+    if not read.revision:
+        assert await transactions.save(read, record("Empty", producer_id))
+    assert await transactions.add(await transactions.read(transactional_id), [], group_ids)
+
+
+async def ended(
+    transactions: TransactionStore, *, committed: bool = True, transactional_id: str = T
+) -> EndedTransaction:
+    read = await transactions.read(transactional_id)
+    assert read.record is not None
+    marker = end_marker(
+        ControlType.COMMIT if committed else ControlType.ABORT,
+        producer_id=read.record.producer_id,
+        producer_epoch=read.record.producer_epoch,
+        timestamp_ms=1_000,
+    )
+    complete = dataclasses.replace(read.record, state="CompleteCommit" if committed else "CompleteAbort")
+    outcome = await transactions.end(read, complete, marker, committed=committed, timestamp_ms=1_000)
+    assert outcome is not None
+    return outcome
+
+
+def commit(lease: CoordinatorLease, topic: Topic, **changes: object) -> OffsetCommit:
+    return dataclasses.replace(
+        OffsetCommit(lease, "g", 3, topic.topic_id, 0, 42, 7, "meta"),
+        **changes,  # type: ignore[arg-type]
+    )
+
+
+async def pending(sql: asyncpg.Connection) -> dict[tuple[str, int, int], int]:
+    """Offset by group, partition and producer."""
+    return {
+        (row["group_id"], row["partition_index"], row["producer_id"]): row["committed_offset"]
+        for row in await sql.fetch("select * from pending_offset")
+    }
+
+
+async def committed(offsets: OffsetStore, group_id: str = "g") -> dict[int, int]:
+    return {offset.partition_index: offset.committed_offset for offset in await offsets.fetch(group_id)}
+
+
+# --- what is taken ------------------------------------------------------------------------------------------------
+
+
+async def test_offsets_count_once_the_transaction_is_committed(
+    offsets: OffsetStore, transactions: TransactionStore, lease: CoordinatorLease, topic: Topic, now_ms: int
+) -> None:
+    await begun(transactions, "g")
+    metadata = "with\0nul, \u241b and ünïcode"
+    commits = [commit(lease, topic, metadata=metadata), commit(lease, topic, partition_index=1, committed_offset=-1)]
+    assert await offsets.commit_in_transaction(commits, T, PRODUCER, EPOCH) == [None, None]
+    assert await offsets.fetch("g") == []
+    assert (await ended(transactions)).group_ids == ("g",)
+    first, second = await offsets.fetch("g")
+    assert now_ms <= first.commit_timestamp_ms < now_ms + 60_000
+    assert first == CommittedOffset(topic.topic_id, 0, 42, 7, metadata, first.commit_timestamp_ms)
+    assert second.committed_offset == -1
+
+
+async def test_offsets_of_an_aborted_transaction_are_gone(
+    offsets: OffsetStore,
+    transactions: TransactionStore,
+    lease: CoordinatorLease,
+    topic: Topic,
+    sql: asyncpg.Connection,
+) -> None:
+    await offsets.commit([commit(lease, topic, committed_offset=1)])
+    await begun(transactions, "g")
+    await offsets.commit_in_transaction([commit(lease, topic)], T, PRODUCER, EPOCH)
+    assert (await ended(transactions, committed=False)).group_ids == ()
+    assert await committed(offsets) == {0: 1}
+    assert await pending(sql) == {}
+
+
+async def test_of_several_commits_of_a_partition_the_last_is_kept(
+    offsets: OffsetStore,
+    transactions: TransactionStore,
+    lease: CoordinatorLease,
+    topic: Topic,
+    sql: asyncpg.Connection,
+) -> None:
+    await begun(transactions, "g")
+    for values in ((9, 5, 2), (7, 4)):
+        commits = [commit(lease, topic, committed_offset=value) for value in values]
+        refusals = await offsets.commit_in_transaction(commits, T, PRODUCER, EPOCH)
+        assert refusals == [None] * len(values)
+        assert await pending(sql) == {("g", 0, PRODUCER): values[-1]}
+
+
+@pytest.mark.parametrize(
+    ("transactional_id", "producer_id", "producer_epoch", "refusal"),
+    [
+        ("another", PRODUCER, EPOCH, Refusal.INVALID_PRODUCER_ID_MAPPING),
+        (T, PRODUCER + 1, EPOCH, Refusal.INVALID_PRODUCER_ID_MAPPING),
+        (T, PRODUCER, EPOCH - 1, Refusal.INVALID_PRODUCER_EPOCH),
+        (T, PRODUCER, EPOCH + 1, Refusal.INVALID_PRODUCER_EPOCH),
+    ],
+)
+async def test_only_its_own_producer_commits_in_a_transaction(
+    offsets: OffsetStore,
+    transactions: TransactionStore,
+    lease: CoordinatorLease,
+    topic: Topic,
+    sql: asyncpg.Connection,
+    transactional_id: str,
+    producer_id: int,
+    producer_epoch: int,
+    refusal: Refusal,
+) -> None:
+    """Whatever else is wrong with the commit."""
+    await begun(transactions, "g")
+    commits = [commit(lease, topic), commit(lease, topic, partition_index=9, generation_id=2)]
+    refused = await offsets.commit_in_transaction(commits, transactional_id, producer_id, producer_epoch)
+    assert refused == [refusal, refusal]
+    assert await pending(sql) == {}
+
+
+async def test_the_transaction_must_be_under_way_and_have_taken_in_the_group(
+    offsets: OffsetStore,
+    groups: GroupStore,
+    transactions: TransactionStore,
+    leases: list[CoordinatorLease],
+    lease: CoordinatorLease,
+    topic: Topic,
+) -> None:
+    async def refusal(**changes: object) -> Refusal | None:
+        commits = [commit(lease, topic, **changes)]
+        return (await offsets.commit_in_transaction(commits, T, PRODUCER, EPOCH))[0]
+
+    assert await transactions.save(await transactions.read(T), record("Empty"))
+    assert await refusal() is Refusal.NOT_IN_TRANSACTION
+    await begun(transactions, "another")
+    await begun(transactions, "g", transactional_id="other", producer_id=PRODUCER + 1)
+    assert await refusal() is Refusal.NOT_IN_TRANSACTION
+    assert await refusal(group_id="none", generation_id=None) is Refusal.NOT_IN_TRANSACTION
+    assert await load(groups, "none") is None
+    await begun(transactions, "g")
+    assert await refusal() is None
+    await ended(transactions)
+    assert await refusal() is Refusal.NOT_IN_TRANSACTION
+    # The groups of the last transaction are not those of the next.
+    await begun(transactions, "another")
+    assert await refusal() is Refusal.NOT_IN_TRANSACTION
+
+
+async def test_each_commit_is_judged_as_outside_of_a_transaction(
+    offsets: OffsetStore,
+    groups: GroupStore,
+    transactions: TransactionStore,
+    leases: list[CoordinatorLease],
+    lease: CoordinatorLease,
+    topic: Topic,
+    sql: asyncpg.Connection,
+) -> None:
+    await save(groups, group("c", group_type="consumer", generation_id=9, members=(member("a", 4),)), leases[0])
+    await save(groups, group("e", state="Empty", members=()), leases[0])
+    await begun(transactions, "g", "c", "e", "missing", "simple", "fenced")
+    stale = dataclasses.replace(lease, lease_epoch=lease.lease_epoch - 1)
+    cases = {
+        commit(lease, topic): None,
+        commit(lease, topic, generation_id=2): Refusal.ILLEGAL_GENERATION,
+        commit(lease, topic, generation_id=-1): Refusal.ILLEGAL_GENERATION,
+        commit(lease, topic, generation_id=None, partition_index=1): None,
+        commit(lease, topic, group_id="e", generation_id=-1): None,
+        commit(lease, topic, group_id="e", generation_id=None): None,
+        commit(lease, topic, group_id="c", member_id="a", generation_id=4): None,
+        commit(lease, topic, group_id="c", member_id="a", generation_id=9): Refusal.STALE_MEMBER_EPOCH,
+        commit(lease, topic, group_id="c", member_id="b", generation_id=4): Refusal.UNKNOWN_MEMBER,
+        commit(lease, topic, group_id="c", generation_id=None, partition_index=1): None,
+        commit(stale, topic): Refusal.NOT_COORDINATOR,
+        commit(stale, topic, generation_id=None): Refusal.NOT_COORDINATOR,
+        commit(stale, topic, group_id="fenced", generation_id=None): Refusal.NOT_COORDINATOR,
+        commit(lease, topic, partition_index=4): Refusal.UNKNOWN_PARTITION,
+        commit(lease, topic, group_id="missing", generation_id=0): Refusal.ILLEGAL_GENERATION,
+        commit(lease, topic, group_id="simple", generation_id=None): None,
+    }
+    refusals = await offsets.commit_in_transaction(list(cases), T, PRODUCER, EPOCH)
+    assert dict(zip(cases, refusals, strict=True)) == cases
+    expected = {("g", 0), ("g", 1), ("e", 0), ("c", 0), ("c", 1), ("simple", 0)}
+    assert {(group_id, index) for group_id, index, _ in await pending(sql)} == expected
+    simple = await load(groups, "simple")
+    assert simple is not None
+    assert (simple.state, simple.protocol_type, simple.generation_id, simple.members) == ("Empty", None, 0, ())
+    assert await load(groups, "missing") is None
+    assert await load(groups, "fenced") is None
+
+
+async def test_nothing_to_commit(offsets: OffsetStore) -> None:
+    assert await offsets.commit_in_transaction([], T, PRODUCER, EPOCH) == []
+
+
+# --- beside others ------------------------------------------------------------------------------------------------
+
+
+async def test_the_end_waits_for_offsets_that_are_being_committed(
+    database: Database,
+    offsets: OffsetStore,
+    transactions: TransactionStore,
+    lease: CoordinatorLease,
+    topic: Topic,
+    sql: asyncpg.Connection,
+) -> None:
+    await begun(transactions, "g")
+    async with database.hot.connection() as held, held.transaction():
+        # Where a commit that has found its transaction under way waits for the group.
+        await held.execute("select from consumer_group where group_id = 'g' for update")
+        committing = asyncio.create_task(offsets.commit_in_transaction([commit(lease, topic)], T, PRODUCER, EPOCH))
+        await until_blocked(sql, 1)
+        ending = asyncio.create_task(ended(transactions))
+        await until_blocked(sql, 2)
+    assert await committing == [None]
+    await ending
+    assert await committed(offsets) == {0: 42}
+
+
+async def test_what_comes_while_the_transaction_ends_is_refused(
+    database: Database,
+    offsets: OffsetStore,
+    transactions: TransactionStore,
+    lease: CoordinatorLease,
+    topic: Topic,
+    sql: asyncpg.Connection,
+) -> None:
+    await begun(transactions, "g")
+    async with database.hot.connection() as held, held.transaction():
+        await held.execute("select from consumer_group where group_id = 'g' for update")
+        ending = asyncio.create_task(ended(transactions))
+        await until_blocked(sql, 1)
+        committing = asyncio.create_task(offsets.commit_in_transaction([commit(lease, topic)], T, PRODUCER, EPOCH))
+        await until_blocked(sql, 2)
+    await ending
+    assert await committing == [Refusal.NOT_IN_TRANSACTION]
+    assert await pending(sql) == {}
+
+
+async def test_a_commit_outside_that_came_later_stands(
+    offsets: OffsetStore, transactions: TransactionStore, lease: CoordinatorLease, topic: Topic, sql: asyncpg.Connection
+) -> None:
+    """98: KeepsTheMostRecentCommittedOffset."""
+    await begun(transactions, "g")
+    await offsets.commit_in_transaction([commit(lease, topic)], T, PRODUCER, EPOCH)
+    await offsets.commit([commit(lease, topic, committed_offset=50)])
+    await sql.execute("update committed_offset set commit_timestamp_ms = commit_timestamp_ms + 1")
+    await ended(transactions)
+    assert await committed(offsets) == {0: 50}
+
+
+async def test_a_clock_that_was_set_back_costs_no_offsets(
+    offsets: OffsetStore, transactions: TransactionStore, lease: CoordinatorLease, topic: Topic, sql: asyncpg.Connection
+) -> None:
+    await offsets.commit([commit(lease, topic, committed_offset=1, retention_ms=5)])
+    await sql.execute("update committed_offset set commit_timestamp_ms = commit_timestamp_ms + 3600000")
+    await begun(transactions, "g")
+    for value in (2, 3):
+        await offsets.commit_in_transaction([commit(lease, topic, committed_offset=value)], T, PRODUCER, EPOCH)
+    await ended(transactions)
+    assert await committed(offsets) == {0: 3}
+    assert await sql.fetchval("select expire_timestamp_ms from committed_offset") is None
+
+
+async def test_transactions_commit_their_own_offsets(
+    offsets: OffsetStore,
+    transactions: TransactionStore,
+    lease: CoordinatorLease,
+    topic: Topic,
+    sql: asyncpg.Connection,
+) -> None:
+    await begun(transactions, "g")
+    await begun(transactions, "g", transactional_id="other", producer_id=PRODUCER + 1)
+    await offsets.commit_in_transaction([commit(lease, topic)], T, PRODUCER, EPOCH)
+    both = [commit(lease, topic, partition_index=index, committed_offset=9) for index in (0, 1)]
+    await offsets.commit_in_transaction(both, "other", PRODUCER + 1, EPOCH)
+    await ended(transactions, committed=False, transactional_id="other")
+    assert await committed(offsets) == {}
+    assert await pending(sql) == {("g", 0, PRODUCER): 42}
+    await ended(transactions)
+    assert await committed(offsets) == {0: 42}
+
+
+# --- what a reader is told ----------------------------------------------------------------------------------------
+
+
+async def fetched(
+    offsets: OffsetStore, topic: Topic, *, require_stable: bool, whole: bool
+) -> list[tuple[int, int, bool]]:
+    """Partition, offset, whether it is pending."""
+    wanted = [] if whole else [("g", topic.topic_id, index) for index in range(4)]
+    found = await offsets.fetch_together(wanted, ["g"] if whole else [], require_stable=require_stable)
+    return [(each.partition_index, each.committed_offset, each.is_pending) for _, each in found]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_who_wants_what_is_stable_is_told_what_is_pending(
+    offsets: OffsetStore, transactions: TransactionStore, lease: CoordinatorLease, topic: Topic, whole: bool
+) -> None:
+    await offsets.commit([commit(lease, topic, partition_index=index, committed_offset=5) for index in (0, 1)])
+    await begun(transactions, "g")
+    await begun(transactions, "g", transactional_id="other", producer_id=PRODUCER + 1)
+    some = [commit(lease, topic, partition_index=index) for index in (1, 2)]
+    await offsets.commit_in_transaction(some, T, PRODUCER, EPOCH)
+    await offsets.commit_in_transaction(some[1:], "other", PRODUCER + 1, EPOCH)
+
+    async def told(*, require_stable: bool) -> list[tuple[int, int, bool]]:
+        return await fetched(offsets, topic, require_stable=require_stable, whole=whole)
+
+    assert await told(require_stable=False) == [(0, 5, False), (1, 5, False)]
+    two = [(2, -1, True)] * 2
+    assert await told(require_stable=True) == [(0, 5, False), (1, 5, False), (1, -1, True), *two]
+    await ended(transactions)
+    assert await told(require_stable=True) == [(0, 5, False), (1, 42, False), (2, 42, False), (2, -1, True)]
+    await ended(transactions, committed=False, transactional_id="other")
+    assert await told(require_stable=True) == [(0, 5, False), (1, 42, False), (2, 42, False)]
+
+
+# --- what goes ----------------------------------------------------------------------------------------------------
+
+
+async def test_offsets_that_are_deleted_do_not_come_with_the_end(
+    offsets: OffsetStore,
+    transactions: TransactionStore,
+    lease: CoordinatorLease,
+    topic: Topic,
+    sql: asyncpg.Connection,
+) -> None:
+    """95: WithPendingTransactionalOffsets."""
+    await begun(transactions, "g")
+    some = [commit(lease, topic, partition_index=index) for index in (0, 1)]
+    await offsets.commit_in_transaction(some, T, PRODUCER, EPOCH)
+    await offsets.delete("g", [(topic.topic_id, 0)], lease)
+    assert await pending(sql) == {("g", 1, PRODUCER): 42}
+    await ended(transactions)
+    assert await committed(offsets) == {1: 42}
+
+
+async def test_a_deletion_comes_before_or_after_the_end(
+    database: Database,
+    offsets: OffsetStore,
+    transactions: TransactionStore,
+    lease: CoordinatorLease,
+    topic: Topic,
+    sql: asyncpg.Connection,
+) -> None:
+    await offsets.commit([commit(lease, topic, committed_offset=1)])
+    await begun(transactions, "g")
+    await offsets.commit_in_transaction([commit(lease, topic)], T, PRODUCER, EPOCH)
+    async with database.hot.connection() as held, held.transaction():
+        await held.execute("select from committed_offset for update")
+        deleting = asyncio.create_task(offsets.delete("g", [(topic.topic_id, 0)], lease))
+        await until_blocked(sql, 1)
+        ending = asyncio.create_task(ended(transactions))
+        await until_blocked(sql, 2)
+    await asyncio.gather(deleting, ending)
+    assert await committed(offsets) == {}
+
+
+async def test_a_deleted_group_takes_what_is_pending(
+    offsets: OffsetStore,
+    groups: GroupStore,
+    transactions: TransactionStore,
+    lease: CoordinatorLease,
+    topic: Topic,
+    sql: asyncpg.Connection,
+) -> None:
+    """96: DeleteGroupAllOffsets, pending ones too; whoever makes the group anew begins with nothing."""
+    await save(groups, group("h"), lease)
+    await begun(transactions, "g", "h")
+    some = [commit(lease, topic, group_id=group_id) for group_id in "gh"]
+    await offsets.commit_in_transaction(some, T, PRODUCER, EPOCH)
+    assert await groups.delete("g", lease)
+    assert await pending(sql) == {("h", 0, PRODUCER): 42}
+    await save(groups, group("g"), lease)
+    await ended(transactions)
+    assert await committed(offsets) == {}
+    assert await committed(offsets, "h") == {0: 42}
+
+
+async def test_a_group_with_many_pending_offsets_is_deleted_in_bounded_steps(
+    transactions: TransactionStore, lease: CoordinatorLease, topic: Topic, sql: asyncpg.Connection
+) -> None:
+    await sql.execute(
+        "insert into pending_offset select 'g', $1, i, 1, 1, -1, '', 0 from generate_series(1, 5) i", topic.topic_id
+    )
+    outcomes = [
+        await sql.fetchval("select delete_group('g', $1, $2, $3, 2)", lease.shard, lease.node_id, lease.lease_epoch)
+        for _ in range(3)
+    ]
+    assert outcomes == ["more", "more", "deleted"]
+    assert await pending(sql) == {}
+
+
+async def test_what_a_transaction_is_about_to_replace_does_not_expire(
+    offsets: OffsetStore,
+    groups: GroupStore,
+    transactions: TransactionStore,
+    lease: CoordinatorLease,
+    topic: Topic,
+    sql: asyncpg.Connection,
+) -> None:
+    """97: pending ones retained."""
+    await offsets.commit([commit(lease, topic, partition_index=index) for index in (0, 1)])
+    await begun(transactions, "g")
+    some = [commit(lease, topic, partition_index=index) for index in (0, 2)]
+    await offsets.commit_in_transaction(some, T, PRODUCER, EPOCH)
+    await save(groups, group("g", state="Empty", members=()), lease)
+    await sql.execute("update consumer_group set state_timestamp_ms = 5")
+
+    async def expired() -> ExpiredOffsets:
+        return await offsets.expire(lease, DAY_MS, subscriptions={}, unsettled=[])
+
+    assert await expired() == ExpiredOffsets(1, ())
+    assert await committed(offsets) == {0: 42}
+    assert await expired() == ExpiredOffsets(0, ())
+    await sql.execute("delete from committed_offset where partition_index = 0")
+    await sql.execute("delete from pending_offset where partition_index = 0")
+    await offsets.commit([commit(lease, topic, generation_id=-1, partition_index=1, retention_ms=0)])
+    assert await expired() == ExpiredOffsets(1, ())
+    await offsets.commit([commit(lease, topic, generation_id=-1, retention_ms=0)])
+    await ended(transactions, committed=False)
+    assert await expired() == ExpiredOffsets(1, ("g",))
+
+
+async def test_an_empty_group_stays_while_a_transaction_has_offsets_for_it(
+    offsets: OffsetStore,
+    groups: GroupStore,
+    transactions: TransactionStore,
+    lease: CoordinatorLease,
+    topic: Topic,
+) -> None:
+    """97: pending only."""
+    await begun(transactions, "simple")
+    await offsets.commit_in_transaction(
+        [commit(lease, topic, group_id="simple", generation_id=None)], T, PRODUCER, EPOCH
+    )
+    await save(groups, group("without", state="Empty", members=()), lease)
+    # One group at a time: who has something pending does not keep others from their turn.
+    expired = await offsets.expire(lease, 0, subscriptions={}, unsettled=["g"], group_limit=1)
+    assert expired == ExpiredOffsets(0, ("without",))
+    await ended(transactions)
+    assert await committed(offsets, "simple") == {0: 42}
+
+
+async def test_what_is_pending_goes_with_its_topic(
+    database: Database,
+    offsets: OffsetStore,
+    transactions: TransactionStore,
+    lease: CoordinatorLease,
+    topic: Topic,
+    topics: TopicStore,
+    make_topic: MakeTopic,
+    sql: asyncpg.Connection,
+) -> None:
+    other = await make_topic("payments")
+    await begun(transactions, "g")
+    some = [commit(lease, topic), commit(lease, other)]
+    await offsets.commit_in_transaction(some, T, PRODUCER, EPOCH)
+    await topics.delete(topic.topic_id)
+    found = await offsets.fetch_together([("g", topic.topic_id, 0)], ["g"], require_stable=True)
+    assert [each.topic_id for _, each in found] == [other.topic_id]
+    refused = await offsets.commit_in_transaction([commit(lease, topic)], T, PRODUCER, EPOCH)
+    assert refused == [Refusal.UNKNOWN_TOPIC]
+    assert (await DeletionStore(database).advance(topic.topic_id)).gone
+    assert await sql.fetch("select topic_id from pending_offset") == [(other.topic_id,)]
+    await ended(transactions)
+    assert [each.topic_id for each in await offsets.fetch("g")] == [other.topic_id]
+
+
+async def test_the_end_leaves_out_topics_that_are_going(
+    offsets: OffsetStore,
+    transactions: TransactionStore,
+    lease: CoordinatorLease,
+    topic: Topic,
+    topics: TopicStore,
+    sql: asyncpg.Connection,
+) -> None:
+    await begun(transactions, "g")
+    await offsets.commit_in_transaction([commit(lease, topic)], T, PRODUCER, EPOCH)
+    await topics.delete(topic.topic_id)
+    await ended(transactions)
+    assert await sql.fetchval("select count(*) from committed_offset") == 0
+    assert await pending(sql) == {}
+
+
+async def test_overlapping_transactions_do_not_deadlock(
+    database_url: str,
+    groups: GroupStore,
+    leases: list[CoordinatorLease],
+    topic: Topic,
+    sql: asyncpg.Connection,
+) -> None:
+    """Transactions that begin, commit offsets and end, commits outside of them, rebalances and deletions, of the same
+    groups."""
+    names = [f"g{i}" for i in range(4)]
+    for i, name in enumerate(names):
+        await save(groups, group(name), leases[i % 3])
+    databases = [await Database.open(database_url, hot_connections=1, cold_connections=1) for _ in range(4)]
+
+    def commits(turn: int, **changes: object) -> list[OffsetCommit]:
+        order: Callable[[list[int]], list[int]] = sorted if turn % 2 else lambda given: sorted(given, reverse=True)
+        return [
+            commit(leases[i % 3], topic, group_id=names[i], partition_index=index, committed_offset=turn, **changes)
+            for i in order([0, 1, 2, 3])
+            for index in order([0, 1, 2, 3])
+        ]
+
+    async def transact(database: Database, number: int) -> None:
+        store, own = TransactionStore(database), f"t{number}"
+        for turn in range(15):
+            await begun(store, *names, transactional_id=own, producer_id=number)
+            refusals = await OffsetStore(database).commit_in_transaction(commits(turn), own, number, EPOCH)
+            assert refusals == [None] * 16
+            await ended(store, committed=turn % 3 > 0, transactional_id=own)
+
+    async def outside(database: Database) -> None:
+        for turn in range(15):
+            assert await OffsetStore(database).commit(commits(turn)) == [None] * 16
+            await save(GroupStore(database), group(names[turn % 4], document={"i": turn}), leases[turn % 4 % 3])
+            partitions = [(topic.topic_id, index) for index in (3, 1)]
+            await OffsetStore(database).delete(names[turn % 4], partitions, leases[turn % 4 % 3])
+
+    try:
+        *producers, other = databases
+        await asyncio.gather(*(transact(database, i) for i, database in enumerate(producers)), outside(other))
+    finally:
+        for database in databases:
+            await database.close()
+    assert await sql.fetchval("select deadlocks from pg_stat_database where datname = current_database()") == 0
+    assert await pending(sql) == {}
+
+
+@pytest.fixture
+async def now_ms(sql: asyncpg.Connection) -> int:
+    return int(await sql.fetchval("select (extract(epoch from clock_timestamp()) * 1000)::bigint") or 0)

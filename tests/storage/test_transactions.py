@@ -1,0 +1,329 @@
+"""Transactions in Postgres: what appends may belong to one, what its end does at once, and what readers are told."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import asyncpg
+import pytest
+
+from storage.log import LogStore
+from storage.pool import Database
+from storage.topics import TopicStore
+from storage.transactions import EndedTransaction, ProducerRecord, TransactionStore
+from storage.types import (
+    AbortedTransaction,
+    Appended,
+    NewBatch,
+    PartitionKey,
+    ReadRequest,
+    ReadResult,
+    Refusal,
+)
+from tests.storage.batches import append, batch_bytes, new_batch, read
+from tests.storage.conftest import MakeTopic
+
+FIRST = ProducerRecord(
+    producer_id=4000,
+    producer_epoch=0,
+    last_producer_epoch=-1,
+    previous_producer_id=-1,
+    timeout_ms=60_000,
+    state="Empty",
+)
+SECOND = replace(FIRST, producer_id=4001)
+
+
+@pytest.fixture
+def transactions(database: Database) -> TransactionStore:
+    return TransactionStore(database)
+
+
+def transactional(
+    key: PartitionKey, sequence: int, producer: ProducerRecord = FIRST, *, records: int = 1, epoch: int | None = None
+) -> NewBatch:
+    chosen = producer.producer_epoch if epoch is None else epoch
+    batch = new_batch(key, records=records, producer=(producer.producer_id, chosen, sequence))
+    return batch._replace(is_transactional=True)
+
+
+async def begin(
+    transactions: TransactionStore,
+    name: str,
+    producer: ProducerRecord,
+    *keys: PartitionKey,
+    groups: tuple[str, ...] = (),
+) -> None:
+    read = await transactions.read(name)
+    if read.record is None:
+        assert await transactions.save(read, producer)
+        read = await transactions.read(name)
+    assert await transactions.add(read, keys, groups)
+
+
+async def end(transactions: TransactionStore, name: str, *, committed: bool) -> EndedTransaction:
+    read = await transactions.read(name)
+    assert read.record is not None
+    state = "CompleteCommit" if committed else "CompleteAbort"
+    ended = await transactions.end(
+        read, replace(read.record, state=state), marker(), committed=committed, timestamp_ms=2_000
+    )
+    assert ended is not None
+    return ended
+
+
+def marker() -> bytes:
+    """To storage a marker is a batch of one offset."""
+    return bytes(batch_bytes(78, 1, 2_000))
+
+
+async def read_committed(log: LogStore, key: PartitionKey, offset: int = 0, max_bytes: int = 10**6) -> ReadResult:
+    (result,) = await log.read([ReadRequest(key, offset, max_bytes, committed=True)], max_bytes=max_bytes)
+    assert isinstance(result, ReadResult)
+    return result
+
+
+def base_offsets(result: ReadResult) -> list[int]:
+    return [batch.base_offset for batch in result.batches]
+
+
+async def test_what_is_under_way_is_not_stable_and_neither_is_what_comes_behind_it(
+    log: LogStore, key: PartitionKey, transactions: TransactionStore
+) -> None:
+    await append(log, new_batch(key, records=2))
+    await begin(transactions, "a", FIRST, key)
+    assert (await read(log, key)).state.last_stable_offset == 2, "it has written nothing yet"
+    (first,) = await log.append([transactional(key, 0)])
+    (plain,) = await log.append([new_batch(key)], wait=False)
+    assert isinstance(first, Appended)
+    assert isinstance(plain, Appended)
+    assert (first.open_since_offset, plain.open_since_offset) == (2, 2)
+    result = await read_committed(log, key)
+    assert base_offsets(result) == [0]
+    assert (result.state.last_stable_offset, result.state.high_watermark) == (2, 4)
+    assert (await log.states([key]))[key].last_stable_offset == 2
+    assert [batch.base_offset for batch in (await read(log, key)).batches] == [0, 2, 3]
+
+    ended = await end(transactions, "a", committed=True)
+    (marked,) = ended.markers
+    assert (marked.base_offset, marked.last_stable_offset, marked.first_offset) == (4, 5, 2)
+    result = await read_committed(log, key)
+    assert base_offsets(result) == [0, 2, 3, 4]
+    assert result.aborted == ()
+    assert result.state.last_stable_offset == 5
+    (after,) = await log.append([new_batch(key)], wait=False)
+    assert isinstance(after, Appended)
+    assert after.open_since_offset is None
+
+
+async def test_the_least_of_several_is_stable(log: LogStore, key: PartitionKey, transactions: TransactionStore) -> None:
+    await begin(transactions, "a", FIRST, key)
+    await begin(transactions, "b", SECOND, key)
+    await log.append([transactional(key, 0, SECOND), transactional(key, 0, FIRST), transactional(key, 1, SECOND)])
+    (ended,) = (await end(transactions, "b", committed=True)).markers
+    assert (ended.base_offset, ended.last_stable_offset, ended.first_offset) == (3, 1, 0)
+    assert base_offsets(await read_committed(log, key)) == [0]
+    (ended,) = (await end(transactions, "a", committed=True)).markers
+    assert (ended.base_offset, ended.last_stable_offset, ended.first_offset) == (4, 5, 1)
+
+
+async def test_readers_are_told_what_was_aborted_where_they_read(
+    log: LogStore, key: PartitionKey, transactions: TransactionStore
+) -> None:
+    """Offsets: 0 aborted, 1 marker, 2 committed, 3 marker, 4 aborted (both producers), 5, 6 and 7 markers."""
+    for sequence, committed in enumerate((False, True)):
+        await begin(transactions, "a", FIRST, key)
+        await log.append([transactional(key, sequence)])
+        await end(transactions, "a", committed=committed)
+    await begin(transactions, "a", FIRST, key)
+    await begin(transactions, "b", SECOND, key)
+    await log.append([transactional(key, 2), transactional(key, 0, SECOND)])
+    await end(transactions, "b", committed=False)
+    assert base_offsets(await read_committed(log, key)) == [0, 1, 2, 3]
+    await end(transactions, "a", committed=False)
+
+    everything = await read_committed(log, key)
+    assert base_offsets(everything) == list(range(8))
+    assert everything.aborted == (
+        AbortedTransaction(4000, 0),
+        AbortedTransaction(4000, 4),
+        AbortedTransaction(4001, 5),
+    )
+    assert (await read_committed(log, key, 1)).aborted == everything.aborted, "the marker at 1 ends it"
+    assert (await read_committed(log, key, 2)).aborted == everything.aborted[1:]
+    assert (await read_committed(log, key, 7)).aborted == (AbortedTransaction(4000, 4),)
+    short = await read_committed(log, key, 0, max_bytes=100)
+    assert base_offsets(short) == [0]
+    assert short.aborted == (AbortedTransaction(4000, 0),)
+    assert (await read(log, key)).aborted == (), "who reads everything is told nothing"
+
+
+async def test_a_batch_needs_its_transaction(
+    log: LogStore, key: PartitionKey, make_topic: MakeTopic, transactions: TransactionStore
+) -> None:
+    assert await log.append([transactional(key, 0)]) == [Refusal.NOT_IN_TRANSACTION], "nobody knows the producer"
+    (elsewhere,) = (await make_topic("elsewhere")).partitions
+    await begin(transactions, "a", FIRST, elsewhere.partition_key)
+    assert await log.append([transactional(key, 0)]) == [Refusal.NOT_IN_TRANSACTION], "another partition"
+    await begin(transactions, "a", FIRST, key)
+    assert await log.append([transactional(key, 0, epoch=1)]) == [Refusal.NOT_IN_TRANSACTION], "an epoch to come"
+    assert isinstance((await log.append([transactional(key, 0)]))[0], Appended)
+    await end(transactions, "a", committed=True)
+    assert await log.append([transactional(key, 1)]) == [Refusal.NOT_IN_TRANSACTION], "behind the marker"
+    (again,) = await log.append([transactional(key, 0)])
+    assert isinstance(again, Appended)
+    assert again.duplicate, "what is there already is answered again"
+
+
+async def test_an_epoch_that_was_fenced_is_refused_as_such(
+    log: LogStore, key: PartitionKey, transactions: TransactionStore
+) -> None:
+    await begin(transactions, "a", FIRST, key)
+    await log.append([transactional(key, 0)])
+    read = await transactions.read("a")
+    fenced = replace(FIRST, producer_epoch=1)
+    assert await transactions.end(read, fenced, marker(), committed=False, timestamp_ms=2_000) is not None
+    assert await log.append([transactional(key, 1)]) == [Refusal.INVALID_PRODUCER_EPOCH]
+    await begin(transactions, "a", fenced, key)
+    assert await log.append([transactional(key, 1)]) == [Refusal.INVALID_PRODUCER_EPOCH], "the next is under way"
+    assert isinstance((await log.append([transactional(key, 0, fenced)]))[0], Appended)
+
+
+async def test_outside_of_its_open_transaction_a_producer_writes_nothing(
+    log: LogStore, key: PartitionKey, transactions: TransactionStore
+) -> None:
+    await begin(transactions, "a", FIRST, key)
+    await log.append([transactional(key, 0)])
+    plain = new_batch(key, producer=(4000, 0, 1))
+    assert await log.append([plain]) == [Refusal.INVALID_TXN_STATE]
+    other = new_batch(key, producer=(4002, 0, 0))
+    assert isinstance((await log.append([other]))[0], Appended), "another producer does"
+    await end(transactions, "a", committed=True)
+    assert isinstance((await log.append([plain]))[0], Appended)
+
+
+async def test_markers_go_to_every_partition_that_was_named(
+    log: LogStore, make_topic: MakeTopic, transactions: TransactionStore, topics: TopicStore
+) -> None:
+    keys = [part.partition_key for part in (await make_topic("many", 3)).partitions]
+    gone = await make_topic("gone")
+    await begin(transactions, "a", FIRST, *reversed(keys), gone.partitions[0].partition_key)
+    await begin(transactions, "a", FIRST, keys[0])
+    await log.append([transactional(keys[1], 0)])
+    assert await topics.delete(gone.topic_id)
+    ended = await end(transactions, "a", committed=False)
+    assert [(each.partition_key, each.base_offset, each.first_offset) for each in ended.markers] == [
+        (keys[0], 0, None),
+        (keys[1], 1, 0),
+        (keys[2], 0, None),
+    ]
+    assert [(await read_committed(log, key)).aborted for key in keys] == [(), (AbortedTransaction(4000, 0),), ()]
+    for key, each in zip(keys, ended.markers, strict=True):
+        assert (await read(log, key)).batches[-1].records == each.records
+
+
+async def test_who_decided_by_a_row_that_has_changed_writes_nothing(
+    log: LogStore, key: PartitionKey, transactions: TransactionStore
+) -> None:
+    nobody = await transactions.read("a")
+    assert (nobody.revision, nobody.record) == (0, None)
+    assert await transactions.save(nobody, FIRST)
+    assert not await transactions.save(nobody, SECOND)
+    empty = await transactions.read("a")
+    assert await transactions.add(empty, [key])
+    assert not await transactions.add(empty, [key])
+    assert not await transactions.save(empty, replace(FIRST, producer_epoch=1))
+    complete = replace(FIRST, state="CompleteCommit")
+    assert await transactions.end(empty, complete, marker(), committed=True, timestamp_ms=0) is None
+    ongoing = await transactions.read("a")
+    assert ongoing.record is not None
+    assert ongoing.record.state == "Ongoing"
+    assert ongoing.started_ms is not None
+    assert not await transactions.save(ongoing, complete), "it has a transaction to end first"
+    assert await transactions.end(ongoing, complete, marker(), committed=True, timestamp_ms=0) is not None
+    assert await transactions.end(ongoing, complete, marker(), committed=True, timestamp_ms=0) is None
+    assert (await read(log, key)).state.high_watermark == 1, "one marker"
+
+
+async def test_an_append_and_the_end_of_its_transaction_never_pass_each_other(
+    log: LogStore, key: PartitionKey, transactions: TransactionStore
+) -> None:
+    """Whatever their order: no record of the transaction lies behind its marker."""
+    for round_ in range(20):
+        await begin(transactions, "a", FIRST, key)
+        (first,) = await log.append([transactional(key, 2 * round_)])
+        assert isinstance(first, Appended)
+        (outcome,), ended = await asyncio.gather(
+            log.append([transactional(key, 2 * round_ + 1)]), end(transactions, "a", committed=False)
+        )
+        (marked,) = ended.markers
+        assert outcome is Refusal.NOT_IN_TRANSACTION or outcome.base_offset < marked.base_offset  # type: ignore[union-attr]
+        assert (await log.states([key]))[key].last_stable_offset == marked.base_offset + 1
+        if outcome is Refusal.NOT_IN_TRANSACTION:
+            await begin(transactions, "a", FIRST, key)
+            await log.append([transactional(key, 2 * round_ + 1)])
+            await end(transactions, "a", committed=True)
+
+
+async def test_what_took_longer_than_its_timeout_is_found_by_the_databases_clock(
+    transactions: TransactionStore, key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    await begin(transactions, "slow", FIRST, key)
+    await begin(transactions, "slower", SECOND, key)
+    assert await transactions.overdue(10) == []
+    await sql.execute("update transactional_producer set started_at = now() - interval '61 s'")
+    await sql.execute(
+        "update transactional_producer set started_at = now() - interval '62 s' where transactional_id = 'slower'"
+    )
+    assert [each.transactional_id for each in await transactions.overdue(10)] == ["slower", "slow"]
+    assert [each.transactional_id for each in await transactions.overdue(1)] == ["slower"]
+    await end(transactions, "slower", committed=True)
+    assert [each.transactional_id for each in await transactions.overdue(10)] == ["slow"]
+
+
+async def test_idle_ids_are_forgotten_unless_a_transaction_is_under_way(
+    transactions: TransactionStore, key: PartitionKey, sql: asyncpg.Connection
+) -> None:
+    await transactions.save(await transactions.read("idle"), SECOND)
+    await begin(transactions, "open", FIRST, key)
+    await sql.execute("update transactional_producer set updated_at = now() - interval '8 days'")
+    await transactions.save(await transactions.read("young"), replace(FIRST, producer_id=4002))
+    assert await transactions.expire(7 * 86_400_000, 100) == 1
+    assert [each.transactional_id for each in await transactions.list_behind("", 10)] == ["open", "young"]
+
+
+async def test_what_is_in_a_transaction_can_be_looked_at(
+    log: LogStore, make_topic: MakeTopic, transactions: TransactionStore
+) -> None:
+    topic = await make_topic("seen", 2)
+    keys = [part.partition_key for part in topic.partitions]
+    await begin(transactions, "a", FIRST, *keys, groups=("g", "f"))
+    await log.append([new_batch(keys[1]), transactional(keys[1], 0)])
+    found = (await transactions.partitions([4000, 4001]))[4000]
+    assert [(each.topic, each.partition_index, each.first_offset) for each in found] == [
+        ("seen", 0, None),
+        ("seen", 1, 1),
+    ]
+    assert await transactions.groups([4000]) == {4000: ["f", "g"]}
+    (producer,) = await transactions.producers(keys[1], 10)
+    assert (producer.producer_id, producer.producer_epoch, producer.last_sequence, producer.open_since_offset) == (
+        4000,
+        0,
+        0,
+        1,
+    )
+    (listed,) = await transactions.list_behind("", 10)
+    assert listed.state == "Ongoing"
+    assert listed.open_ms is not None
+    assert listed.open_ms >= 0
+
+
+async def test_records_that_are_deleted_under_an_open_transaction_do_not_lower_what_is_stable(
+    log: LogStore, key: PartitionKey, transactions: TransactionStore
+) -> None:
+    await begin(transactions, "a", FIRST, key)
+    await log.append([transactional(key, 0), new_batch(key), new_batch(key)])
+    assert await log.delete_records(key, 2) == 2
+    assert (await read_committed(log, key, 2)).state.last_stable_offset == 2
+    assert (await log.states([key]))[key].last_stable_offset == 2
