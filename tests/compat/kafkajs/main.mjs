@@ -1,6 +1,7 @@
 // KafkaJS: the adapter that the shared scenarios run against.
 
 import { createRequire } from 'node:module'
+import { setTimeout as sleep } from 'node:timers/promises'
 import kafkajs from 'kafkajs'
 import snappy from 'kafkajs-snappy'
 import lz4 from 'lz4js'
@@ -70,6 +71,8 @@ const CONSUMER = {
   metadataMaxAge: 500,
   retry: { initialRetryTime: 100, retries: 8, maxRetryTime: 1000 }
 }
+
+const POLL_MS = 100
 
 const toStderr = () => entry => {
   const { message, ...more } = entry.log
@@ -159,8 +162,12 @@ class Member {
 }
 
 class Reader {
-  constructor(kafka, topic, where) {
-    this.consumer = kafka.consumer({ ...CONSUMER, groupId: `reader-${process.pid}-${performance.now()}` })
+  constructor(kafka, topic, where, { group, readCommitted = false } = {}) {
+    this.consumer = kafka.consumer({
+      ...CONSUMER,
+      groupId: group ?? `reader-${process.pid}-${performance.now()}`,
+      readUncommitted: !readCommitted
+    })
     this.records = []
     this.topic = topic
     this.where = where
@@ -178,8 +185,8 @@ class Reader {
     const fetched = this.once(this.consumer.events.FETCH)
     await this.consumer.run({
       autoCommit: false,
-      eachMessage: async ({ message }) => {
-        this.records.push(message)
+      eachMessage: async ({ partition, message }) => {
+        this.records.push({ partition, ...message })
       }
     })
     await fetched
@@ -195,9 +202,14 @@ class Reader {
     })
   }
 
-  async read(count) {
-    while (this.records.length < count) await this.once(this.consumer.events.FETCH_START)
-    return this.records.splice(0, count).map(({ offset, timestamp, key, value, headers }) => ({
+  /** The next records; fewer if they do not come in time. */
+  async read(count, milliseconds = Infinity) {
+    const deadline = Date.now() + milliseconds
+    while (this.records.length < count && Date.now() < deadline) {
+      await Promise.race([this.once(this.consumer.events.FETCH_START), sleep(POLL_MS)])
+    }
+    return this.records.splice(0, count).map(({ partition, offset, timestamp, key, value, headers }) => ({
+      partition,
       offset: Number(offset),
       timestamp: Number(timestamp),
       key,
@@ -261,14 +273,53 @@ class Client {
     }
   }
 
-  reader(topic, where) {
-    return new Reader(this.kafka, topic, where).open()
+  reader(topic, where, options) {
+    return new Reader(this.kafka, topic, where, options).open()
+  }
+
+  /** It commits nothing. */
+  groupReader(group, topic) {
+    return new Reader(this.kafka, topic, 'earliest', { group, readCommitted: true }).open()
+  }
+
+  async transactional(transactionalId, { timeout = 60_000 } = {}) {
+    const producer = this.kafka.producer({
+      transactionalId,
+      transactionTimeout: timeout,
+      idempotent: true,
+      maxInFlightRequests: 1,
+      allowAutoTopicCreation: false
+    })
+    await producer.connect()
+    let transaction
+    return {
+      // One that is open already goes on.
+      async begin() {
+        if (!transaction?.isActive()) transaction = await producer.transaction()
+      },
+      async send(topic, messages) {
+        await transaction.send({ topic, acks: -1, messages })
+      },
+      async sendOffsets(reader, consumerGroupId, found) {
+        const offsets = new Map(found.map(({ partition, offset }) => [partition, String(offset + 1)]))
+        const partitions = [...offsets].map(([partition, offset]) => ({ partition, offset }))
+        await transaction.sendOffsets({ consumerGroupId, topics: [{ topic: reader.topic, partitions }] })
+      },
+      commit: () => transaction.commit(),
+      abort: () => transaction.abort(),
+      close: () => producer.disconnect()
+    }
+  }
+
+  isFenced(error) {
+    return ['PRODUCER_FENCED', 'INVALID_PRODUCER_EPOCH'].includes(error.type)
   }
 
   member(options, journal, failed) {
     return new Member(this.kafka, options, journal, failed)
   }
 
+  /** It asks as a reader of committed records. */
   async bounds(topic) {
     const [{ low, high }] = await (await this.admin()).fetchTopicOffsets(topic)
     return [Number(low), Number(high)]

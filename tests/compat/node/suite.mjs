@@ -289,6 +289,7 @@ export async function main(adapter) {
     return
   }
   await import('./data.mjs')
+  await import('./transactions.mjs')
   await import('./admin.mjs')
   await import('./groups.mjs')
   const named = (process.env.COMPAT_SCENARIOS ?? '').split(',').filter(Boolean)

@@ -6,7 +6,7 @@ import * as kafka from '@platformatic/kafka'
 import { allOf, Ownership } from '../node/journal.mjs'
 import { assert, main, scenario, waitUntil } from '../node/suite.mjs'
 
-const { Admin, compressionsAlgorithms, ConfigResourceTypes, Connection, Consumer, Producer } = kafka
+const { Admin, compressionsAlgorithms, ConfigResourceTypes, Connection, Consumer, FetchIsolationLevels, Producer } = kafka
 const library = JSON.parse(readFileSync(new URL('node_modules/@platformatic/kafka/package.json', import.meta.url)))
 
 const SESSION_MS = 6000
@@ -147,12 +147,19 @@ class Member {
 }
 
 class Reader {
-  constructor(bootstrap, topic, where) {
-    const groupId = `reader-${process.pid}-${performance.now()}`
-    this.consumer = new Consumer({ ...BASE, bootstrapBrokers: [bootstrap], groupId, sessionTimeout: SESSION_MS })
+  constructor(bootstrap, topic, where, { group, readCommitted = false } = {}) {
+    const groupId = group ?? `reader-${process.pid}-${performance.now()}`
+    const isolationLevel = FetchIsolationLevels[readCommitted ? 'READ_COMMITTED' : 'READ_UNCOMMITTED']
+    this.consumer = new Consumer({
+      ...BASE,
+      bootstrapBrokers: [bootstrap],
+      groupId,
+      sessionTimeout: SESSION_MS,
+      isolationLevel
+    })
     const place = Number.isInteger(where)
       ? { mode: 'manual', offsets: [{ topic, partition: 0, offset: BigInt(where) }] }
-      : { mode: where }
+      : { mode: where, fallbackMode: 'earliest' }
     this.options = { ...FETCH, topics: [topic], autocommit: false, ...place }
   }
 
@@ -163,12 +170,20 @@ class Reader {
     return this
   }
 
-  async read(count) {
+  /** The next records; fewer if they do not come in time. */
+  async read(count, milliseconds) {
     const records = []
+    const late = milliseconds === undefined ? new Promise(() => {}) : sleep(milliseconds)
     while (records.length < count) {
-      const { value: message, done } = await this.records.next()
+      this.next ??= this.records.next()
+      const next = await Promise.race([this.next, late])
+      if (!next) break
+      this.next = undefined
+      const { value: message, done } = next
       assert(!done, 'the stream has ended')
       records.push({
+        message,
+        partition: message.partition,
         offset: Number(message.offset),
         timestamp: Number(message.timestamp),
         key: message.key ?? null,
@@ -217,8 +232,56 @@ class Client {
     }
   }
 
-  reader(topic, where) {
-    return new Reader(this.bootstrap, topic, where).open()
+  reader(topic, where, options) {
+    return new Reader(this.bootstrap, topic, where, options).open()
+  }
+
+  /** It commits nothing. */
+  groupReader(group, topic) {
+    return new Reader(this.bootstrap, topic, 'committed', { group, readCommitted: true }).open()
+  }
+
+  /** Its transactions time out when its requests do. */
+  transactional(transactionalId, { timeout = BASE.timeout } = {}) {
+    const producer = new Producer({
+      ...this.options,
+      timeout,
+      idempotent: true,
+      transactionalId,
+      // Else it asks to go on as producer 0, which it is not, and is fenced by whoever had the id before.
+      producerId: -1n,
+      producerEpoch: -1,
+      acks: -1
+    })
+    let transaction
+    return {
+      // One that is open already goes on.
+      async begin() {
+        if (!transaction || transaction.completed) transaction = await producer.beginTransaction()
+      },
+      async send(topic, records) {
+        await transaction.send({ messages: records.map(record => ({ topic, ...record })) })
+      },
+      async sendOffsets(reader, group, found) {
+        await transaction.addConsumer(reader.consumer)
+        const last = new Map(found.map(({ partition, message }) => [partition, message]))
+        for (const message of last.values()) await transaction.addOffset(message)
+      },
+      commit: () => transaction.commit(),
+      abort: () => transaction.abort(),
+      close: () => producer.close()
+    }
+  }
+
+  isFenced(error) {
+    return ['PRODUCER_FENCED', 'INVALID_PRODUCER_EPOCH'].some(id => error.findBy?.('apiId', id))
+  }
+
+  async stableEnd(name) {
+    const partitions = [{ partitionIndex: 0, timestamp: -1n }]
+    const isolationLevel = FetchIsolationLevels.READ_COMMITTED
+    const [topic] = await this.admin.listOffsets({ topics: [{ name, partitions }], isolationLevel })
+    return Number(topic.partitions[0].offset)
   }
 
   member(options, journal, failed) {
