@@ -62,6 +62,9 @@ REPORTED_OBJECTS = 1_000
 REQUESTS_AT_ONCE = 500
 """Partitions that one statement is asked for: its rows are looked at in one go, some milliseconds for so many."""
 
+MAX_ABORTED = 5_000
+"""Aborted transactions that one read tells of: with more, it ends before their records, but for its first batch's."""
+
 HIGH_WATERMARK = -1
 """`delete_records` up to here: everything there is."""
 
@@ -259,12 +262,14 @@ class LogStore:
         ]
         if not asking:
             return results
-        rows = await self._cold.fetch(
-            _ABORTED_BETWEEN,
-            [requests[index].partition_key for index, _ in asking],
-            [requests[index].offset for index, _ in asking],
-            [result.batches[-1].last_offset + 1 for _, result in asking],
-        )
+        keys = [requests[index].partition_key for index, _ in asking]
+        offsets = [requests[index].offset for index, _ in asking]
+        ends = [result.batches[-1].last_offset + 1 for _, result in asking]
+        most = MAX_ABORTED + len(asking)
+        rows = await self._cold.fetch(_ABORTED_BETWEEN, keys, offsets, ends, most)
+        if len(rows) == most:
+            ends = _shortened(asking, ends, rows[-1])
+            rows = await self._cold.fetch(_ABORTED_BETWEEN, keys, offsets, ends, None)
         log_starts: dict[int, int] = {}
         found: dict[int, list[AbortedTransaction]] = {}
         for row in rows:
@@ -272,14 +277,17 @@ class LogStore:
             log_starts[position] = row["log_start_offset"]
             if row["producer_id"] is not None:
                 found.setdefault(position, []).append(AbortedTransaction(row["producer_id"], row["first_offset"]))
-        for position, (index, result) in enumerate(asking, 1):
+        for position, ((index, result), end_offset) in enumerate(zip(asking, ends, strict=True), 1):
             log_start = log_starts.get(position)
             if log_start is None:
                 results[index] = Refusal.UNKNOWN_PARTITION
             elif requests[index].offset < log_start:
                 results[index] = ReadResult(_behind(result.state, log_start), ())
-            elif position in found:
-                results[index] = replace(result, aborted=tuple(found[position]))
+            else:
+                batches = result.batches
+                if batches[-1].base_offset >= end_offset:
+                    batches = tuple(batch for batch in batches if batch.base_offset < end_offset)
+                results[index] = ReadResult(result.state, batches, tuple(found.get(position, ())))
         return results
 
     def _take(
@@ -436,6 +444,16 @@ class LogStore:
             return Refusal.UNKNOWN_PARTITION
         log_start_offset: int | None = row["log_start_offset"]
         return Refusal.OFFSET_OUT_OF_RANGE if log_start_offset is None else log_start_offset
+
+
+def _shortened(asking: Sequence[tuple[int, ReadResult]], ends: Sequence[int], last: Row) -> list[int]:
+    """Up to where each is answered, where so many aborted transactions are found that `last` is not told of any more.
+    What comes behind it waits for the next read, but for the first batch of all."""
+    cut_at: int = last["request_position"]
+    cut_offset: int = ends[cut_at - 1] if last["first_offset"] is None else last["first_offset"]
+    shortened = [*ends[: cut_at - 1], min(cut_offset, ends[cut_at - 1]), *([-1] * (len(ends) - cut_at))]
+    shortened[0] = max(shortened[0], asking[0][1].batches[0].last_offset + 1)
+    return shortened
 
 
 def _behind(state: PartitionState, log_start_offset: int) -> PartitionState:
