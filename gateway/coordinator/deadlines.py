@@ -83,14 +83,18 @@ def tick(group: Group, event: Tick, now_ms: int, settings: Settings) -> Step:
     if draft.phase_deadline_ms is not None and draft.phase_deadline_ms <= now_ms:
         _end_phase(draft)
     classic_handoff.expire(draft)
-    _follow_up(draft)
+    _follow_up(draft, later=draft.handoffs != group.handoffs)
     return draft.seal()
 
 
-def _follow_up(draft: Draft) -> None:
-    """Partitions were withheld and nobody has joined again since: asks everyone once more who has what."""
+def _follow_up(draft: Draft, *, later: bool) -> None:
+    """Partitions were withheld and nobody has joined again since: asks everyone once more who has what. A step `later`
+    where this one has changed what is handed over: that is stored, and a join phase in flight is not."""
     follow_up_ms = draft.watch.follow_up_ms
     if follow_up_ms is not None and follow_up_ms <= draft.now_ms:
+        if later and draft.state is GroupState.STABLE:
+            draft.watch = replace(draft.watch, follow_up_ms=draft.now_ms + 1)
+            return
         draft.watch = replace(draft.watch, follow_up_ms=None)
         if draft.state is GroupState.STABLE:
             prepare_rebalance(draft, Trigger.GUARDED)

@@ -20,6 +20,7 @@ from gateway.coordinator.model import (
     OffsetCommit,
     Reply,
     Settings,
+    TxnOffsetCommit,
 )
 
 from .assignor import CONSUMER, PARTITIONS
@@ -207,10 +208,10 @@ class Play:
         requested = request_id(self.world)
         instances = [client.character.instance_id for client in self.clients if client.character.instance_id]
         nobody = MemberId("")
-        events: list[Event] = [
-            DeleteGroup(requested),
-            OffsetCommit(requested, admin.connection_id, 8, nobody, None, -1),
-        ]
+        commit: Event = OffsetCommit(requested, admin.connection_id, 8, nobody, None, -1)
+        if self.world.now_ms % 2:
+            commit = TxnOffsetCommit(requested, admin.connection_id, nobody, None, -1)
+        events: list[Event] = [DeleteGroup(requested), commit]
         if instances:
             leaving = tuple(LeavingMember(nobody, each) for each in (*instances[:2], "nobody's"))
             events.append(LeaveGroup(requested, admin.connection_id, leaving))
