@@ -228,16 +228,18 @@ class LogStore:
         results: list[ReadResult | Refusal] = []
         remaining_bytes = max_bytes
         returned_any = False
+        leaving_out: list[int] = []
         for begin in range(0, len(requests), REQUESTS_AT_ONCE):
             piece = requests[begin : begin + REQUESTS_AT_ONCE]
             states_only = returned_any and remaining_bytes <= 0
-            states, found, batches = await self._read(piece, remaining_bytes, states_only=states_only)
+            states, aborting, found, batches = await self._read(piece, remaining_bytes, states_only=states_only)
             if any(isinstance(result, DamagedChunkError) for result in batches):
                 # Compaction or the roller may have moved the bytes since the index was read.
-                states, found, batches = await self._read(piece, remaining_bytes, states_only=states_only)
+                states, aborting, found, batches = await self._read(piece, remaining_bytes, states_only=states_only)
             per_request: list[list[tuple[Chunk, Batches | DamagedChunkError]]] = [[] for _ in piece]
             for (position, chunk), result in zip(found, batches, strict=True):
                 per_request[position].append((chunk, result))
+            leaving_out += [begin + position for position in aborting]
             for request, state, chunks in zip(piece, states, per_request, strict=True):
                 if state is None:
                     results.append(Refusal.UNKNOWN_PARTITION)
@@ -247,18 +249,18 @@ class LogStore:
                 remaining_bytes -= sum(len(batch.records) for batch in taken)
                 returned_any = returned_any or bool(taken)
                 results.append(Refusal.DAMAGED if damaged and not taken else ReadResult(state, tuple(taken)))
-        return await self._with_aborted(requests, results)
+        return await self._with_aborted(requests, results, leaving_out) if leaving_out else results
 
     async def _with_aborted(
-        self, requests: Sequence[ReadRequest], results: list[ReadResult | Refusal]
+        self, requests: Sequence[ReadRequest], results: list[ReadResult | Refusal], leaving_out: Sequence[int]
     ) -> list[ReadResult | Refusal]:
-        """What each that asked for it is to leave out. A statement of its own: a transaction that ends after the
-        batches were read began at or behind what was stable then. If retention has forgotten one meanwhile, what was
-        asked for lies below the log start by now."""
+        """What those at the positions `leaving_out` are to leave out. A statement of its own: a transaction that ends
+        after the batches were read began at or behind what was stable then. If retention has forgotten one meanwhile,
+        what was asked for lies below the log start by now."""
         asking = [
             (index, result)
-            for index, (request, result) in enumerate(zip(requests, results, strict=True))
-            if request.committed and isinstance(result, ReadResult) and result.batches
+            for index in leaving_out
+            if isinstance(result := results[index], ReadResult) and result.batches
         ]
         if not asking:
             return results
@@ -320,9 +322,9 @@ class LogStore:
 
     async def _read(
         self, requests: Sequence[ReadRequest], max_bytes: int, *, states_only: bool
-    ) -> tuple[list[PartitionState | None], list[tuple[int, Chunk]], list[Batches | DamagedChunkError]]:
-        """Per request its state, None if there is no such partition; the chunks with the request's position, and their
-        batches."""
+    ) -> tuple[list[PartitionState | None], list[int], list[tuple[int, Chunk]], list[Batches | DamagedChunkError]]:
+        """Per request its state, None if there is no such partition; the positions of those who may have to leave
+        something out; the chunks with the request's position, and their batches."""
         rows = await self._cold.fetch(
             _READ_CHUNKS,
             [request.partition_key for request in requests],
@@ -334,6 +336,7 @@ class LogStore:
             SPARE_BYTES,
         )
         states: list[PartitionState | None] = [None] * len(requests)
+        aborting: list[int] = []
         chunks: list[tuple[int, Chunk]] = []
         for row in rows:
             position: int = row["request_position"] - 1
@@ -345,9 +348,11 @@ class LogStore:
                     row["leader_epoch"],
                     row["partition_size_bytes"],
                 )
+                if row["any_aborted"]:
+                    aborting.append(position)
             else:
                 chunks.append((position, chunk_of(row)))
-        return states, chunks, await self.reader.batches([chunk for _, chunk in chunks])
+        return states, aborting, chunks, await self.reader.batches([chunk for _, chunk in chunks])
 
     def _report(self, chunk: Chunk, error: DamagedChunkError) -> None:
         self.damaged_chunks += 1

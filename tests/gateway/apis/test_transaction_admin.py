@@ -391,8 +391,11 @@ async def test_markers_for_what_is_not_there(node: DataPlane) -> None:
     assert (await ask(node, WriteTxnMarkersRequest(), 1)).markers == ()
 
 
-async def test_a_producer_that_is_faster_has_its_way(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It commits between the look and the write."""
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_a_producer_that_is_faster_has_its_way(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch, goes_on: bool
+) -> None:
+    """It commits between the look and the write, and may have begun another transaction."""
     topic = await node.create_topic("t")
     producer = await begin(node, "a", keys(topic))
     await append(node, batch(keys(topic)[0], producer))
@@ -402,9 +405,11 @@ async def test_a_producer_that_is_faster_has_its_way(node: DataPlane, monkeypatc
         found = await look(producer_id, key)
         monkeypatch.setattr(node.transactions.store, "in_partition", look)
         await node.transactions.end("a", producer_id, 0, committed=True)
+        if goes_on:
+            await node.transactions.add("a", producer_id, 0, keys(topic))
         return found
 
     monkeypatch.setattr(node.transactions.store, "in_partition", look_and_lose)
     assert await mark(node, producer, topic, 0) == [ErrorCode.NONE]
     found = await described(node, "a")
-    assert (found.transaction_state, found.producer_epoch) == ("CompleteCommit", 0)
+    assert (found.transaction_state, found.producer_epoch) == ("Ongoing" if goes_on else "CompleteCommit", 0)
