@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 
 from storage.log import LogStore
+from storage.nodes import NodeStore
 from storage.pool import Database
 from storage.topics import TopicStore
 from storage.transactions import EndedTransaction, ProducerRecord, TransactionStore
@@ -368,3 +369,20 @@ async def test_a_read_tells_of_so_many_aborted_transactions_and_ends_before_more
         reads += 1
     assert taken == wanted
     assert (reads > 1) == (most < 48)
+
+
+async def test_transactions_wait_until_the_last_node_that_does_not_know_them_has_gone(
+    database: Database, transactions: TransactionStore, sql: asyncpg.Connection
+) -> None:
+    nodes = NodeStore(database)
+    await nodes.register("new:1", {"PLAINTEXT": ("new", 1)}, None, 60_000)
+    former = await nodes.register("former:1", {"PLAINTEXT": ("former", 1)}, None, 60_000)
+    await sql.execute("update node_release set function_schema = 'sluice_0123456789ab' where node_id = $1", former)
+    assert await transactions.are_known()
+    await sql.execute("insert into release_without_transactions values ('sluice_0123456789ab')")
+    assert not await transactions.are_known()
+    await sql.execute("update node set expires_at = now() where node_id = $1", former)
+    assert await transactions.are_known()
+    await sql.execute("update node set expires_at = now() + interval '1 hour', incarnation = incarnation + 1")
+    await sql.execute("delete from node_release")
+    assert not await transactions.are_known(), "it does not say what it is"
