@@ -73,6 +73,8 @@ class Transactions:
     async def initialize(self, transactional_id: str, asked: InitProducer) -> Producer:
         """InitProducerId: the producer at its new epoch. Raises KafkaError, StorageError."""
         fresh_id: int | None = None
+        if not await self._store.are_known():
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "a node of an earlier release is still here")
         for _ in range(ATTEMPTS):
             read = await self._store.read(transactional_id)
             producer = _producer(read)

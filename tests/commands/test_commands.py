@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -255,6 +256,8 @@ def test_an_abort_fences_the_producer(sluice: Prompt, gateway: GatewayProcess, t
     assert fenced.value.args[0].fatal()
     assert "has no transaction open that can be aborted: it is Empty" in sluice("transactions", "abort", name, code=1)
     assert listed(sluice, name)["epoch"] == 1
+    with urllib.request.urlopen(f"{gateway.metrics_url}/metrics", timeout=30) as answer:
+        assert 'sluice_transactions_ended_total{outcome="fenced"}' in answer.read().decode()
 
 
 def test_what_was_aborted_is_no_record_of_the_topic(

@@ -19,13 +19,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec
 from confluent_kafka.admin._config import ConfigResource
 from confluent_kafka.cimpl import NewTopic
 
 from tests.compat.connect.worker import LIMIT_SECONDS, Worker, eventually, write_properties
 
 LINES = 200
+PARTITIONS = 3
+READ_SECONDS = 1.0
 _SESSION = {"session.timeout.ms": "6000", "heartbeat.interval.ms": "1000", "scheduled.rebalance.max.delay.ms": "1000"}
 
 
@@ -39,9 +42,10 @@ class Scene:
         self._went = directory / "in.txt"
         self._went.touch()
         self._sent: list[str] = []
+        self._ended = 0
         self._libraries, self._directory, self._ending = libraries, directory, ending
         self._admin: Any = AdminClient({"bootstrap.servers": self.bootstrap})
-        self._admin.create_topics([NewTopic(self.name, 3, 1)])[self.name].result()
+        self._admin.create_topics([NewTopic(self.name, PARTITIONS, 1)])[self.name].result()
 
     def worker(self, kind: str, **more: str) -> Worker:
         settings = {name.replace("_", "."): value for name, value in more.items()}
@@ -99,6 +103,35 @@ class Scene:
         )
         twice = len(lines()) - len(set(lines()))
         assert sorted(lines()) == sorted(self._sent), f"{len(lines())} lines came of {len(self._sent)}, {twice} twice"
+
+    def await_any(self) -> None:
+        """Until one of the lines that were just written is in the topic, committed or not."""
+        before, written = self._ended, len(self._sent)
+        eventually(lambda: self._ends() > before, lambda: f"none of {written} lines was read")
+        self._ended = self._ends()
+
+    def _ends(self) -> int:
+        partitions = [TopicPartition(self.name, partition) for partition in range(PARTITIONS)]
+        asked = self._admin.list_offsets(dict.fromkeys(partitions, OffsetSpec.latest()))
+        return sum(found.result().offset for found in asked.values())
+
+    def await_records(self, worker: Worker) -> None:
+        """Until all lines are in the topic, committed; each must be there once."""
+        found: list[str] = []
+        consumer = Consumer(
+            {"bootstrap.servers": self.bootstrap, "group.id": "none", "isolation.level": "read_committed"}
+        )
+        consumer.assign([TopicPartition(self.name, partition, OFFSET_BEGINNING) for partition in range(PARTITIONS)])
+
+        def read() -> bool:
+            while message := consumer.poll(READ_SECONDS):
+                found.append((message.value() or b"").decode())
+            return len(found) >= len(self._sent)
+
+        eventually(read, lambda: f"{len(found)} of {len(self._sent)} lines are committed{worker.log_tail()}")
+        consumer.close()
+        twice = len(found) - len(set(found))
+        assert sorted(found) == sorted(self._sent), f"{len(found)} lines of {len(self._sent)}, {twice} twice"
 
     def cleanup_policy(self, topic: str) -> str:
         resource = ConfigResource(ConfigResource.Type.TOPIC, topic)
@@ -182,12 +215,28 @@ def exactly_once_source(scene: Scene) -> None:
     scene.await_lines([worker])
 
 
+def exactly_once_source_crash(scene: Scene) -> None:
+    """The worker is killed (−9) while it reads, and goes on where its last committed transaction ended."""
+    worker = scene.distributed(exactly_once_source_support="enabled", offset_flush_interval_ms="1000")
+    worker.start()
+    scene.put_connectors(worker)
+    for _ in range(2):
+        scene.write()
+        scene.await_any()
+        scene.write()
+        worker.stop(signal.SIGKILL)
+        worker.start()
+    scene.write()
+    scene.await_records(worker)
+
+
 SCENARIOS: dict[str, Callable[[Scene], None]] = {
     "connect.standalone": standalone,
     "connect.distributed": distributed,
     "connect.distributed-two-workers": two_workers,
     "connect.gateway-restart": gateway_restart,
     "connect.exactly-once-source": exactly_once_source,
+    "connect.exactly-once-source-crash": exactly_once_source_crash,
 }
 
 

@@ -16,7 +16,7 @@ use rdkafka::producer::{BaseRecord, DeliveryResult, Producer as _, ProducerConte
 use rdkafka::{ClientContext, Offset, TopicPartitionList};
 
 use crate::journal::Journal;
-use crate::scenario::{Result, fail};
+use crate::scenario::{Result, ensure, fail};
 
 pub const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -88,6 +88,46 @@ impl Producer {
         Ok(Producer(config.create_with_context(acknowledgements)?))
     }
 
+    /// Made ready: who had its transactional id before is fenced, and its transaction aborted.
+    pub fn transactional(id: &str, timeout_ms: u64) -> Result<Producer> {
+        let timeout_ms = timeout_ms.to_string();
+        let producer = Producer::new(
+            &[
+                ("transactional.id", id),
+                ("transaction.timeout.ms", &timeout_ms),
+                ("message.timeout.ms", &timeout_ms),
+                // Having bootstrapped again, it sends a transaction's offsets to a broker that it has given up, for ever.
+                ("metadata.recovery.strategy", "none"),
+            ],
+            None,
+        )?;
+        producer.0.init_transactions(Duration::from_secs(60))?;
+        Ok(producer)
+    }
+
+    pub fn begin(&self) -> Result {
+        Ok(self.0.begin_transaction()?)
+    }
+
+    pub fn commit(&self) -> Result {
+        Ok(self.0.commit_transaction(TIMEOUT)?)
+    }
+
+    pub fn abort(&self) -> Result {
+        Ok(self.0.abort_transaction(TIMEOUT)?)
+    }
+
+    /// Where the consumer's group is to go on, once this transaction is committed.
+    pub fn send_offsets(&self, offsets: &TopicPartitionList, consumer: &BaseConsumer) -> Result {
+        let Some(group) = consumer.group_metadata() else { return fail("the consumer is in no group") };
+        Ok(self.0.send_offsets_to_transaction(offsets, &group, TIMEOUT)?)
+    }
+
+    /// What has ended it for good.
+    pub fn fatal(&self) -> Option<RDKafkaErrorCode> {
+        self.0.client().fatal_error().map(|(code, _)| code)
+    }
+
     /// Hands a record over; `flush` tells whether it was stored.
     pub fn send(&self, topic: &str, partition: i32, record: &Record) -> Result {
         let mut base: BaseRecord<'_, [u8], [u8]> = BaseRecord::to(topic).partition(partition);
@@ -114,7 +154,7 @@ impl Producer {
     pub fn flush(&self) -> Result<Vec<(i32, i64)>> {
         self.0.flush(Duration::from_secs(60))?;
         let context = self.0.context();
-        let errors = context.errors.lock().unwrap();
+        let errors = std::mem::take(&mut *context.errors.lock().unwrap());
         if let Some(error) = errors.first() {
             return fail(format!("{} records were not stored: {error}", errors.len()));
         }
@@ -122,28 +162,46 @@ impl Producer {
     }
 }
 
-/// Reads partition 0 of a topic without a group.
+/// Reads a partition of a topic, 0 unless told, without a group.
 pub struct Reader(BaseConsumer);
 
 impl Reader {
     pub fn open(topic: &str, from: Offset) -> Result<Reader> {
+        Reader::with(topic, 0, from, "read_committed")
+    }
+
+    /// From the beginning; `isolation` is `read_committed` or `read_uncommitted`.
+    pub fn isolated(topic: &str, partition: i32, isolation: &str) -> Result<Reader> {
+        Reader::with(topic, partition, Offset::Beginning, isolation)
+    }
+
+    fn with(topic: &str, partition: i32, from: Offset, isolation: &str) -> Result<Reader> {
         let mut config = config();
         config.set("group.id", "reader").set("enable.auto.commit", "false").set("fetch.wait.max.ms", "100");
-        config.set("enable.partition.eof", "true");
+        config.set("enable.partition.eof", "true").set("isolation.level", isolation);
         let consumer: BaseConsumer = config.create()?;
         let mut assignment = TopicPartitionList::new();
-        assignment.add_partition_offset(topic, 0, from)?;
+        assignment.add_partition_offset(topic, partition, from)?;
         consumer.assign(&assignment)?;
         Ok(Reader(consumer))
     }
 
+    /// First offset, and the one after the last that its isolation lets it read.
+    pub fn bounds(&self, topic: &str, partition: i32) -> Result<(i64, i64)> {
+        Ok(self.0.fetch_watermarks(topic, partition, TIMEOUT)?)
+    }
+
     pub fn read(&self, count: usize) -> Result<Vec<(i64, Record)>> {
-        let deadline = Instant::now() + TIMEOUT;
+        let records = self.read_for(count, TIMEOUT)?;
+        ensure(records.len() == count, format!("read {} of {count} records", records.len()))?;
+        Ok(records)
+    }
+
+    /// The next records; fewer if they do not come in time.
+    pub fn read_for(&self, count: usize, within: Duration) -> Result<Vec<(i64, Record)>> {
+        let deadline = Instant::now() + within;
         let mut records = Vec::new();
-        while records.len() < count {
-            if Instant::now() > deadline {
-                return fail(format!("read {} of {count} records", records.len()));
-            }
+        while records.len() < count && Instant::now() < deadline {
             match self.0.poll(Duration::from_millis(100)) {
                 Some(Ok(message)) => records.push((
                     message.offset(),

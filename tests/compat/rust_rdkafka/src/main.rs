@@ -8,6 +8,7 @@ mod groups;
 mod journal;
 mod member;
 mod scenario;
+mod transactions;
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -22,7 +23,8 @@ fn main() {
     }
     let wanted = std::env::var("COMPAT_SCENARIOS").unwrap_or_default();
     let named: HashSet<&str> = wanted.split(',').filter(|name| !name.is_empty()).collect();
-    for scenario in data::scenarios().into_iter().chain(admin::scenarios()).chain(groups::scenarios()) {
+    let all = [data::scenarios(), transactions::scenarios(), admin::scenarios(), groups::scenarios()];
+    for scenario in all.into_iter().flatten() {
         if named.is_empty() || named.contains(scenario.name.as_str()) {
             eprintln!("==== {}", scenario.name);
             scenario::answer(Arc::new(scenario));

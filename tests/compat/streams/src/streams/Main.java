@@ -26,6 +26,7 @@ public final class Main {
     private static final List<String> WORDS = List.of("alpha", "beta", "gamma", "delta", "epsilon", "zeta");
     private static final int ROUNDS = 20;
     private static final int MAX_DETAIL = 600;
+    private static final Map<String, Object> EXACTLY_ONCE = Map.of("processing.guarantee", "exactly_once_v2");
 
     private Main() {}
 
@@ -52,6 +53,7 @@ public final class Main {
         scenarios.put("streams.two-instances", Main::twoInstances);
         scenarios.put("streams.gateway-restart", Main::gatewayRestart);
         scenarios.put("streams.exactly-once", Main::exactlyOnce);
+        scenarios.put("streams.exactly-once-gateway-kill", Main::exactlyOnceGatewayKill);
         scenarios.put("streams.group-protocol-streams", Main::groupProtocolStreams);
         String chosen = System.getenv().getOrDefault("COMPAT_SCENARIOS", "");
         List<String> named = chosen.isEmpty() ? List.of() : List.of(chosen.split(","));
@@ -197,20 +199,29 @@ public final class Main {
         scene.awaitOutput(each(ROUNDS));
         // Until what was counted is committed a restart may count it again, which at-least-once allows.
         Thread.sleep(1000);
-        scene.restartBroker();
+        scene.restartBroker("restart");
         scene.produce(scene.input, WORDS, ROUNDS);
         scene.awaitOutput(each(2 * ROUNDS));
     }
 
     private static void exactlyOnce(Scene scene) throws Exception {
-        Map<String, Object> guarantee = Map.of("processing.guarantee", "exactly_once_v2");
-        KafkaStreams first = scene.start(counting(scene), guarantee);
+        KafkaStreams first = scene.start(counting(scene), EXACTLY_ONCE);
         scene.produce(scene.input, WORDS, ROUNDS);
         scene.awaitOutput(each(ROUNDS), "read_committed");
         scene.stop(first);
         scene.produce(scene.input, WORDS, ROUNDS);
-        scene.start(counting(scene), guarantee);
+        scene.start(counting(scene), EXACTLY_ONCE);
         scene.awaitOutput(each(2 * ROUNDS), "read_committed");
+    }
+
+    /** Killed while it counts: nothing is counted twice, committed or not. */
+    private static void exactlyOnceGatewayKill(Scene scene) throws Exception {
+        scene.start(counting(scene), EXACTLY_ONCE);
+        for (int times = 1; times <= 3; times++) {
+            scene.produce(scene.input, WORDS, ROUNDS);
+            scene.restartBroker("kill");
+        }
+        scene.awaitOutput(each(3 * ROUNDS), "read_committed");
     }
 
     /** KIP-1071: the broker assigns the tasks. */

@@ -193,15 +193,16 @@ final class Scene implements AutoCloseable {
                 .sum();
     }
 
-    void restartBroker() throws Exception {
-        URI door = URI.create(System.getenv("COMPAT_CONTROL") + "/restart");
+    /** `how` is restart or kill; returns when it serves again. */
+    void restartBroker(String how) throws Exception {
+        URI door = URI.create(System.getenv("COMPAT_CONTROL") + "/" + how);
         HttpRequest request = HttpRequest.newBuilder(door)
                 .timeout(Duration.ofSeconds(90))
                 .POST(HttpRequest.BodyPublishers.noBody())
                 .build();
         HttpClient client = HttpClient.newBuilder().version(HttpClient.Version.HTTP_1_1).build();
         HttpResponse<String> answer = client.send(request, HttpResponse.BodyHandlers.ofString());
-        equal(answer.statusCode(), 200, "restart: " + answer.body());
+        equal(answer.statusCode(), 200, how + ": " + answer.body());
     }
 
     /** Asks again and again; fails as soon as an instance has died. */
