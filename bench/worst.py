@@ -21,7 +21,7 @@ import struct
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import chain
@@ -38,6 +38,10 @@ from protocol.api_keys import ApiKey
 from protocol.codec import decode_request, encode, request_class
 from protocol.compression import Compression, compress
 from protocol.errors import ProtocolError
+from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from protocol.messages.describe_transactions import DescribeTransactionsRequest
+from protocol.messages.end_txn import EndTxnRequest
+from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from protocol.messages.metadata import MetadataRequest
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchRequestTopics
@@ -45,6 +49,7 @@ from protocol.messages.produce import PartitionProduceData, ProduceRequest, Topi
 from protocol.records import HEAD_BYTES, Record, build_batch
 from protocol.schema import Field, struct_schema
 from tests.gateway_process import GatewayProcess
+from tests.wire import WireClient
 
 LIMIT_MS = 20.0
 MAX_FRAME_BYTES = 8 * 1024 * 1024 - 1024
@@ -52,6 +57,7 @@ ELEMENTS = 100_000
 WIDE, WIDE_PARTITIONS = "wide", 5_000
 ANSWER_TIMEOUT_S = 120.0
 GROUP = "worst"
+TRANSACTIONAL_ID = "worst"
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +264,35 @@ def costly_contents(chosen: Callable[[str], bool]) -> Iterator[Case]:
         yield Case(f"offset_fetch: many {what} of one group", ApiKey.OFFSET_FETCH, 8, [request])
 
 
+def in_transactions(producer: InitProducerIdResponse) -> Iterator[Case]:
+    """One after the other: what each leaves open the next ends."""
+    producer_id, epoch = producer.producer_id, producer.producer_epoch
+
+    def add(partitions: Sequence[int], transactional_id: str = TRANSACTIONAL_ID) -> AddPartitionsToTxnRequest:
+        return AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=transactional_id,
+            v3_and_below_producer_id=producer_id,
+            v3_and_below_producer_epoch=epoch,
+            v3_and_below_topics=(AddPartitionsToTxnTopic(name=WIDE, partitions=tuple(partitions)),),
+        )
+
+    def end(*, committed: bool) -> EndTxnRequest:
+        return EndTxnRequest(
+            transactional_id=TRANSACTIONAL_ID, producer_id=producer_id, producer_epoch=epoch, committed=committed
+        )
+
+    whole, often = range(WIDE_PARTITIONS), (0,) * (ELEMENTS - 2)
+    adding = ApiKey.ADD_PARTITIONS_TO_TXN
+    yield Case("add_partitions_to_txn: one partition often, refused", adding, 3, [add(often, "nobody")])
+    yield Case("add_partitions_to_txn: one partition often", adding, 3, [add(often)])
+    yield Case("add_partitions_to_txn: a wide topic", adding, 3, [add(whole)] * 3)
+    same = DescribeTransactionsRequest(transactional_ids=(TRANSACTIONAL_ID,) * (ELEMENTS - 1))
+    yield Case("describe_transactions: a wide one often", ApiKey.DESCRIBE_TRANSACTIONS, 0, [same])
+    yield Case("end_txn: commit of a wide topic", ApiKey.END_TXN, 3, [end(committed=True)])
+    yield Case("add_partitions_to_txn: a wide topic, again", adding, 3, [add(whole)])
+    yield Case("end_txn: abort of a wide topic", ApiKey.END_TXN, 3, [end(committed=False)])
+
+
 # --- measuring -----------------------------------------------------------------------------------------------------
 
 
@@ -320,6 +355,13 @@ async def ask_all(gateway: Gateway, case: Case) -> str:
     return outcome
 
 
+async def initialized(gateway: Gateway) -> InitProducerIdResponse:
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        return await client.send(
+            InitProducerIdRequest(transactional_id=TRANSACTIONAL_ID, transaction_timeout_ms=600_000), 4
+        )
+
+
 async def measure(chosen: Callable[[str], bool]) -> list[Held]:
     rows: list[Held] = []
     with probed_gateway() as gateway:
@@ -328,7 +370,8 @@ async def measure(chosen: Callable[[str], bool]) -> list[Held]:
         await make(create_topic, gateway.bootstrap, "compacted", 8, {"cleanup.policy": "compact"})
         await make(create_topic, gateway.bootstrap, "stamped", 8, {"message.timestamp.type": "LogAppendTime"})
         await make(create_topic, gateway.bootstrap, WIDE, WIDE_PARTITIONS)
-        for case in chain(costly_contents(chosen), whole_apis()):
+        producer = await initialized(gateway)
+        for case in chain(costly_contents(chosen), in_transactions(producer), whole_apis()):
             if not chosen(case.name):
                 continue
             await gateway.probe()

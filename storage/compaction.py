@@ -112,7 +112,7 @@ class CompactionStore:
     async def aborted_between(self, key: PartitionKey, from_offset: int, end_offset: int) -> list[AbortedSpan]:
         """Aborted transactions of which batches or the marker may lie in [from_offset, end_offset). Where nothing is
         open any more, as below the end of a dirty range, none comes later."""
-        rows = await self._pool.fetch(statement("aborted_between"), [key], [from_offset], [end_offset])
+        rows = await self._pool.fetch(statement("aborted_between"), [key], [from_offset], [end_offset], None)
         return [
             AbortedSpan(row["producer_id"], row["first_offset"], row["last_offset"])
             for row in rows

@@ -62,6 +62,9 @@ REPORTED_OBJECTS = 1_000
 REQUESTS_AT_ONCE = 500
 """Partitions that one statement is asked for: its rows are looked at in one go, some milliseconds for so many."""
 
+MAX_ABORTED = 5_000
+"""Aborted transactions that one read tells of: with more, it ends before their records, but for its first batch's."""
+
 HIGH_WATERMARK = -1
 """`delete_records` up to here: everything there is."""
 
@@ -225,16 +228,18 @@ class LogStore:
         results: list[ReadResult | Refusal] = []
         remaining_bytes = max_bytes
         returned_any = False
+        leaving_out: list[int] = []
         for begin in range(0, len(requests), REQUESTS_AT_ONCE):
             piece = requests[begin : begin + REQUESTS_AT_ONCE]
             states_only = returned_any and remaining_bytes <= 0
-            states, found, batches = await self._read(piece, remaining_bytes, states_only=states_only)
+            states, aborting, found, batches = await self._read(piece, remaining_bytes, states_only=states_only)
             if any(isinstance(result, DamagedChunkError) for result in batches):
                 # Compaction or the roller may have moved the bytes since the index was read.
-                states, found, batches = await self._read(piece, remaining_bytes, states_only=states_only)
+                states, aborting, found, batches = await self._read(piece, remaining_bytes, states_only=states_only)
             per_request: list[list[tuple[Chunk, Batches | DamagedChunkError]]] = [[] for _ in piece]
             for (position, chunk), result in zip(found, batches, strict=True):
                 per_request[position].append((chunk, result))
+            leaving_out += [begin + position for position in aborting]
             for request, state, chunks in zip(piece, states, per_request, strict=True):
                 if state is None:
                     results.append(Refusal.UNKNOWN_PARTITION)
@@ -244,27 +249,29 @@ class LogStore:
                 remaining_bytes -= sum(len(batch.records) for batch in taken)
                 returned_any = returned_any or bool(taken)
                 results.append(Refusal.DAMAGED if damaged and not taken else ReadResult(state, tuple(taken)))
-        return await self._with_aborted(requests, results)
+        return await self._with_aborted(requests, results, leaving_out) if leaving_out else results
 
     async def _with_aborted(
-        self, requests: Sequence[ReadRequest], results: list[ReadResult | Refusal]
+        self, requests: Sequence[ReadRequest], results: list[ReadResult | Refusal], leaving_out: Sequence[int]
     ) -> list[ReadResult | Refusal]:
-        """What each that asked for it is to leave out. A statement of its own: a transaction that ends after the
-        batches were read began at or behind what was stable then. If retention has forgotten one meanwhile, what was
-        asked for lies below the log start by now."""
+        """What those at the positions `leaving_out` are to leave out. A statement of its own: a transaction that ends
+        after the batches were read began at or behind what was stable then. If retention has forgotten one meanwhile,
+        what was asked for lies below the log start by now."""
         asking = [
             (index, result)
-            for index, (request, result) in enumerate(zip(requests, results, strict=True))
-            if request.committed and isinstance(result, ReadResult) and result.batches
+            for index in leaving_out
+            if isinstance(result := results[index], ReadResult) and result.batches
         ]
         if not asking:
             return results
-        rows = await self._cold.fetch(
-            _ABORTED_BETWEEN,
-            [requests[index].partition_key for index, _ in asking],
-            [requests[index].offset for index, _ in asking],
-            [result.batches[-1].last_offset + 1 for _, result in asking],
-        )
+        keys = [requests[index].partition_key for index, _ in asking]
+        offsets = [requests[index].offset for index, _ in asking]
+        ends = [result.batches[-1].last_offset + 1 for _, result in asking]
+        most = MAX_ABORTED + len(asking)
+        rows = await self._cold.fetch(_ABORTED_BETWEEN, keys, offsets, ends, most)
+        if len(rows) == most:
+            ends = _shortened(asking, ends, rows[-1])
+            rows = await self._cold.fetch(_ABORTED_BETWEEN, keys, offsets, ends, None)
         log_starts: dict[int, int] = {}
         found: dict[int, list[AbortedTransaction]] = {}
         for row in rows:
@@ -272,14 +279,17 @@ class LogStore:
             log_starts[position] = row["log_start_offset"]
             if row["producer_id"] is not None:
                 found.setdefault(position, []).append(AbortedTransaction(row["producer_id"], row["first_offset"]))
-        for position, (index, result) in enumerate(asking, 1):
+        for position, ((index, result), end_offset) in enumerate(zip(asking, ends, strict=True), 1):
             log_start = log_starts.get(position)
             if log_start is None:
                 results[index] = Refusal.UNKNOWN_PARTITION
             elif requests[index].offset < log_start:
                 results[index] = ReadResult(_behind(result.state, log_start), ())
-            elif position in found:
-                results[index] = replace(result, aborted=tuple(found[position]))
+            else:
+                batches = result.batches
+                if batches[-1].base_offset >= end_offset:
+                    batches = tuple(batch for batch in batches if batch.base_offset < end_offset)
+                results[index] = ReadResult(result.state, batches, tuple(found.get(position, ())))
         return results
 
     def _take(
@@ -312,9 +322,9 @@ class LogStore:
 
     async def _read(
         self, requests: Sequence[ReadRequest], max_bytes: int, *, states_only: bool
-    ) -> tuple[list[PartitionState | None], list[tuple[int, Chunk]], list[Batches | DamagedChunkError]]:
-        """Per request its state, None if there is no such partition; the chunks with the request's position, and their
-        batches."""
+    ) -> tuple[list[PartitionState | None], list[int], list[tuple[int, Chunk]], list[Batches | DamagedChunkError]]:
+        """Per request its state, None if there is no such partition; the positions of those who may have to leave
+        something out; the chunks with the request's position, and their batches."""
         rows = await self._cold.fetch(
             _READ_CHUNKS,
             [request.partition_key for request in requests],
@@ -326,6 +336,7 @@ class LogStore:
             SPARE_BYTES,
         )
         states: list[PartitionState | None] = [None] * len(requests)
+        aborting: list[int] = []
         chunks: list[tuple[int, Chunk]] = []
         for row in rows:
             position: int = row["request_position"] - 1
@@ -337,9 +348,11 @@ class LogStore:
                     row["leader_epoch"],
                     row["partition_size_bytes"],
                 )
+                if row["any_aborted"]:
+                    aborting.append(position)
             else:
                 chunks.append((position, chunk_of(row)))
-        return states, chunks, await self.reader.batches([chunk for _, chunk in chunks])
+        return states, aborting, chunks, await self.reader.batches([chunk for _, chunk in chunks])
 
     def _report(self, chunk: Chunk, error: DamagedChunkError) -> None:
         self.damaged_chunks += 1
@@ -436,6 +449,16 @@ class LogStore:
             return Refusal.UNKNOWN_PARTITION
         log_start_offset: int | None = row["log_start_offset"]
         return Refusal.OFFSET_OUT_OF_RANGE if log_start_offset is None else log_start_offset
+
+
+def _shortened(asking: Sequence[tuple[int, ReadResult]], ends: Sequence[int], last: Row) -> list[int]:
+    """Up to where each is answered, where so many aborted transactions are found that `last` is not told of any more.
+    What comes behind it waits for the next read, but for the first batch of all."""
+    cut_at: int = last["request_position"]
+    cut_offset: int = ends[cut_at - 1] if last["first_offset"] is None else last["first_offset"]
+    shortened = [*ends[: cut_at - 1], min(cut_offset, ends[cut_at - 1]), *([-1] * (len(ends) - cut_at))]
+    shortened[0] = max(shortened[0], asking[0][1].batches[0].last_offset + 1)
+    return shortened
 
 
 def _behind(state: PartitionState, log_start_offset: int) -> PartitionState:

@@ -33,6 +33,7 @@ async def drop_unused_functions(database: Database, *, grace_ms: int = GRACE_MS)
             await connection.execute(f"drop schema if exists {name} cascade")  # hexadecimal digits: nothing to quote
             await connection.execute(statement("forget_functions"), name)
         await connection.execute(statement("forget_former_releases"))
+        await connection.execute(statement("forget_releases_without_transactions"))
         return names
 
     return await database.control.transact(drop)

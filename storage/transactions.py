@@ -148,6 +148,11 @@ class TransactionStore:
             found[transactional_id] = _stored_producer(transactional_id, row)
         return found
 
+    async def are_known(self) -> bool:
+        """Whether every live node knows of transactions: one of an earlier release would give readers what was not
+        committed."""
+        return bool(await self._hot.fetch_value(statement("transactions_are_known")))
+
     async def save(self, read: StoredProducer, record: ProducerRecord) -> bool:
         """Writes a row that has no transaction under way, before or after; False where `read` is no longer so."""
         saved = await self._hot.fetch_value(

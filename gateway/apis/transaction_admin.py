@@ -19,7 +19,7 @@ from gateway.log.partition_lookup import find_partition, look_up_topics
 from gateway.log.topic_names import CONSUMER_OFFSETS, why_illegal
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
-from gateway.net.pieces import in_pieces
+from gateway.net.pieces import first_of_each, in_pieces
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import list_transactions as listed
 from protocol.messages.describe_producers import (
@@ -125,9 +125,10 @@ def _open_ms(producer: ListedProducer) -> int:
 async def describe_transactions(
     request: DescribeTransactionsRequest, context: RequestContext
 ) -> DescribeTransactionsResponse:
-    """Whichever node is asked, for none knows more than Postgres does."""
+    """Whichever node is asked, for none knows more than Postgres does. An id that is asked for twice is answered once:
+    its transaction may have very many partitions."""
     described: list[DescribedTransaction] = []
-    asked = request.transactional_ids
+    asked = await first_of_each(request.transactional_ids)
     for start in range(0, len(asked), AT_A_TIME):
         described += await _describe(asked[start : start + AT_A_TIME], context)
     return DescribeTransactionsResponse(transaction_states=tuple(described))
@@ -197,16 +198,20 @@ async def _topics(partitions: Sequence[TransactionPartition], group_ids: Sequenc
 
 
 async def describe_producers(request: DescribeProducersRequest, context: RequestContext) -> DescribeProducersResponse:
-    """Producers that partitions remember, and where the transaction of each began there, if one is open."""
+    """Producers that partitions remember, and where the transaction of each began there, if one is open. A partition
+    that is asked for twice is answered once: it may remember very many."""
     known = await look_up_topics((topic.name for topic in request.topics), context)
-    topics: list[TopicResponse] = []
+    asked: dict[str, dict[int, None]] = {}
     async for topic in in_pieces(request.topics):
-        illegal = why_illegal(topic.name)
-        found = known[topic.name] if illegal is None else ErrorCode.INVALID_TOPIC_EXCEPTION
-        partitions = [
-            await _producers_of(found, index, illegal, context) async for index in in_pieces(topic.partition_indexes)
-        ]
-        topics.append(TopicResponse(name=topic.name, partitions=tuple(partitions)))
+        indexes = asked.setdefault(topic.name, {})
+        async for index in in_pieces(topic.partition_indexes):
+            indexes[index] = None
+    topics: list[TopicResponse] = []
+    async for name, indexes in in_pieces(asked.items()):
+        illegal = why_illegal(name)
+        found = known[name] if illegal is None else ErrorCode.INVALID_TOPIC_EXCEPTION
+        partitions = [await _producers_of(found, index, illegal, context) async for index in in_pieces(indexes)]
+        topics.append(TopicResponse(name=name, partitions=tuple(partitions)))
     return DescribeProducersResponse(topics=tuple(topics))
 
 

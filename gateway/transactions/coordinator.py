@@ -34,6 +34,10 @@ ATTEMPTS = 20
 """How often a row may be written by others before who asks is told to ask again."""
 
 OVERDUE_AT_A_TIME = 100
+ENDS_AT_ONCE = 3
+"""Each may wait in Postgres for whoever holds one of its partitions, and occupies a connection meanwhile: some are left
+to those who append elsewhere."""
+
 _PLACEMENT = 1 << 40
 """Shards of transactional ids are placed by numbers that no partition has."""
 
@@ -48,6 +52,7 @@ class Transactions:
         self._producers = producers
         self._tail = tail
         self._membership = membership
+        self._ending = asyncio.Semaphore(ENDS_AT_ONCE)
         self.appended: Callable[[PartitionKey, int], None] = lambda key, high_watermark: None
         """Called with a partition's new end when a marker has become durable; must not raise."""
         self.in_doubt: Callable[[], None] = lambda: None
@@ -73,6 +78,8 @@ class Transactions:
     async def initialize(self, transactional_id: str, asked: InitProducer) -> Producer:
         """InitProducerId: the producer at its new epoch. Raises KafkaError, StorageError."""
         fresh_id: int | None = None
+        if not await self._store.are_known():
+            raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "a node of an earlier release is still here")
         for _ in range(ATTEMPTS):
             read = await self._store.read(transactional_id)
             producer = _producer(read)
@@ -207,17 +214,18 @@ class Transactions:
             producer_epoch=decision.end.marker_epoch,
             timestamp_ms=now_ms,
         )
-        known = False
-        try:
-            ended = await self._store.end(read, record, marker, committed=committed, timestamp_ms=now_ms)
-            if ended is not None:
-                await self._tell(read.record.producer_id, ended, committed=committed)
-            known = True
-        finally:
-            if not known:
-                # It may have happened, and then other readers of this node must not miss it.
-                self._tail.doubt(asyncio.get_running_loop().time())
-                self.in_doubt()
+        async with self._ending:
+            known = False
+            try:
+                ended = await self._store.end(read, record, marker, committed=committed, timestamp_ms=now_ms)
+                if ended is not None:
+                    await self._tell(read.record.producer_id, ended, committed=committed)
+                known = True
+            finally:
+                if not known:
+                    # It may have happened, and then other readers of this node must not miss it.
+                    self._tail.doubt(asyncio.get_running_loop().time())
+                    self.in_doubt()
         if ended is None:
             return False
         self.observe_end(outcome)

@@ -5,7 +5,8 @@ language plpgsql volatile
 as $$
 -- The history that the database is in. It is a new one if it was recorded under another identity, or if it is not beyond
 -- `p_known`, which the caller has seen end (-1: none). Then every leader epoch rises and begins at the log's present end,
--- ids that may have been given out are not given again, and nobody is registered or holds a lease any more.
+-- ids that may have been given out are not given again, and nobody is registered or holds a lease any more. Producers of
+-- transactions are fenced: theirs may have ended otherwise, or have had records that are gone. What is open is overdue.
 declare
     c cluster;
     this_history integer;
@@ -25,6 +26,13 @@ begin
     set history = this_history, history_identity = p_identity, revision = this_revision,
         broker_configs_revision = this_revision, group_configs_revision = this_revision,
         purged_revision = this_revision, next_producer_id = next_producer_id + 1000000;
+    update transactional_producer t
+    set producer_epoch       = least(t.producer_epoch + 1000, 32767),
+        last_producer_epoch  = -1,
+        previous_producer_id = -1,
+        started_at           = t.started_at - (t.timeout_ms + 1) * interval '1 millisecond',
+        revision             = t.revision + 1000,
+        updated_at           = clock_timestamp();
     update node set incarnation = incarnation + 1000, expires_at = clock_timestamp();
     perform 1 from coordinator_lease order by kind, shard for update;
     update coordinator_lease

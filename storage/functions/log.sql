@@ -609,6 +609,7 @@ create function read_chunks(
     last_stable_offset    bigint,
     leader_epoch          integer,
     partition_size_bytes  bigint,
+    any_aborted           boolean, -- whether one that was aborted may have records from the offset on
     partition_key         bigint,
     base_offset           bigint,
     last_offset           bigint,
@@ -652,6 +653,10 @@ begin
         -- Records that a transaction has begun with may have been deleted before it ends.
         last_stable_offset := greatest(coalesce(last_stable_offset, high_watermark), log_start_offset);
         end_offset := case when p_committed[i] then last_stable_offset else high_watermark end;
+        any_aborted := p_committed[i] and exists (
+            select from aborted_transaction a
+            where a.partition_key = p_partition_keys[i] and a.last_offset >= p_offsets[i]
+        );
         return next;
 
         continue when p_offsets[i] < log_start_offset or p_offsets[i] >= end_offset;
@@ -666,6 +671,7 @@ begin
         from_offset := case when holder.last_offset >= p_offsets[i] then holder.base_offset else p_offsets[i] end;
 
         log_start_offset := null; high_watermark := null; last_stable_offset := null; partition_size_bytes := null;
+        any_aborted := null;
         for candidate in
             select c.*
             from chunk c

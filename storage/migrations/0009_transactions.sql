@@ -89,3 +89,14 @@ comment on table pending_offset is 'Offsets that a transaction has committed: th
 
 create index pending_offset_producer on pending_offset (producer_id);
 create index pending_offset_topic on pending_offset (topic_id);
+
+-- While a node of one of them lives, no transaction begins: its readers with read_committed would be given everything, and
+-- its compaction would take what was aborted for what was written last.
+create table release_without_transactions (
+    function_schema  text primary key
+);
+
+comment on table release_without_transactions is 'Functions of releases that know nothing of transactions.';
+
+insert into release_without_transactions (function_schema)
+select nspname from pg_namespace where nspname ~ '^sluice_[0-9a-f]{12}$';

@@ -13,7 +13,7 @@ select * from read_chunks($1, $2, $3, $4, $5, $6);
 -- name: aborted_between
 -- Per request (partition, from, up to), the aborted transactions of which records lie there, by the offset of the first,
 -- or one row without any; none where there is no such partition. The look goes by the offset of the marker, up to one when
--- everything below the end was stable. It is complete for what lies behind the log start.
+-- everything below the end was stable. It is complete for what lies behind the log start. Of all the first $4, null: all.
 select wanted.request_position, p.log_start_offset, a.producer_id, a.first_offset, a.last_offset
 from (
     select
@@ -36,7 +36,8 @@ left join lateral (
         and a.first_offset < wanted.end_offset
     offset 0
 ) a on true
-order by wanted.request_position, a.first_offset;
+order by wanted.request_position, a.first_offset
+limit $4::bigint;
 
 -- name: chunks_between
 -- The chunks of a partition that lie at least in part within offsets $2 to $3, and their bytes where they are inline.

@@ -32,3 +32,8 @@ delete from function_schema where name = $1;
 -- name: forget_former_releases
 -- Those that need not be written for any more, whoever dropped their functions.
 delete from former_release f where not exists (select from pg_namespace n where n.nspname = f.function_schema);
+
+-- name: forget_releases_without_transactions
+-- Those that nobody can call any more.
+delete from release_without_transactions w
+where not exists (select from pg_namespace n where n.nspname = w.function_schema);

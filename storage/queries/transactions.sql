@@ -29,6 +29,18 @@ order by o.producer_id, t.name, p.partition_index;
 -- Groups whose offsets the producers' transactions have taken in.
 select producer_id, group_id from transaction_group where producer_id = any ($1::bigint[]) order by producer_id, group_id;
 
+-- name: transactions_are_known
+-- Whether no live node runs a release that knows nothing of transactions.
+select not exists (select from release_without_transactions) or not exists (
+    select from node n
+    left join node_release r on r.node_id = n.node_id and r.incarnation = n.incarnation
+    where n.expires_at > clock_timestamp()
+        and (
+            r.node_id is null
+            or exists (select from release_without_transactions w where w.function_schema = r.function_schema)
+        )
+);
+
 -- name: save_transactional_producer
 -- Whether the row was as it had been read, and has been written.
 select save_transactional_producer($1, $2, $3, $4, $5, $6, $7, $8);

@@ -371,7 +371,9 @@ async def database(database_url: str) -> AsyncIterator[Database]:
     await opened.close()
 
 
-async def test_the_tail_tells_readers_what_postgres_does(database: Database, tmp_path: Path) -> None:
+async def test_the_tail_tells_readers_what_postgres_does(
+    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     directory = SegmentDirectory(tmp_path, segment_bytes=256 * 1024)
     log = LogStore(database, directory)
     roller = Roller(database, log, directory)
@@ -380,6 +382,8 @@ async def test_the_tail_tells_readers_what_postgres_does(database: Database, tmp
         (topic,) = await TopicStore(database).create([NewTopic(f"t{seed}", PARTITIONS, {})])
         assert isinstance(topic, Topic)
         run = Run(seed, database, log, roller, topic)
+        monkeypatch.setattr("storage.log.MAX_ABORTED", run.chance.choice((1, 3, 1_000)))
+        monkeypatch.setattr("gateway.log.tail.MAX_ABORTED_LOOKED_AT", run.chance.choice((1, 3, 1_000)))
         try:
             for _ in range(STEPS):
                 await run.step()

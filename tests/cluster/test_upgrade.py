@@ -13,6 +13,8 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from protocol.errors import ErrorCode
+from protocol.messages.init_producer_id import InitProducerIdRequest
 from storage.schema import FUNCTION_SCHEMA, migrations
 from tests.chaos.load import Load, assert_nothing_lost
 from tests.clients.topics import create_topic
@@ -20,6 +22,7 @@ from tests.closing import close
 from tests.cluster.previous_release import unpack
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.postgres import Databases, short_directory
+from tests.wire import WireClient
 
 PARTITIONS = 4
 PATIENCE_S = 60.0
@@ -139,6 +142,9 @@ async def test_the_release_before_and_this_one_serve_together_and_either_may_go(
             reader.start()
         load.wait_for(1000)
 
+        # The old one would give readers with read_committed what was not committed.
+        assert await initialized(new) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+
         # Each does what the other sees.
         for one, other, name in ((old, new, doomed[0]), (new, old, doomed[1])):
             made = create_topic(one.bootstrap, 2)
@@ -157,6 +163,7 @@ async def test_the_release_before_and_this_one_serve_together_and_either_may_go(
         old.stop()
         load.bootstrap = new.bootstrap
         load.wait_for(1000)
+        assert await initialized(new) is ErrorCode.NONE
 
         load.stop()
         assert_nothing_lost(load)
@@ -179,6 +186,13 @@ async def test_the_release_before_and_this_one_serve_together_and_either_may_go(
 
 
 SCHEMAS = "select nspname::text from pg_namespace where nspname ~ '^sluice_[0-9a-f]{12}$'"
+
+
+async def initialized(node: GatewayProcess) -> ErrorCode:
+    """What a transactional producer is told that begins."""
+    async with await WireClient.connect(node.bootstrap) as client:
+        asked = InitProducerIdRequest(transactional_id="transactional", transaction_timeout_ms=60_000)
+        return ErrorCode((await client.send(asked, 4)).error_code)
 
 
 def assert_committed(node: GatewayProcess, topic: str, acknowledged: set[tuple[int, int]]) -> None:

@@ -30,6 +30,7 @@ truncate inline_records; delete from log_object; update inline_rotation set curr
 delete from topic; delete from broker_config; delete from node_release; delete from function_schema;
 delete from former_release; delete from transactional_producer; delete from open_transaction;
 delete from aborted_transaction; delete from transaction_group; delete from pending_offset;
+delete from release_without_transactions;
 """
 
 

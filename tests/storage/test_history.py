@@ -18,9 +18,11 @@ from storage.migrate import migrate
 from storage.pool import Database
 from storage.remembered import Remembered, write
 from storage.topics import TopicStore
+from storage.transactions import TransactionStore
 from storage.types import NewTopic, PartitionKey, Topic
 from tests.restorable_postgres import RestorablePostgres
 from tests.storage.batches import append, new_batch
+from tests.storage.transactions import Producer, read_committed
 
 DEADLINE_S = 30.0
 
@@ -177,3 +179,37 @@ async def test_a_directory_that_takes_nothing_is_told(restorable: RestorablePost
     with pytest.raises(StorageError, match="cannot write"):
         await node.history.remember(1)
     await node.close()
+
+
+async def test_producers_of_transactions_are_fenced_by_another_history(database_url: str) -> None:
+    """What they had begun may be gone, or have ended; a later owner may have been given their next epoch."""
+    node = await Node.open(database_url)
+    sql = await asyncpg.connect(database_url)
+    try:
+        key = await node.topic()
+        transactions = TransactionStore(node.database)
+        idle, open_one = Producer(node.database, node.log, 4000), Producer(node.database, node.log, 4001)
+        await idle.append(key, (None, b"1"))
+        await idle.end(committed=True)
+        await open_one.append(key, (None, b"2"))
+        assert await transactions.overdue(10) == []
+        before = {each.transactional_id: await transactions.read(each.transactional_id) for each in (idle, open_one)}
+
+        await sql.execute("set search_path = sluice")
+        schema = await sql.fetchval("select nspname from pg_namespace where nspname ~ '^sluice_[0-9a-f]{12}$'")
+        await sql.execute(f"select {schema}.adopt_history('another', -1)")
+        for name, read in before.items():
+            now = await transactions.read(name)
+            assert read.record is not None
+            assert now.record is not None
+            assert now.record.producer_epoch == read.record.producer_epoch + 1000
+            assert now.record.state == read.record.state
+            assert not await transactions.save(read, read.record), "who had read it before decides anew"
+            assert not await transactions.add(read, [key])
+        assert [each.transactional_id for each in await transactions.overdue(10)] == [open_one.transactional_id]
+        await open_one.end(committed=False)
+        records, _ = await read_committed(node.log, key)
+        assert [record.value for record in records] == [b"1"]
+    finally:
+        await sql.close()
+        await node.close()

@@ -9,6 +9,7 @@ import asyncpg
 import pytest
 
 from storage.log import LogStore
+from storage.nodes import NodeStore
 from storage.pool import Database
 from storage.topics import TopicStore
 from storage.transactions import EndedTransaction, ProducerRecord, TransactionStore
@@ -23,6 +24,7 @@ from storage.types import (
 )
 from tests.storage.batches import append, batch_bytes, new_batch, read
 from tests.storage.conftest import MakeTopic
+from tests.storage.transactions import Producer, committed_records, plain_batch
 
 FIRST = ProducerRecord(
     producer_id=4000,
@@ -327,3 +329,60 @@ async def test_records_that_are_deleted_under_an_open_transaction_do_not_lower_w
     assert await log.delete_records(key, 2) == 2
     assert (await read_committed(log, key, 2)).state.last_stable_offset == 2
     assert (await log.states([key]))[key].last_stable_offset == 2
+
+
+@pytest.mark.parametrize("most", [1, 2, 5, 100])
+async def test_a_read_tells_of_so_many_aborted_transactions_and_ends_before_more(
+    database: Database,
+    log: LogStore,
+    make_topic: MakeTopic,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+) -> None:
+    """Readers come to the end in more reads, and miss nothing of what was committed."""
+    monkeypatch.setattr("storage.log.MAX_ABORTED", most)
+    keys = [part.partition_key for part in (await make_topic("many", 3)).partitions]
+    producers = [Producer(database, log, 5_000 + number) for number in range(4)]
+    wanted: dict[PartitionKey, list[bytes | None]] = {key: [] for key in keys}
+    for turn in range(6):
+        for key in keys[:2]:
+            for producer in producers:
+                await producer.append(key, (None, b"aborted"))
+            value = b"committed %d" % turn
+            await append(log, plain_batch(key, (None, value)))
+            wanted[key].append(value)
+        for producer in producers:
+            await producer.end(committed=False)
+    offsets, taken = dict.fromkeys(keys, 0), {key: list[bytes | None]() for key in keys}
+    ends = {key: state.high_watermark for key, state in (await log.states(keys)).items()}
+    reads = 0
+    while offsets != ends:
+        requests = [ReadRequest(key, offsets[key], 10**6, committed=True) for key in keys]
+        before = dict(offsets)
+        for key, result in zip(keys, await log.read(requests, max_bytes=10**6), strict=True):
+            assert isinstance(result, ReadResult)
+            assert list(result.aborted) == sorted(result.aborted, key=lambda each: each.first_offset)
+            taken[key] += [record.value for record in committed_records(result.batches, result.aborted)]
+            if result.batches:
+                offsets[key] = result.batches[-1].last_offset + 1
+        assert offsets != before, "no progress"
+        reads += 1
+    assert taken == wanted
+    assert (reads > 1) == (most < 48)
+
+
+async def test_transactions_wait_until_the_last_node_that_does_not_know_them_has_gone(
+    database: Database, transactions: TransactionStore, sql: asyncpg.Connection
+) -> None:
+    nodes = NodeStore(database)
+    await nodes.register("new:1", {"PLAINTEXT": ("new", 1)}, None, 60_000)
+    former = await nodes.register("former:1", {"PLAINTEXT": ("former", 1)}, None, 60_000)
+    await sql.execute("update node_release set function_schema = 'sluice_0123456789ab' where node_id = $1", former)
+    assert await transactions.are_known()
+    await sql.execute("insert into release_without_transactions values ('sluice_0123456789ab')")
+    assert not await transactions.are_known()
+    await sql.execute("update node set expires_at = now() where node_id = $1", former)
+    assert await transactions.are_known()
+    await sql.execute("update node set expires_at = now() + interval '1 hour', incarnation = incarnation + 1")
+    await sql.execute("delete from node_release")
+    assert not await transactions.are_known(), "it does not say what it is"

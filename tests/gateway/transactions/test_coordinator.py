@@ -16,7 +16,7 @@ from protocol.records import Record, build_batch
 from storage.errors import StorageUnavailable
 from storage.transactions import EndedTransaction, ProducerRecord, StoredProducer
 from storage.types import Appended, NewBatch, PartitionKey, Topic
-from tests.gateway.data_plane import DataPlane, data_plane, offsets_in
+from tests.gateway.data_plane import DataPlane, data_plane, locked_partition, offsets_in, wait_for_blocked_append
 
 READ_COMMITTED = 1
 
@@ -177,6 +177,38 @@ async def test_many_markers_are_told_of_in_pieces(node: DataPlane, monkeypatch: 
     assert len(told) < len(keys)
     assert doubts
     assert node.tail.doubtful(asyncio.get_running_loop().time())
+
+
+async def test_ends_that_wait_for_a_partition_leave_connections_to_appends(node: DataPlane, database_url: str) -> None:
+    topic, other = await node.create_topic("t"), await node.create_topic("other")
+    names = [f"id-{number}" for number in range(8)]
+    producers = {name: await begin(node, name, topic.partitions[0].partition_key) for name in names}
+    async with locked_partition(database_url, topic.partitions[0].partition_key) as connection:
+        ends = [
+            asyncio.create_task(node.transactions.end(name, producer.producer_id, 0, committed=True))
+            for name, producer in producers.items()
+        ]
+        await wait_for_blocked_append(connection)
+        for _ in range(3):
+            async with asyncio.timeout(2.0):
+                await node.fill(other, [100])
+        assert not any(end.done() for end in ends)
+    await asyncio.gather(*ends)
+    assert await committed(node, topic, 0) == (list(range(len(names))), [])
+
+
+async def test_no_producer_begins_beside_a_node_that_knows_no_transactions(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a code that clients ask again after."""
+
+    async def unknown() -> bool:
+        return False
+
+    monkeypatch.setattr(node.transactions.store, "are_known", unknown)
+    with pytest.raises(KafkaError) as refused:
+        await node.transactions.initialize("a", InitProducer(60_000))
+    assert refused.value.code is ErrorCode.COORDINATOR_NOT_AVAILABLE
 
 
 async def outlive(database_url: str) -> None:
