@@ -28,7 +28,7 @@ from typing import Any
 
 import structlog
 
-from tests.compat.upstream import compose
+from tests.compat.upstream import compose, java_tools
 from tests.compat.upstream.outside import door
 from tests.compat.upstream.toxiproxy import FIRST_PORT, toxiproxy
 from tests.gateway_process import GatewayProcess
@@ -36,7 +36,6 @@ from tests.postgres import databases, short_directory
 
 FOLDER = Path(__file__).parent
 TOOLS = "kafka-tools"
-TOOLS_POM = FOLDER / "kafka_tools" / "pom.xml"
 LIMIT_SECONDS = 840
 DETAIL_LINES = 8
 DETAIL_CHARACTERS = 600
@@ -98,7 +97,7 @@ def build(name: str, folder: Path) -> None:
     """Copy the module out of the module cache, which is read-only, and compile its tests; once per version."""
     module = MODULES[name]
     if AllowList.load(name).with_java:
-        _fetch_tools(folder / TOOLS)
+        java_tools.fetch(folder / TOOLS)
     stamp, wanted = folder / "version", version(module)
     stand_in = sorted((FOLDER.parent / module.stand_in).glob("*.go")) if module.stand_in else []
     if stand_in:
@@ -127,19 +126,6 @@ def build(name: str, folder: Path) -> None:
     command = ["go", "test", "-c", "-tags", module.tags, "-o", str(folder / "tests"), f"./{module.package}"]
     subprocess.run(command, cwd=source, check=True)
     stamp.write_text(wanted)
-
-
-def _fetch_tools(target: Path) -> None:
-    """Kafka's Java tools into `target`, once per description; none of them where there is no Java."""
-    stamp = target.with_suffix(".stamp")
-    wanted = hashlib.sha256(TOOLS_POM.read_bytes()).hexdigest()
-    if shutil.which("java") is None or shutil.which("mvn") is None:
-        shutil.rmtree(target, ignore_errors=True)
-    elif not (target.exists() and stamp.exists() and stamp.read_text() == wanted):
-        shutil.rmtree(target, ignore_errors=True)
-        command = ["mvn", "--quiet", "--batch-mode", "--file", str(TOOLS_POM), "dependency:copy-dependencies"]
-        subprocess.run([*command, f"-DoutputDirectory={target}"], check=True)
-        stamp.write_text(wanted)
 
 
 def answer(scenario: str, outcome: str, seconds: float, detail: str) -> None:

@@ -34,12 +34,14 @@ import confluent_kafka
 
 from tests.compat.brokers import APACHE_KAFKA, SLUICE
 from tests.compat.process import run_limited
-from tests.compat.upstream import kafka_topics
+from tests.compat.upstream import java_tools, kafka_topics
 from tests.postgres import short_directory
 
 PACKAGE = "librdkafka"
 # With it tests read what the library says of itself; without it they skip themselves.
 JSON_PACKAGE = "rapidjson"
+JAVA = "java"
+NEWER, WITH_JAVA = "run_with_newer_library", "run_with_java"
 ALLOW_LIST = Path(__file__).parent / "librdkafka.allow.toml"
 KAFKA_VERSION = "4.1.0"
 NO_AUTO_CREATE = "noautocreate"
@@ -94,8 +96,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """`version` is the one that it was made for; `newer` of `run` need a newer library; `left_out` gives the reason of
-    each choice that does not run."""
+    """`version` is the one that it was made for; `newer` of `run` need a newer library, `with_java` a Java client;
+    `left_out` gives the reason of each choice that does not run."""
 
     version: str
     limit_s: float
@@ -103,6 +105,7 @@ class AllowList:
     kafka_versions: dict[str, str]
     run: tuple[Choice, ...]
     newer: frozenset[Choice]
+    with_java: frozenset[Choice]
     left_out: dict[Choice, str]
 
     @classmethod
@@ -113,8 +116,9 @@ class AllowList:
             float(entries["limit_s"]),
             {Choice.parse(name): float(limit) for name, limit in entries["limits_s"].items()},
             entries["kafka_versions"],
-            tuple(Choice.parse(name) for name in (*entries["run"], *entries["run_with_newer_library"])),
-            frozenset(Choice.parse(name) for name in entries["run_with_newer_library"]),
+            tuple(Choice.parse(name) for key in ("run", NEWER, WITH_JAVA) for name in entries[key]),
+            frozenset(Choice.parse(name) for name in entries[NEWER]),
+            frozenset(Choice.parse(name) for name in entries[WITH_JAVA]),
             {Choice.parse(name): str(group["reason"]) for group in entries["left_out"] for name in group["tests"]},
         )
 
@@ -147,13 +151,36 @@ def tests_of(source: Path) -> dict[str, Test]:
     tests: dict[str, Test] = {}
     for entry in table.split("_TEST(")[1:]:
         name = entry.partition(",")[0].strip()
-        scenario = re.search(r'\.scenario\s*=\s*"([^"]+)"', entry)
+        # Of several, separated by commas, the first.
+        scenario = re.search(r'\.scenario\s*=\s*"([^",]+)', entry)
         tests[name] = Test(name, scenario[1] if scenario else "default", "TEST_F_LOCAL" in entry)
     return tests
 
 
 def build(folder: Path) -> None:
     """Fetch, unpack and compile, once. Where apt has no source package, that is written down for `run` to say."""
+    _build_tests(folder)
+    if (folder / "source").exists():
+        _build_java(folder)
+
+
+def _build_java(folder: Path) -> None:
+    """Their Java classes, and the script that starts them, with what it takes from a Kafka distribution beside them."""
+    built, jars = folder / JAVA, folder / "kafka-tools"
+    if shutil.which("javac") is None or not java_tools.fetch(jars):
+        shutil.rmtree(built, ignore_errors=True)
+    elif not built.exists():
+        classes = folder / "classes"
+        sources = sorted((folder / "source" / "tests" / "java").glob("*.java"))
+        command = ["javac", "-nowarn", "-cp", f"{jars}/*", "-d", str(classes), *map(str, sources)]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, stdout=sys.stderr)
+        script = classes / "run-class.sh"
+        script.write_text(f'#!/bin/sh\nexec java -cp "{jars}/*:{built}" "$@"\n')
+        script.chmod(0o755)
+        classes.rename(built)
+
+
+def _build_tests(folder: Path) -> None:
     if (folder / "version").exists() and (folder / JSON_PACKAGE).exists():
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -272,6 +299,9 @@ def run(folder: Path) -> None:
         if choice in allowed.newer and newer is None:
             answer(choice.scenario, "skipped", 0.0, "confluent-kafka brings no librdkafka of its own here")
             continue
+        if choice in allowed.with_java and not (folder / JAVA).exists():
+            answer(choice.scenario, "skipped", 0.0, "starts a Java producer, and there is no Java")
+            continue
         test = there[choice.test]
         runs[test.number, test.scenario, choice.part, choice in allowed.newer].append(choice)
     with contextlib.ExitStack() as stack:
@@ -279,7 +309,7 @@ def run(folder: Path) -> None:
         # As seen from a test's own folder; they read a schema from there.
         (work / "src").symlink_to(source / "src")
         bootstraps = {"default": os.environ["COMPAT_BOOTSTRAP"]}
-        runner = Runner(source, work, newer, bootstraps, allowed.kafka_versions)
+        runner = Runner(source, work, folder / JAVA, newer, bootstraps, allowed.kafka_versions)
         kafka_topics.install(runner.kafka)
         if any(scenario == NO_AUTO_CREATE for _, scenario, _, _ in runs):
             data = stack.enter_context(short_directory())
@@ -298,10 +328,12 @@ def run(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Runner:
-    """Runs their test program. `newer`: a library in place of theirs; `bootstraps`: the gateway of each scenario."""
+    """Runs their test program. `java`: their Java classes, if there are any; `newer`: a library in place of theirs;
+    `bootstraps`: the gateway of each scenario."""
 
     source: Path
     work: Path
+    java: Path
     newer: Path | None
     bootstraps: dict[str, str]
     kafka_versions: Mapping[str, str]
@@ -335,8 +367,13 @@ class Runner:
         environment["TEST_KAFKA_VERSION"] = self.kafka_versions.get(choices[0].test, KAFKA_VERSION)
         if part:
             environment["SUBTESTS"] = part
-        if any("test_kafka_topics(" in path.read_text() for path in self.tests.glob(f"{number}-*.c*")):
+        code = "".join(path.read_text() for path in self.tests.glob(f"{number}-*.c*"))
+        if "test_kafka_topics(" in code or "test_run_java(" in code:
             environment |= {"KAFKA_PATH": str(self.kafka), "BROKERS": self.bootstraps[scenario]}
+        if "test_run_java(" in code:
+            # It has them compiled and starts them by what it finds where it runs.
+            (directory / "Makefile").write_text("java:\n.PHONY: java\n")
+            (directory / "java").symlink_to(self.java)
         # -L: without the tests of this number that need no broker.
         command = [str(self.tests / "test-runner"), "-p1", "-L", "-s", scenario]
         output: list[str] = []
