@@ -14,6 +14,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import psutil
@@ -34,6 +35,9 @@ PACE = 1000
 """Records a second where the pace is given."""
 WARM_UP_S = 3.0
 PRODUCERS = 20
+TRANSACTION_RECORDS = 10
+TRANSACTION_PARTITIONS = 4
+TRANSACTIONAL_PRODUCERS = 8
 LOG_RECORDS = 2 * 1024 * MEBIBYTE // RECORD_BYTES
 """Of the log that is read cold: 2 GiB."""
 WARM_RECORDS = 200_000
@@ -167,6 +171,42 @@ def one_in_flight(broker: BrokerProcess, _seconds: float) -> Figures:
     librdkafka.create_topic(broker.bootstrap, "one-in-flight", 1)
     latency = librdkafka.one_in_flight(broker.bootstrap, "one-in-flight")
     return {"p50 ms": latency.p50_ms, "p99 ms": latency.p99_ms}
+
+
+def transactions(broker: BrokerProcess, seconds: float) -> Figures:
+    """One transaction after the other, each of ten records over four partitions, from its begin to its commit's answer;
+    then eight producers at once, each with its own."""
+    librdkafka.create_topic(broker.bootstrap, "transactions", PARTITIONS)
+    payloads = [os.urandom(SMALL_RECORD_BYTES) for _ in range(PAYLOADS)]
+
+    def transact(name: str, seconds: float, took_s: list[float]) -> None:
+        turns = itertools.cycle(payloads)
+        settings = {"bootstrap.servers": broker.bootstrap, "transactional.id": name, "linger.ms": 0}
+        producer = Producer(settings)
+        producer.init_transactions(30)
+        ends = time.perf_counter() + seconds
+        while (begun := time.perf_counter()) < ends:
+            producer.begin_transaction()
+            for number in range(TRANSACTION_RECORDS):
+                producer.produce("transactions", next(turns), partition=number % TRANSACTION_PARTITIONS)
+            producer.commit_transaction(30)
+            took_s.append(time.perf_counter() - begun)
+
+    transact("warm-up", WARM_UP_S, [])
+    alone_s: list[float] = []
+    transact("alone", seconds / 2, alone_s)
+    together_s: list[list[float]] = [[] for _ in range(TRANSACTIONAL_PRODUCERS)]
+    with ThreadPoolExecutor(TRANSACTIONAL_PRODUCERS) as pool:
+        ended = [
+            pool.submit(transact, f"together-{number}", seconds / 2, took_s) for number, took_s in enumerate(together_s)
+        ]
+    for future in ended:
+        future.result()
+    return {
+        "p50 ms": statistics.median(alone_s) * 1000,
+        "p99 ms": statistics.quantiles(alone_s, n=100)[98] * 1000,
+        "eight producers' transactions/s": sum(map(len, together_s)) / (seconds / 2),
+    }
 
 
 def paced(broker: BrokerProcess, seconds: float) -> Figures:
@@ -318,6 +358,7 @@ WORKLOADS: dict[str, Workload] = {
     "produce-many": produce_many,
     "produce-100b": produce_small_records,
     "one-in-flight": one_in_flight,
+    "transactions": transactions,
     "paced": paced,
     "paced-after": paced_after_flood,
     "consume": consume,
