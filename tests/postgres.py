@@ -149,7 +149,13 @@ def short_directory(parent: Path | None = None) -> Iterator[Path]:
     try:
         yield directory
     finally:
-        shutil.rmtree(directory)
+        shutil.rmtree(directory, onerror=_unless_gone)
+
+
+def _unless_gone(_call: object, _path: str, error: tuple[type[BaseException], BaseException, object]) -> None:
+    """What ends may take its own files away meanwhile."""
+    if not isinstance(error[1], FileNotFoundError):
+        raise error[1]
 
 
 def _with_database(url: str, name: str) -> str:

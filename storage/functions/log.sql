@@ -642,14 +642,14 @@ begin
         base_offset := null; last_offset := null; object_id := null; "position" := null; size_bytes := null;
         batch_count := null; final_heads := null; records := null;
         request_position := i;
-        select p.log_start_offset, p.next_offset, p.leader_epoch, p.size_bytes
-        into log_start_offset, high_watermark, leader_epoch, partition_size_bytes
+        select
+            p.log_start_offset, p.next_offset, p.leader_epoch, p.size_bytes,
+            (select min(o.first_offset) from open_transaction o where o.partition_key = p.partition_key)
+        into log_start_offset, high_watermark, leader_epoch, partition_size_bytes, last_stable_offset
         from partition_log p
         where p.partition_key = p_partition_keys[i] and not p.deleted
             and (select t.deleted_at is null from topic t where t.topic_id = p.topic_id);
         continue when not found;
-        select min(o.first_offset) into last_stable_offset
-        from open_transaction o where o.partition_key = p_partition_keys[i];
         -- Records that a transaction has begun with may have been deleted before it ends.
         last_stable_offset := greatest(coalesce(last_stable_offset, high_watermark), log_start_offset);
         end_offset := case when p_committed[i] then last_stable_offset else high_watermark end;

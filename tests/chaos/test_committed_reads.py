@@ -41,7 +41,7 @@ from storage.types import (
 from tests.storage.batches import EVERYTHING
 from tests.storage.transactions import Producer, committed_records, plain_batch
 
-SEEDS = int(os.environ.get("SLUICE_TRANSACTION_SEEDS", "20"))
+SEEDS = int(os.environ.get("SLUICE_TRANSACTION_SEEDS", "12"))
 STEPS = 100
 PARTITIONS = 2
 PRODUCERS = 3

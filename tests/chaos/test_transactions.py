@@ -24,7 +24,7 @@ RUNS = int(os.environ.get("SLUICE_TRANSACTION_RUNS", "1"))
 PARTITIONS = 4
 PRODUCERS = 4
 FAULTS = 3
-BETWEEN = 15
+BETWEEN = 10
 """Transactions that end between one fault and the next."""
 SETTINGS = {"log.store.inline.max.bytes": "2000"}
 
