@@ -3,10 +3,12 @@
     python -m bench.peers                        all workloads, three servers, two rounds: most of an hour
     python -m bench.peers produce one-in-flight  some of it
     python -m bench.peers --seconds 5 --rounds 1
+    python -m bench.peers --against ../before --rounds 4 consume   beside another checkout instead of Kafka
 
 Servers take turns within a round, so that what else the machine does falls on all. Kafka is measured as it is shipped,
 when it acknowledges before a sync, and with a sync for every message (`log.flush.interval.messages=1`); Sluice always
-syncs. A ratio above 1 says that Sluice is faster, or needs more where the figure is a cost.
+syncs. Two checkouts change their order with each round. A ratio above 1 says that Sluice is faster, or needs more where
+the figure is a cost.
 """
 
 from __future__ import annotations
@@ -16,26 +18,44 @@ import os
 import shutil
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from bench.machine import measured_by
 from bench.workloads import WORKLOADS, Workload
-from tests.compat.brokers import APACHE_KAFKA, SLUICE, Broker
+from tests.compat.brokers import APACHE_KAFKA, SLUICE, Broker, BrokerProcess
+from tests.gateway_process import GatewayProcess
 
-SERVERS: Sequence[tuple[str, Broker, dict[str, str]]] = (
-    ("sluice", SLUICE, {}),
-    ("kafka", APACHE_KAFKA, {}),
-    ("kafka synced", APACHE_KAFKA, {"log.flush.interval.messages": "1"}),
+# Each with its name, how it is started, and its settings; ratios are the first's to the others'.
+Servers = Sequence[tuple[str, Broker, dict[str, str]]]
+
+PEERS: Servers = (
+    ("Sluice", SLUICE, {}),
+    ("Kafka", APACHE_KAFKA, {}),
+    ("Kafka synced", APACHE_KAFKA, {"log.flush.interval.messages": "1"}),
 )
 
 
-def measure(names: Sequence[str], *, seconds: float, rounds: int) -> dict[tuple[str, str], dict[str, list[float]]]:
+def checkouts(other: Path) -> Servers:
+    """This checkout and another, which runs with the same packages."""
+
+    def process(directory: Path, settings: Mapping[str, str]) -> BrokerProcess:
+        return GatewayProcess(directory, database_url=None, settings=settings, environment={}, root=other)
+
+    return (("Sluice", SLUICE, {}), (other.name, replace(SLUICE, name=other.name, process=process), {}))
+
+
+def measure(
+    names: Sequence[str], servers: Servers, *, seconds: float, rounds: int
+) -> dict[tuple[str, str], dict[str, list[float]]]:
     """Per workload and figure, each server's values in the order of the rounds."""
     found: dict[tuple[str, str], dict[str, list[float]]] = {}
     for name in names:
-        for _ in range(rounds):
-            for server, broker, settings in SERVERS:
+        for number in range(rounds):
+            # Whether a server comes first matters least where it is the one time this and the other time that.
+            turns = servers[::-1] if len(servers) == 2 and number % 2 else servers
+            for server, broker, settings in turns:
                 directory = Path(tempfile.mkdtemp(prefix="sluice-peers-", dir=os.environ.get("SLUICE_BENCH_DIR")))
                 directory.chmod(0o755)
                 process = broker.process(directory, settings)
@@ -53,17 +73,15 @@ def measure(names: Sequence[str], *, seconds: float, rounds: int) -> dict[tuple[
     return found
 
 
-def report(found: dict[tuple[str, str], dict[str, list[float]]]) -> str:
-    lines = [
-        "| workload | figure | Sluice | Kafka | Kafka synced | Sluice ÷ Kafka | Sluice ÷ synced |",
-        "|---|---|---|---|---|---|---|",
-    ]
+def report(found: dict[tuple[str, str], dict[str, list[float]]], servers: Servers) -> str:
+    first, *others = (server for server, *_ in servers)
+    heads = ["workload", "figure", first, *others, *(f"{first} ÷ {other}" for other in others)]
+    lines = [f"| {' | '.join(heads)} |", "|" + "---|" * len(heads)]
     for (name, figure), values in found.items():
-        shown = [" ; ".join(f"{value:.2f}" for value in values[server]) for server, *_ in SERVERS]
-        means = [statistics.mean(values[server]) for server, *_ in SERVERS]
-        lines.append(
-            f"| {name} | {figure} | {' | '.join(shown)} | {means[0] / means[1]:.2f} | {means[0] / means[2]:.2f} |"
-        )
+        shown = [" ; ".join(f"{value:.2f}" for value in values[server]) for server, *_ in servers]
+        means = [statistics.mean(values[server]) for server, *_ in servers]
+        ratios = [f"{means[0] / mean:.2f}" for mean in means[1:]]
+        lines.append(f"| {' | '.join((name, figure, *shown, *ratios))} |")
     return "\n".join(lines)
 
 
@@ -72,17 +90,20 @@ def main() -> None:
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(WORKLOADS)}")
     parser.add_argument("--seconds", type=float, default=30, help="of each produce")
     parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--against", type=Path, metavar="DIR", help="another checkout, instead of Apache Kafka")
     parser.add_argument("--write", type=Path, help="also write the report to this file")
     given = parser.parse_args()
     unknown = set(given.workloads) - set(WORKLOADS)
     if unknown:
         parser.error(f"there is no {', '.join(sorted(unknown))}")
     names = given.workloads or list(WORKLOADS)
-    table = report(measure(names, seconds=given.seconds, rounds=given.rounds))
+    servers = PEERS if given.against is None else checkouts(given.against.resolve())
+    table = report(measure(names, servers, seconds=given.seconds, rounds=given.rounds), servers)
     print(table)
     if given.write is not None:
         explained = "\n".join(f"- `{name}`: {_first_paragraph(WORKLOADS[name])}" for name in names)
-        text = f"# Beside Apache Kafka\n\n{measured_by('make bench-peers')}\n\n{_ABOUT}\n\n{explained}\n\n{table}\n"
+        title, about = ("Beside Apache Kafka", _ABOUT) if given.against is None else ("Beside another checkout", "")
+        text = f"# {title}\n\n{measured_by('make bench-peers')}\n\n{about}\n\n{explained}\n\n{table}\n"
         given.write.write_text(text)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import asyncpg
 import pytest
@@ -22,7 +23,7 @@ from storage.types import (
     ReadResult,
     Refusal,
 )
-from tests.storage.batches import append, batch_bytes, new_batch, read
+from tests.storage.batches import append, batch_bytes, new_batch, read, until_blocked
 from tests.storage.conftest import MakeTopic
 from tests.storage.transactions import Producer, committed_records, plain_batch
 
@@ -248,24 +249,42 @@ async def test_who_decided_by_a_row_that_has_changed_writes_nothing(
     assert (await read(log, key)).state.high_watermark == 1, "one marker"
 
 
+@pytest.mark.parametrize("end_first", [False, True])
 async def test_an_append_and_the_end_of_its_transaction_never_pass_each_other(
-    log: LogStore, key: PartitionKey, transactions: TransactionStore
+    database_url: str,
+    log: LogStore,
+    key: PartitionKey,
+    transactions: TransactionStore,
+    sql: asyncpg.Connection,
+    end_first: bool,
 ) -> None:
-    """Whatever their order: no record of the transaction lies behind its marker."""
-    for round_ in range(20):
-        await begin(transactions, "a", FIRST, key)
-        (first,) = await log.append([transactional(key, 2 * round_)])
-        assert isinstance(first, Appended)
-        (outcome,), ended = await asyncio.gather(
-            log.append([transactional(key, 2 * round_ + 1)]), end(transactions, "a", committed=False)
-        )
-        (marked,) = ended.markers
-        assert outcome is Refusal.NOT_IN_TRANSACTION or outcome.base_offset < marked.base_offset  # type: ignore[union-attr]
-        assert (await log.states([key]))[key].last_stable_offset == marked.base_offset + 1
-        if outcome is Refusal.NOT_IN_TRANSACTION:
-            await begin(transactions, "a", FIRST, key)
-            await log.append([transactional(key, 2 * round_ + 1)])
-            await end(transactions, "a", committed=True)
+    """Both wait for the partition's lock and have it in the order in which they came: no record of the transaction is
+    behind its marker."""
+    await begin(transactions, "a", FIRST, key)
+    await log.append([transactional(key, 0)])
+    watcher = await asyncpg.connect(database_url)
+    try:
+        async with sql.transaction():
+            await sql.execute("select from partition where partition_key = $1 for update", key)
+
+            async def start(waiting: int, *, ends: bool) -> asyncio.Task[Any]:
+                work = end(transactions, "a", committed=False) if ends else log.append([transactional(key, 1)])
+                task = asyncio.ensure_future(work)
+                await until_blocked(watcher, waiting)
+                return task
+
+            tasks = [await start(1, ends=end_first), await start(2, ends=not end_first)]
+        ended, (outcome,) = [await task for task in (tasks if end_first else reversed(tasks))]
+    finally:
+        await watcher.close()
+    (marked,) = ended.markers
+    if end_first:
+        assert outcome is Refusal.NOT_IN_TRANSACTION
+        assert marked.base_offset == 1
+    else:
+        assert isinstance(outcome, Appended)
+        assert (outcome.base_offset, marked.base_offset) == (1, 2)
+    assert (await log.states([key]))[key].last_stable_offset == marked.base_offset + 1
 
 
 async def test_what_took_longer_than_its_timeout_is_found_by_the_databases_clock(

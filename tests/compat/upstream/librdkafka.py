@@ -53,6 +53,12 @@ SETTINGS = {
 # Most of a test's time is waiting.
 PARALLEL = 5
 DETAIL_LINES = 6
+
+# A map of theirs is ordered by what is no order: of two partitions of two topics each comes before the other. Who has
+# read both topics corrupts it, and ends with SIGSEGV now and then, before any broker (8 of 15 runs here, 1 of 9 before
+# Apache Kafka 4.2).
+NO_ORDER = "if (a.partition < b.partition)"
+AN_ORDER = f"if (a.partition > b.partition) return false;\n    {NO_ORDER}"
 DETAIL_CHARACTERS = 600
 
 _NO_WORD = re.compile(r"\W+")
@@ -180,8 +186,19 @@ def _build_java(folder: Path) -> None:
         classes.rename(built)
 
 
+def mend(source: Path) -> bool:
+    """Give their map an order, where it has none; whether it had none."""
+    path = source / "tests" / "0113-cooperative_rebalance.cpp"
+    text = path.read_text() if path.exists() else ""
+    if NO_ORDER not in text or AN_ORDER in text:
+        return False
+    path.write_text(text.replace(NO_ORDER, AN_ORDER))
+    return True
+
+
 def _build_tests(folder: Path) -> None:
-    if (folder / "version").exists() and (folder / JSON_PACKAGE).exists():
+    built = (folder / "version").exists() and (folder / JSON_PACKAGE).exists()
+    if built and not mend(folder / "source"):
         return
     folder.mkdir(parents=True, exist_ok=True)
     unavailable = folder / "unavailable"
@@ -193,6 +210,7 @@ def _build_tests(folder: Path) -> None:
     if source is None:
         unavailable.write_text("the apt sources of this machine gave no source package of librdkafka")
         return
+    mend(source)
     jobs = f"-j{os.cpu_count() or 1}"
     # As the system's own headers: the check for them treats any warning as an error.
     environment = {**os.environ, "CPPFLAGS": f"-isystem {folder / JSON_PACKAGE / 'include'}"}
