@@ -19,10 +19,6 @@ public final class Chosen implements ExecutionCondition {
         if (context.getDisplayName().contains(Main.TWIN)) {
             return ConditionEvaluationResult.disabled(NOT_CHOSEN);
         }
-        // Transactions of version 2 are none of a gateway's: of such tests those invocations run that go without.
-        if (System.getenv("UPSTREAM_DOOR") != null && context.getDisplayName().contains("isTV2Enabled=true")) {
-            return ConditionEvaluationResult.disabled(NOT_CHOSEN);
-        }
         String test = context.getRequiredTestClass().getSimpleName() + "." + context.getRequiredTestMethod().getName();
         return names.contains(Main.named(test, context.getDisplayName())) || names.contains(test)
                 ? ConditionEvaluationResult.enabled("chosen")
