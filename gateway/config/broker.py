@@ -294,7 +294,6 @@ class BrokerConfig:
         86_400_000,
         "How long the sequence state of an idle idempotent producer is kept.",
         at_least(1),
-        update=_AT_START,
     )
     producer_id_expiration_check_interval_ms: int = setting(
         _INT, 600_000, "How often idle idempotent producers are looked for.", at_least(1), update=_AT_START

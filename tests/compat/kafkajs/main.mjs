@@ -169,6 +169,7 @@ class Reader {
       readUncommitted: !readCommitted
     })
     this.records = []
+    this.last = new Map()
     this.topic = topic
     this.where = where
   }
@@ -186,6 +187,10 @@ class Reader {
     await this.consumer.run({
       autoCommit: false,
       eachMessage: async ({ partition, message }) => {
+        // It commits nothing, and so is given all anew when it has to join again, as by a coordinator that moves.
+        const offset = Number(message.offset)
+        if (offset <= (this.last.get(partition) ?? -1)) return
+        this.last.set(partition, offset)
         this.records.push({ partition, ...message })
       }
     })

@@ -6,7 +6,7 @@ import time
 
 from pyspark.sql.functions import spark_partition_id
 
-from tests.compat.spark.peer import Record
+from tests.compat.spark.peer import Record, by_partition
 from tests.compat.spark.scenario import Run, raises, rows, same, scenario, texts
 
 BIG_BYTES = 900_000
@@ -184,11 +184,25 @@ def offsets_by_consumer(run: Run) -> None:
 
 @scenario("spark.batch.read-committed")
 def read_committed(run: Run) -> None:
-    """Nothing is transactional, so all that is acknowledged is committed, at once."""
+    """Nothing of an aborted transaction, and nothing of an open one nor of what lies behind it."""
     topic = run.peer.create(2)
-    run.peer.fill(topic, (0, 1), range(20))
-    frame = run.batch(topic, kafka_isolation_level="read_committed")
-    same(texts(frame), [f"{partition}:{number}" for partition in (0, 1) for number in range(20)], "rows")
+    committed = {"kafka_isolation_level": "read_committed"}
+
+    def found(**options: str) -> list[list[int]]:
+        numbers = by_partition(texts(run.batch(topic, **options)))
+        return [numbers["0"], numbers["1"]]
+
+    with run.peer.transaction(topic, (0, 1), range(10)):
+        pass
+    with run.peer.transaction(topic, (0, 1), range(10, 20), abort=True):
+        pass
+    run.peer.fill(topic, (0, 1), range(20, 30))
+    ended = [*range(10), *range(20, 30)]
+    with run.peer.transaction(topic, (0,), range(30, 40)):
+        run.peer.fill(topic, (0, 1), range(40, 50))
+        assert found(**committed) == [ended, [*ended, *range(40, 50)]], found(**committed)
+        assert found() == [list(range(50)), [*range(30), *range(40, 50)]], found()
+    assert found(**committed) == [[*ended, *range(30, 50)], [*ended, *range(40, 50)]], found(**committed)
 
 
 @scenario("spark.batch.tuning")

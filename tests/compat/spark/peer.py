@@ -78,6 +78,21 @@ class Peer:
         self.send(topic, [(partition, Record(f"{partition}:{number}".encode())) for partition, number in records])
         return [f"{partition}:{number}" for partition, number in records]
 
+    @contextlib.contextmanager
+    def transaction(
+        self, topic: str, partitions: Sequence[int], numbers: Sequence[int], *, abort: bool = False
+    ) -> Iterator[None]:
+        """What `fill` sends, in a transaction that is open while this is entered, and is then committed or aborted."""
+        with self._producer("none", transactional_id=f"x-{uuid.uuid4().hex[:10]}") as producer:
+            producer.init_transactions()
+            producer.begin_transaction()
+            for number in numbers:
+                for partition in partitions:
+                    _send(producer, topic, partition, Record(f"{partition}:{number}".encode()))
+            producer.flush(SEND_SECONDS)
+            yield
+            (producer.abort_transaction if abort else producer.commit_transaction)()
+
     def read(self, topic: str) -> list[Stored]:
         """All that is in a topic now, by partition and offset. AssertionError if it does not come."""
         with contextlib.closing(self._consumer()) as consumer:
@@ -124,7 +139,7 @@ class Peer:
         self._admin.close()
 
     @contextlib.contextmanager
-    def _producer(self, compression: str) -> Iterator[kafka.KafkaProducer]:
+    def _producer(self, compression: str, **extra: Any) -> Iterator[kafka.KafkaProducer]:
         producer = kafka.KafkaProducer(
             bootstrap_servers=self.bootstrap,
             acks="all",
@@ -132,6 +147,7 @@ class Peer:
             compression_type=None if compression == "none" else compression,
             max_request_size=2_000_000,
             reconnect_backoff_max_ms=500,
+            **extra,
         )
         try:
             yield producer

@@ -317,11 +317,21 @@ def fail_on_data_loss(run: Run) -> None:
 
 @scenario("spark.stream.read-committed")
 def read_committed(run: Run) -> None:
+    """Of transactions that commit all comes, of those that abort nothing, and nothing twice."""
     source, target = run.peer.create(2), run.peer.create(2)
-    sent = run.peer.fill(source, (0, 1), range(30))
+    checkpoint = run.checkpoint()
     frame = run.stream(source, kafka_isolation_level="read_committed").select("value", "partition")
-    run.available_now(run.to_topic(frame, target, run.checkpoint()))
-    same_numbers(run.peer.texts(target), sent)
+    for first in (0, 100):
+        with run.peer.transaction(source, (0, 1), range(first, first + 10)):
+            pass
+        with run.peer.transaction(source, (0, 1), range(first + 10, first + 20), abort=True):
+            pass
+        with run.peer.transaction(source, (0, 1), range(first + 20, first + 30)):
+            run.available_now(run.to_topic(frame, target, checkpoint))
+        run.available_now(run.to_topic(frame, target, checkpoint))
+    committed = [number for first in (0, 100) for number in (*range(first, first + 10), *range(first + 20, first + 30))]
+    found = by_partition(run.peer.texts(target))
+    assert found == {"0": committed, "1": committed}, found
 
 
 @scenario("spark.stream.offsets-by-consumer")

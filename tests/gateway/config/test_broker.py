@@ -157,3 +157,7 @@ def test_what_may_change_while_the_gateway_runs() -> None:
         if key.update is not Update.DYNAMIC:
             with pytest.raises(ConfigError):
                 parse_broker_configs({}, {key.name: render(key.default) or "1"})
+
+
+def test_how_long_idle_producers_are_kept_changes_while_a_node_runs() -> None:
+    assert parse_broker_configs({}).with_dynamic({"producer.id.expiration.ms": "1000"}).producer_id_expiration_ms == 1000

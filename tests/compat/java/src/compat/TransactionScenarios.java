@@ -7,10 +7,19 @@ import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.OptionalLong;
+import java.util.Set;
 import java.util.concurrent.ExecutionException;
 import java.util.concurrent.Future;
 import java.util.stream.IntStream;
 import java.util.stream.Stream;
+import org.apache.kafka.clients.admin.AbortTransactionSpec;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.ListTransactionsOptions;
+import org.apache.kafka.clients.admin.ProducerState;
+import org.apache.kafka.clients.admin.TransactionDescription;
+import org.apache.kafka.clients.admin.TransactionListing;
+import org.apache.kafka.clients.admin.TransactionState;
 import org.apache.kafka.clients.consumer.ConsumerRecord;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
@@ -20,6 +29,7 @@ import org.apache.kafka.clients.producer.RecordMetadata;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.errors.InvalidProducerEpochException;
 import org.apache.kafka.common.errors.ProducerFencedException;
+import org.apache.kafka.common.errors.TransactionalIdNotFoundException;
 
 /** What a reader of committed records sees, and what is read, written and committed at once. */
 final class TransactionScenarios {
@@ -47,6 +57,7 @@ final class TransactionScenarios {
         scenarios.put("transactions.consume-transform-produce", TransactionScenarios::consumeTransformProduce);
         scenarios.put("transactions.gateway-kill", TransactionScenarios::gatewayKill);
         scenarios.put("transactions.timeout", TransactionScenarios::timeout);
+        scenarios.put("admin.transactions", TransactionScenarios::admin);
     }
 
     private static void commitAbort(Run run) throws Exception {
@@ -236,6 +247,71 @@ final class TransactionScenarios {
         } finally {
             producer.close(CLOSE);
         }
+    }
+
+    /** What an operator asks and does: who writes, in which transaction, and to end what nobody ends. */
+    private static void admin(Run run) throws Exception {
+        String topic = run.topic(1);
+        String id = run.fresh("x");
+        TopicPartition partition = new TopicPartition(topic, 0);
+        Admin admin = run.clients.admin();
+        KafkaProducer<byte[], byte[]> producer = transactional(run, id);
+        try (KafkaConsumer<byte[], byte[]> reader = reader(run, topic, 0, "read_committed")) {
+            producer.beginTransaction();
+            send(producer, List.of(record(topic, 0, "left open")));
+            TransactionDescription described = Clients.get(
+                    admin.describeTransactions(List.of(id)).description(id));
+            Check.equal(described.state(), TransactionState.ONGOING, "the state");
+            Check.equal(described.topicPartitions(), Set.of(partition), "its partitions");
+            Check.equal(described.transactionTimeoutMs(), 60_000L, "its timeout");
+            ProducerState active = state(admin, partition, described.producerId());
+            Check.equal(active.producerId(), described.producerId(), "the producer's id");
+            Check.equal(active.producerEpoch(), (int) described.producerEpoch(), "the producer's epoch");
+            Check.equal(active.lastSequence(), 0, "its last sequence");
+            Check.equal(active.currentTransactionStartOffset(), OptionalLong.of(0), "where its transaction starts");
+            Check.that(listed(admin, TransactionState.ONGOING).contains(id), "it is not listed as ongoing");
+            Check.that(!listed(admin, TransactionState.COMPLETE_COMMIT).contains(id), "it is listed as complete");
+            Check.equal(read(reader, 1, NOTHING_SECONDS), List.of(), "read_committed, while the transaction is open");
+
+            AbortTransactionSpec aborted = new AbortTransactionSpec(
+                    partition, active.producerId(), (short) active.producerEpoch(), active.coordinatorEpoch().orElse(0));
+            Clients.get(admin.abortTransaction(aborted).all());
+            DataScenarios.send(run, Map.of(), List.of(record(topic, 0, "behind")));
+            Check.equal(read(reader, 1, READ_SECONDS), List.of("2 behind"), "read_committed, once it was aborted");
+            Check.equal(
+                    state(admin, partition, active.producerId()).currentTransactionStartOffset(),
+                    OptionalLong.empty(),
+                    "where its transaction starts, once it was aborted");
+
+            Clients.get(admin.fenceProducers(List.of(id)).all());
+            fenced(() -> {
+                send(producer, List.of(record(topic, 0, "fenced")));
+                producer.commitTransaction();
+            });
+            Check.fails(
+                    TransactionalIdNotFoundException.class,
+                    () -> Clients.get(admin.describeTransactions(List.of("nobody")).description("nobody")),
+                    "describing a transactional id that nobody has");
+        } finally {
+            producer.close(CLOSE);
+        }
+    }
+
+    /** What a partition knows of a producer. */
+    private static ProducerState state(Admin admin, TopicPartition partition, long producerId) {
+        return Clients.get(admin.describeProducers(List.of(partition)).partitionResult(partition))
+                .activeProducers()
+                .stream()
+                .filter(state -> state.producerId() == producerId)
+                .findFirst()
+                .orElseThrow();
+    }
+
+    private static List<String> listed(Admin admin, TransactionState state) {
+        ListTransactionsOptions options = new ListTransactionsOptions().filterStates(Set.of(state));
+        return Clients.get(admin.listTransactions(options).all()).stream()
+                .map(TransactionListing::transactionalId)
+                .toList();
     }
 
     private static KafkaProducer<byte[], byte[]> transactional(Run run, String id) {

@@ -11,6 +11,7 @@ import java.io.UncheckedIOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
+import java.util.ArrayList;
 import java.util.HashSet;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -36,11 +37,13 @@ import org.junit.platform.launcher.core.LauncherFactory;
  *
  * <p>{@code list CLASS…} names the tests of classes; {@code run FILE} runs those that the file names, each line one
  * {@code package.Class#method} with the invocations' names behind it. All invocations of a test are one row, except
- * that each group protocol has its own: {@code Class.method[consumer]}.
+ * that each group protocol has its own, {@code Class.method[consumer]}, and transactions of version 2 have,
+ * {@code Class.method[consumer,tv2]}.
  */
 public final class Main {
     static final String TWIN = "(the same cluster once more)";
     private static final ObjectMapper JSON = new ObjectMapper();
+    private static final String NEWER_TRANSACTIONS = "isTV2Enabled=true";
     private static final Pattern PROTOCOL = Pattern.compile("groupProtocol=(\\w+)");
 
     public static void main(String[] arguments) throws Exception {
@@ -108,8 +111,15 @@ public final class Main {
 
     /** The row that an invocation belongs to. */
     static String named(String test, String displayName) {
+        List<String> kinds = new ArrayList<>();
         Matcher protocol = PROTOCOL.matcher(displayName);
-        return protocol.find() ? test + "[" + protocol.group(1).toLowerCase() + "]" : test;
+        if (protocol.find()) {
+            kinds.add(protocol.group(1).toLowerCase());
+        }
+        if (displayName.contains(NEWER_TRANSACTIONS)) {
+            kinds.add("tv2");
+        }
+        return kinds.isEmpty() ? test : test + "[" + String.join(",", kinds) + "]";
     }
 
     /** Adds up invocations and prints a row when its test has ended. */

@@ -16,6 +16,8 @@ public final class Outside implements AutoCloseable {
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final int READ_MS = 90_000;
 
+    private static volatile String latest;
+
     private final String door;
     private final String number;
     private final String bootstrap;
@@ -31,7 +33,13 @@ public final class Outside implements AutoCloseable {
     public static Outside open(int brokers, Map<String, String> settings, String test) {
         String door = System.getenv("UPSTREAM_DOOR");
         JsonNode made = post(door + "/open", Map.of("brokers", brokers, "settings", settings, "test", test));
-        return new Outside(door, made.get("number").asText(), made.get("bootstrap").asText());
+        latest = made.get("bootstrap").asText();
+        return new Outside(door, made.get("number").asText(), latest);
+    }
+
+    /** Where the brokers are that were made last: tests run one after the other. */
+    static String latest() {
+        return latest;
     }
 
     public String bootstrap() {

@@ -208,7 +208,9 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
             Properties adminClientConfig) {
         Map<String, String> configs = new HashMap<>();
         topicConfig.forEach((name, value) -> configs.put(String.valueOf(name), String.valueOf(value)));
-        return create(new NewTopic(topic, numPartitions, (short) replicationFactor).configs(configs));
+        // As many as there are brokers in this process, for some: none.
+        short replicas = (short) Math.max(replicationFactor, 1);
+        return create(new NewTopic(topic, numPartitions, replicas).configs(configs));
     }
 
     public int createTopic$default$2() {
