@@ -160,4 +160,5 @@ def test_what_may_change_while_the_gateway_runs() -> None:
 
 
 def test_how_long_idle_producers_are_kept_changes_while_a_node_runs() -> None:
-    assert parse_broker_configs({}).with_dynamic({"producer.id.expiration.ms": "1000"}).producer_id_expiration_ms == 1000
+    config = parse_broker_configs({}).with_dynamic({"producer.id.expiration.ms": "1000"})
+    assert config.producer_id_expiration_ms == 1000
