@@ -53,13 +53,14 @@ SETTINGS = {
 # Most of a test's time is waiting.
 PARALLEL = 5
 DETAIL_LINES = 6
+DETAIL_CHARACTERS = 600
 
 # A map of theirs is ordered by what is no order: of two partitions of two topics each comes before the other. Who has
 # read both topics corrupts it, and ends with SIGSEGV now and then, before any broker (8 of 15 runs here, 1 of 9 before
 # Apache Kafka 4.2).
+MAP_OF_THEIRS = Path("tests", "0113-cooperative_rebalance.cpp")
 NO_ORDER = "if (a.partition < b.partition)"
 AN_ORDER = f"if (a.partition > b.partition) return false;\n    {NO_ORDER}"
-DETAIL_CHARACTERS = 600
 
 _NO_WORD = re.compile(r"\W+")
 _COLOUR = re.compile(r"\033\[[\d;]*m")
@@ -186,19 +187,23 @@ def _build_java(folder: Path) -> None:
         classes.rename(built)
 
 
-def mend(source: Path) -> bool:
-    """Give their map an order, where it has none; whether it had none."""
-    path = source / "tests" / "0113-cooperative_rebalance.cpp"
+def lacks_order(source: Path) -> bool:
+    """Whether their map has none."""
+    path = source / MAP_OF_THEIRS
     text = path.read_text() if path.exists() else ""
-    if NO_ORDER not in text or AN_ORDER in text:
-        return False
-    path.write_text(text.replace(NO_ORDER, AN_ORDER))
-    return True
+    return NO_ORDER in text and AN_ORDER not in text
+
+
+def mend(source: Path) -> None:
+    """Give their map an order, where it has none."""
+    if lacks_order(source):
+        path = source / MAP_OF_THEIRS
+        path.write_text(path.read_text().replace(NO_ORDER, AN_ORDER))
 
 
 def _build_tests(folder: Path) -> None:
     built = (folder / "version").exists() and (folder / JSON_PACKAGE).exists()
-    if built and not mend(folder / "source"):
+    if built and not lacks_order(folder / "source"):
         return
     folder.mkdir(parents=True, exist_ok=True)
     unavailable = folder / "unavailable"
