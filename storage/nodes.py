@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
 from typing import cast
 
@@ -92,7 +93,7 @@ class NodeStore:
     async def alive(self) -> list[Node]:
         """Nodes whose registration has not run out, ordered by id."""
         rows = await self._pool.fetch(statement("alive_nodes"))
-        return [_node(row) for row in rows]
+        return [replace(_node(row), transaction_version=row["transaction_version"]) for row in rows]
 
     async def announce(self, payloads: Sequence[str]) -> None:
         """Tells the other nodes of appends. Nothing durable depends on it: it waits for no disk."""

@@ -34,6 +34,7 @@ async def drop_unused_functions(database: Database, *, grace_ms: int = GRACE_MS)
             await connection.execute(statement("forget_functions"), name)
         await connection.execute(statement("forget_former_releases"))
         await connection.execute(statement("forget_releases_without_transactions"))
+        await connection.execute(statement("forget_former_transaction_versions"))
         return names
 
     return await database.control.transact(drop)

@@ -161,16 +161,24 @@ class TransactionStore:
         return bool(saved)
 
     async def add(
-        self, read: StoredProducer, partition_keys: Sequence[PartitionKey], group_ids: Sequence[str] = ()
+        self,
+        read: StoredProducer,
+        partition_keys: Sequence[PartitionKey],
+        group_ids: Sequence[str] = (),
+        *,
+        begins_at_zero: bool = False,
     ) -> bool:
-        """Takes partitions and groups into the transaction, which begins by that; False where `read` is no longer
-        so."""
+        """Takes partitions and groups into the transaction, which begins by that; False where `read` is no longer so.
+
+        `begins_at_zero`: its producer numbers batches anew in each transaction, so a partition that does not know it
+        waits for the one with sequence 0."""
         added = await self._hot.fetch_value(
             statement("add_to_transaction"),
             stored(read.transactional_id),
             read.revision,
             list(partition_keys),
             [stored(group_id) for group_id in group_ids],
+            begins_at_zero,
         )
         return bool(added)
 

@@ -291,6 +291,10 @@ class CommittedOffset:
 # --- nodes --------------------------------------------------------------------------------------------------------
 
 
+TRANSACTION_VERSION = 2
+"""Of this release, by upstream's feature: 2: producers name no partitions, and each transaction raises the epoch."""
+
+
 @dataclass(frozen=True, slots=True)
 class Node:
     node_id: NodeId
@@ -301,6 +305,8 @@ class Node:
     """Rises whenever a process registers under the id."""
     announced: int = field(default=0, compare=False)
     """Announcements of appends that it had sent at its last renewal."""
+    transaction_version: int = field(default=TRANSACTION_VERSION, compare=False)
+    """The highest `transaction.version` that it serves."""
 
 
 @dataclass(frozen=True, slots=True)

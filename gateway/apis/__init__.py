@@ -113,11 +113,11 @@ SERVED: tuple[Served, ...] = (
         transactions.refuse_add_partitions_to_txn,
     ),
     Served(ApiKey.ADD_OFFSETS_TO_TXN, 0, 4, transactions.add_offsets_to_txn, transactions.refuse_add_offsets_to_txn),
-    Served(ApiKey.END_TXN, 0, 4, transactions.end_txn, transactions.refuse_end_txn),
+    Served(ApiKey.END_TXN, 0, 5, transactions.end_txn, transactions.refuse_end_txn),
     Served(
         ApiKey.WRITE_TXN_MARKERS,
         1,
-        1,
+        2,
         transaction_admin.write_txn_markers,
         transaction_admin.refuse_write_txn_markers,
         max_elements=MAX_ADMIN_ELEMENTS,
@@ -125,7 +125,7 @@ SERVED: tuple[Served, ...] = (
     Served(
         ApiKey.TXN_OFFSET_COMMIT,
         0,
-        4,
+        5,
         txn_offset_commit.txn_offset_commit,
         txn_offset_commit.refuse_txn_offset_commit,
     ),

@@ -12,6 +12,7 @@ from uuid import UUID
 
 import structlog
 
+from gateway.apis.taking_in import take_in
 from gateway.log.batch_validation import Refused
 from gateway.log.partition_lookup import resolve_topics, unknown_topic
 from gateway.log.recompression import PRODUCER, Batch, wanted_codec
@@ -32,11 +33,12 @@ from protocol.messages.produce import (
 )
 from protocol.records import set_log_append_time
 from storage.errors import StorageError
-from storage.types import Appended, NewBatch, Partition, ReadRequest, ReadResult, Refusal, Topic
+from storage.types import Appended, NewBatch, Partition, PartitionKey, ReadRequest, ReadResult, Refusal, Topic
 
 log = structlog.get_logger(__name__)
 
 FIRST_VERSION_WITH_ABORTABLE = 11
+FIRST_VERSION_THAT_TAKES_IN = 12
 FIRST_VERSION_WITH_TOPIC_IDS = 13
 MIN_TIMEOUT_MS = 5_000
 """Upstream's leader appends however long that takes; a client's tiny timeout must not turn a commit into a repeat."""
@@ -59,6 +61,7 @@ class _Submitted(NamedTuple):
     partition: Partition
     outcome: asyncio.Future[Appended | Refusal]
     log_append_time_ms: int
+    producer_id: int
 
 
 _Asked = tuple[TopicProduceData, PartitionProduceData]
@@ -76,7 +79,8 @@ async def produce(request: ProduceRequest, context: RequestContext) -> ProduceRe
     request's place in line is reached: so requests of one connection enter the log as they came, whatever was awaited
     before. What must be brought to its topic's codec is so there, in its turn. Idempotence is decided in Postgres: a
     duplicate is answered with its first offset. So is whether a batch belongs to a transaction that is under way: what
-    comes behind a transaction's marker is refused.
+    comes behind a transaction's marker is refused. From version 12 on a transaction takes in the partitions that it is
+    written to (KIP-890), in the request's turn.
     """
     if request.acks not in (-1, 0, 1):
         raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks must be -1, 0 or 1, not {request.acks}")
@@ -110,7 +114,8 @@ def _attempt_at_once(
     requested: TopicProduceData, data: PartitionProduceData, context: RequestContext, transactional_id: str | None
 ) -> _Attempt | None:
     """None, and nothing done, where there is more to do than to look at the batch: its topic is not known here or is
-    not for clients, it is large or compressed or needs another codec, or somebody stands before it in line."""
+    not for clients, it is large or compressed or needs another codec, its transaction has not taken in the partition,
+    or somebody stands before it in line."""
     place = context.place
     topic = _known(requested, context)
     if topic is None or topic.internal or not place.reached:
@@ -120,7 +125,7 @@ def _attempt_at_once(
         return None
     now_ms = _wall_ms()
     verdict = context.services.validator.judge_plain(plan.batch, now_ms)
-    if verdict is None:
+    if verdict is None or _is_first(plan, verdict, context):
         return None
     attempt = _submit_partition(plan, verdict, context, now_ms, transactional_id)
     place.leave()
@@ -156,6 +161,7 @@ async def _produce_all(
                 missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
                 judged = await _judge(asked, context, missing_topic)
             judged, room_bytes = await _recompress(judged, context)
+            judged = await _take_in(judged, request.transactional_id, context)
             attempts = await _submit(asked, judged, context, request.transactional_id)
         await _settle(request, attempts)
     finally:
@@ -248,6 +254,36 @@ async def _recompress(judged: list[_Judged], context: RequestContext) -> tuple[l
         elif isinstance(plan, _Planned):
             judged[place] = plan._replace(batch=plan.batch._replace(records=memoryview(records))), head
     return judged, room_bytes
+
+
+def _is_first(plan: _Planned, head: Verdict, context: RequestContext) -> bool:
+    """Whether its transaction is to take in the batch's partition here, and nobody has heard yet that it has."""
+    return (
+        context.version >= FIRST_VERSION_THAT_TAKES_IN
+        and not isinstance(head, Refused)
+        and head.is_transactional
+        and not context.services.transactions.taken_in.has(
+            head.producer_id, head.producer_epoch, plan.partition.partition_key
+        )
+    )
+
+
+async def _take_in(judged: list[_Judged], transactional_id: str | None, context: RequestContext) -> list[_Judged]:
+    """Without the batches whose transaction does not take in their partition."""
+    if not transactional_id or context.version < FIRST_VERSION_THAT_TAKES_IN:
+        return judged
+    first: dict[tuple[int, int], dict[PartitionKey, int]] = {}
+    async for place, (plan, head) in in_pieces(enumerate(judged)):
+        if isinstance(plan, Refused) or isinstance(head, Refused) or not _is_first(plan, head, context):
+            continue
+        places = first.setdefault((head.producer_id, head.producer_epoch), {})
+        places[plan.partition.partition_key] = place
+    for producer, places in first.items():
+        if code := await take_in(transactional_id, *producer, context, partition_keys=list(places)):
+            refused = Refused(code, "the transaction does not take in the partition")
+            async for place in in_pieces(places.values()):
+                judged[place] = refused, refused
+    return judged
 
 
 def _plan(
@@ -346,7 +382,7 @@ def _submit_partition(
         ),
         context.place,
     )
-    return _Submitted(plan.topic, plan.partition, outcome, log_append_time_ms)
+    return _Submitted(plan.topic, plan.partition, outcome, log_append_time_ms, head.producer_id)
 
 
 def _log_refusal(topic: str, partition: int, refused: Refused) -> None:
@@ -416,6 +452,10 @@ async def _answer(index: int, attempt: _Attempt, context: RequestContext) -> Par
         code = REFUSAL_CODES[result]
         if result is Refusal.UNKNOWN_PARTITION and _by_id(context):
             code = ErrorCode.UNKNOWN_TOPIC_ID
+        elif result is Refusal.NOT_IN_TRANSACTION and context.version >= FIRST_VERSION_THAT_TAKES_IN:
+            # It has ended since it was heard of. Sent again, the batch is judged by what there is now.
+            context.services.transactions.taken_in.forget(attempt.producer_id)
+            code = ErrorCode.CONCURRENT_TRANSACTIONS
         elif result is Refusal.NOT_IN_TRANSACTION and context.version >= FIRST_VERSION_WITH_ABORTABLE:
             code = ErrorCode.TRANSACTION_ABORTABLE
         refused = Refused(code, f"refused by the log: {result.value}")

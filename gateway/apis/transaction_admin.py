@@ -53,6 +53,7 @@ AT_A_TIME = 1_000
 """Rows of one look at Postgres."""
 
 NO_LEADER_EPOCH = -1
+FIRST_TRANSACTION_VERSION_THAT_RAISES_EPOCHS = 2
 NOT_OPEN = -1
 """Where a transaction's start would stand, as a time or as an offset."""
 
@@ -346,6 +347,7 @@ async def _mark(marker: WritableTxnMarker, topic: Topic | ErrorCode, index: int,
             marker.producer_epoch,
             committed=marker.transaction_result,
             shard=index if topic.name == CONSUMER_OFFSETS else None,
+            raised=marker.transaction_version >= FIRST_TRANSACTION_VERSION_THAT_RAISES_EPOCHS,
         )
     except KafkaError as refused:
         return refused.code

@@ -1,6 +1,7 @@
 """AddPartitionsToTxn, AddOffsetsToTxn and EndTxn: what a transaction takes in, and how it ends.
 
-Clients name partitions and groups before they write there (KIP-98); what they have not named, the log refuses.
+Clients name partitions and groups before they write there (KIP-98); what they have not named, the log refuses. Those
+that go by `transaction.version` 2 name nothing (KIP-890): Produce and TxnOffsetCommit take in what they write to.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from storage.types import Partition, PartitionKey
 
 FIRST_VERSION_WITH_FENCED = 2
+FIRST_VERSION_THAT_RAISES_EPOCH = 5
 NO_LEADER_EPOCH = -1
 
 
@@ -102,12 +104,19 @@ def refuse_add_offsets_to_txn(
 
 
 async def end_txn(request: EndTxnRequest, context: RequestContext) -> EndTxnResponse:
-    """Answered when every reader sees how it ended."""
+    """Answered when every reader sees how it ended; from version 5 on with the epoch that the producer has now."""
     _require_id(request.transactional_id)
-    await context.services.transactions.end(
-        request.transactional_id, request.producer_id, request.producer_epoch, committed=request.committed
+    raises_epoch = context.version >= FIRST_VERSION_THAT_RAISES_EPOCH
+    producer = await context.services.transactions.end(
+        request.transactional_id,
+        request.producer_id,
+        request.producer_epoch,
+        committed=request.committed,
+        raise_epoch=raises_epoch,
     )
-    return EndTxnResponse()
+    if not raises_epoch:
+        return EndTxnResponse()
+    return EndTxnResponse(producer_id=producer.producer_id, producer_epoch=producer.producer_epoch)
 
 
 def refuse_end_txn(request: EndTxnRequest, version: int, code: ErrorCode, message: str | None) -> EndTxnResponse:

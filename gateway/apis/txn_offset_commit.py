@@ -7,6 +7,7 @@ it is told or journaled: an offset that may never count is not committed.
 from __future__ import annotations
 
 from gateway.apis.committing import Commit, Committer, Transaction, commit, commits_of, set_all
+from gateway.apis.taking_in import take_in
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces, mapped
 from protocol.errors import ErrorCode
@@ -21,11 +22,13 @@ from storage.types import Refusal
 LOADING_KNOWN_FROM = 2
 """Java producers before 2.0 fail on COORDINATOR_LOAD_IN_PROGRESS (KAFKA-7296)."""
 ABORTABLE_KNOWN_FROM = 4
+FIRST_VERSION_THAT_TAKES_IN = 5
 
 
 async def txn_offset_commit(request: TxnOffsetCommitRequest, context: RequestContext) -> TxnOffsetCommitResponse:
     """Refusals stand where OffsetCommit's do. The producer's id and epoch are judged in Postgres, as is whether
-    AddOffsetsToTxn has named the group: without it the transaction is to be aborted.
+    AddOffsetsToTxn has named the group: without it the transaction is to be aborted. From version 5 on it is taken in
+    here (KIP-890).
 
     A group must be named, other than in an OffsetCommit. Before version 3 nothing says who commits for the group: any
     transaction may, whatever members there are.
@@ -42,6 +45,8 @@ async def txn_offset_commit(request: TxnOffsetCommitRequest, context: RequestCon
         surviving += [one async for one in in_pieces(commits) if one.error is None]
     if not request.group_id:
         await set_all(surviving, ErrorCode.INVALID_GROUP_ID)
+    elif surviving and (code := await _take_in(request, context)):
+        await set_all(surviving, code)
     elif surviving:
         abortable = {Refusal.NOT_IN_TRANSACTION: ErrorCode.TRANSACTION_ABORTABLE}
         committer = Committer(
@@ -66,6 +71,13 @@ async def txn_offset_commit(request: TxnOffsetCommitRequest, context: RequestCon
             ]
         )
     )
+
+
+async def _take_in(request: TxnOffsetCommitRequest, context: RequestContext) -> ErrorCode:
+    if context.version < FIRST_VERSION_THAT_TAKES_IN:
+        return ErrorCode.NONE
+    transaction = request.transactional_id, request.producer_id, request.producer_epoch
+    return await take_in(*transaction, context, group_ids=(request.group_id,))
 
 
 def said_at(version: int, code: ErrorCode) -> ErrorCode:

@@ -89,6 +89,11 @@ class Membership:
         return next(node for node in self._alive if node.node_id == leader)
 
     @property
+    def transaction_version(self) -> int:
+        """The highest that all live nodes serve: clients by whom a transaction goes by it may write to any of them."""
+        return min(node.transaction_version for node in self._alive)
+
+    @property
     def leaders(self) -> Leaders:
         """Where clients of partitions are pointed to; another object whenever the live nodes are others."""
         return self._leaders

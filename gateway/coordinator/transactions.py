@@ -4,9 +4,9 @@ The one idea: a transaction ends in one step, so a producer is either in a trans
 states between (PrepareCommit, PrepareAbort, PrepareEpochFence) is ever seen. Where upstream answers
 CONCURRENT_TRANSACTIONS until markers are written, the answer here comes when they are.
 
-Mirrors upstream's TransactionCoordinator and TransactionMetadata (KIP-98, KIP-360, KIP-588), of clients that name the
-partitions of a transaction themselves (transaction.version below 2). It reads and writes nothing, and knows neither
-partitions nor time: `gateway/transactions/coordinator.py` asks, and writes what was decided.
+Mirrors upstream's TransactionCoordinator and TransactionMetadata (KIP-98, KIP-360, KIP-588), also for clients whose
+epoch rises with every transaction (KIP-890). It reads and writes nothing, and knows neither partitions nor time:
+`gateway/transactions/coordinator.py` asks, and writes what was decided.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Producer:
     timeout_ms: int
     state: TransactionState = TransactionState.EMPTY
     last_producer_epoch: int = NO_EPOCH
-    """The epoch before, where its owner named it to get this one: asked again by it, the answer is given again."""
+    """The epoch before, where its owner got this one by a request with it: asked again, the answer is given again."""
     previous_producer_id: int = NO_ID
     """Whose epochs were used up."""
 
@@ -76,7 +76,7 @@ class Decision:
 
 
 def needs_producer_id(producer: Producer | None) -> bool:
-    """Whether `initialize` may need an id that nobody has had."""
+    """Whether the next epoch may be one of an id that nobody has had."""
     return producer is None or producer.producer_epoch >= EXHAUSTED_FROM_EPOCH
 
 
@@ -86,38 +86,14 @@ def initialize(producer: Producer | None, asked: InitProducer, fresh_id: int) ->
         return Decision(after=Producer(fresh_id, 0, asked.timeout_ms))
     ongoing = producer.state is TransactionState.ONGOING
     if asked.names_itself:
-        if not ongoing and _asks_again(producer, asked):
+        if not ongoing and _came_of(producer, asked.producer_id, asked.producer_epoch):
             return Decision(after=producer)
         if (asked.producer_id, asked.producer_epoch) != (producer.producer_id, producer.producer_epoch):
             return Decision(ErrorCode.PRODUCER_FENCED)
-    last_epoch = producer.producer_epoch if asked.names_itself else NO_EPOCH
-    if needs_producer_id(producer):
-        after = Producer(
-            fresh_id,
-            0,
-            asked.timeout_ms,
-            last_producer_epoch=last_epoch,
-            previous_producer_id=producer.producer_id,
-        )
-    else:
-        after = replace(
-            producer,
-            producer_epoch=producer.producer_epoch + 1,
-            timeout_ms=asked.timeout_ms,
-            state=TransactionState.EMPTY,
-            last_producer_epoch=last_epoch,
-            previous_producer_id=NO_ID,
-        )
+    after = replace(_at_next_epoch(producer, fresh_id), timeout_ms=asked.timeout_ms, state=TransactionState.EMPTY)
+    if not asked.names_itself:
+        after = replace(after, last_producer_epoch=NO_EPOCH)
     return Decision(after=after, end=End(committed=False, marker_epoch=_fencing(producer)) if ongoing else None)
-
-
-def _asks_again(producer: Producer, asked: InitProducer) -> bool:
-    """Whether this is the request that `producer` came of: its answer was lost."""
-    before = producer.producer_id if producer.previous_producer_id == NO_ID else producer.previous_producer_id
-    return producer.last_producer_epoch != NO_EPOCH and (asked.producer_id, asked.producer_epoch) == (
-        before,
-        producer.last_producer_epoch,
-    )
 
 
 def add(producer: Producer | None, producer_id: int, producer_epoch: int) -> Decision:
@@ -130,7 +106,7 @@ def add(producer: Producer | None, producer_id: int, producer_epoch: int) -> Dec
 
 
 def end(producer: Producer | None, producer_id: int, producer_epoch: int, *, committed: bool) -> Decision:
-    """EndTxn. Asked again for what was done, it is answered again."""
+    """EndTxn below version 5. Asked again for what was done, it is answered again."""
     if error := _judge(producer, producer_id, producer_epoch):
         return Decision(error)
     assert producer is not None
@@ -140,6 +116,27 @@ def end(producer: Producer | None, producer_id: int, producer_epoch: int, *, com
     if producer.state is ended:
         return Decision(after=producer)
     return Decision(ErrorCode.INVALID_TXN_STATE)
+
+
+def end_and_raise_epoch(
+    producer: Producer | None, producer_id: int, producer_epoch: int, fresh_id: int, *, committed: bool
+) -> Decision:
+    """EndTxn from version 5 on: who is answered goes on at the next epoch, so that nothing it sent before counts later.
+
+    Its producer may not know whether any of it has arrived, so it may abort what has not begun."""
+    ended = TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
+    if producer is not None and _came_of(producer, producer_id, producer_epoch):
+        if producer.state is ended:
+            return Decision(after=producer)
+        over = producer.state in (TransactionState.COMPLETE_COMMIT, TransactionState.COMPLETE_ABORT)
+        return Decision(ErrorCode.INVALID_TXN_STATE if over else ErrorCode.PRODUCER_FENCED)
+    if error := _judge(producer, producer_id, producer_epoch):
+        return Decision(error)
+    assert producer is not None
+    after = replace(_at_next_epoch(producer, fresh_id), state=ended)
+    if producer.state is TransactionState.ONGOING:
+        return Decision(after=after, end=End(committed, _fencing(producer)))
+    return Decision(ErrorCode.INVALID_TXN_STATE) if committed else Decision(after=after)
 
 
 def time_out(producer: Producer | None) -> Decision:
@@ -167,3 +164,27 @@ def _judge(producer: Producer | None, producer_id: int, producer_epoch: int) -> 
 
 def _fencing(producer: Producer) -> int:
     return min(producer.producer_epoch + 1, MAX_EPOCH)
+
+
+def _at_next_epoch(producer: Producer, fresh_id: int) -> Producer:
+    """As its owner has it from now on, which it had by its present epoch."""
+    if needs_producer_id(producer):
+        number, epoch, previous_id = fresh_id, 0, producer.producer_id
+    else:
+        number, epoch, previous_id = producer.producer_id, producer.producer_epoch + 1, NO_ID
+    return replace(
+        producer,
+        producer_id=number,
+        producer_epoch=epoch,
+        last_producer_epoch=producer.producer_epoch,
+        previous_producer_id=previous_id,
+    )
+
+
+def _came_of(producer: Producer, producer_id: int, producer_epoch: int) -> bool:
+    """Whether `producer` is what a request with this id and epoch has made of it: its answer was lost."""
+    before = producer.producer_id if producer.previous_producer_id == NO_ID else producer.previous_producer_id
+    return producer.last_producer_epoch != NO_EPOCH and (producer_id, producer_epoch) == (
+        before,
+        producer.last_producer_epoch,
+    )

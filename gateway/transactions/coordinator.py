@@ -21,6 +21,7 @@ from gateway.coordinator import transactions as rules
 from gateway.coordinator.transactions import Decision, InitProducer, Producer, TransactionState
 from gateway.log.tail import Tail
 from gateway.net.pieces import in_pieces
+from gateway.transactions.taken_in import TakenIn
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import ControlType, end_marker
 from storage.errors import StorageError
@@ -41,7 +42,8 @@ to those who append elsewhere."""
 _PLACEMENT = 1 << 40
 """Shards of transactional ids are placed by numbers that no partition has."""
 
-Decide = Callable[[Producer | None], Decision]
+Decide = Callable[[Producer | None, int], Decision]
+"""Of a row, and of an id that nobody has had where the row's producer needs one."""
 
 
 class Transactions:
@@ -53,6 +55,7 @@ class Transactions:
         self._tail = tail
         self._membership = membership
         self._ending = asyncio.Semaphore(ENDS_AT_ONCE)
+        self.taken_in = TakenIn()
         self.appended: Callable[[PartitionKey, int], None] = lambda key, high_watermark: None
         """Called with a partition's new end when a marker has become durable; must not raise."""
         self.in_doubt: Callable[[], None] = lambda: None
@@ -77,15 +80,15 @@ class Transactions:
 
     async def initialize(self, transactional_id: str, asked: InitProducer) -> Producer:
         """InitProducerId: the producer at its new epoch. Raises KafkaError, StorageError."""
-        fresh_id: int | None = None
+        fresh_id = rules.NO_ID
         if not await self._store.are_known():
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "a node of an earlier release is still here")
         for _ in range(ATTEMPTS):
             read = await self._store.read(transactional_id)
             producer = _producer(read)
-            if fresh_id is None and rules.needs_producer_id(producer):
+            if fresh_id == rules.NO_ID and rules.needs_producer_id(producer):
                 fresh_id = await self._producers.allocate_producer_id()
-            decision = rules.initialize(producer, asked, rules.NO_ID if fresh_id is None else fresh_id)
+            decision = rules.initialize(producer, asked, fresh_id)
             if decision.error:
                 raise KafkaError(decision.error)
             assert decision.after is not None
@@ -100,25 +103,42 @@ class Transactions:
         producer_epoch: int,
         partition_keys: Sequence[PartitionKey] = (),
         group_ids: Sequence[str] = (),
+        *,
+        named: bool = True,
     ) -> None:
-        """Takes partitions and groups into the transaction. Raises KafkaError, StorageError."""
+        """Takes partitions and groups into the transaction. Raises KafkaError, StorageError.
+
+        `named`: by the producer. Who does not name them begins at sequence 0 in each (KIP-890)."""
         for _ in range(ATTEMPTS):
             read = await self._store.read(transactional_id)
             decision = rules.add(_producer(read), producer_id, producer_epoch)
             if decision.error:
                 raise KafkaError(decision.error)
-            if await self._store.add(read, partition_keys, group_ids):
+            if await self._store.add(read, partition_keys, group_ids, begins_at_zero=not named):
+                self.taken_in.note(producer_id, producer_epoch, partition_keys)
                 return
         raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
 
-    async def end(self, transactional_id: str, producer_id: int, producer_epoch: int, *, committed: bool) -> None:
-        """EndTxn: when this returns, the transaction has ended for every reader. Raises KafkaError, StorageError."""
+    async def end(
+        self,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        committed: bool,
+        raise_epoch: bool = False,
+    ) -> Producer:
+        """EndTxn: when this returns, the transaction has ended for every reader. Raises KafkaError, StorageError.
+
+        With `raise_epoch` (from version 5 on) the producer that is returned has the id and epoch to go on with."""
         outcome = "committed" if committed else "aborted"
-        await self._end(
-            transactional_id,
-            lambda producer: rules.end(producer, producer_id, producer_epoch, committed=committed),
-            outcome,
-        )
+
+        def decide(producer: Producer | None, fresh_id: int) -> Decision:
+            if raise_epoch:
+                return rules.end_and_raise_epoch(producer, producer_id, producer_epoch, fresh_id, committed=committed)
+            return rules.end(producer, producer_id, producer_epoch, committed=committed)
+
+        return await self._end(transactional_id, decide, outcome, raises_epoch=raise_epoch)
 
     async def abort_overdue(self) -> int:
         """Aborts transactions that have been under way for longer than their timeout; how many."""
@@ -126,7 +146,7 @@ class Transactions:
         failure: StorageError | None = None
         for overdue in await self._store.overdue(OVERDUE_AT_A_TIME):
             try:
-                await self._end(overdue.transactional_id, rules.time_out, "timed_out", started_ms=overdue.started_ms)
+                await self._end(overdue.transactional_id, _time_out, "timed_out", started_ms=overdue.started_ms)
             except KafkaError as error:
                 if error.code is not ErrorCode.INVALID_TXN_STATE:  # it has ended meanwhile
                     log.warning(
@@ -152,11 +172,13 @@ class Transactions:
         *,
         committed: bool,
         shard: int | None = None,
+        raised: bool = False,
     ) -> bool:
         """Ends the producer's transaction, all of it, if it has taken in the partition or a group of the shard; whether
         it had. Raises KafkaError, StorageError.
 
-        Judged as the partition would by what it knows: asked again when it is done, there is nothing left to do."""
+        Judged as the partition would by what it knows: asked again when it is done, there is nothing left to do.
+        `raised`: the epoch is to be a later one than that of what was written (KIP-1228)."""
         started_ms: int | None = None
         for _ in range(ATTEMPTS):
             found = await self._store.in_partition(producer_id, partition_key)
@@ -165,7 +187,7 @@ class Transactions:
             known_epoch = found.remembered_epoch
             if producer is not None and takes_in:
                 known_epoch = max(known_epoch, producer.producer_epoch)
-            if producer_epoch < known_epoch:
+            if producer_epoch < known_epoch + raised:
                 raise KafkaError(ErrorCode.INVALID_PRODUCER_EPOCH)
             if found.read is None or producer is None or not takes_in:
                 return False
@@ -185,18 +207,30 @@ class Transactions:
                 return True
         raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
 
-    async def _end(self, transactional_id: str, decide: Decide, outcome: str, *, started_ms: int | None = None) -> None:
+    async def _end(
+        self,
+        transactional_id: str,
+        decide: Decide,
+        outcome: str,
+        *,
+        started_ms: int | None = None,
+        raises_epoch: bool = False,
+    ) -> Producer:
         """`started_ms`: of the transaction that is meant, where it is not the producer who ends it."""
+        fresh_id = rules.NO_ID
         for _ in range(ATTEMPTS):
             read = await self._store.read(transactional_id)
             if started_ms is not None and read.started_ms != started_ms:
                 raise KafkaError(ErrorCode.INVALID_TXN_STATE, "it has ended, and maybe another has begun")
             producer = _producer(read)
-            decision = decide(producer)
+            if raises_epoch and producer is not None and fresh_id == rules.NO_ID and rules.needs_producer_id(producer):
+                fresh_id = await self._producers.allocate_producer_id()
+            decision = decide(producer, fresh_id)
             if decision.error:
                 raise KafkaError(decision.error)
+            assert decision.after is not None
             if decision.after == producer or await self._write(read, decision, outcome):
-                return
+                return decision.after
         raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
 
     async def _write(self, read: StoredProducer, decision: Decision, outcome: str) -> bool:
@@ -228,6 +262,7 @@ class Transactions:
                     self.in_doubt()
         if ended is None:
             return False
+        self.taken_in.forget(read.record.producer_id)
         self.observe_end(outcome)
         return True
 
@@ -251,6 +286,10 @@ class Transactions:
             self.appended(marker.partition_key, marker.base_offset + 1)
         for group_id in ended.group_ids:
             self.offsets_committed(group_id)
+
+
+def _time_out(producer: Producer | None, _fresh_id: int) -> Decision:
+    return rules.time_out(producer)
 
 
 def _producer(read: StoredProducer) -> Producer | None:

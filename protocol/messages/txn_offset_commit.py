@@ -1,7 +1,7 @@
 """TxnOffsetCommit: offsets of a group that count once the transaction commits.
 
 Version 2 brings leader epochs (KIP-320), 3 the group's member and generation (KIP-447), 4 the code
-TRANSACTION_ABORTABLE. Version 5, with which AddOffsetsToTxn need not come first (KIP-890), is absent here.
+TRANSACTION_ABORTABLE. With 5 AddOffsetsToTxn need not come first (KIP-890).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class TxnOffsetCommitRequestTopic:
     partitions: tuple[TxnOffsetCommitRequestPartition, ...] = array(TxnOffsetCommitRequestPartition)
 
 
-@message(ApiKey.TXN_OFFSET_COMMIT, versions="0-4", flexible="3+")
+@message(ApiKey.TXN_OFFSET_COMMIT, versions="0-5", flexible="3+")
 class TxnOffsetCommitRequest:
     transactional_id: str = string()
     group_id: str = string()
@@ -48,7 +48,7 @@ class TxnOffsetCommitResponseTopic:
     partitions: tuple[TxnOffsetCommitResponsePartition, ...] = array(TxnOffsetCommitResponsePartition)
 
 
-@message(ApiKey.TXN_OFFSET_COMMIT, versions="0-4", flexible="3+")
+@message(ApiKey.TXN_OFFSET_COMMIT, versions="0-5", flexible="3+")
 class TxnOffsetCommitResponse:
     throttle_time_ms: int = int32()
     topics: tuple[TxnOffsetCommitResponseTopic, ...] = array(TxnOffsetCommitResponseTopic)

@@ -1,13 +1,13 @@
 """WriteTxnMarkers: end transactions in the logs of their partitions. Brokers say it to each other, administrators to
 end a transaction that hangs (KIP-664).
 
-Version 1 is the oldest left. Version 2, which tells the transaction's version (KIP-1228), is absent here.
+Version 1 is the oldest left. Version 2 tells by which `transaction.version` a transaction began (KIP-1228).
 """
 
 from __future__ import annotations
 
 from protocol.api_keys import ApiKey
-from protocol.schema import array, boolean, int16, int32, int64, message, string, struct
+from protocol.schema import array, boolean, int8, int16, int32, int64, message, string, struct
 
 
 @struct
@@ -23,9 +23,10 @@ class WritableTxnMarker:
     transaction_result: bool = boolean()
     topics: tuple[WritableTxnMarkerTopic, ...] = array(WritableTxnMarkerTopic)
     coordinator_epoch: int = int32()
+    transaction_version: int = int8(versions="2+", default=0)
 
 
-@message(ApiKey.WRITE_TXN_MARKERS, versions="1", flexible="1+")
+@message(ApiKey.WRITE_TXN_MARKERS, versions="1-2", flexible="1+")
 class WriteTxnMarkersRequest:
     markers: tuple[WritableTxnMarker, ...] = array(WritableTxnMarker)
 
@@ -48,6 +49,6 @@ class WritableTxnMarkerResult:
     topics: tuple[WritableTxnMarkerTopicResult, ...] = array(WritableTxnMarkerTopicResult)
 
 
-@message(ApiKey.WRITE_TXN_MARKERS, versions="1", flexible="1+")
+@message(ApiKey.WRITE_TXN_MARKERS, versions="1-2", flexible="1+")
 class WriteTxnMarkersResponse:
     markers: tuple[WritableTxnMarkerResult, ...] = array(WritableTxnMarkerResult)

@@ -73,6 +73,7 @@ declare
     open_epochs    integer[] := array_fill(null::integer, array[producer_total]);
     open_first     bigint[]  := array_fill(null::bigint, array[producer_total]);
     open_begun     boolean[] := array_fill(false, array[producer_total]); -- by this call
+    open_at_zero   boolean[] := array_fill(false, array[producer_total]); -- its first batch has sequence 0
 
     state_known    boolean[] := array_fill(false, array[producer_total]);
     state_changed  boolean[] := array_fill(false, array[producer_total]);
@@ -183,7 +184,7 @@ begin
     end loop;
     if producer_total > 0 and (any_open or true = any (p_transactional)) then
         for found_row in
-            select wanted.position, o.producer_epoch, o.first_offset
+            select wanted.position, o.producer_epoch, o.first_offset, o.begins_at_zero
             from (
                 select
                     unnest(p_producer_partition_keys) as partition_key,
@@ -194,6 +195,7 @@ begin
         loop
             open_epochs[found_row.position] := found_row.producer_epoch;
             open_first[found_row.position]  := found_row.first_offset;
+            open_at_zero[found_row.position] := found_row.begins_at_zero;
         end loop;
     end if;
 
@@ -319,6 +321,11 @@ begin
                 else
                     state_counts[s] := 0;
                 end if;
+            elsif open_at_zero[s] and p_base_sequences[i] <> 0 then
+                -- Its first batch is still on the way, and would be refused behind this one.
+                refusals[i] := 'out_of_order_sequence';
+                open_chunk := false;
+                continue;
             end if;
             ring := state_counts[s] % 5 + 1;
             state_known[s]            := true;

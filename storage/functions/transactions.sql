@@ -43,7 +43,8 @@ create function add_to_transaction(
     p_transactional_id  text,
     p_revision          bigint,
     p_partition_keys    bigint[],
-    p_group_ids         text[]
+    p_group_ids         text[],
+    p_begins_at_zero    boolean   -- whether the producer numbers its batches anew in each transaction
 ) returns boolean
 language plpgsql volatile
 as $$
@@ -61,8 +62,8 @@ begin
     if not found then
         return false;
     end if;
-    insert into open_transaction (partition_key, producer_id, producer_epoch)
-    select added.partition_key, producer.producer_id, producer.producer_epoch
+    insert into open_transaction (partition_key, producer_id, producer_epoch, begins_at_zero)
+    select added.partition_key, producer.producer_id, producer.producer_epoch, p_begins_at_zero
     from (select distinct unnest(p_partition_keys) as partition_key) added
     on conflict do nothing;
     insert into transaction_group (producer_id, group_id)

@@ -24,8 +24,15 @@ returning
     (select history from cluster) as history;
 
 -- name: alive_nodes
--- Nodes whose registration has not run out.
-select node_id, listeners, rack, incarnation, announced from node where expires_at > clock_timestamp() order by node_id;
+-- Nodes whose registration has not run out, and the transaction.version that each serves; 0 where nobody knows.
+select
+    n.node_id, n.listeners, n.rack, n.incarnation, n.announced,
+    case when r.node_id is null then 0 else coalesce(f.transaction_version, 2) end as transaction_version
+from node n
+left join node_release r on r.node_id = n.node_id and r.incarnation = n.incarnation
+left join former_transaction_version f on f.function_schema = r.function_schema
+where n.expires_at > clock_timestamp()
+order by n.node_id;
 
 -- name: withdraw_node
 -- Ends a registration, unless it has been superseded.

@@ -37,3 +37,8 @@ delete from former_release f where not exists (select from pg_namespace n where 
 -- Those that nobody can call any more.
 delete from release_without_transactions w
 where not exists (select from pg_namespace n where n.nspname = w.function_schema);
+
+-- name: forget_former_transaction_versions
+-- Those that nobody can call any more.
+delete from former_transaction_version f
+where not exists (select from pg_namespace n where n.nspname = f.function_schema);

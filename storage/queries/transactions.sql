@@ -47,7 +47,7 @@ select save_transactional_producer($1, $2, $3, $4, $5, $6, $7, $8);
 
 -- name: add_to_transaction
 -- Whether the row was as it had been read, and its transaction has taken in what is given.
-select add_to_transaction($1, $2, $3, $4);
+select add_to_transaction($1, $2, $3, $4, $5);
 
 -- name: end_transaction
 -- Markers, offsets and the row, in one transaction; nothing where the row is not as it had been read.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 import time
@@ -14,12 +15,14 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from protocol.errors import ErrorCode
+from protocol.messages.api_versions import ApiVersionsRequest
 from protocol.messages.init_producer_id import InitProducerIdRequest
 from storage.schema import FUNCTION_SCHEMA, migrations
 from tests.chaos.load import Load, assert_nothing_lost
 from tests.clients.topics import create_topic
 from tests.closing import close
-from tests.cluster.previous_release import unpack
+from tests.cluster.previous_release import WITH_NAMED_PARTITIONS, unpack
+from tests.frames.transactions import Transactional, delivered, fetch
 from tests.gateway_process import GatewayFactory, GatewayProcess, free_ports
 from tests.postgres import Databases, short_directory
 from tests.wire import WireClient
@@ -144,6 +147,7 @@ async def test_the_release_before_and_this_one_serve_together_and_either_may_go(
 
         # The old one would give readers with read_committed what was not committed.
         assert await initialized(new) is ErrorCode.COORDINATOR_NOT_AVAILABLE
+        assert await transaction_version(new) == 0
 
         # Each does what the other sees.
         for one, other, name in ((old, new, doomed[0]), (new, old, doomed[1])):
@@ -185,6 +189,38 @@ async def test_the_release_before_and_this_one_serve_together_and_either_may_go(
         await sql.close()
 
 
+async def test_producers_name_their_partitions_as_long_as_a_node_wants_it(
+    gateway_factory: GatewayFactory, unmigrated_url: str
+) -> None:
+    """A client that is told of transaction.version 2 by the one would be refused by the other."""
+    with short_directory() as directory:
+        old = gateway_factory(database_url=unmigrated_url, root=unpack(directory, WITH_NAMED_PARTITIONS))
+        address = f"127.0.0.1:{free_ports(1)[0]}"
+        new = gateway_factory({"listeners": f"PLAINTEXT://{address}"}, database_url=unmigrated_url)
+        wait_for(lambda: nodes_of(old) == nodes_of(new) == {old.bootstrap, new.bootstrap}, "they do not see each other")
+        assert await transaction_version(new) == 1
+        partition = (create_topic(old.bootstrap, 1), 0)
+        async with await WireClient.connect(old.bootstrap) as first, await WireClient.connect(new.bootstrap) as second:
+            producer = Transactional(second, "named")
+            assert await producer.initialize() is ErrorCode.NONE
+            for client in (first, second):
+                assert await producer.add(partition) == [ErrorCode.NONE]
+                producer.client = client
+                assert (await producer.send(partition, b"x", version=11)).error_code == ErrorCode.NONE
+                assert await producer.end(committed=True) is ErrorCode.NONE
+            unnamed = await producer.send(partition, b"x", version=11)
+            assert unnamed.error_code == ErrorCode.TRANSACTION_ABORTABLE
+            old.stop()
+            deadline = time.monotonic() + PATIENCE_S
+            while await transaction_version(new) != 2:
+                assert time.monotonic() < deadline, "the old one has gone"
+                await asyncio.sleep(0.05)
+            producer.client = second
+            assert (await producer.send(partition, b"x", version=12)).error_code == ErrorCode.NONE
+            assert await producer.end(committed=True, version=5) is ErrorCode.NONE
+            assert len(delivered(await fetch(second, partition, 0, committed=True))) == 3
+
+
 SCHEMAS = "select nspname::text from pg_namespace where nspname ~ '^sluice_[0-9a-f]{12}$'"
 
 
@@ -193,6 +229,14 @@ async def initialized(node: GatewayProcess) -> ErrorCode:
     async with await WireClient.connect(node.bootstrap) as client:
         asked = InitProducerIdRequest(transactional_id="transactional", transaction_timeout_ms=60_000)
         return ErrorCode((await client.send(asked, 4)).error_code)
+
+
+async def transaction_version(node: GatewayProcess) -> int:
+    """What clients are told is finalized; 0: nothing."""
+    async with await WireClient.connect(node.bootstrap) as client:
+        asked = ApiVersionsRequest(client_software_name="tests", client_software_version="1")
+        finalized = (await client.send(asked, 4)).finalized_features
+    return next((each.max_version_level for each in finalized if each.name == "transaction.version"), 0)
 
 
 def assert_committed(node: GatewayProcess, topic: str, acknowledged: set[tuple[int, int]]) -> None:

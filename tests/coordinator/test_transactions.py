@@ -19,6 +19,7 @@ from gateway.coordinator.transactions import (
     TransactionState,
     add,
     end,
+    end_and_raise_epoch,
     end_for_administrator,
     initialize,
     needs_producer_id,
@@ -155,6 +156,93 @@ def test_what_has_ended_meanwhile_does_not_time_out(producer: Producer | None) -
     assert time_out(producer).error is ErrorCode.INVALID_TXN_STATE
 
 
+# --- EndTxn that raises the epoch (KIP-890) ------------------------------------------------------------------------
+
+INVALID, FENCED = ErrorCode.INVALID_TXN_STATE, ErrorCode.PRODUCER_FENCED
+
+
+def came_of_the_epoch_before(producer: Producer) -> Producer:
+    """As a request with (ID, EPOCH) has left it."""
+    return replace(producer, producer_epoch=EPOCH + 1, last_producer_epoch=EPOCH)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_a_transactions_end_raises_the_epoch_and_its_markers_have_the_new_one(committed: bool) -> None:
+    state = TransactionState.COMPLETE_COMMIT if committed else TransactionState.COMPLETE_ABORT
+    assert end_and_raise_epoch(ONGOING, ID, EPOCH, NO_ID, committed=committed) == Decision(
+        after=Producer(ID, EPOCH + 1, 60_000, state, last_producer_epoch=EPOCH), end=End(committed, EPOCH + 1)
+    )
+
+
+@pytest.mark.parametrize("producer", SETTLED)
+def test_what_has_not_begun_can_be_aborted_but_not_committed(producer: Producer) -> None:
+    assert end_and_raise_epoch(producer, ID, EPOCH, NO_ID, committed=True) == Decision(INVALID)
+    after = Producer(ID, EPOCH + 1, 60_000, TransactionState.COMPLETE_ABORT, last_producer_epoch=EPOCH)
+    assert end_and_raise_epoch(producer, ID, EPOCH, NO_ID, committed=False) == Decision(after=after)
+
+
+@pytest.mark.parametrize(
+    ("producer", "of_commit", "of_abort"),
+    [
+        (EMPTY, FENCED, FENCED),
+        (ONGOING, FENCED, FENCED),
+        (COMMITTED, ErrorCode.NONE, INVALID),
+        (ABORTED, INVALID, ErrorCode.NONE),
+    ],
+)
+def test_who_asks_again_is_answered_by_what_was_done(
+    producer: Producer, of_commit: ErrorCode, of_abort: ErrorCode
+) -> None:
+    now = came_of_the_epoch_before(producer)
+    for committed, code in ((True, of_commit), (False, of_abort)):
+        answered = end_and_raise_epoch(now, ID, EPOCH, NO_ID, committed=committed)
+        assert answered == (Decision(after=now) if code is ErrorCode.NONE else Decision(code))
+
+
+def test_the_last_epoch_is_followed_by_another_id_also_for_who_asks_again() -> None:
+    last = replace(ONGOING, producer_epoch=EXHAUSTED_FROM_EPOCH)
+    assert needs_producer_id(last)
+    decision = end_and_raise_epoch(last, ID, EXHAUSTED_FROM_EPOCH, FRESH, committed=True)
+    after = Producer(
+        FRESH,
+        0,
+        60_000,
+        TransactionState.COMPLETE_COMMIT,
+        last_producer_epoch=EXHAUSTED_FROM_EPOCH,
+        previous_producer_id=ID,
+    )
+    assert decision == Decision(after=after, end=End(committed=True, marker_epoch=MAX_EPOCH))
+    assert end_and_raise_epoch(after, ID, EXHAUSTED_FROM_EPOCH, NO_ID, committed=True) == Decision(after=after)
+    assert end_and_raise_epoch(after, ID, EXHAUSTED_FROM_EPOCH, NO_ID, committed=False) == Decision(INVALID)
+    following = end_and_raise_epoch(replace(after, state=TransactionState.ONGOING), FRESH, 0, NO_ID, committed=True)
+    assert following.after == replace(after, producer_epoch=1, last_producer_epoch=0, previous_producer_id=NO_ID), (
+        "the id before is forgotten"
+    )
+
+
+@pytest.mark.parametrize("committed", [True, False])
+@pytest.mark.parametrize("producer", [*SETTLED, ONGOING])
+def test_who_raises_an_epoch_that_it_does_not_have_is_refused(producer: Producer, committed: bool) -> None:
+    for other in (ID + 1, ID - 1):
+        decision = end_and_raise_epoch(producer, other, EPOCH, NO_ID, committed=committed)
+        assert decision == Decision(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+    for epoch in (EPOCH - 1, EPOCH + 1):
+        assert end_and_raise_epoch(producer, ID, epoch, NO_ID, committed=committed) == Decision(FENCED)
+    unknown = end_and_raise_epoch(None, ID, EPOCH, NO_ID, committed=committed)
+    assert unknown == Decision(ErrorCode.INVALID_PRODUCER_ID_MAPPING)
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_whose_transaction_timed_out_is_not_told_the_epoch_that_fenced_it(committed: bool) -> None:
+    fenced = time_out(ONGOING).after
+    assert end_and_raise_epoch(fenced, ID, EPOCH, NO_ID, committed=committed) == Decision(FENCED)
+
+
+def test_who_lost_the_answer_of_its_end_goes_on_by_init_producer_id() -> None:
+    now = came_of_the_epoch_before(COMMITTED)
+    assert initialize(now, itself(), NO_ID) == Decision(after=now)
+
+
 # --- by property --------------------------------------------------------------------------------------------------
 
 
@@ -184,7 +272,16 @@ def test_of_many_owners_only_the_newest_gets_on(seed: int) -> None:
             case 1:
                 decision = add(producer, *owner)
                 assert (decision.error is ErrorCode.NONE) == (owner == current)
-            case 2 | 3:
+            case 2:
+                fresh += 1
+                decision = end_and_raise_epoch(producer, *owner, fresh, committed=chance.random() < 0.5)
+                if decision.error is ErrorCode.NONE and decision.after != producer:
+                    assert owner == current
+                    assert decision.after is not None
+                    identity = (decision.after.producer_id, decision.after.producer_epoch)
+                    assert identity not in owners
+                    owners.append(identity)
+            case 3:
                 decision = end(producer, *owner, committed=chance.random() < 0.5)
                 assert decision.end is None or owner == current
             case _:

@@ -112,13 +112,19 @@ class Transactional:
         return ErrorCode((await self.client.send(asked, version)).topics[0].partitions[0].error_code)
 
     async def end(self, *, committed: bool, version: int = 3) -> ErrorCode:
+        """From version 5 on it goes on with the id and epoch that are answered."""
         asked = EndTxnRequest(
             transactional_id=self.transactional_id,
             producer_id=self.producer_id,
             producer_epoch=self.producer_epoch,
             committed=committed,
         )
-        return ErrorCode((await self.client.send(asked, version)).error_code)
+        answer = await self.client.send(asked, version)
+        assert (answer.producer_id == -1) is (version < 5 or answer.error_code != ErrorCode.NONE)
+        if answer.producer_id != -1:
+            self.producer_id, self.producer_epoch = answer.producer_id, answer.producer_epoch
+            self.sequences.clear()
+        return ErrorCode(answer.error_code)
 
 
 async def produce(

@@ -31,6 +31,7 @@ delete from topic; delete from broker_config; delete from node_release; delete f
 delete from former_release; delete from transactional_producer; delete from open_transaction;
 delete from aborted_transaction; delete from transaction_group; delete from pending_offset;
 delete from release_without_transactions;
+delete from former_transaction_version;
 """
 
 

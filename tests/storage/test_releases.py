@@ -33,6 +33,7 @@ async def test_functions_go_when_nobody_has_called_them_for_long(database: Datab
     await make(sql, FORMER, "sluice_not_a_release")
     for table in ("former_release", "release_without_transactions"):
         await sql.execute(f"insert into {table} values ($1)", FORMER)
+    await sql.execute("insert into former_transaction_version values ($1, 1)", FORMER)
     assert await drop_unused_functions(database, grace_ms=HOUR_MS) == [], "seen for the first time"
     await sql.execute(AGE)
     assert await sql.fetchval("select count(*) from former_release") == 1
@@ -40,6 +41,7 @@ async def test_functions_go_when_nobody_has_called_them_for_long(database: Datab
     assert await schemas(sql) == {FUNCTION_SCHEMA, "sluice_not_a_release"}
     assert await sql.fetchval("select count(*) from former_release") == 0
     assert await sql.fetchval("select count(*) from release_without_transactions") == 0
+    assert await sql.fetchval("select count(*) from former_transaction_version") == 0
     await sql.execute(AGE)
     assert await drop_unused_functions(database, grace_ms=HOUR_MS) == [], "its own are in use"
     await sql.execute("drop schema sluice_not_a_release cascade")

@@ -405,3 +405,29 @@ async def test_transactions_wait_until_the_last_node_that_does_not_know_them_has
     await sql.execute("update node set expires_at = now() + interval '1 hour', incarnation = incarnation + 1")
     await sql.execute("delete from node_release")
     assert not await transactions.are_known(), "it does not say what it is"
+
+
+async def test_every_live_node_is_known_by_the_version_that_its_release_serves(
+    database: Database, sql: asyncpg.Connection
+) -> None:
+    nodes = NodeStore(database)
+    ids = [await nodes.register(f"node:{port}", {"PLAINTEXT": ("node", port)}, None, 60_000) for port in range(1, 5)]
+    for node_id, name in zip(ids, ("sluice_0123456789ab", "sluice_ba9876543210"), strict=False):
+        await sql.execute("update node_release set function_schema = $2 where node_id = $1", node_id, name)
+    await sql.execute("insert into former_transaction_version values ('sluice_0123456789ab', 1)")
+    await sql.execute("delete from node_release where node_id = $1", ids[3])
+    served = {node.node_id: node.transaction_version for node in await nodes.alive()}
+    assert served == dict(zip(ids, (1, 2, 2, 0), strict=True))
+
+
+async def test_a_partition_that_does_not_know_the_producer_takes_sequence_0_first(
+    log: LogStore, key: PartitionKey, transactions: TransactionStore
+) -> None:
+    for producer, begins_at_zero in ((FIRST, True), (SECOND, False)):
+        name = str(producer.producer_id)
+        assert await transactions.save(await transactions.read(name), producer)
+        assert await transactions.add(await transactions.read(name), [key], begins_at_zero=begins_at_zero)
+    late, first, second = (transactional(key, sequence) for sequence in (1, 0, 1))
+    outcomes = await log.append([late, first, second, transactional(key, 9, SECOND)])
+    assert outcomes[0] is Refusal.OUT_OF_ORDER_SEQUENCE
+    assert [each.base_offset for each in outcomes[1:] if isinstance(each, Appended)] == [0, 1, 2]

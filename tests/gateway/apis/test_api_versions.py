@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -20,14 +21,17 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.api_versions import ApiVersionsRequest
 from protocol.schema import message_schema
 
-HIGHEST = {ApiKey.ADD_PARTITIONS_TO_TXN: 3, ApiKey.END_TXN: 4, ApiKey.TXN_OFFSET_COMMIT: 4, ApiKey.WRITE_TXN_MARKERS: 1}
-"""Later versions are of transaction.version 2, which is not offered."""
+HIGHEST = {ApiKey.ADD_PARTITIONS_TO_TXN: 3}
+"""Brokers say later ones to each other: a partition's leader to the coordinator."""
 
 REFERENCE = Path(__file__).parents[2] / "protocol" / "reference" / "messages-4.2.json"
 
 
+MEMBERSHIP = SimpleNamespace(transaction_version=2)
+
+
 def context(version: int, connection: ConnectionInfo) -> RequestContext:
-    services = cast(Services, None)
+    services = cast(Services, SimpleNamespace(membership=MEMBERSHIP, catalog=SimpleNamespace(revision=7)))
     return RequestContext(
         ApiKey.API_VERSIONS, version, 1, "client", connection, services, served=served_versions(SERVED)
     )
@@ -73,14 +77,22 @@ def test_produce_is_advertised_from_0_and_nothing_else_is_promised_beyond_what_i
 
 
 @pytest.mark.parametrize("version", range(5))
-async def test_api_versions_lists_the_table_and_no_features(version: int) -> None:
+async def test_api_versions_lists_the_table(version: int) -> None:
     connection = ConnectionInfo("c", "/127.0.0.1")
     request = ApiVersionsRequest(client_software_name="librdkafka", client_software_version="2.16.0-rc.1")
     response = await api_versions(request, context(version, connection))
     assert response.api_keys == served_versions(SERVED)
-    assert response.supported_features == response.finalized_features == ()
-    assert response.finalized_features_epoch == -1
     assert connection.client_software_name == ("librdkafka" if version >= 3 else "")
+
+
+@pytest.mark.parametrize("served", range(3))
+async def test_a_feature_is_finalized_at_what_every_node_serves(served: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MEMBERSHIP, "transaction_version", served)
+    request = ApiVersionsRequest(client_software_name="a", client_software_version="1")
+    response = await api_versions(request, context(4, ConnectionInfo("c", "/127.0.0.1")))
+    levels = {each.name: each.max_version_level for each in response.finalized_features}
+    assert levels == {"group.version": 1} | ({"transaction.version": served} if served else {})
+    assert response.finalized_features_epoch == 7
 
 
 @pytest.mark.parametrize(

@@ -12,21 +12,18 @@ import kafka.integration.KafkaServerTestHarness;
 import kafka.network.SocketServer;
 import net.bytebuddy.ByteBuddy;
 import net.bytebuddy.agent.ByteBuddyAgent;
-import net.bytebuddy.asm.Advice;
 import net.bytebuddy.dynamic.loading.ClassReloadingStrategy;
 import net.bytebuddy.implementation.FixedValue;
 import net.bytebuddy.implementation.MethodDelegation;
 import net.bytebuddy.implementation.bind.annotation.Argument;
 import net.bytebuddy.implementation.bind.annotation.This;
 import org.apache.kafka.common.TopicPartition;
-import org.apache.kafka.common.protocol.ApiKeys;
 import org.apache.kafka.metadata.LeaderAndIsr;
 import scala.jdk.javaapi.CollectionConverters;
 
 /**
  * Helpers of Kafka's tests that look into brokers of this process, of which there are none: their waits are over, and
- * whatever broker a test would send its request to, it goes to the first of those outside. Transactions are of
- * version 1 there.
+ * whatever broker a test would send its request to, it goes to the first of those outside.
  */
 public final class Tests {
     private static final int FIRST = 1;
@@ -60,11 +57,6 @@ public final class Tests {
                 .intercept(MethodDelegation.to(Door.class))
                 .make()
                 .load(requests.getClassLoader(), ClassReloadingStrategy.fromInstalledAgent());
-        new ByteBuddy()
-                .redefine(ApiKeys.class)
-                .visit(Advice.to(LastVersion.class).on(named("latestVersion")))
-                .make()
-                .load(ApiKeys.class.getClassLoader(), ClassReloadingStrategy.fromInstalledAgent());
         try {
             Class<?> groups = Class.forName("kafka.server.GroupCoordinatorBaseRequestTest");
             // So says each of no brokers.
@@ -76,20 +68,6 @@ public final class Tests {
                     .load(groups.getClassLoader(), ClassReloadingStrategy.fromInstalledAgent());
         } catch (ClassNotFoundException older) {
             // Only later versions have published it.
-        }
-    }
-
-    /** Tests that go through all versions of a request end with the last one before transaction.version 2. */
-    public static final class LastVersion {
-        private LastVersion() {}
-
-        @Advice.OnMethodExit
-        static void limit(@Advice.This ApiKeys key, @Advice.Return(readOnly = false) short version) {
-            if (key == ApiKeys.TXN_OFFSET_COMMIT && version > 4) {
-                version = 4;
-            } else if (key == ApiKeys.WRITE_TXN_MARKERS && version > 1) {
-                version = 1;
-            }
         }
     }
 
