@@ -200,8 +200,8 @@ def test_who_asks_again_is_answered_by_what_was_done(
 
 
 def test_the_last_epoch_is_followed_by_another_id_also_for_who_asks_again() -> None:
+    assert [needs_producer_id(replace(ONGOING, producer_epoch=epoch)) for epoch in (32765, 32766)] == [False, True]
     last = replace(ONGOING, producer_epoch=EXHAUSTED_FROM_EPOCH)
-    assert needs_producer_id(last)
     decision = end_and_raise_epoch(last, ID, EXHAUSTED_FROM_EPOCH, FRESH, committed=True)
     after = Producer(
         FRESH,

@@ -6,6 +6,7 @@ import asyncio
 import importlib
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import asyncpg
 import pytest
@@ -218,3 +219,34 @@ async def outlive(database_url: str) -> None:
         await connection.execute("update sluice.transactional_producer set started_at = started_at - interval '1 hour'")
     finally:
         await connection.close()
+
+
+async def test_when_its_epochs_are_used_up_a_producer_goes_on_under_another_id(
+    nodes: tuple[DataPlane, DataPlane], database_url: str
+) -> None:
+    node, other = nodes
+    topic = await node.create_topic("t")
+    first = await node.transactions.initialize("p", InitProducer(60_000))
+    sql = await asyncpg.connect(database_url)
+    try:
+        await sql.execute("update sluice.transactional_producer set producer_epoch = 32765")
+    finally:
+        await sql.close()
+    producer = replace(first, producer_epoch=32765)
+    identities: list[tuple[int, int]] = []
+    for number in range(3):
+        await node.transactions.add("p", producer.producer_id, producer.producer_epoch, keys(topic), named=False)
+        assert await write(node, topic, producer, 0) == 2 * number
+        asked = ("p", producer.producer_id, producer.producer_epoch)
+        producer = await node.transactions.end(*asked, committed=True, raise_epoch=True)
+        again = await other.transactions.end(*asked, committed=True, raise_epoch=True)
+        assert again == producer
+        identities.append((producer.producer_id, producer.producer_epoch))
+    fresh_id = identities[1][0]
+    assert identities == [(first.producer_id, 32766), (fresh_id, 0), (fresh_id, 1)]
+    assert fresh_id != first.producer_id
+    assert await committed(other, topic, 0) == ([0, 1, 2, 3, 4, 5], [])
+
+
+def keys(topic: Topic) -> list[PartitionKey]:
+    return [partition.partition_key for partition in topic.partitions]
