@@ -93,7 +93,13 @@ class NodeStore:
     async def alive(self) -> list[Node]:
         """Nodes whose registration has not run out, ordered by id."""
         rows = await self._pool.fetch(statement("alive_nodes"))
-        return [replace(_node(row), transaction_version=row["transaction_version"]) for row in rows]
+        return [
+            replace(_node(row), transaction_version=row["transaction_version"], read_ms=row["read_ms"]) for row in rows
+        ]
+
+    async def finalize(self, levels: Mapping[str, int]) -> None:
+        """Sets the levels of features, by which all nodes go from then on."""
+        await self._pool.fetch(statement("finalize_features"), list(levels), list(levels.values()))
 
     async def announce(self, payloads: Sequence[str]) -> None:
         """Tells the other nodes of appends. Nothing durable depends on it: it waits for no disk."""

@@ -306,7 +306,9 @@ class Node:
     announced: int = field(default=0, compare=False)
     """Announcements of appends that it had sent at its last renewal."""
     transaction_version: int = field(default=TRANSACTION_VERSION, compare=False)
-    """The highest `transaction.version` that it serves."""
+    """By which it lets clients go."""
+    read_ms: int = field(default=0, compare=False)
+    """When this was read, by Postgres' clock (Unix ms)."""
 
 
 @dataclass(frozen=True, slots=True)

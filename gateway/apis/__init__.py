@@ -11,6 +11,7 @@ from gateway.apis import (
     configs,
     consumer_groups,
     delete_records,
+    features,
     fetch,
     find_coordinator,
     group_admin,
@@ -166,6 +167,14 @@ SERVED: tuple[Served, ...] = (
         brokers.refuse_list_partition_reassignments,
     ),
     Served(ApiKey.OFFSET_DELETE, 0, 0, offset_delete.offset_delete, offset_delete.refuse_offset_delete),
+    Served(
+        ApiKey.UPDATE_FEATURES,
+        0,
+        2,
+        features.update_features,
+        features.refuse_update_features,
+        max_elements=MAX_ADMIN_ELEMENTS,
+    ),
     Served(ApiKey.DESCRIBE_CLUSTER, 0, 2, metadata.describe_cluster, metadata.refuse_describe_cluster),
     Served(
         ApiKey.DESCRIBE_PRODUCERS,

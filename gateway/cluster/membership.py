@@ -19,7 +19,7 @@ from gateway.cluster.placement import Leaders
 from gateway.config.listeners import render_address, render_listeners
 from storage.errors import StorageConflict
 from storage.nodes import NodeStore, Unregistered
-from storage.types import Address, Node, NodeId, PartitionKey
+from storage.types import TRANSACTION_VERSION, Address, Node, NodeId, PartitionKey
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +38,8 @@ class Membership:
         self._ttl_ms = ttl_ms
         self._self_node: Node | None = None
         self._alive: list[Node] = []
+        self._transaction_version = TRANSACTION_VERSION
+        self._read_ms = 0
         self._leaders = Leaders(())
         self.leads: Callable[[PartitionKey], bool] = lambda key: False
         """Whether clients of a partition are pointed to this node; another object when the live nodes are others."""
@@ -90,8 +92,13 @@ class Membership:
 
     @property
     def transaction_version(self) -> int:
-        """The highest that all live nodes serve: clients by whom a transaction goes by it may write to any of them."""
-        return min(node.transaction_version for node in self._alive)
+        """What all live nodes let clients go by: whose transactions go by it may write to any of them."""
+        return self._transaction_version
+
+    @property
+    def read_ms(self) -> int:
+        """When that was read, by Postgres' clock (Unix ms): of two nodes the later one knows better."""
+        return self._read_ms
 
     @property
     def leaders(self) -> Leaders:
@@ -152,12 +159,19 @@ class Membership:
         """Forgets another node, which must not be alive. Raises StorageError."""
         return await self._store.unregister(node_id)
 
+    async def finalize(self, levels: Mapping[str, int]) -> None:
+        """Sets the levels of features for all nodes; this one goes by them when this returns. Raises StorageError."""
+        await self._store.finalize(levels)
+        self._take(await self._store.alive())
+
     def _registered(self) -> None:
         now_s = asyncio.get_running_loop().time()
         self._known_since_s = now_s + (self._ttl_ms / 1000 if len(self._alive) > 1 else 0)
         self.registered()
 
     def _take(self, alive: list[Node]) -> None:
+        self._transaction_version = min((node.transaction_version for node in alive), default=TRANSACTION_VERSION)
+        self._read_ms = max((node.read_ms for node in alive), default=self._read_ms)
         others = [node for node in alive if node.node_id != self.node_id]
         before = {node.node_id for node in self._alive}
         self._alive = sorted([*others, self.self_node], key=lambda node: node.node_id)

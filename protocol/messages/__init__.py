@@ -45,6 +45,7 @@ from protocol.messages import (
     sync_group,
     txn_offset_commit,
     unregister_broker,
+    update_features,
     write_txn_markers,
 )
 from protocol.schema import declared_messages, find_message
@@ -92,5 +93,6 @@ __all__ = [
     "sync_group",
     "txn_offset_commit",
     "unregister_broker",
+    "update_features",
     "write_txn_markers",
 ]

@@ -1,4 +1,4 @@
--- Transactions whose producers name no partitions (KIP-890).
+-- Transactions whose producers name no partitions (KIP-890), and features, by whose levels clients go (KIP-584).
 
 alter table open_transaction add column begins_at_zero boolean not null default false;
 
@@ -19,3 +19,10 @@ select n.nspname, case when w.function_schema is null then 1 else 0 end
 from pg_namespace n
 left join release_without_transactions w on w.function_schema = n.nspname
 where n.nspname ~ '^sluice_[0-9a-f]{12}$';
+
+create table finalized_feature (
+    name   text primary key,
+    level  smallint not null
+);
+
+comment on table finalized_feature is 'Features whose level an administrator has set; the others are at the highest that all nodes serve.';

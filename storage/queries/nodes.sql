@@ -24,10 +24,15 @@ returning
     (select history from cluster) as history;
 
 -- name: alive_nodes
--- Nodes whose registration has not run out, and the transaction.version that each serves; 0 where nobody knows.
+-- Nodes whose registration has not run out, and the transaction.version by which each lets clients go: what its release
+-- serves (0 where nobody knows), at most what is finalized. And when this was read.
 select
     n.node_id, n.listeners, n.rack, n.incarnation, n.announced,
-    case when r.node_id is null then 0 else coalesce(f.transaction_version, 2) end as transaction_version
+    least(
+        case when r.node_id is null then 0 else coalesce(f.transaction_version, 2) end,
+        (select level from finalized_feature where name = 'transaction.version')
+    ) as transaction_version,
+    (extract(epoch from clock_timestamp()) * 1000)::bigint as read_ms
 from node n
 left join node_release r on r.node_id = n.node_id and r.incarnation = n.incarnation
 left join former_transaction_version f on f.function_schema = r.function_schema
@@ -125,3 +130,12 @@ select
 from node n cross join cluster c
 where n.expires_at > clock_timestamp()
 order by n.node_id;
+
+-- name: finalize_features
+-- Sets the levels, and wakes the nodes.
+with finalized as (
+    insert into finalized_feature (name, level)
+    select unnest($1::text[]), unnest($2::smallint[])
+    on conflict (name) do update set level = excluded.level
+)
+select pg_notify('sluice_nodes', 'features');

@@ -10,9 +10,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+from gateway.apis.api_versions import api_versions
 from gateway.apis.brokers import list_partition_reassignments, unregister_broker
 from gateway.apis.configs import alter_configs, describe_configs, incremental_alter_configs, list_config_resources
 from gateway.apis.described_topics import DescribedTopics
+from gateway.apis.features import update_features
 from gateway.apis.log_dirs import describe_log_dirs
 from gateway.apis.metadata import describe_cluster, describe_topic_partitions, metadata
 from gateway.apis.topics import create_partitions, create_topics, delete_topics
@@ -49,6 +51,8 @@ HANDLERS: dict[ApiKey, Handler] = {
     ApiKey.LIST_CONFIG_RESOURCES: list_config_resources,
     ApiKey.DESCRIBE_LOG_DIRS: describe_log_dirs,
     ApiKey.UNREGISTER_BROKER: unregister_broker,
+    ApiKey.UPDATE_FEATURES: update_features,
+    ApiKey.API_VERSIONS: api_versions,
     ApiKey.LIST_PARTITION_REASSIGNMENTS: list_partition_reassignments,
 }
 

@@ -37,11 +37,8 @@ UNSTABLE_FROM = {ApiKey.INIT_PRODUCER_ID: 6}
 
 LEFT_OUT_FROM = {
     ApiKey.ADD_PARTITIONS_TO_TXN: 4,
-    ApiKey.END_TXN: 5,
-    ApiKey.WRITE_TXN_MARKERS: 2,
-    ApiKey.TXN_OFFSET_COMMIT: 5,
 }
-"""Versions of upstream's second protocol of transactions (KIP-890), or that only brokers speak; we leave them out."""
+"""Versions that only brokers speak."""
 
 APIS = [
     "ApiVersions",
@@ -64,6 +61,7 @@ APIS = [
     "ListConfigResources",
     "ListPartitionReassignments",
     "UnregisterBroker",
+    "UpdateFeatures",
     "FindCoordinator",
     "JoinGroup",
     "Heartbeat",

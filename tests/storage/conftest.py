@@ -32,6 +32,7 @@ delete from former_release; delete from transactional_producer; delete from open
 delete from aborted_transaction; delete from transaction_group; delete from pending_offset;
 delete from release_without_transactions;
 delete from former_transaction_version;
+delete from finalized_feature;
 """
 
 

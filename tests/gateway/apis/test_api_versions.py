@@ -27,11 +27,11 @@ HIGHEST = {ApiKey.ADD_PARTITIONS_TO_TXN: 3}
 REFERENCE = Path(__file__).parents[2] / "protocol" / "reference" / "messages-4.2.json"
 
 
-MEMBERSHIP = SimpleNamespace(transaction_version=2)
+MEMBERSHIP = SimpleNamespace(transaction_version=2, read_ms=7)
 
 
 def context(version: int, connection: ConnectionInfo) -> RequestContext:
-    services = cast(Services, SimpleNamespace(membership=MEMBERSHIP, catalog=SimpleNamespace(revision=7)))
+    services = cast(Services, SimpleNamespace(membership=MEMBERSHIP))
     return RequestContext(
         ApiKey.API_VERSIONS, version, 1, "client", connection, services, served=served_versions(SERVED)
     )

@@ -1,0 +1,115 @@
+"""UpdateFeatures: the levels by which clients and brokers go (KIP-584).
+
+The one idea: a level says what clients are told, not what is served. Whoever comes by a lower one is served as ever.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from enum import IntEnum
+
+import structlog
+
+from gateway.cluster.membership import Membership
+from gateway.net.context import RequestContext
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.update_features import (
+    FeatureUpdateKey,
+    UpdatableFeatureResult,
+    UpdateFeaturesRequest,
+    UpdateFeaturesResponse,
+)
+from storage.types import TRANSACTION_VERSION
+
+log = structlog.get_logger(__name__)
+
+GROUPS, TRANSACTIONS = "group.version", "transaction.version"
+LOWEST_LEVEL = 0
+SUPPORTED = {GROUPS: 1, TRANSACTIONS: TRANSACTION_VERSION}
+"""Feature → its highest level. The consumer protocol (`group.version` 1, KIP-848) is always served."""
+
+FIRST_VERSION_WITH_UPGRADE_TYPE = 1
+FIRST_VERSION_WITHOUT_RESULTS = 2
+
+
+class UpgradeType(IntEnum):
+    """Upstream: FeatureUpdate.UpgradeType."""
+
+    UPGRADE = 1
+    SAFE_DOWNGRADE = 2
+    UNSAFE_DOWNGRADE = 3
+
+
+def finalized(membership: Membership) -> dict[str, int]:
+    """Feature → the level by which clients go."""
+    return {GROUPS: SUPPORTED[GROUPS], TRANSACTIONS: membership.transaction_version}
+
+
+async def update_features(request: UpdateFeaturesRequest, context: RequestContext) -> UpdateFeaturesResponse:
+    """All of them or none. A level that is lowered loses nothing, so how it may be lowered makes no difference."""
+    if any(count > 1 for count in Counter(update.feature for update in request.feature_updates).values()):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "a feature appears more than once")
+    membership = context.services.membership
+    levels = finalized(membership)
+    for update in request.feature_updates:
+        if reason := _why_not(update, levels.get(update.feature, LOWEST_LEVEL), context.version):
+            message = f"Invalid update version {update.max_version_level} for feature {update.feature}. {reason}"
+            return _refused(request, context.version, update.feature, message)
+    asked = {update.feature: update.max_version_level for update in request.feature_updates}
+    changed = {name: level for name, level in asked.items() if level != levels[name]}
+    if changed and not request.validate_only:
+        await membership.finalize(changed)
+        log.info("features finalized", levels=changed)
+    done = (UpdatableFeatureResult(feature=name, error_message=None) for name in asked)
+    return UpdateFeaturesResponse(error_message=None, results=tuple(done))
+
+
+def _why_not(update: FeatureUpdateKey, current: int, version: int) -> str | None:
+    if version < FIRST_VERSION_WITH_UPGRADE_TYPE:
+        kind = UpgradeType.SAFE_DOWNGRADE if update.allow_downgrade else UpgradeType.UPGRADE
+    elif update.upgrade_type in frozenset(UpgradeType):
+        kind = UpgradeType(update.upgrade_type)
+    else:
+        return "The controller does not support the given upgrade type."
+    level, highest = update.max_version_level, SUPPORTED.get(update.feature)
+    if level < LOWEST_LEVEL:
+        return "A feature version cannot be less than 0."
+    if highest is None:
+        return "No node supports this feature."
+    if level > highest:
+        return f"Nodes only support versions {LOWEST_LEVEL}-{highest}."
+    if level < current and kind is UpgradeType.UPGRADE:
+        return (
+            "Can't downgrade the version of this feature without setting the upgrade type to either safe or unsafe"
+            " downgrade."
+        )
+    if level > current and kind is not UpgradeType.UPGRADE:
+        return "Can't downgrade to a newer version."
+    if update.feature == GROUPS and level < current:
+        return "The consumer protocol is always served."
+    return None
+
+
+def _refused(request: UpdateFeaturesRequest, version: int, feature: str, message: str) -> UpdateFeaturesResponse:
+    """As upstream: one code for all where there is no other, else by feature."""
+    code = ErrorCode.INVALID_UPDATE_VERSION
+    if version >= FIRST_VERSION_WITHOUT_RESULTS:
+        whole = f"The update failed for all features since the following feature had an error: {message}"
+        return UpdateFeaturesResponse(error_code=code, error_message=whole)
+    return UpdateFeaturesResponse(
+        error_message=None,
+        results=tuple(
+            UpdatableFeatureResult(
+                feature=update.feature,
+                error_code=code,
+                error_message=message if update.feature == feature else f"Nothing was changed: {message}",
+            )
+            for update in request.feature_updates
+        ),
+    )
+
+
+def refuse_update_features(
+    request: UpdateFeaturesRequest, version: int, code: ErrorCode, message: str | None
+) -> UpdateFeaturesResponse:
+    return UpdateFeaturesResponse(error_code=code, error_message=message)

@@ -1,0 +1,115 @@
+"""UpdateFeatures, on a real Postgres: which levels may be set, who goes by them, and what is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from protocol.api_keys import ApiKey
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.api_versions import ApiVersionsRequest
+from protocol.messages.update_features import FeatureUpdateKey, UpdateFeaturesRequest
+from tests.gateway.admin import AdminNode, admin_node
+
+OK, INVALID = ErrorCode.NONE, ErrorCode.INVALID_UPDATE_VERSION
+TRANSACTIONS, GROUPS = "transaction.version", "group.version"
+UPGRADE, SAFE, UNSAFE = 1, 2, 3
+
+
+def to(level: int, how: int = UPGRADE, feature: str = TRANSACTIONS) -> FeatureUpdateKey:
+    """Version 0 has its own word for how."""
+    return FeatureUpdateKey(feature=feature, max_version_level=level, allow_downgrade=how != UPGRADE, upgrade_type=how)
+
+
+async def ask(node: AdminNode, *updates: FeatureUpdateKey, version: int = 1, **given: Any) -> Any:
+    return await node.ask(ApiKey.UPDATE_FEATURES, UpdateFeaturesRequest(feature_updates=updates, **given), version)
+
+
+async def levels(node: AdminNode) -> tuple[dict[str, int], int]:
+    """As clients are told, and the epoch of it."""
+    asked = ApiVersionsRequest(client_software_name="tests", client_software_version="1")
+    answer = await node.ask(ApiKey.API_VERSIONS, asked, 4)
+    finalized = {each.name: each.max_version_level for each in answer.finalized_features}
+    return finalized, answer.finalized_features_epoch
+
+
+@pytest.mark.parametrize("version", range(3))
+async def test_a_level_is_lowered_and_raised_for_every_node(database_url: str, version: int) -> None:
+    async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
+        before, epoch = await levels(node)
+        assert before == {TRANSACTIONS: 2, GROUPS: 1}
+        for level, how in ((1, SAFE), (0, SAFE), (2, UPGRADE)):
+            answer = await ask(node, to(level, how), version=version)
+            assert (answer.error_code, answer.error_message) == (OK, None)
+            results = [(each.feature, each.error_code, each.error_message) for each in answer.results]
+            assert results == ([] if version == 2 else [(TRANSACTIONS, OK, None)])
+            expected = {GROUPS: 1} | ({TRANSACTIONS: level} if level else {})
+            now, later = await levels(node)
+            assert now == expected
+            assert later > epoch, "clients believe nothing else"
+            epoch = later
+            await other.membership.renew()
+            assert await levels(other) == (expected, other.membership.read_ms)
+            assert other.membership.read_ms >= epoch
+
+
+async def test_a_level_stands_when_its_node_comes_back(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        await ask(node, to(1, UNSAFE))
+    async with admin_node(database_url) as node:
+        assert (await levels(node))[0][TRANSACTIONS] == 1
+
+
+@pytest.mark.parametrize(
+    ("update", "reason"),
+    [
+        (to(1), "Can't downgrade the version of this feature without setting the upgrade type to either safe or"),
+        (to(3), "Nodes only support versions 0-2."),
+        (to(-1, SAFE), "A feature version cannot be less than 0."),
+        (to(1, 0), "The controller does not support the given upgrade type."),
+        (to(1, 4), "The controller does not support the given upgrade type."),
+        (to(1, feature="metadata.version"), "No node supports this feature."),
+        (to(0, SAFE, feature=GROUPS), "The consumer protocol is always served."),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_what_cannot_be_set_is_refused_and_nothing_else_is_set(
+    database_url: str, update: FeatureUpdateKey, reason: str
+) -> None:
+    message = f"Invalid update version {update.max_version_level} for feature {update.feature}. {reason}"
+    first = to(1, SAFE) if update.feature != TRANSACTIONS else to(1, UPGRADE, feature=GROUPS)
+    async with admin_node(database_url) as node:
+        answer = await ask(node, first, update)
+        assert answer.error_code == OK
+        assert [each.error_code for each in answer.results] == [INVALID, INVALID]
+        assert answer.results[1].error_message.startswith(message)
+        assert answer.results[0].error_message.startswith("Nothing was changed: ")
+        whole = await ask(node, first, update, version=2)
+        assert whole.error_code == INVALID
+        said = "The update failed for all features since the following feature had an error: "
+        assert whole.error_message.startswith(said + message)
+        assert (await levels(node))[0] == {TRANSACTIONS: 2, GROUPS: 1}
+
+
+async def test_a_level_is_raised_by_an_upgrade_alone(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        await ask(node, to(0, SAFE))
+        for how in (SAFE, UNSAFE):
+            answer = await ask(node, to(2, how))
+            assert answer.results[0].error_message.endswith("Can't downgrade to a newer version.")
+        assert (await ask(node, to(0))).results[0].error_code == OK, "as it is"
+
+
+async def test_who_only_asks_changes_nothing(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        answer = await ask(node, to(1, SAFE), validate_only=True)
+        assert answer.results[0].error_code == OK
+        assert (await levels(node))[0][TRANSACTIONS] == 2
+
+
+async def test_a_feature_may_be_named_once(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        with pytest.raises(KafkaError) as refused:
+            await ask(node, to(1, SAFE), to(1, SAFE))
+        assert refused.value.code is ErrorCode.INVALID_REQUEST
