@@ -16,8 +16,10 @@ import kafka.server.KafkaConfig;
 import kafka.server.QuorumTestHarness;
 import org.apache.kafka.clients.admin.Admin;
 import org.apache.kafka.clients.admin.AdminClientConfig;
+import org.apache.kafka.clients.admin.FeatureUpdate;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.admin.TopicDescription;
+import org.apache.kafka.clients.admin.UpdateFeaturesOptions;
 import org.apache.kafka.common.Uuid;
 import org.apache.kafka.common.errors.UnknownTopicOrPartitionException;
 import org.apache.kafka.common.network.ListenerName;
@@ -42,6 +44,9 @@ import upstream.Outside;
 public abstract class KafkaServerTestHarness extends QuorumTestHarness {
     private static final Duration PATIENCE = Duration.ofSeconds(15);
     private static final long PAUSE_MS = 20;
+    private static final String OLDER_TRANSACTIONS = "isTV2Enabled=false";
+    private static final String TRANSACTION_VERSION = "transaction.version";
+    private static final short OLDER = 1;
 
     private Seq<KafkaConfig> instanceConfigs;
     private boolean[] alive = new boolean[0];
@@ -60,8 +65,36 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
         java.util.Arrays.fill(alive, true);
         String test = getClass().getSimpleName() + "." + testInfo.getTestMethod().orElseThrow().getName();
         outside = Outside.open(configs.size(), settings, test);
+        if (testInfo.getDisplayName().contains(OLDER_TRANSACTIONS)) {
+            lowerTransactionVersion();
+        }
         configureSecurityBeforeServersStart(testInfo);
         configureSecurityAfterServersStart();
+    }
+
+    /** Transactions are of version 1: a test of them would have formatted its own cluster so. */
+    private void lowerTransactionVersion() {
+        var lowered = new FeatureUpdate(OLDER, FeatureUpdate.UpgradeType.SAFE_DOWNGRADE);
+        long deadline = Time.SYSTEM.milliseconds() + PATIENCE.toMillis();
+        try (Admin admin = admin()) {
+            admin.updateFeatures(Map.of(TRANSACTION_VERSION, lowered), new UpdateFeaturesOptions())
+                    .all()
+                    .get();
+            while (finalizedLevel(admin) != OLDER) {
+                if (Time.SYSTEM.milliseconds() > deadline) {
+                    throw new IllegalStateException("brokers do not lower " + TRANSACTION_VERSION);
+                }
+                Thread.sleep(PAUSE_MS);
+            }
+        } catch (ExecutionException | InterruptedException error) {
+            throw new IllegalStateException(error);
+        }
+    }
+
+    private static short finalizedLevel(Admin admin) throws ExecutionException, InterruptedException {
+        var finalized = admin.describeFeatures().featureMetadata().get().finalizedFeatures();
+        var range = finalized.get(TRANSACTION_VERSION);
+        return range == null ? 0 : range.maxVersionLevel();
     }
 
     /** The group protocol of a test is read from what JUnit calls it, which the class above keeps to itself. */
