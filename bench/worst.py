@@ -37,10 +37,11 @@ from gateway.apis import SERVED
 from protocol.api_keys import ApiKey
 from protocol.codec import decode_request, encode, request_class
 from protocol.compression import Compression, compress
-from protocol.errors import ProtocolError
+from protocol.errors import ErrorCode, ProtocolError
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from protocol.messages.describe_transactions import DescribeTransactionsRequest
 from protocol.messages.end_txn import EndTxnRequest
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from protocol.messages.metadata import MetadataRequest
@@ -48,6 +49,7 @@ from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchReques
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from protocol.records import HEAD_BYTES, Record, build_batch
 from protocol.schema import Field, struct_schema
+from tests.frames.transactions import Transactional
 from tests.gateway_process import GatewayProcess
 from tests.wire import WireClient
 
@@ -58,6 +60,8 @@ WIDE, WIDE_PARTITIONS = "wide", 5_000
 ANSWER_TIMEOUT_S = 120.0
 GROUP = "worst"
 TRANSACTIONAL_ID = "worst"
+ABORTED, ABORTED_TRANSACTIONS, ABORTING_CONNECTIONS = "aborted", 20_000, 20
+READ_ABORTED = f"fetch: a batch within {ABORTED_TRANSACTIONS} aborted transactions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,6 +297,41 @@ def in_transactions(producer: InitProducerIdResponse) -> Iterator[Case]:
     yield Case("end_txn: abort of a wide topic", ApiKey.END_TXN, 3, [end(committed=False)])
 
 
+async def abort_around_one_batch(gateway: Gateway) -> None:
+    """So many transactions in one partition, all under way at once, and then aborted: who reads its first batch is told
+    of each."""
+
+    async def some(client: WireClient, names: Sequence[str]) -> None:
+        producers = [Transactional(client, name) for name in names]
+        for producer in producers:
+            asked = await producer.initialize(timeout_ms=600_000), await producer.add((ABORTED, 0))
+            sent = await producer.send((ABORTED, 0), b"aborted")
+            if asked != (ErrorCode.NONE, [ErrorCode.NONE]) or sent.error_code:
+                raise RuntimeError(f"{producer.transactional_id}: {asked}, {sent.error_code}")
+        ready.release()
+        await all_ready.wait()
+        for producer in producers:
+            await producer.end(committed=False)
+
+    ready, all_ready = asyncio.Semaphore(0), asyncio.Event()
+    async with contextlib.AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        for number in range(ABORTING_CONNECTIONS):
+            client = await stack.enter_async_context(await WireClient.connect(gateway.bootstrap))
+            names = [f"aborted-{number}-{each}" for each in range(ABORTED_TRANSACTIONS // ABORTING_CONNECTIONS)]
+            tasks.create_task(some(client, names))
+        for _ in range(ABORTING_CONNECTIONS):
+            await ready.acquire()
+        all_ready.set()
+
+
+def behind_aborted() -> Iterator[Case]:
+    part = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    asked = FetchRequest(
+        max_wait_ms=0, min_bytes=1, isolation_level=1, topics=(FetchTopic(topic=ABORTED, partitions=(part,)),)
+    )
+    yield Case(READ_ABORTED, ApiKey.FETCH, 12, [asked])
+
+
 # --- measuring -----------------------------------------------------------------------------------------------------
 
 
@@ -371,7 +410,10 @@ async def measure(chosen: Callable[[str], bool]) -> list[Held]:
         await make(create_topic, gateway.bootstrap, "stamped", 8, {"message.timestamp.type": "LogAppendTime"})
         await make(create_topic, gateway.bootstrap, WIDE, WIDE_PARTITIONS)
         producer = await initialized(gateway)
-        for case in chain(costly_contents(chosen), in_transactions(producer), whole_apis()):
+        if chosen(READ_ABORTED):
+            await make(create_topic, gateway.bootstrap, ABORTED, 1)
+            await abort_around_one_batch(gateway)
+        for case in chain(costly_contents(chosen), in_transactions(producer), behind_aborted(), whole_apis()):
             if not chosen(case.name):
                 continue
             await gateway.probe()

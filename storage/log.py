@@ -65,6 +65,9 @@ REQUESTS_AT_ONCE = 500
 MAX_ABORTED = 5_000
 """Aborted transactions that one read tells of: with more, it ends before their records, but for its first batch's."""
 
+ROWS_PER_TURN = 2_000
+"""Some milliseconds of Python; then others have a turn on the loop."""
+
 HIGH_WATERMARK = -1
 """`delete_records` up to here: everything there is."""
 
@@ -274,11 +277,14 @@ class LogStore:
             rows = await self._cold.fetch(_ABORTED_BETWEEN, keys, offsets, ends, None)
         log_starts: dict[int, int] = {}
         found: dict[int, list[AbortedTransaction]] = {}
-        for row in rows:
-            position: int = row["request_position"]
-            log_starts[position] = row["log_start_offset"]
-            if row["producer_id"] is not None:
-                found.setdefault(position, []).append(AbortedTransaction(row["producer_id"], row["first_offset"]))
+        for begin in range(0, len(rows), ROWS_PER_TURN):
+            if begin:
+                await asyncio.sleep(0)
+            for row in rows[begin : begin + ROWS_PER_TURN]:
+                position: int = row["request_position"]
+                log_starts[position] = row["log_start_offset"]
+                if row["producer_id"] is not None:
+                    found.setdefault(position, []).append(AbortedTransaction(row["producer_id"], row["first_offset"]))
         for position, ((index, result), end_offset) in enumerate(zip(asking, ends, strict=True), 1):
             log_start = log_starts.get(position)
             if log_start is None:

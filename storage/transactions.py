@@ -10,9 +10,10 @@ It does not decide (`gateway/coordinator/transactions.py` does), and knows of a 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from itertools import islice, repeat
 from typing import NamedTuple, cast
 from uuid import UUID
 
@@ -21,6 +22,9 @@ from storage.pool import Database, Row
 from storage.queries import statement
 from storage.text import loaded, stored
 from storage.types import PartitionKey
+
+MARKERS_PER_TURN = 2_000
+"""Some milliseconds of Python; then others have a turn on the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +206,7 @@ class TransactionStore:
             return None
         if row["transaction_id"] is not None:
             self._guard.acknowledged(asked, row["transaction_id"], row["written_lsn"])
-        markers = map(
+        appended = map(
             AppendedMarker,
             cast(list[PartitionKey], row["partition_keys"] or ()),
             cast(list[int], row["base_offsets"] or ()),
@@ -212,6 +216,11 @@ class TransactionStore:
             cast(list[int | None], row["first_offsets"] or ()),
             repeat(marker),
         )
+        markers: list[AppendedMarker] = []
+        while piece := list(islice(appended, MARKERS_PER_TURN)):
+            markers += piece
+            if len(piece) == MARKERS_PER_TURN:
+                await asyncio.sleep(0)
         return EndedTransaction(tuple(markers), tuple(loaded(group) for group in row["group_ids"] or ()))
 
     async def partitions(self, producer_ids: Collection[int]) -> Mapping[int, list[TransactionPartition]]:
