@@ -10,10 +10,9 @@ It does not decide (`gateway/coordinator/transactions.py` does), and knows of a 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import islice, repeat
+from itertools import repeat
 from typing import NamedTuple, cast
 from uuid import UUID
 
@@ -21,10 +20,8 @@ from storage.chunks import write_head
 from storage.pool import Database, Row
 from storage.queries import statement
 from storage.text import loaded, stored
+from storage.turns import in_turns
 from storage.types import PartitionKey
-
-MARKERS_PER_TURN = 2_000
-"""Some milliseconds of Python; then others have a turn on the loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +189,7 @@ class TransactionStore:
         """Ends the transaction that is under way: `marker` to each of its partitions, offsets, and the row becomes
         `record`. None where `read` is no longer so. On StorageUnavailable it may or may not have ended."""
         asked = self._guard.history
-        row = await self._hot.fetch_row(
+        rows = await self._hot.fetch(
             statement("end_transaction"),
             stored(read.transactional_id),
             read.revision,
@@ -201,33 +198,30 @@ class TransactionStore:
             marker,
             timestamp_ms,
         )
-        assert row is not None
-        if not row["ended"]:
+        first = rows[0]
+        if not first["ended"]:
             return None
-        if row["transaction_id"] is not None:
-            self._guard.acknowledged(asked, row["transaction_id"], row["written_lsn"])
-        appended = map(
-            AppendedMarker,
-            cast(list[PartitionKey], row["partition_keys"] or ()),
-            cast(list[int], row["base_offsets"] or ()),
-            cast(list[int], row["log_start_offsets"] or ()),
-            cast(list[int], row["leader_epochs"] or ()),
-            cast(list[int], row["last_stable_offsets"] or ()),
-            cast(list[int | None], row["first_offsets"] or ()),
-            repeat(marker),
-        )
+        if first["transaction_id"] is not None:
+            self._guard.acknowledged(asked, first["transaction_id"], first["written_lsn"])
         markers: list[AppendedMarker] = []
-        while piece := list(islice(appended, MARKERS_PER_TURN)):
-            markers += piece
-            if len(piece) == MARKERS_PER_TURN:
-                await asyncio.sleep(0)
-        return EndedTransaction(tuple(markers), tuple(loaded(group) for group in row["group_ids"] or ()))
+        async for row in in_turns(rows, 1):
+            markers += map(
+                AppendedMarker,
+                cast(list[PartitionKey], row["partition_keys"] or ()),
+                cast(list[int], row["base_offsets"] or ()),
+                cast(list[int], row["log_start_offsets"] or ()),
+                cast(list[int], row["leader_epochs"] or ()),
+                cast(list[int], row["last_stable_offsets"] or ()),
+                cast(list[int | None], row["first_offsets"] or ()),
+                repeat(marker),
+            )
+        return EndedTransaction(tuple(markers), tuple(loaded(group) for group in first["group_ids"] or ()))
 
     async def partitions(self, producer_ids: Collection[int]) -> Mapping[int, list[TransactionPartition]]:
         """What each producer's transaction has taken in, by topic and partition; deleted topics are left out."""
         rows = await self._cold.fetch(statement("partitions_in_transaction"), list(producer_ids))
         found: dict[int, list[TransactionPartition]] = {}
-        for row in rows:
+        async for row in in_turns(rows):
             found.setdefault(row["producer_id"], []).append(
                 TransactionPartition(
                     loaded(row["topic"]),
@@ -243,7 +237,7 @@ class TransactionStore:
         """Groups whose offsets each producer's transaction has taken in."""
         rows = await self._cold.fetch(statement("groups_in_transaction"), list(producer_ids))
         found: dict[int, list[str]] = {}
-        for row in rows:
+        async for row in in_turns(rows):
             found.setdefault(row["producer_id"], []).append(loaded(row["group_id"]))
         return found
 
