@@ -11,6 +11,7 @@ import structlog
 
 from gateway.log.partition_lookup import check_leader_epoch, resolve_topics, unknown_topic
 from gateway.log.tail import Buffer, KnownOffsets, Watch
+from gateway.net.collection import LEFTOVERS_S, full_collections
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.holdings import Share
@@ -125,7 +126,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 or any(part.error for part in cold)
             ):
                 await _mark(request, parts, context, sent=True)
-                long = crowded or any(len(part.aborted) > PIECE for row in parts for part in row)
+                long = crowded or _is_long(part.aborted for row in parts for part in row)
                 return await _respond_in_pieces(request, parts) if long else _respond(request, parts)
             if watch is None:
                 watch = tail.watch(_keys(parts), committed=committed)
@@ -297,6 +298,8 @@ async def _read_cold(
         async for part in in_pieces(cold)
         if part.partition is not None
     ]
+    results: list[ReadResult | Refusal] = []
+    resume = full_collections.pause()
     try:
         async with _patience(COLD_PATIENCE_S if at_hand else None):
             results = await services.log.read(asked, max_bytes=max(max_bytes - before_bytes, 1))
@@ -310,6 +313,11 @@ async def _read_cold(
             else:
                 part.error = storage_code(context.api_key, error)
         return
+    finally:
+        if _is_long(result.aborted for result in results if isinstance(result, ReadResult)):
+            asyncio.get_running_loop().call_later(LEFTOVERS_S, resume)
+        else:
+            resume()
     async for part, request, result in in_pieces(zip(cold, asked, results, strict=True)):
         if isinstance(result, ReadResult):
             state = result.state
@@ -376,6 +384,10 @@ async def _in_pieces(rows: list[list[_Part]]) -> AsyncGenerator[_Part]:
     async for row in in_pieces(rows):
         async for part in in_pieces(row):
             yield part
+
+
+def _is_long(aborted: Iterable[Sequence[Aborted]]) -> bool:
+    return any(len(some) > PIECE for some in aborted)
 
 
 def _keys(parts: list[list[_Part]]) -> set[PartitionKey]:
