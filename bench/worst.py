@@ -29,8 +29,10 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+import asyncpg
 import crc32c
 
+from bench.depth import FILL
 from bench.frames import Connection, frame
 from bench.librdkafka import create_topic
 from gateway.apis import SERVED
@@ -41,13 +43,16 @@ from protocol.errors import ProtocolError
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from protocol.messages.describe_transactions import DescribeTransactionsRequest
 from protocol.messages.end_txn import EndTxnRequest
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from protocol.messages.metadata import MetadataRequest
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from protocol.messages.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
 from protocol.records import HEAD_BYTES, Record, build_batch
 from protocol.schema import Field, struct_schema
+from storage.embedded import EmbeddedPostgres
 from tests.gateway_process import GatewayProcess
 from tests.wire import WireClient
 
@@ -57,7 +62,19 @@ ELEMENTS = 100_000
 WIDE, WIDE_PARTITIONS = "wide", 5_000
 ANSWER_TIMEOUT_S = 120.0
 GROUP = "worst"
-TRANSACTIONAL_ID = "worst"
+TRANSACTIONAL_ID, IN_MANY = "worst", "worst-in-many"
+MANY, MANY_PARTITIONS = ("many-0", "many-1"), 10_000
+"""Topics, and the partitions of each: as many as one request may make."""
+ALL_OF_MANY = f"{len(MANY) * MANY_PARTITIONS} partitions"
+ABORTED, ABORTED_TRANSACTIONS = "aborted", 50_000
+READ_ABORTED = f"fetch: a batch within {ABORTED_TRANSACTIONS} aborted transactions"
+
+ABORT = """
+insert into sluice.aborted_transaction (partition_key, producer_id, first_offset, last_offset, last_stable_offset)
+select p.partition_key, 1000000 + n, n, $2 + n, case when n < $2 - 1 then n + 1 else 2 * $2 end
+from sluice.partition p join sluice.topic t using (topic_id), generate_series(0, $2::bigint - 1) n
+where t.name = $1
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,10 +175,13 @@ def int_of(name: str, number: int) -> int:
     return 0
 
 
-def whole_apis() -> Iterator[Case]:
+def whole_apis(chosen: Callable[[str], bool]) -> Iterator[Case]:
     for line in SERVED:
         struct_type = request_class(line.api_key)
         for path in array_paths(struct_type, line.max_version):
+            name = f"{line.api_key.name.lower()}: {'.'.join(field.name for field in path)}"
+            if not chosen(name):
+                continue
             request = None
             for count in (ELEMENTS, 2 * ELEMENTS // 3, ELEMENTS // 2, ELEMENTS // 5):
                 request = filled(struct_type, line.max_version, path, count)
@@ -170,7 +190,6 @@ def whole_apis() -> Iterator[Case]:
                     decode_request(line.api_key, line.max_version, body)
                     if len(body) <= MAX_FRAME_BYTES:
                         break
-            name = f"{line.api_key.name.lower()}: {'.'.join(field.name for field in path)}"
             yield Case(name, line.api_key, line.max_version, [request])
 
 
@@ -293,6 +312,92 @@ def in_transactions(producer: InitProducerIdResponse) -> Iterator[Case]:
     yield Case("end_txn: abort of a wide topic", ApiKey.END_TXN, 3, [end(committed=False)])
 
 
+async def abort_around_one_batch(gateway: Gateway) -> None:
+    """So many transactions in one partition, all under way at once, and then aborted: who reads the last batch before
+    their markers is told of each. They are written down as what is left of them, for to begin and end them takes
+    minutes."""
+    url = EmbeddedPostgres(gateway.data_dir).running_url()
+    assert url is not None
+    connection = await asyncpg.connect(url)
+    try:
+        a_batch = build_batch([Record(0, 0, None, b"aborted", ())])
+        await connection.execute(FILL, ABORTED, 2 * ABORTED_TRANSACTIONS, a_batch)
+        await connection.execute(ABORT, ABORTED, ABORTED_TRANSACTIONS)
+    finally:
+        await connection.close()
+
+
+def in_many_partitions(
+    chosen: Callable[[str], bool], bootstrap: str, producer: InitProducerIdResponse
+) -> Iterator[Case]:
+    """One after the other, with records in every partition. Their topics are made for them alone: what a node holds of
+    each partition makes every full collection longer."""
+    if not chosen(ALL_OF_MANY):
+        return
+    for topic in MANY:
+        create_topic(bootstrap, topic, MANY_PARTITIONS)
+    producer_id, epoch = producer.producer_id, producer.producer_epoch
+    add = AddPartitionsToTxnRequest(
+        v3_and_below_transactional_id=IN_MANY,
+        v3_and_below_producer_id=producer_id,
+        v3_and_below_producer_epoch=epoch,
+        v3_and_below_topics=tuple(
+            AddPartitionsToTxnTopic(name=topic, partitions=tuple(range(MANY_PARTITIONS))) for topic in MANY
+        ),
+    )
+
+    def produce(sequence: int) -> ProduceRequest:
+        records = build_batch(
+            [Record(0, time.time_ns() // 1_000_000, None, b"")],
+            producer_id=producer_id,
+            producer_epoch=epoch,
+            base_sequence=sequence,
+            is_transactional=True,
+        )
+        data = tuple(PartitionProduceData(index=index, records=records) for index in range(MANY_PARTITIONS))
+        return ProduceRequest(
+            transactional_id=IN_MANY,
+            acks=-1,
+            timeout_ms=60_000,
+            topic_data=tuple(TopicProduceData(name=topic, partition_data=data) for topic in MANY),
+        )
+
+    def end(*, committed: bool) -> EndTxnRequest:
+        return EndTxnRequest(
+            transactional_id=IN_MANY, producer_id=producer_id, producer_epoch=epoch, committed=committed
+        )
+
+    marked = WriteTxnMarkersRequest(
+        markers=(
+            WritableTxnMarker(
+                producer_id=producer_id,
+                producer_epoch=epoch,
+                transaction_result=False,
+                topics=(WritableTxnMarkerTopic(name=MANY[0], partition_indexes=(0,)),),
+            ),
+        )
+    )
+    described = DescribeTransactionsRequest(transactional_ids=(IN_MANY,))
+    adding, describing = ApiKey.ADD_PARTITIONS_TO_TXN, ApiKey.DESCRIBE_TRANSACTIONS
+    yield Case(f"add_partitions_to_txn: {ALL_OF_MANY}", adding, 3, [add])
+    yield Case(f"produce: a transaction's records to {ALL_OF_MANY}", ApiKey.PRODUCE, 9, [produce(0)])
+    yield Case(f"describe_transactions: {ALL_OF_MANY}", describing, 0, [described] * 3)
+    yield Case(f"end_txn: abort of {ALL_OF_MANY}", ApiKey.END_TXN, 3, [end(committed=False)])
+    yield Case(f"add_partitions_to_txn: {ALL_OF_MANY}, again", adding, 3, [add])
+    yield Case(f"produce: a transaction's records to {ALL_OF_MANY}, again", ApiKey.PRODUCE, 9, [produce(1)])
+    yield Case(f"end_txn: commit of {ALL_OF_MANY}", ApiKey.END_TXN, 3, [end(committed=True)])
+    yield Case(f"add_partitions_to_txn: {ALL_OF_MANY}, at last", adding, 3, [add])
+    yield Case(f"write_txn_markers: one of {ALL_OF_MANY}", ApiKey.WRITE_TXN_MARKERS, 1, [marked])
+
+
+def behind_aborted() -> Iterator[Case]:
+    part = FetchPartition(partition=0, fetch_offset=ABORTED_TRANSACTIONS - 1, partition_max_bytes=1 << 20)
+    asked = FetchRequest(
+        max_wait_ms=0, min_bytes=1, isolation_level=1, topics=(FetchTopic(topic=ABORTED, partitions=(part,)),)
+    )
+    yield Case(READ_ABORTED, ApiKey.FETCH, 12, [asked])
+
+
 # --- measuring -----------------------------------------------------------------------------------------------------
 
 
@@ -355,11 +460,10 @@ async def ask_all(gateway: Gateway, case: Case) -> str:
     return outcome
 
 
-async def initialized(gateway: Gateway) -> InitProducerIdResponse:
+async def initialized(gateway: Gateway, transactional_id: str) -> InitProducerIdResponse:
     async with await WireClient.connect(gateway.bootstrap) as client:
-        return await client.send(
-            InitProducerIdRequest(transactional_id=TRANSACTIONAL_ID, transaction_timeout_ms=600_000), 4
-        )
+        asked = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=600_000)
+        return await client.send(asked, 4)
 
 
 async def measure(chosen: Callable[[str], bool]) -> list[Held]:
@@ -370,8 +474,17 @@ async def measure(chosen: Callable[[str], bool]) -> list[Held]:
         await make(create_topic, gateway.bootstrap, "compacted", 8, {"cleanup.policy": "compact"})
         await make(create_topic, gateway.bootstrap, "stamped", 8, {"message.timestamp.type": "LogAppendTime"})
         await make(create_topic, gateway.bootstrap, WIDE, WIDE_PARTITIONS)
-        producer = await initialized(gateway)
-        for case in chain(costly_contents(chosen), in_transactions(producer), whole_apis()):
+        if chosen(READ_ABORTED):
+            await make(create_topic, gateway.bootstrap, ABORTED, 1)
+            await abort_around_one_batch(gateway)
+        cases = chain(
+            costly_contents(chosen),
+            in_transactions(await initialized(gateway, TRANSACTIONAL_ID)),
+            behind_aborted(),
+            whole_apis(chosen),
+            in_many_partitions(chosen, gateway.bootstrap, await initialized(gateway, IN_MANY)),
+        )
+        for case in cases:
             if not chosen(case.name):
                 continue
             await gateway.probe()

@@ -22,6 +22,7 @@ from storage.errors import StorageConflict, StorageError
 from storage.log import LogStore
 from storage.pool import Database, Row
 from storage.queries import statement
+from storage.turns import in_turns
 from storage.types import PartitionKey, StoredBatch
 
 _ATTEMPTS = 3
@@ -113,11 +114,11 @@ class CompactionStore:
         """Aborted transactions of which batches or the marker may lie in [from_offset, end_offset). Where nothing is
         open any more, as below the end of a dirty range, none comes later."""
         rows = await self._pool.fetch(statement("aborted_between"), [key], [from_offset], [end_offset], None)
-        return [
-            AbortedSpan(row["producer_id"], row["first_offset"], row["last_offset"])
-            for row in rows
-            if row["producer_id"] is not None
-        ]
+        spans: list[AbortedSpan] = []
+        async for row in in_turns(rows, 1):
+            if row["producer_ids"][0] is not None:
+                spans += map(AbortedSpan, row["producer_ids"], row["first_offsets"], row["last_offsets"])
+        return spans
 
     async def begin(self, dirty: DirtyRange) -> CompactionRun:
         """Begins a run, ending any other of the partition. StorageConflict if the partition has been deleted."""

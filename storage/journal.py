@@ -8,7 +8,7 @@ decided by whoever gives them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from operator import attrgetter
 from typing import Any, cast
@@ -17,9 +17,11 @@ from uuid import UUID
 from storage.pool import Connection, Database, Row
 from storage.queries import statement
 from storage.text import loaded_or_none, stored
+from storage.turns import in_turns
 
 DAYS_AHEAD = 2
 RECORDS_PER_TURN = 250
+"""The driver codes them as it takes them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +142,9 @@ class JournalStore:
                 table, columns = _TABLES[kind]
                 await connection.copy_records_to_table(
                     table,
-                    records=_in_turns((first_seq + position, *values) for position, *values in records),
+                    records=in_turns(
+                        ((first_seq + position, *values) for position, *values in records), RECORDS_PER_TURN
+                    ),
                     columns=("seq", *columns),
                 )
 
@@ -173,14 +177,6 @@ def _numbered(rows: Sequence[JournalRow]) -> dict[type[JournalRow], list[tuple[A
         values = (stored(value) if isinstance(value, str) else value for value in _VALUES[kind](row))
         numbered.setdefault(kind, []).append((position, *values))
     return numbered
-
-
-async def _in_turns(records: Iterable[tuple[Any, ...]]) -> AsyncIterator[tuple[Any, ...]]:
-    """The driver codes records as it takes them: others have a turn on the loop now and then."""
-    for number, record in enumerate(records, 1):
-        yield record
-        if number % RECORDS_PER_TURN == 0:
-            await asyncio.sleep(0)
 
 
 def _loaded(rows: Sequence[Row]) -> list[Row]:

@@ -29,6 +29,7 @@ from storage.pool import Connection, Database, Row
 from storage.queries import statement
 from storage.segment_writers import SegmentWriters
 from storage.segments import SegmentDirectory
+from storage.turns import ROWS_PER_TURN, in_turns
 from storage.types import (
     AbortedTransaction,
     Appended,
@@ -64,6 +65,9 @@ REQUESTS_AT_ONCE = 500
 
 MAX_ABORTED = 5_000
 """Aborted transactions that one read tells of: with more, it ends before their records, but for its first batch's."""
+
+MAX_BATCHES = 5_000
+"""Batches that one statement brings, but for the rest of a chunk: each costs some microseconds whatever its size."""
 
 HIGH_WATERMARK = -1
 """`delete_records` up to here: everything there is."""
@@ -221,9 +225,10 @@ class LogStore:
         """States and batches of all requests, limits counted in the order given; of REQUESTS_AT_ONCE that follow each
         other from one snapshot.
 
-        Whole batches only. The first batch found is returned whatever its size; after it, those that fit into both its
-        request's `max_bytes` and what is left of the call's. An offset outside the log gives the state without batches.
-        UNKNOWN_PARTITION refuses a request, and DAMAGED one at whose offset the bytes are missing or wrong.
+        Whole batches only, and of a statement no more than about MAX_BATCHES. The first batch found is returned
+        whatever its size; after it, those that fit into both its request's `max_bytes` and what is left of the call's.
+        An offset outside the log gives the state without batches. UNKNOWN_PARTITION refuses a request, and DAMAGED one
+        at whose offset the bytes are missing or wrong.
         """
         results: list[ReadResult | Refusal] = []
         remaining_bytes = max_bytes
@@ -269,16 +274,23 @@ class LogStore:
         ends = [result.batches[-1].last_offset + 1 for _, result in asking]
         most = MAX_ABORTED + len(asking)
         rows = await self._cold.fetch(_ABORTED_BETWEEN, keys, offsets, ends, most)
-        if len(rows) == most:
+        if sum(len(row["first_offsets"]) for row in rows) == most:
             ends = _shortened(asking, ends, rows[-1])
             rows = await self._cold.fetch(_ABORTED_BETWEEN, keys, offsets, ends, None)
         log_starts: dict[int, int] = {}
         found: dict[int, list[AbortedTransaction]] = {}
+        taken = 0
         for row in rows:
             position: int = row["request_position"]
             log_starts[position] = row["log_start_offset"]
-            if row["producer_id"] is not None:
-                found.setdefault(position, []).append(AbortedTransaction(row["producer_id"], row["first_offset"]))
+            producer_ids, first_offsets = row["producer_ids"], row["first_offsets"]
+            if producer_ids[0] is None:
+                continue
+            found.setdefault(position, []).extend(map(AbortedTransaction, producer_ids, first_offsets))
+            taken += len(producer_ids)
+            if taken >= ROWS_PER_TURN:
+                taken = 0
+                await asyncio.sleep(0)
         for position, ((index, result), end_offset) in enumerate(zip(asking, ends, strict=True), 1):
             log_start = log_starts.get(position)
             if log_start is None:
@@ -334,11 +346,12 @@ class LogStore:
             [request.committed for request in requests],
             max_bytes,
             SPARE_BYTES,
+            MAX_BATCHES,
         )
         states: list[PartitionState | None] = [None] * len(requests)
         aborting: list[int] = []
         chunks: list[tuple[int, Chunk]] = []
-        for row in rows:
+        async for row in in_turns(rows):
             position: int = row["request_position"] - 1
             if row["base_offset"] is None:
                 states[position] = PartitionState(
@@ -455,8 +468,9 @@ def _shortened(asking: Sequence[tuple[int, ReadResult]], ends: Sequence[int], la
     """Up to where each is answered, where so many aborted transactions are found that `last` is not told of any more.
     What comes behind it waits for the next read, but for the first batch of all."""
     cut_at: int = last["request_position"]
-    cut_offset: int = ends[cut_at - 1] if last["first_offset"] is None else last["first_offset"]
-    shortened = [*ends[: cut_at - 1], min(cut_offset, ends[cut_at - 1]), *([-1] * (len(ends) - cut_at))]
+    cut_offset: int | None = last["first_offsets"][-1]
+    cut_end = ends[cut_at - 1] if cut_offset is None else min(cut_offset, ends[cut_at - 1])
+    shortened = [*ends[: cut_at - 1], cut_end, *([-1] * (len(ends) - cut_at))]
     shortened[0] = max(shortened[0], asking[0][1].batches[0].last_offset + 1)
     return shortened
 

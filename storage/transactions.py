@@ -20,6 +20,7 @@ from storage.chunks import write_head
 from storage.pool import Database, Row
 from storage.queries import statement
 from storage.text import loaded, stored
+from storage.turns import in_turns
 from storage.types import PartitionKey
 
 
@@ -188,7 +189,7 @@ class TransactionStore:
         """Ends the transaction that is under way: `marker` to each of its partitions, offsets, and the row becomes
         `record`. None where `read` is no longer so. On StorageUnavailable it may or may not have ended."""
         asked = self._guard.history
-        row = await self._hot.fetch_row(
+        rows = await self._hot.fetch(
             statement("end_transaction"),
             stored(read.transactional_id),
             read.revision,
@@ -197,28 +198,30 @@ class TransactionStore:
             marker,
             timestamp_ms,
         )
-        assert row is not None
-        if not row["ended"]:
+        first = rows[0]
+        if not first["ended"]:
             return None
-        if row["transaction_id"] is not None:
-            self._guard.acknowledged(asked, row["transaction_id"], row["written_lsn"])
-        markers = map(
-            AppendedMarker,
-            cast(list[PartitionKey], row["partition_keys"] or ()),
-            cast(list[int], row["base_offsets"] or ()),
-            cast(list[int], row["log_start_offsets"] or ()),
-            cast(list[int], row["leader_epochs"] or ()),
-            cast(list[int], row["last_stable_offsets"] or ()),
-            cast(list[int | None], row["first_offsets"] or ()),
-            repeat(marker),
-        )
-        return EndedTransaction(tuple(markers), tuple(loaded(group) for group in row["group_ids"] or ()))
+        if first["transaction_id"] is not None:
+            self._guard.acknowledged(asked, first["transaction_id"], first["written_lsn"])
+        markers: list[AppendedMarker] = []
+        async for row in in_turns(rows, 1):
+            markers += map(
+                AppendedMarker,
+                cast(list[PartitionKey], row["partition_keys"] or ()),
+                cast(list[int], row["base_offsets"] or ()),
+                cast(list[int], row["log_start_offsets"] or ()),
+                cast(list[int], row["leader_epochs"] or ()),
+                cast(list[int], row["last_stable_offsets"] or ()),
+                cast(list[int | None], row["first_offsets"] or ()),
+                repeat(marker),
+            )
+        return EndedTransaction(tuple(markers), tuple(loaded(group) for group in first["group_ids"] or ()))
 
     async def partitions(self, producer_ids: Collection[int]) -> Mapping[int, list[TransactionPartition]]:
         """What each producer's transaction has taken in, by topic and partition; deleted topics are left out."""
         rows = await self._cold.fetch(statement("partitions_in_transaction"), list(producer_ids))
         found: dict[int, list[TransactionPartition]] = {}
-        for row in rows:
+        async for row in in_turns(rows):
             found.setdefault(row["producer_id"], []).append(
                 TransactionPartition(
                     loaded(row["topic"]),
@@ -234,7 +237,7 @@ class TransactionStore:
         """Groups whose offsets each producer's transaction has taken in."""
         rows = await self._cold.fetch(statement("groups_in_transaction"), list(producer_ids))
         found: dict[int, list[str]] = {}
-        for row in rows:
+        async for row in in_turns(rows):
             found.setdefault(row["producer_id"], []).append(loaded(row["group_id"]))
         return found
 

@@ -11,10 +11,11 @@ import structlog
 
 from gateway.log.partition_lookup import check_leader_epoch, resolve_topics, unknown_topic
 from gateway.log.tail import Buffer, KnownOffsets, Watch
+from gateway.net.collection import LEFTOVERS_S, full_collections
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.holdings import Share
-from gateway.net.pieces import in_pieces
+from gateway.net.pieces import PIECE, by_pieces, in_pieces
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import (
     AbortedTransaction,
@@ -125,7 +126,8 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 or any(part.error for part in cold)
             ):
                 await _mark(request, parts, context, sent=True)
-                return await _respond_in_pieces(request, parts) if crowded else _respond(request, parts)
+                long = crowded or _is_long(part.aborted for row in parts for part in row)
+                return await _respond_in_pieces(request, parts) if long else _respond(request, parts)
             if watch is None:
                 watch = tail.watch(_keys(parts), committed=committed)
             if not parked:
@@ -296,6 +298,8 @@ async def _read_cold(
         async for part in in_pieces(cold)
         if part.partition is not None
     ]
+    results: list[ReadResult | Refusal] = []
+    resume = full_collections.pause()
     try:
         async with _patience(COLD_PATIENCE_S if at_hand else None):
             results = await services.log.read(asked, max_bytes=max(max_bytes - before_bytes, 1))
@@ -309,6 +313,11 @@ async def _read_cold(
             else:
                 part.error = storage_code(context.api_key, error)
         return
+    finally:
+        if _is_long(result.aborted for result in results if isinstance(result, ReadResult)):
+            asyncio.get_running_loop().call_later(LEFTOVERS_S, resume)
+        else:
+            resume()
     async for part, request, result in in_pieces(zip(cold, asked, results, strict=True)):
         if isinstance(result, ReadResult):
             state = result.state
@@ -377,6 +386,10 @@ async def _in_pieces(rows: list[list[_Part]]) -> AsyncGenerator[_Part]:
             yield part
 
 
+def _is_long(aborted: Iterable[Sequence[Aborted]]) -> bool:
+    return any(len(some) > PIECE for some in aborted)
+
+
 def _keys(parts: list[list[_Part]]) -> set[PartitionKey]:
     return {part.partition.partition_key for row in parts for part in row if part.partition is not None}
 
@@ -387,7 +400,9 @@ def _respond(request: FetchRequest, parts: list[list[_Part]]) -> FetchResponse:
             FetchableTopicResponse(
                 topic=asked.topic,
                 topic_id=asked.topic_id,
-                partitions=tuple(_partition_data(part, request.isolation_level) for part in row),
+                partitions=tuple(
+                    _partition_data(part, request.isolation_level, _messages(part.aborted)) for part in row
+                ),
             )
             for asked, row in zip(request.topics, parts, strict=True)
         )
@@ -397,14 +412,17 @@ def _respond(request: FetchRequest, parts: list[list[_Part]]) -> FetchResponse:
 async def _respond_in_pieces(request: FetchRequest, parts: list[list[_Part]]) -> FetchResponse:
     responses: list[FetchableTopicResponse] = []
     async for asked, row in in_pieces(zip(request.topics, parts, strict=True)):
-        partitions = [_partition_data(part, request.isolation_level) async for part in in_pieces(row)]
+        partitions = [
+            _partition_data(part, request.isolation_level, await by_pieces(_messages, part.aborted))
+            async for part in in_pieces(row)
+        ]
         responses.append(
             FetchableTopicResponse(topic=asked.topic, topic_id=asked.topic_id, partitions=tuple(partitions))
         )
     return FetchResponse(responses=tuple(responses))
 
 
-def _partition_data(part: _Part, isolation_level: int) -> PartitionData:
+def _partition_data(part: _Part, isolation_level: int, aborted: list[AbortedTransaction]) -> PartitionData:
     known = part.known or KnownOffsets(-1, -1, -1, -1)
     return PartitionData(
         partition_index=part.asked.partition,
@@ -412,11 +430,11 @@ def _partition_data(part: _Part, isolation_level: int) -> PartitionData:
         high_watermark=known.high_watermark,
         last_stable_offset=known.last_stable_offset,
         log_start_offset=known.log_start_offset,
-        aborted_transactions=None if isolation_level != READ_COMMITTED else tuple(map(_aborted, part.aborted)),
+        aborted_transactions=None if isolation_level != READ_COMMITTED else tuple(aborted),
         # Not null where there is nothing: Sarama and older Java take a null for a torn response.
         records=tuple(part.batches) or b"",
     )
 
 
-def _aborted(transaction: Aborted) -> AbortedTransaction:
-    return AbortedTransaction(producer_id=transaction.producer_id, first_offset=transaction.first_offset)
+def _messages(aborted: Sequence[Aborted]) -> list[AbortedTransaction]:
+    return [AbortedTransaction(producer_id=each.producer_id, first_offset=each.first_offset) for each in aborted]

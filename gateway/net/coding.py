@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from gateway.net.collection import full_collections
+from gateway.net.collection import LEFTOVERS_S, full_collections
 from protocol.codec import Chunk, decode_request, encode_response, has_more_elements
 from protocol.framing import Frame
 
@@ -35,4 +35,8 @@ async def exceeds(request: Any, max_elements: int) -> bool:
 
 async def encode_in_thread(response: Any, version: int) -> list[Chunk]:
     """As `encode_response`."""
-    return await asyncio.to_thread(encode_response, response, version)
+    resume = full_collections.pause()
+    try:
+        return await asyncio.to_thread(encode_response, response, version)
+    finally:
+        asyncio.get_running_loop().call_later(LEFTOVERS_S, resume)

@@ -178,8 +178,9 @@ class Maintenance:
         keys = [
             partition.partition_key
             for topic in self.catalog.topics()
+            if self.catalog.config(topic).cleanup_compact
             for partition in topic.partitions
-            if self.tail.holds(partition.partition_key) and self.catalog.config(topic).cleanup_compact
+            if self.tail.holds(partition.partition_key)
         ]
         if keys:
             for key, end_offset in (await CompactionStore(self.database, self.log).cleaned_to(keys)).items():

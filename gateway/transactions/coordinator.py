@@ -20,7 +20,8 @@ from gateway.cluster.membership import Membership
 from gateway.coordinator import transactions as rules
 from gateway.coordinator.transactions import Decision, InitProducer, Producer, TransactionState
 from gateway.log.tail import Tail
-from gateway.net.pieces import in_pieces
+from gateway.net.collection import full_collections
+from gateway.net.pieces import PIECE, in_pieces
 from gateway.transactions.taken_in import TakenIn
 from protocol.errors import ErrorCode, KafkaError
 from protocol.records import ControlType, end_marker
@@ -267,6 +268,16 @@ class Transactions:
         return True
 
     async def _tell(self, producer_id: int, ended: EndedTransaction, *, committed: bool) -> None:
+        resume = full_collections.pause() if len(ended.markers) > PIECE else None
+        try:
+            await self._tell_tail(producer_id, ended, committed=committed)
+        finally:
+            if resume is not None:
+                resume()
+        for group_id in ended.group_ids:
+            self.offsets_committed(group_id)
+
+    async def _tell_tail(self, producer_id: int, ended: EndedTransaction, *, committed: bool) -> None:
         now_s = asyncio.get_running_loop().time()
         async for marker in in_pieces(ended.markers):
             aborted = None
@@ -284,8 +295,6 @@ class Transactions:
                 aborted=aborted,
             )
             self.appended(marker.partition_key, marker.base_offset + 1)
-        for group_id in ended.group_ids:
-            self.offsets_committed(group_id)
 
 
 def _time_out(producer: Producer | None, _fresh_id: int) -> Decision:

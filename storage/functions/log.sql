@@ -608,7 +608,8 @@ create function read_chunks(
     p_max_bytes       bigint[], -- per request
     p_committed       boolean[], -- per request: nothing from the last stable offset on
     p_total_max_bytes bigint,
-    p_spare_bytes     bigint    -- how much may be returned that the limits will cut off again
+    p_spare_bytes     bigint,   -- how much may be returned that the limits will cut off again
+    p_max_batches     bigint    -- it ends with the chunk that reaches them
 ) returns table (
     request_position      integer,
     log_start_offset      bigint,
@@ -636,6 +637,7 @@ as $$
 declare
     remaining_bytes  bigint := p_total_max_bytes;
     spare_bytes      bigint := p_spare_bytes;
+    spare_batches    bigint := p_max_batches;
     limit_bytes      bigint;
     counted_bytes    bigint;
     returned_any     boolean := false;
@@ -668,7 +670,7 @@ begin
 
         continue when p_offsets[i] < log_start_offset or p_offsets[i] >= end_offset;
         limit_bytes := least(p_max_bytes[i], remaining_bytes);
-        continue when (limit_bytes <= 0 or spare_bytes <= 0) and returned_any;
+        continue when (limit_bytes <= 0 or spare_bytes <= 0 or spare_batches <= 0) and returned_any;
 
         select c.base_offset, c.last_offset into holder
         from chunk c
@@ -714,7 +716,9 @@ begin
             limit_bytes     := limit_bytes - counted_bytes;
             remaining_bytes := remaining_bytes - counted_bytes;
             spare_bytes     := spare_bytes - (candidate.size_bytes - counted_bytes);
-            exit when limit_bytes <= 0 or spare_bytes <= 0;
+            -- Of the chunk that holds the offset maybe one lies behind it.
+            spare_batches   := spare_batches - case when candidate.base_offset < p_offsets[i] then 1 else candidate.batch_count end;
+            exit when limit_bytes <= 0 or spare_bytes <= 0 or spare_batches <= 0;
         end loop;
     end loop;
 end

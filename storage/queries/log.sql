@@ -8,36 +8,49 @@ select * from append_inline($1, $2, $3, $4, $5, $6);
 
 -- name: read_chunks
 -- One fetch: states and chunks of all requested partitions, in one snapshot.
-select * from read_chunks($1, $2, $3, $4, $5, $6);
+select * from read_chunks($1, $2, $3, $4, $5, $6, $7);
 
 -- name: aborted_between
 -- Per request (partition, from, up to), the aborted transactions of which records lie there, by the offset of the first,
 -- or one row without any; none where there is no such partition. The look goes by the offset of the marker, up to one when
 -- everything below the end was stable. It is complete for what lies behind the log start. Of all the first $4, null: all.
-select wanted.request_position, p.log_start_offset, a.producer_id, a.first_offset, a.last_offset
+-- A row holds at most a thousand: as many rows of their own would be as many objects more.
+select
+    numbered.request_position, numbered.log_start_offset,
+    array_agg(numbered.producer_id order by numbered.number) as producer_ids,
+    array_agg(numbered.first_offset order by numbered.number) as first_offsets,
+    array_agg(numbered.last_offset order by numbered.number) as last_offsets
 from (
-    select
-        unnest($1::bigint[]) as partition_key, unnest($2::bigint[]) as from_offset, unnest($3::bigint[]) as end_offset,
-        generate_series(1, cardinality($1::bigint[])) as request_position
-) wanted
-join partition p on p.partition_key = wanted.partition_key
-left join lateral (
-    select a.producer_id, a.first_offset, a.last_offset
-    from aborted_transaction a
-    where a.partition_key = wanted.partition_key
-        and a.last_offset between wanted.from_offset and coalesce(
-            (
-                select b.last_offset from aborted_transaction b
-                where b.partition_key = wanted.partition_key and b.last_offset >= wanted.from_offset
-                    and b.last_stable_offset >= wanted.end_offset
-                order by b.last_offset
-                limit 1
-            ), 9223372036854775807)
-        and a.first_offset < wanted.end_offset
-    offset 0
-) a on true
-order by wanted.request_position, a.first_offset
-limit $4::bigint;
+    select found.*, row_number() over (order by found.request_position, found.first_offset) as number
+    from (
+        select wanted.request_position, p.log_start_offset, a.producer_id, a.first_offset, a.last_offset
+        from (
+            select
+                unnest($1::bigint[]) as partition_key, unnest($2::bigint[]) as from_offset,
+                unnest($3::bigint[]) as end_offset, generate_series(1, cardinality($1::bigint[])) as request_position
+        ) wanted
+        join partition p on p.partition_key = wanted.partition_key
+        left join lateral (
+            select a.producer_id, a.first_offset, a.last_offset
+            from aborted_transaction a
+            where a.partition_key = wanted.partition_key
+                and a.last_offset between wanted.from_offset and coalesce(
+                    (
+                        select b.last_offset from aborted_transaction b
+                        where b.partition_key = wanted.partition_key and b.last_offset >= wanted.from_offset
+                            and b.last_stable_offset >= wanted.end_offset
+                        order by b.last_offset
+                        limit 1
+                    ), 9223372036854775807)
+                and a.first_offset < wanted.end_offset
+            offset 0
+        ) a on true
+        order by wanted.request_position, a.first_offset
+        limit $4::bigint
+    ) found
+) numbered
+group by numbered.request_position, numbered.log_start_offset, (numbered.number - 1) / 1000
+order by min(numbered.number);
 
 -- name: chunks_between
 -- The chunks of a partition that lie at least in part within offsets $2 to $3, and their bytes where they are inline.

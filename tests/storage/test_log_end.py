@@ -76,7 +76,9 @@ async def test_what_an_append_and_a_read_touch_does_not_grow_while_a_snapshot_is
                 await pages_touched(sql, statement("append_chunks"), *arguments(idempotent(key, sequence))),
                 await pages_touched(sql, statement("append_chunks"), *arguments(new_batch(key))),
                 await pages_touched(sql, statement("partition_states"), [key]),
-                await pages_touched(sql, statement("read_chunks"), [key], [sequence - 1], [1_000], [False], 1_000, 0),
+                await pages_touched(
+                    sql, statement("read_chunks"), [key], [sequence - 1], [1_000], [False], 1_000, 0, 10**6
+                ),
             ]
         )
     assert all(after <= before + 20 for before, after in zip(*touched, strict=True)), touched

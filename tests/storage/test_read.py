@@ -9,7 +9,7 @@ from storage.log import LogStore
 from storage.queries import statement
 from storage.topics import TopicStore
 from storage.types import PartitionKey, PartitionState, ReadRequest, ReadResult, Refusal
-from tests.storage.batches import append, new_batch, offsets, read
+from tests.storage.batches import append, append_each, new_batch, offsets, read
 from tests.storage.conftest import MakeTopic
 from tests.storage.pages import fill, fill_unknown, pages_touched
 
@@ -48,6 +48,32 @@ async def test_a_batch_larger_than_every_limit_is_returned_whole(log: LogStore, 
     await append(log, new_batch(key, size_bytes=1_000_000), new_batch(key))
     result = await read(log, key, 0, 10)
     assert [len(batch.records) for batch in result.batches] == [1_000_000]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 100])
+async def test_a_read_ends_after_so_many_batches_and_another_goes_on(
+    log: LogStore, make_topic: MakeTopic, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    """Of chunks of one batch and of several; whoever begins within a chunk comes on too."""
+    monkeypatch.setattr("storage.log.MAX_BATCHES", most)
+    keys = [part.partition_key for part in (await make_topic(partition_count=2)).partitions]
+    for key in keys:
+        await append_each(log, *(new_batch(key) for _ in range(4)))
+        await append(log, *(new_batch(key) for _ in range(4)))
+        await append_each(log, *(new_batch(key) for _ in range(4)))
+    at, reads = dict.fromkeys(keys, 0), 0
+    while set(at.values()) != {12}:
+        results = await log.read([ReadRequest(key, at[key], 10**6) for key in keys], max_bytes=10**6)
+        before = sum(at.values())
+        for key, result in zip(keys, results, strict=True):
+            assert isinstance(result, ReadResult)
+            assert result.state.high_watermark == 12
+            begun = [batch.base_offset for batch in result.batches]
+            assert begun == list(range(at[key], at[key] + len(begun)))
+            at[key] += len(begun)
+        assert before < sum(at.values()) <= before + most + 4 + 3
+        reads += 1
+    assert (reads == 1) == (most == 100)
 
 
 async def test_limits_count_over_partitions_in_the_order_asked(log: LogStore, make_topic: MakeTopic) -> None:
@@ -150,7 +176,7 @@ async def test_a_fetch_touches_as_many_pages_in_a_deep_log_as_in_a_shallow_one(
         offset = int(depth * place) * 2
         # About ten batches' worth; the plans were made while the table was small and are not made anew.
         costs.append(
-            await pages_touched(sql, statement("read_chunks"), [key], [offset], [1000], [False], 1000, 10**6),
+            await pages_touched(sql, statement("read_chunks"), [key], [offset], [1000], [False], 1000, 10**6, 10**6),
         )
     assert costs[0] < 60
     assert costs[1] < 75, "a level more of the indexes, for each of ten chunks, and nothing else"
@@ -161,7 +187,7 @@ async def test_bytes_of_batches_that_are_not_returned_are_not_fetched(
 ) -> None:
     for _ in range(8):
         await append(log, new_batch(key, size_bytes=1_000_000))
-    one = await pages_touched(sql, statement("read_chunks"), [key], [0], [1_000_000], [False], 1_000_000, 10**6)
+    one = await pages_touched(sql, statement("read_chunks"), [key], [0], [1_000_000], [False], 1_000_000, 10**6, 10**6)
     assert one < 60, "a batch of 1 MB has more than 100 pages, and even the one returned is not read before it is sent"
 
 
@@ -178,4 +204,4 @@ async def test_reads_touch_few_pages_of_a_partition_the_statistics_do_not_know(
         assert await pages_touched(sql, statement("chunk_at_timestamp"), new, timestamp_ms, 0) < 120
         assert await pages_touched(sql, "select first_offset_after($1, 0, $2)", new, timestamp_ms - 1) < 120
     assert await pages_touched(sql, statement("greatest_timestamp"), new) < 120
-    assert await pages_touched(sql, statement("read_chunks"), [new], [depth], [1000], [False], 1000, 10**6) < 70
+    assert await pages_touched(sql, statement("read_chunks"), [new], [depth], [1000], [False], 1000, 10**6, 10**6) < 70

@@ -390,6 +390,42 @@ async def test_a_read_tells_of_so_many_aborted_transactions_and_ends_before_more
     assert (reads > 1) == (most < 48)
 
 
+async def test_a_transaction_of_thousands_of_partitions_ends_in_each(
+    transactions: TransactionStore, make_topic: MakeTopic, log: LogStore
+) -> None:
+    keys = [part.partition_key for part in (await make_topic("wide", 2_500)).partitions]
+    await begin(transactions, "t", FIRST, *keys)
+    await append(log, transactional(keys[1_700], 0))
+    ended = await end(transactions, "t", committed=False)
+    assert [marker.partition_key for marker in ended.markers] == sorted(keys)
+    begun = {marker.partition_key: marker.first_offset for marker in ended.markers if marker.first_offset is not None}
+    assert begun == {keys[1_700]: 0}
+    assert {marker.base_offset for marker in ended.markers} == {0, 1}
+    assert (await read_committed(log, keys[1_700])).aborted == (AbortedTransaction(FIRST.producer_id, 0),)
+
+
+async def test_who_reads_within_thousands_of_aborted_transactions_is_told_of_each(
+    log: LogStore, make_topic: MakeTopic, sql: asyncpg.Connection
+) -> None:
+    keys = [part.partition_key for part in (await make_topic("t", 2)).partitions]
+    for key in keys:
+        for _ in range(2):
+            await append(log, plain_batch(key, (None, b"within")))
+        await sql.execute(
+            "insert into aborted_transaction"
+            " (partition_key, last_offset, producer_id, first_offset, last_stable_offset)"
+            " select $1, 10 + n, 5000 - n, -n, 0 from generate_series(0, $2) n",
+            key,
+            2_499 if key == keys[0] else 1,
+        )
+    requests = [ReadRequest(key, 0, 10**6, committed=True) for key in keys]
+    many, few = await log.read(requests, max_bytes=10**6)
+    assert isinstance(many, ReadResult)
+    assert isinstance(few, ReadResult)
+    told = [AbortedTransaction(5_000 - n, -n) for n in range(2_499, -1, -1)]
+    assert (list(many.aborted), list(few.aborted)) == (told, told[-2:])
+
+
 async def test_transactions_wait_until_the_last_node_that_does_not_know_them_has_gone(
     database: Database, transactions: TransactionStore, sql: asyncpg.Connection
 ) -> None:

@@ -368,6 +368,20 @@ def test_what_comes_late_and_is_all_that_is_held_is_not_taken_for_stable() -> No
     assert read_committed(tail, P0, 0) is None
 
 
+def test_what_is_appended_behind_a_marker_may_be_told_of_before_it() -> None:
+    """Of a transaction of very many partitions: what lies below the later append is Postgres' to tell."""
+    tail = Tail(10**6)
+    append(tail, P0, 0, stable=0)
+    append(tail, P0, 2)
+    append(tail, P0, 1, aborted=A)
+    append(tail, P0, 3, stable=3)
+    append(tail, P0, 4, aborted=AbortedTransaction(2, 3))
+    assert read_committed(tail, P0, 0) is None
+    assert read_committed(tail, P0, 1) is None
+    found = read_committed(tail, P0, 2)
+    assert (offsets(found), aborted(found)) == ([2, 3, 4], [AbortedTransaction(2, 3)])
+
+
 def test_aborted_transactions_are_forgotten_with_their_markers() -> None:
     tail = Tail(100 * (10 + ENTRY_OVERHEAD_BYTES))
     for key in (P0, P1):

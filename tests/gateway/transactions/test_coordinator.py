@@ -83,6 +83,26 @@ async def test_who_reads_where_it_was_written_is_told_what_another_node_has_abor
     assert await committed(writing, topic, 0) == ([0, 1, 2, 3], aborted)
 
 
+@pytest.mark.parametrize("cold", [False, True])
+async def test_many_aborted_transactions_are_named_as_few_are(
+    node: DataPlane, monkeypatch: pytest.MonkeyPatch, *, cold: bool
+) -> None:
+    """An answer that is made in pieces is the one that is made at once."""
+    topic = await node.create_topic("t")
+    producers = [await begin(node, f"p{number}", topic.partitions[0].partition_key) for number in range(7)]
+    for producer in producers:
+        await write(node, topic, producer, 0)
+    for number, producer in reversed([*enumerate(producers)]):
+        await node.transactions.end(f"p{number}", producer.producer_id, producer.producer_epoch, committed=False)
+    wanted = [(producer.producer_id, offset) for offset, producer in enumerate(producers)]
+    for piece in (200, 7, 3, 2, 1):
+        monkeypatch.setattr(importlib.import_module("gateway.apis.fetch"), "PIECE", piece)
+        monkeypatch.setattr(importlib.import_module("gateway.net.pieces"), "PIECE", piece)
+        if cold:
+            node.tail.reset()
+        assert await committed(node, topic, 0) == (list(range(14)), wanted)
+
+
 async def test_an_end_of_unknown_outcome_hides_no_abort(node: DataPlane, monkeypatch: pytest.MonkeyPatch) -> None:
     topic = await node.create_topic("t")
     producer = await begin(node, "a", topic.partitions[0].partition_key)
