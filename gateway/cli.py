@@ -29,6 +29,7 @@ from gateway.config.broker import BROKER_CONFIGS
 from gateway.config.definition import render
 from gateway.config.listeners import render_address
 from gateway.config.settings import OPTIONS, Configuration, ConfigurationError, load
+from gateway.net.collection import Survivors
 from gateway.operate import logs, workers
 from gateway.operate.http import program_version
 from gateway.operate.nodes import add_nodes
@@ -43,9 +44,9 @@ from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsRespon
 HEALTHCHECK_TIMEOUT_S = 3.0
 END_TIMEOUT_S = 0.1
 EXIT_FAILED, EXIT_REFUSED = 1, 2
-COLLECTION_THRESHOLDS = (5_000, 10, 20)
+COLLECTION_THRESHOLDS = (5_000, 10, 3)
 """New objects before a collection of the youngest, which takes some tenths of a millisecond; how many of those before
-one of the next generation, and of these before a full one."""
+one of the next generation, and of these before a full one, which looks at what has come since the one before."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -199,13 +200,14 @@ async def _serve_until_told(configuration: Configuration) -> int:
             return 0
         starting.result()
         print(_welcome(app.bootstrap), flush=True)
-        # What lives now lives as long as the process: keep the collector from walking it again and again.
-        gc.collect()
-        gc.freeze()
+        survivors = Survivors()
         # Of what comes later nearly all is freed by itself. Ten thousand groups that join spent a quarter of their time
         # in the collector at Python's 700.
         gc.set_threshold(*COLLECTION_THRESHOLDS)
-        await asked_to_stop
+        try:
+            await asked_to_stop
+        finally:
+            survivors.close()
     except StartError as error:
         print(f"sluice: {_one_line(error)}", file=sys.stderr)
         return EXIT_FAILED

@@ -1,7 +1,8 @@
-"""Full garbage collections wait while a request of very many elements is in hand.
+"""Full garbage collections, which stop everybody, stay short.
 
-The one idea: a full collection looks at every object there is, in one go; the half million objects of one request make
-that fifty milliseconds, and they go without it when the request is answered. Young collections go on meanwhile.
+The one idea: a full collection looks at every object there is, in one go. What it has found alive is set apart, so that
+the next looks at what has come since. And the half million objects of one request make fifty milliseconds of it, and
+go without it when the request is answered: it waits for them. Young collections go on meanwhile.
 """
 
 from __future__ import annotations
@@ -20,7 +21,16 @@ MAX_WITHOUT_S = 60.0
 LEFTOVERS_S = 0.1
 """From the answer until what the request was made of is gone."""
 
+MAX_GROWTH = 1_000_000
+"""Objects set apart above twice as many as were alive when all were looked at last: then all are again, since what has
+become garbage among them by a cycle is found by that alone."""
+
 _NEVER = 2**31 - 1
+_FULL = 2
+
+
+def _nothing() -> None:
+    return None
 
 
 class FullCollections:
@@ -30,6 +40,8 @@ class FullCollections:
         self._pauses = 0
         self._usual = gc.get_threshold()
         self._paused_since_s = 0.0
+        self.overdue: Callable[[], None] = _nothing
+        """Called when one that came due in a pause is about to be made up for."""
 
     def pause(self) -> Callable[[], None]:
         """Puts them off until what is returned is called, or for MAX_PAUSE_S. It may be called twice."""
@@ -51,15 +63,59 @@ class FullCollections:
             timer.cancel()
             self._pauses -= 1
             if not self._pauses:
+                if gc.get_count()[_FULL] > self._usual[_FULL]:
+                    self.overdue()
                 gc.set_threshold(*self._usual)
 
         timer = asyncio.get_running_loop().call_later(MAX_PAUSE_S, end)
         return end
 
 
-def _nothing() -> None:
-    return None
-
-
 full_collections = FullCollections()
 """One, as the collector is one."""
+
+
+class Survivors:
+    """Sets apart what each full collection finds alive, from now until `close`, and, as it is, what there is when one
+    has been put off: what a long request leaves behind was made to stay. One in a process, on its loop."""
+
+    def __init__(self, max_growth: int = MAX_GROWTH) -> None:
+        self._max_growth = max_growth
+        self._loop = asyncio.get_running_loop()
+        self._awaited = False
+        self._collecting = False
+        self._look_at_all()
+        gc.callbacks.append(self._collected)
+        full_collections.overdue = self._set_apart
+
+    def close(self) -> None:
+        gc.callbacks.remove(self._collected)
+        full_collections.overdue = _nothing
+
+    def _collected(self, phase: str, info: dict[str, int]) -> None:
+        """In the middle of a collection, of whichever thread."""
+        if phase == "stop" and info["generation"] == _FULL and not self._awaited and not self._collecting:
+            self._awaited = True
+            self._loop.call_soon_threadsafe(self._set_apart)
+
+    def _set_apart(self) -> None:
+        self._awaited = False
+        if gc.get_freeze_count() > 2 * self._alive + self._max_growth:
+            self._look_at_all()
+        else:
+            gc.freeze()
+            self._collect()  # of nothing: Python measures by what was left how soon the next full one comes
+
+    def _look_at_all(self) -> None:
+        gc.unfreeze()
+        self._collect()
+        gc.freeze()
+        self._alive = gc.get_freeze_count()
+        self._collect()
+
+    def _collect(self) -> None:
+        self._collecting = True
+        try:
+            gc.collect()
+        finally:
+            self._collecting = False

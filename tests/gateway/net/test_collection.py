@@ -1,16 +1,17 @@
-"""Full collections wait for requests of many elements, and not for ever."""
+"""Full collections wait for requests of many elements, and not for ever; what they find alive is set apart."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Iterator
+import weakref
+from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
 from gateway.net import coding, collection
 from gateway.net.coding import AT_ONCE_ELEMENTS, decode_in_thread
-from gateway.net.collection import FullCollections
+from gateway.net.collection import FullCollections, Survivors
 from protocol.api_keys import ApiKey
 from protocol.codec import encode
 from protocol.errors import ProtocolError
@@ -81,3 +82,77 @@ async def test_a_torn_request_is_not_waited_for() -> None:
     with pytest.raises(ProtocolError):
         await decode_in_thread(ApiKey.METADATA, 9, metadata_of(AT_ONCE_ELEMENTS + 1)[:-20], 0)
     assert gc.get_threshold() == usual
+
+
+class Node:
+    """One of a cycle."""
+
+    def __init__(self) -> None:
+        self.itself = self
+
+
+@pytest.fixture
+async def survivors() -> AsyncIterator[Survivors]:
+    made = Survivors(max_growth=1_000)
+    yield made
+    made.close()
+    gc.unfreeze()
+
+
+async def test_a_full_collection_does_not_look_again_at_what_the_one_before_found_alive(survivors: Survivors) -> None:
+    kept = [Node() for _ in range(500)]
+    for number in range(3):
+        before = gc.get_freeze_count()
+        gc.collect()
+        await asyncio.sleep(0)
+        assert (gc.get_freeze_count() - before >= len(kept)) == (number == 0)
+        assert not set(map(id, kept)) & set(map(id, gc.get_objects())), "the collector knows nothing of them"
+
+
+async def test_what_is_set_apart_and_becomes_garbage_is_found_when_there_is_much(survivors: Survivors) -> None:
+    node = Node()
+    gc.collect()
+    await asyncio.sleep(0)
+    gone = weakref.ref(node)
+    del node
+    gc.collect()
+    await asyncio.sleep(0)
+    assert gone() is not None
+    kept = [[] for _ in range(gc.get_freeze_count() + 2_000)]
+    for _ in range(2):
+        gc.collect()
+        await asyncio.sleep(0)
+    assert gone() is None
+    assert len(kept) > 2_000
+
+
+async def test_a_collection_in_a_thread_sets_apart_on_the_loop(survivors: Survivors) -> None:
+    kept = [Node() for _ in range(500)]
+    before = gc.get_freeze_count()
+    await asyncio.to_thread(gc.collect)
+    await asyncio.sleep(0)
+    assert gc.get_freeze_count() - before >= len(kept)
+
+
+async def test_nothing_is_set_apart_once_it_is_closed() -> None:
+    Survivors().close()
+    before = gc.get_freeze_count()
+    gc.collect()
+    await asyncio.sleep(0)
+    assert gc.get_freeze_count() <= before
+    gc.unfreeze()
+
+
+async def test_what_a_long_request_leaves_behind_is_not_looked_at(survivors: Survivors) -> None:
+    usual = gc.get_threshold()
+    collected: list[int] = []
+    resume = collection.full_collections.pause()
+    kept = [Node() for _ in range(700 * 10 * 15)]
+    assert gc.get_count()[2] > usual[2], "one has come due"
+    gc.callbacks.append(lambda phase, info: collected.append(info["generation"]) if phase == "start" else None)
+    try:
+        resume()
+        assert not set(map(id, kept[:-8_000])) & set(map(id, gc.get_objects()))
+        assert [generation for generation in collected if generation == 2] == [2], "of nothing"
+    finally:
+        gc.callbacks.pop()
