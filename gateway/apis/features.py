@@ -29,7 +29,6 @@ SUPPORTED = {GROUPS: 1, TRANSACTIONS: TRANSACTION_VERSION}
 """Feature → its highest level. The consumer protocol (`group.version` 1, KIP-848) is always served."""
 
 FIRST_VERSION_WITH_UPGRADE_TYPE = 1
-FIRST_VERSION_WITHOUT_RESULTS = 2
 
 
 class UpgradeType(IntEnum):
@@ -46,15 +45,19 @@ def finalized(membership: Membership) -> dict[str, int]:
 
 
 async def update_features(request: UpdateFeaturesRequest, context: RequestContext) -> UpdateFeaturesResponse:
-    """All of them or none. A level that is lowered loses nothing, so how it may be lowered makes no difference."""
+    """All of them or none, as upstream from 4.0 on. A level that is lowered loses nothing, so how it may be makes no
+    difference."""
     if any(count > 1 for count in Counter(update.feature for update in request.feature_updates).values()):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "a feature appears more than once")
     membership = context.services.membership
     levels = finalized(membership)
     for update in request.feature_updates:
-        if reason := _why_not(update, levels.get(update.feature, LOWEST_LEVEL), context.version):
-            message = f"Invalid update version {update.max_version_level} for feature {update.feature}. {reason}"
-            return _refused(request, context.version, update.feature, message)
+        if reason := _why_not(update, levels.get(update.feature, LOWEST_LEVEL), context):
+            raise KafkaError(
+                ErrorCode.INVALID_UPDATE_VERSION,
+                "The update failed for all features since the following feature had an error: "
+                f"Invalid update version {update.max_version_level} for feature {update.feature}. {reason}",
+            )
     asked = {update.feature: update.max_version_level for update in request.feature_updates}
     changed = {name: level for name, level in asked.items() if level != levels[name]}
     if changed and not request.validate_only:
@@ -64,20 +67,21 @@ async def update_features(request: UpdateFeaturesRequest, context: RequestContex
     return UpdateFeaturesResponse(error_message=None, results=tuple(done))
 
 
-def _why_not(update: FeatureUpdateKey, current: int, version: int) -> str | None:
-    if version < FIRST_VERSION_WITH_UPGRADE_TYPE:
+def _why_not(update: FeatureUpdateKey, current: int, context: RequestContext) -> str | None:
+    if context.version < FIRST_VERSION_WITH_UPGRADE_TYPE:
         kind = UpgradeType.SAFE_DOWNGRADE if update.allow_downgrade else UpgradeType.UPGRADE
     elif update.upgrade_type in frozenset(UpgradeType):
         kind = UpgradeType(update.upgrade_type)
     else:
         return "The controller does not support the given upgrade type."
     level, highest = update.max_version_level, SUPPORTED.get(update.feature)
+    here = f"Local controller {context.services.membership.node_id}"
     if level < LOWEST_LEVEL:
         return "A feature version cannot be less than 0."
     if highest is None:
-        return "No node supports this feature."
+        return f"{here} does not support this feature."
     if level > highest:
-        return f"Nodes only support versions {LOWEST_LEVEL}-{highest}."
+        return f"{here} only supports versions {LOWEST_LEVEL}-{highest}"
     if level < current and kind is UpgradeType.UPGRADE:
         return (
             "Can't downgrade the version of this feature without setting the upgrade type to either safe or unsafe"
@@ -88,25 +92,6 @@ def _why_not(update: FeatureUpdateKey, current: int, version: int) -> str | None
     if update.feature == GROUPS and level < current:
         return "The consumer protocol is always served."
     return None
-
-
-def _refused(request: UpdateFeaturesRequest, version: int, feature: str, message: str) -> UpdateFeaturesResponse:
-    """As upstream: one code for all where there is no other, else by feature."""
-    code = ErrorCode.INVALID_UPDATE_VERSION
-    if version >= FIRST_VERSION_WITHOUT_RESULTS:
-        whole = f"The update failed for all features since the following feature had an error: {message}"
-        return UpdateFeaturesResponse(error_code=code, error_message=whole)
-    return UpdateFeaturesResponse(
-        error_message=None,
-        results=tuple(
-            UpdatableFeatureResult(
-                feature=update.feature,
-                error_code=code,
-                error_message=message if update.feature == feature else f"Nothing was changed: {message}",
-            )
-            for update in request.feature_updates
-        ),
-    )
 
 
 def refuse_update_features(

@@ -170,7 +170,8 @@ class Membership:
         self.registered()
 
     def _take(self, alive: list[Node]) -> None:
-        self._transaction_version = min((node.transaction_version for node in alive), default=TRANSACTION_VERSION)
+        versions = (node.transaction_version for node in alive)
+        self._transaction_version = min(versions, default=self._transaction_version)
         self._read_ms = max((node.read_ms for node in alive), default=self._read_ms)
         others = [node for node in alive if node.node_id != self.node_id]
         before = {node.node_id for node in self._alive}
