@@ -26,7 +26,7 @@ MAX_GROWTH = 1_000_000
 become garbage among them by a cycle is found by that alone."""
 
 _NEVER = 2**31 - 1
-_FULL = 2
+_YOUNG, _FULL = 0, 2
 
 
 def _nothing() -> None:
@@ -100,17 +100,26 @@ class Survivors:
 
     def _set_apart(self) -> None:
         self._awaited = False
-        if gc.get_freeze_count() > 2 * self._alive + self._max_growth:
+        gc.freeze()
+        if self._have_become_many():
             self._look_at_all()
         else:
-            gc.freeze()
             self._collect()  # of nothing: Python measures by what was left how soon the next full one comes
+
+    def _have_become_many(self) -> bool:
+        """To count them takes as long as to walk along them all: first by how many can have come at most."""
+        come = (_young_collections() - self._counted_at) * gc.get_threshold()[_YOUNG]
+        if come <= self._alive + self._max_growth:
+            return False
+        self._counted_at = _young_collections()
+        return gc.get_freeze_count() > 2 * self._alive + self._max_growth
 
     def _look_at_all(self) -> None:
         gc.unfreeze()
         self._collect()
         gc.freeze()
         self._alive = gc.get_freeze_count()
+        self._counted_at = _young_collections()
         self._collect()
 
     def _collect(self) -> None:
@@ -119,3 +128,7 @@ class Survivors:
             gc.collect()
         finally:
             self._collecting = False
+
+
+def _young_collections() -> int:
+    return gc.get_stats()[_YOUNG]["collections"]
