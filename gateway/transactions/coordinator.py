@@ -81,21 +81,13 @@ class Transactions:
 
     async def initialize(self, transactional_id: str, asked: InitProducer) -> Producer:
         """InitProducerId: the producer at its new epoch. Raises KafkaError, StorageError."""
-        fresh_id = rules.NO_ID
         if not await self._store.are_known():
             raise KafkaError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "a node of an earlier release is still here")
-        for _ in range(ATTEMPTS):
-            read = await self._store.read(transactional_id)
-            producer = _producer(read)
-            if fresh_id == rules.NO_ID and rules.needs_producer_id(producer):
-                fresh_id = await self._producers.allocate_producer_id()
-            decision = rules.initialize(producer, asked, fresh_id)
-            if decision.error:
-                raise KafkaError(decision.error)
-            assert decision.after is not None
-            if decision.after == producer or await self._write(read, decision, "fenced"):
-                return decision.after
-        raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
+
+        def decide(producer: Producer | None, fresh_id: int) -> Decision:
+            return rules.initialize(producer, asked, fresh_id)
+
+        return await self._carry_out(transactional_id, decide, "fenced", raises_epoch=True)
 
     async def add(
         self,
@@ -139,7 +131,7 @@ class Transactions:
                 return rules.end_and_raise_epoch(producer, producer_id, producer_epoch, fresh_id, committed=committed)
             return rules.end(producer, producer_id, producer_epoch, committed=committed)
 
-        return await self._end(transactional_id, decide, outcome, raises_epoch=raise_epoch)
+        return await self._carry_out(transactional_id, decide, outcome, raises_epoch=raise_epoch)
 
     async def abort_overdue(self) -> int:
         """Aborts transactions that have been under way for longer than their timeout; how many."""
@@ -147,7 +139,7 @@ class Transactions:
         failure: StorageError | None = None
         for overdue in await self._store.overdue(OVERDUE_AT_A_TIME):
             try:
-                await self._end(overdue.transactional_id, _time_out, "timed_out", started_ms=overdue.started_ms)
+                await self._carry_out(overdue.transactional_id, _time_out, "timed_out", started_ms=overdue.started_ms)
             except KafkaError as error:
                 if error.code is not ErrorCode.INVALID_TXN_STATE:  # it has ended meanwhile
                     log.warning(
@@ -208,7 +200,7 @@ class Transactions:
                 return True
         raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
 
-    async def _end(
+    async def _carry_out(
         self,
         transactional_id: str,
         decide: Decide,
@@ -217,14 +209,17 @@ class Transactions:
         started_ms: int | None = None,
         raises_epoch: bool = False,
     ) -> Producer:
-        """`started_ms`: of the transaction that is meant, where it is not the producer who ends it."""
+        """What the producer has become. Decided anew whenever somebody else has written the row meanwhile.
+
+        `outcome`: of a transaction that ends by it. `started_ms`: of the one that is meant, where it is not the
+        producer who ends it. `raises_epoch`: which may take an id that nobody has had."""
         fresh_id = rules.NO_ID
         for _ in range(ATTEMPTS):
             read = await self._store.read(transactional_id)
             if started_ms is not None and read.started_ms != started_ms:
                 raise KafkaError(ErrorCode.INVALID_TXN_STATE, "it has ended, and maybe another has begun")
             producer = _producer(read)
-            if raises_epoch and producer is not None and fresh_id == rules.NO_ID and rules.needs_producer_id(producer):
+            if raises_epoch and fresh_id == rules.NO_ID and rules.needs_producer_id(producer):
                 fresh_id = await self._producers.allocate_producer_id()
             decision = decide(producer, fresh_id)
             if decision.error:
