@@ -108,9 +108,9 @@ class Leases:
 
     @property
     def held(self) -> int:
-        """Shards that this node may coordinate at this moment."""
+        """Shards that this node may coordinate at this moment. Any thread may ask."""
         now = self._monotonic()
-        return sum(held.deadline > now for held in self._held.values())
+        return sum(held.deadline > now for held in tuple(self._held.values()))
 
     def current(self) -> list[CoordinatorLease]:
         """The leases that this node may count on at this moment."""

@@ -224,8 +224,10 @@ class Runtime:
             self._send(slot, event)
 
     def in_memory(self) -> list[Value]:
-        """Groups that this node coordinates and that are more than what is stored of them, as last settled."""
-        return [slot.group for slot in self._slots.values() if not self._machines.of(slot.group).is_idle(slot.group)]
+        """Groups that this node coordinates and that are more than what is stored of them, as last settled. Any thread
+        may ask."""
+        slots = tuple(self._slots.values())
+        return [slot.group for slot in slots if not self._machines.of(slot.group).is_idle(slot.group)]
 
     def group_ids(self) -> list[str]:
         """What is in memory, idle or not."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 
@@ -313,3 +315,27 @@ async def test_a_node_that_has_withdrawn_is_not_brought_back_by_its_last_passes(
     await first.membership.renew()
     await second.membership.renew()
     assert [node.node_id for node in second.membership.alive()] == [second.membership.node_id]
+
+
+async def test_a_thread_that_counts_leases_is_not_disturbed_by_those_that_come_and_go(database: Database) -> None:
+    """Metrics are written out in one."""
+    node = await Node(database).start()
+    enough = threading.Event()
+
+    def count() -> int:
+        counted = 0
+        while not enough.is_set():
+            counted = max(counted, node.leases.held)
+        return counted
+
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    counting = asyncio.create_task(asyncio.to_thread(count))
+    try:
+        for _ in range(20):
+            node.now += 1.1 * TTL_MS / 1000
+            await node.leases.renew()
+    finally:
+        enough.set()
+        sys.setswitchinterval(usual_s)
+    assert await counting == 50
