@@ -7,6 +7,7 @@ which asking `protocol.schema` would not ensure. It holds no behaviour.
 from protocol.messages import (
     add_offsets_to_txn,
     add_partitions_to_txn,
+    alter_client_quotas,
     alter_configs,
     api_versions,
     consumer_group_describe,
@@ -16,6 +17,7 @@ from protocol.messages import (
     delete_groups,
     delete_records,
     delete_topics,
+    describe_client_quotas,
     describe_cluster,
     describe_configs,
     describe_groups,
@@ -53,6 +55,7 @@ from protocol.schema import declared_messages, find_message
 __all__ = [
     "add_offsets_to_txn",
     "add_partitions_to_txn",
+    "alter_client_quotas",
     "alter_configs",
     "api_versions",
     "consumer_group_describe",
@@ -63,6 +66,7 @@ __all__ = [
     "delete_groups",
     "delete_records",
     "delete_topics",
+    "describe_client_quotas",
     "describe_cluster",
     "describe_configs",
     "describe_groups",

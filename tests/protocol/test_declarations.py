@@ -62,6 +62,8 @@ APIS = [
     "ListPartitionReassignments",
     "UnregisterBroker",
     "UpdateFeatures",
+    "DescribeClientQuotas",
+    "AlterClientQuotas",
     "FindCoordinator",
     "JoinGroup",
     "Heartbeat",

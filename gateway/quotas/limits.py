@@ -1,0 +1,68 @@
+"""Which limit holds for whom: the quotas of a cluster as a value.
+
+The one idea: the most particular quota of a key counts, and whom it was set for share it. A quota of a user is one for
+all of the user's clients together; a default one is each user's or client's for itself.
+
+Mirrors upstream's ClientQuotaManager (KIP-13, KIP-55, KIP-124, KIP-546, KIP-599).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+DEFAULT = None
+"""In the place of a name: whoever has no quota of their own."""
+
+
+class QuotaKey(StrEnum):
+    PRODUCER_BYTE_RATE = "producer_byte_rate"
+    CONSUMER_BYTE_RATE = "consumer_byte_rate"
+    REQUEST_PERCENTAGE = "request_percentage"
+    CONTROLLER_MUTATION_RATE = "controller_mutation_rate"
+
+
+class EntityType(StrEnum):
+    USER = "user"
+    CLIENT_ID = "client-id"
+
+
+Entity = frozenset[tuple[EntityType, str | None]]
+"""Whom a quota is for: a user, a client id, or a client id of a user. A name may be DEFAULT."""
+
+
+class Limit(NamedTuple):
+    bound: float
+    """Bytes, mutations or hundredths of a thread's time, for each second."""
+    shared_by: tuple[str | None, str | None]
+    """User and client id whose use counts together; None: whoever it is."""
+
+
+class Quotas:
+    """Immutable."""
+
+    def __init__(self, values: Mapping[Entity, Mapping[str, float]]) -> None:
+        self._values = {entity: dict(of_entity) for entity, of_entity in values.items() if of_entity}
+
+    def __bool__(self) -> bool:
+        return bool(self._values)
+
+    def items(self) -> Iterator[tuple[Entity, Mapping[str, float]]]:
+        yield from self._values.items()
+
+    def limit(self, user: str, client_id: str, key: QuotaKey) -> Limit | None:
+        """What holds for a client of a user; None: nothing does."""
+        for users in (user, DEFAULT):
+            for clients in (client_id, DEFAULT):
+                if (bound := self._bound(key, (EntityType.USER, users), (EntityType.CLIENT_ID, clients))) is not None:
+                    return Limit(bound, (user, client_id))
+            if (bound := self._bound(key, (EntityType.USER, users))) is not None:
+                return Limit(bound, (user, None))
+        for clients in (client_id, DEFAULT):
+            if (bound := self._bound(key, (EntityType.CLIENT_ID, clients))) is not None:
+                return Limit(bound, (None, client_id))
+        return None
+
+    def _bound(self, key: QuotaKey, *entity: tuple[EntityType, str | None]) -> float | None:
+        return self._values.get(frozenset(entity), {}).get(key)

@@ -1,0 +1,60 @@
+"""How much somebody has had lately, and how long they are to wait until that is no more than their limit.
+
+Mirrors upstream's Rate over samples (SampledStat, QuotaUtils): some whole windows and the present one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+WINDOWS, WINDOW_S = 11, 1.0
+"""Upstream: quota.window.num, quota.window.size.seconds."""
+
+
+class Rate:
+    """Of one limit. Times are of one clock, in seconds, and do not fall."""
+
+    def __init__(self, windows: int = WINDOWS, window_s: float = WINDOW_S) -> None:
+        self._windows = windows
+        self._window_s = window_s
+        self._samples: deque[tuple[float, float]] = deque()
+
+    def record(self, amount: float, now_s: float) -> None:
+        self._forget(now_s)
+        if self._samples and now_s < self._samples[-1][0] + self._window_s:
+            began_s, before = self._samples[-1]
+            self._samples[-1] = began_s, before + amount
+        else:
+            self._samples.append((now_s, amount))
+
+    def take_back(self, amount: float) -> None:
+        """Of what was recorded last."""
+        if self._samples:
+            began_s, before = self._samples[-1]
+            self._samples[-1] = began_s, before - amount
+
+    def value(self, now_s: float) -> float:
+        """For each second."""
+        self._forget(now_s)
+        return sum(amount for _, amount in self._samples) / self._elapsed_s(now_s)
+
+    def wait_s(self, bound: float, now_s: float) -> float:
+        """From now until it is down at the bound, if nothing comes meanwhile."""
+        value = self.value(now_s)
+        if value <= bound:
+            return 0.0
+        return self._elapsed_s(now_s) * (value - bound) / bound if bound > 0 else self._windows * self._window_s
+
+    def is_idle(self, now_s: float) -> bool:
+        """Whether it need not be kept."""
+        self._forget(now_s)
+        return not self._samples
+
+    def _elapsed_s(self, now_s: float) -> float:
+        """At least all windows but the present one: who has just begun has not had a rate of its first instant."""
+        since_s = self._samples[0][0] if self._samples else now_s
+        return max(now_s - since_s, (self._windows - 1) * self._window_s)
+
+    def _forget(self, now_s: float) -> None:
+        while self._samples and self._samples[0][0] + self._windows * self._window_s <= now_s:
+            self._samples.popleft()

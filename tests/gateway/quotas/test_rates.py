@@ -1,0 +1,49 @@
+"""Rates over windows, and waits."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gateway.quotas.rates import Rate
+
+
+def test_what_was_had_counts_for_the_whole_time_of_the_windows() -> None:
+    rate = Rate(windows=11, window_s=1.0)
+    rate.record(100, 50.0)
+    assert rate.value(50.0) == 10
+    assert rate.value(55.0) == 10
+    assert rate.value(60.5) == pytest.approx(100 / 10.5)
+    assert rate.value(61.0) == 0
+    assert rate.is_idle(61.0)
+
+
+def test_who_waits_is_down_at_the_bound() -> None:
+    rate = Rate()
+    rate.record(300, 0.0)
+    assert rate.wait_s(30, 0.0) == 0
+    wait_s = rate.wait_s(20, 0.0)
+    assert wait_s == pytest.approx(5)
+    assert rate.wait_s(0, 0.0) == 11
+
+
+def test_what_is_taken_back_does_not_count() -> None:
+    rate = Rate()
+    rate.take_back(5)
+    rate.record(100, 0.0)
+    rate.record(50, 0.5)
+    rate.take_back(50)
+    assert rate.value(0.5) == 10
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_waits_as_long_as_told_has_its_rate_in_the_long_run(seed: int) -> None:
+    chance, rate, bound = random.Random(seed), Rate(), 1_000.0
+    now_s = total = 0.0
+    while now_s < 500:
+        amount = chance.choice((10, 500, 4_000))
+        rate.record(amount, now_s)
+        total += amount
+        now_s += rate.wait_s(bound, now_s) + chance.random() * 0.01
+    assert total / now_s == pytest.approx(bound, rel=0.25)
