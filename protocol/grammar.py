@@ -19,6 +19,7 @@ from uuid import UUID
 from construct import (
     Construct,
     ConstructError,
+    Float64b,
     FormatField,
     Int8sb,
     Int16sb,
@@ -297,11 +298,12 @@ def min_bytes(piece: Construct) -> int:
     return piece.length if isinstance(piece, FormatField) else cast("Any", piece).min_bytes
 
 
-_integers: Mapping[str, FormatField] = {
+_numbers: Mapping[str, FormatField] = {
     schema.int8.name: Int8sb,
     schema.int16.name: Int16sb,
     schema.int32.name: Int32sb,
     schema.int64.name: Int64sb,
+    schema.float64.name: Float64b,
 }
 
 
@@ -354,7 +356,7 @@ def _value(field: Field, version: int, *, compact: bool, nullable: bool) -> Cons
         case schema.boolean.name:
             return Flag()
         case name:
-            return _integers[name]
+            return _numbers[name]
 
 
 def parse(message_type: type[M], version: int, buffer: Buffer, position: int = 0) -> tuple[M, int]:

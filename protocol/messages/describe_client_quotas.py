@@ -20,7 +20,7 @@ class DescribeClientQuotasRequest:
 
 
 @struct
-class DescribedEntityData:
+class EntityData:
     entity_type: str = string()
     entity_name: str | None = string(nullable="0+")
 
@@ -32,8 +32,8 @@ class ValueData:
 
 
 @struct
-class DescribedEntryData:
-    entity: tuple[DescribedEntityData, ...] = array(DescribedEntityData)
+class EntryData:
+    entity: tuple[EntityData, ...] = array(EntityData)
     values: tuple[ValueData, ...] = array(ValueData)
 
 
@@ -42,4 +42,4 @@ class DescribeClientQuotasResponse:
     throttle_time_ms: int = int32()
     error_code: int = int16()
     error_message: str | None = string(nullable="0+")
-    entries: tuple[DescribedEntryData, ...] | None = array(DescribedEntryData, nullable="0+")
+    entries: tuple[EntryData, ...] | None = array(EntryData, nullable="0+")

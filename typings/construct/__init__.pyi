@@ -34,3 +34,4 @@ Int8sb: FormatField
 Int16sb: FormatField
 Int32sb: FormatField
 Int64sb: FormatField
+Float64b: FormatField
