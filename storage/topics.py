@@ -17,7 +17,16 @@ from uuid import UUID
 from storage.pool import Connection, Database, Row
 from storage.queries import statement
 from storage.text import loaded, stored
-from storage.types import CatalogChanges, NewTopic, Partition, PartitionKey, Refusal, Topic
+from storage.types import (
+    DEFAULT_NAME,
+    CatalogChanges,
+    ClientQuota,
+    NewTopic,
+    Partition,
+    PartitionKey,
+    Refusal,
+    Topic,
+)
 
 _PARTITIONS_PER_STEP = 2_000
 """Built without giving way: a few milliseconds."""
@@ -107,6 +116,12 @@ class TopicStore:
                 for broker, configs in json.loads(broker_configs).items()
             },
             group_configs=None if group_configs is None else _group_configs(json.loads(group_configs)),
+            client_quotas=None
+            if first["client_quotas"] is None
+            else [
+                ClientQuota(_name(user_name), _name(client_id), loaded(name), value)
+                for user_name, client_id, name, value in json.loads(first["client_quotas"])
+            ],
         )
 
     async def revision(self) -> int:
@@ -211,6 +226,16 @@ class TopicStore:
             [stored(name) for name in unset],
         )
 
+    async def set_client_quotas(self, quotas: Collection[ClientQuota]) -> None:
+        """Each of them once. A change of the catalog, with its revision."""
+        await self._pool.fetch(
+            statement("set_client_quotas"),
+            [_stored_name(quota.user_name) for quota in quotas],
+            [_stored_name(quota.client_id) for quota in quotas],
+            [stored(quota.name) for quota in quotas],
+            [quota.value for quota in quotas],
+        )
+
     async def cluster_id(self) -> str:
         """22 characters of URL-safe base64, as upstream renders a cluster's id; the same for the database's life."""
         return str(await self._pool.fetch_value(statement("cluster_id")))
@@ -221,3 +246,19 @@ def _group_configs(rows: list[tuple[str, str, str]]) -> dict[str, dict[str, str]
     for group_id, name, value in rows:
         configs.setdefault(loaded(group_id), {})[loaded(name)] = loaded(value)
     return configs
+
+
+_ANY, _DEFAULT, _NAMED = "", "*", "="
+"""How `client_quota` says whom a quota is for."""
+
+
+def _stored_name(name: str | None) -> str:
+    if name is None:
+        return _ANY
+    return _DEFAULT if name == DEFAULT_NAME else _NAMED + stored(name)
+
+
+def _name(said: str) -> str | None:
+    if said == _ANY:
+        return None
+    return DEFAULT_NAME if said == _DEFAULT else loaded(said.removeprefix(_NAMED))

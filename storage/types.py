@@ -7,7 +7,7 @@ here; `gateway/net/errors.py` maps them to Kafka's codes in one table.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, NamedTuple, NewType
@@ -74,6 +74,20 @@ class Topic:
     """Of two states of one topic the one with the greater is the later."""
 
 
+class ClientQuota(NamedTuple):
+    """One value of whom it is for. A name is None where it does not matter, DEFAULT_NAME for all without their own."""
+
+    user_name: str | None
+    client_id: str | None
+    name: str
+    value: float | None
+    """None: it is to be taken away."""
+
+
+DEFAULT_NAME = ""
+"""No user and no client id that has a quota is called so."""
+
+
 @dataclass(frozen=True, slots=True)
 class CatalogChanges:
     """From the catalog of one revision to that of `revision`."""
@@ -88,6 +102,8 @@ class CatalogChanges:
     """All dynamic broker settings, by the broker's id (empty: those of all brokers); None where none changed."""
     group_configs: Mapping[str, Mapping[str, str]] | None
     """All settings of single groups, by group id; None where none changed."""
+    client_quotas: Sequence[ClientQuota] | None = None
+    """All quotas; None where none changed."""
 
 
 @dataclass(frozen=True, slots=True)

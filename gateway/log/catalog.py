@@ -36,6 +36,7 @@ from gateway.log.catalog_changes import (
 from gateway.log.tail import Tail
 from gateway.log.topic_names import RenderedNames, rendered, why_illegal
 from gateway.net.pieces import in_pieces
+from gateway.quotas.limits import quotas_of
 from storage.topics import ALL_BROKERS, TopicStore
 from storage.types import PartitionKey, Topic
 
@@ -107,6 +108,8 @@ class Catalog:
         self._confirmable: Sequence[UUID] = ()
         self._configs: dict[UUID, tuple[Topic, TopicConfig]] = {}
         self._by_rendered: dict[str, str] = {}
+        self.quotas = quotas_of(())
+        """Which limit holds for whom. Another object when one has changed."""
         self._revision = 0
         self._gone: OrderedDict[UUID, None] = OrderedDict()
         self._look: asyncio.Task[None] | None = None
@@ -449,6 +452,8 @@ class Catalog:
             self._follow_broker(name)
         if changes.group_configs is not None:
             self.set_group_configs(changes.group_configs)
+        if changes.client_quotas is not None:
+            self.quotas = quotas_of(changes.client_quotas)
         if changes.revision != self._revision:
             self._revision = changes.revision
             self.changed()

@@ -8,11 +8,13 @@ Mirrors upstream's ClientQuotaManager (KIP-13, KIP-55, KIP-124, KIP-546, KIP-599
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-DEFAULT = None
+from storage.types import DEFAULT_NAME, ClientQuota
+
+DEFAULT = DEFAULT_NAME
 """In the place of a name: whoever has no quota of their own."""
 
 
@@ -28,7 +30,7 @@ class EntityType(StrEnum):
     CLIENT_ID = "client-id"
 
 
-Entity = frozenset[tuple[EntityType, str | None]]
+Entity = frozenset[tuple[EntityType, str]]
 """Whom a quota is for: a user, a client id, or a client id of a user. A name may be DEFAULT."""
 
 
@@ -64,5 +66,16 @@ class Quotas:
                 return Limit(bound, (None, client_id))
         return None
 
-    def _bound(self, key: QuotaKey, *entity: tuple[EntityType, str | None]) -> float | None:
+    def _bound(self, key: QuotaKey, *entity: tuple[EntityType, str]) -> float | None:
         return self._values.get(frozenset(entity), {}).get(key)
+
+
+def quotas_of(stored: Iterable[ClientQuota]) -> Quotas:
+    """As the catalog has them."""
+    values: dict[Entity, dict[str, float]] = {}
+    for quota in stored:
+        named = ((EntityType.USER, quota.user_name), (EntityType.CLIENT_ID, quota.client_id))
+        entity = frozenset((kind, name) for kind, name in named if name is not None)
+        if quota.value is not None:
+            values.setdefault(entity, {})[quota.name] = quota.value
+    return Quotas(values)

@@ -141,9 +141,30 @@ begin
 end
 $$;
 
+create function set_client_quotas(
+    p_user_names text[], p_client_ids text[], p_names text[], p_values double precision[] -- null: taken away
+) returns void
+language plpgsql volatile
+as $$
+declare
+    this_revision constant bigint := next_revision();
+begin
+    update cluster set client_quotas_revision = this_revision;
+    delete from client_quota q
+    using unnest(p_user_names, p_client_ids, p_names, p_values) changed (user_name, client_id, name, value)
+    where changed.value is null
+        and q.user_name = changed.user_name and q.client_id = changed.client_id and q.name = changed.name;
+    insert into client_quota (user_name, client_id, name, value)
+    select changed.user_name, changed.client_id, changed.name, changed.value
+    from unnest(p_user_names, p_client_ids, p_names, p_values) changed (user_name, client_id, name, value)
+    where changed.value is not null
+    on conflict (user_name, client_id, name) do update set value = excluded.value;
+end
+$$;
+
 create function catalog_changes(p_since bigint)
 returns table (
-    revision bigint, broker_configs text, group_configs text, whole boolean, topic_id uuid, name text, internal boolean, configs text,
+    revision bigint, broker_configs text, group_configs text, client_quotas text, whole boolean, topic_id uuid, name text, internal boolean, configs text,
     created_revision bigint, changed_revision bigint, deleted boolean, partition_keys bigint[],
     leader_epochs integer[]
 )
@@ -151,12 +172,12 @@ language sql stable
 as $$
 -- The present revision with what has changed since another, in one snapshot: topics in the order of their changes (and
 -- of their names, where one change made several),
--- deleted ones without partitions, settings by broker and by group where they changed. One row with null topic_id where no
+-- deleted ones without partitions, settings by broker and by group and quotas where they changed. One row with null topic_id where no
 -- topic has.
 -- `whole`: these are all live topics, because deletions since `p_since` may have left no row.
     with since as (
         select
-            c.revision, c.broker_configs_revision, c.group_configs_revision,
+            c.revision, c.broker_configs_revision, c.group_configs_revision, c.client_quotas_revision,
             p_since < c.purged_revision or p_since <= 0 as whole,
             case when p_since < c.purged_revision then 0 else p_since end as revision_known
         from cluster c
@@ -171,6 +192,9 @@ as $$
         case when s.group_configs_revision > s.revision_known then
             (select coalesce(jsonb_agg(jsonb_build_array(g.group_id, g.name, g.value)), '[]')::text
             from group_config g) end,
+        case when s.client_quotas_revision > s.revision_known then
+            (select coalesce(jsonb_agg(jsonb_build_array(q.user_name, q.client_id, q.name, q.value)), '[]')::text
+            from client_quota q) end,
         s.whole, t.topic_id, t.name, t.internal, t.configs::text, t.created_revision, t.changed_revision,
         t.deleted_at is not null, p.partition_keys, p.leader_epochs
     from since s

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from gateway.apis.api_versions import api_versions
 from gateway.apis.brokers import list_partition_reassignments, unregister_broker
+from gateway.apis.client_quotas import alter_client_quotas, describe_client_quotas
 from gateway.apis.configs import alter_configs, describe_configs, incremental_alter_configs, list_config_resources
 from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.features import update_features
@@ -52,6 +53,8 @@ HANDLERS: dict[ApiKey, Handler] = {
     ApiKey.DESCRIBE_LOG_DIRS: describe_log_dirs,
     ApiKey.UNREGISTER_BROKER: unregister_broker,
     ApiKey.UPDATE_FEATURES: update_features,
+    ApiKey.ALTER_CLIENT_QUOTAS: alter_client_quotas,
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: describe_client_quotas,
     ApiKey.API_VERSIONS: api_versions,
     ApiKey.LIST_PARTITION_REASSIGNMENTS: list_partition_reassignments,
 }

@@ -11,7 +11,7 @@ from gateway.quotas.limits import DEFAULT, Entity, EntityType, Limit, QuotaKey, 
 KEY = QuotaKey.PRODUCER_BYTE_RATE
 
 
-def entity(user: str | None = "-", client: str | None = "-") -> Entity:
+def entity(user: str = "-", client: str = "-") -> Entity:
     """ "-": without."""
     named = ((EntityType.USER, user), (EntityType.CLIENT_ID, client))
     return frozenset(each for each in named if each[1] != "-")

@@ -1,0 +1,189 @@
+"""DescribeClientQuotas and AlterClientQuotas: quotas of users and clients (KIP-546).
+
+The one idea: a quota is a change of the catalog, as a topic is; each node enforces it by itself, as Kafka's brokers do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Protocol
+
+import structlog
+
+from gateway.net.context import RequestContext
+from gateway.net.errors import storage_code
+from gateway.net.pieces import in_pieces
+from gateway.quotas.limits import DEFAULT, EntityType, QuotaKey
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasResponse,
+    AlteredEntryData,
+    EntryData,
+    OpData,
+)
+from protocol.messages.alter_client_quotas import EntityData as AlteredEntity
+from protocol.messages.describe_client_quotas import (
+    ComponentData,
+    DescribeClientQuotasRequest,
+    DescribeClientQuotasResponse,
+    EntityData,
+    ValueData,
+)
+from protocol.messages.describe_client_quotas import EntryData as DescribedEntry
+from storage.errors import StorageError
+from storage.types import ClientQuota
+
+log = structlog.get_logger(__name__)
+
+WHOLE_NUMBERS = frozenset({QuotaKey.PRODUCER_BYTE_RATE, QuotaKey.CONSUMER_BYTE_RATE})
+LARGEST_WHOLE = 2.0**63
+CLOSE_TO_WHOLE = 1e-6
+"""Upstream's: numbers come as doubles."""
+
+
+class Match(IntEnum):
+    EXACT = 0
+    DEFAULT = 1
+    ANY = 2
+
+
+class _Named(Protocol):
+    @property
+    def entity_type(self) -> str: ...
+    @property
+    def entity_name(self) -> str | None: ...
+
+
+# --- AlterClientQuotas --------------------------------------------------------------------------------------------
+
+
+async def alter_client_quotas(request: AlterClientQuotasRequest, context: RequestContext) -> AlterClientQuotasResponse:
+    """Each entry by itself: all its quotas are set or taken away, or none. They hold here once this is answered."""
+    services = context.services
+    results: list[AlteredEntryData] = []
+    changed = False
+    async for entry in in_pieces(request.entries):
+        code, message = ErrorCode.NONE, None
+        try:
+            quotas = _asked(entry)
+            if quotas and not request.validate_only:
+                await services.topics.set_client_quotas(quotas)
+                changed = True
+                log.info(
+                    "quotas changed", entity=_told(entry.entity), quotas={each.name: each.value for each in quotas}
+                )
+        except KafkaError as refused:
+            code, message = refused.code, refused.message
+        except StorageError as error:
+            code = storage_code(context.api_key, error)
+        results.append(AlteredEntryData(error_code=code, error_message=message, entity=entry.entity))
+    if changed:
+        await services.catalog.refresh_if_changed()
+    return AlterClientQuotasResponse(entries=tuple(results))
+
+
+def refuse_alter_client_quotas(
+    request: AlterClientQuotasRequest, version: int, code: ErrorCode, message: str | None
+) -> AlterClientQuotasResponse:
+    return AlterClientQuotasResponse(
+        entries=tuple(
+            AlteredEntryData(error_code=code, error_message=message, entity=entry.entity) for entry in request.entries
+        )
+    )
+
+
+def _asked(entry: EntryData) -> list[ClientQuota]:
+    names = _names(entry.entity)
+    quotas: dict[str, ClientQuota] = {}
+    for op in entry.ops:
+        if op.key in quotas:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Duplicate quota key {op.key}")
+        value = None if op.remove else _value(op)
+        if op.key not in frozenset(QuotaKey):
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Invalid configuration key {op.key}")
+        quotas[op.key] = ClientQuota(names.get(EntityType.USER), names.get(EntityType.CLIENT_ID), op.key, value)
+    return list(quotas.values())
+
+
+def _names(entity: Sequence[_Named]) -> Mapping[EntityType, str]:
+    if not entity:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "Invalid empty client quota entity")
+    names: dict[EntityType, str] = {}
+    for part in entity:
+        kind = _kind(part.entity_type, f"Unhandled client quota entity type: {part.entity_type}")
+        if kind in names:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Duplicate client quota entity entry type {kind}")
+        if part.entity_name == "":
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Empty {kind} not supported")
+        names[kind] = DEFAULT if part.entity_name is None else part.entity_name
+    return names
+
+
+def _kind(name: str, refusal: str) -> EntityType:
+    if name not in frozenset(EntityType):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, refusal)
+    return EntityType(name)
+
+
+def _value(op: OpData) -> float:
+    if op.key in WHOLE_NUMBERS and not (
+        -LARGEST_WHOLE <= op.value < LARGEST_WHOLE and abs(op.value - round(op.value)) < CLOSE_TO_WHOLE
+    ):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Configuration {op.key} must be a Long value")
+    if op.value != op.value:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Configuration {op.key} is no number")
+    return op.value
+
+
+# --- DescribeClientQuotas -----------------------------------------------------------------------------------------
+
+
+async def describe_client_quotas(
+    request: DescribeClientQuotasRequest, context: RequestContext
+) -> DescribeClientQuotasResponse:
+    """Whom every component matches; with `strict` those alone that have no other part."""
+    wanted: dict[EntityType, ComponentData] = {}
+    for component in request.components:
+        kind = _kind(component.entity_type, f"Custom entity type '{component.entity_type}' not supported")
+        if kind in wanted:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Duplicate {kind} filter component entity type")
+        if component.match_type not in frozenset(Match):
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown match type {component.match_type}")
+        if component.match_type == Match.EXACT and component.match is None:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, "Request specified EXACT, but gave no match")
+        wanted[kind] = component
+    entries = [
+        DescribedEntry(
+            entity=tuple(EntityData(entity_type=kind, entity_name=name or None) for kind, name in sorted(entity)),
+            values=tuple(ValueData(key=key, value=value) for key, value in values.items()),
+        )
+        async for entity, values in in_pieces(context.services.catalog.quotas.items())
+        if _matches(dict(entity), wanted, strict=request.strict)
+    ]
+    return DescribeClientQuotasResponse(error_message=None, entries=tuple(entries))
+
+
+def refuse_describe_client_quotas(
+    request: DescribeClientQuotasRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeClientQuotasResponse:
+    return DescribeClientQuotasResponse(error_code=code, error_message=message, entries=None)
+
+
+def _matches(names: Mapping[EntityType, str], wanted: Mapping[EntityType, ComponentData], *, strict: bool) -> bool:
+    if strict and names.keys() != wanted.keys():
+        return False
+    for kind, component in wanted.items():
+        name = names.get(kind)
+        if name is None:
+            return False
+        if component.match_type == Match.EXACT and (name == DEFAULT or name != component.match):
+            return False
+        if component.match_type == Match.DEFAULT and name != DEFAULT:
+            return False
+    return True
+
+
+def _told(entity: Sequence[AlteredEntity]) -> dict[str, str | None]:
+    return {part.entity_type: part.entity_name for part in entity}

@@ -1,0 +1,17 @@
+-- Quotas of users and clients (KIP-546).
+
+create table client_quota (
+    user_name  text collate "C" not null,
+    client_id  text collate "C" not null,
+    name       text not null,
+    value      double precision not null,
+    primary key (user_name, client_id, name)
+);
+
+comment on table client_quota is 'As AlterClientQuotas set them.';
+comment on column client_quota.user_name is 'Empty: of any user; *: the default of users; else = and the name.';
+comment on column client_quota.client_id is 'Likewise.';
+
+alter table cluster add column client_quotas_revision bigint not null default 0;
+
+comment on column cluster.client_quotas_revision is 'The revision of the last change of quotas.';
