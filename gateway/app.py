@@ -45,7 +45,7 @@ from gateway.log.tail import Tail
 from gateway.log.validator import BatchValidator
 from gateway.net.connection import ConnectionLimits
 from gateway.net.context import Services
-from gateway.net.dispatch import Dispatch
+from gateway.net.dispatch import Dispatch, Stages
 from gateway.net.server import Server
 from gateway.operate.deletions import Deletions
 from gateway.operate.exporter import Exporter
@@ -53,6 +53,7 @@ from gateway.operate.http import HttpServer
 from gateway.operate.maintenance import Maintenance
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
+from gateway.quotas.throttles import Throttles
 from gateway.transactions.coordinator import Transactions
 from storage import notify
 from storage.byte_store import ByteStore
@@ -310,7 +311,10 @@ class App:
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
         await self._start_http(exporter, server, services, leases)
 
-        await server.serve(Dispatch(SERVED, services, metrics), groups.connection_closed)
+        throttles = Throttles()
+        throttles.throttled = lambda key, seconds: metrics.throttled_seconds.labels(key).inc(seconds)
+        stages = Stages(throttle=throttles.before, charge=throttles.after)
+        await server.serve(Dispatch(SERVED, services, metrics, stages), groups.connection_closed)
         self.bootstrap = membership.address
         self._look_for_itself(advertised)
         drain_s = settings.drain_ms / 1000 + 2 * STEP_TIMEOUT_S

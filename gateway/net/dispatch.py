@@ -65,6 +65,9 @@ Authorize = Callable[[Any, RequestContext], Awaitable[None]]
 Throttle = Callable[[Any, RequestContext], int]
 """How many milliseconds the connection must be silent after this request; 0 for none."""
 
+Charge = Callable[[Any, RequestContext], int]
+"""The same, of a response."""
+
 
 def _answered(request: Any) -> bool:
     return True
@@ -97,6 +100,8 @@ class Stages:
 
     authorize: Authorize | None = None
     throttle: Throttle | None = None
+    charge: Charge | None = None
+    """Behind the handler."""
 
 
 def served_versions(served: Sequence[Served]) -> tuple[ApiVersion, ...]:
@@ -205,6 +210,8 @@ class Dispatch:
                 throttle_ms = _mute(connection, stages.throttle(request, context))
             response = await route.handler(request, context)
             code = getattr(response, "error_code", 0)
+            if stages.charge is not None:
+                throttle_ms = max(throttle_ms, _mute(connection, stages.charge(response, context)))
             chunks: Sequence[Chunk] = ()
             if route.line.awaits_answer(request):
                 chunks = await _encode(api_key, version, header.correlation_id, response, throttle_ms)

@@ -182,6 +182,11 @@ class Metrics:
             "or an administrator came (fenced), or because they took too long (timed_out).",
             "outcome",
         )
+        self.throttled_seconds = self._counter(
+            "throttled_seconds",
+            "Time for which clients above a quota were told to be silent, by the quota's key.",
+            "quota",
+        )
         self.leases_held = self._gauge("coordinator_leases", "Group coordinator shards this node holds.")
 
         self._reconcile_passes = self._counter(

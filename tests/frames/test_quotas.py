@@ -1,0 +1,102 @@
+"""Quotas on a running gateway: who is above one is answered at once, and then not heard for a while."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from protocol.messages.alter_client_quotas import AlterClientQuotasRequest, EntityData, EntryData, OpData
+from protocol.messages.api_versions import ApiVersionsRequest
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from protocol.records import Record, build_batch
+from tests.frames.members import create_topic, fresh
+from tests.gateway_process import GatewayProcess
+from tests.wire import WireClient
+
+BYTES = 60_000
+WINDOW_S = 10
+"""What comes at once counts as the rate of so long."""
+
+
+@pytest.fixture
+async def admin(gateway: GatewayProcess) -> AsyncIterator[WireClient]:
+    async with await WireClient.connect(gateway.bootstrap) as connected:
+        yield connected
+
+
+async def limit(admin: WireClient, client_id: str | None, **values: float) -> None:
+    entry = EntryData(
+        entity=(EntityData(entity_type="client-id", entity_name=client_id),),
+        ops=tuple(OpData(key=key, value=value) for key, value in values.items()),
+    )
+    (result,) = (await admin.send(AlterClientQuotasRequest(entries=(entry,)), 1)).entries
+    assert result.error_code == 0, result
+
+
+async def produce(client: WireClient, topic: str) -> Any:
+    """A batch of about BYTES."""
+    records = build_batch([Record(0, 1_000, None, os.urandom(BYTES))])
+    data = TopicProduceData(name=topic, partition_data=(PartitionProduceData(index=0, records=records),))
+    asked = ProduceRequest(transactional_id=None, acks=-1, timeout_ms=10_000, topic_data=(data,))
+    answer = await client.send(asked, 9)
+    assert answer.responses[0].partition_responses[0].error_code == 0
+    return answer
+
+
+async def fetch(client: WireClient, topic: str) -> Any:
+    part = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
+    asked = FetchRequest(max_wait_ms=0, min_bytes=0, topics=(FetchTopic(topic=topic, partitions=(part,)),))
+    answer = await client.send(asked, 12)
+    assert answer.responses[0].partitions[0].records
+    return answer
+
+
+async def test_who_produces_too_much_is_told_and_not_heard_for_as_long(
+    gateway: GatewayProcess, admin: WireClient
+) -> None:
+    topic, name = fresh("quota"), fresh("client")
+    await create_topic(admin, topic)
+    await limit(admin, name, producer_byte_rate=BYTES / WINDOW_S * 0.9)
+    async with await WireClient.connect(gateway.bootstrap, client_id=name) as client:
+        throttled_ms = (await produce(client, topic)).throttle_time_ms
+        assert 900 < throttled_ms < 1_500
+        told_s = asyncio.get_running_loop().time()
+        await client.send(ApiVersionsRequest(), 2)
+        assert asyncio.get_running_loop().time() - told_s > throttled_ms / 1000 - 0.1
+        assert (await fetch(client, topic)).throttle_time_ms == 0, "another quota's"
+    async with await WireClient.connect(gateway.bootstrap, client_id=name) as again:
+        assert (await produce(again, topic)).throttle_time_ms > 1_000, "the client's, not the connection's"
+
+
+async def test_who_fetches_too_much_is_told(gateway: GatewayProcess, admin: WireClient) -> None:
+    topic, name = fresh("quota"), fresh("client")
+    await create_topic(admin, topic)
+    await limit(admin, name, consumer_byte_rate=BYTES / WINDOW_S * 2.9)
+    async with await WireClient.connect(gateway.bootstrap, client_id=name) as client:
+        assert (await produce(client, topic)).throttle_time_ms == 0
+        assert [(await fetch(client, topic)).throttle_time_ms for _ in range(2)] == [0, 0]
+        assert (await fetch(client, topic)).throttle_time_ms > 100
+
+
+async def test_each_client_has_the_default_for_itself_and_others_their_own(
+    gateway: GatewayProcess, admin: WireClient
+) -> None:
+    topic, named = fresh("quota"), fresh("client")
+    await create_topic(admin, topic)
+    await limit(admin, None, producer_byte_rate=BYTES / WINDOW_S * 1.5)
+    await limit(admin, named, producer_byte_rate=BYTES * 100)
+    try:
+        for name, throttled in (
+            (fresh("client"), [False, True]),
+            (fresh("client"), [False, True]),
+            (named, [False] * 3),
+        ):
+            async with await WireClient.connect(gateway.bootstrap, client_id=name) as client:
+                assert [(await produce(client, topic)).throttle_time_ms > 0 for _ in throttled] == throttled
+    finally:
+        await limit(admin, None, producer_byte_rate=2.0**62)
