@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from gateway.log.tail import Buffer
 from gateway.net.context import RequestContext
 from gateway.quotas.limits import QuotaKey
 from gateway.quotas.rates import Rate
@@ -79,7 +80,7 @@ def _produced(request: Any) -> Iterator[int]:
 def _fetched(response: Any) -> Iterator[int]:
     for topic in response.responses:
         for partition in topic.partitions:
-            records = partition.records
+            records: bytes | tuple[Buffer, ...] | None = partition.records
             if isinstance(records, tuple):
                 yield from map(len, records)
             elif records is not None:
