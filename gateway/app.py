@@ -267,6 +267,8 @@ class App:
         transactions.appended, transactions.in_doubt = wakeups.appended, wakeups.in_doubt
         transactions.observe_end = lambda outcome: metrics.transactions_ended.labels(outcome).inc()
         transactions.offsets_committed = groups.transaction_committed
+        throttles = Throttles()
+        throttles.throttled = lambda key, seconds: metrics.throttled_seconds.labels(key).inc(seconds)
         services = Services(
             settings=settings,
             catalog=catalog,
@@ -285,6 +287,7 @@ class App:
             described_topics=DescribedTopics(),
             history=history,
             transactions=transactions,
+            throttles=throttles,
             marks=marks,
         )
         deletions = Deletions(
@@ -311,10 +314,11 @@ class App:
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
         await self._start_http(exporter, server, services, leases)
 
-        throttles = Throttles()
-        throttles.throttled = lambda key, seconds: metrics.throttled_seconds.labels(key).inc(seconds)
-        stages = Stages(throttle=throttles.before, charge=throttles.after)
-        await server.serve(Dispatch(SERVED, services, metrics, stages), groups.connection_closed)
+        await server.serve(
+            Dispatch(SERVED, services, metrics, Stages(throttle=throttles.before, charge=throttles.around)),
+            groups.connection_closed,
+            lambda address: throttles.connection_wait_s(catalog.quotas, address),
+        )
         self.bootstrap = membership.address
         self._look_for_itself(advertised)
         drain_s = settings.drain_ms / 1000 + 2 * STEP_TIMEOUT_S

@@ -119,8 +119,8 @@ class TopicStore:
             client_quotas=None
             if first["client_quotas"] is None
             else [
-                ClientQuota(_name(user_name), _name(client_id), loaded(name), value)
-                for user_name, client_id, name, value in json.loads(first["client_quotas"])
+                ClientQuota(_name(user_name), _name(client_id), _name(address), loaded(name), value)
+                for user_name, client_id, address, name, value in json.loads(first["client_quotas"])
             ],
         )
 
@@ -232,6 +232,7 @@ class TopicStore:
             statement("set_client_quotas"),
             [_stored_name(quota.user_name) for quota in quotas],
             [_stored_name(quota.client_id) for quota in quotas],
+            [_stored_name(quota.address) for quota in quotas],
             [stored(quota.name) for quota in quotas],
             [quota.value for quota in quotas],
         )

@@ -79,13 +79,14 @@ class ClientQuota(NamedTuple):
 
     user_name: str | None
     client_id: str | None
+    address: str | None
     name: str
     value: float | None
     """None: it is to be taken away."""
 
 
 DEFAULT_NAME = ""
-"""No user and no client id that has a quota is called so."""
+"""No user, no client id and no address that has a quota is called so."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,10 +1,11 @@
-"""DescribeClientQuotas and AlterClientQuotas: quotas of users and clients (KIP-546).
+"""DescribeClientQuotas and AlterClientQuotas: quotas of users, clients (KIP-546) and addresses (KIP-612).
 
 The one idea: a quota is a change of the catalog, as a topic is; each node enforces it by itself, as Kafka's brokers do.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
 from typing import Protocol
@@ -14,14 +15,20 @@ import structlog
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces
-from gateway.quotas.limits import DEFAULT, EntityType, QuotaKey
+from gateway.quotas.limits import (
+    DEFAULT,
+    KEYS_OF_ADDRESSES,
+    KEYS_OF_CLIENTS,
+    EntityType,
+    QuotaKey,
+    canonical_address,
+)
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_client_quotas import (
     AlterClientQuotasRequest,
     AlterClientQuotasResponse,
     AlteredEntryData,
     EntryData,
-    OpData,
 )
 from protocol.messages.alter_client_quotas import EntityData as AlteredEntity
 from protocol.messages.describe_client_quotas import (
@@ -37,8 +44,12 @@ from storage.types import ClientQuota
 
 log = structlog.get_logger(__name__)
 
-WHOLE_NUMBERS = frozenset({QuotaKey.PRODUCER_BYTE_RATE, QuotaKey.CONSUMER_BYTE_RATE})
-LARGEST_WHOLE = 2.0**63
+WHOLE_NUMBERS = {
+    QuotaKey.PRODUCER_BYTE_RATE: (2.0**63, "a LONG"),
+    QuotaKey.CONSUMER_BYTE_RATE: (2.0**63, "a LONG"),
+    QuotaKey.CONNECTION_CREATION_RATE: (2.0**31 - 1, "an INT"),
+}
+"""The greatest, and upstream's name of the type."""
 CLOSE_TO_WHOLE = 1e-6
 """Upstream's: numbers come as doubles."""
 
@@ -96,14 +107,25 @@ def refuse_alter_client_quotas(
 
 def _asked(entry: EntryData) -> list[ClientQuota]:
     names = _names(entry.entity)
+    keys = KEYS_OF_CLIENTS
+    if (address := names.get(EntityType.IP)) is not None:
+        if len(names) > 1:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, "Invalid quota entity combination, an ip stands for itself alone."
+            )
+        if address != DEFAULT and canonical_address(address) is None:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{address} is not a valid IP or resolvable host.")
+        keys = KEYS_OF_ADDRESSES
     quotas: dict[str, ClientQuota] = {}
     for op in entry.ops:
         if op.key in quotas:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Duplicate quota key {op.key}")
-        value = None if op.remove else _value(op)
-        if op.key not in frozenset(QuotaKey):
+        if op.key not in keys:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Invalid configuration key {op.key}")
-        quotas[op.key] = ClientQuota(names.get(EntityType.USER), names.get(EntityType.CLIENT_ID), op.key, value)
+        value = None if op.remove else _value(QuotaKey(op.key), op.value)
+        quotas[op.key] = ClientQuota(
+            names.get(EntityType.USER), names.get(EntityType.CLIENT_ID), names.get(EntityType.IP), op.key, value
+        )
     return list(quotas.values())
 
 
@@ -127,14 +149,18 @@ def _kind(name: str, refusal: str) -> EntityType:
     return EntityType(name)
 
 
-def _value(op: OpData) -> float:
-    if op.key in WHOLE_NUMBERS and not (
-        -LARGEST_WHOLE <= op.value < LARGEST_WHOLE and abs(op.value - round(op.value)) < CLOSE_TO_WHOLE
-    ):
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Configuration {op.key} must be a Long value")
-    if op.value != op.value:
-        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Configuration {op.key} is no number")
-    return op.value
+def _value(key: QuotaKey, value: float) -> float:
+    if math.isnan(value):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Configuration {key} is no number")
+    if value <= 0:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Quota {key} must be greater than 0")
+    if key in WHOLE_NUMBERS:
+        greatest, kind = WHOLE_NUMBERS[key]
+        if value > greatest:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"Proposed value for {key} is too large for {kind}.")
+        if value % 1.0 > CLOSE_TO_WHOLE:
+            raise KafkaError(ErrorCode.INVALID_REQUEST, f"{key} cannot be a fractional value.")
+    return value
 
 
 # --- DescribeClientQuotas -----------------------------------------------------------------------------------------

@@ -60,6 +60,9 @@ MAX_PARTITIONS_PER_REQUEST = 10_000
 
 CONSUMER_OFFSETS_PARTITIONS = 50
 
+STRICT_CREATE_TOPICS, STRICT_DELETE_TOPICS, STRICT_CREATE_PARTITIONS = 6, 5, 3
+"""From these versions on clients know THROTTLING_QUOTA_EXCEEDED (KIP-599)."""
+
 DEFAULT = -1
 NO_ID = UUID(int=0)
 
@@ -87,6 +90,7 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
     named = await tally(topic.name for topic in request.topics)
     rendered = services.catalog.rendered_names()
     live = _live_brokers(services)
+    mutations = services.throttles.mutations(context, STRICT_CREATE_TOPICS)
     async for topic in in_pieces(request.topics):
         try:
             if named[topic.name] > 1:
@@ -97,7 +101,10 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
                 )
             if services.catalog.get(topic.name) is not None:
                 raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
-            plans[topic.name] = _plan(topic, broker, rendered, live)
+            plan = _plan(topic, broker, rendered, live)
+            if not request.validate_only:
+                mutations.record(plan.partition_count)
+            plans[topic.name] = plan
         except KafkaError as error:
             plans[topic.name] = error
     wanted = {name: plan for name, plan in plans.items() if isinstance(plan, NewTopic)}
@@ -115,7 +122,7 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
     async for name, plan in in_pieces(plans.items()):
         if isinstance(plan, KafkaError):
             results[name] = CreatableTopicResult(name=name, error_code=plan.code, error_message=plan.message)
-    return CreateTopicsResponse(topics=tuple(results[name] for name in plans))
+    return CreateTopicsResponse(throttle_time_ms=mutations.wait_ms, topics=tuple(results[name] for name in plans))
 
 
 def refuse_create_topics(
@@ -309,12 +316,14 @@ async def delete_topics(request: DeleteTopicsRequest, context: RequestContext) -
     asked = request.topics or await mapped(lambda name: DeleteTopicState(name=name), request.topic_names)
     named = await tally(state.topic_id if state.name is None else state.name for state in asked)
     await services.catalog.refresh_if_changed()
+    mutations = services.throttles.mutations(context, STRICT_DELETE_TOPICS)
     responses: dict[DeleteTopicState, DeletableTopicResult] = {}
     async for state in in_pieces(asked):
         if state in responses:
             continue
         try:
             topic = _find_deletable(state, named, services)
+            mutations.record(len(topic.partitions))
             if not await services.topics.delete(topic.topic_id):
                 raise _unknown(state)
         except KafkaError as error:
@@ -325,7 +334,7 @@ async def delete_topics(request: DeleteTopicsRequest, context: RequestContext) -
             services.catalog.remove(topic.topic_id)
             log.info("topic deleted", topic=topic.name)
             responses[state] = DeletableTopicResult(name=topic.name, topic_id=topic.topic_id)
-    return DeleteTopicsResponse(responses=tuple(responses.values()))
+    return DeleteTopicsResponse(throttle_time_ms=mutations.wait_ms, responses=tuple(responses.values()))
 
 
 def refuse_delete_topics(
@@ -376,6 +385,7 @@ async def create_partitions(request: CreatePartitionsRequest, context: RequestCo
     await services.catalog.refresh_if_changed()
     named = await tally(topic.name for topic in request.topics)
     _check_total(await mapped(lambda topic: _growth(topic, services), request.topics))
+    mutations = services.throttles.mutations(context, STRICT_CREATE_PARTITIONS)
     results: dict[str, CreatePartitionsTopicResult] = {}
     async for topic in in_pieces(request.topics):
         if topic.name in results:
@@ -385,6 +395,7 @@ async def create_partitions(request: CreatePartitionsRequest, context: RequestCo
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
             known = _find_growable(topic, services)
             if not request.validate_only:
+                mutations.record(topic.count - len(known.partitions))
                 grown = await services.topics.create_partitions(known.topic_id, topic.count)
                 if isinstance(grown, Refusal):
                     raise _refused(grown, topic.name)
@@ -396,7 +407,7 @@ async def create_partitions(request: CreatePartitionsRequest, context: RequestCo
             )
         else:
             results[topic.name] = CreatePartitionsTopicResult(name=topic.name)
-    return CreatePartitionsResponse(results=tuple(results.values()))
+    return CreatePartitionsResponse(throttle_time_ms=mutations.wait_ms, results=tuple(results.values()))
 
 
 def refuse_create_partitions(

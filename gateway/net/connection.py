@@ -76,8 +76,8 @@ class ConnectionLimits:
 class ConnectionObserver(Protocol):
     """What a connection tells the server that owns it."""
 
-    def connection_opened(self, connection: Connection) -> bool:
-        """False refuses the connection: it is closed at once."""
+    def connection_opened(self, connection: Connection) -> float | None:
+        """None: it is welcome. Else it is refused, and closed unread after so many seconds."""
         ...
 
     def connection_ended(self, connection: Connection, *, by_peer: bool) -> None:
@@ -222,8 +222,13 @@ class Connection(asyncio.BufferedProtocol):
                     if hasattr(socket, option):
                         raw_socket.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
         self._transport.set_write_buffer_limits(high=WRITE_HIGH_WATER_BYTES)
-        self._opened = self._observer.connection_opened(self)
-        if not self._opened:
+        refused_for_s = self._observer.connection_opened(self)
+        self._opened = refused_for_s is None
+        if refused_for_s:
+            self._stopped_reading = True
+            self._transport.pause_reading()
+            self._loop.call_later(refused_for_s, self.close)
+        elif refused_for_s is not None:
             self.close()
 
     def eof_received(self) -> bool:

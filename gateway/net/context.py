@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from gateway.log.tail import Tail
     from gateway.log.validator import BatchValidator
     from gateway.operate.metrics import Metrics
+    from gateway.quotas.throttles import Throttles
     from gateway.transactions.coordinator import Transactions
     from storage.history import HistoryStore
     from storage.log import LogStore
@@ -98,6 +99,7 @@ class Services:
     described_topics: DescribedTopics
     history: HistoryStore
     transactions: Transactions
+    throttles: Throttles
     marks: Marks | None = None
     """How far consumers were served, where groups may ask."""
 

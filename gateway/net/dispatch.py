@@ -65,8 +65,8 @@ Authorize = Callable[[Any, RequestContext], Awaitable[None]]
 Throttle = Callable[[Any, RequestContext], int]
 """How many milliseconds the connection must be silent after this request; 0 for none."""
 
-Charge = Callable[[Any, RequestContext], int]
-"""The same, of a response."""
+Charge = Callable[[Coroutine[Any, Any, Any], RequestContext], Awaitable[tuple[Any, int]]]
+"""Awaits what the handler answers, and says the same of it."""
 
 
 def _answered(request: Any) -> bool:
@@ -101,7 +101,7 @@ class Stages:
     authorize: Authorize | None = None
     throttle: Throttle | None = None
     charge: Charge | None = None
-    """Behind the handler."""
+    """Around the handler."""
 
 
 def served_versions(served: Sequence[Served]) -> tuple[ApiVersion, ...]:
@@ -208,10 +208,12 @@ class Dispatch:
                 await stages.authorize(request, context)
             if stages.throttle is not None:
                 throttle_ms = _mute(connection, stages.throttle(request, context))
-            response = await route.handler(request, context)
+            if stages.charge is None:
+                response = await route.handler(request, context)
+            else:
+                response, charged_ms = await stages.charge(route.handler(request, context), context)
+                throttle_ms = max(throttle_ms, _mute(connection, charged_ms))
             code = getattr(response, "error_code", 0)
-            if stages.charge is not None:
-                throttle_ms = max(throttle_ms, _mute(connection, stages.charge(response, context)))
             chunks: Sequence[Chunk] = ()
             if route.line.awaits_answer(request):
                 chunks = await _encode(api_key, version, header.correlation_id, response, throttle_ms)

@@ -30,6 +30,12 @@ CLOSE_TIMEOUT_S = 0.5
 ConnectionClosed = Callable[[str, bool], None]
 """Told the id of a connection that its peer closed or lost."""
 
+ConnectionWait = Callable[[str], float]
+"""For how many seconds the next connection from an address comes too early; 0 where it does not."""
+MAX_REFUSED = 1_000
+"""Connections that came too early and are not yet closed; more are closed at once."""
+MAX_REFUSED_S = 10.0
+
 
 class Server:
     """`bind`, `serve`, and in the end `stop_reading`, `drain` and `close`; each is safe without the ones before."""
@@ -47,6 +53,8 @@ class Server:
         self._ended = asyncio.Event()
         self._draining = False
         self._refused_since_log = 0
+        self._connection_wait: ConnectionWait = lambda address: 0.0
+        self._too_early = 0
         metrics.connections.set_function(lambda: len(self._connections))
         metrics.held_bytes.set_function(lambda: self._holdings.held_bytes)
 
@@ -65,11 +73,17 @@ class Server:
         self._listeners[listener] = bound
         return int(bound.sockets[0].getsockname()[1])
 
-    async def serve(self, requests: RequestHandler, connection_closed: ConnectionClosed) -> None:
+    async def serve(
+        self,
+        requests: RequestHandler,
+        connection_closed: ConnectionClosed,
+        connection_wait: ConnectionWait = lambda address: 0.0,
+    ) -> None:
         """Accepts connections from here on; of each that ends before the drain, `connection_closed` is told its id, and
         whether its peer is to blame."""
         assert self._listeners, "bind comes first"
         self._requests, self._connection_closed = requests, connection_closed
+        self._connection_wait = connection_wait
         for bound in self._listeners.values():
             await bound.start_serving()
         self._sweep()
@@ -153,16 +167,30 @@ class Server:
 
     # --- what connections tell ------------------------------------------------------------------------------------
 
-    def connection_opened(self, connection: Connection) -> bool:
+    def connection_opened(self, connection: Connection) -> float | None:
         if self._draining:
-            return False
+            return 0.0
         if len(self._connections) >= self._limits.max_connections:
             self._refused_since_log += 1
             self._metrics.protocol_errors.labels("max_connections").inc()
-            return False
+            return 0.0
+        wait_s = self._connection_wait(connection.info.client_host.removeprefix("/"))
+        if wait_s > 0:
+            return self._refuse_early(min(wait_s, MAX_REFUSED_S))
         self._connections.add(connection)
         self._metrics.connections_opened.inc()
-        return True
+        return None
+
+    def _refuse_early(self, wait_s: float) -> float:
+        """As upstream: who may not open another connection yet is kept waiting, so as not to come back at once."""
+        if self._too_early >= MAX_REFUSED:
+            return 0.0
+        self._too_early += 1
+        asyncio.get_running_loop().call_later(wait_s, self._early_one_closed)
+        return wait_s
+
+    def _early_one_closed(self) -> None:
+        self._too_early -= 1
 
     def connection_ended(self, connection: Connection, *, by_peer: bool) -> None:
         self._connections.discard(connection)

@@ -3,13 +3,14 @@
 The one idea: the most particular quota of a key counts, and whom it was set for share it. A quota of a user is one for
 all of the user's clients together; a default one is each user's or client's for itself.
 
-Mirrors upstream's ClientQuotaManager (KIP-13, KIP-55, KIP-124, KIP-546, KIP-599).
+Mirrors upstream's ClientQuotaManager (KIP-13, KIP-55, KIP-124, KIP-546, KIP-599, KIP-612).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import StrEnum
+from ipaddress import ip_address
 from typing import NamedTuple
 
 from storage.types import DEFAULT_NAME, ClientQuota
@@ -23,20 +24,25 @@ class QuotaKey(StrEnum):
     CONSUMER_BYTE_RATE = "consumer_byte_rate"
     REQUEST_PERCENTAGE = "request_percentage"
     CONTROLLER_MUTATION_RATE = "controller_mutation_rate"
+    CONNECTION_CREATION_RATE = "connection_creation_rate"
 
 
 class EntityType(StrEnum):
     USER = "user"
     CLIENT_ID = "client-id"
+    IP = "ip"
 
 
 Entity = frozenset[tuple[EntityType, str]]
-"""Whom a quota is for: a user, a client id, or a client id of a user. A name may be DEFAULT."""
+"""Whom a quota is for: a user, a client id, a client id of a user, or an address. A name may be DEFAULT."""
+
+KEYS_OF_ADDRESSES = frozenset({QuotaKey.CONNECTION_CREATION_RATE})
+KEYS_OF_CLIENTS = frozenset(QuotaKey) - KEYS_OF_ADDRESSES
 
 
 class Limit(NamedTuple):
     bound: float
-    """Bytes, mutations or hundredths of a thread's time, for each second."""
+    """Bytes, mutations, connections or hundredths of a thread's time, for each second."""
     shared_by: tuple[str | None, str | None]
     """User and client id whose use counts together; None: whoever it is."""
 
@@ -46,6 +52,14 @@ class Quotas:
 
     def __init__(self, values: Mapping[Entity, Mapping[str, float]]) -> None:
         self._values = {entity: dict(of_entity) for entity, of_entity in values.items() if of_entity}
+        self.limited = frozenset(key for of_entity in self._values.values() for key in of_entity)
+        """Of what anybody has a quota."""
+        self._addresses: dict[str, float] = {}
+        for entity, of_entity in self._values.items():
+            name = dict(entity).get(EntityType.IP)
+            bound = of_entity.get(QuotaKey.CONNECTION_CREATION_RATE)
+            if name is not None and bound is not None:
+                self._addresses[canonical_address(name) or DEFAULT] = bound
 
     def __bool__(self) -> bool:
         return bool(self._values)
@@ -66,15 +80,31 @@ class Quotas:
                 return Limit(bound, (None, client_id))
         return None
 
+    def connections_from(self, address: str) -> float | None:
+        """How many that address may open in a second; each has the default for itself."""
+        return self._addresses.get(address, self._addresses.get(DEFAULT))
+
     def _bound(self, key: QuotaKey, *entity: tuple[EntityType, str]) -> float | None:
         return self._values.get(frozenset(entity), {}).get(key)
+
+
+def canonical_address(name: str) -> str | None:
+    """An IP address as a socket names its peer; None: it is none."""
+    try:
+        return str(ip_address(name))
+    except ValueError:
+        return None
 
 
 def quotas_of(stored: Iterable[ClientQuota]) -> Quotas:
     """As the catalog has them."""
     values: dict[Entity, dict[str, float]] = {}
     for quota in stored:
-        named = ((EntityType.USER, quota.user_name), (EntityType.CLIENT_ID, quota.client_id))
+        named = (
+            (EntityType.USER, quota.user_name),
+            (EntityType.CLIENT_ID, quota.client_id),
+            (EntityType.IP, quota.address),
+        )
         entity = frozenset((kind, name) for kind, name in named if name is not None)
         if quota.value is not None:
             values.setdefault(entity, {})[quota.name] = quota.value

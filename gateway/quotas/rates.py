@@ -58,3 +58,32 @@ class Rate:
     def _forget(self, now_s: float) -> None:
         while self._samples and self._samples[0][0] + self._windows * self._window_s <= now_s:
             self._samples.popleft()
+
+
+class TokenBucket:
+    """As many tokens come each second as the bound says, and no more are kept than come in all windows. Who takes more
+    than there are owes them. Mirrors upstream's TokenBucket (KIP-599)."""
+
+    def __init__(self) -> None:
+        self._tokens: float | None = None
+        self._filled_s = 0.0
+
+    def take(self, amount: float, bound: float, now_s: float) -> None:
+        self._tokens = self._fill(bound, now_s) - amount
+
+    def wait_s(self, bound: float, now_s: float) -> float:
+        """From now until nothing is owed."""
+        return max(-self._fill(bound, now_s) / bound, 0.0)
+
+    def is_idle(self, now_s: float) -> bool:
+        """Whether it need not be kept: it is full again, whatever its bound was when it was last asked."""
+        return self._tokens is None or (self._tokens >= 0 and self._filled_s + WINDOWS * WINDOW_S <= now_s)
+
+    def _fill(self, bound: float, now_s: float) -> float:
+        most = bound * WINDOWS * WINDOW_S
+        if self._tokens is None:
+            self._tokens = most
+        else:
+            self._tokens = min(most, self._tokens + bound * (now_s - self._filled_s))
+        self._filled_s = now_s
+        return self._tokens

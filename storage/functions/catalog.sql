@@ -142,7 +142,8 @@ end
 $$;
 
 create function set_client_quotas(
-    p_user_names text[], p_client_ids text[], p_names text[], p_values double precision[] -- null: taken away
+    p_user_names text[], p_client_ids text[], p_addresses text[], p_names text[],
+    p_values double precision[] -- null: taken away
 ) returns void
 language plpgsql volatile
 as $$
@@ -151,14 +152,17 @@ declare
 begin
     update cluster set client_quotas_revision = this_revision;
     delete from client_quota q
-    using unnest(p_user_names, p_client_ids, p_names, p_values) changed (user_name, client_id, name, value)
+    using unnest(p_user_names, p_client_ids, p_addresses, p_names, p_values)
+        changed (user_name, client_id, address, name, value)
     where changed.value is null
-        and q.user_name = changed.user_name and q.client_id = changed.client_id and q.name = changed.name;
-    insert into client_quota (user_name, client_id, name, value)
-    select changed.user_name, changed.client_id, changed.name, changed.value
-    from unnest(p_user_names, p_client_ids, p_names, p_values) changed (user_name, client_id, name, value)
+        and q.user_name = changed.user_name and q.client_id = changed.client_id and q.address = changed.address
+        and q.name = changed.name;
+    insert into client_quota (user_name, client_id, address, name, value)
+    select changed.user_name, changed.client_id, changed.address, changed.name, changed.value
+    from unnest(p_user_names, p_client_ids, p_addresses, p_names, p_values)
+        changed (user_name, client_id, address, name, value)
     where changed.value is not null
-    on conflict (user_name, client_id, name) do update set value = excluded.value;
+    on conflict (user_name, client_id, address, name) do update set value = excluded.value;
 end
 $$;
 
@@ -193,7 +197,7 @@ as $$
             (select coalesce(jsonb_agg(jsonb_build_array(g.group_id, g.name, g.value)), '[]')::text
             from group_config g) end,
         case when s.client_quotas_revision > s.revision_known then
-            (select coalesce(jsonb_agg(jsonb_build_array(q.user_name, q.client_id, q.name, q.value)), '[]')::text
+            (select coalesce(jsonb_agg(jsonb_build_array(q.user_name, q.client_id, q.address, q.name, q.value)), '[]')::text
             from client_quota q) end,
         s.whole, t.topic_id, t.name, t.internal, t.configs::text, t.created_revision, t.changed_revision,
         t.deleted_at is not null, p.partition_keys, p.leader_epochs

@@ -55,8 +55,8 @@ select set_broker_configs($1, $2, $3, $4);
 select set_group_configs($1, $2, $3, $4);
 
 -- name: set_client_quotas
--- Of users $1 and client ids $2 sets the quotas $3 to the values $4, or takes them away.
-select set_client_quotas($1, $2, $3, $4);
+-- Of users $1, client ids $2 and addresses $3 sets the quotas $4 to the values $5, or takes them away.
+select set_client_quotas($1, $2, $3, $4, $5);
 
 -- name: cluster_id
 -- Made once, with the schema.

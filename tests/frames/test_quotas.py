@@ -9,9 +9,14 @@ from typing import Any
 
 import pytest
 
+from protocol.errors import ErrorCode
 from protocol.messages.alter_client_quotas import AlterClientQuotasRequest, EntityData, EntryData, OpData
 from protocol.messages.api_versions import ApiVersionsRequest
+from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
+from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from protocol.messages.metadata import MetadataRequest
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from protocol.records import Record, build_batch
 from tests.frames.members import create_topic, fresh
@@ -100,3 +105,81 @@ async def test_each_client_has_the_default_for_itself_and_others_their_own(
                 assert [(await produce(client, topic)).throttle_time_ms > 0 for _ in throttled] == throttled
     finally:
         await limit(admin, None, producer_byte_rate=2.0**62)
+
+
+async def test_who_makes_the_node_work_too_long_is_told(gateway: GatewayProcess, admin: WireClient) -> None:
+    name = fresh("client")
+    await limit(admin, name, request_percentage=0.000_1)
+    async with await WireClient.connect(gateway.bootstrap, client_id=name) as client:
+        answer = await client.send(MetadataRequest(topics=None), 9)
+        assert answer.throttle_time_ms == 1_000, "no longer than a window, however little is allowed"
+        await limit(admin, name, request_percentage=100_000.0)
+        assert (await client.send(MetadataRequest(topics=None), 9)).throttle_time_ms == 0
+
+
+async def test_who_makes_too_many_partitions_is_refused_until_nothing_is_owed(
+    gateway: GatewayProcess, admin: WireClient
+) -> None:
+    name = fresh("client")
+    rate = 10.0
+    await limit(admin, name, controller_mutation_rate=rate)
+    burst = int(rate) * (WINDOW_S + 1)
+    one, two, three = (fresh("mutation") for _ in range(3))
+
+    def making(*topics: tuple[str, int]) -> CreateTopicsRequest:
+        asked = (CreatableTopic(name=topic, num_partitions=count, replication_factor=1) for topic, count in topics)
+        return CreateTopicsRequest(topics=tuple(asked))
+
+    async with await WireClient.connect(gateway.bootstrap, client_id=name) as client:
+        answer = await client.send(making((one, burst + 5), (two, 1)), 6)
+        assert {each.name: each.error_code for each in answer.topics} == {
+            one: ErrorCode.NONE,
+            two: ErrorCode.THROTTLING_QUOTA_EXCEEDED,
+        }
+        assert 300 < answer.throttle_time_ms <= 500
+    async with await WireClient.connect(gateway.bootstrap, client_id=name) as client:
+        answer = await client.send(making((two, 20)), 6)
+        while answer.topics[0].error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED:
+            answer = await client.send(making((two, 20)), 6)
+        assert answer.topics[0].error_code == ErrorCode.NONE
+        grown = CreatePartitionsRequest(topics=(CreatePartitionsTopic(name=two, count=30, assignments=None),))
+        refused = await client.send(grown, 3)
+        assert refused.results[0].error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
+        assert refused.throttle_time_ms > 0
+    async with await WireClient.connect(gateway.bootstrap, client_id=name) as client:
+        older = await client.send(making((three, 40)), 4)
+        assert older.topics[0].error_code == ErrorCode.NONE, "it would not know the code"
+        assert older.throttle_time_ms > 3_000
+    async with await WireClient.connect(gateway.bootstrap, client_id=name) as client:
+        answer = await client.send(DeleteTopicsRequest(topics=(DeleteTopicState(name=one),)), 6)
+        assert answer.responses[0].error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED
+    deleted = await admin.send(DeleteTopicsRequest(topics=(DeleteTopicState(name=one),)), 6)
+    assert deleted.responses[0].error_code == ErrorCode.NONE
+
+
+async def test_who_connects_too_often_is_kept_waiting_and_closed(gateway: GatewayProcess, admin: WireClient) -> None:
+    async def set_rate(**ops: Any) -> None:
+        entry = EntryData(
+            entity=(EntityData(entity_type="ip", entity_name="127.0.0.1"),),
+            ops=(OpData(key="connection_creation_rate", **ops),),
+        )
+        (result,) = (await admin.send(AlterClientQuotasRequest(entries=(entry,)), 1)).entries
+        assert result.error_code == 0, result
+
+    host, port = gateway.bootstrap.rsplit(":", 1)
+    opened: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+    await set_rate(value=1.0)
+    try:
+        began_s = asyncio.get_running_loop().time()
+        while len(opened) <= WINDOW_S:
+            opened += [await asyncio.open_connection(host, int(port))]
+        welcome, (refused, _) = opened[:WINDOW_S], opened[-1]
+        assert await asyncio.wait_for(refused.read(1), 20) == b""
+        assert asyncio.get_running_loop().time() - began_s > 0.5
+        assert not any(reader.at_eof() for reader, _ in welcome)
+    finally:
+        await set_rate(value=0.0, remove=True)
+        for _, writer in opened:
+            writer.close()
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        await client.send(ApiVersionsRequest(), 2)

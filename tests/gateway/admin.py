@@ -26,6 +26,7 @@ from gateway.config.topic import TOPIC_CONFIGS
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
 from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.quotas.throttles import Throttles
 from protocol.api_keys import ApiKey
 from protocol.codec import decode, decode_request, encode, encode_response, response_class
 from protocol.errors import ErrorCode
@@ -94,6 +95,7 @@ class AdminNode:
             described_topics=DescribedTopics(),
             history=HistoryStore(database),
             transactions=unused,
+            throttles=Throttles(),
         )
 
     async def ask(self, api_key: ApiKey, request: Any, version: int, *, listener: str = "PLAINTEXT") -> Any:

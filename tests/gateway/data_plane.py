@@ -24,6 +24,7 @@ from gateway.log.validator import BatchValidator
 from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.net.places import NO_PLACE
 from gateway.operate.metrics import Metrics
+from gateway.quotas.throttles import Throttles
 from gateway.transactions.coordinator import Transactions
 from protocol.api_keys import ApiKey
 from protocol.compression import Compression
@@ -106,6 +107,7 @@ class DataPlane:
             described_topics=DescribedTopics(),
             history=HistoryStore(database),
             transactions=self.transactions,
+            throttles=Throttles(),
         )
 
     async def create_topic(

@@ -116,8 +116,23 @@ async def test_who_is_described(database_url: str) -> None:
         (entry({"user": ""}, request_percentage=1.0), "Empty user not supported"),
         (entry({"user": "u"}, speed=1.0), "Invalid configuration key speed"),
         (entry({"user": "u"}, speed=None), "Invalid configuration key speed"),
-        (entry({"user": "u"}, producer_byte_rate=1.5), "Configuration producer_byte_rate must be a Long value"),
-        (entry({"user": "u"}, consumer_byte_rate=1e30), "Configuration consumer_byte_rate must be a Long value"),
+        (entry({"user": "u"}, producer_byte_rate=1.5), "producer_byte_rate cannot be a fractional value."),
+        (entry({"user": "u"}, producer_byte_rate=0.0), "Quota producer_byte_rate must be greater than 0"),
+        (
+            entry({"user": "u"}, consumer_byte_rate=1e30),
+            "Proposed value for consumer_byte_rate is too large for a LONG.",
+        ),
+        (entry({"user": "u"}, connection_creation_rate=1.0), "Invalid configuration key connection_creation_rate"),
+        (entry({"ip": "10.0.0.1"}, request_percentage=1.0), "Invalid configuration key request_percentage"),
+        (entry({"ip": "10.0.0"}, connection_creation_rate=1.0), "10.0.0 is not a valid IP or resolvable host."),
+        (
+            entry({"ip": "::1"}, connection_creation_rate=2.0**31),
+            "Proposed value for connection_creation_rate is too large for an INT.",
+        ),
+        (
+            entry({"ip": "::1", "user": "u"}, connection_creation_rate=1.0),
+            "Invalid quota entity combination, an ip stands for itself alone.",
+        ),
         (entry({"user": "u"}, request_percentage=float("nan")), "Configuration request_percentage is no number"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -149,3 +164,21 @@ async def test_a_filter_that_says_nothing_is_refused(database_url: str, componen
         with pytest.raises(KafkaError) as refused:
             await described(node, *components)
         assert refused.value.code is INVALID
+
+
+async def test_addresses_have_quotas_of_their_own(database_url: str) -> None:
+    own, default = (
+        entry({"ip": "10.0.0.1"}, connection_creation_rate=7.0),
+        entry({"ip": None}, connection_creation_rate=9.0),
+    )
+    async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
+        assert await alter(node, own, default, entry({"user": "u"}, request_percentage=1.0)) == [(OK, None)] * 3
+        await other.catalog.refresh_if_changed()
+        assert [other.catalog.quotas.connections_from(each) for each in ("10.0.0.1", "10.0.0.2")] == [7.0, 9.0]
+        key = "connection_creation_rate"
+        assert await described(other, component("ip", EXACT, "10.0.0.1")) == [({"ip": "10.0.0.1"}, {key: 7.0})]
+        assert await described(other, component("ip", DEFAULT)) == [({"ip": None}, {key: 9.0})]
+        assert len(await described(other, component("ip", ANY), strict=True)) == 2
+        assert await alter(node, entry({"ip": "10.0.0.1"}, **{key: None})) == [(OK, None)]
+        await other.catalog.refresh_if_changed()
+        assert other.catalog.quotas.connections_from("10.0.0.1") == 9.0

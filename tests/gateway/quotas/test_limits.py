@@ -29,9 +29,10 @@ ORDER = [
 ]
 
 
-@pytest.mark.parametrize(
-    "chosen", itertools.chain.from_iterable(itertools.combinations(range(8), n) for n in (1, 2, 8))
-)
+CHOICES = [chosen for count in (1, 2, 8) for chosen in itertools.combinations(range(8), count)]
+
+
+@pytest.mark.parametrize("chosen", CHOICES)
 def test_the_most_particular_quota_counts(chosen: tuple[int, ...]) -> None:
     quotas = Quotas({ORDER[number][0]: {KEY: float(number)} for number in chosen})
     assert quotas.limit("u", "c", KEY) == Limit(float(chosen[0]), ORDER[chosen[0]][1])
@@ -49,3 +50,14 @@ def test_a_quota_of_another_key_or_of_others_does_not_count() -> None:
 def test_a_more_particular_quota_without_the_key_leaves_the_next_one() -> None:
     quotas = Quotas({entity("u", "c"): {QuotaKey.CONSUMER_BYTE_RATE: 1.0}, entity(client=DEFAULT): {KEY: 5.0}})
     assert quotas.limit("u", "c", KEY) == Limit(5.0, (None, "c"))
+
+
+def test_an_address_has_its_own_quota_or_the_default_for_itself() -> None:
+    def connections(**bounds: float) -> Quotas:
+        key = QuotaKey.CONNECTION_CREATION_RATE
+        return Quotas({frozenset({(EntityType.IP, name)}): {key: bound} for name, bound in bounds.items()})
+
+    own = connections(**{"10.0.0.1": 3.0, "0:0::1": 4.0, DEFAULT: 9.0})
+    assert [own.connections_from(each) for each in ("10.0.0.1", "::1", "10.0.0.2")] == [3.0, 4.0, 9.0]
+    assert connections(**{"10.0.0.1": 3.0}).connections_from("10.0.0.2") is None
+    assert own.limit("u", "c", KEY) is None

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from gateway.quotas.rates import Rate
+from gateway.quotas.rates import Rate, TokenBucket
 
 
 def test_what_was_had_counts_for_the_whole_time_of_the_windows() -> None:
@@ -47,3 +47,35 @@ def test_who_waits_as_long_as_told_has_its_rate_in_the_long_run(seed: int) -> No
         total += amount
         now_s += rate.wait_s(bound, now_s) + chance.random() * 0.01
     assert total / now_s == pytest.approx(bound, rel=0.25)
+
+
+def test_a_bucket_begins_full_and_lets_owe_once() -> None:
+    bucket = TokenBucket()
+    bucket.take(100, 10.0, 50.0)
+    assert bucket.wait_s(10.0, 50.0) == 0
+    bucket.take(30, 10.0, 50.0)
+    assert bucket.wait_s(10.0, 50.0) == pytest.approx(2)
+    assert bucket.wait_s(10.0, 51.5) == pytest.approx(0.5)
+    assert not bucket.is_idle(51.5)
+    assert bucket.wait_s(10.0, 52.0) == 0
+    assert not bucket.is_idle(60.0)
+    assert bucket.is_idle(63.0)
+
+
+def test_a_bucket_keeps_no_more_than_comes_in_all_windows() -> None:
+    bucket = TokenBucket()
+    bucket.take(0, 10.0, 0.0)
+    bucket.take(115, 10.0, 1_000.0)
+    assert bucket.wait_s(10.0, 1_000.0) == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_who_asks_again_when_told_takes_as_many_tokens_as_come(seed: int) -> None:
+    chance, bucket, bound = random.Random(seed), TokenBucket(), 5.0
+    now_s = taken = 0.0
+    while now_s < 2_000:
+        amount = chance.randint(1, 40)
+        bucket.take(amount, bound, now_s)
+        taken += amount
+        now_s += bucket.wait_s(bound, now_s) + chance.random() * 0.01
+    assert taken / now_s == pytest.approx(bound, rel=0.1)

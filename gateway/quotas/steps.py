@@ -1,0 +1,44 @@
+"""How long a coroutine itself works: the time of its steps, without what it waits for."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any
+
+
+class Steps:
+    """Awaits a coroutine. `worked_s` is the time that its steps have taken so far."""
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], clock: Callable[[], float] = time.perf_counter) -> None:
+        self._coroutine = coroutine
+        self._clock = clock
+        self.worked_s = 0.0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        step = _sending(self._coroutine, None)
+        while True:
+            began_s = self._clock()
+            try:
+                awaited = step()
+            except StopIteration as ended:
+                return ended.value
+            finally:
+                self.worked_s += self._clock() - began_s
+            try:
+                sent = yield awaited
+            except GeneratorExit:
+                self._coroutine.close()
+                raise
+            except BaseException as thrown:
+                step = _throwing(self._coroutine, thrown)
+            else:
+                step = _sending(self._coroutine, sent)
+
+
+def _sending(coroutine: Coroutine[Any, Any, Any], sent: Any) -> Callable[[], Any]:
+    return lambda: coroutine.send(sent)
+
+
+def _throwing(coroutine: Coroutine[Any, Any, Any], thrown: BaseException) -> Callable[[], Any]:
+    return lambda: coroutine.throw(thrown)
