@@ -137,6 +137,9 @@ async def test_who_makes_too_many_partitions_is_refused_until_nothing_is_owed(
             two: ErrorCode.THROTTLING_QUOTA_EXCEEDED,
         }
         assert 300 < answer.throttle_time_ms <= 500
+        told_s = asyncio.get_running_loop().time()
+        await client.send(ApiVersionsRequest(), 2)
+        assert asyncio.get_running_loop().time() - told_s > 0.2
     async with await WireClient.connect(gateway.bootstrap, client_id=name) as client:
         answer = await client.send(making((two, 20)), 6)
         while answer.topics[0].error_code == ErrorCode.THROTTLING_QUOTA_EXCEEDED:

@@ -1,0 +1,54 @@
+"""What a node counts of addresses, on a clock of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.quotas.limits import EntityType, QuotaKey, Quotas
+from gateway.quotas.throttles import SWEEP_EVERY_S, Throttles
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+BOUND = 2.0
+QUOTAS = Quotas({frozenset({(EntityType.IP, "")}): {QuotaKey.CONNECTION_CREATION_RATE: BOUND}})
+
+
+def test_who_was_refused_a_connection_does_not_pay_for_it() -> None:
+    clock = Clock()
+    throttles = Throttles(clock)
+    assert [throttles.connection_wait_s(QUOTAS, "a") for _ in range(20)] == [0.0] * 20
+    waits_s = [throttles.connection_wait_s(QUOTAS, "a") for _ in range(50)]
+    assert waits_s == [pytest.approx(0.5)] * 50
+    assert throttles.connection_wait_s(QUOTAS, "b") == 0, "each address has the default for itself"
+    clock.now_s += waits_s[-1] + 10.5
+    assert throttles.connection_wait_s(QUOTAS, "a") == 0
+
+
+def test_waits_are_told_and_addresses_that_went_are_forgotten() -> None:
+    clock = Clock()
+    throttles = Throttles(clock)
+    told: list[tuple[QuotaKey, float]] = []
+    throttles.throttled = lambda key, seconds: told.append((key, seconds))
+    for number in range(100):
+        throttles.connection_wait_s(QUOTAS, f"address-{number}")
+    assert not told
+    for _ in range(21):
+        throttles.connection_wait_s(QUOTAS, "a")
+    assert told == [(QuotaKey.CONNECTION_CREATION_RATE, pytest.approx(0.5))]
+    assert len(throttles) == 101
+    clock.now_s += SWEEP_EVERY_S
+    throttles.connection_wait_s(QUOTAS, "a")
+    assert len(throttles) == 1
+
+
+def test_without_a_quota_nothing_is_counted() -> None:
+    throttles = Throttles()
+    assert throttles.connection_wait_s(Quotas({}), "a") == 0
+    assert len(throttles) == 0
