@@ -115,7 +115,10 @@ class TopicStore:
                 broker: {loaded(name): loaded(value) for name, value in configs.items()}
                 for broker, configs in json.loads(broker_configs).items()
             },
-            group_configs=None if group_configs is None else _group_configs(json.loads(group_configs)),
+            group_configs=None if group_configs is None else _configs_by_name(json.loads(group_configs)),
+            client_metrics=None
+            if first["client_metrics"] is None
+            else _configs_by_name(json.loads(first["client_metrics"])),
             client_quotas=None
             if first["client_quotas"] is None
             else [
@@ -226,6 +229,18 @@ class TopicStore:
             [stored(name) for name in unset],
         )
 
+    async def set_client_metrics_configs(
+        self, subscription: str, set: Mapping[str, str], unset: Collection[str] = ()
+    ) -> None:
+        """Removes `unset`, then sets `set`, for one group. A change of the catalog, with its revision."""
+        await self._pool.fetch(
+            statement("set_client_metrics_configs"),
+            stored(subscription),
+            [stored(name) for name in set],
+            [stored(value) for value in set.values()],
+            [stored(name) for name in unset],
+        )
+
     async def set_client_quotas(self, quotas: Collection[ClientQuota]) -> None:
         """Each of them once. A change of the catalog, with its revision."""
         await self._pool.fetch(
@@ -242,10 +257,10 @@ class TopicStore:
         return str(await self._pool.fetch_value(statement("cluster_id")))
 
 
-def _group_configs(rows: list[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
+def _configs_by_name(rows: list[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
     configs: dict[str, dict[str, str]] = {}
-    for group_id, name, value in rows:
-        configs.setdefault(loaded(group_id), {})[loaded(name)] = loaded(value)
+    for of, name, value in rows:
+        configs.setdefault(loaded(of), {})[loaded(name)] = loaded(value)
     return configs
 
 

@@ -5,8 +5,8 @@ broker's dynamic ones for that node alone, or for all under the empty name, whic
 of its own. Both take effect on this node before the answer, on others when they next follow
 the catalog.
 
-A group's settings are stored by its id and wait for it. `broker_loggers.py` has the levels of loggers; client metrics
-have no settings here.
+A group's settings are stored by its id and wait for it. `broker_loggers.py` has the levels of loggers. Subscriptions to
+clients' metrics are kept as by a Kafka broker that has no receiver for them: nobody is asked to push any.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import structlog
 
 from gateway.apis.broker_loggers import Operation, alter_loggers, describe_loggers, read_broker_id
 from gateway.config.broker import BROKER_CONFIGS, NODE_CONFIGS, BrokerConfig, parse_broker_configs
+from gateway.config.client_metrics import CLIENT_METRICS_CONFIGS, IllegalSubscriptionError, check_subscription
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
 from gateway.config.group import GROUP_CONFIGS, group_intervals, group_layers
 from gateway.config.listeners import render_listeners
@@ -132,6 +133,11 @@ def _describe(
             entries = [
                 _group_entry(key, configs, services.catalog.broker, request) for key in _chosen(GROUP_CONFIGS, resource)
             ]
+        case ResourceType.CLIENT_METRICS:
+            if not resource.resource_name:
+                raise KafkaError(ErrorCode.INVALID_REQUEST, "Client metrics subscription name must not be empty")
+            configs = services.catalog.client_metrics.get(resource.resource_name, {})
+            entries = [_subscription_entry(key, configs, request) for key in _chosen(CLIENT_METRICS_CONFIGS, resource)]
         case _:
             raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unsupported resource type: {resource.resource_type}")
     return entries
@@ -235,6 +241,17 @@ def _entry(
         config_type=key.type,
         documentation=key.documentation if request.include_documentation else None,
     )
+
+
+def _subscription_entry(
+    key: ConfigKey, configs: Mapping[str, str], request: DescribeConfigsRequest
+) -> DescribeConfigsResourceResult:
+    """A subscription that is not there is described by the defaults, as upstream does."""
+    value, source = render(key.default), ConfigSource.DEFAULT_CONFIG
+    if key.name in configs:
+        value, source = configs[key.name], ConfigSource.CLIENT_METRICS_CONFIG
+    synonyms = [DescribeConfigsSynonym(name=key.name, value=value, source=source)]
+    return _entry(key, value, source, synonyms, request, read_only=False)
 
 
 def _check_topic_name(name: str) -> None:
@@ -367,9 +384,13 @@ async def _alter_all(
                 case ResourceType.GROUP:
                     _check_group_name(name)
                     await _alter_group(name, change, services, validate_only=validate_only)
+                case ResourceType.CLIENT_METRICS:
+                    await _alter_subscription(name, change, services, validate_only=validate_only)
                 case _:
                     raise KafkaError(ErrorCode.INVALID_REQUEST, f"Unknown resource type {kind}")
             errors[identity] = KafkaError(ErrorCode.NONE)
+        except IllegalSubscriptionError as error:
+            errors[identity] = KafkaError(ErrorCode.INVALID_REQUEST, str(error))
         except ConfigError as error:
             errors[identity] = KafkaError(ErrorCode.INVALID_CONFIG, str(error))
         except KafkaError as error:
@@ -458,6 +479,22 @@ async def _alter_group(group_id: str, change: Change, services: Services, *, val
     log.info("group configs altered", group_id=group_id, configs=wanted)
 
 
+async def _alter_subscription(name: str, change: Change, services: Services, *, validate_only: bool) -> None:
+    current = services.catalog.client_metrics.get(name, {})
+
+    def effective(key_name: str) -> tuple[ConfigKey, str | None] | None:
+        key = CLIENT_METRICS_CONFIGS.get(key_name)
+        return None if key is None else (key, current.get(key_name, render(key.default)))
+
+    wanted = change(current, effective)
+    check_subscription(name, wanted)
+    if validate_only:
+        return
+    await services.topics.set_client_metrics_configs(name, _differing(wanted, current), current.keys() - wanted.keys())
+    await services.catalog.refresh_if_changed()
+    log.info("subscription to clients' metrics altered", subscription=name, configs=wanted)
+
+
 def _differing(wanted: Mapping[str, str], current: Mapping[str, str]) -> dict[str, str]:
     """What is to be written; what stays as it is may have been changed by somebody else meanwhile."""
     return {name: value for name, value in wanted.items() if current.get(name) != value}
@@ -524,16 +561,16 @@ def _check_names(names: Sequence[str], nulls: Sequence[str]) -> None:
 async def list_config_resources(
     request: ListConfigResourcesRequest, context: RequestContext
 ) -> ListConfigResourcesResponse:
-    """Topics, brokers and their loggers, and groups that have settings of their own. Version 0 asks for client metrics
-    only: there are none."""
+    """Topics, brokers and their loggers, groups that have settings of their own, and subscriptions to clients' metrics.
+    Version 0 asks for the last only."""
     services = context.services
-    if context.version == 0:
-        return ListConfigResourcesResponse()
     known = {int(kind) for kind in ResourceType}
     unknown = [kind for kind in request.resource_types if kind not in known]
     if unknown:
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"There is no resource type {unknown[0]}.")
     wanted = set(request.resource_types) or known
+    if context.version == 0:
+        wanted = {int(ResourceType.CLIENT_METRICS)}
     resources: list[ConfigResource] = []
     if ResourceType.TOPIC in wanted:
         await services.catalog.refresh_if_changed()
@@ -546,6 +583,12 @@ async def list_config_resources(
         resources.extend(
             ConfigResource(resource_name=group_id, resource_type=ResourceType.GROUP)
             for group_id in sorted(services.catalog.group_configs)
+        )
+    if ResourceType.CLIENT_METRICS in wanted:
+        await services.catalog.refresh_if_changed()
+        resources.extend(
+            ConfigResource(resource_name=name, resource_type=ResourceType.CLIENT_METRICS)
+            for name in sorted(services.catalog.client_metrics)
         )
     for kind in (ResourceType.BROKER, ResourceType.BROKER_LOGGER):
         if kind in wanted:

@@ -25,6 +25,7 @@ begin
     update cluster
     set history = this_history, history_identity = p_identity, revision = this_revision,
         broker_configs_revision = this_revision, group_configs_revision = this_revision,
+        client_quotas_revision = this_revision, client_metrics_revision = this_revision,
         purged_revision = this_revision, next_producer_id = next_producer_id + 1000000;
     update transactional_producer t
     set producer_epoch       = least(t.producer_epoch + 1000, 32767),

@@ -14,6 +14,6 @@ comment on column client_quota.user_name is 'Empty: of any user; *: the default 
 comment on column client_quota.client_id is 'Likewise.';
 comment on column client_quota.address is 'Likewise, of IP addresses.';
 
-alter table cluster add column client_quotas_revision bigint not null default 0;
+alter table cluster add column client_quotas_revision bigint not null default 1;
 
 comment on column cluster.client_quotas_revision is 'The revision of the last change of quotas.';

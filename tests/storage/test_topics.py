@@ -7,8 +7,9 @@ import base64
 import re
 from uuid import UUID
 
+from storage.pool import Database
 from storage.topics import TopicStore
-from storage.types import NewTopic, Refusal, Topic
+from storage.types import ClientQuota, NewTopic, Refusal, Topic
 from tests.storage.conftest import MakeTopic
 
 NOBODY = UUID(int=77)
@@ -96,6 +97,31 @@ async def test_broker_configs(topics: TopicStore) -> None:
     await topics.set_broker_configs({"x": "3"}, broker="1")
     assert (await topics.load_broker_configs(), await topics.load_broker_configs("1")) == ({"x": "2"}, {"x": "3"})
     assert (await topics.changes(0)).broker_configs == {"": {"x": "2"}, "1": {"x": "3"}}
+
+
+async def test_quotas_and_subscriptions_are_told_when_they_changed_and_in_another_history(
+    topics: TopicStore, database: Database
+) -> None:
+    async def told(since: int) -> tuple[int, object, object]:
+        changes = await topics.changes(since)
+        return changes.revision, changes.client_quotas, changes.client_metrics
+
+    revision, *nothing = await told(0)
+    assert nothing == [[], {}]
+    quotas = [ClientQuota("u", None, None, "producer_byte_rate", 5.0), ClientQuota(None, None, "::1", "x", 1.0)]
+    await topics.set_client_quotas(quotas)
+    assert (await told(revision))[1:] == (quotas, None)
+    revision = (await told(0))[0]
+    await topics.set_client_metrics_configs("cm", {"metrics": "*", "match": ""}, [])
+    assert (await told(revision))[1:] == (None, {"cm": {"metrics": "*", "match": ""}})
+    await topics.set_client_metrics_configs("cm", {"metrics": "a"}, ["match", "absent"])
+    await topics.set_client_quotas([quotas[0]._replace(value=None)])
+    revision, *now = await told(revision)
+    assert now == [quotas[1:], {"cm": {"metrics": "a"}}]
+    # Another node may remember what the history before had of them.
+    await database.control.fetch("select adopt_history('another', 5)")
+    await database.control.fetch("select adopt_history('and another', 5)")
+    assert (await told(revision))[1:] == (quotas[1:], {"cm": {"metrics": "a"}})
 
 
 async def test_every_change_takes_the_next_revision_and_is_read_from_there(

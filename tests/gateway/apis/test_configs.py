@@ -149,7 +149,7 @@ async def test_describe_refusals(database_url: str) -> None:
             (BROKER, "one", ErrorCode.INVALID_REQUEST),
             (ResourceType.BROKER_LOGGER, "2", ErrorCode.INVALID_REQUEST),
             (ResourceType.BROKER_LOGGER, "", ErrorCode.INVALID_REQUEST),
-            (ResourceType.CLIENT_METRICS, "m", ErrorCode.INVALID_REQUEST),
+            (ResourceType.CLIENT_METRICS, "", ErrorCode.INVALID_REQUEST),
             (GROUP, "", ErrorCode.INVALID_REQUEST),
             (0, "x", ErrorCode.INVALID_REQUEST),
             (99, "x", ErrorCode.INVALID_REQUEST),
@@ -392,6 +392,96 @@ async def test_groups_have_settings_within_the_brokers_bounds(database_url: str)
         assert await shown() == {session: ("45000", default), interval: ("6000", own)}
         assert (await replace(node, GROUP, "g", [])).error_code == ErrorCode.NONE
         assert node.catalog.group_configs == {}
+
+
+METRICS = ResourceType.CLIENT_METRICS
+
+
+async def test_subscriptions_to_clients_metrics(database_url: str) -> None:
+    async with admin_node(database_url) as node, admin_node(database_url, name="node-2") as other:
+
+        async def shown(by: AdminNode, name: str = "cm") -> dict[str, str | None]:
+            described = await describe(by, METRICS, name)
+            assert described.error_code == ErrorCode.NONE
+            defaults = {"metrics": "", "interval.ms": "300000", "match": ""}
+            assert {entry.name for entry in described.configs} == defaults.keys()
+            for entry in described.configs:
+                if entry.config_source == ConfigSource.DEFAULT_CONFIG:
+                    assert entry.value == defaults[entry.name]
+            return {
+                entry.name: entry.value
+                for entry in described.configs
+                if entry.config_source == ConfigSource.CLIENT_METRICS_CONFIG
+            }
+
+        async def listed(version: int, *kinds: int) -> list[tuple[int, str]]:
+            request = ListConfigResourcesRequest(resource_types=kinds)
+            answer = await other.ask(ApiKey.LIST_CONFIG_RESOURCES, request, version)
+            return [(each.resource_type, each.resource_name) for each in answer.config_resources]
+
+        assert await shown(node) == {}
+        changes = [
+            (SET, "metrics", ""),
+            (SET, "interval.ms", "6000"),
+            (SET, "match", "client_id=a.*,client_source_port=1"),
+        ]
+        assert (await alter(node, METRICS, "cm", *changes, validate_only=True)).error_code == ErrorCode.NONE
+        assert await shown(node) == {}
+        assert (await alter(node, METRICS, "cm", *changes)).error_code == ErrorCode.NONE
+        assert await shown(other) == {name: value for _, name, value in changes}
+        assert (await alter(other, METRICS, "cm", (APPEND, "metrics", "org.apache"))).error_code == ErrorCode.NONE
+        assert (await alter(node, METRICS, "cm", (APPEND, "metrics", "a.b"))).error_code == ErrorCode.NONE
+        assert (await shown(node))["metrics"] == "org.apache,a.b"
+        assert (await replace(node, METRICS, "other", [("metrics", "*")])).error_code == ErrorCode.NONE
+        assert await listed(0) == await listed(1, METRICS) == [(METRICS, "cm"), (METRICS, "other")]
+        assert set(await listed(0)) < set(await listed(1))
+        gone = [(DELETE, name, None) for _, name, _ in changes]
+        assert (await alter(other, METRICS, "cm", *gone)).error_code == ErrorCode.NONE
+        assert await shown(node) == {}
+        assert await listed(0) == [(METRICS, "other")]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "code", "message"),
+    [
+        ("unknown.config", "1", ErrorCode.INVALID_REQUEST, "Unknown client metrics configuration: unknown.config"),
+        *(
+            (
+                "interval.ms",
+                value,
+                ErrorCode.INVALID_REQUEST,
+                f"Invalid value {value} for interval.ms, interval must be between 100 and 3600000 (1 hour)",
+            )
+            for value in ("99", "3600001")
+        ),
+        (
+            "interval.ms",
+            "x",
+            ErrorCode.INVALID_CONFIG,
+            "Invalid value x for configuration interval.ms: Not a number of type INT",
+        ),
+        *(
+            ("match", value, ErrorCode.INVALID_CONFIG, f"Illegal client matching pattern: {value}")
+            for value in ("client_id", "client_id=", "planet=earth", "client_id=a=b", "client_id=(")
+        ),
+        ("metrics", "m" * 16_385, ErrorCode.INVALID_CONFIG, "The value of metrics has more than 16384 bytes."),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else "",
+)
+async def test_a_subscription_that_cannot_be_is_refused_whole(
+    database_url: str, name: str, value: str, code: ErrorCode, message: str
+) -> None:
+    async with admin_node(database_url) as node:
+        answer = (
+            await alter(node, METRICS, "cm", (SET, "metrics", "*"), (SET, name, value))
+            if name != "metrics"
+            else (await alter(node, METRICS, "cm", (SET, name, value)))
+        )
+        assert (answer.error_code, answer.error_message) == (code, message)
+        assert node.catalog.client_metrics == {}
+        for bad in ("", "n" * 1_025):
+            assert (await alter(node, METRICS, bad, (SET, "metrics", "*"))).error_code != ErrorCode.NONE
+        assert (await describe(node, METRICS, "")).error_code == ErrorCode.INVALID_REQUEST
 
 
 async def test_groups_say_how_their_partitions_are_handed_over(database_url: str) -> None:
