@@ -65,8 +65,11 @@ Authorize = Callable[[Any, RequestContext], Awaitable[None]]
 Throttle = Callable[[Any, RequestContext], int]
 """How many milliseconds the connection must be silent after this request; 0 for none."""
 
-Charge = Callable[[Coroutine[Any, Any, Any], RequestContext], Awaitable[tuple[Any, int]]]
+Charged = Callable[[Coroutine[Any, Any, Any], RequestContext], Awaitable[tuple[Any, int]]]
 """Awaits what the handler answers, and says the same of it."""
+
+Charge = Callable[[RequestContext], Charged | None]
+"""None where nothing is counted of anybody, so that the handler is awaited as it is."""
 
 
 def _answered(request: Any) -> bool:
@@ -208,10 +211,11 @@ class Dispatch:
                 await stages.authorize(request, context)
             if stages.throttle is not None:
                 throttle_ms = _mute(connection, stages.throttle(request, context))
-            if stages.charge is None:
+            charged = None if stages.charge is None else stages.charge(context)
+            if charged is None:
                 response = await route.handler(request, context)
             else:
-                response, charged_ms = await stages.charge(route.handler(request, context), context)
+                response, charged_ms = await charged(route.handler(request, context), context)
                 throttle_ms = max(throttle_ms, _mute(connection, charged_ms))
             code = getattr(response, "error_code", 0)
             chunks: Sequence[Chunk] = ()

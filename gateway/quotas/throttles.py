@@ -15,6 +15,7 @@ from typing import Any
 
 from gateway.log.tail import Buffer
 from gateway.net.context import RequestContext
+from gateway.net.dispatch import Charged
 from gateway.quotas.limits import Limit, QuotaKey, Quotas
 from gateway.quotas.rates import WINDOW_S, Rate, TokenBucket
 from gateway.quotas.steps import Steps
@@ -49,13 +50,13 @@ class Throttles:
             return 0
         return self._charge(QuotaKey.PRODUCER_BYTE_RATE, lambda: sum(_produced(request)), context)
 
-    async def around(self, handling: Coroutine[Any, Any, Any], context: RequestContext) -> tuple[Any, int]:
+    def around(self, context: RequestContext) -> Charged | None:
+        return self._charged if context.services.catalog.quotas else None
+
+    async def _charged(self, handling: Coroutine[Any, Any, Any], context: RequestContext) -> tuple[Any, int]:
         """The response, and for how many milliseconds the connection is to be silent for it."""
-        quotas = context.services.catalog.quotas
-        if not quotas:
-            return await handling, 0
         waits_ms = [0]
-        if QuotaKey.REQUEST_PERCENTAGE in quotas.limited:
+        if QuotaKey.REQUEST_PERCENTAGE in context.services.catalog.quotas.limited:
             steps = Steps(handling)
             try:
                 response = await steps
