@@ -124,6 +124,18 @@ async def test_quotas_and_subscriptions_are_told_when_they_changed_and_in_anothe
     assert (await told(revision))[1:] == (quotas[1:], {"cm": {"metrics": "a"}})
 
 
+async def test_another_history_tells_that_it_has_no_quotas_and_no_subscriptions(
+    topics: TopicStore, database: Database
+) -> None:
+    known = (await topics.changes(0)).revision
+    assert (await topics.changes(known)).client_quotas is None
+    for identity in ("one", "another"):
+        await database.control.fetch("select adopt_history($1, 5)", identity)
+    changes = await topics.changes(known)
+    assert changes.revision > known
+    assert (changes.client_quotas, changes.client_metrics) == ([], {})
+
+
 async def test_every_change_takes_the_next_revision_and_is_read_from_there(
     topics: TopicStore, make_topic: MakeTopic
 ) -> None:
