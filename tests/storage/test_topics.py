@@ -99,6 +99,18 @@ async def test_broker_configs(topics: TopicStore) -> None:
     assert (await topics.changes(0)).broker_configs == {"": {"x": "2"}, "1": {"x": "3"}}
 
 
+async def test_another_history_tells_that_it_has_no_quotas_and_no_subscriptions(
+    topics: TopicStore, database: Database
+) -> None:
+    known = (await topics.changes(0)).revision
+    assert (await topics.changes(known)).client_quotas is None
+    for identity in ("one", "another"):
+        await database.control.fetch("select adopt_history($1, 5)", identity)
+    changes = await topics.changes(known)
+    assert changes.revision > known
+    assert (changes.client_quotas, changes.client_metrics) == ([], {})
+
+
 async def test_quotas_and_subscriptions_are_told_when_they_changed_and_in_another_history(
     topics: TopicStore, database: Database
 ) -> None:
@@ -122,18 +134,6 @@ async def test_quotas_and_subscriptions_are_told_when_they_changed_and_in_anothe
     await database.control.fetch("select adopt_history('another', 5)")
     await database.control.fetch("select adopt_history('and another', 5)")
     assert (await told(revision))[1:] == (quotas[1:], {"cm": {"metrics": "a"}})
-
-
-async def test_another_history_tells_that_it_has_no_quotas_and_no_subscriptions(
-    topics: TopicStore, database: Database
-) -> None:
-    known = (await topics.changes(0)).revision
-    assert (await topics.changes(known)).client_quotas is None
-    for identity in ("one", "another"):
-        await database.control.fetch("select adopt_history($1, 5)", identity)
-    changes = await topics.changes(known)
-    assert changes.revision > known
-    assert (changes.client_quotas, changes.client_metrics) == ([], {})
 
 
 async def test_every_change_takes_the_next_revision_and_is_read_from_there(
