@@ -36,16 +36,26 @@ from bench.depth import FILL
 from bench.frames import Connection, frame
 from bench.librdkafka import create_topic
 from gateway.apis import SERVED
+from gateway.config.client_metrics import MAX_VALUE_BYTES
+from gateway.coordinator.consumer.topics import MAX_PATTERN_BYTES, MAX_UNICODE_CLASSES
 from protocol.api_keys import ApiKey
 from protocol.codec import decode_request, encode, request_class
 from protocol.compression import Compression, compress
 from protocol.errors import ProtocolError
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from protocol.messages.alter_client_quotas import AlterClientQuotasRequest, EntityData, EntryData, OpData
+from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from protocol.messages.describe_transactions import DescribeTransactionsRequest
 from protocol.messages.end_txn import EndTxnRequest
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
 from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
+from protocol.messages.list_transactions import ListTransactionsRequest
 from protocol.messages.metadata import MetadataRequest
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
@@ -390,6 +400,44 @@ def in_many_partitions(
     yield Case(f"write_txn_markers: one of {ALL_OF_MANY}", ApiKey.WRITE_TXN_MARKERS, 1, [marked])
 
 
+def costly_patterns() -> Iterator[Case]:
+    """To compile an expression takes the event loop, whatever comes of it."""
+    classes = r"\pL" * MAX_UNICODE_CLASSES
+    repeated = (".{1000}" * MAX_PATTERN_BYTES)[:MAX_PATTERN_BYTES]
+    folded = "(?i)" + "k" * (MAX_PATTERN_BYTES - 4)
+    for what, pattern in (
+        ("unicode", classes),
+        ("repeated", repeated),
+        ("folded", folded),
+        ("too many", classes * 100),
+    ):
+        subscribed = ConsumerGroupHeartbeatRequest(
+            group_id="patterns",
+            member_id=f"member-{what}",
+            member_epoch=0,
+            rebalance_timeout_ms=60_000,
+            subscribed_topic_regex=pattern,
+            topic_partitions=(),
+        )
+        yield Case(f"consumer_group_heartbeat: {what} pattern", ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, [subscribed])
+        listed = ListTransactionsRequest(transactional_id_pattern=pattern)
+        yield Case(f"list_transactions: {what} pattern", ApiKey.LIST_TRANSACTIONS, 2, [listed])
+    one = r"client_id=\pL{10}"
+    setting = AlterableConfig(name="match", value=",".join([one] * (MAX_VALUE_BYTES // (len(one) + 1))))
+    many = AlterConfigsResource(resource_type=16, resource_name="patterns", configs=(setting,))
+    altered = IncrementalAlterConfigsRequest(resources=(many,))
+    yield Case("incremental_alter_configs: many patterns", ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, [altered])
+    entries = tuple(
+        EntryData(
+            entity=(EntityData(entity_type="client-id", entity_name=f"client-{number}"),),
+            ops=(OpData(key="producer_byte_rate", value=1e15),),
+        )
+        for number in range(2_000)
+    )
+    quotas = AlterClientQuotasRequest(entries=entries)
+    yield Case("alter_client_quotas: of many clients", ApiKey.ALTER_CLIENT_QUOTAS, 1, [quotas])
+
+
 def behind_aborted() -> Iterator[Case]:
     part = FetchPartition(partition=0, fetch_offset=ABORTED_TRANSACTIONS - 1, partition_max_bytes=1 << 20)
     asked = FetchRequest(
@@ -481,6 +529,7 @@ async def measure(chosen: Callable[[str], bool]) -> list[Held]:
             costly_contents(chosen),
             in_transactions(await initialized(gateway, TRANSACTIONAL_ID)),
             behind_aborted(),
+            costly_patterns(),
             whole_apis(chosen),
             in_many_partitions(chosen, gateway.bootstrap, await initialized(gateway, IN_MANY)),
         )

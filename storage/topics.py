@@ -17,6 +17,7 @@ from uuid import UUID
 from storage.pool import Connection, Database, Row
 from storage.queries import statement
 from storage.text import loaded, stored
+from storage.turns import in_turns
 from storage.types import (
     DEFAULT_NAME,
     CatalogChanges,
@@ -119,12 +120,7 @@ class TopicStore:
             client_metrics=None
             if first["client_metrics"] is None
             else _configs_by_name(json.loads(first["client_metrics"])),
-            client_quotas=None
-            if first["client_quotas"] is None
-            else [
-                ClientQuota(_name(user_name), _name(client_id), _name(address), loaded(name), value)
-                for user_name, client_id, address, name, value in json.loads(first["client_quotas"])
-            ],
+            client_quotas=None if first["client_quotas"] is None else await _client_quotas(first["client_quotas"]),
         )
 
     async def revision(self) -> int:
@@ -211,31 +207,22 @@ class TopicStore:
         self, set: Mapping[str, str], unset: Collection[str] = (), *, broker: str = ALL_BROKERS
     ) -> None:
         """Removes `unset`, then sets `set`, for one broker or for all. A change of the catalog, with its revision."""
-        await self._pool.fetch(
-            statement("set_broker_configs"),
-            broker,
-            [stored(name) for name in set],
-            [stored(value) for value in set.values()],
-            [stored(name) for name in unset],
-        )
+        await self._set_configs("set_broker_configs", broker, set, unset)
 
     async def set_group_configs(self, group_id: str, set: Mapping[str, str], unset: Collection[str] = ()) -> None:
-        """Removes `unset`, then sets `set`, for one group. A change of the catalog, with its revision."""
-        await self._pool.fetch(
-            statement("set_group_configs"),
-            stored(group_id),
-            [stored(name) for name in set],
-            [stored(value) for value in set.values()],
-            [stored(name) for name in unset],
-        )
+        """The same for one group."""
+        await self._set_configs("set_group_configs", group_id, set, unset)
 
     async def set_client_metrics_configs(
         self, subscription: str, set: Mapping[str, str], unset: Collection[str] = ()
     ) -> None:
-        """Removes `unset`, then sets `set`, for one group. A change of the catalog, with its revision."""
+        """The same for one subscription to clients' metrics."""
+        await self._set_configs("set_client_metrics_configs", subscription, set, unset)
+
+    async def _set_configs(self, how: str, of: str, set: Mapping[str, str], unset: Collection[str]) -> None:
         await self._pool.fetch(
-            statement("set_client_metrics_configs"),
-            stored(subscription),
+            statement(how),
+            stored(of),
             [stored(name) for name in set],
             [stored(value) for value in set.values()],
             [stored(name) for name in unset],
@@ -255,6 +242,13 @@ class TopicStore:
     async def cluster_id(self) -> str:
         """22 characters of URL-safe base64, as upstream renders a cluster's id; the same for the database's life."""
         return str(await self._pool.fetch_value(statement("cluster_id")))
+
+
+async def _client_quotas(text: str) -> list[ClientQuota]:
+    return [
+        ClientQuota(_name(user_name), _name(client_id), _name(address), loaded(name), value)
+        async for user_name, client_id, address, name, value in in_turns(json.loads(text))
+    ]
 
 
 def _configs_by_name(rows: list[tuple[str, str, str]]) -> dict[str, dict[str, str]]:

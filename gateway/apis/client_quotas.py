@@ -50,6 +50,8 @@ WHOLE_NUMBERS = {
     QuotaKey.CONNECTION_CREATION_RATE: (2.0**31 - 1, "an INT"),
 }
 """The greatest, and upstream's name of the type."""
+MAX_ENTITIES = 10_000
+"""Who may have quotas of their own. Every node reads all of them when one has changed."""
 CLOSE_TO_WHOLE = 1e-6
 """Upstream's: numbers come as doubles."""
 
@@ -74,11 +76,16 @@ async def alter_client_quotas(request: AlterClientQuotasRequest, context: Reques
     """Each entry by itself: all its quotas are set or taken away, or none. They hold here once this is answered."""
     services = context.services
     results: list[AlteredEntryData] = []
-    changed = False
+    await services.catalog.refresh_if_changed()
+    changed, added = False, 0
     async for entry in in_pieces(request.entries):
         code, message = ErrorCode.NONE, None
         try:
             quotas = _asked(entry)
+            if any(quota.value is not None for quota in quotas):
+                added += frozenset(_names(entry.entity).items()) not in services.catalog.quotas
+                if len(services.catalog.quotas) + added > MAX_ENTITIES:
+                    raise KafkaError(ErrorCode.POLICY_VIOLATION, f"No more than {MAX_ENTITIES} may have quotas.")
             if quotas and not request.validate_only:
                 await services.topics.set_client_quotas(quotas)
                 changed = True

@@ -19,7 +19,13 @@ import structlog
 
 from gateway.apis.broker_loggers import Operation, alter_loggers, describe_loggers, read_broker_id
 from gateway.config.broker import BROKER_CONFIGS, NODE_CONFIGS, BrokerConfig, parse_broker_configs
-from gateway.config.client_metrics import CLIENT_METRICS_CONFIGS, IllegalSubscriptionError, check_subscription
+from gateway.config.client_metrics import (
+    CLIENT_METRICS_CONFIGS,
+    MAX_SUBSCRIPTIONS,
+    IllegalSubscriptionError,
+    illegal_pattern,
+    subscription_patterns,
+)
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
 from gateway.config.group import GROUP_CONFIGS, group_intervals, group_layers
 from gateway.config.listeners import render_listeners
@@ -31,6 +37,7 @@ from gateway.config.topic import (
     topic_layers,
     validate_topic_configs,
 )
+from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
 from gateway.groups.runtime import MAX_GROUP_ID_BYTES
 from gateway.log.topic_names import why_illegal
 from gateway.net.context import RequestContext, Services
@@ -487,7 +494,13 @@ async def _alter_subscription(name: str, change: Change, services: Services, *, 
         return None if key is None else (key, current.get(key_name, render(key.default)))
 
     wanted = change(current, effective)
-    check_subscription(name, wanted)
+    async for pattern, expression in in_pieces(subscription_patterns(name, wanted)):
+        try:
+            compile_pattern(expression)
+        except InvalidPatternError as invalid:
+            raise illegal_pattern(pattern) from invalid
+    if wanted and not current and len(services.catalog.client_metrics) >= MAX_SUBSCRIPTIONS:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, f"There may be {MAX_SUBSCRIPTIONS} subscriptions.")
     if validate_only:
         return
     await services.topics.set_client_metrics_configs(name, _differing(wanted, current), current.keys() - wanted.keys())

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-import re2
-
 from gateway.config.definition import ConfigError, ConfigKey, ConfigType
 
 METRICS, INTERVAL, MATCH = "metrics", "interval.ms", "match"
@@ -27,8 +25,9 @@ MATCHED = frozenset(
 """What `match` may look at."""
 
 MAX_NAME_BYTES = 1_024
-MAX_VALUE_BYTES = 16_384
-MAX_PATTERN_MEMORY_BYTES = 1 << 20
+MAX_VALUE_BYTES = 4_096
+MAX_SUBSCRIPTIONS = 100
+"""Every node reads all of them when one has changed."""
 
 CLIENT_METRICS_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
     {
@@ -50,8 +49,9 @@ class IllegalSubscriptionError(ConfigError):
     """What Kafka answers with INVALID_REQUEST, where other settings have INVALID_CONFIG."""
 
 
-def check_subscription(name: str, configs: Mapping[str, str]) -> None:
-    """Raises ConfigError for the first thing that is wrong, in upstream's words and order."""
+def subscription_patterns(name: str, configs: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Of a subscription with these settings what `match` says, each whole and its expression, which is still to be
+    compiled. Raises ConfigError for the first thing that is wrong, in upstream's words and order."""
     if not name:
         raise IllegalSubscriptionError(name, None, "", "Subscription name can't be empty")
     if len(name.encode()) > MAX_NAME_BYTES:
@@ -73,19 +73,15 @@ def check_subscription(name: str, configs: Mapping[str, str]) -> None:
         )
     patterns = parsed.get(MATCH, ())
     assert isinstance(patterns, tuple)
-    for pattern in patterns:
-        _check_pattern(pattern)
+    return [(pattern, _expression(pattern)) for pattern in patterns]
 
 
-def _check_pattern(pattern: str) -> None:
+def _expression(pattern: str) -> str:
     matched, *expressions = pattern.split("=")
-    options = re2.Options()
-    options.max_mem = MAX_PATTERN_MEMORY_BYTES
-    options.log_errors = False
-    try:
-        if matched.strip() in MATCHED and len(expressions) == 1 and expressions[0]:
-            re2.compile(expressions[0].strip(), options)
-            return
-    except re2.error:
-        pass
-    raise ConfigError(MATCH, pattern, "", f"Illegal client matching pattern: {pattern}")
+    if matched.strip() not in MATCHED or len(expressions) != 1 or not expressions[0]:
+        raise illegal_pattern(pattern)
+    return expressions[0].strip()
+
+
+def illegal_pattern(pattern: str) -> ConfigError:
+    return ConfigError(MATCH, pattern, "", f"Illegal client matching pattern: {pattern}")

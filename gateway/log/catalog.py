@@ -36,7 +36,7 @@ from gateway.log.catalog_changes import (
 from gateway.log.tail import Tail
 from gateway.log.topic_names import RenderedNames, rendered, why_illegal
 from gateway.net.pieces import in_pieces
-from gateway.quotas.limits import quotas_of
+from gateway.quotas.limits import Quotas
 from storage.topics import ALL_BROKERS, TopicStore
 from storage.types import PartitionKey, Topic
 
@@ -110,7 +110,7 @@ class Catalog:
         self._by_rendered: dict[str, str] = {}
         self.client_metrics: Mapping[str, Mapping[str, str]] = {}
         """The settings of subscriptions to clients' metrics, by name. Another object when one has changed."""
-        self.quotas = quotas_of(())
+        self.quotas = Quotas()
         """Which limit holds for whom. Another object when one has changed."""
         self._revision = 0
         self._gone: OrderedDict[UUID, None] = OrderedDict()
@@ -457,7 +457,7 @@ class Catalog:
         if changes.client_metrics is not None:
             self.client_metrics = changes.client_metrics
         if changes.client_quotas is not None:
-            self.quotas = quotas_of(changes.client_quotas)
+            self.quotas = await Quotas.read(changes.client_quotas)
         if changes.revision != self._revision:
             self._revision = changes.revision
             self.changed()

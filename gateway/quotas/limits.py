@@ -13,6 +13,7 @@ from enum import StrEnum
 from ipaddress import ip_address
 from typing import NamedTuple
 
+from gateway.net.pieces import in_pieces
 from storage.types import DEFAULT_NAME, ClientQuota
 
 DEFAULT = DEFAULT_NAME
@@ -48,21 +49,48 @@ class Limit(NamedTuple):
 
 
 class Quotas:
-    """Immutable."""
+    """Does not change once it is made."""
 
-    def __init__(self, values: Mapping[Entity, Mapping[str, float]]) -> None:
-        self._values = {entity: dict(of_entity) for entity, of_entity in values.items() if of_entity}
-        self.limited = frozenset(key for of_entity in self._values.values() for key in of_entity)
-        """Of what anybody has a quota."""
+    def __init__(self, values: Mapping[Entity, Mapping[str, float]] = {}) -> None:
+        self._values: dict[Entity, dict[str, float]] = {}
         self._addresses: dict[str, float] = {}
-        for entity, of_entity in self._values.items():
-            name = dict(entity).get(EntityType.IP)
-            bound = of_entity.get(QuotaKey.CONNECTION_CREATION_RATE)
-            if name is not None and bound is not None:
-                self._addresses[canonical_address(name) or DEFAULT] = bound
+        self._limited: set[str] = set()
+        for entity, of_entity in values.items():
+            for key, bound in of_entity.items():
+                self._add(entity, key, bound)
 
-    def __bool__(self) -> bool:
-        return bool(self._values)
+    @classmethod
+    async def read(cls, stored: Iterable[ClientQuota]) -> Quotas:
+        """As the catalog has them."""
+        quotas = cls()
+        async for quota in in_pieces(stored):
+            named = (
+                (EntityType.USER, quota.user_name),
+                (EntityType.CLIENT_ID, quota.client_id),
+                (EntityType.IP, quota.address),
+            )
+            if quota.value is not None:
+                entity = frozenset((kind, name) for kind, name in named if name is not None)
+                quotas._add(entity, quota.name, quota.value)
+        return quotas
+
+    def _add(self, entity: Entity, key: str, bound: float) -> None:
+        self._values.setdefault(entity, {})[key] = bound
+        self._limited.add(key)
+        address = dict(entity).get(EntityType.IP)
+        if address is not None and key == QuotaKey.CONNECTION_CREATION_RATE:
+            self._addresses[canonical_address(address) or DEFAULT] = bound
+
+    def limits(self, key: QuotaKey) -> bool:
+        """Whether anybody has a quota of it."""
+        return key in self._limited
+
+    def __contains__(self, entity: Entity) -> bool:
+        return entity in self._values
+
+    def __len__(self) -> int:
+        """Entities that have any."""
+        return len(self._values)
 
     def items(self) -> Iterator[tuple[Entity, Mapping[str, float]]]:
         yield from self._values.items()
@@ -94,18 +122,3 @@ def canonical_address(name: str) -> str | None:
         return str(ip_address(name))
     except ValueError:
         return None
-
-
-def quotas_of(stored: Iterable[ClientQuota]) -> Quotas:
-    """As the catalog has them."""
-    values: dict[Entity, dict[str, float]] = {}
-    for quota in stored:
-        named = (
-            (EntityType.USER, quota.user_name),
-            (EntityType.CLIENT_ID, quota.client_id),
-            (EntityType.IP, quota.address),
-        )
-        entity = frozenset((kind, name) for kind, name in named if name is not None)
-        if quota.value is not None:
-            values.setdefault(entity, {})[quota.name] = quota.value
-    return Quotas(values)

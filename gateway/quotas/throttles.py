@@ -56,7 +56,7 @@ class Throttles:
     async def _charged(self, handling: Coroutine[Any, Any, Any], context: RequestContext) -> tuple[Any, int]:
         """The response, and for how many milliseconds the connection is to be silent for it."""
         waits_ms = [0]
-        if QuotaKey.REQUEST_PERCENTAGE in context.services.catalog.quotas.limited:
+        if context.services.catalog.quotas.limits(QuotaKey.REQUEST_PERCENTAGE):
             steps = Steps(handling)
             try:
                 response = await steps
@@ -150,7 +150,7 @@ class Mutations:
 
 def limit_of(context: RequestContext, key: QuotaKey) -> Limit | None:
     quotas = context.services.catalog.quotas
-    if key not in quotas.limited:
+    if not quotas.limits(key):
         return None
     return quotas.limit(context.connection.principal.name, context.client_id or "", key)
 

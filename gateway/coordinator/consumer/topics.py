@@ -15,7 +15,10 @@ import re2
 
 from gateway.coordinator.cluster import Cluster
 
-MAX_PATTERN_BYTES = 16_384
+MAX_PATTERN_BYTES = 2_048
+MAX_UNICODE_CLASSES = 20
+"""Each is hundreds of ranges. Nobody else has a turn while a pattern is compiled, so that has to be a matter of
+milliseconds: thousands of them took half a second."""
 MAX_PATTERN_MEMORY_BYTES = 1 << 20
 """What one compiled pattern may take. RE2 matches in time linear in the name, whatever the pattern."""
 
@@ -35,9 +38,17 @@ class Pattern:
 
 
 def compile_pattern(text: str) -> re2.Pattern:
-    """Raises InvalidPatternError. The library keeps the last few hundred it compiled."""
+    """For whoever sends one. Raises InvalidPatternError."""
     if len(text) > MAX_PATTERN_BYTES or len(text.encode()) > MAX_PATTERN_BYTES:
         raise InvalidPatternError(f"longer than {MAX_PATTERN_BYTES} bytes")
+    if text.count("\\p") + text.count("\\P") > MAX_UNICODE_CLASSES:
+        raise InvalidPatternError(f"names more than {MAX_UNICODE_CLASSES} Unicode classes")
+    return _compiled(text)
+
+
+def _compiled(text: str) -> re2.Pattern:
+    """Whatever its size: a pattern that was taken once, by another release, goes on. The library keeps the last few
+    hundred it compiled."""
     options = re2.Options()
     options.max_mem = MAX_PATTERN_MEMORY_BYTES
     options.log_errors = False
@@ -58,7 +69,7 @@ def resolve_pattern(text: str, cluster: Cluster, known: Pattern | None) -> Patte
     else:
         unseen, still = names - known.names, known.matched & names
     if unseen:
-        compiled = compile_pattern(text)
+        compiled = _compiled(text)
         still = still.union(name for name in unseen if compiled.fullmatch(name))
     return Pattern(text, still, names)
 

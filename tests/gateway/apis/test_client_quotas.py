@@ -182,3 +182,15 @@ async def test_addresses_have_quotas_of_their_own(database_url: str) -> None:
         assert await alter(node, entry({"ip": "10.0.0.1"}, **{key: None})) == [(OK, None)]
         await other.catalog.refresh_if_changed()
         assert other.catalog.quotas.connections_from("10.0.0.1") == 9.0
+
+
+async def test_only_so_many_may_have_quotas(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.apis.client_quotas.MAX_ENTITIES", 3)
+    first, *others = (entry({"client-id": name}, request_percentage=1.0) for name in "abcd")
+    refused = (ErrorCode.POLICY_VIOLATION, "No more than 3 may have quotas.")
+    async with admin_node(database_url) as node:
+        assert await alter(node, first, others[0]) == [(OK, None)] * 2
+        assert await alter(node, *others[1:]) == [(OK, None), refused]
+        assert await alter(node, first) == [(OK, None)], "who has some may have others"
+        assert await alter(node, entry({"client-id": "a"}, request_percentage=None)) == [(OK, None)]
+        assert await alter(node, others[2]) == [(OK, None)]

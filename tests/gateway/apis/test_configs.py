@@ -462,9 +462,16 @@ async def test_subscriptions_to_clients_metrics(database_url: str) -> None:
         ),
         *(
             ("match", value, ErrorCode.INVALID_CONFIG, f"Illegal client matching pattern: {value}")
-            for value in ("client_id", "client_id=", "planet=earth", "client_id=a=b", "client_id=(")
+            for value in (
+                "client_id",
+                "client_id=",
+                "planet=earth",
+                "client_id=a=b",
+                "client_id=(",
+                "client_id=" + r"\pL" * 21,
+            )
         ),
-        ("metrics", "m" * 16_385, ErrorCode.INVALID_CONFIG, "The value of metrics has more than 16384 bytes."),
+        ("metrics", "m" * 4_097, ErrorCode.INVALID_CONFIG, "The value of metrics has more than 4096 bytes."),
     ],
     ids=lambda value: value[:20] if isinstance(value, str) else "",
 )
@@ -482,6 +489,19 @@ async def test_a_subscription_that_cannot_be_is_refused_whole(
         for bad in ("", "n" * 1_025):
             assert (await alter(node, METRICS, bad, (SET, "metrics", "*"))).error_code != ErrorCode.NONE
         assert (await describe(node, METRICS, "")).error_code == ErrorCode.INVALID_REQUEST
+
+
+async def test_only_so_many_subscriptions(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.apis.configs.MAX_SUBSCRIPTIONS", 2)
+    async with admin_node(database_url) as node:
+        for name, code in (
+            ("a", ErrorCode.NONE),
+            ("b", ErrorCode.NONE),
+            ("c", ErrorCode.POLICY_VIOLATION),
+            ("a", ErrorCode.NONE),
+        ):
+            assert (await alter(node, METRICS, name, (SET, "metrics", "*"))).error_code == code
+        assert (await alter(node, METRICS, "c", (DELETE, "metrics", None))).error_code == ErrorCode.NONE
 
 
 async def test_groups_say_how_their_partitions_are_handed_over(database_url: str) -> None:

@@ -185,8 +185,11 @@ async def test_errors_say_which_in_words(node: GroupNode) -> None:
     assert (nobody.member_id, nobody.assignment) == (None, None)
     nameless = await node.ask(ConsumerGroupHeartbeatRequest(member_id="a"), 1)
     assert (nameless.error_code, nameless.error_message) == (ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
-    bad = await beat(node, "a", 0, {}, rebalance_timeout_ms=1, subscribed_topic_regex="(")
-    assert bad.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION
+    for pattern in ("(", r"\pL" * 21, r"\PL" * 21, "a" * 2_049):
+        bad = await beat(node, "a", 0, {}, rebalance_timeout_ms=1, subscribed_topic_regex=pattern)
+        assert bad.error_code == ErrorCode.INVALID_REGULAR_EXPRESSION, pattern
+    good = await beat(node, "a", 0, {}, rebalance_timeout_ms=1, subscribed_topic_regex=r"\pL" * 20)
+    assert good.error_code == ErrorCode.NONE
 
 
 async def commit(node: GroupNode, topic: UUID, member_id: str, epoch: int, version: int = 10) -> int:
