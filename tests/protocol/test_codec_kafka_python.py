@@ -30,7 +30,15 @@ def classes_of_kafka_python() -> dict[str, Any]:
 
 THEIRS = classes_of_kafka_python()
 
-NOT_THEIRS = frozenset({ApiKey.CONSUMER_GROUP_HEARTBEAT, ApiKey.CONSUMER_GROUP_DESCRIBE, ApiKey.UNREGISTER_BROKER})
+NOT_THEIRS = frozenset(
+    {
+        ApiKey.CONSUMER_GROUP_HEARTBEAT,
+        ApiKey.CONSUMER_GROUP_DESCRIBE,
+        ApiKey.STREAMS_GROUP_HEARTBEAT,
+        ApiKey.STREAMS_GROUP_DESCRIBE,
+        ApiKey.UNREGISTER_BROKER,
+    }
+)
 """APIs that kafka-python 3.0 does not speak."""
 
 COMPARED = [

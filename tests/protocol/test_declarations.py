@@ -77,6 +77,8 @@ APIS = [
     "OffsetDelete",
     "ConsumerGroupHeartbeat",
     "ConsumerGroupDescribe",
+    "StreamsGroupHeartbeat",
+    "StreamsGroupDescribe",
     "AddPartitionsToTxn",
     "AddOffsetsToTxn",
     "EndTxn",
