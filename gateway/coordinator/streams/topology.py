@@ -1,7 +1,7 @@
-"""What a topology makes of the cluster's topics: how many tasks each subtopology has, which internal topics are missing.
+"""What a topology makes of the cluster's topics: tasks of each subtopology, and internal topics that are missing.
 
-The one idea: topology and topics in, `Configured` out. A topology names its sources; how many partitions its repartition
-topics have follows from what is written into them, and how many its changelogs have from its tasks. Follows upstream's
+The one idea: topology and topics in, `Configured` out. A topology names its sources; how many partitions a repartition
+topic has follows from what is written into it, and how many a changelog has from its tasks. Follows upstream's
 InternalTopicManager, with the same order of checks: sources that are missing, then repartition topics, copartitioning,
 changelogs, and at last what exists with another number of partitions.
 """
@@ -88,7 +88,7 @@ class InvalidTopologyError(ValueError):
     """No cluster's topics could make this topology run (STREAMS_INVALID_TOPOLOGY)."""
 
 
-class _Unusable(Exception):
+class _UnusableError(Exception):
     def __init__(self, status: StatusCode, detail: str) -> None:
         super().__init__(detail)
         self.status = status
@@ -99,7 +99,7 @@ def configure(topology: Topology, cluster: Cluster) -> Configured:
     """Raises InvalidTopologyError where numbers of partitions depend on each other in a circle, or on nothing."""
     try:
         return _configured(topology, cluster)
-    except _Unusable as unusable:
+    except _UnusableError as unusable:
         return Configured(status=unusable.status, detail=unusable.detail)
 
 
@@ -124,7 +124,7 @@ def _configured(topology: Topology, cluster: Cluster) -> Configured:
     for name, topic in sorted(internal.items()):
         existing = cluster.topics.get(name)
         if existing is not None and existing.partition_count != topic.partitions:
-            raise _Unusable(
+            raise _UnusableError(
                 StatusCode.INCORRECTLY_PARTITIONED_TOPICS,
                 f"Topic {name} has {existing.partition_count} partitions, the topology needs {topic.partitions}.",
             )
@@ -140,7 +140,7 @@ def _check_sources(topology: Topology, cluster: Cluster) -> None:
     missing = sorted(name for name in named if name not in cluster.topics)
     if missing:
         detail = f"Source topics {_named(missing)} are missing."
-        raise _Unusable(StatusCode.MISSING_SOURCE_TOPICS, detail)
+        raise _UnusableError(StatusCode.MISSING_SOURCE_TOPICS, detail)
 
 
 class _Counts:
@@ -215,7 +215,7 @@ def _enforce_copartitioning(topology: Topology, counts: _Counts) -> None:
             given = {name: counts.of(name) for name in sources} | {name: counts.decided[name] for name in fixed}
             if len(set(given.values())) > 1:
                 told = ", ".join(f"{name} ({count})" for name, count in given.items())
-                raise _Unusable(
+                raise _UnusableError(
                     StatusCode.INCORRECTLY_PARTITIONED_TOPICS,
                     f"Topics that are read together have different numbers of partitions: {told}.",
                 )

@@ -1,0 +1,82 @@
+"""What a member may own now: the step from its current tasks towards its target.
+
+The one idea: member in, member out (upstream's CurrentAssignmentBuilder). Tasks are taken from a member first; an
+active task is given to another only once the first has said that it let go, and no task is ever held twice in one
+process, in whatever role: its copies would share a directory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from gateway.coordinator.streams.model import MemberState, StreamsMember
+from gateway.coordinator.streams.tasks import NO_TASKS, Task, Tasks
+
+
+@dataclass(frozen=True, slots=True)
+class HeldByOthers:
+    """What all members but one may own."""
+
+    active: frozenset[Task]
+    """In any process."""
+    in_process: frozenset[Task]
+    """In the member's own process, in any role."""
+
+
+def held_by_others(member: StreamsMember, members: Iterable[StreamsMember]) -> HeldByOthers:
+    others = [each for each in members if each.member_id != member.member_id]
+    active = frozenset[Task]().union(*(each.held.active for each in others))
+    alike = [each.held for each in others if each.process_id == member.process_id]
+    return HeldByOthers(active, frozenset[Task]().union(*(held.active | held.standby for held in alike)))
+
+
+def reconcile(
+    member: StreamsMember, target: Tasks, target_epoch: int, others: HeldByOthers, owned: Tasks | None
+) -> StreamsMember:
+    """The member after a heartbeat that reported `owned` (None if it said nothing of it); the very same one if nothing
+    changes."""
+    match member.state:
+        case MemberState.STABLE:
+            if member.member_epoch == target_epoch:
+                return member
+            return _advance(member, member.member_epoch, target, target_epoch, others, owned)
+        case MemberState.UNREVOKED:
+            if not _has_let_go(member.pending_revocation, owned):
+                return member
+            epoch = min(member.member_epoch + 1, target_epoch)
+            return _advance(member, epoch, target, target_epoch, others, owned)
+        case MemberState.UNRELEASED:
+            return _advance(member, member.member_epoch, target, target_epoch, others, owned)
+
+
+def _advance(
+    member: StreamsMember,
+    epoch: int,
+    target: Tasks,
+    target_epoch: int,
+    others: HeldByOthers,
+    owned: Tasks | None,
+) -> StreamsMember:
+    """First let go of what is no longer the member's, at `epoch`; with nothing to let go of, take what is free."""
+    keep = member.assigned & target
+    revoke = member.assigned - keep
+    if revoke and not _has_let_go(revoke, owned):
+        return _with(member, MemberState.UNREVOKED, epoch, keep, revoke)
+    pending = target - keep
+    free = Tasks(pending.active - others.active - others.in_process, pending.standby - others.in_process)
+    state = MemberState.STABLE if free == pending else MemberState.UNRELEASED
+    return _with(member, state, target_epoch, keep | free, NO_TASKS)
+
+
+def _has_let_go(revoke: Tasks, owned: Tasks | None) -> bool:
+    return owned is not None and not owned & revoke
+
+
+def _with(
+    member: StreamsMember, state: MemberState, epoch: int, assigned: Tasks, pending_revocation: Tasks
+) -> StreamsMember:
+    changed = replace(member, state=state, member_epoch=epoch, assigned=assigned, pending_revocation=pending_revocation)
+    if changed == member:
+        return member
+    return changed if epoch == member.member_epoch else replace(changed, previous_member_epoch=member.member_epoch)
