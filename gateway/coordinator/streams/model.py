@@ -45,7 +45,7 @@ class StreamsMember:
 class StreamsGroupHeartbeatReply:
     error: ErrorCode
     message: str | None = None
-    member_id: MemberId = MemberId("")
+    member_id: MemberId | None = None
     member_epoch: int = 0
     heartbeat_interval_ms: int = 0
     tasks: Tasks | None = None
