@@ -46,7 +46,9 @@ WIDE_CHANGELOG = Topology(0, (Subtopology("0", ("words",), state_changelog_topic
 
 
 @pytest.mark.parametrize(
-    "event", [JOIN, BEAT, LEAVE, replace(BEAT, active=TASK, standby=NONE, warmup=NONE)], ids=lambda e: e.member_epoch
+    "event",
+    [JOIN, BEAT, LEAVE, replace(LEAVE, instance_id="i"), replace(BEAT, active=TASK, standby=NONE, warmup=NONE)],
+    ids=lambda e: e.member_epoch,
 )
 def test_what_is_taken(event: StreamsGroupHeartbeat):
     check_request(event)
@@ -69,6 +71,7 @@ def test_what_is_taken(event: StreamsGroupHeartbeat):
         (JOIN, {"warmup": TASK}),
         (JOIN, {"has_source_patterns": True}),
         (JOIN, {"reports_offsets": True}),
+        (LEAVE, {"instance_id": ""}),
         (BEAT, {"topology": JOIN.topology}),
         (BEAT, {"active": TASK}),
         (BEAT, {"active": TASK, "standby": NONE}),
