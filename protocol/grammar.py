@@ -23,6 +23,7 @@ from construct import (
     FormatField,
     Int8sb,
     Int16sb,
+    Int16ub,
     Int32sb,
     Int64sb,
     IntegerError,
@@ -304,6 +305,7 @@ _numbers: Mapping[str, FormatField] = {
     schema.int32.name: Int32sb,
     schema.int64.name: Int64sb,
     schema.float64.name: Float64b,
+    schema.uint16.name: Int16ub,
 }
 
 

@@ -55,6 +55,8 @@ def _value(kind: Any, version: int, random: Random, longest: int) -> Any:
             return random.randbytes(_length(random))
         case "float64":
             return random.choice((0.0, -1.0, 0.1, 1e300, random.random() * 10 ** random.randint(-5, 9)))
+        case "uint16":
+            return random.choice((0, 1, 2**15, 2**16 - 1, random.getrandbits(16)))
         case name:
             bits = INTEGER_BITS[name]
             edges = (0, 1, -1, 2 ** (bits - 1) - 1, -(2 ** (bits - 1)))
