@@ -32,6 +32,7 @@ class FormatField(Construct):
 
 Int8sb: FormatField
 Int16sb: FormatField
+Int16ub: FormatField
 Int32sb: FormatField
 Int64sb: FormatField
 Float64b: FormatField
