@@ -27,7 +27,7 @@ from gateway.config.client_metrics import (
     subscription_patterns,
 )
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
-from gateway.config.group import GROUP_CONFIGS, group_intervals, group_layers
+from gateway.config.group import GROUP_CONFIGS, check_group_configs, group_layers
 from gateway.config.listeners import render_listeners
 from gateway.config.topic import (
     REPLICATION_FACTOR,
@@ -478,7 +478,7 @@ async def _alter_group(group_id: str, change: Change, services: Services, *, val
         return None if key is None else (key, group_layers(key, current, broker)[0][2])
 
     wanted = change(current, effective)
-    group_intervals(wanted, broker)
+    check_group_configs(wanted, broker)
     if validate_only:
         return
     await services.topics.set_group_configs(group_id, _differing(wanted, current), current.keys() - wanted.keys())

@@ -23,10 +23,12 @@ from storage.types import TRANSACTION_VERSION
 
 log = structlog.get_logger(__name__)
 
-GROUPS, TRANSACTIONS = "group.version", "transaction.version"
+GROUPS, STREAMS, TRANSACTIONS = "group.version", "streams.version", "transaction.version"
 LOWEST_LEVEL = 0
-SUPPORTED = {GROUPS: 1, TRANSACTIONS: TRANSACTION_VERSION}
-"""Feature → its highest level. The consumer protocol (`group.version` 1, KIP-848) is always served."""
+SUPPORTED = {GROUPS: 1, STREAMS: 1, TRANSACTIONS: TRANSACTION_VERSION}
+"""Feature → its highest level."""
+ALWAYS_SERVED = {GROUPS: "The consumer protocol", STREAMS: "The streams protocol"}
+"""Features that cannot be lowered: KIP-848, KIP-1071."""
 
 FIRST_VERSION_WITH_UPGRADE_TYPE = 1
 
@@ -41,7 +43,8 @@ class UpgradeType(IntEnum):
 
 def finalized(membership: Membership) -> dict[str, int]:
     """Feature → the level by which clients go."""
-    return {GROUPS: SUPPORTED[GROUPS], TRANSACTIONS: membership.transaction_version}
+    always = {name: SUPPORTED[name] for name in ALWAYS_SERVED}
+    return {**always, TRANSACTIONS: membership.transaction_version}
 
 
 async def update_features(request: UpdateFeaturesRequest, context: RequestContext) -> UpdateFeaturesResponse:
@@ -89,8 +92,8 @@ def _why_not(update: FeatureUpdateKey, current: int, context: RequestContext) ->
         )
     if level > current and kind is not UpgradeType.UPGRADE:
         return "Can't downgrade to a newer version."
-    if update.feature == GROUPS and level < current:
-        return "The consumer protocol is always served."
+    if update.feature in ALWAYS_SERVED and level < current:
+        return f"{ALWAYS_SERVED[update.feature]} is always served."
     return None
 
 

@@ -25,6 +25,7 @@ from gateway.config.topic import (
     topic_layers,
     validate_topic_configs,
 )
+from gateway.coordinator.streams.topology import TopicInfo
 from gateway.log.topic_names import CLUSTER_METADATA, CONSUMER_OFFSETS, INTERNAL_TOPICS, RenderedNames, why_illegal
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import REFUSAL_CODES
@@ -39,6 +40,7 @@ from protocol.messages.create_partitions import (
 from protocol.messages.create_topics import (
     CreatableReplicaAssignment,
     CreatableTopic,
+    CreatableTopicConfig,
     CreatableTopicConfigs,
     CreatableTopicResult,
     CreateTopicsRequest,
@@ -61,6 +63,7 @@ MAX_PARTITIONS_PER_REQUEST = 10_000
 CONSUMER_OFFSETS_PARTITIONS = 50
 
 STRICT_CREATE_TOPICS, STRICT_DELETE_TOPICS, STRICT_CREATE_PARTITIONS = 6, 5, 3
+STRICT_FROM_THE_FIRST = 0
 """From these versions on clients know THROTTLING_QUOTA_EXCEEDED (KIP-599)."""
 
 DEFAULT = -1
@@ -148,6 +151,38 @@ async def make_topics(wanted: Sequence[NewTopic], services: Services) -> dict[st
             made[plan.name] = outcome
             log.info("topic created", topic=plan.name, partitions=plan.partition_count)
     return made
+
+
+async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestContext) -> dict[str, KafkaError]:
+    """Creates the internal topics that a streams group lacks, on the client's behalf. What could not be made, and why;
+    one that somebody else has made meanwhile is made. Raises KafkaError where they are too many."""
+    services = context.services
+    broker, live = services.catalog.broker, _live_brokers(services)
+    rendered = services.catalog.rendered_names()
+    mutations = services.throttles.mutations(context, STRICT_FROM_THE_FIRST)
+    plans: list[NewTopic] = []
+    failures: dict[str, KafkaError] = {}
+    _check_total(topic.partitions for topic in wanted)
+    for topic in wanted:
+        try:
+            plan = _plan(_creatable(topic), broker, rendered, live)
+            mutations.record(plan.partition_count)
+            plans.append(plan)
+        except KafkaError as error:
+            failures[topic.name] = error
+    async for name, made in in_pieces((await make_topics(plans, services)).items()):
+        if isinstance(made, KafkaError) and made.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+            failures[name] = made
+    return failures
+
+
+def _creatable(topic: TopicInfo) -> CreatableTopic:
+    return CreatableTopic(
+        name=topic.name,
+        num_partitions=topic.partitions,
+        replication_factor=topic.replication_factor or DEFAULT,
+        configs=tuple(CreatableTopicConfig(name=name, value=value) for name, value in topic.topic_configs),
+    )
 
 
 def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames) -> NewTopic:

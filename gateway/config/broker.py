@@ -95,6 +95,40 @@ class BrokerConfig:
         one_of("bidirectional", "upgrade", "downgrade", "disabled"),
         update=_AT_START,
     )
+    group_streams_session_timeout_ms: int = setting(
+        _INT, 45_000, "How long a member of a streams group may be silent.", at_least(1), update=_AT_START
+    )
+    group_streams_min_session_timeout_ms: int = setting(
+        _INT, 45_000, "Shortest session timeout that a streams group may be given.", at_least(1), update=_AT_START
+    )
+    group_streams_max_session_timeout_ms: int = setting(
+        _INT, 60_000, "Longest session timeout that a streams group may be given.", at_least(1), update=_AT_START
+    )
+    group_streams_heartbeat_interval_ms: int = setting(
+        _INT, 5_000, "How often members of a streams group are to speak.", at_least(1), update=_AT_START
+    )
+    group_streams_min_heartbeat_interval_ms: int = setting(
+        _INT, 5_000, "Shortest heartbeat interval that a streams group may be given.", at_least(1), update=_AT_START
+    )
+    group_streams_max_heartbeat_interval_ms: int = setting(
+        _INT, 15_000, "Longest heartbeat interval that a streams group may be given.", at_least(1), update=_AT_START
+    )
+    group_streams_max_size: int = setting(
+        _INT, MAX_INT, "Most members that one streams group may have.", at_least(1), update=_AT_START
+    )
+    group_streams_num_standby_replicas: int = setting(
+        _INT, 0, "How many members beside its owner keep a copy of a task's state.", at_least(0), update=_AT_START
+    )
+    group_streams_max_standby_replicas: int = setting(
+        _INT, 2, "Most standby replicas that a streams group may be given.", at_least(0), update=_AT_START
+    )
+    group_streams_initial_rebalance_delay_ms: int = setting(
+        _INT,
+        3_000,
+        "How long the first members of an empty streams group are waited for before tasks are given.",
+        at_least(0),
+        update=_AT_START,
+    )
     group_max_size: int = setting(_INT, MAX_INT, "Most members that one group may have.", at_least(1), update=_AT_START)
     group_connection_grace_ms: int = setting(
         _INT,
@@ -400,7 +434,7 @@ _SHOWN = (
     _fixed(
         "group.coordinator.rebalance.protocols",
         ConfigType.LIST,
-        ("classic", "consumer"),
+        ("classic", "consumer", "streams"),
         "Group protocols served.",
     ),
     _fixed("remote.log.storage.system.enable", _BOOLEAN, False, "There is no tiered storage."),
@@ -456,22 +490,13 @@ def parse_broker_configs(
             str(config.group_min_session_timeout_ms),
             f"above group.max.session.timeout.ms ({config.group_max_session_timeout_ms})",
         )
-    for name in ("session.timeout", "heartbeat.interval"):
-        field = name.replace(".", "_")
-        lowest: int = getattr(config, f"group_consumer_min_{field}_ms")
-        highest: int = getattr(config, f"group_consumer_max_{field}_ms")
-        value: int = getattr(config, f"group_consumer_{field}_ms")
-        if not lowest <= value <= highest:
-            raise ConfigError(
-                f"group.consumer.{name}.ms",
-                str(value),
-                f"not between group.consumer.min.{name}.ms ({lowest}) and group.consumer.max.{name}.ms ({highest})",
-            )
-    if config.group_consumer_heartbeat_interval_ms >= config.group_consumer_session_timeout_ms:
+    for group_type in ("consumer", "streams"):
+        _check_intervals(group_type, config)
+    if config.group_streams_num_standby_replicas > config.group_streams_max_standby_replicas:
         raise ConfigError(
-            "group.consumer.heartbeat.interval.ms",
-            str(config.group_consumer_heartbeat_interval_ms),
-            f"not below group.consumer.session.timeout.ms ({config.group_consumer_session_timeout_ms})",
+            "group.streams.num.standby.replicas",
+            str(config.group_streams_num_standby_replicas),
+            f"above group.streams.max.standby.replicas ({config.group_streams_max_standby_replicas})",
         )
     if config.log_cleaner_min_compaction_lag_ms > config.log_cleaner_max_compaction_lag_ms:
         raise ConfigError(
@@ -480,6 +505,25 @@ def parse_broker_configs(
             f"above log.cleaner.max.compaction.lag.ms ({config.log_cleaner_max_compaction_lag_ms})",
         )
     return config
+
+
+def _check_intervals(group_type: str, config: BrokerConfig) -> None:
+    for name in ("session.timeout", "heartbeat.interval"):
+        field = name.replace(".", "_")
+        lowest: int = getattr(config, f"group_{group_type}_min_{field}_ms")
+        highest: int = getattr(config, f"group_{group_type}_max_{field}_ms")
+        value: int = getattr(config, f"group_{group_type}_{field}_ms")
+        if not lowest <= value <= highest:
+            bounds = f"group.{group_type}.min.{name}.ms ({lowest}) and group.{group_type}.max.{name}.ms ({highest})"
+            raise ConfigError(f"group.{group_type}.{name}.ms", str(value), f"not between {bounds}")
+    session_timeout_ms: int = getattr(config, f"group_{group_type}_session_timeout_ms")
+    heartbeat_interval_ms: int = getattr(config, f"group_{group_type}_heartbeat_interval_ms")
+    if heartbeat_interval_ms >= session_timeout_ms:
+        raise ConfigError(
+            f"group.{group_type}.heartbeat.interval.ms",
+            str(heartbeat_interval_ms),
+            f"not below group.{group_type}.session.timeout.ms ({session_timeout_ms})",
+        )
 
 
 def validate_dynamic(dynamic: Mapping[str, str]) -> None:

@@ -1,40 +1,89 @@
-"""The settings of a group (ConfigResource type GROUP): those of the consumer protocol, under Kafka's names, and how
+"""The settings of a group (ConfigResource type GROUP), under Kafka's names, by the type of group that heeds them, and how
 partitions are handed from member to member.
 
 The one idea: a group's own setting outranks the broker's, and the broker bounds it. A group need not exist to have
-settings; they wait for it.
+settings; they wait for it, whatever type it will be of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import NamedTuple
 
 from gateway.config.broker import BrokerConfig
-from gateway.config.definition import ConfigError, ConfigKey, ConfigSource, ConfigType, Synonym, between, one_of
+from gateway.config.definition import (
+    ConfigError,
+    ConfigKey,
+    ConfigSource,
+    ConfigType,
+    Synonym,
+    at_least,
+    between,
+    one_of,
+    render,
+)
 
-SESSION_TIMEOUT = "consumer.session.timeout.ms"
-HEARTBEAT_INTERVAL = "consumer.heartbeat.interval.ms"
+TYPES = ("consumer", "streams")
+"""Of groups that have a session timeout and a heartbeat interval of their own."""
+STANDBY_REPLICAS = "streams.num.standby.replicas"
+INITIAL_REBALANCE_DELAY = "streams.initial.rebalance.delay.ms"
 HANDOFF_MODE = "group.handoff.mode"
 HANDOFF_TIMEOUT = "group.handoff.timeout.ms"
+
+_DEFAULT = ConfigSource.DEFAULT_CONFIG
+
+
+class GroupIntervals(NamedTuple):
+    """In ms."""
+
+    session_timeout_ms: int
+    heartbeat_interval_ms: int
+
+
+def session_timeout(group_type: str) -> str:
+    return f"{group_type}.session.timeout.ms"
+
+
+def heartbeat_interval(group_type: str) -> str:
+    return f"{group_type}.heartbeat.interval.ms"
+
+
+def _of_broker(name: str, kind: ConfigType, default: int, documentation: str) -> ConfigKey:
+    """A setting that the broker has for all groups of the type under the same name, behind `group.`; both have the same
+    default."""
+    return ConfigKey(name, kind, default, documentation, at_least(0), synonyms=(Synonym(f"group.{name}"),))
+
+
+def _intervals(group_type: str) -> tuple[ConfigKey, ConfigKey]:
+    members = f"members of the {group_type} protocol"
+    return (
+        _of_broker(
+            session_timeout(group_type), ConfigType.INT, 45_000, f"How long {members} may be silent."
+        ),
+        _of_broker(
+            heartbeat_interval(group_type), ConfigType.INT, 5_000, f"How often {members} are to speak."
+        ),
+    )
+
 
 GROUP_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
     {
         key.name: key
         for key in (
-            ConfigKey(
-                SESSION_TIMEOUT,
+            *_intervals("consumer"),
+            *_intervals("streams"),
+            _of_broker(
+                STANDBY_REPLICAS,
                 ConfigType.INT,
-                45_000,
-                "How long a member of the consumer protocol may be silent.",
-                synonyms=(Synonym("group.consumer.session.timeout.ms"),),
+                0,
+                "How many members beside its owner keep a copy of a task's state.",
             ),
-            ConfigKey(
-                HEARTBEAT_INTERVAL,
+            _of_broker(
+                INITIAL_REBALANCE_DELAY,
                 ConfigType.INT,
-                5_000,
-                "How often members of the consumer protocol are to speak.",
-                synonyms=(Synonym("group.consumer.heartbeat.interval.ms"),),
+                3_000,
+                "How long the first members of an empty streams group are waited for before tasks are given.",
             ),
             ConfigKey(
                 HANDOFF_MODE,
@@ -58,45 +107,57 @@ GROUP_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
 )
 
 
-def group_intervals(configs: Mapping[str, str], broker: BrokerConfig) -> tuple[int, int]:
-    """Session timeout and heartbeat interval of a group with these settings, in ms.
-
-    ConfigError names the first that is unknown, no number, out of the broker's bounds, or contradicts the other.
-    """
-    values = {
-        SESSION_TIMEOUT: broker.group_consumer_session_timeout_ms,
-        HEARTBEAT_INTERVAL: broker.group_consumer_heartbeat_interval_ms,
-    }
-    bounds = {
-        SESSION_TIMEOUT: (broker.group_consumer_min_session_timeout_ms, broker.group_consumer_max_session_timeout_ms),
-        HEARTBEAT_INTERVAL: (
-            broker.group_consumer_min_heartbeat_interval_ms,
-            broker.group_consumer_max_heartbeat_interval_ms,
-        ),
-    }
+def check_group_configs(configs: Mapping[str, str], broker: BrokerConfig) -> None:
+    """ConfigError names the first that is unknown, no number, out of the broker's bounds, or contradicts another."""
     for name, text in configs.items():
         key = GROUP_CONFIGS.get(name)
         if key is None:
             raise ConfigError(name, text, "unknown config name")
         value = key.parse(text)
-        if name not in bounds:
-            continue
-        lowest, highest = bounds[name]
-        if not isinstance(value, int) or not lowest <= value <= highest:
-            raise ConfigError(name, text, f"not between {lowest} and {highest}, the broker's bounds")
-        values[name] = value
-    if values[HEARTBEAT_INTERVAL] >= values[SESSION_TIMEOUT]:
-        raise ConfigError(
-            HEARTBEAT_INTERVAL,
-            str(values[HEARTBEAT_INTERVAL]),
-            f"not below {SESSION_TIMEOUT} ({values[SESSION_TIMEOUT]})",
-        )
-    return values[SESSION_TIMEOUT], values[HEARTBEAT_INTERVAL]
+        bounds = _bounds(name, broker)
+        if bounds is not None and not (isinstance(value, int) and bounds[0] <= value <= bounds[1]):
+            raise ConfigError(name, text, f"not between {bounds[0]} and {bounds[1]}, the broker's bounds")
+    for group_type in TYPES:
+        intervals = group_intervals(group_type, configs, broker)
+        if intervals.heartbeat_interval_ms >= intervals.session_timeout_ms:
+            raise ConfigError(
+                heartbeat_interval(group_type),
+                str(intervals.heartbeat_interval_ms),
+                f"not below {session_timeout(group_type)} ({intervals.session_timeout_ms})",
+            )
+
+
+def _bounds(name: str, broker: BrokerConfig) -> tuple[int, int] | None:
+    """Lowest and highest that the broker grants."""
+    if name == STANDBY_REPLICAS:
+        return 0, broker.group_streams_max_standby_replicas
+    group_type, _, setting = name.partition(".")
+    if group_type not in TYPES or name not in (session_timeout(group_type), heartbeat_interval(group_type)):
+        return None
+    field = setting.replace(".", "_")
+    return getattr(broker, f"group_{group_type}_min_{field}"), getattr(broker, f"group_{group_type}_max_{field}")
+
+
+def group_intervals(group_type: str, configs: Mapping[str, str], broker: BrokerConfig) -> GroupIntervals:
+    """Of a group with these settings, which `check_group_configs` has let through."""
+    return GroupIntervals(
+        group_number(session_timeout(group_type), configs, broker),
+        group_number(heartbeat_interval(group_type), configs, broker),
+    )
+
+
+def group_number(name: str, configs: Mapping[str, str], broker: BrokerConfig) -> int:
+    """A setting's value for a group with these settings, which `check_group_configs` has let through; the broker's
+    where the group has none."""
+    if name in configs:
+        return int(configs[name])
+    value: int = getattr(broker, f"group_{name.replace('.', '_')}")
+    return value
 
 
 def group_handoff(configs: Mapping[str, str], broker: BrokerConfig) -> tuple[str, int]:
-    """`group.handoff.mode` and `group.handoff.timeout.ms` of a group with these settings, which `group_intervals` has
-    let through."""
+    """`group.handoff.mode` and `group.handoff.timeout.ms` of a group with these settings, which `check_group_configs`
+    has let through."""
     mode = configs.get(HANDOFF_MODE, broker.group_handoff_mode).strip()
     return mode, int(configs.get(HANDOFF_TIMEOUT, broker.group_handoff_timeout_ms))
 
@@ -104,10 +165,14 @@ def group_handoff(configs: Mapping[str, str], broker: BrokerConfig) -> tuple[str
 def group_layers(
     key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig
 ) -> list[tuple[ConfigSource, str, str | None]]:
-    """(source, name, value) of everything that gives this setting a value, the strongest (effective) first."""
+    """(source, name, value) of everything that gives this setting a value, the strongest (effective) first. A default
+    goes by the group setting's own name, as upstream's does."""
     layers: list[tuple[ConfigSource, str, str | None]] = []
     if key.name in configs:
         layers.append((ConfigSource.GROUP_CONFIG, key.name, configs[key.name]))
     for synonym in key.synonyms:
-        layers.extend((source, synonym.name, value) for source, value in broker.layers(synonym.name))
+        given = broker.layers(synonym.name)
+        layers.extend((source, synonym.name, value) for source, value in given if source is not _DEFAULT)
+    layers.append((_DEFAULT, key.name, render(key.default)))
     return layers
+

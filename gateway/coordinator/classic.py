@@ -116,9 +116,9 @@ class _Classic:
         return False
 
     def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
-        """A consumer group without members goes on as a classic one, with its offsets; generations rise from its
-        epoch."""
-        if isinstance(group, ConsumerGroup) and not group.members:
+        """A consumer or streams group without members goes on as a classic one, with its offsets; generations rise from
+        its epoch."""
+        if isinstance(group, ConsumerGroup | StreamsGroup) and not group.members:
             classic = Group(group.group_id, exists=group.exists, generation_id=group.group_epoch)
             return Adopted(classic, Conversion.EMPTY)
         return None

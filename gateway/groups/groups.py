@@ -25,6 +25,8 @@ from gateway.coordinator.facts import (
 from gateway.coordinator.handoff import FORCED, HandoffEnded
 from gateway.coordinator.machine import Machines, Summary, Value
 from gateway.coordinator.model import Group, Settings
+from gateway.coordinator.streams.machine import STREAMS
+from gateway.coordinator.streams.model import StreamsGroup
 from gateway.groups.journal import Journal
 from gateway.groups.offset_committer import OffsetCommitter
 from gateway.groups.records import GroupRecords
@@ -36,7 +38,7 @@ from storage.types import Node
 
 log = structlog.stdlib.get_logger(__name__)
 
-MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER})
+MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER, StreamsGroup: STREAMS})
 STORE_PATIENCE_MS = 15_000
 """How long one write or load is tried again before those who wait for it are sent away."""
 MAX_FACTS_LOGGED = 20

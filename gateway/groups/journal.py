@@ -271,6 +271,10 @@ class _Topics:
         topic = self._catalog.get(name)
         return None if topic is None else topic.topic_id
 
+    def partition_count_of(self, name: str) -> int:
+        topic = self._catalog.get(name)
+        return 0 if topic is None else len(topic.partitions)
+
 
 def _says_missing(row: JournalRow) -> bool:
     return isinstance(row, JournalEvent) and row.kind == "rows_dropped"

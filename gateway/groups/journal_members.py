@@ -1,26 +1,44 @@
 """What a group says of one of its members, as the journal needs it: who it is, and what it may own.
 
-The one idea: functions of a group's value, for members that speak either protocol. What cannot be read is nothing.
+The one idea: functions of a group's value, for groups of every type. What cannot be read is nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Protocol
 from uuid import UUID
 
-from gateway.coordinator.consumer.model import ConsumerMember
+from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerMember, MemberState
 from gateway.coordinator.facts import Fact, MemberId, TargetComputed
 from gateway.coordinator.machine import Value
 from gateway.coordinator.model import Group, Member
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
+from gateway.coordinator.streams.model import MemberState as StreamsMemberState
+from gateway.coordinator.streams.model import StreamsGroup, StreamsMember
+from gateway.coordinator.streams.tasks import Task
 from protocol.consumer import decode_assignment, decode_subscription
 from protocol.errors import ProtocolError
 
 OwnedPartition = tuple[str | UUID, int]
-"""By the topic's name in a classic group, by its id in a consumer group."""
+"""By the topic's id in a consumer group, by its name in others."""
+
+AnyMember = Member | ConsumerMember | StreamsMember
 
 
-def member_of(group: Value, member_id: MemberId | None) -> Member | ConsumerMember | None:
+class Topics(Protocol):
+    """What is known of topics. Asked from another thread: answers come from what is in memory."""
+
+    def name_of(self, topic_id: UUID) -> str: ...
+
+    def id_of(self, name: str) -> UUID | None: ...
+
+    def partition_count_of(self, name: str) -> int:
+        """0 where the topic is not known."""
+        ...
+
+
+def member_of(group: Value, member_id: MemberId | None) -> AnyMember | None:
     return None if member_id is None else group.members.get(member_id)
 
 
@@ -29,17 +47,21 @@ def holds(group: Group) -> bool:
     return any(group.members[each].parked_sync is not None for each in group.hold_deadlines)
 
 
-def session_timeout_ms(member: Member | ConsumerMember) -> int:
+def session_timeout_ms(member: AnyMember) -> int:
     """0 where it is the group's."""
+    match member:
+        case Member():
+            return member.session_timeout_ms
+        case ConsumerMember() if member.classic is not None:
+            return member.classic.session_timeout_ms
+        case _:
+            return 0
+
+
+def instance_of(member: AnyMember | None) -> str | None:
     if isinstance(member, Member):
-        return member.session_timeout_ms
-    return 0 if member.classic is None else member.classic.session_timeout_ms
-
-
-def instance_of(member: Member | ConsumerMember | None) -> str | None:
-    if isinstance(member, ConsumerMember):
-        return member.instance_id
-    return None if member is None else member.group_instance_id
+        return member.group_instance_id
+    return None if member is None else member.instance_id
 
 
 def spoke(fact: Fact) -> Sequence[MemberId]:
@@ -47,10 +69,45 @@ def spoke(fact: Fact) -> Sequence[MemberId]:
     return () if isinstance(fact, TargetComputed) else fact.touches()
 
 
-def held_by(member: ConsumerMember) -> set[OwnedPartition]:
-    """What it may own: also what it was told to let go of, until it says that it did."""
-    both = (*member.assigned.items(), *member.pending_revocation.items())
-    return {(topic_id, index) for topic_id, indexes in both for index in indexes}
+def has_caught_up(group: Value, member_id: MemberId) -> bool:
+    """Whether the member is where the group wants it; of groups in which members have epochs."""
+    match group:
+        case ConsumerGroup():
+            is_settled = group.members[member_id].state is MemberState.STABLE
+        case StreamsGroup():
+            is_settled = group.members[member_id].state is StreamsMemberState.STABLE
+        case _:
+            return False
+    return is_settled and group.members[member_id].member_epoch == group.group_epoch
+
+
+def assignor_of(group: Value) -> str | None:
+    """Of a consumer group: what decides who owns what in others is no choice of their members."""
+    return group.assignor or None if isinstance(group, ConsumerGroup) else None
+
+
+def owned_by(group: Value, member_id: MemberId, topics: Topics) -> set[OwnedPartition]:
+    """What the member may own: also what it was told to let go of, until it says that it did."""
+    match group:
+        case ConsumerGroup():
+            member = group.members[member_id]
+            both = (*member.assigned.items(), *member.pending_revocation.items())
+            return {(topic_id, index) for topic_id, indexes in both for index in indexes}
+        case StreamsGroup():
+            held = group.members[member_id].held.active
+            return {(name, index) for task in held for name, index in _read_by(task, group, topics)}
+        case Group():
+            return assigned_to(group, member_id)
+        case _:
+            return set()
+
+
+def _read_by(task: Task, group: StreamsGroup, topics: Topics) -> Iterator[tuple[str, int]]:
+    """The partitions that a task of that number reads, of all source topics that have as many."""
+    subtopology_id, index = task
+    for each in group.topology.subtopologies if group.topology is not None else ():
+        if each.subtopology_id == subtopology_id:
+            yield from ((name, index) for name in each.sources if index < topics.partition_count_of(name))
 
 
 def assigned_to(group: Group, member_id: MemberId) -> set[OwnedPartition]:

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable
 
-from gateway.coordinator.consumer.model import ConsumerGroup, MemberState
 from gateway.coordinator.facts import (
     AssignmentGiven,
     Conversion,
@@ -39,8 +38,19 @@ from gateway.coordinator.handoff import HandoffBegun, HandoffEnded
 from gateway.coordinator.machine import Machines, Value
 from gateway.coordinator.model import Group, GroupState, Member
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
-from gateway.groups.journal_members import assigned_to, claimed_by, held_by, holds, instance_of, member_of, spoke
-from gateway.groups.journal_sheet import Happened, Sheet, Told, Topics
+from gateway.groups.journal_members import (
+    Topics,
+    assigned_to,
+    assignor_of,
+    claimed_by,
+    has_caught_up,
+    holds,
+    instance_of,
+    member_of,
+    owned_by,
+    spoke,
+)
+from gateway.groups.journal_sheet import Happened, Sheet, Told
 from storage.journal import JournalRow
 
 MAX_GROUPS = 50_000
@@ -136,7 +146,7 @@ class _Telling(Sheet):
             elif isinstance(fact, RebalanceBegun):
                 self._rebalance(fact)
                 self._arrived(arrivals)
-                if isinstance(self._after, ConsumerGroup) and self._now.member_count:
+                if not isinstance(self._after, Group) and self._now.member_count:
                     self._generation(self._after)
             elif isinstance(fact, ProtocolViolated):
                 member_id = fact.members[0] if fact.members else None
@@ -168,9 +178,9 @@ class _Telling(Sheet):
             case TargetComputed():
                 self._event("assignment_stored", wait_ms=self._since_generation(), protocol_name=fact.assignor)
             case AssignmentGiven() | MemberChanged():
-                if isinstance(after, ConsumerGroup):
+                if not isinstance(after, Group):
                     self._reconciled(after, fact.member_id)
-                elif isinstance(after, Group) and not self._handed_out:
+                elif not self._handed_out:
                     # A static member that came back is given what the one before it had, without a rebalance.
                     self._give(fact.member_id, assigned_to(after, fact.member_id))
             case GroupTypeChanged(conversion=Conversion.EMPTY):
@@ -270,7 +280,7 @@ class _Telling(Sheet):
         elif fact.trigger is Trigger.MEMBER_REJOINED and self._leads_again(member_id):
             reason = "leader_rejoined"
         state = GroupState.PREPARING_REBALANCE.value
-        if isinstance(self._after, ConsumerGroup):
+        if not isinstance(self._after, Group):
             self._generation_id = self._now.generation_id
             state = self._now.state
         self._told.rebalance_ms = self._happened.now_ms
@@ -295,7 +305,7 @@ class _Telling(Sheet):
         if isinstance(group, Group):
             state, protocol_name, leader = GroupState.COMPLETING_REBALANCE.value, group.protocol_name, group.leader_id
         else:
-            state, protocol_name, leader = None, group.assignor or None, None
+            state, protocol_name, leader = None, assignor_of(group), None
             touched = {member_id for fact in self._happened.facts for member_id in spoke(fact)}
             changed = [member_id for member_id in changed if member_id in touched]
         self._event(
@@ -327,19 +337,14 @@ class _Telling(Sheet):
         self._event("rebalance_completed", wait_ms=self._since_start(), member_count=self._now.member_count)
         self._told.rebalance_ms = self._told.generation_ms = None
 
-    def _reconciled(self, group: ConsumerGroup, member_id: MemberId) -> None:
-        member = group.members.get(member_id)
-        if member is None:
+    def _reconciled(self, group: Value, member_id: MemberId) -> None:
+        if member_id not in group.members:
             return
-        held = held_by(member)
+        held = owned_by(group, member_id, self._topics)
         self._release(member_id, held)
         self._give(member_id, held)
-        if (
-            self._told.generation_ms is not None
-            and member_id not in self._told.synced
-            and member.state is MemberState.STABLE
-            and member.member_epoch == group.group_epoch
-        ):
+        waits = self._told.generation_ms is not None and member_id not in self._told.synced
+        if waits and has_caught_up(group, member_id):
             self._synced(member_id)
 
     # --- a group of which nothing is remembered ---------------------------------------------------------------------
@@ -353,8 +358,4 @@ class _Telling(Sheet):
         member_ids = list(self._machines.of(group).member_ids(group))
         self._members(group, member_ids)
         for member_id in member_ids:
-            if isinstance(group, ConsumerGroup):
-                held = held_by(group.members[member_id])
-            else:
-                held = assigned_to(group, member_id)
-            self._give(member_id, held, change="kept")
+            self._give(member_id, owned_by(group, member_id, self._topics), change="kept")

@@ -8,24 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Protocol
 from uuid import UUID
 
-from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerMember
 from gateway.coordinator.facts import Fact, MemberId
 from gateway.coordinator.handoff import HandoffBegun, HandoffEnded
 from gateway.coordinator.machine import Machines, Value
 from gateway.coordinator.model import Group, Member
-from gateway.groups.journal_members import OwnedPartition, instance_of, member_of, session_timeout_ms
+from gateway.groups.journal_members import (
+    AnyMember,
+    OwnedPartition,
+    Topics,
+    instance_of,
+    member_of,
+    session_timeout_ms,
+)
 from storage.journal import JournalEvent, JournalHandoff, JournalMember, JournalOwnership, JournalRow
-
-
-class Topics(Protocol):
-    """How topics are called. Asked from another thread: answers come from what is in memory."""
-
-    def name_of(self, topic_id: UUID) -> str: ...
-
-    def id_of(self, name: str) -> UUID | None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +71,7 @@ class Sheet:
         reason: str | None = None,
         detail: str | None = None,
         member_id: str | None = None,
-        member: Member | ConsumerMember | None = None,
+        member: AnyMember | None = None,
         group_instance_id: str | None = None,
         protocol_name: str | None = None,
         member_count: int | None = None,
@@ -82,7 +79,7 @@ class Sheet:
         state_after: str | None = None,
     ) -> None:
         state_before = self._told.state
-        if isinstance(self._after, ConsumerGroup) and kind != "loaded":
+        if not isinstance(self._after, Group) and kind != "loaded":
             state_after = self._now.state
         after = state_after or state_before or self._was.state
         self._told.state = after

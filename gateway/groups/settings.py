@@ -8,26 +8,34 @@ import structlog
 
 from gateway.config.broker import BrokerConfig
 from gateway.config.definition import ConfigError
-from gateway.config.group import group_handoff, group_intervals
+from gateway.config.group import (
+    INITIAL_REBALANCE_DELAY,
+    STANDBY_REPLICAS,
+    check_group_configs,
+    group_handoff,
+    group_intervals,
+    group_number,
+)
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
-from gateway.coordinator.model import ConsumerSettings, MigrationPolicy, Settings
+from gateway.coordinator.model import ConsumerSettings, MigrationPolicy, Settings, StreamsSettings
 
 log = structlog.stdlib.get_logger(__name__)
 
+Configs = Mapping[str, str]
 
-def group_settings(broker: BrokerConfig, group_configs: Mapping[str, Mapping[str, str]]) -> Settings:
+
+def group_settings(broker: BrokerConfig, group_configs: Mapping[str, Configs]) -> Settings:
     """A group whose stored settings are not within the broker's bounds (any more) has the broker's."""
-    of_group: dict[str, ConsumerSettings] = {}
+    valid: dict[str, Configs] = {}
     for group_id, configs in group_configs.items():
         try:
-            session_timeout_ms, heartbeat_interval_ms = group_intervals(configs, broker)
+            check_group_configs(configs, broker)
         except ConfigError as error:
             log.error("stored group settings refused", group_id=group_id, error=str(error))
             continue
-        of_group[group_id] = _consumer_settings(
-            broker, session_timeout_ms, heartbeat_interval_ms, _handoff(group_handoff(configs, broker))
-        )
-    handoff = _handoff((broker.group_handoff_mode, broker.group_handoff_timeout_ms))
+        valid[group_id] = configs
+    of_group = {group_id: _consumer_settings(configs, broker) for group_id, configs in valid.items()}
+    handoff = _handoff({}, broker)
     return Settings(
         group_initial_rebalance_delay_ms=broker.group_initial_rebalance_delay_ms,
         group_min_session_timeout_ms=broker.group_min_session_timeout_ms,
@@ -37,26 +45,36 @@ def group_settings(broker: BrokerConfig, group_configs: Mapping[str, Mapping[str
         group_cooperative_guard=broker.group_cooperative_guard,
         handoff=handoff,
         drains=HandoffMode.DRAIN in (handoff.mode, *(each.handoff.mode for each in of_group.values())),
-        consumer=_consumer_settings(
-            broker, broker.group_consumer_session_timeout_ms, broker.group_consumer_heartbeat_interval_ms, handoff
-        ),
+        consumer=_consumer_settings({}, broker),
         consumer_of=of_group,
+        streams=_streams_settings({}, broker),
+        streams_of={group_id: _streams_settings(configs, broker) for group_id, configs in valid.items()},
     )
 
 
-def _handoff(given: tuple[str, int]) -> HandoffSettings:
-    mode, timeout_ms = given
+def _handoff(configs: Configs, broker: BrokerConfig) -> HandoffSettings:
+    mode, timeout_ms = group_handoff(configs, broker)
     return HandoffSettings(HandoffMode(mode), timeout_ms)
 
 
-def _consumer_settings(
-    broker: BrokerConfig, session_timeout_ms: int, heartbeat_interval_ms: int, handoff: HandoffSettings
-) -> ConsumerSettings:
+def _consumer_settings(configs: Configs, broker: BrokerConfig) -> ConsumerSettings:
+    intervals = group_intervals("consumer", configs, broker)
     return ConsumerSettings(
-        session_timeout_ms=session_timeout_ms,
-        heartbeat_interval_ms=heartbeat_interval_ms,
+        session_timeout_ms=intervals.session_timeout_ms,
+        heartbeat_interval_ms=intervals.heartbeat_interval_ms,
         max_size=broker.group_consumer_max_size,
         assignors=broker.group_consumer_assignors,
-        handoff=handoff,
+        handoff=_handoff(configs, broker),
         migration_policy=MigrationPolicy(broker.group_consumer_migration_policy),
+    )
+
+
+def _streams_settings(configs: Configs, broker: BrokerConfig) -> StreamsSettings:
+    intervals = group_intervals("streams", configs, broker)
+    return StreamsSettings(
+        session_timeout_ms=intervals.session_timeout_ms,
+        heartbeat_interval_ms=intervals.heartbeat_interval_ms,
+        max_size=broker.group_streams_max_size,
+        num_standby_replicas=group_number(STANDBY_REPLICAS, configs, broker),
+        initial_rebalance_delay_ms=group_number(INITIAL_REBALANCE_DELAY, configs, broker),
     )

@@ -301,7 +301,7 @@ def unsettled(groups: Sequence[Summary]) -> list[str]:
 
 
 def _settled(group: Summary) -> bool:
-    return group.is_stable and group.protocol_type == "consumer"
+    return group.is_stable and group.protocol_type in ("consumer", "streams")
 
 
 def _retention_policy(key: PartitionKey, config: TopicConfig) -> RetentionPolicy:

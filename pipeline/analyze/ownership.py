@@ -65,7 +65,7 @@ def intervals(journal: Journal) -> DataFrame:
         walked.where(opens)
         .join(told, ["group_id", "generation_id", "member_id"], "left")
         .join(F.broadcast(types), "group_id", "left")
-        .withColumn("at_once", (F.col("change") == "kept") | (F.col("group_type") == "consumer"))
+        .withColumn("at_once", (F.col("change") == "kept") | F.col("group_type").isin("consumer", "streams"))
         .withColumn("told_seq", F.when(F.col("at_once"), F.col("seq")).otherwise(F.col("synced_seq")))
         .withColumn("told_ms", F.when(F.col("at_once"), F.col("at_ms")).otherwise(F.col("synced_ms")))
         .withColumn("in_time", F.col("told_seq") < F.coalesce("released_seq", F.lit(2**63 - 1)))

@@ -1,0 +1,322 @@
+"""StreamsGroupHeartbeat and StreamsGroupDescribe: messages to events of a streams group (KIP-1071), values to messages.
+
+The one idea: as for consumer groups, each handler is a translation; what a member may do is decided in
+`gateway/coordinator/streams`. One thing a group cannot do by itself: the internal topics that its topology lacks are
+made here, on the client's behalf, once the group has said which.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+
+from gateway.apis.leaving import farewell
+from gateway.apis.topics import make_internal_topics
+from gateway.coordinator.machine import ConnectionId, Value
+from gateway.coordinator.model import MemberId
+from gateway.coordinator.streams.model import (
+    Endpoint,
+    EndpointPartitions,
+    StreamsGroup,
+    StreamsGroupHeartbeat,
+    StreamsGroupHeartbeatReply,
+    StreamsMember,
+    state_of,
+)
+from gateway.coordinator.streams.tasks import NO_TASKS, Task, Tasks
+from gateway.coordinator.streams.topology import StatusCode, Subtopology, TopicInfo, Topology
+from gateway.log.topic_names import INTERNAL_TOPICS, why_illegal
+from gateway.net.authorized_operations import NOT_ASKED, Resource, authorized_operations
+from gateway.net.context import RequestContext
+from gateway.net.pieces import first_of_each
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages import streams_group_describe as described
+from protocol.messages import streams_group_heartbeat as message
+from protocol.messages.streams_group_heartbeat import StreamsGroupHeartbeatRequest, StreamsGroupHeartbeatResponse
+
+
+async def streams_group_heartbeat(
+    request: StreamsGroupHeartbeatRequest, context: RequestContext
+) -> StreamsGroupHeartbeatResponse:
+    """Topics of the topology that this node does not know are looked up first, as for consumer groups."""
+    if not request.group_id:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
+    topology = None if request.topology is None else _topology(request.topology)
+    if topology is not None:
+        _check_names(topology.required_topics)
+        await context.services.catalog.resolve_all(topology.required_topics)
+    if request.member_epoch < 0:
+        await farewell()
+    groups = context.services.groups
+    reply = groups.submit(request.group_id, _event(request, topology, context))
+    if isinstance(reply, asyncio.Future):
+        reply = await reply
+    status = [message.Status(status_code=code, status_detail=detail) for code, detail in reply.status]
+    if reply.missing_internal_topics:
+        failures = await make_internal_topics(reply.missing_internal_topics, context)
+        status = [_with_failures(each, failures) for each in status]
+    return _response(reply, tuple(status))
+
+
+def refuse_streams_group_heartbeat(
+    request: StreamsGroupHeartbeatRequest, version: int, code: ErrorCode, message: str | None
+) -> StreamsGroupHeartbeatResponse:
+    return StreamsGroupHeartbeatResponse(error_code=code, error_message=message)
+
+
+def _check_names(names: Iterable[str]) -> None:
+    """Raises KafkaError, as upstream before it asks the coordinator."""
+    prohibited = sorted(INTERNAL_TOPICS.intersection(names))
+    if prohibited:
+        raise KafkaError(
+            ErrorCode.STREAMS_INVALID_TOPOLOGY,
+            f"Use of Kafka internal topics {','.join(prohibited)} in a Kafka Streams topology is prohibited.",
+        )
+    illegal = sorted(name for name in names if why_illegal(name) is not None)
+    if illegal:
+        raise KafkaError(
+            ErrorCode.STREAMS_INVALID_TOPOLOGY, f"Topic names {','.join(illegal)} are not valid topic names."
+        )
+
+
+def _with_failures(status: message.Status, failures: Mapping[str, KafkaError]) -> message.Status:
+    if not failures or status.status_code != StatusCode.MISSING_INTERNAL_TOPICS:
+        return status
+    told = "; ".join(f"{name}: {error.message or error.code.name}" for name, error in sorted(failures.items()))
+    return message.Status(
+        status_code=status.status_code, status_detail=f"{status.status_detail} They cannot be created: {told}"
+    )
+
+
+# --- from messages ------------------------------------------------------------------------------------------------
+
+
+def _event(
+    request: StreamsGroupHeartbeatRequest, topology: Topology | None, context: RequestContext
+) -> StreamsGroupHeartbeat:
+    endpoint, tags = request.user_endpoint, request.client_tags
+    return StreamsGroupHeartbeat(
+        request_id=context.services.groups.next_request_id(),
+        connection_id=ConnectionId(context.connection.connection_id),
+        connection_number=context.connection.number,
+        client_id=context.client_id or "",
+        client_host=context.connection.client_host,
+        member_id=MemberId(request.member_id),
+        member_epoch=request.member_epoch,
+        endpoint_information_epoch=request.endpoint_information_epoch,
+        instance_id=request.instance_id,
+        rack_id=request.rack_id,
+        rebalance_timeout_ms=request.rebalance_timeout_ms,
+        topology=topology,
+        active=_tasks(request.active_tasks),
+        standby=_tasks(request.standby_tasks),
+        warmup=_tasks(request.warmup_tasks),
+        process_id=request.process_id,
+        user_endpoint=None if endpoint is None else Endpoint(endpoint.host, endpoint.port),
+        client_tags=None if tags is None else tuple(sorted((tag.key, tag.value) for tag in tags)),
+        has_source_patterns=request.topology is not None and _has_patterns(request.topology),
+        reports_offsets=bool(request.task_offsets or request.task_end_offsets),
+        shutdown_application=request.shutdown_application,
+    )
+
+
+def _tasks(given: Sequence[message.TaskIds] | None) -> frozenset[Task] | None:
+    if given is None:
+        return None
+    return frozenset((each.subtopology_id, index) for each in given for index in each.partitions)
+
+
+def _has_patterns(topology: message.Topology) -> bool:
+    return any(each.source_topic_regex for each in topology.subtopologies)
+
+
+def _topology(given: message.Topology) -> Topology:
+    return Topology(given.epoch, tuple(_subtopology(each) for each in given.subtopologies))
+
+
+def _subtopology(given: message.Subtopology) -> Subtopology:
+    return Subtopology(
+        subtopology_id=given.subtopology_id,
+        source_topics=given.source_topics,
+        repartition_sink_topics=given.repartition_sink_topics,
+        state_changelog_topics=_topics(given.state_changelog_topics),
+        repartition_source_topics=_topics(given.repartition_source_topics),
+        copartition_groups=tuple(_names(group, given) for group in given.copartition_groups),
+    )
+
+
+def _topics(given: Sequence[message.TopicInfo]) -> tuple[TopicInfo, ...]:
+    return tuple(
+        TopicInfo(
+            name=each.name,
+            partitions=each.partitions,
+            replication_factor=each.replication_factor,
+            topic_configs=tuple((config.key, config.value) for config in each.topic_configs),
+        )
+        for each in given
+    )
+
+
+def _names(group: message.CopartitionGroup, subtopology: message.Subtopology) -> frozenset[str]:
+    """Names of the topics that the group has as indexes. Patterns are refused elsewhere."""
+    repartition = [topic.name for topic in subtopology.repartition_source_topics]
+    return frozenset(
+        (
+            *_at(group.source_topics, subtopology.source_topics),
+            *_at(group.repartition_source_topics, repartition),
+        )
+    )
+
+
+def _at(indexes: Iterable[int], names: Sequence[str]) -> Iterable[str]:
+    for index in indexes:
+        if not 0 <= index < len(names):
+            raise KafkaError(
+                ErrorCode.STREAMS_INVALID_TOPOLOGY, f"a copartition group names topic {index} of {len(names)}"
+            )
+        yield names[index]
+
+
+# --- to messages --------------------------------------------------------------------------------------------------
+
+
+def _response(reply: StreamsGroupHeartbeatReply, status: tuple[message.Status, ...]) -> StreamsGroupHeartbeatResponse:
+    tasks, endpoints = reply.tasks, reply.partitions_by_user_endpoint
+    return StreamsGroupHeartbeatResponse(
+        error_code=reply.error,
+        error_message=reply.message,
+        member_id=reply.member_id or "",
+        member_epoch=reply.member_epoch,
+        heartbeat_interval_ms=reply.heartbeat_interval_ms,
+        acceptable_recovery_lag=reply.acceptable_recovery_lag,
+        task_offset_interval_ms=reply.task_offset_interval_ms,
+        status=status or None,
+        active_tasks=None if tasks is None else _task_ids(tasks.active),
+        standby_tasks=None if tasks is None else _task_ids(tasks.standby),
+        warmup_tasks=None if tasks is None else (),
+        endpoint_information_epoch=reply.endpoint_information_epoch,
+        partitions_by_user_endpoint=None if endpoints is None else tuple(_endpoint(each) for each in endpoints),
+    )
+
+
+def _task_ids(tasks: Iterable[Task]) -> tuple[message.TaskIds, ...]:
+    by_subtopology: dict[str, list[int]] = {}
+    for subtopology_id, index in sorted(tasks):
+        by_subtopology.setdefault(subtopology_id, []).append(index)
+    return tuple(
+        message.TaskIds(subtopology_id=subtopology_id, partitions=tuple(indexes))
+        for subtopology_id, indexes in by_subtopology.items()
+    )
+
+
+def _endpoint(given: EndpointPartitions) -> message.EndpointToPartitions:
+    return message.EndpointToPartitions(
+        user_endpoint=message.Endpoint(host=given.endpoint.host, port=given.endpoint.port),
+        active_partitions=_partitions(given.active),
+        standby_partitions=_partitions(given.standby),
+    )
+
+
+def _partitions(given: Mapping[str, Iterable[int]]) -> tuple[message.TopicPartition, ...]:
+    return tuple(
+        message.TopicPartition(topic=topic, partitions=tuple(sorted(indexes))) for topic, indexes in given.items()
+    )
+
+
+# --- StreamsGroupDescribe -----------------------------------------------------------------------------------------
+
+
+async def streams_group_describe(
+    request: described.StreamsGroupDescribeRequest, context: RequestContext
+) -> described.StreamsGroupDescribeResponse:
+    """A group that is missing or of another type is GROUP_ID_NOT_FOUND."""
+    asked = request.include_authorized_operations
+    viewed = context.services.groups.views(await first_of_each(request.group_ids))
+    return described.StreamsGroupDescribeResponse(
+        groups=tuple([_described(group_id, group, asked, context) async for group_id, group in viewed])
+    )
+
+
+def refuse_streams_group_describe(
+    request: described.StreamsGroupDescribeRequest, version: int, code: ErrorCode, message: str | None
+) -> described.StreamsGroupDescribeResponse:
+    return described.StreamsGroupDescribeResponse(
+        groups=tuple(
+            described.DescribedGroup(group_id=group_id, error_code=code, error_message=message)
+            for group_id in request.group_ids
+        )
+    )
+
+
+def _described(
+    group_id: str, group: Value | KafkaError, with_operations: bool, context: RequestContext
+) -> described.DescribedGroup:
+    if not group_id:
+        group = KafkaError(ErrorCode.INVALID_GROUP_ID, "the group has no name")
+    elif not isinstance(group, KafkaError) and not group.exists:
+        group = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
+    elif not isinstance(group, KafkaError) and not isinstance(group, StreamsGroup):
+        group = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a streams group.")
+    if isinstance(group, KafkaError):
+        return described.DescribedGroup(
+            group_id=group_id, error_code=group.code, error_message=group.message, authorized_operations=NOT_ASKED
+        )
+    return described.DescribedGroup(
+        group_id=group_id,
+        group_state=state_of(group).value,
+        group_epoch=group.group_epoch,
+        assignment_epoch=group.assignment_epoch,
+        topology=None if group.topology is None else _described_topology(group.topology),
+        members=tuple(_member(each, group.target.get(each.member_id, NO_TASKS)) for each in group.members.values()),
+        authorized_operations=authorized_operations(Resource.GROUP, group_id, context, asked=with_operations),
+    )
+
+
+def _described_topology(topology: Topology) -> described.Topology:
+    return described.Topology(
+        epoch=topology.epoch,
+        subtopologies=tuple(
+            described.Subtopology(
+                subtopology_id=each.subtopology_id,
+                source_topics=tuple(sorted(each.source_topics)),
+                repartition_sink_topics=tuple(sorted(each.repartition_sink_topics)),
+                state_changelog_topics=_topic_infos(each.state_changelog_topics),
+                repartition_source_topics=_topic_infos(each.repartition_source_topics),
+            )
+            for each in topology.subtopologies
+        ),
+    )
+
+
+def _topic_infos(topics: Iterable[TopicInfo]) -> tuple[message.TopicInfo, ...]:
+    return tuple(
+        message.TopicInfo(
+            name=topic.name,
+            partitions=topic.partitions,
+            replication_factor=topic.replication_factor,
+            topic_configs=tuple(message.KeyValue(key=key, value=value) for key, value in topic.topic_configs),
+        )
+        for topic in sorted(topics, key=lambda topic: topic.name)
+    )
+
+
+def _member(member: StreamsMember, target: Tasks) -> described.Member:
+    endpoint = member.user_endpoint
+    return described.Member(
+        member_id=member.member_id,
+        member_epoch=member.member_epoch,
+        instance_id=member.instance_id,
+        rack_id=member.rack_id,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        topology_epoch=member.topology_epoch,
+        process_id=member.process_id,
+        user_endpoint=None if endpoint is None else message.Endpoint(host=endpoint.host, port=endpoint.port),
+        client_tags=tuple(message.KeyValue(key=key, value=value) for key, value in member.client_tags),
+        assignment=_assignment(member.assigned),
+        target_assignment=_assignment(target),
+    )
+
+
+def _assignment(tasks: Tasks) -> described.Assignment:
+    return described.Assignment(active_tasks=_task_ids(tasks.active), standby_tasks=_task_ids(tasks.standby))
