@@ -17,6 +17,8 @@ from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.consumer.offsets import fetch_refusal
 from gateway.coordinator.machine import Value
 from gateway.coordinator.model import Group, HandoffProgress, MemberId
+from gateway.coordinator.streams.model import StreamsGroup
+from gateway.coordinator.streams.offsets import fetch_refusal as streams_fetch_refusal
 from gateway.log.catalog import Catalog
 from gateway.net.context import RequestContext, Services
 from gateway.net.pieces import in_pieces, mapped
@@ -228,9 +230,9 @@ async def _fetch_together(
 async def _refusals(asked: Sequence[_AskedGroup], services: Services) -> list[KafkaError | None]:
     """Why a group is not told of. Without the lease: Postgres would know, but one group has one coordinator.
 
-    Whoever names itself to a consumer group (version 9) must be a member, at its epoch: a fenced one would read on
-    from what another has committed since. Classic groups ask nobody who it is, as upstream's ClassicGroup; a client
-    of theirs may name itself with epoch −1 (@platformatic/kafka).
+    Whoever names itself to a consumer or streams group (version 9) must be a member, at its epoch: a fenced one would
+    read on from what another has committed since. Classic groups ask nobody who it is, as upstream's ClassicGroup; a
+    client of theirs may name itself with epoch −1 (@platformatic/kafka).
     """
     naming = [group.group_id for group in asked if group.names_a_member]
     views = {group_id: view async for group_id, view in services.groups.views(naming)}
@@ -243,10 +245,12 @@ def _refusal(group: _AskedGroup, views: Mapping[str, Value | KafkaError], servic
     view = views.get(group.group_id) if group.names_a_member else None
     if isinstance(view, KafkaError):
         return view
+    member_id, code = MemberId(group.member_id or ""), None
     if isinstance(view, ConsumerGroup):
-        code = fetch_refusal(view, MemberId(group.member_id or ""), group.member_epoch)
-        return None if code is None else KafkaError(code)
-    return None
+        code = fetch_refusal(view, member_id, group.member_epoch)
+    elif isinstance(view, StreamsGroup):
+        code = streams_fetch_refusal(view, member_id, group.member_epoch)
+    return None if code is None else KafkaError(code)
 
 
 def _awaited(group_id: str, require_stable: bool, context: RequestContext) -> frozenset[tuple[str, int]]:

@@ -170,10 +170,12 @@ async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestCont
             plans.append(plan)
         except KafkaError as error:
             failures[topic.name] = error
-    async for name, made in in_pieces((await make_topics(plans, services)).items()):
-        if isinstance(made, KafkaError) and made.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
-            failures[name] = made
-    return failures
+    made = await make_topics(plans, services)
+    return failures | {
+        name: outcome
+        for name, outcome in made.items()
+        if isinstance(outcome, KafkaError) and outcome.code is not ErrorCode.TOPIC_ALREADY_EXISTS
+    }
 
 
 def _creatable(topic: TopicInfo) -> CreatableTopic:

@@ -1,5 +1,5 @@
-"""The settings of a group (ConfigResource type GROUP), under Kafka's names, by the type of group that heeds them, and how
-partitions are handed from member to member.
+"""The settings of a group (ConfigResource type GROUP), under Kafka's names, by the type of group that heeds them; and
+how partitions are handed from member to member.
 
 The one idea: a group's own setting outranks the broker's, and the broker bounds it. A group need not exist to have
 settings; they wait for it, whatever type it will be of.
@@ -58,12 +58,8 @@ def _of_broker(name: str, kind: ConfigType, default: int, documentation: str) ->
 def _intervals(group_type: str) -> tuple[ConfigKey, ConfigKey]:
     members = f"members of the {group_type} protocol"
     return (
-        _of_broker(
-            session_timeout(group_type), ConfigType.INT, 45_000, f"How long {members} may be silent."
-        ),
-        _of_broker(
-            heartbeat_interval(group_type), ConfigType.INT, 5_000, f"How often {members} are to speak."
-        ),
+        _of_broker(session_timeout(group_type), ConfigType.INT, 45_000, f"How long {members} may be silent."),
+        _of_broker(heartbeat_interval(group_type), ConfigType.INT, 5_000, f"How often {members} are to speak."),
     )
 
 
@@ -175,4 +171,3 @@ def group_layers(
         layers.extend((source, synonym.name, value) for source, value in given if source is not _DEFAULT)
     layers.append((_DEFAULT, key.name, render(key.default)))
     return layers
-

@@ -50,6 +50,7 @@ from gateway.coordinator.model import (
 )
 from gateway.coordinator.observer import guarded, observe, withhold
 from gateway.coordinator.restore import restore, stored, stored_member
+from gateway.coordinator.streams.model import StreamsGroup
 from gateway.coordinator.table import TABLE
 from gateway.coordinator.views import describe
 from protocol.errors import ErrorCode

@@ -81,6 +81,18 @@ class ConsumerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamsSettings:
+    """Of streams groups (KIP-1071); names and defaults are Kafka's `group.streams.*`. All but the size may be a group's
+    own."""
+
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 5_000
+    max_size: int = 2**31 - 1
+    num_standby_replicas: int = 0
+    initial_rebalance_delay_ms: int = 3_000
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """Broker settings that the coordinator reads; names and defaults are Kafka's except the last."""
 
@@ -101,6 +113,9 @@ class Settings:
     consumer: ConsumerSettings = ConsumerSettings()
     consumer_of: Mapping[str, ConsumerSettings] = field(default_factory=dict[str, ConsumerSettings])
     """Of the groups that have configs of their own, by group id."""
+    streams: StreamsSettings = StreamsSettings()
+    streams_of: Mapping[str, StreamsSettings] = field(default_factory=dict[str, StreamsSettings])
+    """Likewise."""
 
     def handoff_of(self, group_id: str) -> HandoffSettings:
         own = self.consumer_of.get(group_id)

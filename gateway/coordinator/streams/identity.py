@@ -1,12 +1,20 @@
-"""Whether a streams group's heartbeat may be looked at: what no group could take (KIP-1071).
+"""Who a streams group's heartbeat speaks for, and whether it may (KIP-1071).
 
 The one idea: a request is refused before anything is looked at that it could change. Follows upstream's
-GroupCoordinatorService, with its order of checks.
+GroupCoordinatorService and GroupMetadataManager, with their order of checks; a group that does not exist knows no
+members, for GROUP_ID_NOT_FOUND is fatal to clients.
 """
 
 from __future__ import annotations
 
-from gateway.coordinator.streams.model import JOIN_EPOCH, LEAVE_EPOCH, StreamsGroupHeartbeat
+from gateway.coordinator.model import StreamsSettings
+from gateway.coordinator.streams.model import (
+    JOIN_EPOCH,
+    LEAVE_EPOCH,
+    StreamsGroup,
+    StreamsGroupHeartbeat,
+    StreamsMember,
+)
 from protocol.errors import ErrorCode, KafkaError
 
 MAX_ID_BYTES = 1_024
@@ -41,6 +49,43 @@ def check_request(event: StreamsGroupHeartbeat) -> None:
     elif event.topology is not None:
         raise _invalid("Topology can only be provided when (re-)joining.")
     _check_topology(event)
+
+
+def find_member(group: StreamsGroup, event: StreamsGroupHeartbeat) -> StreamsMember:
+    """The member that speaks or leaves (any epoch but 0). Raises KafkaError."""
+    member = group.members.get(event.member_id)
+    if member is None:
+        raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"no member {event.member_id}")
+    _check_not_overtaken(member, event.connection_number)
+    if event.member_epoch not in (LEAVE_EPOCH, member.member_epoch):
+        # An answer may have been lost: who speaks at the epoch before is believed if it owns nothing that it may not.
+        owned = event.owned
+        missed_answer = (
+            event.member_epoch == member.previous_member_epoch and owned is not None and not owned - member.assigned
+        )
+        if not missed_answer:
+            raise KafkaError(
+                ErrorCode.FENCED_MEMBER_EPOCH,
+                f"member epoch is {member.member_epoch}, not {event.member_epoch}: join anew",
+            )
+    return member
+
+
+def check_join(group: StreamsGroup, event: StreamsGroupHeartbeat, settings: StreamsSettings) -> StreamsMember | None:
+    """Whom a join (epoch 0) continues; None for a new member. Raises KafkaError."""
+    known = group.members.get(event.member_id)
+    if known is not None:
+        _check_not_overtaken(known, event.connection_number)
+    elif len(group.members) >= settings.max_size:
+        raise KafkaError(ErrorCode.GROUP_MAX_SIZE_REACHED, f"the group has {settings.max_size} members already")
+    return known
+
+
+def _check_not_overtaken(member: StreamsMember, connection_number: int) -> None:
+    """What arrives on a connection that the client has given up speaks of tasks as they were before an answer on the
+    new one."""
+    if connection_number < member.connection_number:
+        raise KafkaError(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "overtaken by a newer connection of this member")
 
 
 def _check_tasks(event: StreamsGroupHeartbeat) -> None:

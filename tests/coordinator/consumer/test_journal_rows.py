@@ -21,6 +21,9 @@ class Topics:
     def id_of(self, name: str) -> UUID | None:
         return topic_id(name)
 
+    def partition_count_of(self, name: str) -> int:
+        raise AssertionError("consumer groups own partitions, not tasks")
+
 
 class Journaled(Mixed):
     """Keeps the rows of every step."""

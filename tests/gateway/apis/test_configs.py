@@ -14,6 +14,7 @@ from gateway.config.broker import BROKER_CONFIGS
 from gateway.config.definition import ConfigSource, ConfigType
 from gateway.config.topic import REPLICATION_FACTOR
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
+from gateway.coordinator.model import StreamsSettings
 from gateway.groups.settings import group_settings
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
@@ -392,6 +393,39 @@ async def test_groups_have_settings_within_the_brokers_bounds(database_url: str)
         assert await shown() == {session: ("45000", default), interval: ("6000", own)}
         assert (await replace(node, GROUP, "g", [])).error_code == ErrorCode.NONE
         assert node.catalog.group_configs == {}
+
+
+async def test_streams_groups_have_settings_of_their_own(database_url: str) -> None:
+    session, interval = "streams.session.timeout.ms", "streams.heartbeat.interval.ms"
+    replicas, delay = "streams.num.standby.replicas", "streams.initial.rebalance.delay.ms"
+    async with admin_node(database_url) as node:
+        described = await describe(node, GROUP, "g")
+        shown = {
+            entry.name: [(each.source, each.name, each.value) for each in entry.synonyms] for entry in described.configs
+        }
+        for name, value in ((session, "45000"), (interval, "5000"), (replicas, "0"), (delay, "3000")):
+            assert shown[name] == [(ConfigSource.DEFAULT_CONFIG, name, value)]
+        for change in (
+            (SET, session, "44999"),
+            (SET, interval, "15001"),
+            (SET, replicas, "3"),
+            (SET, replicas, "-1"),
+            (SET, delay, "-1"),
+        ):
+            assert (await alter(node, GROUP, "g", change)).error_code == ErrorCode.INVALID_CONFIG, change
+        changes = [(SET, session, "50000"), (SET, interval, "6000"), (SET, replicas, "2"), (SET, delay, "0")]
+        assert (await alter(node, GROUP, "g", *changes)).error_code == ErrorCode.NONE
+        settings = group_settings(node.catalog.broker, node.catalog.group_configs)
+        assert settings.streams_of == {
+            "g": StreamsSettings(
+                session_timeout_ms=50_000,
+                heartbeat_interval_ms=6_000,
+                num_standby_replicas=2,
+                initial_rebalance_delay_ms=0,
+            )
+        }
+        assert settings.streams == StreamsSettings()
+        assert settings.consumer_of["g"] == settings.consumer
 
 
 METRICS = ResourceType.CLIENT_METRICS

@@ -1,0 +1,243 @@
+"""A streams group being changed: the working copy that one step makes, alters and seals.
+
+The one idea: mutation lives for the length of one step. The verbs keep in agreement what must agree: a member that goes
+takes its target and its deadlines with it, and whatever a target is computed from raises the group's epoch first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer.topics import metadata_hash
+from gateway.coordinator.facts import (
+    Departure,
+    EveryoneHeard,
+    Fact,
+    MemberChanged,
+    MemberId,
+    MemberLeft,
+    RebalanceBegun,
+    TargetComputed,
+    Trigger,
+)
+from gateway.coordinator.machine import Reply, RequestId, Step
+from gateway.coordinator.model import StreamsSettings
+from gateway.coordinator.streams.assignor import Worker, assign
+from gateway.coordinator.streams.model import MemberState, StreamsGroup, StreamsMember, has_news
+from gateway.coordinator.streams.tasks import NO_TASKS
+from gateway.coordinator.streams.topology import (
+    Configured,
+    InvalidTopologyError,
+    StatusCode,
+    Topology,
+    configure,
+)
+
+STICKY = "sticky"
+"""The only assignor of streams groups."""
+
+
+class Draft:
+    """Fields are those of `StreamsGroup`, under the same names; `seal` puts them together again."""
+
+    __slots__ = (
+        "_put",
+        "assignment_epoch",
+        "awaits_members",
+        "before",
+        "cluster",
+        "configured",
+        "delay_deadline_ms",
+        "endpoint_epoch",
+        "facts",
+        "group_epoch",
+        "is_ready",
+        "members",
+        "metadata_hash",
+        "now_ms",
+        "rebalance_deadlines",
+        "replies",
+        "seen",
+        "session_deadlines",
+        "settings",
+        "shutdown_by",
+        "standby_replicas",
+        "target",
+        "topics_revision",
+        "topology",
+        "unheard",
+    )
+
+    def __init__(self, group: StreamsGroup, now_ms: int, settings: StreamsSettings, cluster: Cluster) -> None:
+        self.before = group
+        self.now_ms = now_ms
+        self.settings = settings
+        self.cluster = cluster
+        self.replies: list[tuple[RequestId, Reply]] = []
+        self.facts: list[Fact] = []
+        self._put: dict[MemberId, None] = {}
+        self.group_epoch = group.group_epoch
+        self.assignment_epoch = group.assignment_epoch
+        self.topology = group.topology
+        self.is_ready = group.is_ready
+        self.metadata_hash: int = group.metadata_hash
+        self.standby_replicas = group.standby_replicas
+        self.topics_revision = group.topics_revision
+        self.awaits_members = group.awaits_members
+        self.shutdown_by = group.shutdown_by
+        self.endpoint_epoch = group.endpoint_epoch
+        self.members = dict(group.members)
+        self.target = dict(group.target)
+        self.seen = group.seen
+        self.configured = group.configured
+        self.unheard = set(group.unheard)
+        self.session_deadlines = group.session_deadlines
+        self.rebalance_deadlines = dict(group.rebalance_deadlines)
+        self.delay_deadline_ms = group.delay_deadline_ms
+
+    def seal(self) -> Step:
+        """Facts come in the order in which they were told; members that none of them touches, but whose stored form
+        changed, come last."""
+        before = self.before
+        if before.unheard and not self.unheard:
+            self.tell(EveryoneHeard())
+        touched = {member_id for fact in self.facts for member_id in fact.touches()}
+        for member_id in self._put:
+            if member_id not in touched and member_id in self.members:
+                old = before.members.get(member_id)
+                new = self.members[member_id]
+                if old is None or replace(old, connection_number=new.connection_number) != new:
+                    self.tell(MemberChanged(member_id))
+        group = StreamsGroup(
+            group_id=before.group_id,
+            exists=True,
+            group_epoch=self.group_epoch,
+            assignment_epoch=self.assignment_epoch,
+            topology=self.topology,
+            is_ready=self.is_ready,
+            metadata_hash=self.metadata_hash,
+            standby_replicas=self.standby_replicas,
+            topics_revision=self.topics_revision,
+            awaits_members=self.awaits_members,
+            shutdown_by=self.shutdown_by,
+            endpoint_epoch=self.endpoint_epoch,
+            members=self.members,
+            target=self.target,
+            seen=self.seen,
+            configured=self.configured,
+            unheard=frozenset(self.unheard),
+            session_deadlines=self.session_deadlines,
+            rebalance_deadlines=self.rebalance_deadlines,
+            delay_deadline_ms=self.delay_deadline_ms,
+        )
+        return Step(group, tuple(self.replies), tuple(self.facts))
+
+    def answer(self, request_id: RequestId, reply: Reply) -> None:
+        self.replies.append((request_id, reply))
+
+    def tell(self, fact: Fact) -> None:
+        self.facts.append(fact)
+
+    def raise_epoch(self, trigger: Trigger, member_id: MemberId | None = None) -> None:
+        """What members want is no longer what the target was computed from."""
+        self.group_epoch += 1
+        self.tell(RebalanceBegun(trigger, member_id))
+
+    # --- members ----------------------------------------------------------------------------------------------------
+
+    def put(self, member: StreamsMember) -> None:
+        """Adds the member, or replaces what is held under its id."""
+        if self.members.get(member.member_id) is not member:
+            self.members[member.member_id] = member
+            self._put[member.member_id] = None
+
+    def lose_all(self, departures: Mapping[MemberId, Departure]) -> None:
+        """Takes out members that left or failed. The epoch rises once, however many go, and the target is computed
+        again with the next request of anyone."""
+        for member_id, departure in departures.items():
+            member = self.members.pop(member_id)
+            self.target.pop(member_id, None)
+            self.unheard.discard(member_id)
+            self.session_deadlines = self.session_deadlines.without(member_id)
+            self.rebalance_deadlines.pop(member_id, None)
+            self.endpoint_epoch += member.user_endpoint is not None
+            self.tell(MemberLeft(member_id, departure))
+        self.raise_epoch(Trigger.MEMBER_LEFT, next(iter(departures)))
+        if not self.members:
+            self.metadata_hash, self.is_ready = 0, False
+            self.seen = self.configured = self.shutdown_by = None
+            self.end_delay()
+
+    # --- topics and the target --------------------------------------------------------------------------------------
+
+    def take(self, topology: Topology) -> None:
+        """From here on the group's. InvalidTopologyError where it could never run."""
+        configure(topology, self.cluster)
+        self.topology, self.seen, self.configured = topology, None, None
+
+    def has_news(self) -> bool:
+        return self.configured is None or self.seen is None or has_news(self.before, self.cluster)
+
+    def see_topics(self) -> bool:
+        """Compares the topology with the topics as they are now. Whether that differs from what the group epoch was
+        decided with: other topics, other partitions of them, or all that was missing is there."""
+        topology = self.topology or Topology()
+        self.configured = _configured(topology, self.cluster)
+        self.seen = self.cluster
+        found = metadata_hash(topology.required_topics, self.cluster)
+        is_same = found == self.metadata_hash and self.configured.is_ready == self.is_ready
+        self.metadata_hash, self.is_ready = found, self.configured.is_ready
+        return not is_same
+
+    def compute_target(self) -> None:
+        """Decides anew who should own what; only members whose share differs are written. A member that came with an
+        older topology can run none of the tasks. `see_topics` has been called."""
+        configured = self.configured or Configured()
+        shares = dict.fromkeys(self.members, NO_TASKS)
+        if configured.is_ready and not self.awaits_members:
+            epoch = self.topology.epoch if self.topology is not None else 0
+            workers = {
+                member_id: Worker(member.process_id, self.target.get(member_id, NO_TASKS))
+                for member_id, member in self.members.items()
+                if member.topology_epoch >= epoch
+            }
+            shares |= assign(workers, configured.task_counts, self.standby_replicas)
+        changed = tuple(key for key, share in shares.items() if share != self.target.get(key))
+        self.target = shares
+        self.assignment_epoch = self.group_epoch
+        self.topics_revision = max(self.topics_revision, self.cluster.revision)
+        self.tell(TargetComputed(self.assignment_epoch, STICKY, changed))
+
+    # --- time -------------------------------------------------------------------------------------------------------
+
+    def hear(self, member_id: MemberId) -> None:
+        """The member has spoken: its session begins anew."""
+        self.unheard.discard(member_id)
+        deadline_ms = self.now_ms + self.settings.session_timeout_ms
+        self.session_deadlines = self.session_deadlines.moved(member_id, deadline_ms)
+
+    def arm_rebalance(self, before: StreamsMember | None, member: StreamsMember) -> None:
+        """Counts from the moment at which the member is told what to let go of."""
+        if member.state is not MemberState.UNREVOKED:
+            self.rebalance_deadlines.pop(member.member_id, None)
+        elif before is None or before.pending_revocation != member.pending_revocation:
+            self.rebalance_deadlines[member.member_id] = self.now_ms + member.rebalance_timeout_ms
+
+    def begin_delay(self) -> None:
+        """Gives more members the time to join before anything is given to anyone."""
+        if self.settings.initial_rebalance_delay_ms > 0:
+            self.awaits_members = True
+            self.delay_deadline_ms = self.now_ms + self.settings.initial_rebalance_delay_ms
+
+    def end_delay(self) -> None:
+        self.awaits_members, self.delay_deadline_ms = False, None
+
+
+def _configured(topology: Topology, cluster: Cluster) -> Configured:
+    """A topology that could run when it was brought is kept, whatever becomes of its topics."""
+    try:
+        return configure(topology, cluster)
+    except InvalidTopologyError as invalid:
+        return Configured(status=StatusCode.INCORRECTLY_PARTITIONED_TOPICS, detail=str(invalid))

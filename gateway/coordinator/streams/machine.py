@@ -1,0 +1,286 @@
+"""The streams group coordinator (KIP-1071), whole, and as the runner plays it.
+
+The one idea: values in, values out, as in `gateway.coordinator.consumer.machine`; it is the coordinator who assigns
+tasks, so a step reads the cluster's topics, and the group is told when they change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer.sessions import Deadlines
+from gateway.coordinator.document import dump, load
+from gateway.coordinator.facts import (
+    AssignmentGiven,
+    Conversion,
+    EveryoneHeard,
+    Fact,
+    GroupDeleted,
+    MemberChanged,
+    MemberId,
+    MemberJoined,
+    MemberLeft,
+    MemberRejoined,
+    RebalanceBegun,
+    TargetComputed,
+)
+from gateway.coordinator.machine import (
+    Adopted,
+    ClusterChanged,
+    ConnectionClosed,
+    Document,
+    Machine,
+    News,
+    Step,
+    StoredGroup,
+    StoredMember,
+    Summary,
+    Tick,
+)
+from gateway.coordinator.model import (
+    DeleteGroup,
+    DeleteReply,
+    Group,
+    GroupState,
+    Heartbeat,
+    HeartbeatReply,
+    LeaveGroup,
+    LeaveReply,
+    LeftMember,
+    OffsetCommit,
+    OffsetCommitReply,
+    Settings,
+    StreamsSettings,
+    SyncGroup,
+    SyncReply,
+    TxnOffsetCommit,
+)
+from gateway.coordinator.restore import SHORTEST_SESSION_MS
+from gateway.coordinator.streams.heartbeat import heartbeat, next_deadline, postponed, see_topics, tick
+from gateway.coordinator.streams.model import (
+    JOIN_EPOCH,
+    MemberState,
+    StreamsGroup,
+    StreamsGroupHeartbeat,
+    StreamsGroupHeartbeatReply,
+    StreamsGroupState,
+    StreamsMemberRow,
+    state_of,
+)
+from gateway.coordinator.streams.offsets import commit_refusal, txn_commit_refusal
+from gateway.coordinator.streams.tasks import NO_TASKS
+from protocol.errors import ErrorCode
+
+STREAMS_PROTOCOL_TYPE = "streams"
+
+DURABLE: frozenset[type[Fact]] = frozenset(
+    {
+        AssignmentGiven,
+        EveryoneHeard,
+        GroupDeleted,
+        MemberChanged,
+        MemberJoined,
+        MemberLeft,
+        MemberRejoined,
+        RebalanceBegun,
+        TargetComputed,
+    }
+)
+"""All but what is only told: an epoch that somebody was answered must not come twice."""
+
+
+def step(group: StreamsGroup, event: Any, cluster: Cluster, now_ms: int, settings: StreamsSettings) -> Step:
+    """What `event` does to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group)."""
+    match event:
+        case StreamsGroupHeartbeat() if cluster.revision < group.topics_revision and event.member_epoch >= JOIN_EPOCH:
+            # Another node has decided from topics that this one does not know yet: it is about to.
+            reply = StreamsGroupHeartbeatReply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "topics are being read")
+            return Step(group, ((event.request_id, reply),))
+        case StreamsGroupHeartbeat():
+            return heartbeat(group, event, now_ms, settings, cluster)
+        case Tick():
+            return tick(group, cluster, now_ms, settings)
+        case ClusterChanged():
+            return see_topics(group, cluster, now_ms, settings)
+        case OffsetCommit():
+            error = commit_refusal(group, event)
+            reply = OffsetCommitReply(
+                error or ErrorCode.NONE, event.generation_id >= 0, stale=ErrorCode.STALE_MEMBER_EPOCH
+            )
+            return Step(group, ((event.request_id, reply),))
+        case TxnOffsetCommit():
+            reply = OffsetCommitReply(
+                txn_commit_refusal(group, event) or ErrorCode.NONE,
+                event.generation_id >= 0,
+                by_producer=event.names_nobody,
+                stale=ErrorCode.ILLEGAL_GENERATION,
+            )
+            return Step(group, ((event.request_id, reply),))
+        case DeleteGroup() if group.members:
+            return Step(group, ((event.request_id, DeleteReply(ErrorCode.NON_EMPTY_GROUP)),))
+        case DeleteGroup():
+            deleted = replace(group, is_deleted=True)
+            return Step(deleted, ((event.request_id, DeleteReply(ErrorCode.NONE)),), (GroupDeleted(),))
+        case Heartbeat():
+            return Step(group, ((event.request_id, HeartbeatReply(ErrorCode.UNKNOWN_MEMBER_ID)),))
+        case SyncGroup():
+            return Step(group, ((event.request_id, SyncReply(ErrorCode.UNKNOWN_MEMBER_ID)),))
+        case LeaveGroup():
+            left = (
+                LeftMember(each.member_id, each.group_instance_id, ErrorCode.UNKNOWN_MEMBER_ID)
+                for each in event.members
+            )
+            return Step(group, ((event.request_id, LeaveReply(ErrorCode.NONE, tuple(left))),))
+        case ConnectionClosed() | News():
+            # A member says by heartbeats alone that it lives.
+            return Step(group)
+        case _:
+            raise TypeError(f"{type(event).__name__} is no event of a streams group")
+
+
+class _Streams:
+    """`Machine` for `StreamsGroup`."""
+
+    group_type = "streams"
+    events = frozenset[type]({StreamsGroupHeartbeat, OffsetCommit, TxnOffsetCommit, DeleteGroup})
+    beats = frozenset[type]({StreamsGroupHeartbeat, OffsetCommit, TxnOffsetCommit})
+    durable = DURABLE
+
+    def missing(self, group_id: str) -> StreamsGroup:
+        return StreamsGroup(group_id)
+
+    def takes(self, group: StreamsGroup, event: Any) -> bool:
+        """Members of the classic protocol are not known here, and told so; one that would join is sent away, unless
+        the group has no members and becomes a classic one."""
+        return type(event) in (Heartbeat, SyncGroup, LeaveGroup) and bool(group.members)
+
+    def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
+        """A classic group without members goes on as a streams group, with its offsets; epochs rise from its
+        generation."""
+        if isinstance(group, Group) and group.state is GroupState.EMPTY:
+            streams = StreamsGroup(group.group_id, exists=group.exists, group_epoch=group.generation_id)
+            return Adopted(streams, Conversion.EMPTY)
+        return None
+
+    def step(self, group: StreamsGroup, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+        return step(group, event, cluster, now_ms, settings.streams_of.get(group.group_id, settings.streams))
+
+    def refuse(
+        self, event: Any, error: ErrorCode, *, loading: bool = False
+    ) -> StreamsGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
+        """A group of another type is one that is not found for who joins; who believes to be a member is told to."""
+        match event:
+            case StreamsGroupHeartbeat():
+                if error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
+                    if event.member_epoch != JOIN_EPOCH:
+                        return StreamsGroupHeartbeatReply(ErrorCode.UNKNOWN_MEMBER_ID, f"no member {event.member_id}")
+                    return StreamsGroupHeartbeatReply(ErrorCode.GROUP_ID_NOT_FOUND, "the group is not a streams group")
+                return StreamsGroupHeartbeatReply(error)
+            case OffsetCommit() | TxnOffsetCommit():
+                return OffsetCommitReply(error)
+            case DeleteGroup():
+                return DeleteReply(error)
+            case _:
+                raise TypeError(f"{type(event).__name__} is no request of a streams group")
+
+    def next_deadline(self, group: StreamsGroup) -> int | None:
+        return next_deadline(group)
+
+    def postponed(self, group: StreamsGroup, by_ms: int) -> StreamsGroup:
+        return postponed(group, by_ms)
+
+    def watches(self, group: StreamsGroup) -> bool:
+        return bool(group.members)
+
+    def is_idle(self, group: StreamsGroup) -> bool:
+        return not group.members
+
+    def is_deleted(self, group: StreamsGroup) -> bool:
+        return group.is_deleted
+
+    def summary(self, group: StreamsGroup) -> Summary:
+        state = state_of(group)
+        read = group.topology.required_topics if group.topology is not None and group.members else frozenset[str]()
+        return Summary(
+            group_id=group.group_id,
+            group_type=self.group_type,
+            exists=group.exists,
+            state=state.value,
+            protocol_type=STREAMS_PROTOCOL_TYPE,
+            generation_id=group.group_epoch,
+            member_count=len(group.members),
+            subscribed_topics=read,
+            is_stable=state is StreamsGroupState.STABLE,
+        )
+
+    def stored(self, group: StreamsGroup) -> StoredGroup:
+        document = dump(group)
+        del document["group_epoch"]
+        return StoredGroup(
+            state=state_of(group).value,
+            protocol_type=STREAMS_PROTOCOL_TYPE,
+            generation_id=group.group_epoch,
+            document=document,
+            all_heard=not group.unheard,
+        )
+
+    def stored_member(self, group: StreamsGroup, member_id: MemberId) -> StoredMember | None:
+        member = group.members.get(member_id)
+        if member is None:
+            return None
+        row = StreamsMemberRow(member, group.target.get(member_id, NO_TASKS))
+        return StoredMember(dump(row), member.member_epoch)
+
+    def member_ids(self, group: StreamsGroup) -> Sequence[MemberId]:
+        return tuple(group.members)
+
+    def connection_numbers(self, group: StreamsGroup) -> Mapping[MemberId, int]:
+        return {key: each.connection_number for key, each in group.members.items() if each.connection_number >= 0}
+
+    def with_connection_numbers(self, group: StreamsGroup, numbers: Mapping[MemberId, int]) -> StreamsGroup:
+        members = {
+            key: replace(each, connection_number=max(each.connection_number, numbers.get(key, -1)))
+            for key, each in group.members.items()
+        }
+        return replace(group, members=members)
+
+    def restore(
+        self,
+        group_id: str,
+        stored: StoredGroup,
+        members: Mapping[MemberId, Document],
+        silent_ms: int | None,
+        now_ms: int,
+        settings: Settings,
+    ) -> StreamsGroup:
+        """Every member is given a full session to be heard again, and a full rebalance timeout where it was to let go
+        of tasks; but only once: while some have not been heard since, further restarts go on with the session that was
+        running. An initial delay begins anew."""
+        own = settings.streams_of.get(group_id, settings.streams)
+        left_ms = own.session_timeout_ms
+        if silent_ms is not None:
+            left_ms = max(left_ms - silent_ms, min(left_ms, SHORTEST_SESSION_MS))
+        rows = {key: load(StreamsMemberRow, document) for key, document in members.items()}
+        group = load(
+            StreamsGroup,
+            {**stored.document, "group_epoch": stored.generation_id},
+            group_id=group_id,
+            exists=True,
+            members={key: row.member for key, row in rows.items()},
+            target={key: row.target for key, row in rows.items()},
+            unheard=frozenset(rows),
+            session_deadlines=Deadlines(dict.fromkeys(rows, now_ms + left_ms)),
+            rebalance_deadlines={
+                key: now_ms + row.member.rebalance_timeout_ms
+                for key, row in rows.items()
+                if row.member.state is MemberState.UNREVOKED
+            },
+        )
+        delay_ms = now_ms + own.initial_rebalance_delay_ms if group.awaits_members else None
+        return replace(group, delay_deadline_ms=delay_ms)
+
+
+STREAMS: Machine = _Streams()

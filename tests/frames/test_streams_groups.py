@@ -1,0 +1,443 @@
+"""Streams groups on the wire (KIP-1071): from a topology to tasks, handed from member to member, through a kill."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from gateway.coordinator.streams.topology import StatusCode
+from protocol.errors import ErrorCode
+from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from protocol.messages.delete_groups import DeleteGroupsRequest
+from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
+from protocol.messages.list_groups import ListGroupsRequest
+from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
+from protocol.messages.streams_group_describe import DescribedGroup, StreamsGroupDescribeRequest
+from protocol.messages.streams_group_heartbeat import (
+    CopartitionGroup,
+    Endpoint,
+    KeyValue,
+    StreamsGroupHeartbeatRequest,
+    StreamsGroupHeartbeatResponse,
+    Subtopology,
+    TaskIds,
+    TopicInfo,
+    Topology,
+)
+from tests.frames.members import create_topic, fresh
+from tests.frames.test_handoff import configure
+from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.wire import WireClient
+
+NONE = ErrorCode.NONE
+TASKS = frozenset(("0", index) for index in range(4))
+COUNTED = frozenset(("1", index) for index in range(4))
+
+
+def reading(topic: str) -> Topology:
+    """One subtopology that keeps no state."""
+    return Topology(epoch=0, subtopologies=(Subtopology(subtopology_id="0", source_topics=(topic,)),))
+
+
+def counting(topic: str, group_id: str) -> Topology:
+    """Two subtopologies, a repartition topic between them, and a changelog."""
+    repartition, changelog = f"{group_id}-words-repartition", f"{group_id}-counts-changelog"
+    compacted = (KeyValue(key="cleanup.policy", value="compact"),)
+    return Topology(
+        epoch=0,
+        subtopologies=(
+            Subtopology(
+                subtopology_id="0",
+                source_topics=(topic,),
+                repartition_sink_topics=(repartition,),
+            ),
+            Subtopology(
+                subtopology_id="1",
+                repartition_source_topics=(TopicInfo(name=repartition),),
+                state_changelog_topics=(TopicInfo(name=changelog, topic_configs=compacted),),
+                copartition_groups=(CopartitionGroup(repartition_source_topics=(0,)),),
+            ),
+        ),
+    )
+
+
+class Instance:
+    """A member that does what it is told: it owns its tasks from the moment at which it hears of them."""
+
+    def __init__(self, client: WireClient, group_id: str, topology: Topology, name: str) -> None:
+        self.client = client
+        self.group_id = group_id
+        self.topology = topology
+        self.member_id = name
+        self.epoch = 0
+        self.active: frozenset[tuple[str, int]] = frozenset()
+        self.statuses: dict[StatusCode, str] = {}
+
+    async def join(self, **more: Any) -> StreamsGroupHeartbeatResponse:
+        self.epoch, self.active = 0, frozenset()
+        given = {
+            "rebalance_timeout_ms": 5_000,
+            "topology": self.topology,
+            "active_tasks": (),
+            "standby_tasks": (),
+            "warmup_tasks": (),
+            "process_id": f"process-{self.member_id}",
+            "client_tags": (),
+        }
+        return await self.beat(**{**given, **more})
+
+    async def beat(self, *, code: ErrorCode = NONE, **more: Any) -> StreamsGroupHeartbeatResponse:
+        request = StreamsGroupHeartbeatRequest(
+            group_id=self.group_id, member_id=self.member_id, member_epoch=self.epoch, **more
+        )
+        response: StreamsGroupHeartbeatResponse = await self.client.send(request, 0)
+        assert response.error_code == code, response.error_message
+        if code is not NONE:
+            return response
+        self.epoch = response.member_epoch
+        self.statuses = {StatusCode(each.status_code): each.status_detail for each in response.status or ()}
+        if response.active_tasks is not None:
+            self.active = tasks(response.active_tasks)
+        return response
+
+    async def report(self) -> StreamsGroupHeartbeatResponse:
+        """Says what it owns, as clients do once they have taken over or let go."""
+        return await self.beat(active_tasks=ids(self.active), standby_tasks=(), warmup_tasks=())
+
+    async def leave(self) -> None:
+        self.epoch = -1
+        await self.beat()
+
+
+def tasks(given: tuple[TaskIds, ...]) -> frozenset[tuple[str, int]]:
+    return frozenset((each.subtopology_id, index) for each in given for index in each.partitions)
+
+
+def ids(owned: frozenset[tuple[str, int]]) -> tuple[TaskIds, ...]:
+    names = sorted({name for name, _ in owned})
+    return tuple(
+        TaskIds(subtopology_id=name, partitions=tuple(sorted(index for each, index in owned if each == name)))
+        for name in names
+    )
+
+
+async def until(instances: list[Instance], done: Callable[[], bool], *, seconds: float = 10.0) -> None:
+    """All go on reporting until it is so; meanwhile no task is owned twice."""
+    async with asyncio.timeout(seconds):
+        while not done():
+            for each in instances:
+                await each.report()
+                owned = [task for one in instances for task in one.active]
+                assert len(owned) == len(set(owned)), owned
+            await asyncio.sleep(0.02)
+
+
+@asynccontextmanager
+async def client_of(gateway: GatewayProcess) -> AsyncGenerator[WireClient]:
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        yield client
+
+
+async def at_once(client: WireClient) -> str:
+    """A group that does not wait for more members before it begins."""
+    group_id = fresh("group")
+    assert await configure(client, group_id, streams_initial_rebalance_delay_ms="0") == [NONE]
+    return group_id
+
+
+async def described(client: WireClient, group_id: str) -> DescribedGroup:
+    response = await client.send(
+        StreamsGroupDescribeRequest(group_ids=(group_id,), include_authorized_operations=False), 0
+    )
+    (group,) = response.groups
+    return group
+
+
+async def test_a_topology_becomes_topics_and_tasks(gateway: GatewayProcess) -> None:
+    async with client_of(gateway) as client:
+        group_id, topic = await at_once(client), fresh("topic")
+        await create_topic(client, topic, 4)
+        one = Instance(client, group_id, counting(topic, group_id), "one")
+        joined = await one.join()
+        assert joined.member_id == "one"
+        assert joined.heartbeat_interval_ms == 5_000
+        assert StatusCode.MISSING_INTERNAL_TOPICS in one.statuses
+        assert not one.active
+        await until([one], lambda: one.active == TASKS | COUNTED)
+        assert one.statuses == {}
+        names = (f"{group_id}-words-repartition", f"{group_id}-counts-changelog")
+        asked = tuple(MetadataRequestTopic(name=name) for name in names)
+        answer = await client.send(MetadataRequest(topics=asked, allow_auto_topic_creation=False), 9)
+        assert [(each.error_code, len(each.partitions)) for each in answer.topics] == [(NONE, 4)] * 2
+        shown = await described(client, group_id)
+        assert (shown.error_code, shown.group_state, shown.group_epoch) == (NONE, "Stable", shown.assignment_epoch)
+        assert shown.topology is not None
+        assert [each.subtopology_id for each in shown.topology.subtopologies or ()] == ["0", "1"]
+        (member,) = shown.members
+        assert tasks(member.assignment.active_tasks) == TASKS | COUNTED == tasks(member.target_assignment.active_tasks)
+        assert (member.process_id, member.client_id, member.client_host) == ("process-one", "wire", "/127.0.0.1")
+
+
+async def test_source_topics_are_awaited(gateway: GatewayProcess) -> None:
+    async with client_of(gateway) as client:
+        group_id, topic = await at_once(client), fresh("topic")
+        one = Instance(client, group_id, reading(topic), "one")
+        await one.join()
+        assert topic in one.statuses[StatusCode.MISSING_SOURCE_TOPICS]
+        assert (await described(client, group_id)).group_state == "NotReady"
+        await create_topic(client, topic, 4)
+        await until([one], lambda: one.active == TASKS)
+        assert one.statuses == {}
+
+
+async def test_tasks_go_from_member_to_member_and_back(gateway: GatewayProcess) -> None:
+    async with client_of(gateway) as client:
+        group_id, topic = await at_once(client), fresh("topic")
+        await create_topic(client, topic, 4)
+        one, two = (Instance(client, group_id, reading(topic), name) for name in ("one", "two"))
+        await one.join()
+        await until([one], lambda: one.active == TASKS)
+        await two.join()
+        assert not two.active
+        await until([one, two], lambda: len(one.active) == len(two.active) == 2)
+        await two.leave()
+        await until([one], lambda: one.active == TASKS)
+        assert one.epoch == (await described(client, group_id)).group_epoch
+
+
+async def test_the_first_members_are_waited_for(gateway: GatewayProcess) -> None:
+    async with client_of(gateway) as client:
+        group_id, topic = fresh("group"), fresh("topic")
+        assert await configure(client, group_id, streams_initial_rebalance_delay_ms="1500") == [NONE]
+        await create_topic(client, topic, 4)
+        one, two = (Instance(client, group_id, reading(topic), name) for name in ("one", "two"))
+        await one.join()
+        await two.join()
+        assert (one.epoch, two.epoch, one.active, two.active) == (1, 1, frozenset(), frozenset())
+        await until([one, two], lambda: len(one.active) == len(two.active) == 2)
+        assert one.epoch == two.epoch == 2
+
+
+async def test_a_kill_loses_neither_members_nor_tasks(gateway_factory: GatewayFactory) -> None:
+    gateway = gateway_factory({})
+    async with client_of(gateway) as client:
+        group_id, topic = await at_once(client), fresh("topic")
+        await create_topic(client, topic, 4)
+        one, two = (Instance(client, group_id, reading(topic), name) for name in ("one", "two"))
+        await one.join()
+        await two.join()
+        await until([one, two], lambda: len(one.active) == len(two.active) == 2)
+    owned = one.active, two.active
+    gateway.kill()
+    gateway.restart()
+    async with client_of(gateway) as client:
+        one.client = two.client = client
+        await until([one, two], lambda: True)
+        for each in (one, two):
+            await each.report()
+        assert (one.active, two.active) == owned
+        assert (await described(client, group_id)).group_state == "Stable"
+
+
+async def test_who_is_fenced_begins_anew(gateway: GatewayProcess) -> None:
+    async with client_of(gateway) as client:
+        group_id, topic = await at_once(client), fresh("topic")
+        await create_topic(client, topic, 4)
+        one = Instance(client, group_id, reading(topic), "one")
+        await one.join()
+        await until([one], lambda: one.active == TASKS)
+        one.epoch += 5
+        await one.beat(code=ErrorCode.FENCED_MEMBER_EPOCH)
+        stranger = Instance(client, group_id, reading(topic), "stranger")
+        stranger.epoch = 3
+        await stranger.beat(code=ErrorCode.UNKNOWN_MEMBER_ID)
+        await one.join()
+        await until([one], lambda: one.active == TASKS)
+
+
+async def test_offsets_are_committed_by_a_member_at_its_epoch_alone(gateway: GatewayProcess) -> None:
+    async with client_of(gateway) as client:
+        group_id, topic = await at_once(client), fresh("topic")
+        await create_topic(client, topic, 4)
+        one = Instance(client, group_id, reading(topic), "one")
+        await one.join()
+        await until([one], lambda: one.active == TASKS)
+
+        async def commit(member_id: str, epoch: int) -> int:
+            partition = OffsetCommitRequestPartition(partition_index=0, committed_offset=7, committed_metadata="")
+            request = OffsetCommitRequest(
+                group_id=group_id,
+                generation_id_or_member_epoch=epoch,
+                member_id=member_id,
+                topics=(OffsetCommitRequestTopic(name=topic, partitions=(partition,)),),
+            )
+            answer = await client.send(request, 9)
+            return int(answer.topics[0].partitions[0].error_code)
+
+        assert await commit("one", one.epoch) == NONE
+        assert await commit("one", one.epoch - 1) == ErrorCode.STALE_MEMBER_EPOCH
+        assert await commit("stranger", one.epoch) == ErrorCode.UNKNOWN_MEMBER_ID
+        asked = OffsetFetchRequestGroup(group_id=group_id, member_id="one", member_epoch=one.epoch, topics=None)
+        answer = await client.send(OffsetFetchRequest(groups=(asked,)), 9)
+        (found,) = answer.groups[0].topics[0].partitions
+        assert (answer.groups[0].error_code, found.committed_offset) == (NONE, 7)
+        late = OffsetFetchRequestGroup(group_id=group_id, member_id="one", member_epoch=one.epoch - 1, topics=None)
+        answer = await client.send(OffsetFetchRequest(groups=(late,)), 9)
+        assert answer.groups[0].error_code == ErrorCode.STALE_MEMBER_EPOCH
+
+
+async def test_a_group_is_listed_and_deleted_once_it_is_empty(gateway: GatewayProcess) -> None:
+    async with client_of(gateway) as client:
+        group_id, topic = await at_once(client), fresh("topic")
+        await create_topic(client, topic, 4)
+        one = Instance(client, group_id, reading(topic), "one")
+        await one.join()
+        await until([one], lambda: one.active == TASKS)
+        listed = await client.send(ListGroupsRequest(types_filter=("streams",)), 5)
+        (mine,) = [each for each in listed.groups if each.group_id == group_id]
+        assert (mine.group_type, mine.protocol_type, mine.group_state) == ("streams", "streams", "Stable")
+
+        async def delete() -> int:
+            answer = await client.send(DeleteGroupsRequest(groups_names=(group_id,)), 2)
+            return int(answer.results[0].error_code)
+
+        assert await delete() == ErrorCode.NON_EMPTY_GROUP
+        await one.leave()
+        assert (await described(client, group_id)).group_state == "Empty"
+        assert await delete() == NONE
+        assert (await described(client, group_id)).error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+async def test_groups_of_other_types_are_kept_apart(gateway: GatewayProcess) -> None:
+    async with client_of(gateway) as client:
+        group_id, topic = await at_once(client), fresh("topic")
+        await create_topic(client, topic, 4)
+        one = Instance(client, group_id, reading(topic), "one")
+        await one.join()
+        join = ConsumerGroupHeartbeatRequest(
+            group_id=group_id,
+            member_id="consumer",
+            member_epoch=0,
+            rebalance_timeout_ms=5_000,
+            subscribed_topic_names=(topic,),
+            topic_partitions=(),
+        )
+        assert (await client.send(join, 1)).error_code == ErrorCode.GROUP_ID_NOT_FOUND
+        classic = JoinGroupRequest(
+            group_id=group_id,
+            session_timeout_ms=10_000,
+            rebalance_timeout_ms=10_000,
+            protocol_type="consumer",
+            protocols=(JoinGroupRequestProtocol(name="range", metadata=b"\x00\x00"),),
+        )
+        assert (await client.send(classic, 3)).error_code == ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+
+        other = fresh("group")
+        await client.send(
+            ConsumerGroupHeartbeatRequest(
+                group_id=other,
+                member_id="consumer",
+                member_epoch=0,
+                rebalance_timeout_ms=5_000,
+                subscribed_topic_names=(topic,),
+                topic_partitions=(),
+            ),
+            1,
+        )
+        await Instance(client, other, reading(topic), "one").join(code=ErrorCode.GROUP_ID_NOT_FOUND)
+        assert (await described(client, other)).error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"topology": None}, ErrorCode.INVALID_REQUEST),
+        ({"process_id": None}, ErrorCode.INVALID_REQUEST),
+        ({"rebalance_timeout_ms": -1}, ErrorCode.INVALID_REQUEST),
+        ({"warmup_tasks": None}, ErrorCode.INVALID_REQUEST),
+        ({"active_tasks": (TaskIds(subtopology_id="0", partitions=(0,)),)}, ErrorCode.INVALID_REQUEST),
+        ({"instance_id": "static"}, ErrorCode.INVALID_REQUEST),
+        ({"topology": reading("__consumer_offsets")}, ErrorCode.STREAMS_INVALID_TOPOLOGY),
+        ({"topology": reading("no topic")}, ErrorCode.STREAMS_INVALID_TOPOLOGY),
+        (
+            {
+                "topology": Topology(
+                    subtopologies=(
+                        Subtopology(
+                            subtopology_id="0",
+                            source_topics=("t",),
+                            copartition_groups=(CopartitionGroup(source_topics=(1,)),),
+                        ),
+                    )
+                )
+            },
+            ErrorCode.STREAMS_INVALID_TOPOLOGY,
+        ),
+    ],
+)
+async def test_what_no_group_could_take_is_refused_and_makes_none(
+    gateway: GatewayProcess, change: dict[str, Any], code: ErrorCode
+) -> None:
+    async with client_of(gateway) as client:
+        group_id = fresh("group")
+        await Instance(client, group_id, reading("t"), "one").join(code=code, **change)
+        assert (await described(client, group_id)).error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+async def test_internal_topics_that_cannot_be_made_are_told_of(gateway: GatewayProcess) -> None:
+    async with client_of(gateway) as client:
+        group_id, topic = await at_once(client), fresh("topic")
+        await create_topic(client, topic, 1)
+        changelog = TopicInfo(name=f"{group_id}-log", topic_configs=(KeyValue(key="cleanup.policy", value="burn"),))
+        topology = Topology(
+            subtopologies=(
+                Subtopology(subtopology_id="0", source_topics=(topic,), state_changelog_topics=(changelog,)),
+            )
+        )
+        one = Instance(client, group_id, topology, "one")
+        await one.join()
+        assert "burn" in one.statuses[StatusCode.MISSING_INTERNAL_TOPICS]
+        assert (await described(client, group_id)).group_state == "NotReady"
+
+
+async def test_all_are_told_where_the_partitions_of_each_are_read(gateway: GatewayProcess) -> None:
+    async with client_of(gateway) as client:
+        group_id, topic = await at_once(client), fresh("topic")
+        await create_topic(client, topic, 4)
+        one, two = (Instance(client, group_id, reading(topic), name) for name in ("one", "two"))
+        await one.join(user_endpoint=Endpoint(host="one.example", port=65_000))
+        await two.join(user_endpoint=Endpoint(host="two.example", port=8_080))
+        await until([one, two], lambda: len(one.active) == len(two.active) == 2)
+        answer = await one.beat(endpoint_information_epoch=-1)
+        assert answer.partitions_by_user_endpoint is not None
+        told = {
+            (each.user_endpoint.host, each.user_endpoint.port): {
+                ("0", index) for partitions in each.active_partitions for index in partitions.partitions
+            }
+            for each in answer.partitions_by_user_endpoint
+        }
+        assert told == {("one.example", 65_000): one.active, ("two.example", 8_080): two.active}
+        again = await one.beat(endpoint_information_epoch=answer.endpoint_information_epoch)
+        assert again.partitions_by_user_endpoint is None
+
+
+async def test_a_shutdown_is_told_to_every_member(gateway: GatewayProcess) -> None:
+    async with client_of(gateway) as client:
+        group_id, topic = await at_once(client), fresh("topic")
+        await create_topic(client, topic, 4)
+        one, two = (Instance(client, group_id, reading(topic), name) for name in ("one", "two"))
+        await one.join()
+        await two.join()
+        await two.beat(shutdown_application=True)
+        await one.beat()
+        assert StatusCode.SHUTDOWN_APPLICATION in one.statuses
