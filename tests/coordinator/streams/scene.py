@@ -1,0 +1,105 @@
+"""A streams group under test: one value, a clock, topics, and members that say what they are told to say."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+from uuid import UUID, uuid5
+
+from gateway.coordinator.cluster import Cluster, ClusterTopic
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import ConnectionId, RequestId, Step, Tick
+from gateway.coordinator.model import Settings, StreamsSettings
+from gateway.coordinator.streams.machine import STREAMS
+from gateway.coordinator.streams.model import StreamsGroup, StreamsGroupHeartbeat, StreamsGroupHeartbeatReply
+from gateway.coordinator.streams.tasks import Tasks
+from gateway.coordinator.streams.topology import Subtopology, Topology
+from protocol.errors import ErrorCode
+
+GROUP = "app"
+NAMESPACE = UUID(int=7)
+READING = Topology(0, (Subtopology("0", ("t",)),))
+
+
+def cluster_of(topics: Mapping[str, int], revision: int = 1) -> Cluster:
+    made = [ClusterTopic(uuid5(NAMESPACE, name), name, count) for name, count in topics.items()]
+    return Cluster({each.name: each for each in made}, {each.topic_id: each for each in made}, revision)
+
+
+class Scene:
+    """`at_once`: the first member is not kept waiting for others."""
+
+    def __init__(self, topics: Mapping[str, int] | None = None, **settings: Any) -> None:
+        own = StreamsSettings(**{"initial_rebalance_delay_ms": 0, **settings})
+        self.settings = Settings(streams=own)
+        self.cluster = cluster_of({"t": 4} if topics is None else topics)
+        self.group: StreamsGroup = STREAMS.missing(GROUP)
+        self.now_ms = 0
+        self.last = Step(self.group)
+        self._requests = 0
+
+    def play(self, event: Any) -> Any:
+        """The reply, if the event asks for one."""
+        self.last = STREAMS.step(self.group, event, self.cluster, self.now_ms, self.settings)
+        self.group = self.last.group
+        return self.last.replies[0][1] if self.last.replies else None
+
+    def beat(self, member_id: str, epoch: int, **more: Any) -> StreamsGroupHeartbeatReply:
+        self._requests += 1
+        owned: Tasks | None = more.pop("owned", None)
+        if owned is not None:
+            more |= {"active": owned.active, "standby": owned.standby, "warmup": frozenset()}
+        given = {"connection_number": 1, "client_id": "client", "client_host": "/host", **more}
+        return self.play(
+            StreamsGroupHeartbeat(
+                request_id=RequestId(self._requests),
+                connection_id=ConnectionId("c"),
+                member_id=MemberId(member_id),
+                member_epoch=epoch,
+                **given,
+            )
+        )
+
+    def join(self, member_id: str, topology: Topology = READING, **more: Any) -> StreamsGroupHeartbeatReply:
+        given = {
+            "topology": topology,
+            "process_id": f"process of {member_id}",
+            "rebalance_timeout_ms": 10_000,
+            "owned": Tasks(),
+            **more,
+        }
+        return self.beat(member_id, 0, **given)
+
+    def pass_time(self, ms: int) -> None:
+        """Deadlines fire on the way, each at its time."""
+        end_ms = self.now_ms + ms
+        while True:
+            deadline_ms = STREAMS.next_deadline(self.group)
+            if deadline_ms is None or deadline_ms > end_ms:
+                break
+            self.now_ms = max(deadline_ms, self.now_ms)
+            self.play(Tick())
+        self.now_ms = end_ms
+
+    def topics(self, topics: Mapping[str, int]) -> None:
+        """The cluster's topics are these from now on; the group has not been told."""
+        self.cluster = cluster_of(topics, self.cluster.revision + 1)
+
+    def restore(self, silent_ms: int | None = None) -> None:
+        """Another coordinator reads the group back."""
+        stored = STREAMS.stored(self.group)
+        members = {}
+        for member_id in STREAMS.member_ids(self.group):
+            row = STREAMS.stored_member(self.group, member_id)
+            assert row is not None
+            members[member_id] = row.document
+        self.group = STREAMS.restore(GROUP, stored, members, silent_ms, self.now_ms, self.settings)
+
+    def set(self, **settings: Any) -> None:
+        self.settings = replace(self.settings, streams=replace(self.settings.streams, **settings))
+
+
+def refused(reply: StreamsGroupHeartbeatReply) -> ErrorCode:
+    assert reply.error is not ErrorCode.NONE
+    return reply.error

@@ -1,0 +1,493 @@
+"""A streams group by values: each rule of joining, epochs, topics, time, offsets and taking over."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from gateway.coordinator.cluster import NO_TOPICS
+from gateway.coordinator.facts import Departure, GroupDeleted, MemberId, MemberLeft
+from gateway.coordinator.machine import ClusterChanged, ConnectionId, RequestId
+from gateway.coordinator.model import (
+    DeleteGroup,
+    Group,
+    Heartbeat,
+    OffsetCommit,
+    Settings,
+    StreamsSettings,
+    TxnOffsetCommit,
+)
+from gateway.coordinator.restore import SHORTEST_SESSION_MS
+from gateway.coordinator.streams.machine import STREAMS
+from gateway.coordinator.streams.model import (
+    Endpoint,
+    MemberState,
+    StreamsGroup,
+    StreamsGroupState,
+    state_of,
+)
+from gateway.coordinator.streams.offsets import fetch_refusal
+from gateway.coordinator.streams.tasks import Task, Tasks
+from gateway.coordinator.streams.topology import StatusCode, Subtopology, TopicInfo, Topology
+from protocol.errors import ErrorCode
+
+from .scene import READING, Scene, refused
+
+ALL = frozenset({("0", 0), ("0", 1), ("0", 2), ("0", 3)})
+COUNTING = Topology(
+    0,
+    (
+        Subtopology("0", ("t",), ("words",)),
+        Subtopology("1", (), (), (TopicInfo("counts"),), (TopicInfo("words"),)),
+    ),
+)
+
+
+def active(*tasks: Task) -> Tasks:
+    return Tasks(frozenset(tasks))
+
+
+def state(scene: Scene) -> StreamsGroupState:
+    return state_of(scene.group)
+
+
+# --- joining --------------------------------------------------------------------------------------------------------
+
+
+def test_one_member_is_given_all_tasks() -> None:
+    scene = Scene()
+    reply = scene.join("a")
+    assert (reply.error, reply.member_epoch, reply.tasks) == (ErrorCode.NONE, 1, Tasks(ALL))
+    assert (reply.heartbeat_interval_ms, reply.acceptable_recovery_lag, reply.task_offset_interval_ms) == (
+        5_000,
+        10_000,
+        60_000,
+    )
+    assert reply.status == ()
+    assert state(scene) is StreamsGroupState.STABLE
+    again = scene.beat("a", 1)
+    assert (again.member_epoch, again.tasks) == (1, None)
+
+
+def test_a_newcomer_waits_until_tasks_are_let_go_of() -> None:
+    scene = Scene()
+    scene.join("a")
+    newcomer = scene.join("b")
+    assert (newcomer.member_epoch, newcomer.tasks, newcomer.heartbeat_interval_ms) == (2, Tasks(), 500)
+    told = scene.beat("a", 1)
+    assert told.tasks is not None
+    kept = told.tasks
+    assert len(kept.active) == 2
+    assert told.member_epoch == 1
+    assert scene.beat("b", 2).tasks is None
+    assert state(scene) is StreamsGroupState.RECONCILING
+    done = scene.beat("a", 1, owned=kept)
+    assert (done.member_epoch, done.tasks) == (2, None)
+    assert scene.beat("b", 2).tasks == Tasks(ALL - kept.active)
+    assert state(scene) is StreamsGroupState.STABLE
+
+
+def test_the_first_members_are_waited_for() -> None:
+    scene = Scene(initial_rebalance_delay_ms=3_000)
+    assert (scene.join("a").member_epoch, scene.join("b").member_epoch) == (1, 1)
+    scene.pass_time(2_999)
+    assert scene.beat("a", 1).tasks is None
+    scene.pass_time(1)
+    replies = [scene.beat(name, 1) for name in ("a", "b")]
+    assert [reply.member_epoch for reply in replies] == [2, 2]
+    given = [reply.tasks for reply in replies if reply.tasks is not None]
+    assert [len(tasks.active) for tasks in given] == [2, 2]
+    # The group is not empty any more: whoever joins now is given tasks at once.
+    assert scene.join("c").member_epoch == 3
+
+
+def test_a_heartbeat_ends_a_delay_that_is_over() -> None:
+    scene = Scene(initial_rebalance_delay_ms=3_000)
+    scene.join("a")
+    scene.now_ms = 3_000
+    reply = scene.beat("a", 1)
+    assert (reply.member_epoch, reply.tasks) == (2, Tasks(ALL))
+
+
+def test_who_rejoins_keeps_its_tasks_and_has_nothing_before_it_is_told() -> None:
+    scene = Scene()
+    scene.join("a")
+    reply = scene.join("a")
+    assert (reply.member_epoch, reply.tasks) == (1, Tasks(ALL))
+    assert scene.group.group_epoch == 1
+
+
+def test_a_group_is_full_at_its_size() -> None:
+    scene = Scene(max_size=1)
+    scene.join("a")
+    assert refused(scene.join("b")) is ErrorCode.GROUP_MAX_SIZE_REACHED
+    assert scene.join("a").error is ErrorCode.NONE
+
+
+def test_a_topology_that_could_never_run_is_refused() -> None:
+    scene = Scene()
+    circle = Topology(0, (Subtopology("0", (), ("loop",), (), (TopicInfo("loop"),)),))
+    assert refused(scene.join("a", circle)) is ErrorCode.STREAMS_INVALID_TOPOLOGY
+    assert not scene.group.exists
+
+
+@pytest.mark.parametrize("change", ["process_id", "client_tags", "rack_id", "user_endpoint"])
+def test_what_tasks_are_given_by_raises_the_epoch(change: str) -> None:
+    values: dict[str, Any] = {
+        "process_id": "p",
+        "client_tags": (("zone", "a"),),
+        "rack_id": "r",
+        "user_endpoint": Endpoint("h", 1),
+    }
+    scene = Scene()
+    scene.join("a")
+    assert scene.beat("a", 1, **{change: values[change]}).member_epoch == 2
+    assert scene.beat("a", 2, **{change: values[change]}).member_epoch == 2
+
+
+# --- topologies -----------------------------------------------------------------------------------------------------
+
+
+def test_an_older_topology_runs_no_tasks_and_another_one_is_refused() -> None:
+    newer = replace(READING, epoch=1)
+    scene = Scene()
+    scene.join("a", newer)
+    stale = scene.join("b", READING)
+    assert [code for code, _ in stale.status] == [StatusCode.STALE_TOPOLOGY]
+    assert stale.tasks == Tasks()
+    scene.beat("a", 1)
+    assert scene.group.target == {"a": Tasks(ALL), "b": Tasks()}
+    other = Topology(1, (Subtopology("0", ("t", "u")),))
+    assert refused(scene.join("c", other)) is ErrorCode.INVALID_REQUEST
+    assert "c" not in scene.group.members
+
+
+def test_a_group_without_members_takes_another_topology() -> None:
+    scene = Scene({"t": 4, "u": 1})
+    scene.join("a")
+    scene.beat("a", -1)
+    assert state(scene) is StreamsGroupState.EMPTY
+    reply = scene.join("a", Topology(0, (Subtopology("x", ("u",)),)))
+    assert reply.tasks == active(("x", 0))
+
+
+def test_missing_sources_are_awaited() -> None:
+    scene = Scene({})
+    reply = scene.join("a")
+    assert [code for code, _ in reply.status] == [StatusCode.MISSING_SOURCE_TOPICS]
+    assert (reply.tasks, state(scene)) == (Tasks(), StreamsGroupState.NOT_READY)
+    scene.topics({"t": 2})
+    scene.play(ClusterChanged())
+    reply = scene.beat("a", 1)
+    assert (reply.member_epoch, reply.tasks, reply.status) == (2, active(("0", 0), ("0", 1)), ())
+
+
+def test_missing_internal_topics_are_named_until_they_are_there() -> None:
+    scene = Scene()
+    reply = scene.join("a", COUNTING)
+    assert [code for code, _ in reply.status] == [StatusCode.MISSING_INTERNAL_TOPICS]
+    assert [(topic.name, topic.partitions) for topic in reply.missing_internal_topics] == [("counts", 4), ("words", 4)]
+    assert scene.beat("a", 1).missing_internal_topics == reply.missing_internal_topics
+    scene.topics({"t": 4, "counts": 4, "words": 4})
+    reply = scene.beat("a", 1)
+    assert (reply.missing_internal_topics, reply.status) == ((), ())
+    assert reply.tasks == Tasks(ALL | {("1", index) for index in range(4)})
+
+
+def test_a_topic_that_goes_takes_all_tasks_along() -> None:
+    scene = Scene()
+    scene.join("a")
+    scene.topics({})
+    scene.play(ClusterChanged())
+    assert state(scene) is StreamsGroupState.NOT_READY
+    reply = scene.beat("a", 1)
+    assert (reply.tasks, [code for code, _ in reply.status]) == (Tasks(), [StatusCode.MISSING_SOURCE_TOPICS])
+
+
+def test_more_partitions_are_more_tasks() -> None:
+    scene = Scene()
+    scene.join("a")
+    scene.topics({"t": 5})
+    reply = scene.beat("a", 1)
+    assert (reply.member_epoch, reply.tasks) == (2, Tasks(ALL | {("0", 4)}))
+
+
+def test_a_coordinator_with_older_topics_does_not_decide() -> None:
+    scene = Scene()
+    scene.topics({"t": 4})
+    scene.join("a")
+    scene.cluster = replace(scene.cluster, revision=1)
+    assert refused(scene.beat("a", 1)) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+
+def test_standby_replicas_are_given_when_they_are_asked_for() -> None:
+    scene = Scene()
+    scene.join("a")
+    scene.join("b")
+    scene.set(num_standby_replicas=1)
+    scene.beat("a", 1)
+    shares = list(scene.group.target.values())
+    assert shares[0].standby == shares[1].active
+    assert shares[1].standby == shares[0].active
+
+
+# --- epochs and reports ---------------------------------------------------------------------------------------------
+
+
+def test_epochs_that_are_not_the_members_are_fenced() -> None:
+    scene = Scene()
+    scene.join("a")
+    assert refused(scene.beat("a", 2)) is ErrorCode.FENCED_MEMBER_EPOCH
+    assert refused(scene.beat("b", 1)) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert refused(scene.beat("b", -1)) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_who_missed_an_answer_is_believed_if_it_owns_what_it_may() -> None:
+    scene = Scene()
+    scene.join("a")
+    scene.topics({"t": 5})
+    assert scene.beat("a", 1).member_epoch == 2
+    reply = scene.beat("a", 1, owned=Tasks(ALL))
+    assert (reply.member_epoch, reply.tasks) == (2, Tasks(ALL | {("0", 4)}))
+    assert refused(scene.beat("a", 1)) is ErrorCode.FENCED_MEMBER_EPOCH
+
+
+def test_a_task_that_there_is_not_is_refused() -> None:
+    scene = Scene()
+    scene.join("a")
+    for task in (("0", 4), ("0", -1), ("1", 0)):
+        assert refused(scene.beat("a", 1, owned=active(task))) is ErrorCode.INVALID_REQUEST
+
+
+def test_a_request_that_was_overtaken_says_nothing() -> None:
+    scene = Scene()
+    scene.join("a", connection_number=5)
+    assert refused(scene.beat("a", 1, connection_number=4)) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert refused(scene.join("a", connection_number=4)) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert scene.beat("a", 1, connection_number=6).error is ErrorCode.NONE
+
+
+def test_a_shutdown_is_told_until_nobody_is_left() -> None:
+    scene = Scene()
+    scene.join("a")
+    scene.join("b")
+    scene.beat("b", 2, shutdown_application=True)
+    told = scene.beat("a", 1)
+    assert [code for code, _ in told.status] == [StatusCode.SHUTDOWN_APPLICATION]
+    assert "member b" in told.status[0][1]
+    scene.restore()
+    assert scene.group.shutdown_by == "b"
+    scene.beat("a", -1)
+    scene.beat("b", -1)
+    assert scene.join("a").status == ()
+
+
+def test_endpoints_are_told_to_who_does_not_know_them() -> None:
+    scene = Scene()
+    reply = scene.join("a", user_endpoint=Endpoint("h", 9))
+    assert reply.partitions_by_user_endpoint is not None
+    ((endpoint, read, standby),) = reply.partitions_by_user_endpoint
+    assert (endpoint, read, standby) == (Endpoint("h", 9), {"t": frozenset(range(4))}, {})
+    known = reply.endpoint_information_epoch
+    assert known > 0
+    assert scene.beat("a", 1, endpoint_information_epoch=known).partitions_by_user_endpoint is None
+    assert scene.beat("a", 1, endpoint_information_epoch=0).partitions_by_user_endpoint is not None
+
+
+# --- going ----------------------------------------------------------------------------------------------------------
+
+
+def test_who_leaves_is_gone_and_its_tasks_are_free() -> None:
+    scene = Scene()
+    scene.join("a")
+    scene.join("b")
+    kept = scene.beat("a", 1).tasks
+    assert kept is not None
+    reply = scene.beat("b", -1)
+    assert (reply.error, reply.member_epoch) == (ErrorCode.NONE, -1)
+    assert list(scene.group.members) == ["a"]
+    reply = scene.beat("a", 1, owned=kept)
+    assert reply.tasks == Tasks(ALL)
+
+
+def test_who_is_silent_for_its_session_is_gone() -> None:
+    scene = Scene()
+    scene.join("a")
+    scene.pass_time(40_000)
+    scene.join("b")
+    scene.pass_time(4_999)
+    assert "a" in scene.group.members
+    scene.pass_time(1)
+    assert list(scene.group.members) == ["b"]
+    assert MemberLeft(MemberId("a"), Departure.SESSION_EXPIRED) in scene.last.facts
+    assert scene.beat("b", 2).tasks == Tasks(ALL)
+
+
+def test_who_does_not_let_go_in_time_is_gone() -> None:
+    scene = Scene()
+    scene.join("a")
+    scene.join("b")
+    scene.beat("a", 1)
+    scene.pass_time(9_999)
+    scene.beat("a", 1)
+    assert "a" in scene.group.members
+    scene.pass_time(1)
+    assert list(scene.group.members) == ["b"]
+    assert MemberLeft(MemberId("a"), Departure.NOT_REVOKED) in scene.last.facts
+    assert refused(scene.beat("a", 1)) is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_time_that_stood_still_counts_for_nobody() -> None:
+    scene = Scene(initial_rebalance_delay_ms=3_000)
+    scene.join("a")
+    scene.group = STREAMS.postponed(scene.group, 1_000)
+    assert STREAMS.next_deadline(scene.group) == 4_000
+    scene.pass_time(4_000)
+    assert not scene.group.awaits_members
+    assert STREAMS.next_deadline(scene.group) == 46_000
+
+
+# --- taking over ----------------------------------------------------------------------------------------------------
+
+
+def test_a_group_that_is_read_back_goes_on() -> None:
+    scene = Scene()
+    scene.join("a", user_endpoint=Endpoint("h", 9), client_tags=(("zone", "a"),))
+    scene.join("b")
+    scene.beat("a", 1)
+    before = scene.group
+    scene.now_ms = 100_000
+    scene.restore()
+    assert (
+        replace(
+            scene.group,
+            session_deadlines=before.session_deadlines,
+            rebalance_deadlines=before.rebalance_deadlines,
+            unheard=frozenset(),
+            members={
+                key: replace(each, connection_number=before.members[key].connection_number)
+                for key, each in scene.group.members.items()
+            },
+        )
+        == before
+    )
+    assert scene.group.members[MemberId("a")].state is MemberState.UNREVOKED
+    assert STREAMS.next_deadline(scene.group) == 110_000
+    kept = scene.group.members[MemberId("a")].assigned
+    assert scene.beat("a", 1, owned=kept).member_epoch == 2
+    assert scene.group.unheard == {"b"}
+    assert scene.beat("b", 2).tasks == Tasks(ALL - kept.active)
+    assert not scene.group.unheard
+
+
+def test_a_second_restart_goes_on_with_the_session_that_was_running() -> None:
+    scene = Scene()
+    scene.join("a")
+    scene.restore(silent_ms=40_000)
+    assert STREAMS.next_deadline(scene.group) == SHORTEST_SESSION_MS
+    scene.restore(silent_ms=None)
+    assert STREAMS.next_deadline(scene.group) == 45_000
+
+
+def test_an_initial_delay_begins_anew_after_a_restart() -> None:
+    scene = Scene(initial_rebalance_delay_ms=3_000)
+    scene.join("a")
+    scene.now_ms = 1_000
+    scene.restore()
+    scene.pass_time(2_999)
+    assert scene.group.awaits_members
+    scene.pass_time(1)
+    assert scene.beat("a", 1).tasks == Tasks(ALL)
+
+
+def test_an_empty_classic_group_goes_on_as_a_streams_group() -> None:
+    settings = Settings(streams=StreamsSettings(initial_rebalance_delay_ms=0))
+    adopted = STREAMS.adopt(Group("app", exists=True, generation_id=7), object(), NO_TOPICS, 0, settings)
+    assert adopted is not None
+    scene = Scene()
+    scene.group = adopted.group
+    assert scene.join("a").member_epoch == 8
+    assert STREAMS.adopt(scene.group, object(), NO_TOPICS, 0, settings) is None
+
+
+# --- offsets, and what others ask -----------------------------------------------------------------------------------
+
+
+def commit(scene: Scene, member_id: str, epoch: int, version: int = 9) -> ErrorCode:
+    event = OffsetCommit(
+        request_id=RequestId(1),
+        connection_id=ConnectionId("c"),
+        version=version,
+        member_id=MemberId(member_id),
+        group_instance_id=None,
+        generation_id=epoch,
+    )
+    error: ErrorCode = scene.play(event).error
+    return error
+
+
+def txn_commit(scene: Scene, member_id: str, epoch: int) -> ErrorCode:
+    event = TxnOffsetCommit(
+        request_id=RequestId(1),
+        connection_id=ConnectionId("c"),
+        member_id=MemberId(member_id),
+        group_instance_id=None,
+        generation_id=epoch,
+    )
+    error: ErrorCode = scene.play(event).error
+    return error
+
+
+def test_a_member_commits_at_its_epoch_alone() -> None:
+    scene = Scene()
+    scene.join("a")
+    assert commit(scene, "a", 1) is ErrorCode.NONE
+    assert commit(scene, "a", 2) is ErrorCode.STALE_MEMBER_EPOCH
+    assert commit(scene, "b", 1) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert commit(scene, "", -1) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert commit(scene, "a", 1, version=8) is ErrorCode.UNSUPPORTED_VERSION
+    assert txn_commit(scene, "a", 1) is ErrorCode.NONE
+    assert txn_commit(scene, "a", 2) is ErrorCode.ILLEGAL_GENERATION
+    assert txn_commit(scene, "", -1) is ErrorCode.NONE
+    assert fetch_refusal(scene.group, MemberId("a"), 1) is None
+    assert fetch_refusal(scene.group, MemberId("a"), 2) is ErrorCode.STALE_MEMBER_EPOCH
+    assert fetch_refusal(scene.group, None, -1) is None
+    scene.beat("a", -1)
+    assert commit(scene, "", -1) is ErrorCode.NONE
+
+
+def test_a_group_with_members_is_not_deleted() -> None:
+    scene = Scene()
+    scene.join("a")
+    delete = DeleteGroup(RequestId(1))
+    assert scene.play(delete).error is ErrorCode.NON_EMPTY_GROUP
+    scene.beat("a", -1)
+    assert scene.play(delete).error is ErrorCode.NONE
+    assert scene.last.facts == (GroupDeleted(),)
+    assert STREAMS.is_deleted(scene.group)
+
+
+def test_classic_requests_find_no_member() -> None:
+    scene = Scene()
+    scene.join("a")
+    beat = Heartbeat(
+        request_id=RequestId(1),
+        connection_id=ConnectionId("c"),
+        member_id=MemberId("a"),
+        group_instance_id=None,
+        generation_id=1,
+    )
+    assert STREAMS.takes(scene.group, beat)
+    assert scene.play(beat).error is ErrorCode.UNKNOWN_MEMBER_ID
+
+
+def test_a_summary_tells_what_is_read() -> None:
+    scene = Scene()
+    scene.join("a", COUNTING)
+    summary = STREAMS.summary(scene.group)
+    assert (summary.state, summary.group_type, summary.protocol_type) == ("NotReady", "streams", "streams")
+    assert summary.subscribed_topics == {"t", "words", "counts"}
+    assert (summary.member_count, summary.is_stable) == (1, False)
+    assert isinstance(scene.group, StreamsGroup)

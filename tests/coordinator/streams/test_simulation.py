@@ -1,0 +1,164 @@
+"""A streams group by seeded simulation: members that come, go, die, answer late and lose answers, topics that change,
+coordinators that begin anew. Whatever happens no task is active twice; once it is quiet every task is active once."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+import pytest
+
+from gateway.coordinator.machine import ClusterChanged
+from gateway.coordinator.streams.model import JOIN_EPOCH, StreamsGroupState, state_of
+from gateway.coordinator.streams.tasks import NO_TASKS, Tasks
+from gateway.coordinator.streams.topology import Subtopology, Topology
+from protocol.errors import ErrorCode
+
+from .scene import Scene
+
+TOPOLOGY = Topology(0, (Subtopology("0", ("t",)), Subtopology("1", ("u",))))
+PROCESSES = 3
+STEPS = 120
+
+
+@dataclass
+class Client:
+    """As Java's client: it takes over and lets go after it was told, and says so in a later heartbeat."""
+
+    member_id: str
+    process_id: str
+    epoch: int = JOIN_EPOCH
+    owned: Tasks = NO_TASKS
+    told: Tasks = NO_TASKS
+    reported: Tasks | None = field(default=None)
+    heard_ms: int = 0
+
+    def fenced(self) -> None:
+        self.epoch, self.owned, self.told, self.reported = JOIN_EPOCH, NO_TASKS, NO_TASKS, None
+
+
+class World:
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.scene = Scene(
+            {"t": 3, "u": 2},
+            initial_rebalance_delay_ms=self.chance.choice((0, 3_000)),
+            num_standby_replicas=self.chance.choice((0, 0, 1)),
+        )
+        self.clients: list[Client] = []
+        self.born = 0
+
+    def act(self) -> None:
+        acts = [self.come, self.go, self.die, self.restart, self.grow]
+        weights = [3, 1, 1, 1, 0.5]
+        if self.clients:
+            acts.append(self.speak)
+            weights.append(25)
+        if not self.clients:
+            acts, weights = [self.come], [1]
+        self.chance.choices(acts, weights)[0]()
+        self.scene.pass_time(self.chance.choice((0, 0, 100, 2_000)))
+        self.forget_fenced()
+        self.check()
+
+    def come(self) -> None:
+        if len(self.clients) < 5:
+            self.born += 1
+            self.clients.append(Client(f"m{self.born}", f"p{self.chance.randrange(PROCESSES)}"))
+
+    def go(self) -> None:
+        if self.clients:
+            client = self.chance.choice(self.clients)
+            self.clients.remove(client)
+            if client.epoch != JOIN_EPOCH:
+                self.scene.beat(client.member_id, -1)
+
+    def die(self) -> None:
+        """It is heard of no more; what it owned is nobody's once its session is over."""
+        if self.clients:
+            self.clients.remove(self.chance.choice(self.clients))
+
+    def restart(self) -> None:
+        self.scene.restore(self.chance.choice((None, 0, 30_000)))
+
+    def grow(self) -> None:
+        counts = {name: topic.partition_count for name, topic in self.scene.cluster.topics.items()}
+        name = self.chance.choice(sorted(counts))
+        if counts[name] < 6:
+            self.scene.topics({**counts, name: counts[name] + 1})
+            if self.chance.random() < 0.5:
+                self.scene.play(ClusterChanged())
+
+    def speak(self) -> None:
+        self.beat(self.chance.choice(self.clients), loses=0.15)
+
+    def beat(self, client: Client, *, loses: float) -> None:
+        scene = self.scene
+        if client.owned != client.told and self.chance.random() < 0.8:
+            client.owned = client.told
+        if client.epoch == JOIN_EPOCH:
+            reply = scene.join(client.member_id, TOPOLOGY, process_id=client.process_id)
+        else:
+            owned = client.owned if client.owned != client.reported else None
+            reply = scene.beat(client.member_id, client.epoch, owned=owned)
+            client.reported = client.owned
+        if self.chance.random() < loses:
+            client.reported = None  # the answer is lost: everything is said anew
+            return
+        if reply.error in (ErrorCode.FENCED_MEMBER_EPOCH, ErrorCode.UNKNOWN_MEMBER_ID):
+            client.fenced()
+            return
+        assert reply.error is ErrorCode.NONE, reply
+        client.epoch, client.heard_ms = reply.member_epoch, scene.now_ms
+        if reply.tasks is not None:
+            client.told = reply.tasks
+            # It lets go at its leisure, and takes over what it is given before it speaks again, or later.
+            if self.chance.random() < 0.5:
+                client.owned = client.told
+
+    def forget_fenced(self) -> None:
+        """A client that is out and silent for longer than its session has stopped by itself."""
+        for client in self.clients:
+            if client.epoch != JOIN_EPOCH and client.member_id not in self.scene.group.members:
+                client.fenced()
+
+    def check(self) -> None:
+        members = self.scene.group.members
+        active = [task for each in members.values() for task in each.held.active]
+        assert len(active) == len(set(active)), "a task has two owners"
+        in_process = [
+            (each.process_id, task) for each in members.values() for task in each.held.active | each.held.standby
+        ]
+        assert len(in_process) == len(set(in_process)), "two copies of a task share a directory"
+        owned = [task for each in self.clients for task in each.owned.active]
+        assert len(owned) == len(set(owned)), "two clients process a task"
+
+    def settle(self) -> None:
+        if not self.clients:
+            self.come()
+        for _ in range(200):
+            for client in self.clients:
+                self.beat(client, loses=0)
+                self.check()
+            self.scene.pass_time(500)
+            self.forget_fenced()
+        group = self.scene.group
+        assert state_of(group) is StreamsGroupState.STABLE
+        assert {each.member_id for each in self.clients} == set(group.members)
+        wanted = {
+            (subtopology_id, index)
+            for subtopology_id, name in (("0", "t"), ("1", "u"))
+            for index in range(self.scene.cluster.topics[name].partition_count)
+        }
+        owned = [task for each in self.clients for task in each.owned.active]
+        assert sorted(owned) == sorted(wanted)
+        sizes = [len(each.owned.active) for each in self.clients]
+        assert max(sizes) - min(sizes) <= 1
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_whatever_happens_no_task_is_active_twice_and_all_are_in_the_end(seed: int) -> None:
+    world = World(seed)
+    for _ in range(STEPS):
+        world.act()
+    world.settle()
