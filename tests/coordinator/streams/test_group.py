@@ -254,6 +254,16 @@ def test_who_missed_an_answer_is_believed_if_it_owns_what_it_may() -> None:
     assert refused(scene.beat("a", 1)) is ErrorCode.FENCED_MEMBER_EPOCH
 
 
+def test_who_missed_an_answer_and_owns_what_is_anothers_is_fenced() -> None:
+    scene = Scene()
+    scene.join("a")
+    scene.join("b")
+    kept = scene.beat("a", 1).tasks
+    assert kept is not None
+    assert scene.beat("a", 1, owned=kept).member_epoch == 2
+    assert refused(scene.beat("a", 1, owned=Tasks(ALL))) is ErrorCode.FENCED_MEMBER_EPOCH
+
+
 def test_a_task_that_there_is_not_is_refused() -> None:
     scene = Scene()
     scene.join("a")
