@@ -126,7 +126,9 @@ def test_mutated_frames_raise_nothing_but_protocol_errors(seed: int):
             refused += 1
         if number % COMPARED_EVERY == 0:
             body = frame[sample.position :]
-            assert verdict(codec.decode, sample, body) == verdict(grammar.parse, sample, body)
+            decoded, parsed = verdict(codec.decode, sample, body), verdict(grammar.parse, sample, body)
+            # Or as text: a float that is no number is not equal to itself.
+            assert decoded == parsed or repr(decoded) == repr(parsed)
     # Else the mutations would be too wild, or too tame, to reach what is to be tested.
     assert FRAMES_PER_SEED * 0.4 < refused < FRAMES_PER_SEED * 0.95
 

@@ -399,7 +399,7 @@ async def test_streams_groups_have_settings_of_their_own(database_url: str) -> N
     session, interval = "streams.session.timeout.ms", "streams.heartbeat.interval.ms"
     replicas, delay = "streams.num.standby.replicas", "streams.initial.rebalance.delay.ms"
     async with admin_node(database_url) as node:
-        described = await describe(node, GROUP, "g")
+        described = await describe(node, GROUP, "g", include_synonyms=True)
         shown = {
             entry.name: [(each.source, each.name, each.value) for each in entry.synonyms] for entry in described.configs
         }
