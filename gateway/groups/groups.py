@@ -25,6 +25,8 @@ from gateway.coordinator.facts import (
 from gateway.coordinator.handoff import FORCED, HandoffEnded
 from gateway.coordinator.machine import Machines, Summary, Value
 from gateway.coordinator.model import Group, Settings
+from gateway.coordinator.share.machine import SHARE
+from gateway.coordinator.share.model import ShareGroup
 from gateway.coordinator.streams.machine import STREAMS
 from gateway.coordinator.streams.model import StreamsGroup
 from gateway.groups.journal import Journal
@@ -38,6 +40,7 @@ from storage.types import Node
 
 log = structlog.stdlib.get_logger(__name__)
 
+MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER, ShareGroup: SHARE})
 MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER, StreamsGroup: STREAMS})
 STORE_PATIENCE_MS = 15_000
 """How long one write or load is tried again before those who wait for it are sent away."""
@@ -147,7 +150,8 @@ class Groups(Runtime):
 
     def _happened(self, before: Value, after: Value, facts: tuple[Fact, ...]) -> None:
         """Facts as rows of the journal, log lines and metrics."""
-        if self.journal is not None:
+        # The journal tells of partitions that have one owner each: a share group's have readers.
+        if self.journal is not None and not isinstance(after, ShareGroup):
             self.journal.happened(before, after, facts)
         if not facts:
             self.told(self._machines.of(after).summary(after).group_id, ())

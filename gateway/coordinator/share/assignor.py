@@ -1,0 +1,101 @@
+"""The simple assignor of share groups: every partition has a reader, and every member something to read.
+
+The one idea: a partition may have several readers, so nothing has to wait. What members read already they keep, up to
+an even share; partitions that are nobody's go to whoever has least, and members with nothing join a partition that has
+fewest readers. Members and partitions are taken in order, so equal input has equal output.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from uuid import UUID
+
+from gateway.coordinator.consumer.partitions import NOTHING, Partitions
+from gateway.coordinator.facts import MemberId
+
+TopicPartition = tuple[UUID, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    topic_ids: frozenset[UUID]
+    """Existing topics that it subscribes to."""
+    last: Partitions
+
+
+def assign(readers: Mapping[MemberId, Reader], counts: Mapping[UUID, int]) -> dict[MemberId, Partitions]:
+    """What each member is to read. `counts`: partitions of every topic that somebody subscribes to."""
+    order = sorted(readers)
+    by_topic: dict[UUID, list[MemberId]] = defaultdict(list)
+    for member_id in order:
+        for topic_id in readers[member_id].topic_ids:
+            by_topic[topic_id].append(member_id)
+    topics = sorted(topic_id for topic_id in by_topic if counts.get(topic_id))
+    given: dict[MemberId, list[TopicPartition]] = {member_id: [] for member_id in order}
+    readers_of: dict[TopicPartition, int] = {
+        (topic_id, index): 0 for topic_id in topics for index in range(counts[topic_id])
+    }
+
+    def give(member_id: MemberId, partition: TopicPartition) -> None:
+        given[member_id].append(partition)
+        readers_of[partition] += 1
+
+    for member_id in order:
+        reader = readers[member_id]
+        # Its even share of what it subscribes to, and how many others each of these has to bear.
+        wanted = sum(counts.get(topic_id, 0) / len(by_topic[topic_id]) for topic_id in reader.topic_ids)
+        quota = max(1, -int(-wanted // 1))
+        for topic_id in sorted(reader.last):
+            if topic_id not in reader.topic_ids:
+                continue
+            most_readers = -(-len(by_topic[topic_id]) // max(counts.get(topic_id, 0), 1))
+            for index in sorted(reader.last[topic_id]):
+                partition = (topic_id, index)
+                if len(given[member_id]) < quota and readers_of.get(partition, most_readers) < most_readers:
+                    give(member_id, partition)
+    heaps: dict[tuple[MemberId, ...], list[tuple[int, MemberId]]] = {}
+    for topic_id in topics:
+        candidates = tuple(by_topic[topic_id])
+        if candidates not in heaps:
+            heaps[candidates] = [(len(given[member_id]), member_id) for member_id in candidates]
+            heapq.heapify(heaps[candidates])
+        heap = heaps[candidates]
+        for index in range(counts[topic_id]):
+            if readers_of[topic_id, index]:
+                continue
+            # What another topic has given meanwhile makes an entry too light: it goes back with its weight.
+            while heap[0][0] != len(given[heap[0][1]]):
+                heapq.heapreplace(heap, (len(given[heap[0][1]]), heap[0][1]))
+            member_id = heap[0][1]
+            give(member_id, (topic_id, index))
+            heapq.heapreplace(heap, (len(given[member_id]), member_id))
+    crowds: dict[frozenset[UUID], list[tuple[int, UUID, int]]] = {}
+    for member_id in order:
+        wanted_topics = readers[member_id].topic_ids
+        if given[member_id] or not any(counts.get(topic_id) for topic_id in wanted_topics):
+            continue
+        if wanted_topics not in crowds:
+            crowds[wanted_topics] = [
+                (readers_of[topic_id, index], topic_id, index)
+                for topic_id in wanted_topics
+                for index in range(counts.get(topic_id, 0))
+            ]
+            heapq.heapify(crowds[wanted_topics])
+        crowd = crowds[wanted_topics]
+        while crowd[0][0] != readers_of[crowd[0][1:]]:
+            heapq.heapreplace(crowd, (readers_of[crowd[0][1:]], *crowd[0][1:]))
+        _, topic_id, index = crowd[0]
+        give(member_id, (topic_id, index))
+    return {member_id: _partitions(partitions) for member_id, partitions in given.items()}
+
+
+def _partitions(given: list[TopicPartition]) -> Partitions:
+    if not given:
+        return NOTHING
+    by_topic: dict[UUID, set[int]] = defaultdict(set)
+    for topic_id, index in given:
+        by_topic[topic_id].add(index)
+    return {topic_id: frozenset(indexes) for topic_id, indexes in by_topic.items()}

@@ -1,0 +1,237 @@
+"""The share group coordinator (KIP-932), whole, and as the runner plays it.
+
+The one idea: values in, values out, as in `gateway.coordinator.consumer.machine`. A share group commits no offsets:
+where it stands is kept by the nodes that lead its partitions, and nothing of that passes through here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer.partitions import NOTHING
+from gateway.coordinator.consumer.sessions import Deadlines
+from gateway.coordinator.document import dump, load
+from gateway.coordinator.facts import (
+    AssignmentGiven,
+    Conversion,
+    EveryoneHeard,
+    Fact,
+    GroupDeleted,
+    MemberChanged,
+    MemberId,
+    MemberJoined,
+    MemberLeft,
+    MemberRejoined,
+    RebalanceBegun,
+    TargetComputed,
+)
+from gateway.coordinator.machine import (
+    Adopted,
+    ClusterChanged,
+    ConnectionClosed,
+    Document,
+    Machine,
+    News,
+    Step,
+    StoredGroup,
+    StoredMember,
+    Summary,
+    Tick,
+)
+from gateway.coordinator.model import (
+    DeleteGroup,
+    DeleteReply,
+    Group,
+    OffsetCommit,
+    OffsetCommitReply,
+    Settings,
+    ShareSettings,
+    TxnOffsetCommit,
+)
+from gateway.coordinator.restore import SHORTEST_SESSION_MS
+from gateway.coordinator.share.heartbeat import expire, heartbeat, see_topics
+from gateway.coordinator.share.model import (
+    JOIN_EPOCH,
+    ShareGroup,
+    ShareGroupHeartbeat,
+    ShareGroupHeartbeatReply,
+    ShareGroupState,
+    ShareMemberRow,
+    state_of,
+)
+from protocol.errors import ErrorCode
+
+SHARE_PROTOCOL_TYPE = "share"
+
+DURABLE: frozenset[type[Fact]] = frozenset(
+    {
+        AssignmentGiven,
+        EveryoneHeard,
+        GroupDeleted,
+        MemberChanged,
+        MemberJoined,
+        MemberLeft,
+        MemberRejoined,
+        RebalanceBegun,
+        TargetComputed,
+    }
+)
+"""All but what is only told: an epoch that somebody was answered must not come twice."""
+
+
+def step(group: ShareGroup, event: Any, cluster: Cluster, now_ms: int, settings: ShareSettings) -> Step:
+    """What `event` does to `group` at `now_ms` (ms on any clock that only rises, the same for all steps of a group)."""
+    match event:
+        case ShareGroupHeartbeat() if cluster.revision < group.topics_revision and event.member_epoch >= JOIN_EPOCH:
+            # Another node has decided from topics that this one does not know yet: it is about to.
+            reply = ShareGroupHeartbeatReply(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, "topics are being read")
+            return Step(group, ((event.request_id, reply),))
+        case ShareGroupHeartbeat():
+            return heartbeat(group, event, now_ms, settings, cluster)
+        case Tick():
+            return expire(group, now_ms)
+        case ClusterChanged():
+            return see_topics(group, cluster)
+        case OffsetCommit() | TxnOffsetCommit():
+            return Step(group, ((event.request_id, OffsetCommitReply(ErrorCode.GROUP_ID_NOT_FOUND)),))
+        case DeleteGroup() if group.members:
+            return Step(group, ((event.request_id, DeleteReply(ErrorCode.NON_EMPTY_GROUP)),))
+        case DeleteGroup():
+            deleted = replace(group, is_deleted=True)
+            return Step(deleted, ((event.request_id, DeleteReply(ErrorCode.NONE)),), (GroupDeleted(),))
+        case ConnectionClosed() | News():
+            # A member says by heartbeats alone that it lives.
+            return Step(group)
+        case _:
+            raise TypeError(f"{type(event).__name__} is no event of a share group")
+
+
+class _Share:
+    """`Machine` for `ShareGroup`."""
+
+    group_type = "share"
+    events = frozenset[type]({ShareGroupHeartbeat, OffsetCommit, TxnOffsetCommit, DeleteGroup})
+    beats = frozenset[type]({ShareGroupHeartbeat, OffsetCommit, TxnOffsetCommit})
+    durable = DURABLE
+
+    def missing(self, group_id: str) -> ShareGroup:
+        return ShareGroup(group_id)
+
+    def takes(self, group: ShareGroup, event: Any) -> bool:
+        return False
+
+    def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
+        """An id that nobody has used may be a share group's; a group of another type never becomes one."""
+        if isinstance(group, Group) and not group.exists and not group.pending:
+            return Adopted(ShareGroup(group.group_id), Conversion.EMPTY)
+        return None
+
+    def step(self, group: ShareGroup, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
+        return step(group, event, cluster, now_ms, settings.share_of.get(group.group_id, settings.share))
+
+    def refuse(
+        self, event: Any, error: ErrorCode, *, loading: bool = False
+    ) -> ShareGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
+        match event:
+            case ShareGroupHeartbeat():
+                if error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
+                    return ShareGroupHeartbeatReply(ErrorCode.GROUP_ID_NOT_FOUND, "the group is not a share group")
+                return ShareGroupHeartbeatReply(error)
+            case OffsetCommit() | TxnOffsetCommit():
+                return OffsetCommitReply(error)
+            case DeleteGroup():
+                return DeleteReply(error)
+            case _:
+                raise TypeError(f"{type(event).__name__} is no request of a share group")
+
+    def next_deadline(self, group: ShareGroup) -> int | None:
+        return group.session_deadlines.earliest()
+
+    def postponed(self, group: ShareGroup, by_ms: int) -> ShareGroup:
+        return replace(group, session_deadlines=group.session_deadlines.later(by_ms))
+
+    def watches(self, group: ShareGroup) -> bool:
+        return bool(group.members)
+
+    def is_idle(self, group: ShareGroup) -> bool:
+        return not group.members
+
+    def is_deleted(self, group: ShareGroup) -> bool:
+        return group.is_deleted
+
+    def summary(self, group: ShareGroup) -> Summary:
+        state = state_of(group)
+        return Summary(
+            group_id=group.group_id,
+            group_type=self.group_type,
+            exists=group.exists,
+            state=state.value,
+            protocol_type=SHARE_PROTOCOL_TYPE,
+            generation_id=group.group_epoch,
+            member_count=len(group.members),
+            subscribed_topics=frozenset(
+                name for each in group.members.values() for name in each.subscribed_topic_names
+            ),
+            is_stable=state is ShareGroupState.STABLE,
+        )
+
+    def stored(self, group: ShareGroup) -> StoredGroup:
+        document = dump(group)
+        del document["group_epoch"]
+        return StoredGroup(
+            state=state_of(group).value,
+            protocol_type=SHARE_PROTOCOL_TYPE,
+            generation_id=group.group_epoch,
+            document=document,
+            all_heard=not group.unheard,
+        )
+
+    def stored_member(self, group: ShareGroup, member_id: MemberId) -> StoredMember | None:
+        member = group.members.get(member_id)
+        if member is None:
+            return None
+        row = ShareMemberRow(member, group.target.get(member_id, NOTHING))
+        return StoredMember(dump(row), member.member_epoch)
+
+    def member_ids(self, group: ShareGroup) -> Sequence[MemberId]:
+        return tuple(group.members)
+
+    def connection_numbers(self, group: ShareGroup) -> Mapping[MemberId, int]:
+        """Nothing is owned, so a request that was overtaken does no harm."""
+        return {}
+
+    def with_connection_numbers(self, group: ShareGroup, numbers: Mapping[MemberId, int]) -> ShareGroup:
+        return group
+
+    def restore(
+        self,
+        group_id: str,
+        stored: StoredGroup,
+        members: Mapping[MemberId, Document],
+        silent_ms: int | None,
+        now_ms: int,
+        settings: Settings,
+    ) -> ShareGroup:
+        """Every member is given a full session to be heard again, once: while some have not been heard since, further
+        restarts go on with the session that was running."""
+        own = settings.share_of.get(group_id, settings.share)
+        left_ms = own.session_timeout_ms
+        if silent_ms is not None:
+            left_ms = max(left_ms - silent_ms, min(left_ms, SHORTEST_SESSION_MS))
+        rows = {key: load(ShareMemberRow, document) for key, document in members.items()}
+        return load(
+            ShareGroup,
+            {**stored.document, "group_epoch": stored.generation_id},
+            group_id=group_id,
+            exists=True,
+            members={key: row.member for key, row in rows.items()},
+            target={key: row.target for key, row in rows.items()},
+            unheard=frozenset(rows),
+            session_deadlines=Deadlines(dict.fromkeys(rows, now_ms + left_ms)),
+        )
+
+
+SHARE: Machine = _Share()

@@ -1,0 +1,105 @@
+"""The vocabulary of the share group coordinator (KIP-932): the group as a value, its events, its replies.
+
+The one idea: a share group is a consumer group (KIP-848) without reconciliation. Several members may read a partition
+at once, so what a member is to read it is told at once, and its epoch is the target's as soon as it has spoken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer.partitions import Partitions, nothing
+from gateway.coordinator.consumer.sessions import Deadlines, no_deadlines
+from gateway.coordinator.document import VOLATILE
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import ClientRequest
+from protocol.errors import ErrorCode
+
+JOIN_EPOCH = 0
+LEAVE_EPOCH = -1
+SIMPLE = "simple"
+"""The only assignor of share groups."""
+
+
+class ShareGroupState(Enum):
+    """Rendered as upstream does."""
+
+    EMPTY = "Empty"
+    STABLE = "Stable"
+
+
+@dataclass(frozen=True, slots=True)
+class ShareMember:
+    member_id: MemberId
+    rack_id: str | None = None
+    client_id: str = ""
+    client_host: str = ""
+    subscribed_topic_names: tuple[str, ...] = ()
+    """Sorted, each once."""
+    member_epoch: int = 0
+    previous_member_epoch: int = 0
+    assigned: Partitions = field(default_factory=nothing)
+    """What it was told that it may read."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareMemberRow:
+    """What is stored of one member."""
+
+    member: ShareMember
+    target: Partitions
+
+
+@dataclass(frozen=True, slots=True)
+class ShareGroupHeartbeatReply:
+    error: ErrorCode
+    message: str | None = None
+    member_id: MemberId | None = None
+    member_epoch: int = 0
+    heartbeat_interval_ms: int = 0
+    assignment: Partitions | None = None
+    """All that the member may read; None where it is as it was told before."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShareGroupHeartbeat(ClientRequest[ShareGroupHeartbeatReply]):
+    """A request of that name. None means "as before"."""
+
+    client_id: str
+    client_host: str
+    member_id: MemberId
+    member_epoch: int
+    rack_id: str | None = None
+    subscribed_topic_names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShareGroup:
+    """One share group at one moment. No mapping is ever mutated.
+
+    Members, targets and epochs are what is stored; deadlines begin anew where the group is read back.
+    """
+
+    group_id: str = field(metadata=VOLATILE)
+    exists: bool = field(default=False, metadata=VOLATILE)
+    is_deleted: bool = field(default=False, metadata=VOLATILE)
+    group_epoch: int = 0
+    assignment_epoch: int = 0
+    metadata_hash: int = 0
+    """Of the subscribed topics as they were when the group epoch was last decided."""
+    topics_revision: int = 0
+    """Of the topics that the target was computed from: a coordinator that knows older ones must not decide."""
+    members: Mapping[MemberId, ShareMember] = field(default_factory=dict[MemberId, ShareMember], metadata=VOLATILE)
+    target: Mapping[MemberId, Partitions] = field(default_factory=dict[MemberId, Partitions], metadata=VOLATILE)
+    seen: Cluster | None = field(default=None, compare=False, repr=False, metadata=VOLATILE)
+    """The topics that `metadata_hash` was last compared with; None before the first."""
+    unheard: frozenset[MemberId] = field(default=frozenset(), metadata=VOLATILE)
+    """Members that have not spoken since a coordinator took the group over."""
+    session_deadlines: Deadlines = field(default_factory=no_deadlines, metadata=VOLATILE)
+
+
+def state_of(group: ShareGroup) -> ShareGroupState:
+    return ShareGroupState.STABLE if group.members else ShareGroupState.EMPTY
