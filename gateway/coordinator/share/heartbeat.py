@@ -83,7 +83,12 @@ def heartbeat(
     if after.group_epoch > after.assignment_epoch:
         after = compute_target(after, cluster, facts)
     share = after.target.get(event.member_id, NOTHING)
-    told = event.member_epoch == JOIN_EPOCH or event.subscribed_topic_names is not None or share != updated.assigned
+    # Who speaks at the epoch before may have missed the answer that gave it what it has.
+    told = (
+        event.member_epoch != updated.member_epoch
+        or event.subscribed_topic_names is not None
+        or share != updated.assigned
+    )
     if updated.member_epoch != after.assignment_epoch or share != updated.assigned:
         moved = replace(
             updated,

@@ -1,0 +1,387 @@
+"""One share partition (KIP-932): what a share group has done with the records of one partition.
+
+The one idea: a window of offsets in ranges. Below it all is settled, above it nothing was delivered; in it each range is
+available, acquired by one member until a deadline, acknowledged or archived. `step` turns the value and an event into
+the next value; whoever plays it stores `durable` of that before the reply leaves where the step says so. Values in,
+values out: no I/O, no clock.
+
+What is acquired is not stored as such. Whoever reads the partition back finds it available, with its delivery count of
+the last write: a record may then be delivered again, and none is lost.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from enum import Enum, IntEnum
+from operator import attrgetter
+
+from gateway.coordinator.facts import MemberId
+from protocol.errors import ErrorCode
+
+
+class RecordState(Enum):
+    AVAILABLE = 0
+    ACQUIRED = 1
+    ACKNOWLEDGED = 2
+    ARCHIVED = 4
+    """Will not be delivered: rejected, delivered too often, or not there."""
+
+
+SETTLED = frozenset({RecordState.ACKNOWLEDGED, RecordState.ARCHIVED})
+
+
+class AcknowledgeType(IntEnum):
+    GAP = 0
+    ACCEPT = 1
+    RELEASE = 2
+    REJECT = 3
+    RENEW = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Offsets from `first_offset` to `last_offset`, which all went the same way."""
+
+    first_offset: int
+    last_offset: int
+    state: RecordState = RecordState.AVAILABLE
+    delivery_count: int = 0
+    member_id: MemberId | None = None
+    """Who has acquired it."""
+    deadline_ms: int = 0
+    """Until when."""
+
+    def __len__(self) -> int:
+        return self.last_offset - self.first_offset + 1
+
+
+_last_offset = attrgetter("last_offset")
+
+
+@dataclass(frozen=True, slots=True)
+class SharePartition:
+    """`ranges` are contiguous from `start_offset` on; the first is not settled, the last was delivered or settled."""
+
+    start_offset: int
+    ranges: tuple[Range, ...] = ()
+
+    @property
+    def end_offset(self) -> int:
+        """The first offset that was never delivered."""
+        return self.ranges[-1].last_offset + 1 if self.ranges else self.start_offset
+
+    @property
+    def next_offset(self) -> int:
+        """Where to read what may be acquired."""
+        available = (each.first_offset for each in self.ranges if each.state is RecordState.AVAILABLE)
+        return next(available, self.end_offset)
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionSettings:
+    """Kafka's `group.share.*` and what a group has of its own."""
+
+    max_record_locks: int = 2_000
+    """Most offsets in the window."""
+    delivery_count_limit: int = 5
+    record_lock_duration_ms: int = 30_000
+
+
+# --- events ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Acquire:
+    """The log was read from `read_offset`, which is not above the window's end, up to before `end_offset`. What lies
+    there and in none of the batches is not for delivery: compacted away, of an aborted transaction, or a marker."""
+
+    member_id: MemberId
+    read_offset: int
+    end_offset: int
+    batches: tuple[tuple[int, int], ...]
+    """First and last offsets of what may be delivered, in order."""
+    max_records: int
+    is_limit: bool = False
+    """`max_records` may not be passed (KIP-1206); otherwise the batch that reaches it is taken whole."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcknowledgedBatch:
+    """`types` holds one type for all offsets, or one for each."""
+
+    first_offset: int
+    last_offset: int
+    types: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """All of the batches or none."""
+
+    member_id: MemberId
+    batches: tuple[AcknowledgedBatch, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """The member's session has ended."""
+
+    member_id: MemberId
+
+
+@dataclass(frozen=True, slots=True)
+class LocksExpire:
+    """Time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogStartMoved:
+    """Records below this offset are gone from the log."""
+
+    log_start_offset: int
+
+
+PartitionEvent = Acquire | Acknowledge | Release | LocksExpire | LogStartMoved
+
+
+@dataclass(frozen=True, slots=True)
+class Acquired:
+    first_offset: int
+    last_offset: int
+    delivery_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStep:
+    partition: SharePartition
+    acquired: tuple[Acquired, ...] = ()
+    error: ErrorCode = ErrorCode.NONE
+    must_store: bool = False
+    """`durable` of the partition must be in Postgres before anybody is told."""
+
+
+def step(partition: SharePartition, event: PartitionEvent, now_ms: int, settings: PartitionSettings) -> PartitionStep:
+    """What the event does at `now_ms`. One that is refused or changes nothing gives back the same object."""
+    match event:
+        case Acquire():
+            return _acquire(partition, event, now_ms, settings)
+        case Acknowledge():
+            return _acknowledge(partition, event, now_ms, settings)
+        case Release():
+            return _let_go(partition, lambda each: each.member_id == event.member_id, settings)
+        case LocksExpire():
+            return _let_go(partition, lambda each: each.deadline_ms <= now_ms, settings)
+        case LogStartMoved():
+            return _log_start_moved(partition, event.log_start_offset)
+
+
+def next_deadline(partition: SharePartition) -> int | None:
+    """When LocksExpire is due at the earliest."""
+    deadlines = (each.deadline_ms for each in partition.ranges if each.state is RecordState.ACQUIRED)
+    return min(deadlines, default=None)
+
+
+# --- what is stored -------------------------------------------------------------------------------------------------
+
+
+def durable(partition: SharePartition) -> SharePartition:
+    """The partition as it is read back: nobody holds anything of it."""
+    return _sealed(
+        partition.start_offset,
+        (
+            replace(each, state=RecordState.AVAILABLE, member_id=None, deadline_ms=0)
+            if each.state is RecordState.ACQUIRED
+            else each
+            for each in partition.ranges
+        ),
+    )
+
+
+# --- what events do -------------------------------------------------------------------------------------------------
+
+
+def _acquire(partition: SharePartition, event: Acquire, now_ms: int, settings: PartitionSettings) -> PartitionStep:
+    if event.read_offset > partition.end_offset:
+        raise ValueError(f"read from {event.read_offset}, above the window's end {partition.end_offset}")
+    capped = min(event.end_offset, partition.start_offset + settings.max_record_locks)
+    ranges = list(partition.ranges)
+    if capped > partition.end_offset:
+        ranges.append(Range(partition.end_offset, capped - 1))
+    after = tuple(ranges)
+    end_offset = after[-1].last_offset + 1 if after else partition.start_offset
+    acquired: list[Acquired] = []
+    pieces: list[Range] = []
+    settled_to = max(event.read_offset, partition.start_offset)
+    count = 0
+    for first_offset, last_offset in event.batches:
+        if count >= event.max_records or first_offset >= end_offset:
+            break
+        if first_offset > settled_to:
+            pieces += _gaps(after, settled_to, first_offset - 1)
+        for each in _between(after, max(first_offset, partition.start_offset), last_offset):
+            if each.state is not RecordState.AVAILABLE:
+                continue
+            room = event.max_records - count
+            if event.is_limit and room <= 0:
+                break
+            taken = each
+            if event.is_limit and len(each) > room:
+                taken = replace(each, last_offset=each.first_offset + room - 1)
+            taken = replace(
+                taken,
+                state=RecordState.ACQUIRED,
+                delivery_count=taken.delivery_count + 1,
+                member_id=event.member_id,
+                deadline_ms=now_ms + settings.record_lock_duration_ms,
+            )
+            pieces.append(taken)
+            acquired.append(Acquired(taken.first_offset, taken.last_offset, taken.delivery_count))
+            count += len(taken)
+        settled_to = max(settled_to, last_offset + 1)
+    else:
+        # All that was read was looked at: what lies behind the last batch is no record either.
+        if event.end_offset > settled_to:
+            pieces += _gaps(after, settled_to, event.end_offset - 1)
+    if not pieces:
+        return PartitionStep(partition)
+    taken_over = _sealed(partition.start_offset, _overlaid(after, pieces))
+    return PartitionStep(taken_over, tuple(acquired))
+
+
+def _gaps(ranges: tuple[Range, ...], first_offset: int, last_offset: int) -> list[Range]:
+    return [
+        replace(each, state=RecordState.ARCHIVED)
+        for each in _between(ranges, first_offset, last_offset)
+        if each.state is RecordState.AVAILABLE
+    ]
+
+
+def _acknowledge(
+    partition: SharePartition, event: Acknowledge, now_ms: int, settings: PartitionSettings
+) -> PartitionStep:
+    pieces: list[Range] = []
+    stores = False
+    acknowledged_to = -1
+    for batch in event.batches:
+        length = batch.last_offset - batch.first_offset + 1
+        known = all(AcknowledgeType.GAP <= each <= AcknowledgeType.RENEW for each in batch.types)
+        if length < 1 or len(batch.types) not in (1, length) or not known or batch.first_offset <= acknowledged_to:
+            return PartitionStep(partition, error=ErrorCode.INVALID_REQUEST)
+        acknowledged_to = batch.last_offset
+        if batch.last_offset < partition.start_offset:
+            # The log's start or somebody's reset has passed it: there is nothing left to say of it.
+            continue
+        if batch.last_offset >= partition.end_offset:
+            return PartitionStep(partition, error=ErrorCode.INVALID_RECORD_STATE)
+        for first_offset, last_offset, kind in _runs(batch):
+            for each in _between(partition.ranges, max(first_offset, partition.start_offset), last_offset):
+                if each.state is not RecordState.ACQUIRED or each.member_id != event.member_id:
+                    return PartitionStep(partition, error=ErrorCode.INVALID_RECORD_STATE)
+                if kind is AcknowledgeType.RENEW:
+                    pieces.append(replace(each, deadline_ms=now_ms + settings.record_lock_duration_ms))
+                    continue
+                stores = True
+                if kind is AcknowledgeType.RELEASE:
+                    pieces.append(_released(each, settings))
+                else:
+                    is_accepted = kind is AcknowledgeType.ACCEPT
+                    state = RecordState.ACKNOWLEDGED if is_accepted else RecordState.ARCHIVED
+                    pieces.append(replace(each, state=state, member_id=None, deadline_ms=0))
+    if not pieces:
+        return PartitionStep(partition)
+    after = _sealed(partition.start_offset, _overlaid(partition.ranges, pieces))
+    return PartitionStep(after, must_store=stores)
+
+
+def _runs(batch: AcknowledgedBatch) -> Iterable[tuple[int, int, AcknowledgeType]]:
+    """First and last offset of each run of one type."""
+    if len(batch.types) == 1:
+        yield batch.first_offset, batch.last_offset, AcknowledgeType(batch.types[0])
+        return
+    begin = 0
+    for index in range(1, len(batch.types) + 1):
+        if index == len(batch.types) or batch.types[index] != batch.types[begin]:
+            first_offset = batch.first_offset + begin
+            yield first_offset, batch.first_offset + index - 1, AcknowledgeType(batch.types[begin])
+            begin = index
+
+
+def _let_go(partition: SharePartition, is_due: Callable[[Range], bool], settings: PartitionSettings) -> PartitionStep:
+    pieces = [
+        _released(each, settings) for each in partition.ranges if each.state is RecordState.ACQUIRED and is_due(each)
+    ]
+    if not pieces:
+        return PartitionStep(partition)
+    after = _sealed(partition.start_offset, _overlaid(partition.ranges, pieces))
+    return PartitionStep(after, must_store=True)
+
+
+def _released(each: Range, settings: PartitionSettings) -> Range:
+    """What its member has not dealt with: for anyone, until it has been delivered often enough."""
+    spent = each.delivery_count >= settings.delivery_count_limit
+    state = RecordState.ARCHIVED if spent else RecordState.AVAILABLE
+    return replace(each, state=state, member_id=None, deadline_ms=0)
+
+
+def _log_start_moved(partition: SharePartition, log_start_offset: int) -> PartitionStep:
+    """Whoever has acquired what is gone may still say so, and nobody minds."""
+    if log_start_offset <= partition.start_offset:
+        return PartitionStep(partition)
+    if log_start_offset >= partition.end_offset:
+        return PartitionStep(SharePartition(log_start_offset), must_store=True)
+    left = _between(partition.ranges, log_start_offset, partition.end_offset - 1)
+    return PartitionStep(_sealed(log_start_offset, left), must_store=True)
+
+
+# --- ranges ---------------------------------------------------------------------------------------------------------
+
+
+def _between(ranges: tuple[Range, ...], first_offset: int, last_offset: int) -> list[Range]:
+    """What of the ranges lies there, cut to it."""
+    found: list[Range] = []
+    index = bisect_right(ranges, first_offset - 1, key=_last_offset)
+    while index < len(ranges) and ranges[index].first_offset <= last_offset:
+        each = ranges[index]
+        if each.first_offset < first_offset or each.last_offset > last_offset:
+            each = replace(
+                each,
+                first_offset=max(each.first_offset, first_offset),
+                last_offset=min(each.last_offset, last_offset),
+            )
+        found.append(each)
+        index += 1
+    return found
+
+
+def _overlaid(ranges: tuple[Range, ...], pieces: list[Range]) -> Iterable[Range]:
+    """The ranges with these pieces, in order and each within the ranges, in their places."""
+    at = ranges[0].first_offset if ranges else 0
+    for piece in pieces:
+        if piece.first_offset > at:
+            yield from _between(ranges, at, piece.first_offset - 1)
+        yield piece
+        at = piece.last_offset + 1
+    if ranges and at <= ranges[-1].last_offset:
+        yield from _between(ranges, at, ranges[-1].last_offset)
+
+
+def _sealed(start_offset: int, ranges: Iterable[Range]) -> SharePartition:
+    """The window without what is settled at its begin and what was never delivered at its end; neighbours that went the
+    same way are one range."""
+    sealed: list[Range] = []
+    for each in ranges:
+        if not sealed and each.state in SETTLED:
+            start_offset = each.last_offset + 1
+            continue
+        last = sealed[-1] if sealed else None
+        if last is not None and replace(last, last_offset=each.last_offset) == replace(
+            each, first_offset=last.first_offset
+        ):
+            sealed[-1] = replace(last, last_offset=each.last_offset)
+        else:
+            sealed.append(each)
+    while sealed and sealed[-1].state is RecordState.AVAILABLE and not sealed[-1].delivery_count:
+        sealed.pop()
+    return SharePartition(start_offset, tuple(sealed))
