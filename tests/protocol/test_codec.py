@@ -100,7 +100,7 @@ def test_text_that_is_not_utf_8_is_replaced_as_upstream_does(version):
 
 
 @pytest.mark.parametrize(
-    ("api_key", "version"), [(ApiKey.HEARTBEAT, 5), (ApiKey.HEARTBEAT, -1), (ApiKey.SHARE_FETCH, 1)]
+    ("api_key", "version"), [(ApiKey.HEARTBEAT, 5), (ApiKey.HEARTBEAT, -1), (ApiKey.GET_TELEMETRY_SUBSCRIPTIONS, 0)]
 )
 def test_undeclared_apis_and_versions_are_refused(api_key, version):
     with pytest.raises(ProtocolError, match="no request"):
@@ -111,7 +111,7 @@ def test_classes_of_an_api():
     assert codec.request_class(ApiKey.HEARTBEAT) is HeartbeatRequest
     assert codec.response_class(12) is HeartbeatResponse
     with pytest.raises(KeyError):
-        codec.request_class(ApiKey.SHARE_FETCH)
+        codec.request_class(ApiKey.GET_TELEMETRY_SUBSCRIPTIONS)
 
 
 def test_decoded_messages_are_frozen():

@@ -1,6 +1,6 @@
 """One share partition (KIP-932): what a share group has done with the records of one partition.
 
-The one idea: a window of offsets in ranges. Below it all is settled, above it nothing was delivered; in it each range is
+The one idea: a window of offsets in ranges. Below it all is settled, above it nothing was delivered; in it a range is
 available, acquired by one member until a deadline, acknowledged or archived. `step` turns the value and an event into
 the next value; whoever plays it stores `durable` of that before the reply leaves where the step says so. Values in,
 values out: no I/O, no clock.

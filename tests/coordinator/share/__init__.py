@@ -1,0 +1,1 @@
+"""Share groups and share partitions, by values and by simulation."""
