@@ -8,12 +8,13 @@ fewest readers. Members and partitions are taken in order, so equal input has eq
 from __future__ import annotations
 
 import heapq
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from uuid import UUID
 
-from gateway.coordinator.consumer.partitions import NOTHING, Partitions
+from gateway.coordinator.consumer.partitions import NOTHING, Partitions, size
 from gateway.coordinator.facts import MemberId
 
 TopicPartition = tuple[UUID, int]
@@ -43,11 +44,19 @@ def assign(readers: Mapping[MemberId, Reader], counts: Mapping[UUID, int]) -> di
         given[member_id].append(partition)
         readers_of[partition] += 1
 
+    alike = Counter(reader.topic_ids for reader in readers.values())
+    shares = {
+        wanted: sum((Fraction(counts.get(topic_id, 0), len(by_topic[topic_id])) for topic_id in wanted), Fraction())
+        for wanted in alike
+    }
+    # Of members that want the same, so many keep one more than the others: an even share may be no whole number.
+    extras = {wanted: int((share - int(share)) * alike[wanted]) if share > 1 else 0 for wanted, share in shares.items()}
     for member_id in order:
         reader = readers[member_id]
-        # Its even share of what it subscribes to, and how many others each of these has to bear.
-        wanted = sum(counts.get(topic_id, 0) / len(by_topic[topic_id]) for topic_id in reader.topic_ids)
-        quota = max(1, -int(-wanted // 1))
+        quota = max(1, int(shares[reader.topic_ids]))
+        if extras[reader.topic_ids] and size(reader.last) > quota:
+            extras[reader.topic_ids] -= 1
+            quota += 1
         for topic_id in sorted(reader.last):
             if topic_id not in reader.topic_ids:
                 continue

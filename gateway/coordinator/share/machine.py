@@ -45,10 +45,14 @@ from gateway.coordinator.model import (
     DeleteGroup,
     DeleteReply,
     Group,
+    Heartbeat,
+    HeartbeatReply,
     OffsetCommit,
     OffsetCommitReply,
     Settings,
     ShareSettings,
+    SyncGroup,
+    SyncReply,
     TxnOffsetCommit,
 )
 from gateway.coordinator.restore import SHORTEST_SESSION_MS
@@ -102,6 +106,10 @@ def step(group: ShareGroup, event: Any, cluster: Cluster, now_ms: int, settings:
         case DeleteGroup():
             deleted = replace(group, is_deleted=True)
             return Step(deleted, ((event.request_id, DeleteReply(ErrorCode.NONE)),), (GroupDeleted(),))
+        case Heartbeat():
+            return Step(group, ((event.request_id, HeartbeatReply(ErrorCode.UNKNOWN_MEMBER_ID)),))
+        case SyncGroup():
+            return Step(group, ((event.request_id, SyncReply(ErrorCode.UNKNOWN_MEMBER_ID)),))
         case ConnectionClosed() | News():
             # A member says by heartbeats alone that it lives.
             return Step(group)
@@ -121,7 +129,8 @@ class _Share:
         return ShareGroup(group_id)
 
     def takes(self, group: ShareGroup, event: Any) -> bool:
-        return False
+        """Members of the classic protocol are not known here, and told so; one that would join is sent away."""
+        return type(event) in (Heartbeat, SyncGroup)
 
     def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
         """An id that nobody has used may be a share group's; a group of another type never becomes one."""
