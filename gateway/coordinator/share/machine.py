@@ -47,6 +47,9 @@ from gateway.coordinator.model import (
     Group,
     Heartbeat,
     HeartbeatReply,
+    LeaveGroup,
+    LeaveReply,
+    LeftMember,
     OffsetCommit,
     OffsetCommitReply,
     Settings,
@@ -110,6 +113,9 @@ def step(group: ShareGroup, event: Any, cluster: Cluster, now_ms: int, settings:
             return Step(group, ((event.request_id, HeartbeatReply(ErrorCode.UNKNOWN_MEMBER_ID)),))
         case SyncGroup():
             return Step(group, ((event.request_id, SyncReply(ErrorCode.UNKNOWN_MEMBER_ID)),))
+        case LeaveGroup():
+            left = (LeftMember(each.member_id, each.group_instance_id, ErrorCode.UNKNOWN_MEMBER_ID) for each in event.members)
+            return Step(group, ((event.request_id, LeaveReply(ErrorCode.NONE, tuple(left))),))
         case ConnectionClosed() | News():
             # A member says by heartbeats alone that it lives.
             return Step(group)
@@ -130,7 +136,7 @@ class _Share:
 
     def takes(self, group: ShareGroup, event: Any) -> bool:
         """Members of the classic protocol are not known here, and told so; one that would join is sent away."""
-        return type(event) in (Heartbeat, SyncGroup)
+        return type(event) in (Heartbeat, SyncGroup, LeaveGroup)
 
     def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
         """An id that nobody has used may be a share group's; a group of another type never becomes one."""

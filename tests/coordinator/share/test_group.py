@@ -23,6 +23,10 @@ from gateway.coordinator.model import (
     Group,
     Heartbeat,
     JoinGroup,
+    LeaveGroup,
+    LeaveReply,
+    LeavingMember,
+    LeftMember,
     OffsetCommit,
     Settings,
     ShareSettings,
@@ -239,6 +243,14 @@ def test_a_share_group_stays_one(emptied):
         taken = played(group, event)
         assert taken.group is group
         assert taken.replies[0][1].error is error, type(event)
+
+
+def test_a_classic_member_that_leaves_was_never_here():
+    group = two_members()
+    leave = LeaveGroup(RequestId(3), ConnectionId("c"), (LeavingMember(A, None),))
+    taken = played(group, leave)
+    assert taken.group is group
+    assert taken.replies == ((RequestId(3), LeaveReply(ErrorCode.NONE, (LeftMember(A, None, ErrorCode.UNKNOWN_MEMBER_ID),))),)
 
 
 def test_a_group_of_another_kind_never_becomes_one():

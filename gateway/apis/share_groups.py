@@ -1,0 +1,147 @@
+"""ShareGroupHeartbeat and ShareGroupDescribe: messages to events of a share group (KIP-932), and its values to messages.
+
+The one idea: as for consumer groups, each handler is a translation; what a member may do is decided in
+`gateway/coordinator/share`. Neither is in the table of what is served as long as records of share groups are not: a
+client that could join would wait for records that nobody gives it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from gateway.apis.leaving import farewell
+from gateway.coordinator.consumer.partitions import Partitions
+from gateway.coordinator.machine import ConnectionId, Value
+from gateway.coordinator.model import MemberId
+from gateway.coordinator.share.model import SIMPLE, ShareGroup, ShareGroupHeartbeat, ShareMember, state_of
+from gateway.log.catalog import Catalog
+from gateway.net.authorized_operations import NOT_ASKED, Resource, authorized_operations
+from gateway.net.context import RequestContext
+from gateway.net.pieces import first_of_each
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages import share_group_describe as described
+from protocol.messages.share_group_heartbeat import (
+    Assignment,
+    ShareGroupHeartbeatRequest,
+    ShareGroupHeartbeatResponse,
+    TopicPartitions,
+)
+
+
+async def share_group_heartbeat(
+    request: ShareGroupHeartbeatRequest, context: RequestContext
+) -> ShareGroupHeartbeatResponse:
+    """Topics named that this node does not know are looked up first, as for consumer groups."""
+    if not request.group_id:
+        return ShareGroupHeartbeatResponse(
+            error_code=ErrorCode.INVALID_REQUEST, error_message="GroupId can't be empty."
+        )
+    if request.subscribed_topic_names:
+        await context.services.catalog.resolve_all(request.subscribed_topic_names)
+    if request.member_epoch < 0:
+        await farewell()
+    groups = context.services.groups
+    reply = groups.submit(
+        request.group_id,
+        ShareGroupHeartbeat(
+            request_id=groups.next_request_id(),
+            connection_id=ConnectionId(context.connection.connection_id),
+            client_id=context.client_id or "",
+            client_host=context.connection.client_host,
+            member_id=MemberId(request.member_id),
+            member_epoch=request.member_epoch,
+            rack_id=request.rack_id,
+            subscribed_topic_names=request.subscribed_topic_names,
+        ),
+    )
+    if isinstance(reply, asyncio.Future):
+        reply = await reply
+    return ShareGroupHeartbeatResponse(
+        error_code=reply.error,
+        error_message=reply.message,
+        member_id=reply.member_id,
+        member_epoch=reply.member_epoch,
+        heartbeat_interval_ms=reply.heartbeat_interval_ms,
+        assignment=None if reply.assignment is None else _assignment(reply.assignment),
+    )
+
+
+def refuse_share_group_heartbeat(
+    request: ShareGroupHeartbeatRequest, version: int, code: ErrorCode, message: str | None
+) -> ShareGroupHeartbeatResponse:
+    return ShareGroupHeartbeatResponse(error_code=code, error_message=message)
+
+
+def _assignment(held: Partitions) -> Assignment:
+    return Assignment(
+        topic_partitions=tuple(
+            TopicPartitions(topic_id=topic_id, partitions=tuple(sorted(indexes))) for topic_id, indexes in held.items()
+        )
+    )
+
+
+async def share_group_describe(
+    request: described.ShareGroupDescribeRequest, context: RequestContext
+) -> described.ShareGroupDescribeResponse:
+    """A group that is missing or of another type is GROUP_ID_NOT_FOUND."""
+    asked = request.include_authorized_operations
+    viewed = context.services.groups.views(await first_of_each(request.group_ids))
+    return described.ShareGroupDescribeResponse(
+        groups=tuple([await _described(group_id, group, asked, context) async for group_id, group in viewed])
+    )
+
+
+def refuse_share_group_describe(
+    request: described.ShareGroupDescribeRequest, version: int, code: ErrorCode, message: str | None
+) -> described.ShareGroupDescribeResponse:
+    return described.ShareGroupDescribeResponse(
+        groups=tuple(
+            described.DescribedGroup(group_id=group_id, error_code=code, error_message=message)
+            for group_id in request.group_ids
+        )
+    )
+
+
+async def _described(
+    group_id: str, group: Value | KafkaError, with_operations: bool, context: RequestContext
+) -> described.DescribedGroup:
+    if not group_id:
+        group = KafkaError(ErrorCode.INVALID_GROUP_ID, "the group has no name")
+    elif not isinstance(group, KafkaError) and not group.exists:
+        group = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
+    elif not isinstance(group, KafkaError) and not isinstance(group, ShareGroup):
+        group = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a share group.")
+    if isinstance(group, KafkaError):
+        return described.DescribedGroup(
+            group_id=group_id, error_code=group.code, error_message=group.message, authorized_operations=NOT_ASKED
+        )
+    catalog = context.services.catalog
+    await catalog.resolve_all_ids({topic_id for each in group.members.values() for topic_id in each.assigned})
+    return described.DescribedGroup(
+        group_id=group_id,
+        group_state=state_of(group).value,
+        group_epoch=group.group_epoch,
+        assignment_epoch=group.assignment_epoch,
+        assignor_name=SIMPLE,
+        members=tuple(_member(each, catalog) for each in group.members.values()),
+        authorized_operations=authorized_operations(Resource.GROUP, group_id, context, asked=with_operations),
+    )
+
+
+def _member(member: ShareMember, catalog: Catalog) -> described.Member:
+    """Topics that were deleted a moment ago have no name any more, and are left out."""
+    return described.Member(
+        member_id=member.member_id,
+        rack_id=member.rack_id,
+        member_epoch=member.member_epoch,
+        client_id=member.client_id,
+        client_host=member.client_host,
+        subscribed_topic_names=member.subscribed_topic_names,
+        assignment=described.Assignment(
+            topic_partitions=tuple(
+                described.TopicPartitions(topic_id=topic_id, topic_name=topic.name, partitions=tuple(sorted(indexes)))
+                for topic_id, indexes in member.assigned.items()
+                if (topic := catalog.get_by_id(topic_id)) is not None
+            )
+        ),
+    )
