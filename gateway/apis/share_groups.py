@@ -1,4 +1,4 @@
-"""ShareGroupHeartbeat and ShareGroupDescribe: messages to events of a share group (KIP-932), and its values to messages.
+"""ShareGroupHeartbeat and ShareGroupDescribe: messages to events of a share group (KIP-932), and values to messages.
 
 The one idea: as for consumer groups, each handler is a translation; what a member may do is decided in
 `gateway/coordinator/share`. Neither is in the table of what is served as long as records of share groups are not: a

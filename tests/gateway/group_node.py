@@ -20,6 +20,7 @@ from gateway.apis.group_admin import delete_groups, describe_groups, list_groups
 from gateway.apis.offset_commit import offset_commit
 from gateway.apis.offset_delete import offset_delete
 from gateway.apis.offset_fetch import offset_fetch
+from gateway.apis.share_groups import share_group_describe, share_group_heartbeat
 from gateway.apis.txn_offset_commit import txn_offset_commit
 from gateway.cluster.leases import Leases
 from gateway.cluster.membership import Membership
@@ -67,6 +68,8 @@ HANDLERS: dict[ApiKey, Any] = {
     ApiKey.LEAVE_GROUP: leave_group,
     ApiKey.CONSUMER_GROUP_HEARTBEAT: consumer_group_heartbeat,
     ApiKey.CONSUMER_GROUP_DESCRIBE: consumer_group_describe,
+    ApiKey.SHARE_GROUP_HEARTBEAT: share_group_heartbeat,
+    ApiKey.SHARE_GROUP_DESCRIBE: share_group_describe,
     ApiKey.FIND_COORDINATOR: find_coordinator,
     ApiKey.DESCRIBE_GROUPS: describe_groups,
     ApiKey.LIST_GROUPS: list_groups,

@@ -114,7 +114,10 @@ def step(group: ShareGroup, event: Any, cluster: Cluster, now_ms: int, settings:
         case SyncGroup():
             return Step(group, ((event.request_id, SyncReply(ErrorCode.UNKNOWN_MEMBER_ID)),))
         case LeaveGroup():
-            left = (LeftMember(each.member_id, each.group_instance_id, ErrorCode.UNKNOWN_MEMBER_ID) for each in event.members)
+            left = (
+                LeftMember(each.member_id, each.group_instance_id, ErrorCode.UNKNOWN_MEMBER_ID)
+                for each in event.members
+            )
             return Step(group, ((event.request_id, LeaveReply(ErrorCode.NONE, tuple(left))),))
         case ConnectionClosed() | News():
             # A member says by heartbeats alone that it lives.

@@ -250,7 +250,9 @@ def test_a_classic_member_that_leaves_was_never_here():
     leave = LeaveGroup(RequestId(3), ConnectionId("c"), (LeavingMember(A, None),))
     taken = played(group, leave)
     assert taken.group is group
-    assert taken.replies == ((RequestId(3), LeaveReply(ErrorCode.NONE, (LeftMember(A, None, ErrorCode.UNKNOWN_MEMBER_ID),))),)
+    assert taken.replies == (
+        (RequestId(3), LeaveReply(ErrorCode.NONE, (LeftMember(A, None, ErrorCode.UNKNOWN_MEMBER_ID),))),
+    )
 
 
 def test_a_group_of_another_kind_never_becomes_one():
