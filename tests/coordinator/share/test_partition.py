@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, field, replace
 
 import pytest
 
+from gateway.coordinator.document import dump, load
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.share.partition import (
     SETTLED,
@@ -282,7 +284,9 @@ class World:
         self.check(before, taken)
         self.partition = taken.partition
         if taken.must_store:
-            self.stored = durable(taken.partition)
+            document = json.dumps(dump(durable(taken.partition)))
+            self.stored = load(SharePartition, json.loads(document))
+            assert self.stored == durable(taken.partition)
         return taken
 
     def check(self, before: SharePartition, taken: PartitionStep) -> None:
