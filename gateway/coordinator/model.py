@@ -81,18 +81,25 @@ class ConsumerSettings:
 
 
 @dataclass(frozen=True, slots=True)
-class ShareSettings:
-    """Of share groups (KIP-932); names and defaults are Kafka's `group.share.*`. The two intervals may be a group's
 class StreamsSettings:
     """Of streams groups (KIP-1071); names and defaults are Kafka's `group.streams.*`. All but the size may be a group's
     own."""
 
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 5_000
-    max_size: int = 200
     max_size: int = 2**31 - 1
     num_standby_replicas: int = 0
     initial_rebalance_delay_ms: int = 3_000
+
+
+@dataclass(frozen=True, slots=True)
+class ShareSettings:
+    """Of share groups (KIP-932); names and defaults are Kafka's `group.share.*`. The two intervals may be a group's
+    own."""
+
+    session_timeout_ms: int = 45_000
+    heartbeat_interval_ms: int = 5_000
+    max_size: int = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +123,11 @@ class Settings:
     consumer: ConsumerSettings = ConsumerSettings()
     consumer_of: Mapping[str, ConsumerSettings] = field(default_factory=dict[str, ConsumerSettings])
     """Of the groups that have configs of their own, by group id."""
-    share: ShareSettings = ShareSettings()
-    share_of: Mapping[str, ShareSettings] = field(default_factory=dict[str, ShareSettings])
     streams: StreamsSettings = StreamsSettings()
     streams_of: Mapping[str, StreamsSettings] = field(default_factory=dict[str, StreamsSettings])
+    """Likewise."""
+    share: ShareSettings = ShareSettings()
+    share_of: Mapping[str, ShareSettings] = field(default_factory=dict[str, ShareSettings])
     """Likewise."""
 
     def handoff_of(self, group_id: str) -> HandoffSettings:

@@ -40,8 +40,7 @@ from storage.types import Node
 
 log = structlog.stdlib.get_logger(__name__)
 
-MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER, ShareGroup: SHARE})
-MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER, StreamsGroup: STREAMS})
+MACHINES = Machines({Group: CLASSIC, ConsumerGroup: CONSUMER, StreamsGroup: STREAMS, ShareGroup: SHARE})
 STORE_PATIENCE_MS = 15_000
 """How long one write or load is tried again before those who wait for it are sent away."""
 MAX_FACTS_LOGGED = 20
