@@ -54,6 +54,8 @@ from gateway.operate.maintenance import Maintenance
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
 from gateway.quotas.throttles import Throttles
+from gateway.share.partitions import SharePartitions
+from gateway.share.sessions import ShareSessions
 from gateway.transactions.coordinator import Transactions
 from storage import notify
 from storage.byte_store import ByteStore
@@ -71,6 +73,7 @@ from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.producers import ProducerStore
 from storage.roller import Roller
+from storage.share import ShareStore
 from storage.store import open_store
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
@@ -239,12 +242,20 @@ class App:
             observe_failure=metrics.observe_reconcile_failure,
         )
 
+        share_store = ShareStore(database)
+        share = SharePartitions(share_store)
+        share_sessions = ShareSessions(broker.group_share_max_share_sessions)
+        self._undo.append(("share partitions", STEP_TIMEOUT_S, share.close))
+        metrics.share_partitions.set_function(lambda: share.count)
+        metrics.share_sessions.set_function(lambda: share_sessions.count)
+
         def forget() -> None:
             tail.reset()
             catalog.reset()
             leases.forget()
             jobs.forget()
             log_store.reader.forget()
+            share.forget()
 
         histories.forget, histories.begun = forget, reconciler.hearing
         self._supervisor.start("history", histories.follow, interval_ms=0, regular=False)
@@ -288,6 +299,9 @@ class App:
             history=history,
             transactions=transactions,
             throttles=throttles,
+            share=share,
+            share_sessions=share_sessions,
+            share_store=share_store,
             marks=marks,
         )
         deletions = Deletions(
@@ -314,9 +328,13 @@ class App:
         exporter = Exporter(Monitor(database), membership, settings.metrics_max_series)
         await self._start_http(exporter, server, services, leases)
 
+        def connection_closed(connection_id: str, by_peer: bool) -> None:
+            groups.connection_closed(connection_id, by_peer)
+            share_sessions.connection_closed(connection_id, share)
+
         await server.serve(
             Dispatch(SERVED, services, metrics, Stages(throttle=throttles.before, charge=throttles.around)),
-            groups.connection_closed,
+            connection_closed,
             lambda address: throttles.connection_wait_s(catalog.quotas, address),
         )
         self.bootstrap = membership.address

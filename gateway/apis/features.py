@@ -23,12 +23,12 @@ from storage.types import TRANSACTION_VERSION
 
 log = structlog.get_logger(__name__)
 
-GROUPS, STREAMS, TRANSACTIONS = "group.version", "streams.version", "transaction.version"
+GROUPS, SHARE, STREAMS, TRANSACTIONS = "group.version", "share.version", "streams.version", "transaction.version"
 LOWEST_LEVEL = 0
-SUPPORTED = {GROUPS: 1, STREAMS: 1, TRANSACTIONS: TRANSACTION_VERSION}
+SUPPORTED = {GROUPS: 1, SHARE: 1, STREAMS: 1, TRANSACTIONS: TRANSACTION_VERSION}
 """Feature → its highest level."""
-ALWAYS_SERVED = {GROUPS: "The consumer protocol", STREAMS: "The streams protocol"}
-"""Features that cannot be lowered: KIP-848, KIP-1071."""
+ALWAYS_SERVED = {GROUPS: "The consumer protocol", SHARE: "The share protocol", STREAMS: "The streams protocol"}
+"""Features that cannot be lowered: KIP-848, KIP-932, KIP-1071."""
 
 FIRST_VERSION_WITH_UPGRADE_TYPE = 1
 

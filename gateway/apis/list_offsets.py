@@ -101,7 +101,7 @@ async def _answer(
         return ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=state)
     end_offset = state.last_stable_offset if isolation_level == READ_COMMITTED else state.high_watermark
     try:
-        timestamp, offset = await _place_at(part.timestamp, found.partition_key, state, end_offset, context)
+        timestamp, offset = await place_at(part.timestamp, found.partition_key, state, end_offset, context)
     except StorageError as error:
         code = storage_code(context.api_key, error)
         return ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=code)
@@ -116,7 +116,7 @@ async def _answer(
     )
 
 
-async def _place_at(
+async def place_at(
     timestamp: int, key: PartitionKey, state: PartitionState, end_offset: int, context: RequestContext
 ) -> Place:
     log_store = context.services.log

@@ -129,6 +129,61 @@ class BrokerConfig:
         at_least(0),
         update=_AT_START,
     )
+    group_share_session_timeout_ms: int = setting(
+        _INT, 45_000, "How long a member of a share group may be silent.", at_least(1), update=_AT_START
+    )
+    group_share_min_session_timeout_ms: int = setting(
+        _INT, 45_000, "Shortest session timeout that a share group may be given.", at_least(1), update=_AT_START
+    )
+    group_share_max_session_timeout_ms: int = setting(
+        _INT, 60_000, "Longest session timeout that a share group may be given.", at_least(1), update=_AT_START
+    )
+    group_share_heartbeat_interval_ms: int = setting(
+        _INT, 5_000, "How often members of a share group are to speak.", at_least(1), update=_AT_START
+    )
+    group_share_min_heartbeat_interval_ms: int = setting(
+        _INT, 5_000, "Shortest heartbeat interval that a share group may be given.", at_least(1), update=_AT_START
+    )
+    group_share_max_heartbeat_interval_ms: int = setting(
+        _INT, 15_000, "Longest heartbeat interval that a share group may be given.", at_least(1), update=_AT_START
+    )
+    group_share_max_size: int = setting(
+        _INT, 200, "Most members that one share group may have.", between(1, 1_000), update=_AT_START
+    )
+    group_share_record_lock_duration_ms: int = setting(
+        _INT,
+        30_000,
+        "How long a record is a member's of a share group that has neither acknowledged nor released it.",
+        between(1_000, 3_600_000),
+        update=_AT_START,
+    )
+    group_share_min_record_lock_duration_ms: int = setting(
+        _INT, 15_000, "Shortest record lock that a share group may be given.", between(1_000, 30_000), update=_AT_START
+    )
+    group_share_max_record_lock_duration_ms: int = setting(
+        _INT,
+        60_000,
+        "Longest record lock that a share group may be given.",
+        between(30_000, 3_600_000),
+        update=_AT_START,
+    )
+    group_share_partition_max_record_locks: int = setting(
+        _INT,
+        2_000,
+        "Most records of a share partition that were delivered and are not settled.",
+        between(100, 10_000),
+        update=_AT_START,
+    )
+    group_share_delivery_count_limit: int = setting(
+        _INT,
+        5,
+        "How often a share group delivers a record at most.",
+        between(2, 10),
+        update=_AT_START,
+    )
+    group_share_max_share_sessions: int = setting(
+        _INT, 2_000, "Most share sessions of one node.", at_least(1), update=_AT_START
+    )
     group_max_size: int = setting(_INT, MAX_INT, "Most members that one group may have.", at_least(1), update=_AT_START)
     group_connection_grace_ms: int = setting(
         _INT,
@@ -490,8 +545,15 @@ def parse_broker_configs(
             str(config.group_min_session_timeout_ms),
             f"above group.max.session.timeout.ms ({config.group_max_session_timeout_ms})",
         )
-    for group_type in ("consumer", "streams"):
+    for group_type in ("consumer", "streams", "share"):
         _check_intervals(group_type, config)
+    lowest, highest = config.group_share_min_record_lock_duration_ms, config.group_share_max_record_lock_duration_ms
+    if not lowest <= config.group_share_record_lock_duration_ms <= highest:
+        raise ConfigError(
+            "group.share.record.lock.duration.ms",
+            str(config.group_share_record_lock_duration_ms),
+            f"not between {lowest} and {highest}, its bounds",
+        )
     if config.group_streams_num_standby_replicas > config.group_streams_max_standby_replicas:
         raise ConfigError(
             "group.streams.num.standby.replicas",

@@ -7,6 +7,7 @@ settings; they wait for it, whatever type it will be of.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
@@ -24,8 +25,11 @@ from gateway.config.definition import (
     render,
 )
 
-TYPES = ("consumer", "streams")
+TYPES = ("consumer", "streams", "share")
 """Of groups that have a session timeout and a heartbeat interval of their own."""
+RECORD_LOCK_DURATION = "share.record.lock.duration.ms"
+AUTO_OFFSET_RESET = "share.auto.offset.reset"
+ISOLATION_LEVEL = "share.isolation.level"
 STANDBY_REPLICAS = "streams.num.standby.replicas"
 INITIAL_REBALANCE_DELAY = "streams.initial.rebalance.delay.ms"
 HANDOFF_MODE = "group.handoff.mode"
@@ -63,12 +67,57 @@ def _intervals(group_type: str) -> tuple[ConfigKey, ConfigKey]:
     )
 
 
+BY_DURATION = "by_duration:"
+_DURATION = re.compile(
+    r"P(?:(\d{1,6})D)?(?:T(?:(\d{1,8})H)?(?:(\d{1,9})M)?(?:(\d{1,10}(?:\.\d{1,9})?)S)?)?", re.ASCII | re.IGNORECASE
+)
+    r"P(?:(\d{1,6})D)?(?:T(?:(\d{1,8})H)?(?:(\d{1,9})M)?(?:(\d{1,10}(?:\.\d{1,9})?)S)?)?", re.ASCII | re.IGNORECASE
+)
+
+
+def duration_ms(text: str) -> int | None:
+    """Of an ISO 8601 duration of days, hours, minutes and seconds; None if it is none, or nothing."""
+    matched = _DURATION.fullmatch(text)
+    if matched is None or not any(matched.groups()):
+        return None
+    days, hours, minutes, seconds = (float(part or 0) for part in matched.groups())
+    return int((((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000)
+
+
+def _offset_reset(value: str) -> str | None:
+    is_known = value in ("latest", "earliest")
+    if is_known or (value.startswith(BY_DURATION) and duration_ms(value.removeprefix(BY_DURATION)) is not None):
+        return None
+    return "must be latest, earliest or by_duration:<duration>, as by_duration:PT1H"
+
+
 GROUP_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
     {
         key.name: key
         for key in (
             *_intervals("consumer"),
             *_intervals("streams"),
+            *_intervals("share"),
+            _of_broker(
+                RECORD_LOCK_DURATION,
+                ConfigType.INT,
+                30_000,
+                "How long a record is a member's of a share group that has neither acknowledged nor released it.",
+            ),
+            ConfigKey(
+                AUTO_OFFSET_RESET,
+                ConfigType.STRING,
+                "latest",
+                "Where a share group begins in a partition: latest, earliest, or by_duration:<ISO 8601 duration>.",
+                _offset_reset,
+            ),
+            ConfigKey(
+                ISOLATION_LEVEL,
+                ConfigType.STRING,
+                "read_uncommitted",
+                "Whether members of a share group are given what transactions have not committed.",
+                one_of("read_committed", "read_uncommitted"),
+            ),
             _of_broker(
                 STANDBY_REPLICAS,
                 ConfigType.INT,
@@ -128,7 +177,8 @@ def _bounds(name: str, broker: BrokerConfig) -> tuple[int, int] | None:
     if name == STANDBY_REPLICAS:
         return 0, broker.group_streams_max_standby_replicas
     group_type, _, setting = name.partition(".")
-    if group_type not in TYPES or name not in (session_timeout(group_type), heartbeat_interval(group_type)):
+    bounded = (session_timeout(group_type), heartbeat_interval(group_type), RECORD_LOCK_DURATION)
+    if group_type not in TYPES or name not in bounded:
         return None
     field = setting.replace(".", "_")
     return getattr(broker, f"group_{group_type}_min_{field}"), getattr(broker, f"group_{group_type}_max_{field}")

@@ -94,12 +94,19 @@ class StreamsSettings:
 
 @dataclass(frozen=True, slots=True)
 class ShareSettings:
-    """Of share groups (KIP-932); names and defaults are Kafka's `group.share.*`. The two intervals may be a group's
-    own."""
+    """Of share groups (KIP-932); names and defaults are Kafka's `group.share.*` and `share.*`. Sizes and limits are the
+    broker's, the others may be a group's own."""
 
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 5_000
     max_size: int = 200
+    record_lock_duration_ms: int = 30_000
+    max_record_locks: int = 2_000
+    """Most records of one partition that are neither settled nor waiting for their first delivery."""
+    delivery_count_limit: int = 5
+    auto_offset_reset: str = "latest"
+    """Where a group begins in a partition: `latest`, `earliest`, or `by_duration:` and an ISO 8601 duration."""
+    read_committed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from gateway.coordinator.facts import Fact, MemberId, TargetComputed
 from gateway.coordinator.machine import Value
 from gateway.coordinator.model import Group, Member
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
+from gateway.coordinator.share.model import ShareGroup, ShareMember
 from gateway.coordinator.streams.model import MemberState as StreamsMemberState
 from gateway.coordinator.streams.model import StreamsGroup, StreamsMember
 from gateway.coordinator.streams.tasks import Task
@@ -23,7 +24,7 @@ from protocol.errors import ProtocolError
 OwnedPartition = tuple[str | UUID, int]
 """By the topic's id in a consumer group, by its name in others."""
 
-AnyMember = Member | ConsumerMember | StreamsMember
+AnyMember = Member | ConsumerMember | StreamsMember | ShareMember
 
 
 class Topics(Protocol):
@@ -59,9 +60,18 @@ def session_timeout_ms(member: AnyMember) -> int:
 
 
 def instance_of(member: AnyMember | None) -> str | None:
-    if isinstance(member, Member):
-        return member.group_instance_id
-    return None if member is None else member.instance_id
+    match member:
+        case Member():
+            return member.group_instance_id
+        case ConsumerMember() | StreamsMember():
+            return member.instance_id
+        case _:
+            return None
+
+
+def rebalance_timeout_ms(member: AnyMember) -> int:
+    """0 where nobody waits for the member to let go of anything."""
+    return 0 if isinstance(member, ShareMember) else member.rebalance_timeout_ms
 
 
 def spoke(fact: Fact) -> Sequence[MemberId]:
@@ -76,6 +86,8 @@ def has_caught_up(group: Value, member_id: MemberId) -> bool:
             is_settled = group.members[member_id].state is MemberState.STABLE
         case StreamsGroup():
             is_settled = group.members[member_id].state is StreamsMemberState.STABLE
+        case ShareGroup():
+            is_settled = True
         case _:
             return False
     return is_settled and group.members[member_id].member_epoch == group.group_epoch
@@ -87,7 +99,8 @@ def assignor_of(group: Value) -> str | None:
 
 
 def owned_by(group: Value, member_id: MemberId, topics: Topics) -> set[OwnedPartition]:
-    """What the member may own: also what it was told to let go of, until it says that it did."""
+    """What the member may own: also what it was told to let go of, until it says that it did. Members of a share group
+    own nothing: several read one partition."""
     match group:
         case ConsumerGroup():
             member = group.members[member_id]

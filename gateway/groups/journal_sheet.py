@@ -20,6 +20,7 @@ from gateway.groups.journal_members import (
     Topics,
     instance_of,
     member_of,
+    rebalance_timeout_ms,
     session_timeout_ms,
 )
 from storage.journal import JournalEvent, JournalHandoff, JournalMember, JournalOwnership, JournalRow
@@ -123,7 +124,7 @@ class Sheet:
                     client_id=member.client_id,
                     client_host=member.client_host,
                     session_timeout_ms=session_timeout_ms(member),
-                    rebalance_timeout_ms=member.rebalance_timeout_ms,
+                    rebalance_timeout_ms=rebalance_timeout_ms(member),
                     join_wait_ms=max(joined_ms - started_ms, 0) if waited and joined_ms and started_ms else None,
                     leader=isinstance(group, Group) and group.leader_id == member_id,
                 )

@@ -9,7 +9,10 @@ import structlog
 from gateway.config.broker import BrokerConfig
 from gateway.config.definition import ConfigError
 from gateway.config.group import (
+    AUTO_OFFSET_RESET,
     INITIAL_REBALANCE_DELAY,
+    ISOLATION_LEVEL,
+    RECORD_LOCK_DURATION,
     STANDBY_REPLICAS,
     check_group_configs,
     group_handoff,
@@ -17,7 +20,7 @@ from gateway.config.group import (
     group_number,
 )
 from gateway.coordinator.handoff import HandoffMode, HandoffSettings
-from gateway.coordinator.model import ConsumerSettings, MigrationPolicy, Settings, StreamsSettings
+from gateway.coordinator.model import ConsumerSettings, MigrationPolicy, Settings, ShareSettings, StreamsSettings
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -47,6 +50,8 @@ def group_settings(broker: BrokerConfig, group_configs: Mapping[str, Configs]) -
         drains=HandoffMode.DRAIN in (handoff.mode, *(each.handoff.mode for each in of_group.values())),
         consumer=_consumer_settings({}, broker),
         consumer_of=of_group,
+        share=_share_settings({}, broker),
+        share_of={group_id: _share_settings(configs, broker) for group_id, configs in valid.items()},
         streams=_streams_settings({}, broker),
         streams_of={group_id: _streams_settings(configs, broker) for group_id, configs in valid.items()},
     )
@@ -77,4 +82,18 @@ def _streams_settings(configs: Configs, broker: BrokerConfig) -> StreamsSettings
         max_size=broker.group_streams_max_size,
         num_standby_replicas=group_number(STANDBY_REPLICAS, configs, broker),
         initial_rebalance_delay_ms=group_number(INITIAL_REBALANCE_DELAY, configs, broker),
+    )
+
+
+def _share_settings(configs: Configs, broker: BrokerConfig) -> ShareSettings:
+    intervals = group_intervals("share", configs, broker)
+    return ShareSettings(
+        session_timeout_ms=intervals.session_timeout_ms,
+        heartbeat_interval_ms=intervals.heartbeat_interval_ms,
+        max_size=broker.group_share_max_size,
+        record_lock_duration_ms=group_number(RECORD_LOCK_DURATION, configs, broker),
+        max_record_locks=broker.group_share_partition_max_record_locks,
+        delivery_count_limit=broker.group_share_delivery_count_limit,
+        auto_offset_reset=configs.get(AUTO_OFFSET_RESET, "latest").strip(),
+        read_committed=configs.get(ISOLATION_LEVEL, "").strip() == "read_committed",
     )

@@ -29,11 +29,14 @@ if TYPE_CHECKING:
     from gateway.log.validator import BatchValidator
     from gateway.operate.metrics import Metrics
     from gateway.quotas.throttles import Throttles
+    from gateway.share.partitions import SharePartitions
+    from gateway.share.sessions import ShareSessions
     from gateway.transactions.coordinator import Transactions
     from storage.history import HistoryStore
     from storage.log import LogStore
     from storage.offsets import OffsetStore
     from storage.producers import ProducerStore
+    from storage.share import ShareStore
     from storage.topics import TopicStore
 
 
@@ -100,6 +103,9 @@ class Services:
     history: HistoryStore
     transactions: Transactions
     throttles: Throttles
+    share: SharePartitions
+    share_sessions: ShareSessions
+    share_store: ShareStore
     marks: Marks | None = None
     """How far consumers were served, where groups may ask."""
 

@@ -163,6 +163,8 @@ class Metrics:
         self.group_handoffs_forced = self._counter(
             "group_handoffs_forced", "Partitions given away although the old owner may not have been done with them."
         )
+        self.share_partitions = self._gauge("share_partitions", "Share partitions in memory.")
+        self.share_sessions = self._gauge("share_sessions", "Share sessions that are open.")
         self.group_handoffs_pending = self._gauge(
             "group_handoffs_pending", "Partitions whose new owner waits for the old one now."
         )

@@ -329,6 +329,7 @@ begin
                 )
                 or (
                     g.state = 'Empty'
+                    and g.group_type <> 'share'
                     and g.group_id <> all (p_unsettled_groups || p_settled_groups)
                     and not exists (select from committed_offset o where o.group_id = g.group_id)
                     and not exists (select from pending_offset o where o.group_id = g.group_id)
@@ -358,6 +359,7 @@ begin
         delete from consumer_group g
         where g.group_id = any (locked_groups)
             and g.state = 'Empty'
+            and g.group_type <> 'share'  -- where it stands is not kept as offsets
             and g.group_id <> all (p_unsettled_groups || p_settled_groups)
             and not exists (select from committed_offset o where o.group_id = g.group_id)
             and not exists (select from pending_offset o where o.group_id = g.group_id)

@@ -96,6 +96,9 @@ class AdminNode:
             history=HistoryStore(database),
             transactions=unused,
             throttles=Throttles(),
+            share=SharePartitions(ShareStore(database)),
+            share_sessions=ShareSessions(),
+            share_store=ShareStore(database),
         )
 
     async def ask(self, api_key: ApiKey, request: Any, version: int, *, listener: str = "PLAINTEXT") -> Any:

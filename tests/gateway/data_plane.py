@@ -108,6 +108,9 @@ class DataPlane:
             history=HistoryStore(database),
             transactions=self.transactions,
             throttles=Throttles(),
+            share=SharePartitions(ShareStore(database)),
+            share_sessions=ShareSessions(),
+            share_store=ShareStore(database),
         )
 
     async def create_topic(

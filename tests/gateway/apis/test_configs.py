@@ -374,7 +374,7 @@ async def test_groups_have_settings_within_the_brokers_bounds(database_url: str)
             [(SET, interval, "15001")],
             [(SET, session, "44999")],
             [(SET, session, "x")],
-            [(SET, session, "50000"), (SET, "share.session.timeout.ms", "45000")],
+            [(SET, session, "50000"), (SET, "shared.session.timeout.ms", "45000")],
             [(APPEND, session, "1")],
         ):
             response = await alter(node, GROUP, "g", *changes)

@@ -1,0 +1,300 @@
+"""ShareFetch and ShareAcknowledge: share sessions, acknowledgements, and records acquired for a member (KIP-932).
+
+The one idea: what a request says of its session is judged first, then its acknowledgements are applied, and only then
+is anything acquired; each partition succeeds or fails alone. Who acquires is not asked whether it is a member: as in
+Kafka that is the coordinator's to know, and what a stranger acquires is everyone's again when its locks end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypeVar
+from uuid import UUID
+
+from gateway.apis.metadata import Placement
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.share.heartbeat import is_uuid
+from gateway.coordinator.share.partition import Acknowledge, AcknowledgedBatch, AcknowledgeType
+from gateway.log.partition_lookup import resolve_topics
+from gateway.net.context import RequestContext
+from gateway.net.holdings import Share
+from gateway.share.reader import Part, Reader, Want
+from gateway.share.sessions import FINAL_EPOCH, INITIAL_EPOCH, ShareSession
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages import share_acknowledge as acknowledging
+from protocol.messages import share_fetch as fetching
+from protocol.messages.share_acknowledge import ShareAcknowledgeRequest, ShareAcknowledgeResponse
+from protocol.messages.share_fetch import ShareFetchRequest, ShareFetchResponse
+
+RECORD_LIMIT = 1
+"""ShareAcquireMode: not one record more than asked for (KIP-1206)."""
+
+T = TypeVar("T")
+
+Batches = Sequence[fetching.AcknowledgementBatch] | Sequence[acknowledging.AcknowledgementBatch]
+
+
+async def share_fetch(request: ShareFetchRequest, context: RequestContext) -> ShareFetchResponse:
+    """The first request of a session brings no acknowledgements, the last one fetches nothing, and neither does one
+    that renews."""
+    named = [
+        (topic.topic_id, part.partition_index, part.acknowledgement_batches)
+        for topic in request.topics
+        for part in topic.partitions
+    ]
+    acknowledges = any(batches for _, _, batches in named)
+    if request.is_renew_ack and any(
+        (request.max_bytes, request.max_records, request.min_bytes, request.max_wait_ms, request.batch_size)
+    ):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "a request that renews acquires nothing: its limits must be 0")
+    if request.share_session_epoch == INITIAL_EPOCH and acknowledges:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "the first request of a share session acknowledges nothing")
+    session = _session(request, context)
+    is_final, is_first = request.share_session_epoch == FINAL_EPOCH, request.share_session_epoch == INITIAL_EPOCH
+    if not is_final:
+        forgotten = ((topic.topic_id, index) for topic in request.forgotten_topics_data for index in topic.partitions)
+        session.read(((topic_id, index) for topic_id, index, _ in named), forgotten)
+    given = {(topic_id, index): batches for topic_id, index, batches in named if batches}
+    wanted = dict.fromkeys(given) if is_final or request.is_renew_ack else dict.fromkeys((*given, *session.partitions))
+    parts = await _parts(wanted, context)
+    answerer = _Fetch(request, session, parts, context)
+    await answerer.acknowledge(given, renews=request.is_renew_ack)
+    if is_final:
+        _end(session, context)
+    elif not request.is_renew_ack:
+        await answerer.acquire()
+    return answerer.response(whole=is_first)
+
+
+def refuse_share_fetch(
+    request: ShareFetchRequest, version: int, code: ErrorCode, message: str | None
+) -> ShareFetchResponse:
+    return ShareFetchResponse(error_code=code, error_message=message)
+
+
+async def share_acknowledge(request: ShareAcknowledgeRequest, context: RequestContext) -> ShareAcknowledgeResponse:
+    if request.share_session_epoch == INITIAL_EPOCH:
+        raise KafkaError(ErrorCode.INVALID_SHARE_SESSION_EPOCH, "a share session is begun by ShareFetch")
+    session = _session(request, context)
+    given = {
+        (topic.topic_id, part.partition_index): part.acknowledgement_batches
+        for topic in request.topics
+        for part in topic.partitions
+    }
+    parts = await _parts(given, context)
+    answerer = _Fetch(request, session, parts, context)
+    await answerer.acknowledge(given, renews=request.is_renew_ack)
+    if request.share_session_epoch == FINAL_EPOCH:
+        _end(session, context)
+    return answerer.acknowledged()
+
+
+def refuse_share_acknowledge(
+    request: ShareAcknowledgeRequest, version: int, code: ErrorCode, message: str | None
+) -> ShareAcknowledgeResponse:
+    return ShareAcknowledgeResponse(error_code=code, error_message=message)
+
+
+# --- sessions -----------------------------------------------------------------------------------------------------
+
+
+def _session(request: ShareFetchRequest | ShareAcknowledgeRequest, context: RequestContext) -> ShareSession:
+    """The session that the request begins or goes on with. Raises KafkaError."""
+    group_id, member_id = request.group_id, request.member_id
+    if not group_id:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
+    if not member_id or not is_uuid(member_id):
+        raise KafkaError(ErrorCode.INVALID_REQUEST, "MemberId is not a valid UUID.")
+    sessions, connection_id = context.services.share_sessions, context.connection.connection_id
+    epoch = request.share_session_epoch
+    if epoch != INITIAL_EPOCH:
+        return sessions.get(group_id, MemberId(member_id), epoch, connection_id)
+    session, former = sessions.open(group_id, MemberId(member_id), connection_id)
+    if former is not None:
+        context.services.share.release(former.member_id, former.acquired_in)
+    return session
+
+
+def _end(session: ShareSession, context: RequestContext) -> None:
+    context.services.share_sessions.end(session)
+    context.services.share.release(session.member_id, session.acquired_in)
+
+
+async def _parts(named: Iterable[tuple[UUID, int]], context: RequestContext) -> list[Part]:
+    """Each with its partition, or with the reason why this node has none of it."""
+    services = context.services
+    parts = [Part(topic_id, index) for topic_id, index in named]
+    missing = await resolve_topics((("", part.topic_id) for part in parts), context, by_id=True)
+    for part in parts:
+        topic = services.catalog.get_by_id(part.topic_id)
+        if topic is None:
+            part.error = part.acknowledge_error = missing
+        elif not 0 <= part.index < len(topic.partitions):
+            part.error = part.acknowledge_error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        else:
+            part.partition = topic.partitions[part.index]
+            if not services.membership.leads(part.partition.partition_key):
+                part.error = part.acknowledge_error = ErrorCode.NOT_LEADER_OR_FOLLOWER
+    return parts
+
+
+# --- one request --------------------------------------------------------------------------------------------------
+
+
+class _Fetch:
+    """What a request makes of its partitions."""
+
+    def __init__(
+        self,
+        request: ShareFetchRequest | ShareAcknowledgeRequest,
+        session: ShareSession,
+        parts: list[Part],
+        context: RequestContext,
+    ) -> None:
+        self._request = request
+        self._session = session
+        self._parts = parts
+        self._context = context
+        settings = context.services.groups.settings
+        self._settings = settings.share_of.get(session.group_id, settings.share)
+        self._reader = Reader(context, session.group_id, session.member_id, self._settings)
+
+    async def acknowledge(self, given: Mapping[tuple[UUID, int], Batches], *, renews: bool) -> None:
+        """All partitions at once, so that what must be stored is stored together."""
+        asked = [part for part in self._parts if part.name in given]
+        for part in asked:
+            part.is_acknowledged = True
+        able = [part for part in asked if not part.acknowledge_error]
+        await asyncio.gather(*(self._acknowledge(part, given[part.name], renews=renews) for part in able))
+
+    async def _acknowledge(self, part: Part, batches: Batches, *, renews: bool) -> None:
+        if not renews and any(AcknowledgeType.RENEW in batch.acknowledge_types for batch in batches):
+            part.acknowledge_error = ErrorCode.INVALID_REQUEST
+            return
+        event = Acknowledge(
+            self._session.member_id,
+            tuple(
+                AcknowledgedBatch(batch.first_offset, batch.last_offset, batch.acknowledge_types) for batch in batches
+            ),
+        )
+        try:
+            taken = await self._context.services.share.apply(self._reader.key(part), event)
+            part.acknowledge_error = taken.error
+        except KafkaError as error:
+            part.acknowledge_error = error.code
+
+    async def acquire(self) -> None:
+        """Waits, as long as the request lets it, until there is something for the member."""
+        request, services = self._request, self._context.services
+        assert isinstance(request, ShareFetchRequest)
+        if request.max_records <= 0 or request.max_bytes <= 0:
+            return
+        tail, loop = services.tail, asyncio.get_running_loop()
+        deadline_s = loop.time() + max(request.max_wait_ms, 0) / 1000
+        max_bytes = min(request.max_bytes, services.catalog.broker.fetch_max_bytes)
+        parts = [part for part in self._parts if part.name in self._session.partitions and part.partition is not None]
+        keys = [part.partition.partition_key for part in parts if part.partition is not None]
+        holdings = self._context.connection.holdings
+        share = Share(holdings)
+        watch = tail.watch(keys, committed=self._settings.read_committed)
+        share_watch = services.share.watch(watch.wake)
+        try:
+            while True:
+                want = Want(
+                    min(max_bytes, max(holdings.room_bytes(), 1)),
+                    request.max_records,
+                    request.share_acquire_mode == RECORD_LIMIT,
+                )
+                share.become(want.max_bytes)
+                moved = await self._reader.acquire(parts, want, share_watch)
+                share.become(want.taken_bytes)
+                for part in parts:
+                    if part.acquired:
+                        self._session.acquired_in[self._reader.key(part)] = None
+                        self._session.put_last(part.name)
+                remaining_s = deadline_s - loop.time()
+                if (
+                    want.taken_records
+                    or any(part.error for part in parts)
+                    or not parts
+                    or remaining_s <= 0
+                    or tail.draining
+                ):
+                    return
+                if not moved:
+                    await watch.wait(1, remaining_s)
+                watch.rearm()
+        finally:
+            share.become(0)
+            share_watch.close()
+            watch.close()
+
+    def response(self, *, whole: bool) -> ShareFetchResponse:
+        """Of a session that goes on, partitions about which there is nothing to say are left out."""
+        said = [part for part in self._parts if whole or part.acquired or part.error or part.is_acknowledged]
+        by_topic: dict[UUID, list[fetching.PartitionData]] = {}
+        for part in said:
+            data = fetching.PartitionData(
+                partition_index=part.index,
+                error_code=part.error,
+                error_message=part.message,
+                acknowledge_error_code=part.acknowledge_error if part.is_acknowledged else ErrorCode.NONE,
+                current_leader=_leader(fetching.LeaderIdAndEpoch, part, self._context),
+                records=tuple(part.records) or b"",
+                acquired_records=tuple(
+                    fetching.AcquiredRecords(
+                        first_offset=each.first_offset,
+                        last_offset=each.last_offset,
+                        delivery_count=each.delivery_count,
+                    )
+                    for each in part.acquired
+                ),
+            )
+            by_topic.setdefault(part.topic_id, []).append(data)
+        return ShareFetchResponse(
+            acquisition_lock_timeout_ms=self._settings.record_lock_duration_ms,
+            responses=tuple(
+                fetching.ShareFetchableTopicResponse(topic_id=topic_id, partitions=tuple(partitions))
+                for topic_id, partitions in by_topic.items()
+            ),
+            node_endpoints=_endpoints(fetching.NodeEndpoint, self._parts, self._context),
+        )
+
+    def acknowledged(self) -> ShareAcknowledgeResponse:
+        by_topic: dict[UUID, list[acknowledging.PartitionData]] = {}
+        for part in self._parts:
+            data = acknowledging.PartitionData(
+                partition_index=part.index,
+                error_code=part.acknowledge_error,
+                current_leader=_leader(acknowledging.LeaderIdAndEpoch, part, self._context),
+            )
+            by_topic.setdefault(part.topic_id, []).append(data)
+        return ShareAcknowledgeResponse(
+            acquisition_lock_timeout_ms=self._settings.record_lock_duration_ms,
+            responses=tuple(
+                acknowledging.ShareAcknowledgeTopicResponse(topic_id=topic_id, partitions=tuple(partitions))
+                for topic_id, partitions in by_topic.items()
+            ),
+            node_endpoints=_endpoints(acknowledging.NodeEndpoint, self._parts, self._context),
+        )
+
+
+def _is_led_elsewhere(part: Part) -> bool:
+    return ErrorCode.NOT_LEADER_OR_FOLLOWER in (part.error, part.acknowledge_error)
+
+
+def _leader(kind: Callable[..., T], part: Part, context: RequestContext) -> T:
+    """Who leads what this node does not, and its leader epoch."""
+    if part.partition is None or not _is_led_elsewhere(part):
+        return kind(leader_id=-1, leader_epoch=-1)
+    leader = context.services.membership.leaders.leader(part.partition.partition_key)
+    return kind(leader_id=leader, leader_epoch=part.partition.leader_epoch)
+
+
+def _endpoints(kind: Callable[..., T], parts: Iterable[Part], context: RequestContext) -> tuple[T, ...]:
+    """Where all nodes are, if any of the partitions is another's."""
+    if not any(_is_led_elsewhere(part) for part in parts):
+        return ()
+    brokers = Placement(context).brokers
+    return tuple(kind(node_id=int(node.node_id), host=host, port=port, rack=node.rack) for node, host, port in brokers)

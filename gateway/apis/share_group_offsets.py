@@ -1,0 +1,243 @@
+"""DescribeShareGroupOffsets, AlterShareGroupOffsets and DeleteShareGroupOffsets: where share groups stand (KIP-932).
+
+The one idea: where a group stands is read from Postgres, and changed there while the group is held and has no members;
+the row's epoch rises with it, so what nodes remember of the partition is read again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from gateway.coordinator.machine import Value
+from gateway.coordinator.share.model import ShareGroup
+from gateway.log.partition_lookup import look_up_topics, read_states, state_of
+from gateway.net.context import RequestContext, Services
+from gateway.net.pieces import in_pieces
+from gateway.share.partitions import settled_count
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages import alter_share_group_offsets as altering
+from protocol.messages import delete_share_group_offsets as deleting
+from protocol.messages import describe_share_group_offsets as describing
+from protocol.messages.alter_share_group_offsets import AlterShareGroupOffsetsRequest, AlterShareGroupOffsetsResponse
+from protocol.messages.delete_share_group_offsets import (
+    DeleteShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsResponse,
+)
+from protocol.messages.describe_share_group_offsets import (
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsResponse,
+)
+from storage.share import ShareKey, ShareRow
+from storage.types import Partition, PartitionKey, PartitionState, Topic
+
+UNKNOWN = -1
+NO_ID = UUID(int=0)
+
+
+def _check_share_group(group_id: str, group: Value | KafkaError) -> None:
+    """Raises KafkaError."""
+    if isinstance(group, KafkaError):
+        raise group
+    if not group.exists:
+        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
+    if not isinstance(group, ShareGroup):
+        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a share group.")
+
+
+# --- DescribeShareGroupOffsets ------------------------------------------------------------------------------------
+
+
+async def describe_share_group_offsets(
+    request: DescribeShareGroupOffsetsRequest, context: RequestContext
+) -> DescribeShareGroupOffsetsResponse:
+    """Null topics are all in which the group stands somewhere; where it stands nowhere yet the offset is −1."""
+    asked = {group.group_id: group for group in request.groups}
+    answers: list[describing.DescribeShareGroupOffsetsResponseGroup] = []
+    async for group_id, group in context.services.groups.views(list(asked)):
+        try:
+            _check_share_group(group_id, group)
+            answers.append(await _described(asked[group_id], context))
+        except KafkaError as error:
+            answers.append(
+                describing.DescribeShareGroupOffsetsResponseGroup(
+                    group_id=group_id, error_code=error.code, error_message=error.message
+                )
+            )
+    return DescribeShareGroupOffsetsResponse(groups=tuple(answers))
+
+
+def refuse_describe_share_group_offsets(
+    request: DescribeShareGroupOffsetsRequest, version: int, code: ErrorCode, message: str | None
+) -> DescribeShareGroupOffsetsResponse:
+    return DescribeShareGroupOffsetsResponse(
+        groups=tuple(
+            describing.DescribeShareGroupOffsetsResponseGroup(
+                group_id=group.group_id, error_code=code, error_message=message
+            )
+            for group in request.groups
+        )
+    )
+
+
+async def _described(
+    asked: describing.DescribeShareGroupOffsetsRequestGroup, context: RequestContext
+) -> describing.DescribeShareGroupOffsetsResponseGroup:
+    catalog = context.services.catalog
+    stands = await context.services.share_store.offsets(asked.group_id)
+    wanted: dict[str, Sequence[int]] = {}
+    if asked.topics is not None:
+        wanted = {topic.topic_name: topic.partitions for topic in asked.topics}
+    else:
+        await catalog.resolve_all_ids({topic_id for topic_id, _ in stands})
+        for topic_id, index in stands:
+            topic = catalog.get_by_id(topic_id)
+            if topic is not None:
+                wanted[topic.name] = (*wanted.get(topic.name, ()), index)
+    topics = await look_up_topics(wanted, context)
+    known = [
+        topic.partitions[index]
+        for name, topic in topics.items()
+        if isinstance(topic, Topic)
+        for index in wanted[name]
+        if 0 <= index < len(topic.partitions)
+    ]
+    states = await read_states(known, context)
+    answers: list[describing.DescribeShareGroupOffsetsResponseTopic] = []
+    async for name, topic in in_pieces(topics.items()):
+        partitions: list[describing.DescribeShareGroupOffsetsResponsePartition] = []
+        for index in wanted[name]:
+            if not isinstance(topic, Topic) or not 0 <= index < len(topic.partitions):
+                error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if isinstance(topic, Topic) else topic
+                partitions.append(
+                    describing.DescribeShareGroupOffsetsResponsePartition(
+                        partition_index=index, start_offset=UNKNOWN, error_code=error
+                    )
+                )
+                continue
+            partition, row = topic.partitions[index], stands.get((topic.topic_id, index))
+            partitions.append(_partition(partition, index, row, states))
+        answers.append(
+            describing.DescribeShareGroupOffsetsResponseTopic(
+                topic_name=name,
+                topic_id=topic.topic_id if isinstance(topic, Topic) else NO_ID,
+                partitions=tuple(partitions),
+            )
+        )
+    return describing.DescribeShareGroupOffsetsResponseGroup(group_id=asked.group_id, topics=tuple(answers))
+
+
+def _partition(
+    partition: Partition, index: int, row: ShareRow | None, states: dict[PartitionKey, PartitionState] | ErrorCode
+) -> describing.DescribeShareGroupOffsetsResponsePartition:
+    if row is None:
+        return describing.DescribeShareGroupOffsetsResponsePartition(partition_index=index, start_offset=UNKNOWN)
+    state = state_of(partition, states)
+    if isinstance(state, ErrorCode):
+        return describing.DescribeShareGroupOffsetsResponsePartition(
+            partition_index=index, start_offset=UNKNOWN, error_code=state
+        )
+    start_offset = max(row.start_offset, state.log_start_offset)
+    settled = settled_count(row) if start_offset == row.start_offset else 0
+    return describing.DescribeShareGroupOffsetsResponsePartition(
+        partition_index=index,
+        start_offset=start_offset,
+        leader_epoch=state.leader_epoch,
+        lag=max(state.high_watermark - start_offset - settled, 0),
+    )
+
+
+# --- AlterShareGroupOffsets ---------------------------------------------------------------------------------------
+
+
+async def alter_share_group_offsets(
+    request: AlterShareGroupOffsetsRequest, context: RequestContext
+) -> AlterShareGroupOffsetsResponse:
+    """Of a share group without members: from the offsets that are given everything is to be delivered (again)."""
+    services = context.services
+    topics = await look_up_topics((topic.topic_name for topic in request.topics), context)
+    starts: dict[tuple[UUID, int], int] = {}
+    answers: list[altering.AlterShareGroupOffsetsResponseTopic] = []
+    for asked in request.topics:
+        topic = topics[asked.topic_name]
+        partitions: list[altering.AlterShareGroupOffsetsResponsePartition] = []
+        for part in asked.partitions:
+            error = ErrorCode.NONE
+            if not isinstance(topic, Topic):
+                error = topic
+            elif not 0 <= part.partition_index < len(topic.partitions):
+                error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+            elif part.start_offset < 0:
+                error = ErrorCode.INVALID_REQUEST
+            else:
+                starts[topic.topic_id, part.partition_index] = part.start_offset
+            partitions.append(
+                altering.AlterShareGroupOffsetsResponsePartition(partition_index=part.partition_index, error_code=error)
+            )
+        answers.append(
+            altering.AlterShareGroupOffsetsResponseTopic(
+                topic_name=asked.topic_name,
+                topic_id=topic.topic_id if isinstance(topic, Topic) else NO_ID,
+                partitions=tuple(partitions),
+            )
+        )
+    async with services.groups.holding(request.group_id) as (group, _):
+        _check_idle(request.group_id, group)
+        if starts and not await services.share_store.alter(request.group_id, starts):
+            raise KafkaError(ErrorCode.NON_EMPTY_GROUP, f"Group {request.group_id} has members.")
+    _drop(request.group_id, starts, services)
+    return AlterShareGroupOffsetsResponse(responses=tuple(answers))
+
+
+def refuse_alter_share_group_offsets(
+    request: AlterShareGroupOffsetsRequest, version: int, code: ErrorCode, message: str | None
+) -> AlterShareGroupOffsetsResponse:
+    return AlterShareGroupOffsetsResponse(error_code=code, error_message=message)
+
+
+def _check_idle(group_id: str, group: Value) -> None:
+    _check_share_group(group_id, group)
+    if group.members:
+        raise KafkaError(ErrorCode.NON_EMPTY_GROUP, f"Group {group_id} is not empty.")
+
+
+def _drop(group_id: str, partitions: Mapping[tuple[UUID, int], int], services: Services) -> None:
+    services.share.drop(ShareKey(group_id, topic_id, index) for topic_id, index in partitions)
+
+
+# --- DeleteShareGroupOffsets --------------------------------------------------------------------------------------
+
+
+async def delete_share_group_offsets(
+    request: DeleteShareGroupOffsetsRequest, context: RequestContext
+) -> DeleteShareGroupOffsetsResponse:
+    """Of a share group without members: it begins anew in these topics, as a group that has never read them."""
+    services = context.services
+    topics = await look_up_topics((topic.topic_name for topic in request.topics), context)
+    known = {topic.topic_id: topic for topic in topics.values() if isinstance(topic, Topic)}
+    async with services.groups.holding(request.group_id) as (group, _):
+        _check_idle(request.group_id, group)
+        gone = await services.share_store.delete(request.group_id, known.keys()) if known else set[UUID]()
+    for topic_id in gone:
+        indexes = range(len(known[topic_id].partitions))
+        services.share.drop(ShareKey(request.group_id, topic_id, index) for index in indexes)
+    return DeleteShareGroupOffsetsResponse(
+        responses=tuple(_deleted(asked.topic_name, topics[asked.topic_name], gone) for asked in request.topics)
+    )
+
+
+def _deleted(name: str, topic: Topic | ErrorCode, gone: set[UUID]) -> deleting.DeleteShareGroupOffsetsResponseTopic:
+    if not isinstance(topic, Topic):
+        return deleting.DeleteShareGroupOffsetsResponseTopic(topic_name=name, topic_id=NO_ID, error_code=topic)
+    return deleting.DeleteShareGroupOffsetsResponseTopic(
+        topic_name=name,
+        topic_id=topic.topic_id,
+        error_code=ErrorCode.NONE if topic.topic_id in gone else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        error_message=None if topic.topic_id in gone else "the group stands nowhere in this topic",
+    )
+
+
+def refuse_delete_share_group_offsets(
+    request: DeleteShareGroupOffsetsRequest, version: int, code: ErrorCode, message: str | None
+) -> DeleteShareGroupOffsetsResponse:
+    return DeleteShareGroupOffsetsResponse(error_code=code, error_message=message)

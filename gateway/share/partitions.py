@@ -1,0 +1,336 @@
+"""The share partitions that this node leads: values in memory, stored before anybody is told what must not be forgotten.
+
+The one idea: a share partition is a value (`gateway/coordinator/share/partition.py`) in a slot, and its row in Postgres
+belongs to whoever read it last. Steps of a slot follow each other without an await; what they leave to be stored goes
+with that of all other slots in one statement, and who waits for it is told when it is there. A slot that another node
+has taken over, or whose write fails for too long, is dropped and read again: what was acquired in it is available then,
+so a record may come twice, and none is lost.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final
+
+import structlog
+
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.share.partition import (
+    SETTLED,
+    LocksExpire,
+    PartitionEvent,
+    PartitionSettings,
+    PartitionStep,
+    Range,
+    RecordState,
+    Release,
+    SharePartition,
+    durable,
+    next_deadline,
+    step,
+)
+from gateway.operate.logs import NO_REQUEST
+from protocol.errors import ErrorCode, KafkaError
+from storage.errors import StorageError, StorageUnavailable
+from storage.share import WRITTEN_AT_A_TIME, ShareKey, ShareRow, ShareStore, StoredRange
+
+log = structlog.stdlib.get_logger(__name__)
+
+MAX_PARTITIONS = 20_000
+"""Share partitions in memory; beyond it those in which nothing is acquired are dropped, the longest unused first."""
+PATIENCE_S = 15.0
+"""How long a write is tried again before those who wait for it are sent away."""
+PAUSE_S = 0.25
+
+Start = Callable[[], Awaitable[int]]
+Wake = Callable[[], None]
+
+
+class _Slot:
+    __slots__ = ("deadline", "key", "partition", "settings", "state_epoch", "waiting", "watches")
+
+    def __init__(self, key: ShareKey, row: ShareRow, settings: PartitionSettings) -> None:
+        self.key = key
+        self.state_epoch = row.state_epoch
+        self.partition: SharePartition = _restored(row)
+        self.settings = settings
+        self.waiting: list[asyncio.Future[None]] = []
+        """Who waits until what is in memory now is stored."""
+        self.watches: dict[ShareWatch, None] = {}
+        self.deadline: asyncio.TimerHandle | None = None
+        """When locks end."""
+
+
+class ShareWatch:
+    """Is woken whenever there may be something to acquire in its partitions that was not there before."""
+
+    __slots__ = ("_keys", "_partitions", "wake")
+
+    def __init__(self, partitions: SharePartitions, wake: Wake) -> None:
+        self._partitions = partitions
+        self._keys: dict[ShareKey, None] = {}
+        self.wake: Final = wake
+
+    def add(self, key: ShareKey) -> None:
+        self._keys[key] = None
+        self._partitions.watched(key, self)
+
+    def close(self) -> None:
+        self._partitions.unwatched(self._keys, self)
+
+
+class SharePartitions:
+    """Times are seconds on the loop's clock; those of the values ms on the same."""
+
+    def __init__(
+        self, store: ShareStore, *, patience_s: float = PATIENCE_S, max_partitions: int = MAX_PARTITIONS
+    ) -> None:
+        self._store = store
+        self._patience_s = patience_s
+        self._max_partitions = max_partitions
+        self._slots: OrderedDict[ShareKey, _Slot] = OrderedDict()
+        """Used last comes last."""
+        self._loading: dict[ShareKey, asyncio.Task[_Slot]] = {}
+        self._dirty: dict[ShareKey, _Slot] = {}
+        self._writer: asyncio.Task[None] | None = None
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def count(self) -> int:
+        return len(self._slots)
+
+    # --- what handlers call -------------------------------------------------------------------------------------
+
+    async def load(self, key: ShareKey, start: Start, settings: PartitionSettings) -> SharePartition:
+        """The partition as it is now, read at need; where nobody has read it yet it begins where `start` says. Raises
+        KafkaError."""
+        slot = self._slots.get(key)
+        if slot is None:
+            loading = self._loading.get(key)
+            if loading is None:
+                loading = asyncio.create_task(self._load(key, start, settings), context=NO_REQUEST.copy())
+                self._loading[key] = loading
+                loading.add_done_callback(self._has_loaded(key))
+            # Others wait for the same: who goes away does not end it for them.
+            slot = await asyncio.shield(loading)
+        if key in self._slots:
+            self._slots.move_to_end(key)
+        slot.settings = settings
+        return slot.partition
+
+    async def apply(self, key: ShareKey, event: PartitionEvent) -> PartitionStep:
+        """One step of a partition that was loaded; where it must be, it is stored before this returns. Raises
+        KafkaError NOT_LEADER_OR_FOLLOWER where the partition is another node's now, or was not loaded: it is to be
+        asked for again."""
+        slot = self._slots.get(key)
+        if slot is None:
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the share partition is to be read again")
+        taken = self._play(slot, event)
+        if taken.must_store:
+            await self._stored(slot)
+        return taken
+
+    def watch(self, wake: Wake) -> ShareWatch:
+        return ShareWatch(self, wake)
+
+    def release(self, member_id: MemberId, keys: Iterable[ShareKey]) -> None:
+        """The member's session has ended: what it has acquired is for anyone. Nobody waits for it: where it cannot be
+        stored, the locks would have ended all the same."""
+        for key in keys:
+            slot = self._slots.get(key)
+            if slot is not None:
+                self._play(slot, Release(member_id))
+
+    def drop(self, keys: Iterable[ShareKey]) -> None:
+        """They were changed from outside: they are read again."""
+        for key in list(keys):
+            slot = self._slots.get(key)
+            if slot is not None:
+                self._drop(slot, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+    def forget(self) -> None:
+        """The database has another history: nothing that is known is true any more."""
+        self.drop(self._slots)
+
+    async def close(self) -> None:
+        """Waits until what was to be stored is, or cannot be; the caller bounds the wait."""
+        for slot in self._slots.values():
+            if slot.deadline is not None:
+                slot.deadline.cancel()
+        while self._writer is not None:
+            await asyncio.wait((self._writer,))
+
+    # --- slots --------------------------------------------------------------------------------------------------
+
+    def _has_loaded(self, key: ShareKey) -> Callable[[asyncio.Task[_Slot]], None]:
+        def done(loading: asyncio.Task[_Slot]) -> None:
+            del self._loading[key]
+            if not loading.cancelled():
+                loading.exception()  # Who waited for it has it, if anyone still did.
+
+        return done
+
+    async def _load(self, key: ShareKey, start: Start, settings: PartitionSettings) -> _Slot:
+        self._make_room()
+        try:
+            row = await self._store.lead(key)
+            if row is None:
+                row = await self._store.begin(key, await start())
+        except StorageError as error:
+            log.warning("a share partition was not read", group_id=key.group_id, error=str(error))
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the share partition cannot be read") from error
+        if row is None:
+            raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no share group {key.group_id}")
+        slot = self._slots[key] = _Slot(key, row, settings)
+        return slot
+
+    def _make_room(self) -> None:
+        if len(self._slots) + len(self._loading) <= self._max_partitions:
+            return
+        for slot in self._slots.values():
+            if slot.key not in self._dirty and next_deadline(slot.partition) is None and not slot.watches:
+                self._drop(slot, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+                return
+        raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "too many share partitions are in use")
+
+    def _play(self, slot: _Slot, event: PartitionEvent) -> PartitionStep:
+        before = slot.partition
+        taken = step(before, event, self._now_ms(), slot.settings)
+        slot.partition = taken.partition
+        if taken.must_store:
+            self._dirty[slot.key] = slot
+            if self._writer is None:
+                self._writer = asyncio.create_task(self._write(), name="share partitions", context=NO_REQUEST.copy())
+        if taken.partition is not before:
+            self._arm(slot)
+            if _may_give_more(before, taken.partition):
+                self._wake(slot)
+        return taken
+
+    def _arm(self, slot: _Slot) -> None:
+        deadline_ms = next_deadline(slot.partition)
+        if slot.deadline is not None:
+            slot.deadline.cancel()
+            slot.deadline = None
+        if deadline_ms is not None:
+            slot.deadline = self._loop.call_at(deadline_ms / 1000, self._end_locks, slot)
+
+    def _end_locks(self, slot: _Slot) -> None:
+        slot.deadline = None
+        if self._slots.get(slot.key) is slot:
+            self._play(slot, LocksExpire())
+            if slot.deadline is None:
+                self._arm(slot)
+
+    def _now_ms(self) -> int:
+        return int(self._loop.time() * 1000)
+
+    def _drop(self, slot: _Slot, error: ErrorCode) -> None:
+        """Whoever waits for it, or watches it, looks again."""
+        if self._slots.get(slot.key) is slot:
+            del self._slots[slot.key]
+        if self._dirty.get(slot.key) is slot:
+            del self._dirty[slot.key]
+        if slot.deadline is not None:
+            slot.deadline.cancel()
+            slot.deadline = None
+        waiting, slot.waiting = slot.waiting, []
+        for each in waiting:
+            if not each.done():
+                each.set_exception(KafkaError(error, "the share partition was not stored"))
+        self._wake(slot)
+
+    # --- watches ------------------------------------------------------------------------------------------------
+
+    def watched(self, key: ShareKey, watch: ShareWatch) -> None:
+        slot = self._slots.get(key)
+        if slot is not None:
+            slot.watches[watch] = None
+
+    def unwatched(self, keys: Iterable[ShareKey], watch: ShareWatch) -> None:
+        for key in keys:
+            slot = self._slots.get(key)
+            if slot is not None:
+                slot.watches.pop(watch, None)
+
+    def _wake(self, slot: _Slot) -> None:
+        for watch in list(slot.watches):
+            watch.wake()
+
+    # --- storing ------------------------------------------------------------------------------------------------
+
+    async def _stored(self, slot: _Slot) -> None:
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        slot.waiting.append(waiter)
+        await waiter
+
+    async def _write(self) -> None:
+        """As long as anything is to be stored."""
+        failing_since_s: float | None = None
+        try:
+            while self._dirty:
+                slots = list(self._dirty.values())[:WRITTEN_AT_A_TIME]
+                # What is played meanwhile is for the next write.
+                waiting = [slot.waiting for slot in slots]
+                values = [durable(slot.partition) for slot in slots]
+                for slot in slots:
+                    del self._dirty[slot.key]
+                    slot.waiting = []
+                rows = [(slot.key, _row(slot.state_epoch, value)) for slot, value in zip(slots, values, strict=True)]
+                try:
+                    written = await self._store.write(rows)
+                except StorageError as error:
+                    failing_since_s = failing_since_s or self._loop.time()
+                    lasting = self._loop.time() - failing_since_s >= self._patience_s
+                    if isinstance(error, StorageUnavailable) and not lasting:
+                        self._put_back(slots, waiting)
+                        await asyncio.sleep(PAUSE_S)
+                        continue
+                    log.warning("share partitions were not stored", partitions=len(slots), error=str(error))
+                    written = [False] * len(slots)
+                failing_since_s = None
+                for slot, is_written, waiters in zip(slots, written, waiting, strict=True):
+                    if is_written:
+                        for each in waiters:
+                            if not each.done():
+                                each.set_result(None)
+                    else:
+                        slot.waiting = [*waiters, *slot.waiting]
+                        self._drop(slot, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+        finally:
+            self._writer = None
+
+    def _put_back(self, slots: list[_Slot], waiting: list[list[asyncio.Future[None]]]) -> None:
+        """What was dropped meanwhile is nobody's any more, and who waits for it looks again."""
+        for slot, waiters in zip(slots, waiting, strict=True):
+            slot.waiting = [*waiters, *slot.waiting]
+            if self._slots.get(slot.key) is slot:
+                self._dirty[slot.key] = slot
+            else:
+                self._drop(slot, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
+
+def _may_give_more(before: SharePartition, after: SharePartition) -> bool:
+    """Whether something became available, or there is room for more."""
+    return after.next_offset < before.next_offset or after.start_offset > before.start_offset
+
+
+def _row(state_epoch: int, partition: SharePartition) -> ShareRow:
+    ranges = (StoredRange(len(each), each.state.value, each.delivery_count) for each in partition.ranges)
+    return ShareRow(state_epoch, partition.start_offset, tuple(ranges))
+
+
+def _restored(row: ShareRow) -> SharePartition:
+    ranges: list[Range] = []
+    offset = row.start_offset
+    for length, state, delivery_count in row.ranges:
+        ranges.append(Range(offset, offset + length - 1, RecordState(state), delivery_count))
+        offset += length
+    return SharePartition(row.start_offset, tuple(ranges))
+
+
+def settled_count(row: ShareRow) -> int:
+    """How many records of the window are settled, and will not be delivered (again)."""
+    return sum(length for length, state, _ in row.ranges if RecordState(state) in SETTLED)

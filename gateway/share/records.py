@@ -1,0 +1,43 @@
+"""What lies in a partition for a share group: whole batches as read, and which of them may be delivered.
+
+The one idea: a batch is looked at by its head alone. Markers of transactions are never delivered, nor is what was
+aborted where the group reads what is committed; holes that compaction left inside a batch are the client's to report
+as gaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gateway.log.tail import Buffer
+from protocol.records import read_head
+from storage.types import AbortedTransaction
+
+TRANSACTIONAL, CONTROL = 0x10, 0x20
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    first_offset: int
+    last_offset: int
+    records: Buffer
+    is_delivered: bool
+
+
+def batches_of(read: Sequence[Buffer], aborted: Sequence[AbortedTransaction]) -> list[Batch]:
+    """Each of `read`, which is in the order of offsets. `aborted` names what is to be left out, by first offsets."""
+    waiting = sorted(aborted, key=lambda each: each.first_offset, reverse=True)
+    aborting: set[int] = set()
+    found: list[Batch] = []
+    for records in read:
+        head = read_head(records)
+        while waiting and waiting[-1].first_offset <= head.last_offset:
+            aborting.add(waiting.pop().producer_id)
+        is_marker = bool(head.attributes & CONTROL)
+        is_aborted = bool(head.attributes & TRANSACTIONAL) and head.producer_id in aborting
+        if is_marker:
+            # What its producer writes from here on is of another transaction.
+            aborting.discard(head.producer_id)
+        found.append(Batch(head.base_offset, head.last_offset, records, not is_marker and not is_aborted))
+    return found

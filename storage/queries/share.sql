@@ -1,0 +1,78 @@
+-- name: lead_share_partition
+-- The row, whose former leader is fenced from here on; none if nobody has read the partition.
+update share_partition
+set state_epoch = state_epoch + 1
+where group_id = $1 and topic_id = $2 and partition_index = $3
+returning state_epoch, start_offset, ranges::text as ranges;
+
+-- name: begin_share_partition
+-- The row that there is now; none if there is no such share group, topic or partition.
+insert into share_partition as s (group_id, topic_id, partition_index, start_offset)
+select g.group_id, p.topic_id, p.partition_index, $4
+from consumer_group g, topic t join partition p using (topic_id)
+where g.group_id = $1 and g.group_type = 'share'
+    and p.topic_id = $2 and p.partition_index = $3 and t.deleted_at is null
+on conflict (group_id, topic_id, partition_index) do update set state_epoch = s.state_epoch + 1
+returning state_epoch, start_offset, ranges::text as ranges;
+
+-- name: write_share_partitions
+-- Positions (from 1) of those that were written: their epochs are the rows'.
+with mine as materialized (
+    select n.position, s.group_id, s.topic_id, s.partition_index
+    from unnest($1::text[], $2::uuid[], $3::integer[], $4::bigint[])
+        with ordinality n (group_id, topic_id, partition_index, state_epoch, position)
+    join share_partition s using (group_id, topic_id, partition_index)
+    where s.state_epoch = n.state_epoch
+    order by s.group_id, s.topic_id, s.partition_index
+    for update of s
+), written as (
+    update share_partition s
+    set start_offset = ($5::bigint[])[mine.position], ranges = ($6::text[])[mine.position]::jsonb
+    from mine
+    where (s.group_id, s.topic_id, s.partition_index) = (mine.group_id, mine.topic_id, mine.partition_index)
+    returning mine.position
+)
+select position from written;
+
+-- name: share_offsets
+-- Where the group stands, in live topics.
+select s.topic_id, s.partition_index, s.start_offset, s.ranges::text as ranges
+from share_partition s join topic t using (topic_id)
+where s.group_id = $1 and t.deleted_at is null
+order by s.topic_id, s.partition_index;
+
+-- name: alter_share_offsets
+-- Begins the partitions $2, $3 of a share group without members anew, at $4; how many they were. Its row is locked, so that it
+-- gains none meanwhile.
+with idle as materialized (
+    select g.group_id
+    from consumer_group g
+    where g.group_id = $1 and g.group_type = 'share' and g.state = 'Empty'
+        and not exists (select from group_member m where m.group_id = g.group_id)
+    for update
+), altered as (
+    insert into share_partition as s (group_id, topic_id, partition_index, start_offset)
+    select idle.group_id, n.topic_id, n.partition_index, n.start_offset
+    from idle, unnest($2::uuid[], $3::integer[], $4::bigint[]) n (topic_id, partition_index, start_offset)
+    order by n.topic_id, n.partition_index
+    on conflict (group_id, topic_id, partition_index) do update set
+        state_epoch = s.state_epoch + 1, start_offset = excluded.start_offset, ranges = '[]'
+    returning 1
+)
+select count(*) from altered;
+
+-- name: delete_share_offsets
+-- Of which of the topics $2 an idle share group knew where it stood; that is forgotten.
+with idle as materialized (
+    select g.group_id
+    from consumer_group g
+    where g.group_id = $1 and g.group_type = 'share' and g.state = 'Empty'
+        and not exists (select from group_member m where m.group_id = g.group_id)
+    for update
+), gone as (
+    delete from share_partition s
+    using idle
+    where s.group_id = idle.group_id and s.topic_id = any ($2::uuid[])
+    returning s.topic_id
+)
+select distinct topic_id from gone;

@@ -1,0 +1,112 @@
+"""Where share groups stand in partitions (KIP-932).
+
+The one idea: a row belongs to the node that read it last. Reading it raises its epoch, so what a former leader of the
+partition still writes is refused; and so does whatever changes a row from outside.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+from uuid import UUID
+
+from storage.pool import Database, Row
+from storage.queries import statement
+from storage.text import stored
+
+WRITTEN_AT_A_TIME = 500
+"""Rows of one statement. One may hold a few kilobytes."""
+
+
+class ShareKey(NamedTuple):
+    """A share partition: what one share group has done with the records of one partition."""
+
+    group_id: str
+    topic_id: UUID
+    partition_index: int
+
+
+class StoredRange(NamedTuple):
+    """Records that went the same way, right behind those of the range before."""
+
+    length: int
+    state: int
+    """0 available, 2 acknowledged, 4 archived."""
+    delivery_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class ShareRow:
+    state_epoch: int
+    start_offset: int
+    ranges: Sequence[StoredRange] = ()
+
+
+class ShareStore:
+    """Reads, writes and forgets where share groups stand."""
+
+    def __init__(self, database: Database) -> None:
+        self._hot = database.hot
+
+    async def lead(self, key: ShareKey) -> ShareRow | None:
+        """The row, which is the caller's to write from here on; None if nobody has read the partition. Raises
+        StorageError, as all here do."""
+        row = await self._hot.fetch_row(statement("lead_share_partition"), *_columns(key))
+        return None if row is None else _row(row)
+
+    async def begin(self, key: ShareKey, start_offset: int) -> ShareRow | None:
+        """As `lead`, where nobody has read the partition: it begins at `start_offset`, unless somebody was faster.
+        None if there is no such share group, topic or partition."""
+        row = await self._hot.fetch_row(statement("begin_share_partition"), *_columns(key), start_offset)
+        return None if row is None else _row(row)
+
+    async def write(self, rows: Sequence[tuple[ShareKey, ShareRow]]) -> list[bool]:
+        """Whether each was written; it was not where another has read or changed it since, or it is gone. Durable on
+        return. At most WRITTEN_AT_A_TIME."""
+        found = await self._hot.fetch(
+            statement("write_share_partitions"),
+            [stored(key.group_id) for key, _ in rows],
+            [key.topic_id for key, _ in rows],
+            [key.partition_index for key, _ in rows],
+            [row.state_epoch for _, row in rows],
+            [row.start_offset for _, row in rows],
+            [json.dumps(row.ranges, separators=(",", ":")) for _, row in rows],
+        )
+        written = {row["position"] for row in found}
+        return [position in written for position in range(1, len(rows) + 1)]
+
+    async def offsets(self, group_id: str) -> dict[tuple[UUID, int], ShareRow]:
+        """Of all partitions of live topics in which the group stands somewhere; their epochs say nothing."""
+        rows = await self._hot.fetch(statement("share_offsets"), stored(group_id))
+        return {(row["topic_id"], row["partition_index"]): _read(0, row) for row in rows}
+
+    async def alter(self, group_id: str, starts: Mapping[tuple[UUID, int], int]) -> bool:
+        """Begins partitions of a share group anew at these offsets. False: it has members, or there is none."""
+        altered = await self._hot.fetch_value(
+            statement("alter_share_offsets"),
+            stored(group_id),
+            [topic_id for topic_id, _ in starts],
+            [partition_index for _, partition_index in starts],
+            list(starts.values()),
+        )
+        return altered == len(starts)
+
+    async def delete(self, group_id: str, topic_ids: Collection[UUID]) -> set[UUID]:
+        """Forgets where a share group without members stands in these topics; of which it was known."""
+        rows = await self._hot.fetch(statement("delete_share_offsets"), stored(group_id), list(topic_ids))
+        return {row["topic_id"] for row in rows}
+
+
+def _columns(key: ShareKey) -> tuple[str, UUID, int]:
+    return stored(key.group_id), key.topic_id, key.partition_index
+
+
+def _row(row: Row) -> ShareRow:
+    return _read(row["state_epoch"], row)
+
+
+def _read(state_epoch: int, row: Row) -> ShareRow:
+    ranges = tuple(StoredRange(*each) for each in json.loads(row["ranges"]))
+    return ShareRow(state_epoch, row["start_offset"], ranges)
