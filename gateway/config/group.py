@@ -71,8 +71,6 @@ BY_DURATION = "by_duration:"
 _DURATION = re.compile(
     r"P(?:(\d{1,6})D)?(?:T(?:(\d{1,8})H)?(?:(\d{1,9})M)?(?:(\d{1,10}(?:\.\d{1,9})?)S)?)?", re.ASCII | re.IGNORECASE
 )
-    r"P(?:(\d{1,6})D)?(?:T(?:(\d{1,8})H)?(?:(\d{1,9})M)?(?:(\d{1,10}(?:\.\d{1,9})?)S)?)?", re.ASCII | re.IGNORECASE
-)
 
 
 def duration_ms(text: str) -> int | None:

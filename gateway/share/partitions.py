@@ -1,4 +1,4 @@
-"""The share partitions that this node leads: values in memory, stored before anybody is told what must not be forgotten.
+"""The share partitions that this node leads: values in memory, stored before anybody hears what must not be lost.
 
 The one idea: a share partition is a value (`gateway/coordinator/share/partition.py`) in a slot, and its row in Postgres
 belongs to whoever read it last. Steps of a slot follow each other without an await; what they leave to be stored goes

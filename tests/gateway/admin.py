@@ -27,6 +27,8 @@ from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
 from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.quotas.throttles import Throttles
+from gateway.share.partitions import SharePartitions
+from gateway.share.sessions import ShareSessions
 from protocol.api_keys import ApiKey
 from protocol.codec import decode, decode_request, encode, encode_response, response_class
 from protocol.errors import ErrorCode
@@ -35,6 +37,7 @@ from storage.history import HistoryStore
 from storage.log import LogStore
 from storage.nodes import NodeStore
 from storage.pool import Database
+from storage.share import ShareStore
 from storage.topics import TopicStore
 from storage.types import Topic
 

@@ -25,6 +25,8 @@ from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.net.places import NO_PLACE
 from gateway.operate.metrics import Metrics
 from gateway.quotas.throttles import Throttles
+from gateway.share.partitions import SharePartitions
+from gateway.share.sessions import ShareSessions
 from gateway.transactions.coordinator import Transactions
 from protocol.api_keys import ApiKey
 from protocol.compression import Compression
@@ -49,6 +51,7 @@ from storage.log import LogStore
 from storage.nodes import NodeStore
 from storage.pool import Database
 from storage.producers import ProducerStore
+from storage.share import ShareStore
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
 from storage.types import NewTopic, PartitionKey, Topic
