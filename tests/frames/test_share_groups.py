@@ -1,0 +1,478 @@
+"""Share groups on the wire (KIP-932): records acquired, acknowledged, released, and there after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from protocol.errors import ErrorCode
+from protocol.messages.alter_share_group_offsets import (
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsRequestPartition,
+    AlterShareGroupOffsetsRequestTopic,
+)
+from protocol.messages.delete_groups import DeleteGroupsRequest
+from protocol.messages.delete_share_group_offsets import (
+    DeleteShareGroupOffsetsRequest,
+    DeleteShareGroupOffsetsRequestTopic,
+)
+from protocol.messages.describe_share_group_offsets import (
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsRequestGroup,
+)
+from protocol.messages.list_groups import ListGroupsRequest
+from protocol.messages.share_acknowledge import (
+    AcknowledgementBatch,
+    AcknowledgePartition,
+    AcknowledgeTopic,
+    ShareAcknowledgeRequest,
+)
+from protocol.messages.share_fetch import (
+    AcknowledgementBatch as FetchedBatch,
+)
+from protocol.messages.share_fetch import (
+    FetchPartition,
+    FetchTopic,
+    ForgottenTopic,
+    PartitionData,
+    ShareFetchRequest,
+    ShareFetchResponse,
+)
+from protocol.messages.share_group_describe import ShareGroupDescribeRequest
+from protocol.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
+from protocol.records import read_head, split_batches
+from tests.frames.members import create_topic, fresh
+from tests.frames.test_handoff import configure
+from tests.frames.test_transactions import producer_of
+from tests.frames.transactions import plain, produce
+from tests.gateway_process import GatewayFactory, GatewayProcess
+from tests.wire import WireClient
+
+NONE = ErrorCode.NONE
+ACCEPT, RELEASE, REJECT, RENEW = 1, 2, 3, 4
+Acknowledged = tuple[int, int, int]
+"""First and last offset, and how."""
+
+
+def member_name() -> str:
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).rstrip(b"=").decode()
+
+
+class Reader:
+    """A member of a share group with its session at one node."""
+
+    def __init__(self, client: WireClient, group_id: str, topic: str, topic_id: UUID) -> None:
+        self.client = client
+        self.group_id = group_id
+        self.topic = topic
+        self.topic_id = topic_id
+        self.member_id = member_name()
+        self.member_epoch = 0
+        self.session_epoch = 0
+
+    async def join(self) -> None:
+        """Until it is told to read the topic."""
+        async with asyncio.timeout(10):
+            while True:
+                names = (self.topic,) if self.member_epoch == 0 else None
+                answer = await self.client.send(
+                    ShareGroupHeartbeatRequest(
+                        group_id=self.group_id,
+                        member_id=self.member_id,
+                        member_epoch=self.member_epoch,
+                        subscribed_topic_names=names,
+                    ),
+                    1,
+                )
+                assert answer.error_code == NONE, answer.error_message
+                self.member_epoch = answer.member_epoch
+                if answer.assignment is not None and answer.assignment.topic_partitions:
+                    return
+
+    async def leave(self) -> None:
+        answer = await self.client.send(
+            ShareGroupHeartbeatRequest(group_id=self.group_id, member_id=self.member_id, member_epoch=-1), 1
+        )
+        assert answer.error_code == NONE
+
+    async def ask(
+        self,
+        *acknowledged: Acknowledged,
+        code: ErrorCode = NONE,
+        version: int = 2,
+        partitions: Sequence[int] = (0,),
+        **more: Any,
+    ) -> ShareFetchResponse:
+        batches = tuple(
+            FetchedBatch(first_offset=first, last_offset=last, acknowledge_types=(how,))
+            for first, last, how in acknowledged
+        )
+        named = tuple(FetchPartition(partition_index=index, acknowledgement_batches=batches) for index in partitions)
+        given = {
+            "max_wait_ms": 0,
+            "min_bytes": 1,
+            "max_bytes": 1 << 20,
+            "max_records": 500,
+            "batch_size": 500,
+            "topics": (FetchTopic(topic_id=self.topic_id, partitions=named),) if named else (),
+            **more,
+        }
+        epoch = given.pop("share_session_epoch", self.session_epoch)
+        answer: ShareFetchResponse = await self.client.send(
+            ShareFetchRequest(
+                group_id=self.group_id,
+                member_id=self.member_id,
+                share_session_epoch=epoch,
+                **given,
+            ),
+            version,
+        )
+        assert answer.error_code == code, answer.error_message
+        if code is NONE:
+            self.session_epoch = epoch + 1
+        return answer
+
+    async def fetch(self, *acknowledged: Acknowledged, **more: Any) -> list[tuple[int, int, int]]:
+        """What it has acquired of partition 0: first and last offset, and how often they were delivered."""
+        data = part_of(await self.ask(*acknowledged, **more))
+        if data is None:
+            return []
+        assert (data.error_code, data.acknowledge_error_code) == (NONE, NONE), data
+        return [(each.first_offset, each.last_offset, each.delivery_count) for each in data.acquired_records]
+
+    async def acknowledge(self, *acknowledged: Acknowledged, epoch: int | None = None, renews: bool = False) -> int:
+        """The error of partition 0, or of the request."""
+        batches = tuple(
+            AcknowledgementBatch(first_offset=first, last_offset=last, acknowledge_types=(how,))
+            for first, last, how in acknowledged
+        )
+        epoch = self.session_epoch if epoch is None else epoch
+        answer = await self.client.send(
+            ShareAcknowledgeRequest(
+                group_id=self.group_id,
+                member_id=self.member_id,
+                share_session_epoch=epoch,
+                is_renew_ack=renews,
+                topics=(
+                    AcknowledgeTopic(
+                        topic_id=self.topic_id,
+                        partitions=(AcknowledgePartition(partition_index=0, acknowledgement_batches=batches),),
+                    ),
+                ),
+            ),
+            2,
+        )
+        if answer.error_code != NONE:
+            return int(answer.error_code)
+        self.session_epoch += 1
+        return int(answer.responses[0].partitions[0].error_code)
+
+
+def part_of(answer: ShareFetchResponse, index: int = 0) -> PartitionData | None:
+    found = [part for topic in answer.responses for part in topic.partitions if part.partition_index == index]
+    return found[0] if found else None
+
+
+@asynccontextmanager
+async def reading(gateway: GatewayProcess, group_id: str, topic: str, topic_id: UUID) -> AsyncGenerator[Reader]:
+    """A member on a connection of its own."""
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        reader = Reader(client, group_id, topic, topic_id)
+        await reader.join()
+        yield reader
+
+
+@asynccontextmanager
+async def scene(gateway: GatewayProcess, records: int = 0, **configs: str) -> AsyncGenerator[Reader]:
+    """A group that reads from the beginning, its first member, and records in partition 0."""
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        group_id, topic = fresh("share"), fresh("topic")
+        topic_id = await create_topic(client, topic, 2)
+        configs = {"share_auto_offset_reset": "earliest", **configs}
+        assert await configure(client, group_id, **configs) == [NONE]
+        for _ in range(records):
+            await send(client, topic)
+        reader = Reader(client, group_id, topic, topic_id)
+        await reader.join()
+        yield reader
+
+
+async def send(client: WireClient, topic: str, *values: bytes) -> None:
+    answer = await produce(client, (topic, 0), plain(*(values or (b"value",))))
+    assert answer.error_code == NONE
+
+
+# --- reading and acknowledging --------------------------------------------------------------------------------------
+
+
+async def test_records_are_acquired_once_and_settled(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=3) as one:
+        answer = await one.ask()
+        data = part_of(answer)
+        assert data is not None
+        assert [(each.first_offset, each.last_offset, each.delivery_count) for each in data.acquired_records] == [
+            (0, 2, 1)
+        ]
+        assert isinstance(data.records, bytes | memoryview)
+        assert [read_head(batch).base_offset for batch in split_batches(data.records)] == [0, 1, 2]
+        assert answer.acquisition_lock_timeout_ms == 30_000
+        async with reading(gateway, one.group_id, one.topic, one.topic_id) as two:
+            assert await two.fetch() == []
+            assert await one.acknowledge((0, 1, ACCEPT), (2, 2, RELEASE)) == NONE
+            assert await two.fetch() == [(2, 2, 2)]
+            assert await two.fetch((2, 2, ACCEPT)) == []
+            await send(one.client, one.topic)
+            assert await one.fetch() == [(3, 3, 1)]
+
+
+async def test_a_fetch_waits_for_records_and_for_those_that_are_released(gateway: GatewayProcess) -> None:
+    async with scene(gateway) as one, reading(gateway, one.group_id, one.topic, one.topic_id) as two:
+        assert await one.fetch() == []
+        waiting = asyncio.create_task(one.fetch(max_wait_ms=20_000))
+        await asyncio.sleep(0)
+        await send(two.client, one.topic)
+        assert await asyncio.wait_for(waiting, 10) == [(0, 0, 1)]
+        waiting = asyncio.create_task(two.fetch(max_wait_ms=20_000))
+        await asyncio.sleep(0)
+        assert await one.acknowledge((0, 0, RELEASE)) == NONE
+        assert await asyncio.wait_for(waiting, 10) == [(0, 0, 2)]
+
+
+async def test_what_is_rejected_or_delivered_too_often_comes_no_more(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=2) as one:
+        assert await one.fetch() == [(0, 1, 1)]
+        assert await one.acknowledge((0, 0, REJECT), (1, 1, RELEASE)) == NONE
+        for count in (2, 3, 4, 5):
+            assert await one.fetch() == [(1, 1, count)]
+            assert await one.acknowledge((1, 1, RELEASE)) == NONE
+        assert await one.fetch() == []
+
+
+async def test_more_partitions_are_read_and_forgotten(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=1) as one:
+        assert (await produce(one.client, (one.topic, 1), plain(b"value"))).error_code == NONE
+        first = await one.ask(partitions=(0, 1), max_records=1)
+        second = await one.ask(partitions=())
+        acquired = [
+            index
+            for answer in (first, second)
+            for index in (0, 1)
+            if (part := part_of(answer, index)) is not None and part.acquired_records
+        ]
+        assert sorted(acquired) == [0, 1]
+        await send(one.client, one.topic)
+        forgotten = (ForgottenTopic(topic_id=one.topic_id, partitions=(0,)),)
+        answer = await one.ask(partitions=(), forgotten_topics_data=forgotten)
+        assert answer.responses == ()
+
+
+@pytest.mark.parametrize(("mode", "expected"), [(0, [(0, 9, 1)]), (1, [(0, 3, 1)])])
+async def test_a_batch_is_taken_whole_or_to_the_record(
+    gateway: GatewayProcess, mode: int, expected: list[tuple[int, int, int]]
+) -> None:
+    async with scene(gateway) as one:
+        await send(one.client, one.topic, *[b"value"] * 10)
+        assert await one.fetch(max_records=4, share_acquire_mode=mode) == expected
+
+
+async def test_what_was_aborted_is_not_delivered_to_who_reads_what_is_committed(gateway: GatewayProcess) -> None:
+    async with scene(gateway, share_isolation_level="read_committed") as one:
+        producer = await producer_of(one.client)
+        partition = (one.topic, 0)
+        for committed in (False, True):
+            assert await producer.add(partition) == [NONE]
+            assert (await producer.send(partition, b"value")).error_code == NONE
+            assert await one.fetch() == []
+            assert await producer.end(committed=committed) == NONE
+        assert await one.fetch(max_wait_ms=5_000) == [(2, 2, 1)]
+        assert await one.acknowledge((2, 2, ACCEPT)) == NONE
+        assert await one.fetch() == []
+
+
+async def test_what_is_not_the_members_is_not_acknowledged(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=2) as one, reading(gateway, one.group_id, one.topic, one.topic_id) as two:
+        assert await one.fetch() == [(0, 1, 1)]
+        assert await two.fetch() == []
+        assert await two.acknowledge((0, 0, ACCEPT)) == ErrorCode.INVALID_RECORD_STATE
+        assert await one.acknowledge((0, 5, ACCEPT)) == ErrorCode.INVALID_RECORD_STATE
+        assert await one.acknowledge((1, 0, ACCEPT)) == ErrorCode.INVALID_REQUEST
+        assert await one.acknowledge((0, 1, 9)) == ErrorCode.INVALID_REQUEST
+        assert await one.acknowledge((0, 1, RENEW)) == ErrorCode.INVALID_REQUEST
+        assert await one.acknowledge((0, 1, RENEW), renews=True) == NONE
+        assert await one.acknowledge((0, 1, ACCEPT)) == NONE
+
+
+# --- sessions -------------------------------------------------------------------------------------------------------
+
+
+async def test_sessions_are_kept_in_order(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=1) as one:
+        assert await one.acknowledge((0, 0, ACCEPT), epoch=3) == ErrorCode.SHARE_SESSION_NOT_FOUND
+        assert await one.acknowledge((0, 0, ACCEPT), epoch=0) == ErrorCode.INVALID_SHARE_SESSION_EPOCH
+        await one.ask((0, 0, ACCEPT), code=ErrorCode.INVALID_REQUEST)
+        await one.ask(share_session_epoch=4, code=ErrorCode.SHARE_SESSION_NOT_FOUND)
+        assert await one.fetch() == [(0, 0, 1)]
+        await one.ask(share_session_epoch=3, code=ErrorCode.INVALID_SHARE_SESSION_EPOCH)
+        assert await one.acknowledge((0, 0, ACCEPT), epoch=2) == ErrorCode.INVALID_SHARE_SESSION_EPOCH
+        await one.ask(is_renew_ack=True, code=ErrorCode.INVALID_REQUEST)
+        assert await one.fetch() == []
+
+
+async def test_the_end_of_a_session_lets_go_of_what_was_not_acknowledged(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=2) as one, reading(gateway, one.group_id, one.topic, one.topic_id) as two:
+        assert await one.fetch() == [(0, 1, 1)]
+        answer = await one.ask((0, 0, ACCEPT), share_session_epoch=-1)
+        part = part_of(answer)
+        assert part is not None
+        assert (part.acknowledge_error_code, part.acquired_records) == (NONE, ())
+        assert await two.fetch() == [(1, 1, 2)]
+        await one.ask(share_session_epoch=1, code=ErrorCode.SHARE_SESSION_NOT_FOUND)
+
+
+async def test_a_connection_that_closes_ends_its_sessions(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=1) as one:
+        async with reading(gateway, one.group_id, one.topic, one.topic_id) as two:
+            assert await two.fetch() == [(0, 0, 1)]
+            waiting = asyncio.create_task(one.fetch(max_wait_ms=20_000))
+            await asyncio.sleep(0)
+        assert await asyncio.wait_for(waiting, 10) == [(0, 0, 2)]
+
+
+async def test_a_new_session_takes_the_place_of_the_former(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=1) as one:
+        assert await one.fetch() == [(0, 0, 1)]
+        one.session_epoch = 0
+        assert await one.fetch() == [(0, 0, 2)]
+
+
+# --- what lasts -----------------------------------------------------------------------------------------------------
+
+
+async def test_what_was_acknowledged_is_settled_after_a_kill(gateway_factory: GatewayFactory) -> None:
+    gateway = gateway_factory({})
+    async with scene(gateway, records=4) as one:
+        assert await one.fetch() == [(0, 3, 1)]
+        assert await one.acknowledge((0, 0, ACCEPT), (2, 2, REJECT)) == NONE
+        gateway.kill()
+    gateway.restart()
+    async with reading(gateway, one.group_id, one.topic, one.topic_id) as two:
+        assert await two.fetch() == [(1, 1, 2), (3, 3, 2)]
+        assert await two.acknowledge((1, 1, ACCEPT), (3, 3, ACCEPT)) == NONE
+        assert await two.fetch() == []
+
+
+async def test_locks_end(gateway_factory: GatewayFactory) -> None:
+    configs = {"group.share.min.record.lock.duration.ms": "1000", "group.share.record.lock.duration.ms": "1000"}
+    gateway = gateway_factory(configs)
+    async with scene(gateway, records=1) as one:
+        assert await one.fetch() == [(0, 0, 1)]
+        assert await one.fetch(max_wait_ms=20_000) == [(0, 0, 2)]
+        assert await one.acknowledge((0, 0, ACCEPT)) == NONE
+
+
+# --- offsets, and other groups --------------------------------------------------------------------------------------
+
+
+async def test_a_group_without_settings_begins_at_the_end(gateway: GatewayProcess) -> None:
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        topic = fresh("topic")
+        topic_id = await create_topic(client, topic, 1)
+        await send(client, topic)
+        reader = Reader(client, fresh("share"), topic, topic_id)
+        await reader.join()
+        assert await reader.fetch() == []
+        await send(client, topic)
+        assert await reader.fetch() == [(1, 1, 1)]
+
+
+async def test_offsets_are_described_altered_and_deleted(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=4) as one:
+        client, group_id, topic = one.client, one.group_id, one.topic
+
+        async def described() -> list[tuple[int, int, int]]:
+            group = DescribeShareGroupOffsetsRequestGroup(group_id=group_id, topics=None)
+            answer = await client.send(DescribeShareGroupOffsetsRequest(groups=(group,)), 1)
+            (found,) = answer.groups
+            assert found.error_code == NONE
+            return [
+                (part.partition_index, part.start_offset, part.lag) for each in found.topics for part in each.partitions
+            ]
+
+        async def alter(offset: int) -> int:
+            part = AlterShareGroupOffsetsRequestPartition(partition_index=0, start_offset=offset)
+            asked = AlterShareGroupOffsetsRequestTopic(topic_name=topic, partitions=(part,))
+            answer = await client.send(AlterShareGroupOffsetsRequest(group_id=group_id, topics=(asked,)), 0)
+            return int(answer.error_code)
+
+        async def delete() -> tuple[int, list[int]]:
+            asked = DeleteShareGroupOffsetsRequestTopic(topic_name=topic)
+            answer = await client.send(DeleteShareGroupOffsetsRequest(group_id=group_id, topics=(asked,)), 0)
+            return int(answer.error_code), [int(each.error_code) for each in answer.responses]
+
+        assert await described() == []
+        assert await one.fetch() == [(0, 3, 1)]
+        assert await one.acknowledge((0, 0, ACCEPT), (2, 2, ACCEPT)) == NONE
+        assert await described() == [(0, 1, 2)]
+        assert await alter(0) == ErrorCode.NON_EMPTY_GROUP
+        assert await delete() == (ErrorCode.NON_EMPTY_GROUP, [])
+        await one.leave()
+        assert await alter(2) == NONE
+        assert await described() == [(0, 2, 2)]
+        async with reading(gateway, group_id, topic, one.topic_id) as two:
+            assert await two.fetch() == [(2, 3, 1)]
+            await two.leave()
+        assert await delete() == (NONE, [NONE])
+        assert await described() == []
+        assert await delete() == (NONE, [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
+        group_id = fresh("nobody")
+        assert await alter(0) == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+async def test_a_share_group_is_listed_described_and_deleted(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=1) as one:
+        client, group_id = one.client, one.group_id
+        assert await one.fetch() == [(0, 0, 1)]
+        listed = await client.send(ListGroupsRequest(types_filter=("share",)), 5)
+        (mine,) = [each for each in listed.groups if each.group_id == group_id]
+        assert (mine.group_type, mine.group_state) == ("share", "Stable")
+        answer = await client.send(ShareGroupDescribeRequest(group_ids=(group_id,)), 1)
+        (shown,) = answer.groups
+        assert [member.member_id for member in shown.members] == [one.member_id]
+        delete = DeleteGroupsRequest(groups_names=(group_id,))
+        assert (await client.send(delete, 2)).results[0].error_code == ErrorCode.NON_EMPTY_GROUP
+        await one.leave()
+        assert (await client.send(delete, 2)).results[0].error_code == NONE
+        assert await one.acknowledge((0, 0, ACCEPT)) == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        part = part_of(await one.ask())
+        assert part is not None
+        assert part.error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+async def test_a_topic_that_is_not_there_is_told_of_alone(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=1) as one:
+        elsewhere = FetchTopic(topic_id=uuid.uuid4(), partitions=(FetchPartition(partition_index=0),))
+        mine = FetchTopic(
+            topic_id=one.topic_id,
+            partitions=(FetchPartition(partition_index=0), FetchPartition(partition_index=7)),
+        )
+        answer = await one.ask(topics=(elsewhere, mine))
+        codes = {
+            (topic.topic_id, part.partition_index): part.error_code
+            for topic in answer.responses
+            for part in topic.partitions
+        }
+        assert codes == {
+            (elsewhere.topic_id, 0): ErrorCode.UNKNOWN_TOPIC_ID,
+            (one.topic_id, 0): NONE,
+            (one.topic_id, 7): ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
+        }
+        part = part_of(answer)
+        assert part is not None
+        assert part.acquired_records
