@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
@@ -231,7 +231,7 @@ class Reader:
                 is_limit=want.is_limit,
             ),
         )
-        part.acquired += taken.acquired
+        part.acquired += merged(taken.acquired)
         for batch in batches:
             if any(
                 each.first_offset <= batch.last_offset and batch.first_offset <= each.last_offset
@@ -241,3 +241,17 @@ class Reader:
                 want.taken_bytes += len(batch.records)
         want.taken_records += sum(each.last_offset - each.first_offset + 1 for each in taken.acquired)
         return taken.partition.next_offset != at.next_offset
+
+
+def merged(acquired: Iterable[Acquired]) -> Iterator[Acquired]:
+    """Neighbours that were delivered as often are one."""
+    last: Acquired | None = None
+    for each in acquired:
+        if last is not None and (last.last_offset + 1, last.delivery_count) == (each.first_offset, each.delivery_count):
+            last = Acquired(last.first_offset, each.last_offset, last.delivery_count)
+            continue
+        if last is not None:
+            yield last
+        last = each
+    if last is not None:
+        yield last
