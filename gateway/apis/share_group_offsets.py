@@ -6,11 +6,12 @@ the row's epoch rises with it, so what nodes remember of the partition is read a
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from gateway.coordinator.machine import Value
-from gateway.coordinator.share.model import ShareGroup
+from gateway.coordinator.share.model import BeginShareGroup, ShareGroup
 from gateway.log.partition_lookup import look_up_topics, read_states, state_of
 from gateway.net.context import RequestContext, Services
 from gateway.net.pieces import in_pieces
@@ -153,8 +154,10 @@ def _partition(
 async def alter_share_group_offsets(
     request: AlterShareGroupOffsetsRequest, context: RequestContext
 ) -> AlterShareGroupOffsetsResponse:
-    """Of a share group without members: from the offsets that are given everything is to be delivered (again)."""
+    """Of a share group without members: from the offsets that are given everything is to be delivered (again). A group
+    that nobody has joined yet begins with it, as in Kafka."""
     services = context.services
+    await _begin(request.group_id, services)
     topics = await look_up_topics((topic.topic_name for topic in request.topics), context)
     starts: dict[tuple[UUID, int], int] = {}
     answers: list[altering.AlterShareGroupOffsetsResponseTopic] = []
@@ -193,6 +196,17 @@ def refuse_alter_share_group_offsets(
     request: AlterShareGroupOffsetsRequest, version: int, code: ErrorCode, message: str | None
 ) -> AlterShareGroupOffsetsResponse:
     return AlterShareGroupOffsetsResponse(error_code=code, error_message=message)
+
+
+async def _begin(group_id: str, services: Services) -> None:
+    """Raises KafkaError."""
+    if not group_id:
+        raise KafkaError(ErrorCode.INVALID_GROUP_ID, "the group has no name")
+    reply = services.groups.submit(group_id, BeginShareGroup(services.groups.next_request_id()))
+    if isinstance(reply, asyncio.Future):
+        reply = await reply
+    if reply.error is not ErrorCode.NONE:
+        raise KafkaError(reply.error, f"Group {group_id} cannot be a share group.")
 
 
 def _check_idle(group_id: str, group: Value) -> None:

@@ -19,6 +19,7 @@ from protocol.messages.alter_share_group_offsets import (
     AlterShareGroupOffsetsRequestPartition,
     AlterShareGroupOffsetsRequestTopic,
 )
+from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from protocol.messages.delete_groups import DeleteGroupsRequest
 from protocol.messages.delete_share_group_offsets import (
     DeleteShareGroupOffsetsRequest,
@@ -437,8 +438,22 @@ async def test_offsets_are_described_altered_and_deleted(gateway: GatewayProcess
         assert await delete() == (NONE, [NONE])
         assert await described() == []
         assert await delete() == (NONE, [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION])
+        # A group that nobody has joined begins there; one of another type does not.
         group_id = fresh("nobody")
-        assert await alter(0) == ErrorCode.GROUP_ID_NOT_FOUND
+        assert await alter(1) == NONE
+        assert await described() == [(0, 1, 3)]
+        group_id = fresh("consumer")
+        joining = ConsumerGroupHeartbeatRequest(
+            group_id=group_id,
+            member_id="member",
+            member_epoch=0,
+            rebalance_timeout_ms=5_000,
+            subscribed_topic_names=(topic,),
+            topic_partitions=(),
+        )
+        assert (await client.send(joining, 1)).error_code == NONE
+        assert await alter(1) == ErrorCode.GROUP_ID_NOT_FOUND
+        assert await delete() == (ErrorCode.GROUP_ID_NOT_FOUND, [])
 
 
 async def test_a_share_group_is_listed_described_and_deleted(gateway: GatewayProcess) -> None:

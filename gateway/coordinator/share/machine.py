@@ -62,7 +62,9 @@ from gateway.coordinator.restore import SHORTEST_SESSION_MS
 from gateway.coordinator.share.heartbeat import expire, heartbeat, see_topics
 from gateway.coordinator.share.model import (
     JOIN_EPOCH,
+    BeginShareGroup,
     ShareGroup,
+    ShareGroupBegun,
     ShareGroupHeartbeat,
     ShareGroupHeartbeatReply,
     ShareGroupState,
@@ -98,6 +100,9 @@ def step(group: ShareGroup, event: Any, cluster: Cluster, now_ms: int, settings:
             return Step(group, ((event.request_id, reply),))
         case ShareGroupHeartbeat():
             return heartbeat(group, event, now_ms, settings, cluster)
+        case BeginShareGroup():
+            begun = group if group.exists else replace(group, exists=True)
+            return Step(begun, ((event.request_id, ShareGroupBegun(ErrorCode.NONE)),))
         case Tick():
             return expire(group, now_ms)
         case ClusterChanged():
@@ -130,7 +135,7 @@ class _Share:
     """`Machine` for `ShareGroup`."""
 
     group_type = "share"
-    events = frozenset[type]({ShareGroupHeartbeat, OffsetCommit, TxnOffsetCommit, DeleteGroup})
+    events = frozenset[type]({ShareGroupHeartbeat, BeginShareGroup, OffsetCommit, TxnOffsetCommit, DeleteGroup})
     beats = frozenset[type]({ShareGroupHeartbeat, OffsetCommit, TxnOffsetCommit})
     durable = DURABLE
 
@@ -152,12 +157,15 @@ class _Share:
 
     def refuse(
         self, event: Any, error: ErrorCode, *, loading: bool = False
-    ) -> ShareGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
+    ) -> ShareGroupHeartbeatReply | ShareGroupBegun | OffsetCommitReply | DeleteReply:
         match event:
             case ShareGroupHeartbeat():
                 if error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL:
                     return ShareGroupHeartbeatReply(ErrorCode.GROUP_ID_NOT_FOUND, "the group is not a share group")
                 return ShareGroupHeartbeatReply(error)
+            case BeginShareGroup():
+                is_other = error is ErrorCode.INCONSISTENT_GROUP_PROTOCOL
+                return ShareGroupBegun(ErrorCode.GROUP_ID_NOT_FOUND if is_other else error)
             case OffsetCommit() | TxnOffsetCommit():
                 return OffsetCommitReply(error)
             case DeleteGroup():

@@ -15,7 +15,7 @@ from gateway.coordinator.consumer.partitions import Partitions, nothing
 from gateway.coordinator.consumer.sessions import Deadlines, no_deadlines
 from gateway.coordinator.document import VOLATILE
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.machine import ClientRequest
+from gateway.coordinator.machine import ClientRequest, Request
 from protocol.errors import ErrorCode
 
 JOIN_EPOCH = 0
@@ -74,6 +74,16 @@ class ShareGroupHeartbeat(ClientRequest[ShareGroupHeartbeatReply]):
     member_epoch: int
     rack_id: str | None = None
     subscribed_topic_names: tuple[str, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShareGroupBegun:
+    error: ErrorCode
+
+
+@dataclass(frozen=True, slots=True)
+class BeginShareGroup(Request[ShareGroupBegun]):
+    """There is to be such a group, though nobody has joined it: somebody says where it stands."""
 
 
 @dataclass(frozen=True, slots=True)
