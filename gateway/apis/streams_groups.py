@@ -61,7 +61,7 @@ async def streams_group_heartbeat(
 def refuse_streams_group_heartbeat(
     request: StreamsGroupHeartbeatRequest, version: int, code: ErrorCode, message: str | None
 ) -> StreamsGroupHeartbeatResponse:
-    return StreamsGroupHeartbeatResponse(error_code=code, error_message=message)
+    return StreamsGroupHeartbeatResponse(error_code=code, error_message=message, status=())
 
 
 def _check_names(names: Iterable[str]) -> None:
@@ -190,7 +190,8 @@ def _response(reply: StreamsGroupHeartbeatReply, status: tuple[message.Status, .
         heartbeat_interval_ms=reply.heartbeat_interval_ms,
         acceptable_recovery_lag=reply.acceptable_recovery_lag,
         task_offset_interval_ms=reply.task_offset_interval_ms,
-        status=status or None,
+        # As Kafka has it: null where all is well, empty beside an error.
+        status=status or (() if reply.error else None),
         active_tasks=None if tasks is None else _task_ids(tasks.active),
         standby_tasks=None if tasks is None else _task_ids(tasks.standby),
         warmup_tasks=None if tasks is None else (),

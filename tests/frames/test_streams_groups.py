@@ -362,7 +362,6 @@ async def test_groups_of_other_types_are_kept_apart(gateway: GatewayProcess) -> 
     ("change", "code"),
     [
         ({"topology": None}, ErrorCode.INVALID_REQUEST),
-        ({"process_id": None}, ErrorCode.INVALID_REQUEST),
         ({"rebalance_timeout_ms": -1}, ErrorCode.INVALID_REQUEST),
         ({"warmup_tasks": None}, ErrorCode.INVALID_REQUEST),
         ({"active_tasks": (TaskIds(subtopology_id="0", partitions=(0,)),)}, ErrorCode.INVALID_REQUEST),

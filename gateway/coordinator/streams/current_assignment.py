@@ -27,7 +27,7 @@ class HeldByOthers:
 def held_by_others(member: StreamsMember, members: Iterable[StreamsMember]) -> HeldByOthers:
     others = [each for each in members if each.member_id != member.member_id]
     active = frozenset[Task]().union(*(each.held.active for each in others))
-    alike = [each.held for each in others if each.process_id == member.process_id]
+    alike = [each.held for each in others if each.process == member.process]
     return HeldByOthers(active, frozenset[Task]().union(*(held.active | held.standby for held in alike)))
 
 

@@ -199,7 +199,7 @@ class Draft:
         if configured.is_ready and not self.awaits_members:
             epoch = self.topology.epoch if self.topology is not None else 0
             workers = {
-                member_id: Worker(member.process_id, self.target.get(member_id, NO_TASKS))
+                member_id: Worker(member.process, self.target.get(member_id, NO_TASKS))
                 for member_id, member in self.members.items()
                 if member.topology_epoch >= epoch
             }

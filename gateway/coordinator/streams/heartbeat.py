@@ -42,6 +42,7 @@ from gateway.coordinator.streams.tasks import NO_TASKS
 from gateway.coordinator.streams.topology import InvalidTopologyError, StatusCode
 from protocol.errors import ErrorCode, KafkaError
 
+FIRST_EPOCH = 1
 UNRELEASED_INTERVAL_MS = 500
 """Who awaits tasks asks again soon, for nobody can tell it that they are free."""
 
@@ -192,6 +193,8 @@ def _proceed(draft: Draft, event: StreamsGroupHeartbeat, before: StreamsMember |
     """`before` is the member as it was, None if it is new; `member` what the request makes of it."""
     if before is None and not draft.members:
         draft.begin_delay()
+        # A group has its first epoch before its first member has raised it, as in Kafka.
+        draft.group_epoch = max(draft.group_epoch, FIRST_EPOCH)
     draft.put(member)
     if event.shutdown_application and draft.shutdown_by is None:
         draft.shutdown_by = member.member_id
@@ -231,7 +234,7 @@ def _decide(draft: Draft, before: StreamsMember | None, member: StreamsMember) -
     if _is_over(draft):
         draft.end_delay()
         draft.raise_epoch(Trigger.MEMBER_JOINED)
-    elif before is None and (not draft.awaits_members or len(draft.members) == 1):
+    elif before is None and not (draft.awaits_members and (draft.before.members or draft.group_epoch == FIRST_EPOCH)):
         draft.raise_epoch(Trigger.MEMBER_JOINED, member.member_id)
     elif before is not None and _is_other(before, member):
         draft.raise_epoch(Trigger.SUBSCRIPTION_CHANGED, member.member_id)

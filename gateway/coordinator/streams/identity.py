@@ -55,7 +55,9 @@ def find_member(group: StreamsGroup, event: StreamsGroupHeartbeat) -> StreamsMem
     """The member that speaks or leaves (any epoch but 0). Raises KafkaError."""
     member = group.members.get(event.member_id)
     if member is None:
-        raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"no member {event.member_id}")
+        raise KafkaError(
+            ErrorCode.UNKNOWN_MEMBER_ID, f"Member {event.member_id} is not a member of group {group.group_id}."
+        )
     _check_not_overtaken(member, event.connection_number)
     if event.member_epoch not in (LEAVE_EPOCH, member.member_epoch):
         # An answer may have been lost: who speaks at the epoch before is believed if it owns nothing that it may not.
@@ -64,9 +66,11 @@ def find_member(group: StreamsGroup, event: StreamsGroupHeartbeat) -> StreamsMem
             event.member_epoch == member.previous_member_epoch and owned is not None and not owned - member.assigned
         )
         if not missed_answer:
+            how = "greater" if event.member_epoch > member.member_epoch else "smaller"
             raise KafkaError(
                 ErrorCode.FENCED_MEMBER_EPOCH,
-                f"member epoch is {member.member_epoch}, not {event.member_epoch}: join anew",
+                f"The streams group member has a {how} member epoch ({event.member_epoch}) than the one known by the "
+                f"group coordinator ({member.member_epoch}). The member must abandon all its partitions and rejoin.",
             )
     return member
 
@@ -104,8 +108,6 @@ def _check_join(event: StreamsGroupHeartbeat) -> None:
             raise _invalid(f"{name} must be empty when (re-)joining.")
     if event.topology is None:
         raise _invalid("Topology must be non-null when (re-)joining.")
-    if event.process_id is None:
-        raise _invalid("ProcessId must be provided when (re-)joining.")
 
 
 def _check_topology(event: StreamsGroupHeartbeat) -> None:

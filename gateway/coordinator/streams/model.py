@@ -90,6 +90,11 @@ class StreamsMember:
     """Of the connection that it last spoke by."""
 
     @property
+    def process(self) -> str:
+        """One that has not said which is alone in its own."""
+        return self.process_id or self.member_id
+
+    @property
     def held(self) -> Tasks:
         return self.assigned | self.pending_revocation
 

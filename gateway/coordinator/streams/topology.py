@@ -177,12 +177,10 @@ def _decide_repartition_topics(topology: Topology, counts: _Counts) -> None:
             if name in writers:
                 writers[name].append(each)
     while open_:
-        settled: dict[str, int] = {}
-        for name in open_:
-            widths = [_width(writer, counts) for writer in writers[name]]
-            known = [width for width in widths if width]
-            if known and len(known) == len(widths):
-                settled[name] = max(known)
+        settled = _settled(open_, writers, counts, all_known=True)
+        if not settled:
+            # A subtopology may read what it writes: what else it reads decides.
+            settled = _settled(open_, writers, counts, all_known=False)
         if not settled:
             raise InvalidTopologyError(
                 f"the numbers of partitions of {_named(sorted(open_))} follow from nothing: is there a loop?"
@@ -191,16 +189,29 @@ def _decide_repartition_topics(topology: Topology, counts: _Counts) -> None:
         open_ -= settled.keys()
 
 
-def _width(subtopology: Subtopology, counts: _Counts) -> int:
-    """How many tasks it has; 0 while that is open. A repartition topic that exists has the number that it shall have
-    all the same, for it may be wrong."""
+def _settled(
+    open_: Iterable[str], writers: Mapping[str, list[Subtopology]], counts: _Counts, *, all_known: bool
+) -> dict[str, int]:
+    """Those of the topics whose number of partitions follows from what is known so far."""
+    settled: dict[str, int] = {}
+    for name in open_:
+        widths = [_width(writer, counts, all_known=all_known) for writer in writers[name]]
+        known = [width for width in widths if width]
+        if known and (len(known) == len(widths) or not all_known):
+            settled[name] = max(known)
+    return settled
+
+
+def _width(subtopology: Subtopology, counts: _Counts, *, all_known: bool) -> int:
+    """How many tasks it has; 0 while that is open: where not `all_known` of its sources are, or none is. A repartition
+    topic that exists has the number that it shall have all the same, for it may be wrong."""
     widths = [
         counts.decided.get(topic.name) if not topic.partitions else topic.partitions
         for topic in subtopology.repartition_source_topics
     ]
     widths += [counts.find(name) for name in subtopology.source_topics]
     known = [width for width in widths if width is not None]
-    return max(known, default=0) if len(known) == len(widths) else 0
+    return max(known, default=0) if len(known) == len(widths) or not all_known else 0
 
 
 def _enforce_copartitioning(topology: Topology, counts: _Counts) -> None:

@@ -59,7 +59,7 @@ def state(scene: Scene) -> StreamsGroupState:
 def test_one_member_is_given_all_tasks() -> None:
     scene = Scene()
     reply = scene.join("a")
-    assert (reply.error, reply.member_epoch, reply.tasks) == (ErrorCode.NONE, 1, Tasks(ALL))
+    assert (reply.error, reply.member_epoch, reply.tasks) == (ErrorCode.NONE, 2, Tasks(ALL))
     assert (reply.heartbeat_interval_ms, reply.acceptable_recovery_lag, reply.task_offset_interval_ms) == (
         5_000,
         10_000,
@@ -67,25 +67,25 @@ def test_one_member_is_given_all_tasks() -> None:
     )
     assert reply.status == ()
     assert state(scene) is StreamsGroupState.STABLE
-    again = scene.beat("a", 1)
-    assert (again.member_epoch, again.tasks) == (1, None)
+    again = scene.beat("a", 2)
+    assert (again.member_epoch, again.tasks) == (2, None)
 
 
 def test_a_newcomer_waits_until_tasks_are_let_go_of() -> None:
     scene = Scene()
     scene.join("a")
     newcomer = scene.join("b")
-    assert (newcomer.member_epoch, newcomer.tasks, newcomer.heartbeat_interval_ms) == (2, Tasks(), 500)
-    told = scene.beat("a", 1)
+    assert (newcomer.member_epoch, newcomer.tasks, newcomer.heartbeat_interval_ms) == (3, Tasks(), 500)
+    told = scene.beat("a", 2)
     assert told.tasks is not None
     kept = told.tasks
     assert len(kept.active) == 2
-    assert told.member_epoch == 1
-    assert scene.beat("b", 2).tasks is None
+    assert told.member_epoch == 2
+    assert scene.beat("b", 3).tasks is None
     assert state(scene) is StreamsGroupState.RECONCILING
-    done = scene.beat("a", 1, owned=kept)
-    assert (done.member_epoch, done.tasks) == (2, None)
-    assert scene.beat("b", 2).tasks == Tasks(ALL - kept.active)
+    done = scene.beat("a", 2, owned=kept)
+    assert (done.member_epoch, done.tasks) == (3, None)
+    assert scene.beat("b", 3).tasks == Tasks(ALL - kept.active)
     assert state(scene) is StreamsGroupState.STABLE
 
 
@@ -115,8 +115,8 @@ def test_who_rejoins_keeps_its_tasks_and_has_nothing_before_it_is_told() -> None
     scene = Scene()
     scene.join("a")
     reply = scene.join("a")
-    assert (reply.member_epoch, reply.tasks) == (1, Tasks(ALL))
-    assert scene.group.group_epoch == 1
+    assert (reply.member_epoch, reply.tasks) == (2, Tasks(ALL))
+    assert scene.group.group_epoch == 2
 
 
 def test_a_group_is_full_at_its_size() -> None:
@@ -143,8 +143,8 @@ def test_what_tasks_are_given_by_raises_the_epoch(change: str) -> None:
     }
     scene = Scene()
     scene.join("a")
-    assert scene.beat("a", 1, **{change: values[change]}).member_epoch == 2
-    assert scene.beat("a", 2, **{change: values[change]}).member_epoch == 2
+    assert scene.beat("a", 2, **{change: values[change]}).member_epoch == 3
+    assert scene.beat("a", 3, **{change: values[change]}).member_epoch == 3
 
 
 # --- topologies -----------------------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ def test_an_older_topology_runs_no_tasks_and_another_one_is_refused() -> None:
     stale = scene.join("b", READING)
     assert [code for code, _ in stale.status] == [StatusCode.STALE_TOPOLOGY]
     assert stale.tasks == Tasks()
-    scene.beat("a", 1)
+    scene.beat("a", 2)
     assert scene.group.target == {"a": Tasks(ALL), "b": Tasks()}
     other = Topology(1, (Subtopology("0", ("t", "u")),))
     assert refused(scene.join("c", other)) is ErrorCode.INVALID_REQUEST
@@ -180,8 +180,8 @@ def test_missing_sources_are_awaited() -> None:
     assert (reply.tasks, state(scene)) == (Tasks(), StreamsGroupState.NOT_READY)
     scene.topics({"t": 2})
     scene.play(ClusterChanged())
-    reply = scene.beat("a", 1)
-    assert (reply.member_epoch, reply.tasks, reply.status) == (2, active(("0", 0), ("0", 1)), ())
+    reply = scene.beat("a", 2)
+    assert (reply.member_epoch, reply.tasks, reply.status) == (3, active(("0", 0), ("0", 1)), ())
 
 
 def test_missing_internal_topics_are_named_until_they_are_there() -> None:
@@ -189,9 +189,9 @@ def test_missing_internal_topics_are_named_until_they_are_there() -> None:
     reply = scene.join("a", COUNTING)
     assert [code for code, _ in reply.status] == [StatusCode.MISSING_INTERNAL_TOPICS]
     assert [(topic.name, topic.partitions) for topic in reply.missing_internal_topics] == [("counts", 4), ("words", 4)]
-    assert scene.beat("a", 1).missing_internal_topics == reply.missing_internal_topics
+    assert scene.beat("a", 2).missing_internal_topics == reply.missing_internal_topics
     scene.topics({"t": 4, "counts": 4, "words": 4})
-    reply = scene.beat("a", 1)
+    reply = scene.beat("a", 2)
     assert (reply.missing_internal_topics, reply.status) == ((), ())
     assert reply.tasks == Tasks(ALL | {("1", index) for index in range(4)})
 
@@ -202,7 +202,7 @@ def test_a_topic_that_goes_takes_all_tasks_along() -> None:
     scene.topics({})
     scene.play(ClusterChanged())
     assert state(scene) is StreamsGroupState.NOT_READY
-    reply = scene.beat("a", 1)
+    reply = scene.beat("a", 2)
     assert (reply.tasks, [code for code, _ in reply.status]) == (Tasks(), [StatusCode.MISSING_SOURCE_TOPICS])
 
 
@@ -210,8 +210,8 @@ def test_more_partitions_are_more_tasks() -> None:
     scene = Scene()
     scene.join("a")
     scene.topics({"t": 5})
-    reply = scene.beat("a", 1)
-    assert (reply.member_epoch, reply.tasks) == (2, Tasks(ALL | {("0", 4)}))
+    reply = scene.beat("a", 2)
+    assert (reply.member_epoch, reply.tasks) == (3, Tasks(ALL | {("0", 4)}))
 
 
 def test_a_coordinator_with_older_topics_does_not_decide() -> None:
@@ -219,7 +219,7 @@ def test_a_coordinator_with_older_topics_does_not_decide() -> None:
     scene.topics({"t": 4})
     scene.join("a")
     scene.cluster = replace(scene.cluster, revision=1)
-    assert refused(scene.beat("a", 1)) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert refused(scene.beat("a", 2)) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
 
 
 def test_standby_replicas_are_given_when_they_are_asked_for() -> None:
@@ -227,7 +227,7 @@ def test_standby_replicas_are_given_when_they_are_asked_for() -> None:
     scene.join("a")
     scene.join("b")
     scene.set(num_standby_replicas=1)
-    scene.beat("a", 1)
+    scene.beat("a", 2)
     shares = list(scene.group.target.values())
     assert shares[0].standby == shares[1].active
     assert shares[1].standby == shares[0].active
@@ -239,8 +239,8 @@ def test_standby_replicas_are_given_when_they_are_asked_for() -> None:
 def test_epochs_that_are_not_the_members_are_fenced() -> None:
     scene = Scene()
     scene.join("a")
-    assert refused(scene.beat("a", 2)) is ErrorCode.FENCED_MEMBER_EPOCH
-    assert refused(scene.beat("b", 1)) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert refused(scene.beat("a", 3)) is ErrorCode.FENCED_MEMBER_EPOCH
+    assert refused(scene.beat("b", 2)) is ErrorCode.UNKNOWN_MEMBER_ID
     assert refused(scene.beat("b", -1)) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
@@ -248,43 +248,43 @@ def test_who_missed_an_answer_is_believed_if_it_owns_what_it_may() -> None:
     scene = Scene()
     scene.join("a")
     scene.topics({"t": 5})
-    assert scene.beat("a", 1).member_epoch == 2
-    reply = scene.beat("a", 1, owned=Tasks(ALL))
-    assert (reply.member_epoch, reply.tasks) == (2, Tasks(ALL | {("0", 4)}))
-    assert refused(scene.beat("a", 1)) is ErrorCode.FENCED_MEMBER_EPOCH
+    assert scene.beat("a", 2).member_epoch == 3
+    reply = scene.beat("a", 2, owned=Tasks(ALL))
+    assert (reply.member_epoch, reply.tasks) == (3, Tasks(ALL | {("0", 4)}))
+    assert refused(scene.beat("a", 2)) is ErrorCode.FENCED_MEMBER_EPOCH
 
 
 def test_who_missed_an_answer_and_owns_what_is_anothers_is_fenced() -> None:
     scene = Scene()
     scene.join("a")
     scene.join("b")
-    kept = scene.beat("a", 1).tasks
+    kept = scene.beat("a", 2).tasks
     assert kept is not None
-    assert scene.beat("a", 1, owned=kept).member_epoch == 2
-    assert refused(scene.beat("a", 1, owned=Tasks(ALL))) is ErrorCode.FENCED_MEMBER_EPOCH
+    assert scene.beat("a", 2, owned=kept).member_epoch == 3
+    assert refused(scene.beat("a", 2, owned=Tasks(ALL))) is ErrorCode.FENCED_MEMBER_EPOCH
 
 
 def test_a_task_that_there_is_not_is_refused() -> None:
     scene = Scene()
     scene.join("a")
     for task in (("0", 4), ("0", -1), ("1", 0)):
-        assert refused(scene.beat("a", 1, owned=active(task))) is ErrorCode.INVALID_REQUEST
+        assert refused(scene.beat("a", 2, owned=active(task))) is ErrorCode.INVALID_REQUEST
 
 
 def test_a_request_that_was_overtaken_says_nothing() -> None:
     scene = Scene()
     scene.join("a", connection_number=5)
-    assert refused(scene.beat("a", 1, connection_number=4)) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+    assert refused(scene.beat("a", 2, connection_number=4)) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
     assert refused(scene.join("a", connection_number=4)) is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
-    assert scene.beat("a", 1, connection_number=6).error is ErrorCode.NONE
+    assert scene.beat("a", 2, connection_number=6).error is ErrorCode.NONE
 
 
 def test_a_shutdown_is_told_until_nobody_is_left() -> None:
     scene = Scene()
     scene.join("a")
     scene.join("b")
-    scene.beat("b", 2, shutdown_application=True)
-    told = scene.beat("a", 1)
+    scene.beat("b", 3, shutdown_application=True)
+    told = scene.beat("a", 2)
     assert [code for code, _ in told.status] == [StatusCode.SHUTDOWN_APPLICATION]
     assert "member b" in told.status[0][1]
     scene.restore()
@@ -302,8 +302,8 @@ def test_endpoints_are_told_to_who_does_not_know_them() -> None:
     assert (endpoint, read, standby) == (Endpoint("h", 9), {"t": frozenset(range(4))}, {})
     known = reply.endpoint_information_epoch
     assert known > 0
-    assert scene.beat("a", 1, endpoint_information_epoch=known).partitions_by_user_endpoint is None
-    assert scene.beat("a", 1, endpoint_information_epoch=0).partitions_by_user_endpoint is not None
+    assert scene.beat("a", 2, endpoint_information_epoch=known).partitions_by_user_endpoint is None
+    assert scene.beat("a", 2, endpoint_information_epoch=0).partitions_by_user_endpoint is not None
 
 
 # --- going ----------------------------------------------------------------------------------------------------------
@@ -313,12 +313,12 @@ def test_who_leaves_is_gone_and_its_tasks_are_free() -> None:
     scene = Scene()
     scene.join("a")
     scene.join("b")
-    kept = scene.beat("a", 1).tasks
+    kept = scene.beat("a", 2).tasks
     assert kept is not None
     reply = scene.beat("b", -1)
     assert (reply.error, reply.member_epoch) == (ErrorCode.NONE, -1)
     assert list(scene.group.members) == ["a"]
-    reply = scene.beat("a", 1, owned=kept)
+    reply = scene.beat("a", 2, owned=kept)
     assert reply.tasks == Tasks(ALL)
 
 
@@ -332,21 +332,21 @@ def test_who_is_silent_for_its_session_is_gone() -> None:
     scene.pass_time(1)
     assert list(scene.group.members) == ["b"]
     assert MemberLeft(MemberId("a"), Departure.SESSION_EXPIRED) in scene.last.facts
-    assert scene.beat("b", 2).tasks == Tasks(ALL)
+    assert scene.beat("b", 3).tasks == Tasks(ALL)
 
 
 def test_who_does_not_let_go_in_time_is_gone() -> None:
     scene = Scene()
     scene.join("a")
     scene.join("b")
-    scene.beat("a", 1)
+    scene.beat("a", 2)
     scene.pass_time(9_999)
-    scene.beat("a", 1)
+    scene.beat("a", 2)
     assert "a" in scene.group.members
     scene.pass_time(1)
     assert list(scene.group.members) == ["b"]
     assert MemberLeft(MemberId("a"), Departure.NOT_REVOKED) in scene.last.facts
-    assert refused(scene.beat("a", 1)) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert refused(scene.beat("a", 2)) is ErrorCode.UNKNOWN_MEMBER_ID
 
 
 def test_time_that_stood_still_counts_for_nobody() -> None:
@@ -366,7 +366,7 @@ def test_a_group_that_is_read_back_goes_on() -> None:
     scene = Scene()
     scene.join("a", user_endpoint=Endpoint("h", 9), client_tags=(("zone", "a"),))
     scene.join("b")
-    scene.beat("a", 1)
+    scene.beat("a", 2)
     before = scene.group
     scene.now_ms = 100_000
     scene.restore()
@@ -386,9 +386,9 @@ def test_a_group_that_is_read_back_goes_on() -> None:
     assert scene.group.members[MemberId("a")].state is MemberState.UNREVOKED
     assert STREAMS.next_deadline(scene.group) == 110_000
     kept = scene.group.members[MemberId("a")].assigned
-    assert scene.beat("a", 1, owned=kept).member_epoch == 2
+    assert scene.beat("a", 2, owned=kept).member_epoch == 3
     assert scene.group.unheard == {"b"}
-    assert scene.beat("b", 2).tasks == Tasks(ALL - kept.active)
+    assert scene.beat("b", 3).tasks == Tasks(ALL - kept.active)
     assert not scene.group.unheard
 
 
@@ -453,16 +453,16 @@ def txn_commit(scene: Scene, member_id: str, epoch: int) -> ErrorCode:
 def test_a_member_commits_at_its_epoch_alone() -> None:
     scene = Scene()
     scene.join("a")
-    assert commit(scene, "a", 1) is ErrorCode.NONE
-    assert commit(scene, "a", 2) is ErrorCode.STALE_MEMBER_EPOCH
-    assert commit(scene, "b", 1) is ErrorCode.UNKNOWN_MEMBER_ID
+    assert commit(scene, "a", 2) is ErrorCode.NONE
+    assert commit(scene, "a", 3) is ErrorCode.STALE_MEMBER_EPOCH
+    assert commit(scene, "b", 2) is ErrorCode.UNKNOWN_MEMBER_ID
     assert commit(scene, "", -1) is ErrorCode.UNKNOWN_MEMBER_ID
-    assert commit(scene, "a", 1, version=8) is ErrorCode.UNSUPPORTED_VERSION
-    assert txn_commit(scene, "a", 1) is ErrorCode.NONE
-    assert txn_commit(scene, "a", 2) is ErrorCode.ILLEGAL_GENERATION
+    assert commit(scene, "a", 2, version=8) is ErrorCode.UNSUPPORTED_VERSION
+    assert txn_commit(scene, "a", 2) is ErrorCode.NONE
+    assert txn_commit(scene, "a", 3) is ErrorCode.ILLEGAL_GENERATION
     assert txn_commit(scene, "", -1) is ErrorCode.NONE
-    assert fetch_refusal(scene.group, MemberId("a"), 1) is None
-    assert fetch_refusal(scene.group, MemberId("a"), 2) is ErrorCode.STALE_MEMBER_EPOCH
+    assert fetch_refusal(scene.group, MemberId("a"), 2) is None
+    assert fetch_refusal(scene.group, MemberId("a"), 3) is ErrorCode.STALE_MEMBER_EPOCH
     assert fetch_refusal(scene.group, None, -1) is None
     scene.beat("a", -1)
     assert commit(scene, "", -1) is ErrorCode.NONE

@@ -47,7 +47,14 @@ WIDE_CHANGELOG = Topology(0, (Subtopology("0", ("words",), state_changelog_topic
 
 @pytest.mark.parametrize(
     "event",
-    [JOIN, BEAT, LEAVE, replace(LEAVE, instance_id="i"), replace(BEAT, active=TASK, standby=NONE, warmup=NONE)],
+    [
+        JOIN,
+        replace(JOIN, process_id=None),
+        BEAT,
+        LEAVE,
+        replace(LEAVE, instance_id="i"),
+        replace(BEAT, active=TASK, standby=NONE, warmup=NONE),
+    ],
     ids=lambda e: e.member_epoch,
 )
 def test_what_is_taken(event: StreamsGroupHeartbeat):
@@ -65,7 +72,6 @@ def test_what_is_taken(event: StreamsGroupHeartbeat):
         (JOIN, {"rebalance_timeout_ms": -1}),
         (JOIN, {"rebalance_timeout_ms": 0}),
         (JOIN, {"topology": None}),
-        (JOIN, {"process_id": None}),
         (JOIN, {"active": TASK}),
         (JOIN, {"standby": TASK}),
         (JOIN, {"warmup": TASK}),

@@ -79,6 +79,21 @@ def test_a_repartition_topic_is_as_wide_as_its_widest_writer():
     assert configured.missing == (TopicInfo("joined", 5), TopicInfo("next", 5))
 
 
+def test_who_reads_what_it_writes_is_as_wide_as_its_sources():
+    topology = Topology(
+        0,
+        (
+            Subtopology(
+                "0",
+                source_topics=("words",),
+                repartition_sink_topics=("again",),
+                repartition_source_topics=(TopicInfo("again"),),
+            ),
+        ),
+    )
+    assert configure(topology, cluster(words=3)).missing == (TopicInfo("again", 3),)
+
+
 def test_a_loop_decides_nothing():
     topology = Topology(
         0,

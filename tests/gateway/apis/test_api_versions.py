@@ -64,7 +64,7 @@ def test_the_versions_are_kafkas(line: Any) -> None:
 
 
 def test_only_requests_that_wait_for_others_are_parked() -> None:
-    parked = {ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.FETCH}
+    parked = {ApiKey.JOIN_GROUP, ApiKey.SYNC_GROUP, ApiKey.FETCH, ApiKey.SHARE_FETCH}
     assert {line.api_key for line in SERVED if line.order is Order.PARKED} == parked
 
 
@@ -91,7 +91,9 @@ async def test_a_feature_is_finalized_at_what_every_node_serves(served: int, mon
     request = ApiVersionsRequest(client_software_name="a", client_software_version="1")
     response = await api_versions(request, context(4, ConnectionInfo("c", "/127.0.0.1")))
     levels = {each.name: each.max_version_level for each in response.finalized_features}
-    assert levels == {"group.version": 1, "streams.version": 1} | ({"transaction.version": served} if served else {})
+    assert levels == {"group.version": 1, "share.version": 1, "streams.version": 1} | (
+        {"transaction.version": served} if served else {}
+    )
     assert response.finalized_features_epoch == 7
 
 
