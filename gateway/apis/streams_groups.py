@@ -188,10 +188,7 @@ def _response(reply: StreamsGroupHeartbeatReply, status: tuple[message.Status, .
         member_id=reply.member_id or "",
         member_epoch=reply.member_epoch,
         heartbeat_interval_ms=reply.heartbeat_interval_ms,
-        acceptable_recovery_lag=reply.acceptable_recovery_lag,
-        task_offset_interval_ms=reply.task_offset_interval_ms,
-        # As Kafka has it: null where all is well, empty beside an error.
-        status=status or (() if reply.error else None),
+        status=status,
         active_tasks=None if tasks is None else _task_ids(tasks.active),
         standby_tasks=None if tasks is None else _task_ids(tasks.standby),
         warmup_tasks=None if tasks is None else (),

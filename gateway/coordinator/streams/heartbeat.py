@@ -27,10 +27,8 @@ from gateway.coordinator.streams.draft import Draft
 from gateway.coordinator.streams.endpoints import partitions_by_endpoint
 from gateway.coordinator.streams.identity import check_join, check_request, find_member
 from gateway.coordinator.streams.model import (
-    ACCEPTABLE_RECOVERY_LAG,
     JOIN_EPOCH,
     LEAVE_EPOCH,
-    TASK_OFFSET_INTERVAL_MS,
     MemberState,
     StreamsGroup,
     StreamsGroupHeartbeat,
@@ -115,8 +113,6 @@ def _keep_alive(
         member.member_id,
         member.member_epoch,
         settings.heartbeat_interval_ms,
-        ACCEPTABLE_RECOVERY_LAG,
-        TASK_OFFSET_INTERVAL_MS,
         endpoint_information_epoch=group.endpoint_epoch,
     )
     return Step(replace(group, session_deadlines=deadlines), ((event.request_id, reply),), silent)
@@ -283,8 +279,6 @@ def _reply(
         member.member_id,
         member.member_epoch,
         _interval_ms(member, draft.settings),
-        ACCEPTABLE_RECOVERY_LAG,
-        TASK_OFFSET_INTERVAL_MS,
         tasks=member.assigned if is_told else None,
         status=tuple(status),
         missing_internal_topics=() if configured is None else configured.missing,

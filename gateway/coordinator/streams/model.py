@@ -24,9 +24,6 @@ from protocol.errors import ErrorCode
 JOIN_EPOCH = 0
 LEAVE_EPOCH = -1
 NO_TOPOLOGY = -1
-ACCEPTABLE_RECOVERY_LAG = 10_000
-TASK_OFFSET_INTERVAL_MS = 60_000
-"""Both as upstream tells them; warm-up tasks, which they are for, are not assigned there either."""
 
 
 class StreamsGroupState(Enum):
@@ -114,8 +111,6 @@ class StreamsGroupHeartbeatReply:
     member_id: MemberId | None = None
     member_epoch: int = 0
     heartbeat_interval_ms: int = 0
-    acceptable_recovery_lag: int = 0
-    task_offset_interval_ms: int = 0
     tasks: Tasks | None = None
     """All that the member may own now; None where it is as it was told before."""
     status: tuple[tuple[StatusCode, str], ...] = ()
