@@ -64,7 +64,7 @@ class Throttles:
                 waits_ms.append(self._charge(QuotaKey.REQUEST_PERCENTAGE, lambda: steps.worked_s * 100, context))
         else:
             response = await handling
-        if context.api_key is ApiKey.FETCH:
+        if context.api_key in _FETCHING:
             waits_ms.append(self._charge(QuotaKey.CONSUMER_BYTE_RATE, lambda: sum(_fetched(response)), context))
         elif context.api_key in _MUTATING:
             waits_ms.append(response.throttle_time_ms)
@@ -155,6 +155,7 @@ def limit_of(context: RequestContext, key: QuotaKey) -> Limit | None:
     return quotas.limit(context.connection.principal.name, context.client_id or "", key)
 
 
+_FETCHING = frozenset({ApiKey.FETCH, ApiKey.SHARE_FETCH})
 _MUTATING = frozenset({ApiKey.CREATE_TOPICS, ApiKey.DELETE_TOPICS, ApiKey.CREATE_PARTITIONS})
 
 
