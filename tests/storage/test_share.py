@@ -32,7 +32,9 @@ async def topic(make_topic: MakeTopic) -> Topic:
 @pytest.fixture
 async def key(leases: list[CoordinatorLease], database: Database, topic: Topic) -> ShareKey:
     """Of the share group "s", which has no members."""
-    await save(GroupStore(database), group("s", group_type="share", state="Empty", generation_id=1, members=()), leases[0])
+    await save(
+        GroupStore(database), group("s", group_type="share", state="Empty", generation_id=1, members=()), leases[0]
+    )
     return ShareKey("s", topic.topic_id, 0)
 
 
@@ -93,9 +95,7 @@ async def test_with_members_nothing_is_changed_from_outside(
     assert await share.lead(key) == ShareRow(2, 3)
 
 
-async def test_what_is_gone_takes_it_along(
-    share: ShareStore, key: ShareKey, database: Database, topic: Topic
-) -> None:
+async def test_what_is_gone_takes_it_along(share: ShareStore, key: ShareKey, database: Database, topic: Topic) -> None:
     await share.begin(key, 0)
     assert await TopicStore(database).delete(topic.topic_id)
     assert await share.offsets("s") == {}

@@ -16,6 +16,7 @@ from gateway.coordinator.share.partition import (
     Acquire,
     LogStartMoved,
     PartitionSettings,
+    Range,
     RecordState,
     SharePartition,
 )
@@ -28,7 +29,7 @@ from storage.nodes import NodeStore
 from storage.pool import Database
 from storage.share import ShareKey, ShareRow, ShareStore
 from storage.topics import TopicStore
-from storage.types import CoordinatorLease, NewTopic, Topic
+from storage.types import NewTopic, Topic
 from tests.storage.test_groups import group, save
 
 A, B = MemberId("a"), MemberId("b")
@@ -47,9 +48,195 @@ async def database(database_url: str) -> AsyncIterator[Database]:
 async def keys(database: Database) -> list[ShareKey]:
     """Four partitions that a share group may read."""
     nodes = NodeStore(database)
-    node = await nodes.register("node", {"PLAINTEXT": ("127.0.0.1", 1)}, None, ttl_ms=60_000)
-    (lease,) = await leases_of(nodes, node)
-    await save(GroupStore(database), group("s", group_type="share", state="Empty", members=()), lease)
+    node_id = await nodes.register("node", {"PLAINTEXT": ("127.0.0.1", 1)}, None, 60_000)
+    (lease,) = await nodes.acquire_leases(node_id, [0], 60_000)
+    await save(GroupStore(database), group("s", group_type="share", state="Empty", generation_id=1, members=()), lease)
     (topic,) = await TopicStore(database).create([NewTopic("shared", 4, {})])
     assert isinstance(topic, Topic)
     return [ShareKey("s", topic.topic_id, index) for index in range(4)]
+
+
+class Halting(ShareStore):
+    """Writes when it is told to, or not at all."""
+
+    def __init__(self, database: Database) -> None:
+        super().__init__(database)
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.failing = False
+        self.tried = 0
+        self.tries = asyncio.Semaphore(0)
+
+    async def write(self, rows: Any) -> list[bool]:
+        self.tried += 1
+        self.tries.release()
+        await self.gate.wait()
+        if self.failing:
+            raise StorageUnavailable("gone")
+        return await super().write(rows)
+
+
+async def nowhere() -> int:
+    raise AssertionError("somebody has read the partition already")
+
+
+async def beginning() -> int:
+    return 0
+
+
+async def begun(store: ShareStore, *keys: ShareKey, settings: PartitionSettings = LONG) -> SharePartitions:
+    partitions = SharePartitions(store)
+    for key in keys:
+        await partitions.load(key, beginning, settings)
+    return partitions
+
+
+async def acquire(partitions: SharePartitions, key: ShareKey, member: MemberId = A, end: int = 4) -> int:
+    """How many records it was given."""
+    event = Acquire(member, 0, end, ((0, end - 1),), 500)
+    taken = await partitions.apply(key, event)
+    return sum(each.last_offset - each.first_offset + 1 for each in taken.acquired)
+
+
+def accepted(first: int, last: int, member: MemberId = A) -> Acknowledge:
+    return Acknowledge(member, (AcknowledgedBatch(first, last, (AcknowledgeType.ACCEPT,)),))
+
+
+async def refused(awaiting: Any) -> ErrorCode:
+    with pytest.raises(KafkaError) as error:
+        await awaiting
+    return error.value.code
+
+
+async def test_what_was_acknowledged_is_durable_before_anyone_is_told(database: Database, keys: list[ShareKey]) -> None:
+    store = Halting(database)
+    partitions = await begun(store, keys[0])
+    assert await acquire(partitions, keys[0]) == 4
+    store.gate.clear()
+    telling = asyncio.create_task(partitions.apply(keys[0], accepted(1, 2)))
+    await store.tries.acquire()
+    assert not telling.done()
+    assert (await ShareStore(database).offsets("s"))[keys[0].topic_id, 0] == ShareRow(0, 0)
+    store.gate.set()
+    assert (await telling).error is ErrorCode.NONE
+    again = await SharePartitions(ShareStore(database)).load(keys[0], nowhere, LONG)
+    assert [(len(each), each.state, each.delivery_count) for each in again.ranges] == [
+        (1, RecordState.AVAILABLE, 1),
+        (2, RecordState.ACKNOWLEDGED, 1),
+        (1, RecordState.AVAILABLE, 1),
+    ]
+
+
+async def test_many_are_written_together(database: Database, keys: list[ShareKey]) -> None:
+    store = Halting(database)
+    partitions = await begun(store, *keys)
+    for key in keys:
+        assert await acquire(partitions, key) == 4
+    await asyncio.gather(*(partitions.apply(key, accepted(0, 3)) for key in keys))
+    assert store.tried == 1
+    assert [row.start_offset for row in (await store.offsets("s")).values()] == [4, 4, 4, 4]
+
+
+async def test_a_node_that_was_overtaken_says_so_and_reads_again(database: Database, keys: list[ShareKey]) -> None:
+    one, two = [await begun(ShareStore(database), keys[0]) for _ in range(2)]
+    assert await acquire(one, keys[0]) == 4
+    assert await refused(one.apply(keys[0], accepted(0, 0))) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert one.count == 0
+    assert await acquire(two, keys[0], B) == 4
+    assert (await two.apply(keys[0], accepted(0, 0, B))).error is ErrorCode.NONE
+    assert await one.load(keys[0], nowhere, LONG) == SharePartition(1, (Range(1, 3, RecordState.AVAILABLE, 1),))
+
+
+async def test_a_write_is_tried_again_and_then_given_up(
+    database: Database, keys: list[ShareKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAUSE_S", 0.0)
+    store = Halting(database)
+    partitions = await begun(store, keys[0])
+    await acquire(partitions, keys[0])
+    store.failing = True
+    telling = asyncio.create_task(partitions.apply(keys[0], accepted(0, 0)))
+    for _ in range(3):
+        await store.tries.acquire()
+    store.failing = False
+    assert (await telling).error is ErrorCode.NONE
+    impatient = SharePartitions(store, patience_s=0.0)
+    await impatient.load(keys[0], nowhere, LONG)
+    assert await acquire(impatient, keys[0]) == 3
+    store.failing = True
+    assert await refused(impatient.apply(keys[0], accepted(1, 1))) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert impatient.count == 0
+
+
+async def test_locks_end_by_themselves_and_wake_who_waits(database: Database, keys: list[ShareKey]) -> None:
+    partitions = await begun(ShareStore(database), keys[0], settings=SHORT)
+    assert await acquire(partitions, keys[0]) == 4
+    woken = asyncio.Event()
+    watch = partitions.watch(woken.set)
+    watch.add(keys[0])
+    assert await acquire(partitions, keys[0], B) == 0
+    await asyncio.wait_for(woken.wait(), 10)
+    watch.close()
+    assert await acquire(partitions, keys[0], B) == 4
+    assert (await partitions.apply(keys[0], accepted(0, 0, A))).error is ErrorCode.INVALID_RECORD_STATE
+
+
+async def test_a_release_wakes_only_who_still_watches(database: Database, keys: list[ShareKey]) -> None:
+    partitions = await begun(ShareStore(database), *keys[:2])
+    woken: list[str] = []
+    watches = {name: partitions.watch(lambda name=name: woken.append(name)) for name in ("first", "closed", "other")}
+    watches["first"].add(keys[0])
+    watches["closed"].add(keys[0])
+    watches["other"].add(keys[1])
+    watches["closed"].close()
+    await acquire(partitions, keys[0])
+    assert woken == []
+    partitions.release(A, keys)
+    assert woken == ["first"]
+    assert await acquire(partitions, keys[0], B) == 4
+    await partitions.close()
+    restored = await SharePartitions(ShareStore(database)).load(keys[0], nowhere, LONG)
+    assert [each.delivery_count for each in restored.ranges] == [2]
+
+
+async def test_what_the_log_has_lost_is_passed_over(database: Database, keys: list[ShareKey]) -> None:
+    partitions = await begun(ShareStore(database), keys[0])
+    await acquire(partitions, keys[0])
+    await partitions.apply(keys[0], LogStartMoved(2))
+    assert await SharePartitions(ShareStore(database)).load(keys[0], nowhere, LONG) == SharePartition(
+        2, (Range(2, 3, RecordState.AVAILABLE, 1),)
+    )
+
+
+async def test_a_group_that_is_gone_is_not_begun(database: Database, keys: list[ShareKey]) -> None:
+    partitions = SharePartitions(ShareStore(database))
+    missing = keys[0]._replace(group_id="nobody")
+    assert await refused(partitions.load(missing, beginning, LONG)) is ErrorCode.GROUP_ID_NOT_FOUND
+    assert await refused(partitions.apply(missing, accepted(0, 0))) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+async def test_two_that_load_at_once_read_once(database: Database, keys: list[ShareKey]) -> None:
+    partitions = SharePartitions(ShareStore(database))
+    both = await asyncio.gather(*(partitions.load(keys[0], beginning, LONG) for _ in range(2)))
+    assert both == [SharePartition(0), SharePartition(0)]
+    assert (await ShareStore(database).lead(keys[0])) == ShareRow(2, 0)
+
+
+async def test_memory_is_bounded_and_what_is_acquired_stays(database: Database, keys: list[ShareKey]) -> None:
+    partitions = SharePartitions(ShareStore(database), max_partitions=2)
+    for key in keys[:2]:
+        await partitions.load(key, beginning, LONG)
+        assert await acquire(partitions, key) == 4
+    assert await refused(partitions.load(keys[2], beginning, LONG)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    await partitions.apply(keys[0], accepted(0, 3))
+    assert await partitions.load(keys[2], beginning, LONG) == SharePartition(0)
+    assert partitions.count == 2
+    assert await refused(partitions.apply(keys[0], accepted(0, 0))) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+
+
+async def test_another_history_is_read_anew(database: Database, keys: list[ShareKey]) -> None:
+    partitions = await begun(ShareStore(database), *keys)
+    await acquire(partitions, keys[0])
+    partitions.forget()
+    assert partitions.count == 0
+    assert await partitions.load(keys[0], nowhere, LONG) == SharePartition(0)
