@@ -7,8 +7,9 @@ the active task, to where they were if they may. Equal inputs have equal results
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
 
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.streams.tasks import NO_TASKS, Task, Tasks
@@ -58,36 +59,79 @@ def _assign_active(loads: Mapping[MemberId, _Load], tasks: Iterable[Task], in_pr
     least, extra = divmod(len(wanted), len(loads))
     homes = {task: load for load in loads.values() for task in load.worker.last.active}
     left: list[Task] = []
+    above = 0
     for task in wanted:
         load = homes.get(task)
-        has_room = load is not None and (
-            len(load.active) < least or (len(load.active) == least and extra > _above(loads, least))
-        )
-        if load is not None and has_room:
-            load.active.add(task)
-            in_process[load.worker.process_id].add(task)
-        else:
+        if load is None or len(load.active) > least or (len(load.active) == least and above == extra):
             left.append(task)
+            continue
+        above += len(load.active) == least
+        load.active.add(task)
+        in_process[load.worker.process_id].add(task)
+    lightest = _Lightest(loads.values(), lambda load: len(load.active))
+    keepers = _keepers(loads.values())
     for task in left:
-        room = [load for load in loads.values() if len(load.active) < least]
-        room = room or [load for load in loads.values() if len(load.active) == least]
-        load = min(room, key=lambda each: (task not in each.worker.last.standby, len(each.active)))
+        load = lightest.find(_anyone)
+        assert load is not None
+        most = least if len(load.active) < least else least + 1
+        able = [each for each in keepers.get(task, ()) if len(each.active) < most]
+        load = min(able, key=lambda each: len(each.active), default=load)
         load.active.add(task)
         in_process[load.worker.process_id].add(task)
 
 
-def _above(loads: Mapping[MemberId, _Load], least: int) -> int:
-    """How many members have one task more than the least."""
-    return sum(len(load.active) > least for load in loads.values())
-
-
 def _assign_standby(loads: Mapping[MemberId, _Load], tasks: Iterable[Task], in_process: dict[str, set[Task]]) -> None:
+    lightest = _Lightest(loads.values(), lambda load: load.size)
+    keepers = _keepers(loads.values())
     for task in tasks:
-        able = [load for load in loads.values() if task not in in_process[load.worker.process_id]]
-        if not able:
+
+        def able(load: _Load, task: Task = task) -> bool:
+            return task not in in_process[load.worker.process_id]
+
+        load = lightest.find(able)
+        if load is None:
             continue
-        ceiling = min(load.size for load in able) + 1
-        kept = [load for load in able if task in load.worker.last.standby and load.size <= ceiling]
-        load = min(kept or able, key=lambda each: each.size)
+        kept = [each for each in keepers.get(task, ()) if able(each) and each.size <= load.size + 1]
+        load = min(kept, key=lambda each: each.size, default=load)
         load.standby.add(task)
         in_process[load.worker.process_id].add(task)
+
+
+def _keepers(loads: Iterable[_Load]) -> dict[Task, list[_Load]]:
+    """Who had a standby copy of each task."""
+    keepers: dict[Task, list[_Load]] = {}
+    for load in loads:
+        for task in load.worker.last.standby:
+            keepers.setdefault(task, []).append(load)
+    return keepers
+
+
+def _anyone(load: _Load) -> bool:
+    return True
+
+
+class _Lightest:
+    """Finds who has least, the first of several, without a look at all of them for each task."""
+
+    def __init__(self, loads: Iterable[_Load], weigh: Callable[[_Load], int]) -> None:
+        self._loads = list(loads)
+        self._weigh = weigh
+        self._heap = [(weigh(load), at) for at, load in enumerate(self._loads)]
+        heapify(self._heap)
+
+    def find(self, able: Callable[[_Load], bool]) -> _Load | None:
+        """Who is able and has least; None if nobody is able. Loads only grow between two calls."""
+        passed: list[tuple[int, int]] = []
+        found: _Load | None = None
+        while self._heap and found is None:
+            weight, at = self._heap[0]
+            load = self._loads[at]
+            if weight != self._weigh(load):
+                heapreplace(self._heap, (self._weigh(load), at))
+            elif able(load):
+                found = load
+            else:
+                passed.append(heappop(self._heap))
+        for each in passed:
+            heappush(self._heap, each)
+        return found
