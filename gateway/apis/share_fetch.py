@@ -19,6 +19,7 @@ from gateway.coordinator.share.partition import Acknowledge, AcknowledgedBatch, 
 from gateway.log.partition_lookup import resolve_topics
 from gateway.net.context import RequestContext
 from gateway.net.holdings import Share
+from gateway.net.pieces import in_pieces
 from gateway.share.reader import Part, Reader, Want
 from gateway.share.sessions import FINAL_EPOCH, INITIAL_EPOCH, ShareSession
 from protocol.errors import ErrorCode, KafkaError
@@ -126,7 +127,7 @@ async def _parts(named: Iterable[tuple[UUID, int]], context: RequestContext) -> 
     services = context.services
     parts = [Part(topic_id, index) for topic_id, index in named]
     missing = await resolve_topics((("", part.topic_id) for part in parts), context, by_id=True)
-    for part in parts:
+    async for part in in_pieces(parts):
         topic = services.catalog.get_by_id(part.topic_id)
         if topic is None:
             part.error = part.acknowledge_error = missing
@@ -195,6 +196,8 @@ class _Fetch:
         max_bytes = min(request.max_bytes, services.catalog.broker.fetch_max_bytes)
         parts = [part for part in self._parts if part.name in self._session.partitions and part.partition is not None]
         keys = [part.partition.partition_key for part in parts if part.partition is not None]
+        # Before anything is acquired: a connection may close at any moment, and what it holds is let go of then.
+        self._session.acquired_in.update(dict.fromkeys(self._reader.key(part) for part in parts))
         holdings = self._context.connection.holdings
         share = Share(holdings)
         watch = tail.watch(keys, committed=self._settings.read_committed)
@@ -211,7 +214,6 @@ class _Fetch:
                 share.become(want.taken_bytes)
                 for part in parts:
                     if part.acquired:
-                        self._session.acquired_in[self._reader.key(part)] = None
                         self._session.put_last(part.name)
                 remaining_s = deadline_s - loop.time()
                 if (

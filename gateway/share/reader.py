@@ -28,6 +28,7 @@ from gateway.coordinator.share.partition import (
 from gateway.log.tail import Buffer, KnownOffsets
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
+from gateway.net.pieces import in_pieces
 from gateway.share.partitions import ShareWatch
 from gateway.share.records import batches_of
 from protocol.errors import ErrorCode, KafkaError
@@ -116,7 +117,7 @@ class Reader:
         cold: list[tuple[Part, SharePartition]] = []
         now_s = asyncio.get_running_loop().time()
         max_age_s = self._tail.max_age_s(now_s)
-        for part in parts:
+        async for part in in_pieces(parts):
             if part.error or part.partition is None or want.is_met:
                 continue
             try:

@@ -21,6 +21,8 @@ MAX_EPOCH = 2**31 - 1
 MAX_SESSIONS = 2_000
 """Kafka's default of `group.share.max.share.sessions`."""
 
+MAX_SESSION_PARTITIONS = 20_000
+
 SessionKey = tuple[str, MemberId]
 
 
@@ -34,7 +36,7 @@ class ShareSession:
     partitions: dict[tuple[UUID, int], None] = field(default_factory=dict[tuple[UUID, int], None])
     """What it reads, in the order in which it is looked at."""
     acquired_in: dict[ShareKey, None] = field(default_factory=dict[ShareKey, None])
-    """Where its member may have acquired something."""
+    """Where its member may have acquired something: what it reads, or has read."""
 
     def key(self, partition: tuple[UUID, int]) -> ShareKey:
         return ShareKey(self.group_id, *partition)
@@ -43,9 +45,18 @@ class ShareSession:
         self.epoch = 1 if self.epoch == MAX_EPOCH else self.epoch + 1
 
     def read(self, added: Iterable[tuple[UUID, int]], forgotten: Iterable[tuple[UUID, int]]) -> None:
-        self.partitions.update(dict.fromkeys(added))
+        """KafkaError INVALID_REQUEST where they are too many; then they are as they were."""
+        added, forgotten = dict.fromkeys(added), list(forgotten)
+        if added.keys() <= self.partitions.keys() and not forgotten:
+            return
+        partitions = {**self.partitions, **added}
         for partition in forgotten:
-            self.partitions.pop(partition, None)
+            partitions.pop(partition, None)
+        if len(partitions) > MAX_SESSION_PARTITIONS:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, f"a share session has at most {MAX_SESSION_PARTITIONS} partitions"
+            )
+        self.partitions = partitions
 
     def put_last(self, partition: tuple[UUID, int]) -> None:
         """It has been given records: the others are looked at first the next time."""

@@ -399,6 +399,23 @@ async def test_a_group_without_settings_begins_at_the_end(gateway: GatewayProces
         assert await reader.fetch() == [(1, 1, 1)]
 
 
+async def test_a_group_begins_where_its_settings_say(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=2, share_auto_offset_reset="by_duration:PT1H") as one:
+        assert await one.fetch() == [(0, 1, 1)]
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        for wrong in ("by_duration:", "by_duration:PT", "by_duration:1h", "nowhere"):
+            codes = await configure(client, one.group_id, share_auto_offset_reset=wrong)
+            assert codes == [ErrorCode.INVALID_CONFIG]
+
+
+async def test_a_session_has_so_many_partitions_at_most(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=1) as one:
+        assert await one.fetch() == [(0, 0, 1)]
+        for begin in (0, 10_000):
+            await one.ask(partitions=range(begin, begin + 10_000), max_records=0)
+        await one.ask(partitions=range(20_000, 20_001), max_records=0, code=ErrorCode.INVALID_REQUEST)
+
+
 async def test_offsets_are_described_altered_and_deleted(gateway: GatewayProcess) -> None:
     async with scene(gateway, records=4) as one:
         client, group_id, topic = one.client, one.group_id, one.topic
