@@ -1,0 +1,66 @@
+"""A share group over two nodes: who leads a partition serves it, and another goes on where that one was killed."""
+
+from __future__ import annotations
+
+import asyncio
+
+from protocol.errors import ErrorCode
+from protocol.messages.alter_share_group_offsets import (
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsRequestPartition,
+    AlterShareGroupOffsetsRequestTopic,
+)
+from protocol.messages.share_fetch import FetchPartition, FetchTopic
+from tests.cluster.conftest import Cluster
+from tests.frames.members import create_topic, fresh
+from tests.frames.test_share_groups import ACCEPT, NONE, Reader, part_of, send
+from tests.wire import WireClient
+
+TAKEN_OVER_S = 30.0
+
+
+async def begin(clients: list[WireClient], group_id: str, topic: str) -> None:
+    """At the beginning of partition 0, by whichever node coordinates the group."""
+    part = AlterShareGroupOffsetsRequestPartition(partition_index=0, start_offset=0)
+    asked = AlterShareGroupOffsetsRequestTopic(topic_name=topic, partitions=(part,))
+    request = AlterShareGroupOffsetsRequest(group_id=group_id, topics=(asked,))
+    codes = [(await client.send(request, 0)).error_code for client in clients]
+    assert sorted(codes) == [NONE, ErrorCode.NOT_COORDINATOR]
+
+
+async def test_another_node_goes_on_where_the_leader_was_killed(cluster: Cluster) -> None:
+    nodes = cluster(2)
+    clients = [await WireClient.connect(node.bootstrap) for node in nodes]
+    try:
+        group_id, topic = fresh("share"), fresh("topic")
+        topic_id = await create_topic(clients[0], topic, 1)
+        for _ in range(3):
+            await send(clients[0], topic)
+        await begin(clients, group_id, topic)
+        readers = [Reader(client, group_id, topic, topic_id) for client in clients]
+        parts = [part_of(await reader.ask()) for reader in readers]
+        (leader,) = [at for at, part in enumerate(parts) if part is not None and not part.error_code]
+        other = 1 - leader
+        led, elsewhere = parts[leader], parts[other]
+        assert led is not None
+        assert elsewhere is not None
+        assert [(each.first_offset, each.last_offset) for each in led.acquired_records] == [(0, 2)]
+        assert elsewhere.error_code == ErrorCode.NOT_LEADER_OR_FOLLOWER
+        named = FetchTopic(topic_id=topic_id, partitions=(FetchPartition(partition_index=0),))
+        answer = await readers[other].ask(topics=(named,))
+        endpoints = {node.node_id: f"{node.host}:{node.port}" for node in answer.node_endpoints}
+        assert endpoints[elsewhere.current_leader.leader_id] == nodes[leader].bootstrap
+        assert await readers[leader].acknowledge((1, 1, ACCEPT)) == NONE
+        nodes[leader].kill()
+        async with asyncio.timeout(TAKEN_OVER_S):
+            while True:
+                part = part_of(await readers[other].ask(max_wait_ms=100))
+                if part is not None and part.acquired_records:
+                    break
+                await asyncio.sleep(0.05)
+        acquired = [(each.first_offset, each.last_offset, each.delivery_count) for each in part.acquired_records]
+        assert acquired == [(0, 0, 2), (2, 2, 2)]
+        assert await readers[other].acknowledge((0, 0, ACCEPT), (2, 2, ACCEPT)) == NONE
+    finally:
+        for client in clients:
+            await client.close()
