@@ -28,6 +28,10 @@ public final class Main {
     private static final int MAX_DETAIL = 600;
     private static final Map<String, Object> EXACTLY_ONCE = Map.of("processing.guarantee", "exactly_once_v2");
 
+    /** KIP-1071: the broker assigns the tasks. */
+    private static final Map<String, Object> ASSIGNED = Map.of("group.protocol", "streams");
+
+
     private Main() {}
 
     /** What a scenario does: it passes by returning and fails by throwing. */
@@ -50,11 +54,16 @@ public final class Main {
         scenarios.put("streams.windows", Main::windows);
         scenarios.put("streams.table-join", Main::tableJoin);
         scenarios.put("streams.restart", Main::restart);
-        scenarios.put("streams.two-instances", Main::twoInstances);
-        scenarios.put("streams.gateway-restart", Main::gatewayRestart);
+        scenarios.put("streams.two-instances", scene -> twoInstances(scene, Map.of()));
+        scenarios.put("streams.gateway-restart", scene -> gatewayRestart(scene, Map.of()));
         scenarios.put("streams.exactly-once", Main::exactlyOnce);
-        scenarios.put("streams.exactly-once-gateway-kill", Main::exactlyOnceGatewayKill);
+        scenarios.put("streams.exactly-once-gateway-kill", scene -> exactlyOnceGatewayKill(scene, EXACTLY_ONCE));
         scenarios.put("streams.group-protocol-streams", Main::groupProtocolStreams);
+        scenarios.put("streams.group-protocol-streams-two-instances", scene -> twoInstances(scene, ASSIGNED));
+        scenarios.put("streams.group-protocol-streams-gateway-restart", scene -> gatewayRestart(scene, ASSIGNED));
+        scenarios.put(
+                "streams.group-protocol-streams-exactly-once-gateway-kill",
+                scene -> exactlyOnceGatewayKill(scene, both(ASSIGNED, EXACTLY_ONCE)));
         String chosen = System.getenv().getOrDefault("COMPAT_SCENARIOS", "");
         List<String> named = chosen.isEmpty() ? List.of() : List.of(chosen.split(","));
         PrintStream out = new PrintStream(System.out, true, StandardCharsets.UTF_8);
@@ -176,11 +185,11 @@ public final class Main {
         scene.awaitOutput(each(2 * ROUNDS));
     }
 
-    private static void twoInstances(Scene scene) throws Exception {
-        KafkaStreams first = scene.start(counting(scene));
+    private static void twoInstances(Scene scene, Map<String, Object> settings) throws Exception {
+        KafkaStreams first = scene.start(counting(scene), settings);
         scene.produce(scene.input, WORDS, ROUNDS);
         scene.awaitOutput(each(ROUNDS));
-        KafkaStreams second = scene.start(counting(scene));
+        KafkaStreams second = scene.start(counting(scene), settings);
         int tasks = 2 * Scene.PARTITIONS;
         scene.eventually(
                 () -> Scene.activeTasks(first) == tasks / 2 && Scene.activeTasks(second) == tasks / 2,
@@ -193,8 +202,8 @@ public final class Main {
         scene.awaitOutput(each(3 * ROUNDS));
     }
 
-    private static void gatewayRestart(Scene scene) throws Exception {
-        scene.start(counting(scene));
+    private static void gatewayRestart(Scene scene, Map<String, Object> settings) throws Exception {
+        scene.start(counting(scene), settings);
         scene.produce(scene.input, WORDS, ROUNDS);
         scene.awaitOutput(each(ROUNDS));
         // Until what was counted is committed a restart may count it again, which at-least-once allows.
@@ -215,8 +224,8 @@ public final class Main {
     }
 
     /** Killed while it counts: nothing is counted twice, committed or not. */
-    private static void exactlyOnceGatewayKill(Scene scene) throws Exception {
-        scene.start(counting(scene), EXACTLY_ONCE);
+    private static void exactlyOnceGatewayKill(Scene scene, Map<String, Object> settings) throws Exception {
+        scene.start(counting(scene), settings);
         for (int times = 1; times <= 3; times++) {
             scene.produce(scene.input, WORDS, ROUNDS);
             scene.restartBroker("kill");
@@ -224,9 +233,14 @@ public final class Main {
         scene.awaitOutput(each(3 * ROUNDS), "read_committed");
     }
 
-    /** KIP-1071: the broker assigns the tasks. */
+    private static Map<String, Object> both(Map<String, Object> some, Map<String, Object> more) {
+        Map<String, Object> all = new LinkedHashMap<>(some);
+        all.putAll(more);
+        return all;
+    }
+
     private static void groupProtocolStreams(Scene scene) throws Exception {
-        scene.start(counting(scene), Map.of("group.protocol", "streams"));
+        scene.start(counting(scene), ASSIGNED);
         scene.produce(scene.input, WORDS, ROUNDS);
         scene.awaitOutput(each(ROUNDS));
     }
