@@ -56,6 +56,22 @@ class Range:
     def __len__(self) -> int:
         return self.last_offset - self.first_offset + 1
 
+    def between(self, first_offset: int, last_offset: int) -> Range:
+        """The same of these offsets. Not `replace`, which takes five times as long."""
+        return Range(first_offset, last_offset, self.state, self.delivery_count, self.member_id, self.deadline_ms)
+
+    def settled(self, state: RecordState) -> Range:
+        """The same records, of which nobody holds anything any more."""
+        return Range(self.first_offset, self.last_offset, state, self.delivery_count)
+
+    def went_as(self, other: Range) -> bool:
+        return (
+            self.state is other.state
+            and self.delivery_count == other.delivery_count
+            and self.member_id == other.member_id
+            and self.deadline_ms == other.deadline_ms
+        )
+
 
 _last_offset = attrgetter("last_offset")
 
@@ -191,9 +207,7 @@ def durable(partition: SharePartition) -> SharePartition:
     return _sealed(
         partition.start_offset,
         (
-            replace(each, state=RecordState.AVAILABLE, member_id=None, deadline_ms=0)
-            if each.state is RecordState.ACQUIRED
-            else each
+            each.settled(RecordState.AVAILABLE) if each.state is RecordState.ACQUIRED else each
             for each in partition.ranges
         ),
     )
@@ -226,15 +240,16 @@ def _acquire(partition: SharePartition, event: Acquire, now_ms: int, settings: P
             room = event.max_records - count
             if event.is_limit and room <= 0:
                 break
-            taken = each
+            last_of_it = each.last_offset
             if event.is_limit and len(each) > room:
-                taken = replace(each, last_offset=each.first_offset + room - 1)
-            taken = replace(
-                taken,
-                state=RecordState.ACQUIRED,
-                delivery_count=taken.delivery_count + 1,
-                member_id=event.member_id,
-                deadline_ms=now_ms + settings.record_lock_duration_ms,
+                last_of_it = each.first_offset + room - 1
+            taken = Range(
+                each.first_offset,
+                last_of_it,
+                RecordState.ACQUIRED,
+                each.delivery_count + 1,
+                event.member_id,
+                now_ms + settings.record_lock_duration_ms,
             )
             pieces.append(taken)
             acquired.append(Acquired(taken.first_offset, taken.last_offset, taken.delivery_count))
@@ -252,7 +267,7 @@ def _acquire(partition: SharePartition, event: Acquire, now_ms: int, settings: P
 
 def _gaps(ranges: tuple[Range, ...], first_offset: int, last_offset: int) -> list[Range]:
     return [
-        replace(each, state=RecordState.ARCHIVED)
+        each.settled(RecordState.ARCHIVED)
         for each in _between(ranges, first_offset, last_offset)
         if each.state is RecordState.AVAILABLE
     ]
@@ -288,7 +303,7 @@ def _acknowledge(
                 else:
                     is_accepted = kind is AcknowledgeType.ACCEPT
                     state = RecordState.ACKNOWLEDGED if is_accepted else RecordState.ARCHIVED
-                    pieces.append(replace(each, state=state, member_id=None, deadline_ms=0))
+                    pieces.append(each.settled(state))
     if not pieces:
         return PartitionStep(partition)
     after = _sealed(partition.start_offset, _overlaid(partition.ranges, pieces))
@@ -322,7 +337,7 @@ def _released(each: Range, settings: PartitionSettings) -> Range:
     """What its member has not dealt with: for anyone, until it has been delivered often enough."""
     spent = each.delivery_count >= settings.delivery_count_limit
     state = RecordState.ARCHIVED if spent else RecordState.AVAILABLE
-    return replace(each, state=state, member_id=None, deadline_ms=0)
+    return each.settled(state)
 
 
 def _log_start_moved(partition: SharePartition, log_start_offset: int) -> PartitionStep:
@@ -345,11 +360,7 @@ def _between(ranges: tuple[Range, ...], first_offset: int, last_offset: int) -> 
     while index < len(ranges) and ranges[index].first_offset <= last_offset:
         each = ranges[index]
         if each.first_offset < first_offset or each.last_offset > last_offset:
-            each = replace(
-                each,
-                first_offset=max(each.first_offset, first_offset),
-                last_offset=min(each.last_offset, last_offset),
-            )
+            each = each.between(max(each.first_offset, first_offset), min(each.last_offset, last_offset))
         found.append(each)
         index += 1
     return found
@@ -376,10 +387,8 @@ def _sealed(start_offset: int, ranges: Iterable[Range]) -> SharePartition:
             start_offset = each.last_offset + 1
             continue
         last = sealed[-1] if sealed else None
-        if last is not None and replace(last, last_offset=each.last_offset) == replace(
-            each, first_offset=last.first_offset
-        ):
-            sealed[-1] = replace(last, last_offset=each.last_offset)
+        if last is not None and last.went_as(each):
+            sealed[-1] = last.between(last.first_offset, each.last_offset)
         else:
             sealed.append(each)
     while sealed and sealed[-1].state is RecordState.AVAILABLE and not sealed[-1].delivery_count:
