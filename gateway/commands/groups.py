@@ -16,12 +16,11 @@ from gateway.commands import history, log
 from gateway.commands.arguments import Commands
 from gateway.commands.client import Cluster, refuse
 from gateway.commands.errors import CommandError
+from gateway.commands.group_views import share_starts, view
 from gateway.commands.log import TopicPartition
 from gateway.commands.render import Row, ranges, show
-from protocol.consumer import decode_assignment
-from protocol.errors import ErrorCode, ProtocolError
+from protocol.errors import ErrorCode
 from protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
-from protocol.messages.describe_groups import DescribedGroup, DescribeGroupsRequest, DescribeGroupsResponse
 from protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
 from protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -120,23 +119,23 @@ def _listed(cluster: Cluster) -> list[Row]:
 
 
 def describe_group(cluster: Cluster, given: argparse.Namespace) -> int:
-    group = _described(cluster, given.group)
-    members, owners = _members(group)
-    partitions = _partition_rows(cluster, given.group, owners)
+    group = view(cluster, given.group)
+    partitions = _partition_rows(cluster, given.group, group.owners)
     head = {
         "group": group.group_id,
-        "state": group.group_state,
+        "type": group.type,
+        "state": group.state,
         "protocol_type": group.protocol_type,
-        "assignor": group.protocol_data,
-        "members": len(members),
+        "assignor": group.assignor,
+        "members": len(group.members),
         "lag": sum(int(str(row["lag"])) for row in partitions if row["lag"] is not None),
     }
     if given.json:
-        show([{**head, "members": members, "partitions": partitions}], (), as_json=True)
+        show([{**head, "members": group.members, "partitions": partitions}], (), as_json=True)
         return 0
     show([head], tuple(head), as_json=False)
     for title, rows, columns in (
-        ("Members", members, ("member", "instance", "client", "host", "assigned")),
+        ("Members", group.members, ("member", "instance", "client", "host", "assigned")),
         ("Partitions", partitions, ("topic", "partition", "committed", "log_start", "log_end", "lag", "owner")),
     ):
         print(f"\n{title}")
@@ -145,44 +144,6 @@ def describe_group(cluster: Cluster, given: argparse.Namespace) -> int:
         else:
             print("none")
     return 0
-
-
-def _described(cluster: Cluster, group_id: str) -> DescribedGroup:
-    def code(response: DescribeGroupsResponse) -> int:
-        return response.groups[0].error_code
-
-    response: DescribeGroupsResponse = cluster.ask_coordinator(
-        group_id, DescribeGroupsRequest(groups=(group_id,)), code
-    )
-    group = response.groups[0]
-    if group.error_code == ErrorCode.GROUP_ID_NOT_FOUND or (not group.error_code and group.group_state == "Dead"):
-        raise CommandError(f"there is no group {group_id}. `sluice groups list` shows them")
-    refuse(group.error_code, f"group {group_id}")
-    return group
-
-
-def _members(group: DescribedGroup) -> tuple[list[Row], dict[TopicPartition, str]]:
-    rows: list[Row] = []
-    owners: dict[TopicPartition, str] = {}
-    for member in sorted(group.members, key=lambda member: member.member_id):
-        assigned: list[str] = []
-        try:
-            topics = decode_assignment(member.member_assignment).assigned_partitions if member.member_assignment else ()
-        except ProtocolError:  # another protocol type keeps what only its own clients can read
-            topics = ()
-        for topic, partitions in topics:
-            assigned.append(f"{topic}[{ranges(partitions)}]")
-            owners |= {(topic, partition): member.member_id for partition in partitions}
-        rows.append(
-            {
-                "member": member.member_id,
-                "instance": member.group_instance_id,
-                "client": member.client_id,
-                "host": member.client_host.removeprefix("/"),
-                "assigned": assigned,
-            }
-        )
-    return rows, owners
 
 
 def delete_groups(cluster: Cluster, given: argparse.Namespace) -> int:
@@ -237,22 +198,24 @@ def show_lag(cluster: Cluster, given: argparse.Namespace) -> int:
 
 
 def _partition_rows(cluster: Cluster, group_id: str, owners: Mapping[TopicPartition, str]) -> list[Row]:
-    """What the group has committed or owns, with the log's bounds; None where there is nothing to say."""
+    """What the group has committed or owns, or where a share group stands, with the log's bounds; None where there is
+    nothing to say."""
     commits = _committed(cluster, group_id)
-    wanted = sorted(commits.keys() | owners.keys())
+    starts = share_starts(cluster, group_id) if not commits else {}
+    wanted = sorted(commits.keys() | owners.keys() | starts.keys())
     bounds = log.bounds(cluster, wanted)
     rows: list[Row] = []
     for topic, partition in wanted:
         found = bounds.get((topic, partition))
         commit = commits.get((topic, partition))
-        lag = None
+        offset, lag = starts.get((topic, partition), (None if commit is None else commit.offset, None))
         if found is not None and commit is not None:
             lag = max(found.end - max(commit.offset, found.start), 0)
         rows.append(
             {
                 "topic": topic,
                 "partition": partition,
-                "committed": None if commit is None else commit.offset,
+                "committed": offset,
                 "log_start": None if found is None else found.start,
                 "log_end": None if found is None else found.end,
                 "lag": lag,
@@ -309,7 +272,7 @@ def reset_offsets(cluster: Cluster, given: argparse.Namespace) -> int:
 
 def _demand_no_members(cluster: Cluster, group_id: str) -> None:
     try:
-        state = _described(cluster, group_id).group_state
+        state = view(cluster, group_id).state
     except CommandError:
         return  # a group that is not there yet is made by its first commit
     if state not in EMPTY_STATES:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import urllib.request
@@ -14,7 +15,13 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from gateway.cli import main
+from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from tests.frames.members import topic_id_of
+from tests.frames.test_handoff import configure
+from tests.frames.test_share_groups import ACCEPT, Reader
+from tests.frames.test_streams_groups import Instance, reading
 from tests.gateway_process import GatewayProcess
+from tests.wire import WireClient
 
 
 class Prompt:
@@ -180,6 +187,58 @@ def test_offsets_are_reset(sluice: Prompt, gateway: GatewayProcess, topic: str, 
     if new < 4:
         with consumer(gateway, group, topic) as member:
             assert consume(member, 4 - new) == ["a", "b", "c", "d"][new:]
+
+
+async def test_groups_of_every_type_are_described(sluice: Prompt, gateway: GatewayProcess, topic: str) -> None:
+    produce(gateway, topic, 0, ["a", "b", "c"])
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        topic_id = await topic_id_of(client, topic)
+
+        async def shown(group: str) -> dict[str, Any]:
+            (row,) = await asyncio.to_thread(sluice.json, "groups", "describe", group)
+            return row
+
+        joining = ConsumerGroupHeartbeatRequest(
+            group_id=f"consumer of {topic}",
+            member_id="m",
+            member_epoch=0,
+            rebalance_timeout_ms=5_000,
+            subscribed_topic_names=(topic,),
+            topic_partitions=(),
+        )
+        assert (await client.send(joining, 1)).error_code == 0
+        consumer_group = await shown(joining.group_id)
+        assert (consumer_group["type"], consumer_group["state"], consumer_group["assignor"]) == (
+            "consumer",
+            "Stable",
+            "uniform",
+        )
+        assert [row["assigned"] for row in consumer_group["members"]] == [[f"{topic}[0-1]"]]
+        assert {row["owner"] for row in consumer_group["partitions"]} == {"m"}
+
+        streams_id = f"streams of {topic}"
+        assert await configure(client, streams_id, streams_initial_rebalance_delay_ms="0") == [0]
+        await Instance(client, streams_id, reading(topic), "s").join()
+        streams_group = await shown(streams_id)
+        assert (streams_group["type"], streams_group["state"]) == ("streams", "Stable")
+        assert [row["assigned"] for row in streams_group["members"]] == [["0[0-1]"]]
+        assert {row["owner"] for row in streams_group["partitions"]} == {"s"}
+
+        share_id = f"share of {topic}"
+        assert await configure(client, share_id, share_auto_offset_reset="earliest") == [0]
+        reader = Reader(client, share_id, topic, topic_id)
+        await reader.join()
+        assert await reader.fetch() == [(0, 2, 1)]
+        assert await reader.acknowledge((0, 0, ACCEPT), (2, 2, ACCEPT)) == 0
+        share_group = await shown(share_id)
+        assert (share_group["type"], share_group["state"], share_group["assignor"]) == ("share", "Stable", "simple")
+        assert [row["assigned"] for row in share_group["members"]] == [[f"{topic}[0-1]"]]
+        (stands,) = [row for row in share_group["partitions"] if row["partition"] == 0]
+        assert (stands["committed"], stands["log_end"], stands["lag"], stands["owner"]) == (1, 3, 1, None)
+        (lag,) = await asyncio.to_thread(sluice.json, "groups", "lag", share_id)
+        assert (lag["lag"], lag["most_of_one"]) == (1, 1)
+        text = await asyncio.to_thread(sluice, "groups", "describe", share_id)
+        assert f"{topic}[0-1]" in text
 
 
 def test_deleting_groups_tells_each_result(sluice: Prompt, topic: str) -> None:

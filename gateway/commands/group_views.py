@@ -1,0 +1,160 @@
+"""What a group of any type is, as `sluice groups` shows it: its state, its members and what each is to read.
+
+The one idea: DescribeGroups knows classic groups alone, and each other type has an API of its own; the first that knows
+the group says which type it is. What a broker does not serve is not asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gateway.commands.client import Cluster, refuse
+from gateway.commands.errors import CommandError
+from gateway.commands.log import TopicPartition
+from gateway.commands.render import Row, ranges
+from protocol.api_keys import ApiKey
+from protocol.consumer import decode_assignment
+from protocol.errors import ErrorCode, ProtocolError
+from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
+from protocol.messages.describe_groups import DescribeGroupsRequest
+from protocol.messages.describe_share_group_offsets import (
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsRequestGroup,
+)
+from protocol.messages.share_group_describe import ShareGroupDescribeRequest
+from protocol.messages.streams_group_describe import StreamsGroupDescribeRequest
+
+Held = Mapping[str, Iterable[int]]
+"""Topic, or subtopology, to partitions."""
+
+
+@dataclass(slots=True)
+class GroupView:
+    group_id: str
+    type: str
+    state: str
+    protocol_type: str
+    assignor: str = ""
+    members: list[Row] = field(default_factory=list[Row])
+    owners: dict[TopicPartition, str] = field(default_factory=dict[TopicPartition, str])
+    """None of a share group: several members read one partition."""
+
+    def add(self, member: Any, assigned: list[str], reads: Held, instance: str | None = None) -> None:
+        self.members.append(
+            {
+                "member": member.member_id,
+                "instance": instance,
+                "client": member.client_id,
+                "host": member.client_host.removeprefix("/"),
+                "assigned": assigned,
+            }
+        )
+        self.owners |= {(name, index): member.member_id for name, indexes in reads.items() for index in indexes}
+
+
+def view(cluster: Cluster, group_id: str) -> GroupView:
+    """CommandError where there is no such group."""
+    for look in (_classic, _consumer, _streams, _share):
+        found = look(cluster, group_id)
+        if found is not None:
+            found.members.sort(key=lambda row: str(row["member"]))
+            return found
+    raise CommandError(f"there is no group {group_id}. `sluice groups list` shows them")
+
+
+def _asked(cluster: Cluster, api_key: ApiKey, group_id: str, request: Any) -> Any | None:
+    """The group as its coordinator describes it; None where it is none of the API's type."""
+    if not cluster.serves(api_key):
+        return None
+    group = cluster.ask_coordinator(group_id, request, _code).groups[0]
+    if group.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
+        return None
+    refuse(group.error_code, f"group {group_id}")
+    return group
+
+
+def _code(response: Any) -> int:
+    code: int = response.groups[0].error_code
+    return code
+
+
+def _classic(cluster: Cluster, group_id: str) -> GroupView | None:
+    group = _asked(cluster, ApiKey.DESCRIBE_GROUPS, group_id, DescribeGroupsRequest(groups=(group_id,)))
+    if group is None or group.group_state == "Dead":
+        return None
+    found = GroupView(group_id, "classic", group.group_state, group.protocol_type, group.protocol_data)
+    for member in group.members:
+        try:
+            topics = decode_assignment(member.member_assignment).assigned_partitions if member.member_assignment else ()
+        except ProtocolError:  # another protocol type keeps what only its own clients can read
+            topics = ()
+        reads = dict(topics)
+        found.add(member, _told(reads), reads, member.group_instance_id)
+    return found
+
+
+def _consumer(cluster: Cluster, group_id: str) -> GroupView | None:
+    request = ConsumerGroupDescribeRequest(group_ids=(group_id,), include_authorized_operations=False)
+    group = _asked(cluster, ApiKey.CONSUMER_GROUP_DESCRIBE, group_id, request)
+    if group is None:
+        return None
+    found = GroupView(group_id, "consumer", group.group_state, "consumer", group.assignor_name)
+    for member in group.members:
+        reads = {each.topic_name: each.partitions for each in member.assignment.topic_partitions}
+        found.add(member, _told(reads), reads, member.instance_id)
+    return found
+
+
+def _streams(cluster: Cluster, group_id: str) -> GroupView | None:
+    request = StreamsGroupDescribeRequest(group_ids=(group_id,), include_authorized_operations=False)
+    group = _asked(cluster, ApiKey.STREAMS_GROUP_DESCRIBE, group_id, request)
+    if group is None:
+        return None
+    found = GroupView(group_id, "streams", group.group_state, "streams")
+    topology = group.topology.subtopologies or () if group.topology is not None else ()
+    sources = {
+        each.subtopology_id: (*each.source_topics, *(topic.name for topic in each.repartition_source_topics))
+        for each in topology
+    }
+    for member in group.members:
+        tasks = {each.subtopology_id: each.partitions for each in member.assignment.active_tasks}
+        standby = {each.subtopology_id: each.partitions for each in member.assignment.standby_tasks}
+        reads = {name: indexes for task, indexes in tasks.items() for name in sources.get(task, ())}
+        told = [*_told(tasks), *(f"standby {each}" for each in _told(standby))]
+        found.add(member, told, reads, member.instance_id)
+    return found
+
+
+def _share(cluster: Cluster, group_id: str) -> GroupView | None:
+    request = ShareGroupDescribeRequest(group_ids=(group_id,), include_authorized_operations=False)
+    group = _asked(cluster, ApiKey.SHARE_GROUP_DESCRIBE, group_id, request)
+    if group is None:
+        return None
+    found = GroupView(group_id, "share", group.group_state, "share", group.assignor_name)
+    for member in group.members:
+        held = {each.topic_name: each.partitions for each in member.assignment.topic_partitions}
+        found.add(member, _told(held), {})
+    return found
+
+
+def _told(held: Held) -> list[str]:
+    return [f"{name}[{ranges(tuple(indexes))}]" for name, indexes in held.items()]
+
+
+def share_starts(cluster: Cluster, group_id: str) -> dict[TopicPartition, tuple[int, int]]:
+    """Where a share group stands, and how many records are neither settled nor below that; of another group nothing."""
+    if not cluster.serves(ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS):
+        return {}
+    asked = DescribeShareGroupOffsetsRequestGroup(group_id=group_id, topics=None)
+    group = cluster.ask_coordinator(group_id, DescribeShareGroupOffsetsRequest(groups=(asked,)), _code).groups[0]
+    if group.error_code == ErrorCode.GROUP_ID_NOT_FOUND:
+        return {}
+    refuse(group.error_code, f"offsets of group {group_id}")
+    return {
+        (topic.topic_name, part.partition_index): (part.start_offset, part.lag)
+        for topic in group.topics
+        for part in topic.partitions
+        if not part.error_code and part.start_offset >= 0
+    }
