@@ -162,17 +162,27 @@ class _Fetch:
         self._reader = Reader(context, session.group_id, session.member_id, self._settings)
 
     async def acknowledge(self, given: Mapping[tuple[UUID, int], Batches], *, renews: bool) -> None:
-        """All partitions at once, so that what must be stored is stored together."""
-        asked = [part for part in self._parts if part.name in given]
-        for part in asked:
+        """Of all partitions first, so that what must be stored is stored together."""
+        storing: list[tuple[Part, asyncio.Future[None]]] = []
+        async for part in in_pieces(self._parts):
+            if part.name not in given:
+                continue
             part.is_acknowledged = True
-        able = [part for part in asked if not part.acknowledge_error]
-        await asyncio.gather(*(self._acknowledge(part, given[part.name], renews=renews) for part in able))
+            stored = None if part.acknowledge_error else self._acknowledge(part, given[part.name], renews=renews)
+            if stored is not None:
+                storing.append((part, stored))
+        outcomes = await asyncio.gather(*(stored for _, stored in storing), return_exceptions=True)
+        for (part, _), outcome in zip(storing, outcomes, strict=True):
+            if isinstance(outcome, KafkaError):
+                part.acknowledge_error = outcome.code
+            elif outcome is not None:
+                raise outcome
 
-    async def _acknowledge(self, part: Part, batches: Batches, *, renews: bool) -> None:
+    def _acknowledge(self, part: Part, batches: Batches, *, renews: bool) -> asyncio.Future[None] | None:
+        """What to await before the member is told."""
         if not renews and any(AcknowledgeType.RENEW in batch.acknowledge_types for batch in batches):
             part.acknowledge_error = ErrorCode.INVALID_REQUEST
-            return
+            return None
         event = Acknowledge(
             self._session.member_id,
             tuple(
@@ -180,10 +190,12 @@ class _Fetch:
             ),
         )
         try:
-            taken = await self._context.services.share.apply(self._reader.key(part), event)
-            part.acknowledge_error = taken.error
+            taken, stored = self._context.services.share.submit(self._reader.key(part), event)
         except KafkaError as error:
             part.acknowledge_error = error.code
+            return None
+        part.acknowledge_error = taken.error
+        return stored
 
     async def acquire(self) -> None:
         """Waits, as long as the request lets it, until there is something for the member."""

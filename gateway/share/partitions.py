@@ -124,13 +124,22 @@ class SharePartitions:
         """One step of a partition that was loaded; where it must be, it is stored before this returns. Raises
         KafkaError NOT_LEADER_OR_FOLLOWER where the partition is another node's now, or was not loaded: it is to be
         asked for again."""
+        taken, stored = self.submit(key, event)
+        if stored is not None:
+            await stored
+        return taken
+
+    def submit(self, key: ShareKey, event: PartitionEvent) -> tuple[PartitionStep, asyncio.Future[None] | None]:
+        """As `apply`, and what to await before anyone is told, if anything: of several steps all at once."""
         slot = self._slots.get(key)
         if slot is None:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the share partition is to be read again")
         taken = self._play(slot, event)
-        if taken.must_store:
-            await self._stored(slot)
-        return taken
+        if not taken.must_store:
+            return taken, None
+        stored: asyncio.Future[None] = self._loop.create_future()
+        slot.waiting.append(stored)
+        return taken, stored
 
     def watch(self, wake: Wake) -> ShareWatch:
         return ShareWatch(self, wake)
@@ -260,11 +269,6 @@ class SharePartitions:
             watch.wake()
 
     # --- storing ------------------------------------------------------------------------------------------------
-
-    async def _stored(self, slot: _Slot) -> None:
-        waiter: asyncio.Future[None] = self._loop.create_future()
-        slot.waiting.append(waiter)
-        await waiter
 
     async def _write(self) -> None:
         """As long as anything is to be stored."""
