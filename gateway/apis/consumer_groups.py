@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from enum import IntEnum
 
+from gateway.apis.group_types import of_type
 from gateway.apis.leaving import farewell
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerMember
 from gateway.coordinator.consumer.partitions import Partitions, partitions_of
@@ -125,19 +126,15 @@ def refuse_consumer_group_describe(
 async def _described(
     group_id: str, group: Value | KafkaError, with_operations: bool, context: RequestContext
 ) -> described.DescribedGroup:
-    if not group_id:
-        group = KafkaError(ErrorCode.INVALID_GROUP_ID, "the group has no name")
-    elif not isinstance(group, KafkaError) and not group.exists:
-        group = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
-    elif not isinstance(group, KafkaError) and not isinstance(group, ConsumerGroup):
-        group = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a consumer group.")
-    if isinstance(group, KafkaError):
+    try:
+        found = of_type(ConsumerGroup, group_id, group)
+    except KafkaError as error:
         return described.DescribedGroup(
-            group_id=group_id, error_code=group.code, error_message=group.message, authorized_operations=NOT_ASKED
+            group_id=group_id, error_code=error.code, error_message=error.message, authorized_operations=NOT_ASKED
         )
     catalog = context.services.catalog
-    await catalog.resolve_all_ids(group.owners)
-    shown = describe(group, context.services.groups.settings.consumer.assignors[0])
+    await catalog.resolve_all_ids(found.owners)
+    shown = describe(found, context.services.groups.settings.consumer.assignors[0])
     return described.DescribedGroup(
         group_id=group_id,
         group_state=shown.state.value,

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
+from gateway.apis.group_types import of_type
 from gateway.coordinator.machine import Value
 from gateway.coordinator.share.model import BeginShareGroup, ShareGroup
 from gateway.log.partition_lookup import look_up_topics, read_states, state_of
@@ -36,16 +37,6 @@ UNKNOWN = -1
 NO_ID = UUID(int=0)
 
 
-def _check_share_group(group_id: str, group: Value | KafkaError) -> None:
-    """Raises KafkaError."""
-    if isinstance(group, KafkaError):
-        raise group
-    if not group.exists:
-        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
-    if not isinstance(group, ShareGroup):
-        raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a share group.")
-
-
 # --- DescribeShareGroupOffsets ------------------------------------------------------------------------------------
 
 
@@ -57,7 +48,7 @@ async def describe_share_group_offsets(
     answers: list[describing.DescribeShareGroupOffsetsResponseGroup] = []
     async for group_id, group in context.services.groups.views(list(asked)):
         try:
-            _check_share_group(group_id, group)
+            of_type(ShareGroup, group_id, group)
             answers.append(await _described(asked[group_id], context))
         except KafkaError as error:
             answers.append(
@@ -210,8 +201,7 @@ async def _begin(group_id: str, services: Services) -> None:
 
 
 def _check_idle(group_id: str, group: Value) -> None:
-    _check_share_group(group_id, group)
-    if group.members:
+    if of_type(ShareGroup, group_id, group).members:
         raise KafkaError(ErrorCode.NON_EMPTY_GROUP, f"Group {group_id} is not empty.")
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.apis.group_types import of_type
 from gateway.apis.leaving import farewell
 from gateway.coordinator.consumer.partitions import Partitions
 from gateway.coordinator.machine import ConnectionId, Value
@@ -105,25 +106,21 @@ def refuse_share_group_describe(
 async def _described(
     group_id: str, group: Value | KafkaError, with_operations: bool, context: RequestContext
 ) -> described.DescribedGroup:
-    if not group_id:
-        group = KafkaError(ErrorCode.INVALID_GROUP_ID, "the group has no name")
-    elif not isinstance(group, KafkaError) and not group.exists:
-        group = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
-    elif not isinstance(group, KafkaError) and not isinstance(group, ShareGroup):
-        group = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a share group.")
-    if isinstance(group, KafkaError):
+    try:
+        found = of_type(ShareGroup, group_id, group)
+    except KafkaError as error:
         return described.DescribedGroup(
-            group_id=group_id, error_code=group.code, error_message=group.message, authorized_operations=NOT_ASKED
+            group_id=group_id, error_code=error.code, error_message=error.message, authorized_operations=NOT_ASKED
         )
     catalog = context.services.catalog
-    await catalog.resolve_all_ids({topic_id for each in group.members.values() for topic_id in each.assigned})
+    await catalog.resolve_all_ids({topic_id for each in found.members.values() for topic_id in each.assigned})
     return described.DescribedGroup(
         group_id=group_id,
-        group_state=state_of(group).value,
-        group_epoch=group.group_epoch,
-        assignment_epoch=group.assignment_epoch,
+        group_state=state_of(found).value,
+        group_epoch=found.group_epoch,
+        assignment_epoch=found.assignment_epoch,
         assignor_name=SIMPLE,
-        members=tuple(_member(each, catalog) for each in group.members.values()),
+        members=tuple(_member(each, catalog) for each in found.members.values()),
         authorized_operations=authorized_operations(Resource.GROUP, group_id, context, asked=with_operations),
     )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
+from gateway.apis.group_types import of_type
 from gateway.apis.leaving import farewell
 from gateway.apis.topics import make_internal_topics
 from gateway.coordinator.machine import ConnectionId, Value
@@ -249,23 +250,19 @@ def refuse_streams_group_describe(
 def _described(
     group_id: str, group: Value | KafkaError, with_operations: bool, context: RequestContext
 ) -> described.DescribedGroup:
-    if not group_id:
-        group = KafkaError(ErrorCode.INVALID_GROUP_ID, "the group has no name")
-    elif not isinstance(group, KafkaError) and not group.exists:
-        group = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} not found.")
-    elif not isinstance(group, KafkaError) and not isinstance(group, StreamsGroup):
-        group = KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group_id} is not a streams group.")
-    if isinstance(group, KafkaError):
+    try:
+        found = of_type(StreamsGroup, group_id, group)
+    except KafkaError as error:
         return described.DescribedGroup(
-            group_id=group_id, error_code=group.code, error_message=group.message, authorized_operations=NOT_ASKED
+            group_id=group_id, error_code=error.code, error_message=error.message, authorized_operations=NOT_ASKED
         )
     return described.DescribedGroup(
         group_id=group_id,
-        group_state=state_of(group).value,
-        group_epoch=group.group_epoch,
-        assignment_epoch=group.assignment_epoch,
-        topology=None if group.topology is None else _described_topology(group.topology),
-        members=tuple(_member(each, group.target.get(each.member_id, NO_TASKS)) for each in group.members.values()),
+        group_state=state_of(found).value,
+        group_epoch=found.group_epoch,
+        assignment_epoch=found.assignment_epoch,
+        topology=None if found.topology is None else _described_topology(found.topology),
+        members=tuple(_member(each, found.target.get(each.member_id, NO_TASKS)) for each in found.members.values()),
         authorized_operations=authorized_operations(Resource.GROUP, group_id, context, asked=with_operations),
     )
 

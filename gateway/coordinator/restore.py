@@ -56,7 +56,7 @@ def restore(
     draft = Draft(group, now_ms, settings)
     for member in sorted((load(Member, document) for document in members.values()), key=_position):
         draft.put(member)
-        draft.session_deadlines[member.member_id] = now_ms + _session_left_ms(member, silent_ms)
+        draft.session_deadlines[member.member_id] = now_ms + session_left_ms(member.session_timeout_ms, silent_ms)
         draft.unheard.add(member.member_id)
     if group.protocol_name is not None:
         draft.subscribed_topics = subscribed_topics(group.protocol_type, group.protocol_name, draft.members.values())
@@ -79,7 +79,8 @@ def _position(member: Member) -> int:
     return member.position
 
 
-def _session_left_ms(member: Member, silent_ms: int | None) -> int:
+def session_left_ms(session_timeout_ms: int, silent_ms: int | None) -> int:
+    """How long a member has to be heard; `silent_ms`: how long ago a coordinator began that has not heard all since."""
     if silent_ms is None:
-        return member.session_timeout_ms
-    return max(member.session_timeout_ms - silent_ms, min(member.session_timeout_ms, SHORTEST_SESSION_MS))
+        return session_timeout_ms
+    return max(session_timeout_ms - silent_ms, min(session_timeout_ms, SHORTEST_SESSION_MS))

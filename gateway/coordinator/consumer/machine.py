@@ -6,8 +6,7 @@ partitions, so a step reads the cluster's topics, and the group is told when the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from typing import Any
 
 from gateway.coordinator.cluster import Cluster
@@ -63,6 +62,7 @@ from gateway.coordinator.machine import (
     Summary,
     Tick,
 )
+from gateway.coordinator.member_epochs import EpochMachine, delete, stored
 from gateway.coordinator.model import (
     ConsumerSettings,
     DeleteGroup,
@@ -129,7 +129,7 @@ def step(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settin
             )
             return Step(group, ((event.request_id, reply),))
         case DeleteGroup():
-            return _delete(group, event)
+            return delete(group, event)
         case HandoffProgress():
             draft = Draft(group, now_ms, settings, cluster)
             return draft.seal() if handoff.progressed(draft, event) else Step(group)
@@ -149,13 +149,6 @@ def _see_topics(group: ConsumerGroup, cluster: Cluster, now_ms: int, settings: C
         draft.raise_epoch(Trigger.TOPICS_CHANGED)
         draft.compute_target()
     return draft.seal()
-
-
-def _delete(group: ConsumerGroup, event: DeleteGroup) -> Step:
-    if group.members:
-        return Step(group, ((event.request_id, DeleteReply(ErrorCode.NON_EMPTY_GROUP)),))
-    deleted = replace(group, is_deleted=True)
-    return Step(deleted, ((event.request_id, DeleteReply(ErrorCode.NONE)),), (GroupDeleted(),))
 
 
 def refuse(event: Any, error: ErrorCode) -> ConsumerGroupHeartbeatReply | OffsetCommitReply | DeleteReply:
@@ -199,7 +192,7 @@ def _step_classic(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: in
 CLASSIC_REQUESTS = frozenset[type]({JoinGroup, SyncGroup, Heartbeat, LeaveGroup})
 
 
-class _Consumer:
+class _Consumer(EpochMachine):
     """`Machine` for `ConsumerGroup`."""
 
     group_type = "consumer"
@@ -252,15 +245,6 @@ class _Consumer:
     def postponed(self, group: ConsumerGroup, by_ms: int) -> ConsumerGroup:
         return postponed(group, by_ms)
 
-    def watches(self, group: ConsumerGroup) -> bool:
-        return bool(group.members)
-
-    def is_idle(self, group: ConsumerGroup) -> bool:
-        return not group.members
-
-    def is_deleted(self, group: ConsumerGroup) -> bool:
-        return group.is_deleted
-
     def summary(self, group: ConsumerGroup) -> Summary:
         state = state_of(group)
         return Summary(
@@ -277,23 +261,10 @@ class _Consumer:
         )
 
     def stored(self, group: ConsumerGroup) -> StoredGroup:
-        return records.stored(group)
+        return stored(group, state_of(group).value, CONSUMER_PROTOCOL_TYPE)
 
     def stored_member(self, group: ConsumerGroup, member_id: MemberId) -> StoredMember | None:
         return records.stored_member(group, member_id)
-
-    def member_ids(self, group: ConsumerGroup) -> Sequence[MemberId]:
-        return tuple(group.members)
-
-    def connection_numbers(self, group: ConsumerGroup) -> Mapping[MemberId, int]:
-        return {key: each.connection_number for key, each in group.members.items() if each.connection_number >= 0}
-
-    def with_connection_numbers(self, group: ConsumerGroup, numbers: Mapping[MemberId, int]) -> ConsumerGroup:
-        members = {
-            key: replace(each, connection_number=max(each.connection_number, numbers.get(key, -1)))
-            for key, each in group.members.items()
-        }
-        return replace(group, members=members)
 
     def restore(
         self,

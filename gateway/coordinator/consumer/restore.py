@@ -15,26 +15,11 @@ from gateway.coordinator.consumer import handoff
 from gateway.coordinator.consumer.draft import Draft
 from gateway.coordinator.consumer.model import ConsumerGroup, MemberRow, session_ms
 from gateway.coordinator.consumer.partitions import NOTHING
-from gateway.coordinator.consumer.views import state_of
 from gateway.coordinator.document import dump, load
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import Document, StoredGroup, StoredMember
 from gateway.coordinator.model import ConsumerSettings
-from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
-from gateway.coordinator.restore import SHORTEST_SESSION_MS
-
-
-def stored(group: ConsumerGroup) -> StoredGroup:
-    """`generation_id` is the group epoch: commits from outside are fenced by the group's being Empty."""
-    document = dump(group)
-    del document["group_epoch"]
-    return StoredGroup(
-        state=state_of(group).value,
-        protocol_type=CONSUMER_PROTOCOL_TYPE,
-        generation_id=group.group_epoch,
-        document=document,
-        all_heard=not group.unheard,
-    )
+from gateway.coordinator.restore import session_left_ms
 
 
 def stored_member(group: ConsumerGroup, member_id: MemberId) -> StoredMember | None:
@@ -61,9 +46,7 @@ def restore(
         row = load(MemberRow, document)
         draft.put(row.member)
         draft.target[row.member.member_id] = row.target
-        left_ms = session_ms(row.member, settings)
-        if silent_ms is not None:
-            left_ms = max(left_ms - silent_ms, min(left_ms, SHORTEST_SESSION_MS))
+        left_ms = session_left_ms(session_ms(row.member, settings), silent_ms)
         draft.session_deadlines = draft.session_deadlines.moved(row.member.member_id, now_ms + left_ms)
         draft.arm_rebalance(None, row.member)
     handoff.take_over(draft)

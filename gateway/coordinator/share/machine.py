@@ -6,7 +6,7 @@ where it stands is kept by the nodes that lead its partitions, and nothing of th
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -41,24 +41,27 @@ from gateway.coordinator.machine import (
     Summary,
     Tick,
 )
+from gateway.coordinator.member_epochs import (
+    CLASSIC_REQUESTS_OF_MEMBERS,
+    EpochMachine,
+    delete,
+    no_classic_member,
+    stored,
+)
 from gateway.coordinator.model import (
     DeleteGroup,
     DeleteReply,
     Group,
     Heartbeat,
-    HeartbeatReply,
     LeaveGroup,
-    LeaveReply,
-    LeftMember,
     OffsetCommit,
     OffsetCommitReply,
     Settings,
     ShareSettings,
     SyncGroup,
-    SyncReply,
     TxnOffsetCommit,
 )
-from gateway.coordinator.restore import SHORTEST_SESSION_MS
+from gateway.coordinator.restore import session_left_ms
 from gateway.coordinator.share.heartbeat import expire, heartbeat, see_topics
 from gateway.coordinator.share.model import (
     JOIN_EPOCH,
@@ -109,21 +112,10 @@ def step(group: ShareGroup, event: Any, cluster: Cluster, now_ms: int, settings:
             return see_topics(group, cluster)
         case OffsetCommit() | TxnOffsetCommit():
             return Step(group, ((event.request_id, OffsetCommitReply(ErrorCode.GROUP_ID_NOT_FOUND)),))
-        case DeleteGroup() if group.members:
-            return Step(group, ((event.request_id, DeleteReply(ErrorCode.NON_EMPTY_GROUP)),))
         case DeleteGroup():
-            deleted = replace(group, is_deleted=True)
-            return Step(deleted, ((event.request_id, DeleteReply(ErrorCode.NONE)),), (GroupDeleted(),))
-        case Heartbeat():
-            return Step(group, ((event.request_id, HeartbeatReply(ErrorCode.UNKNOWN_MEMBER_ID)),))
-        case SyncGroup():
-            return Step(group, ((event.request_id, SyncReply(ErrorCode.UNKNOWN_MEMBER_ID)),))
-        case LeaveGroup():
-            left = (
-                LeftMember(each.member_id, each.group_instance_id, ErrorCode.UNKNOWN_MEMBER_ID)
-                for each in event.members
-            )
-            return Step(group, ((event.request_id, LeaveReply(ErrorCode.NONE, tuple(left))),))
+            return delete(group, event)
+        case Heartbeat() | SyncGroup() | LeaveGroup():
+            return no_classic_member(group, event)
         case ConnectionClosed() | News():
             # A member says by heartbeats alone that it lives.
             return Step(group)
@@ -131,7 +123,7 @@ def step(group: ShareGroup, event: Any, cluster: Cluster, now_ms: int, settings:
             raise TypeError(f"{type(event).__name__} is no event of a share group")
 
 
-class _Share:
+class _Share(EpochMachine):
     """`Machine` for `ShareGroup`."""
 
     group_type = "share"
@@ -144,7 +136,7 @@ class _Share:
 
     def takes(self, group: ShareGroup, event: Any) -> bool:
         """Members of the classic protocol are not known here, and told so; one that would join is sent away."""
-        return type(event) in (Heartbeat, SyncGroup, LeaveGroup)
+        return type(event) in CLASSIC_REQUESTS_OF_MEMBERS
 
     def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
         """An id that nobody has used may be a share group's; a group of another type never becomes one."""
@@ -179,15 +171,6 @@ class _Share:
     def postponed(self, group: ShareGroup, by_ms: int) -> ShareGroup:
         return replace(group, session_deadlines=group.session_deadlines.later(by_ms))
 
-    def watches(self, group: ShareGroup) -> bool:
-        return bool(group.members)
-
-    def is_idle(self, group: ShareGroup) -> bool:
-        return not group.members
-
-    def is_deleted(self, group: ShareGroup) -> bool:
-        return group.is_deleted
-
     def summary(self, group: ShareGroup) -> Summary:
         state = state_of(group)
         return Summary(
@@ -205,15 +188,7 @@ class _Share:
         )
 
     def stored(self, group: ShareGroup) -> StoredGroup:
-        document = dump(group)
-        del document["group_epoch"]
-        return StoredGroup(
-            state=state_of(group).value,
-            protocol_type=SHARE_PROTOCOL_TYPE,
-            generation_id=group.group_epoch,
-            document=document,
-            all_heard=not group.unheard,
-        )
+        return stored(group, state_of(group).value, SHARE_PROTOCOL_TYPE)
 
     def stored_member(self, group: ShareGroup, member_id: MemberId) -> StoredMember | None:
         member = group.members.get(member_id)
@@ -221,9 +196,6 @@ class _Share:
             return None
         row = ShareMemberRow(member, group.target.get(member_id, NOTHING))
         return StoredMember(dump(row), member.member_epoch)
-
-    def member_ids(self, group: ShareGroup) -> Sequence[MemberId]:
-        return tuple(group.members)
 
     def connection_numbers(self, group: ShareGroup) -> Mapping[MemberId, int]:
         """Nothing is owned, so a request that was overtaken does no harm."""
@@ -244,9 +216,7 @@ class _Share:
         """Every member is given a full session to be heard again, once: while some have not been heard since, further
         restarts go on with the session that was running."""
         own = settings.share_of.get(group_id, settings.share)
-        left_ms = own.session_timeout_ms
-        if silent_ms is not None:
-            left_ms = max(left_ms - silent_ms, min(left_ms, SHORTEST_SESSION_MS))
+        left_ms = session_left_ms(own.session_timeout_ms, silent_ms)
         rows = {key: load(ShareMemberRow, document) for key, document in members.items()}
         return load(
             ShareGroup,

@@ -6,7 +6,7 @@ tasks, so a step reads the cluster's topics, and the group is told when they cha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -40,25 +40,28 @@ from gateway.coordinator.machine import (
     Summary,
     Tick,
 )
+from gateway.coordinator.member_epochs import (
+    CLASSIC_REQUESTS_OF_MEMBERS,
+    EpochMachine,
+    delete,
+    no_classic_member,
+    stored,
+)
 from gateway.coordinator.model import (
     DeleteGroup,
     DeleteReply,
     Group,
     GroupState,
     Heartbeat,
-    HeartbeatReply,
     LeaveGroup,
-    LeaveReply,
-    LeftMember,
     OffsetCommit,
     OffsetCommitReply,
     Settings,
     StreamsSettings,
     SyncGroup,
-    SyncReply,
     TxnOffsetCommit,
 )
-from gateway.coordinator.restore import SHORTEST_SESSION_MS
+from gateway.coordinator.restore import session_left_ms
 from gateway.coordinator.streams.heartbeat import heartbeat, next_deadline, postponed, see_topics, tick
 from gateway.coordinator.streams.model import (
     JOIN_EPOCH,
@@ -119,21 +122,10 @@ def step(group: StreamsGroup, event: Any, cluster: Cluster, now_ms: int, setting
                 stale=ErrorCode.ILLEGAL_GENERATION,
             )
             return Step(group, ((event.request_id, reply),))
-        case DeleteGroup() if group.members:
-            return Step(group, ((event.request_id, DeleteReply(ErrorCode.NON_EMPTY_GROUP)),))
         case DeleteGroup():
-            deleted = replace(group, is_deleted=True)
-            return Step(deleted, ((event.request_id, DeleteReply(ErrorCode.NONE)),), (GroupDeleted(),))
-        case Heartbeat():
-            return Step(group, ((event.request_id, HeartbeatReply(ErrorCode.UNKNOWN_MEMBER_ID)),))
-        case SyncGroup():
-            return Step(group, ((event.request_id, SyncReply(ErrorCode.UNKNOWN_MEMBER_ID)),))
-        case LeaveGroup():
-            left = (
-                LeftMember(each.member_id, each.group_instance_id, ErrorCode.UNKNOWN_MEMBER_ID)
-                for each in event.members
-            )
-            return Step(group, ((event.request_id, LeaveReply(ErrorCode.NONE, tuple(left))),))
+            return delete(group, event)
+        case Heartbeat() | SyncGroup() | LeaveGroup():
+            return no_classic_member(group, event)
         case ConnectionClosed() | News():
             # A member says by heartbeats alone that it lives.
             return Step(group)
@@ -141,7 +133,7 @@ def step(group: StreamsGroup, event: Any, cluster: Cluster, now_ms: int, setting
             raise TypeError(f"{type(event).__name__} is no event of a streams group")
 
 
-class _Streams:
+class _Streams(EpochMachine):
     """`Machine` for `StreamsGroup`."""
 
     group_type = "streams"
@@ -155,7 +147,7 @@ class _Streams:
     def takes(self, group: StreamsGroup, event: Any) -> bool:
         """Members of the classic protocol are not known here, and told so; one that would join is sent away, unless
         the group has no members and becomes a classic one."""
-        return type(event) in (Heartbeat, SyncGroup, LeaveGroup) and bool(group.members)
+        return type(event) in CLASSIC_REQUESTS_OF_MEMBERS and bool(group.members)
 
     def adopt(self, group: Any, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Adopted | None:
         """A classic group without members goes on as a streams group, with its offsets; epochs rise from its
@@ -192,15 +184,6 @@ class _Streams:
     def postponed(self, group: StreamsGroup, by_ms: int) -> StreamsGroup:
         return postponed(group, by_ms)
 
-    def watches(self, group: StreamsGroup) -> bool:
-        return bool(group.members)
-
-    def is_idle(self, group: StreamsGroup) -> bool:
-        return not group.members
-
-    def is_deleted(self, group: StreamsGroup) -> bool:
-        return group.is_deleted
-
     def summary(self, group: StreamsGroup) -> Summary:
         state = state_of(group)
         read = group.topology.required_topics if group.topology is not None and group.members else frozenset[str]()
@@ -217,15 +200,7 @@ class _Streams:
         )
 
     def stored(self, group: StreamsGroup) -> StoredGroup:
-        document = dump(group)
-        del document["group_epoch"]
-        return StoredGroup(
-            state=state_of(group).value,
-            protocol_type=STREAMS_PROTOCOL_TYPE,
-            generation_id=group.group_epoch,
-            document=document,
-            all_heard=not group.unheard,
-        )
+        return stored(group, state_of(group).value, STREAMS_PROTOCOL_TYPE)
 
     def stored_member(self, group: StreamsGroup, member_id: MemberId) -> StoredMember | None:
         member = group.members.get(member_id)
@@ -233,19 +208,6 @@ class _Streams:
             return None
         row = StreamsMemberRow(member, group.target.get(member_id, NO_TASKS))
         return StoredMember(dump(row), member.member_epoch)
-
-    def member_ids(self, group: StreamsGroup) -> Sequence[MemberId]:
-        return tuple(group.members)
-
-    def connection_numbers(self, group: StreamsGroup) -> Mapping[MemberId, int]:
-        return {key: each.connection_number for key, each in group.members.items() if each.connection_number >= 0}
-
-    def with_connection_numbers(self, group: StreamsGroup, numbers: Mapping[MemberId, int]) -> StreamsGroup:
-        members = {
-            key: replace(each, connection_number=max(each.connection_number, numbers.get(key, -1)))
-            for key, each in group.members.items()
-        }
-        return replace(group, members=members)
 
     def restore(
         self,
@@ -260,9 +222,7 @@ class _Streams:
         of tasks; but only once: while some have not been heard since, further restarts go on with the session that was
         running. An initial delay begins anew."""
         own = settings.streams_of.get(group_id, settings.streams)
-        left_ms = own.session_timeout_ms
-        if silent_ms is not None:
-            left_ms = max(left_ms - silent_ms, min(left_ms, SHORTEST_SESSION_MS))
+        left_ms = session_left_ms(own.session_timeout_ms, silent_ms)
         rows = {key: load(StreamsMemberRow, document) for key, document in members.items()}
         group = load(
             StreamsGroup,

@@ -1,0 +1,94 @@
+"""What the machines have in common whose members have epochs: those of consumer, streams and share groups.
+
+The one idea: such a group is its members, its epochs and a target, whatever it is that members are given. So who is in
+it, when it may be forgotten, how it is stored and deleted, and what is told to who speaks another protocol, is alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gateway.coordinator.document import dump
+from gateway.coordinator.facts import GroupDeleted, MemberId
+from gateway.coordinator.machine import Step, StoredGroup, Value
+from gateway.coordinator.model import (
+    DeleteGroup,
+    DeleteReply,
+    Heartbeat,
+    HeartbeatReply,
+    LeaveGroup,
+    LeaveReply,
+    LeftMember,
+    SyncGroup,
+    SyncReply,
+)
+from protocol.errors import ErrorCode
+
+
+class EpochMachine:
+    """The part of `Machine` that is alike."""
+
+    def watches(self, group: Value) -> bool:
+        return bool(group.members)
+
+    def is_idle(self, group: Value) -> bool:
+        return not group.members
+
+    def is_deleted(self, group: Value) -> bool:
+        deleted: bool = group.is_deleted
+        return deleted
+
+    def member_ids(self, group: Value) -> Sequence[MemberId]:
+        return tuple(group.members)
+
+    def connection_numbers(self, group: Value) -> Mapping[MemberId, int]:
+        return {key: each.connection_number for key, each in group.members.items() if each.connection_number >= 0}
+
+    def with_connection_numbers(self, group: Value, numbers: Mapping[MemberId, int]) -> Value:
+        members = {
+            key: replace(each, connection_number=max(each.connection_number, numbers.get(key, -1)))
+            for key, each in group.members.items()
+        }
+        return replace(group, members=members)
+
+
+def stored(group: Value, state: str, protocol_type: str) -> StoredGroup:
+    """`generation_id` is the group epoch: commits from outside are fenced by the group's being Empty."""
+    document = dump(group)
+    del document["group_epoch"]
+    return StoredGroup(
+        state=state,
+        protocol_type=protocol_type,
+        generation_id=group.group_epoch,
+        document=document,
+        all_heard=not group.unheard,
+    )
+
+
+def delete(group: Value, event: DeleteGroup) -> Step:
+    if group.members:
+        return Step(group, ((event.request_id, DeleteReply(ErrorCode.NON_EMPTY_GROUP)),))
+    deleted = replace(group, is_deleted=True)
+    return Step(deleted, ((event.request_id, DeleteReply(ErrorCode.NONE)),), (GroupDeleted(),))
+
+
+CLASSIC_REQUESTS_OF_MEMBERS = frozenset[type]({Heartbeat, SyncGroup, LeaveGroup})
+
+
+def no_classic_member(group: Value, event: Any) -> Step:
+    """What a member of the classic protocol is told by a group that has none: that nobody knows it."""
+    unknown = ErrorCode.UNKNOWN_MEMBER_ID
+    reply: HeartbeatReply | SyncReply | LeaveReply
+    match event:
+        case Heartbeat():
+            reply = HeartbeatReply(unknown)
+        case SyncGroup():
+            reply = SyncReply(unknown)
+        case LeaveGroup():
+            left = (LeftMember(each.member_id, each.group_instance_id, unknown) for each in event.members)
+            reply = LeaveReply(ErrorCode.NONE, tuple(left))
+        case _:
+            raise TypeError(f"{type(event).__name__} is no request of a classic member")
+    return Step(group, ((event.request_id, reply),))
