@@ -8,8 +8,7 @@ Kafka that is the coordinator's to know, and what a stranger acquires is everyon
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
 from gateway.apis.metadata import Placement
@@ -31,9 +30,7 @@ from protocol.messages.share_fetch import ShareFetchRequest, ShareFetchResponse
 RECORD_LIMIT = 1
 """ShareAcquireMode: not one record more than asked for (KIP-1206)."""
 
-T = TypeVar("T")
-
-Batches = Sequence[fetching.AcknowledgementBatch] | Sequence[acknowledging.AcknowledgementBatch]
+Batches = Sequence[fetching.AcknowledgementBatch]
 
 
 async def share_fetch(request: ShareFetchRequest, context: RequestContext) -> ShareFetchResponse:
@@ -254,7 +251,7 @@ class _Fetch:
                 error_code=part.error,
                 error_message=part.message,
                 acknowledge_error_code=part.acknowledge_error if part.is_acknowledged else ErrorCode.NONE,
-                current_leader=_leader(fetching.LeaderIdAndEpoch, part, self._context),
+                current_leader=_leader(part, self._context),
                 records=tuple(part.records) or b"",
                 acquired_records=tuple(
                     fetching.AcquiredRecords(
@@ -272,7 +269,7 @@ class _Fetch:
                 fetching.ShareFetchableTopicResponse(topic_id=topic_id, partitions=tuple(partitions))
                 for topic_id, partitions in by_topic.items()
             ),
-            node_endpoints=_endpoints(fetching.NodeEndpoint, self._parts, self._context),
+            node_endpoints=_endpoints(self._parts, self._context),
         )
 
     def acknowledged(self) -> ShareAcknowledgeResponse:
@@ -281,7 +278,7 @@ class _Fetch:
             data = acknowledging.PartitionData(
                 partition_index=part.index,
                 error_code=part.acknowledge_error,
-                current_leader=_leader(acknowledging.LeaderIdAndEpoch, part, self._context),
+                current_leader=_leader(part, self._context),
             )
             by_topic.setdefault(part.topic_id, []).append(data)
         return ShareAcknowledgeResponse(
@@ -290,7 +287,7 @@ class _Fetch:
                 acknowledging.ShareAcknowledgeTopicResponse(topic_id=topic_id, partitions=tuple(partitions))
                 for topic_id, partitions in by_topic.items()
             ),
-            node_endpoints=_endpoints(acknowledging.NodeEndpoint, self._parts, self._context),
+            node_endpoints=_endpoints(self._parts, self._context),
         )
 
 
@@ -298,17 +295,20 @@ def _is_led_elsewhere(part: Part) -> bool:
     return ErrorCode.NOT_LEADER_OR_FOLLOWER in (part.error, part.acknowledge_error)
 
 
-def _leader(kind: Callable[..., T], part: Part, context: RequestContext) -> T:
+def _leader(part: Part, context: RequestContext) -> fetching.LeaderIdAndEpoch:
     """Who leads what this node does not, and its leader epoch."""
     if part.partition is None or not _is_led_elsewhere(part):
-        return kind(leader_id=-1, leader_epoch=-1)
+        return fetching.LeaderIdAndEpoch(leader_id=-1, leader_epoch=-1)
     leader = context.services.membership.leaders.leader(part.partition.partition_key)
-    return kind(leader_id=leader, leader_epoch=part.partition.leader_epoch)
+    return fetching.LeaderIdAndEpoch(leader_id=leader, leader_epoch=part.partition.leader_epoch)
 
 
-def _endpoints(kind: Callable[..., T], parts: Iterable[Part], context: RequestContext) -> tuple[T, ...]:
+def _endpoints(parts: Iterable[Part], context: RequestContext) -> tuple[fetching.NodeEndpoint, ...]:
     """Where all nodes are, if any of the partitions is another's."""
     if not any(_is_led_elsewhere(part) for part in parts):
         return ()
     brokers = Placement(context).brokers
-    return tuple(kind(node_id=int(node.node_id), host=host, port=port, rack=node.rack) for node, host, port in brokers)
+    return tuple(
+        fetching.NodeEndpoint(node_id=int(node.node_id), host=host, port=port, rack=node.rack)
+        for node, host, port in brokers
+    )

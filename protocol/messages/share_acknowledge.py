@@ -8,14 +8,8 @@ from __future__ import annotations
 from uuid import UUID
 
 from protocol.api_keys import ApiKey
-from protocol.schema import array, boolean, int8, int16, int32, int64, message, nested, string, struct, uuid
-
-
-@struct
-class AcknowledgementBatch:
-    first_offset: int = int64()
-    last_offset: int = int64()
-    acknowledge_types: tuple[int, ...] = array(int8)
+from protocol.messages.share_fetch import AcknowledgementBatch, LeaderIdAndEpoch, NodeEndpoint
+from protocol.schema import array, boolean, int16, int32, message, nested, string, struct, uuid
 
 
 @struct
@@ -40,12 +34,6 @@ class ShareAcknowledgeRequest:
 
 
 @struct
-class LeaderIdAndEpoch:
-    leader_id: int = int32()
-    leader_epoch: int = int32()
-
-
-@struct
 class PartitionData:
     partition_index: int = int32()
     error_code: int = int16()
@@ -57,14 +45,6 @@ class PartitionData:
 class ShareAcknowledgeTopicResponse:
     topic_id: UUID = uuid()
     partitions: tuple[PartitionData, ...] = array(PartitionData)
-
-
-@struct
-class NodeEndpoint:
-    node_id: int = int32()
-    host: str = string()
-    port: int = int32()
-    rack: str | None = string(nullable="0+", default=None)
 
 
 @message(ApiKey.SHARE_ACKNOWLEDGE, versions="1-2", flexible="0+")

@@ -31,15 +31,12 @@ from protocol.messages.describe_share_group_offsets import (
 )
 from protocol.messages.list_groups import ListGroupsRequest
 from protocol.messages.share_acknowledge import (
-    AcknowledgementBatch,
     AcknowledgePartition,
     AcknowledgeTopic,
     ShareAcknowledgeRequest,
 )
 from protocol.messages.share_fetch import (
-    AcknowledgementBatch as FetchedBatch,
-)
-from protocol.messages.share_fetch import (
+    AcknowledgementBatch,
     FetchPartition,
     FetchTopic,
     ForgottenTopic,
@@ -113,7 +110,7 @@ class Reader:
         **more: Any,
     ) -> ShareFetchResponse:
         batches = tuple(
-            FetchedBatch(first_offset=first, last_offset=last, acknowledge_types=(how,))
+            AcknowledgementBatch(first_offset=first, last_offset=last, acknowledge_types=(how,))
             for first, last, how in acknowledged
         )
         named = tuple(FetchPartition(partition_index=index, acknowledgement_batches=batches) for index in partitions)
