@@ -71,7 +71,7 @@ def test_a_client_id_that_is_not_utf_8_is_read_as_upstream_reads_it():
         pytest.param(ApiKey.API_VERSIONS, -1, id="negative version"),
         pytest.param(ApiKey.HEARTBEAT, 5, id="Heartbeat to come"),
         pytest.param(ApiKey.PRODUCE, 0, id="Produce that was"),
-        pytest.param(ApiKey.SHARE_FETCH, 1, id="an API that is not declared"),
+        pytest.param(ApiKey.PUSH_TELEMETRY, 0, id="an API that is not declared"),
         pytest.param(0x7FFF, 0, id="no API at all"),
     ],
 )
