@@ -154,6 +154,10 @@ def value_of(field: Field, version: int, path: tuple[Field, ...], count: int, nu
             return False
         case "float64":
             return 0.0
+        case "int8" | "int16" as narrow:
+            return (
+                int_of(field.name, number) % {"int8": 2**7, "int16": 2**15}[narrow] if number else int_of(field.name, 0)
+            )
         case _:
             return int_of(field.name, number)
 

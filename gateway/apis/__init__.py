@@ -45,6 +45,9 @@ each is an element or two here."""
 MAX_LEAVING_MEMBERS = 5_000
 """Members that leave by one request: the coordinator takes them in one step, which nobody interrupts."""
 
+MAX_STREAMS_ELEMENTS = 5_000
+"""Topics of a topology, their settings, and tasks, in one streams heartbeat: the group weighs them in one step."""
+
 MAX_JOIN_PROTOCOLS = 2_000
 """Assignors that one member offers; the group weighs them in one step."""
 
@@ -243,7 +246,7 @@ SERVED: tuple[Served, ...] = (
         0,
         streams_groups.streams_group_heartbeat,
         streams_groups.refuse_streams_group_heartbeat,
-        max_elements=MAX_ADMIN_ELEMENTS,
+        max_elements=MAX_STREAMS_ELEMENTS,
     ),
     Served(
         ApiKey.STREAMS_GROUP_DESCRIBE,

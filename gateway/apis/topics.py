@@ -163,7 +163,7 @@ async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestCont
     plans: list[NewTopic] = []
     failures: dict[str, KafkaError] = {}
     _check_total(topic.partitions for topic in wanted)
-    for topic in wanted:
+    async for topic in in_pieces(wanted):
         try:
             plan = _plan(_creatable(topic), broker, rendered, live)
             mutations.record(plan.partition_count)
