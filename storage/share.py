@@ -77,6 +77,17 @@ class ShareStore:
         written = {row["position"] for row in found}
         return [position in written for position in range(1, len(rows) + 1)]
 
+    async def epochs(self, keys: Sequence[ShareKey]) -> list[int | None]:
+        """By which each row may be written now; None where there is none."""
+        found = await self._hot.fetch(
+            statement("share_epochs"),
+            [stored(key.group_id) for key in keys],
+            [key.topic_id for key in keys],
+            [key.partition_index for key in keys],
+        )
+        epochs: dict[int, int] = {row["position"]: row["state_epoch"] for row in found}
+        return [epochs.get(position) for position in range(1, len(keys) + 1)]
+
     async def offsets(self, group_id: str) -> dict[tuple[UUID, int], ShareRow]:
         """Of all partitions of live topics in which the group stands somewhere; their epochs say nothing."""
         rows = await self._hot.fetch(statement("share_offsets"), stored(group_id))

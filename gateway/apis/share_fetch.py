@@ -26,6 +26,8 @@ from protocol.messages import share_acknowledge as acknowledging
 from protocol.messages import share_fetch as fetching
 from protocol.messages.share_acknowledge import ShareAcknowledgeRequest, ShareAcknowledgeResponse
 from protocol.messages.share_fetch import ShareFetchRequest, ShareFetchResponse
+from storage.errors import StorageError
+from storage.share import ShareKey
 
 RECORD_LIMIT = 1
 """ShareAcquireMode: not one record more than asked for (KIP-1206)."""
@@ -55,7 +57,8 @@ async def share_fetch(request: ShareFetchRequest, context: RequestContext) -> Sh
         session.read(((topic_id, index) for topic_id, index, _ in named), forgotten)
     given = {(topic_id, index): batches for topic_id, index, batches in named if batches}
     wanted = dict.fromkeys(given) if is_final or request.is_renew_ack else dict.fromkeys((*given, *session.partitions))
-    parts = await _parts(wanted, context)
+    parts = await _parts(session.group_id, wanted, context)
+    await _verify(session, parts, context)
     answerer = _Fetch(request, session, parts, context)
     await answerer.acknowledge(given, renews=request.is_renew_ack)
     if is_final:
@@ -80,7 +83,7 @@ async def share_acknowledge(request: ShareAcknowledgeRequest, context: RequestCo
         for topic in request.topics
         for part in topic.partitions
     }
-    parts = await _parts(given, context)
+    parts = await _parts(session.group_id, given, context)
     answerer = _Fetch(request, session, parts, context)
     await answerer.acknowledge(given, renews=request.is_renew_ack)
     if request.share_session_epoch == FINAL_EPOCH:
@@ -119,7 +122,7 @@ def _end(session: ShareSession, context: RequestContext) -> None:
     context.services.share.release(session.member_id, session.acquired_in)
 
 
-async def _parts(named: Iterable[tuple[UUID, int]], context: RequestContext) -> list[Part]:
+async def _parts(group_id: str, named: Iterable[tuple[UUID, int]], context: RequestContext) -> list[Part]:
     """Each with its partition, or with the reason why this node has none of it."""
     services = context.services
     parts = [Part(topic_id, index) for topic_id, index in named]
@@ -133,8 +136,26 @@ async def _parts(named: Iterable[tuple[UUID, int]], context: RequestContext) -> 
         else:
             part.partition = topic.partitions[part.index]
             if not services.membership.leads(part.partition.partition_key):
+                # Whoever leads it now changes what this node remembers.
+                services.share.drop([ShareKey(group_id, part.topic_id, part.index)])
                 part.error = part.acknowledge_error = ErrorCode.NOT_LEADER_OR_FOLLOWER
     return parts
+
+
+async def _verify(session: ShareSession, parts: Iterable[Part], context: RequestContext) -> None:
+    """What the session has begun to read may have been led by another node, reset or deleted since this one looked."""
+    begun = dict(session.unverified)
+    if not begun:
+        return
+    try:
+        await context.services.share.verify([session.key(partition) for partition in begun])
+    except StorageError:
+        for part in parts:
+            if part.name in begun and not part.error:
+                part.refuse(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the share partition cannot be read"))
+        return
+    for partition in begun:
+        session.unverified.pop(partition, None)
 
 
 # --- one request --------------------------------------------------------------------------------------------------

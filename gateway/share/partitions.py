@@ -19,6 +19,7 @@ import structlog
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.share.partition import (
     SETTLED,
+    Acknowledge,
     LocksExpire,
     PartitionEvent,
     PartitionSettings,
@@ -43,13 +44,14 @@ MAX_PARTITIONS = 20_000
 PATIENCE_S = 15.0
 """How long a write is tried again before those who wait for it are sent away."""
 PAUSE_S = 0.25
+VERIFIED_AT_A_TIME = 2_000
 
 Start = Callable[[], Awaitable[int]]
 Wake = Callable[[], None]
 
 
 class _Slot:
-    __slots__ = ("deadline", "key", "partition", "settings", "state_epoch", "waiting", "watches")
+    __slots__ = ("deadline", "key", "partition", "settings", "state_epoch", "storing", "waiting", "watches")
 
     def __init__(self, key: ShareKey, row: ShareRow, settings: PartitionSettings) -> None:
         self.key = key
@@ -58,6 +60,8 @@ class _Slot:
         self.settings = settings
         self.waiting: list[asyncio.Future[None]] = []
         """Who waits until what is in memory now is stored."""
+        self.storing: list[asyncio.Future[None]] | None = None
+        """Who waits for the write that is under way, if one of this slot is."""
         self.watches: dict[ShareWatch, None] = {}
         self.deadline: asyncio.TimerHandle | None = None
         """When locks end."""
@@ -135,10 +139,16 @@ class SharePartitions:
         if slot is None:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the share partition is to be read again")
         taken = self._play(slot, event)
-        if not taken.must_store:
+        waiting: list[asyncio.Future[None]] | None = None
+        if slot.key in self._dirty:
+            waiting = slot.waiting
+        elif isinstance(event, Acknowledge):
+            # What it says may be what somebody has said before, and that is not stored yet.
+            waiting = slot.storing
+        if waiting is None or not (taken.must_store or isinstance(event, Acknowledge)) or taken.error:
             return taken, None
         stored: asyncio.Future[None] = self._loop.create_future()
-        slot.waiting.append(stored)
+        waiting.append(stored)
         return taken, stored
 
     def watch(self, wake: Wake) -> ShareWatch:
@@ -152,16 +162,33 @@ class SharePartitions:
             if slot is not None:
                 self._play(slot, Release(member_id))
 
+    async def verify(self, keys: Iterable[ShareKey]) -> None:
+        """Drops those that another node has led since, that were changed through another, or that are gone. To be called
+        when somebody begins to read them here: it may come from there. Raises StorageError."""
+        slots = [slot for key in keys if (slot := self._slots.get(key)) is not None]
+        for begin in range(0, len(slots), VERIFIED_AT_A_TIME):
+            some = slots[begin : begin + VERIFIED_AT_A_TIME]
+            epochs = await self._store.epochs([slot.key for slot in some])
+            for slot, epoch in zip(some, epochs, strict=True):
+                if epoch != slot.state_epoch and self._slots.get(slot.key) is slot:
+                    self._drop(slot, ErrorCode.NOT_LEADER_OR_FOLLOWER)
+
     def drop(self, keys: Iterable[ShareKey]) -> None:
-        """They were changed from outside: they are read again."""
+        """They were changed from outside, or are another node's to lead: they are read again, and what is being read is
+        not kept."""
         for key in list(keys):
+            self._loading.pop(key, None)
             slot = self._slots.get(key)
             if slot is not None:
                 self._drop(slot, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
+    def drop_group(self, group_id: str) -> None:
+        """It is deleted: one of the same name begins anew."""
+        self.drop([key for key in (*self._slots, *self._loading) if key.group_id == group_id])
+
     def forget(self) -> None:
         """The database has another history: nothing that is known is true any more."""
-        self.drop(self._slots)
+        self.drop([*self._slots, *self._loading])
 
     async def close(self) -> None:
         """Waits until what was to be stored is, or cannot be; the caller bounds the wait."""
@@ -175,7 +202,8 @@ class SharePartitions:
 
     def _has_loaded(self, key: ShareKey) -> Callable[[asyncio.Task[_Slot]], None]:
         def done(loading: asyncio.Task[_Slot]) -> None:
-            del self._loading[key]
+            if self._loading.get(key) is loading:
+                del self._loading[key]
             if not loading.cancelled():
                 loading.exception()  # Who waited for it has it, if anyone still did.
 
@@ -192,6 +220,8 @@ class SharePartitions:
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the share partition cannot be read") from error
         if row is None:
             raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"there is no share group {key.group_id}")
+        if self._loading.get(key) is not asyncio.current_task():
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the share partition was changed while it was read")
         slot = self._slots[key] = _Slot(key, row, settings)
         return slot
 
@@ -273,6 +303,7 @@ class SharePartitions:
     async def _write(self) -> None:
         """As long as anything is to be stored."""
         failing_since_s: float | None = None
+        slots: list[_Slot] = []
         try:
             while self._dirty:
                 slots = list(self._dirty.values())[:WRITTEN_AT_A_TIME]
@@ -281,10 +312,11 @@ class SharePartitions:
                 values = [durable(slot.partition) for slot in slots]
                 for slot in slots:
                     del self._dirty[slot.key]
-                    slot.waiting = []
+                    slot.storing, slot.waiting = slot.waiting, []
                 rows = [(slot.key, _row(slot.state_epoch, value)) for slot, value in zip(slots, values, strict=True)]
                 try:
                     written = await self._store.write(rows)
+                    failing_since_s = None
                 except StorageError as error:
                     failing_since_s = failing_since_s or self._loop.time()
                     lasting = self._loop.time() - failing_since_s >= self._patience_s
@@ -294,8 +326,8 @@ class SharePartitions:
                         continue
                     log.warning("share partitions were not stored", partitions=len(slots), error=str(error))
                     written = [False] * len(slots)
-                failing_since_s = None
                 for slot, is_written, waiters in zip(slots, written, waiting, strict=True):
+                    slot.storing = None
                     if is_written:
                         for each in waiters:
                             if not each.done():
@@ -305,11 +337,16 @@ class SharePartitions:
                         self._drop(slot, ErrorCode.NOT_LEADER_OR_FOLLOWER)
         finally:
             self._writer = None
+            # Only an unforeseen error or a cancelled task leaves anything here; nobody may wait for ever because of it.
+            for slot in {id(each): each for each in (*slots, *self._dirty.values())}.values():
+                if slot.storing is not None or slot.key in self._dirty:
+                    slot.waiting, slot.storing = [*(slot.storing or ()), *slot.waiting], None
+                    self._drop(slot, ErrorCode.NOT_LEADER_OR_FOLLOWER)
 
     def _put_back(self, slots: list[_Slot], waiting: list[list[asyncio.Future[None]]]) -> None:
         """What was dropped meanwhile is nobody's any more, and who waits for it looks again."""
         for slot, waiters in zip(slots, waiting, strict=True):
-            slot.waiting = [*waiters, *slot.waiting]
+            slot.waiting, slot.storing = [*waiters, *slot.waiting], None
             if self._slots.get(slot.key) is slot:
                 self._dirty[slot.key] = slot
             else:

@@ -35,6 +35,8 @@ class ShareSession:
     """Of its next request."""
     partitions: dict[tuple[UUID, int], None] = field(default_factory=dict[tuple[UUID, int], None])
     """What it reads, in the order in which it is looked at."""
+    unverified: dict[tuple[UUID, int], None] = field(default_factory=dict[tuple[UUID, int], None])
+    """What it has begun to read, where the node must ask whether what it remembers is still true."""
     acquired_in: dict[ShareKey, None] = field(default_factory=dict[ShareKey, None])
     """Where its member may have acquired something: what it reads, or has read."""
 
@@ -56,6 +58,7 @@ class ShareSession:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST, f"a share session has at most {MAX_SESSION_PARTITIONS} partitions"
             )
+        self.unverified.update((partition, None) for partition in partitions if partition not in self.partitions)
         self.partitions = partitions
 
     def put_last(self, partition: tuple[UUID, int]) -> None:

@@ -1,7 +1,7 @@
 -- name: lead_share_partition
 -- The row, whose former leader is fenced from here on; none if nobody has read the partition.
 update share_partition
-set state_epoch = state_epoch + 1
+set state_epoch = nextval('share_epoch')
 where group_id = $1 and topic_id = $2 and partition_index = $3
 returning state_epoch, start_offset, ranges::text as ranges;
 
@@ -12,7 +12,7 @@ select g.group_id, p.topic_id, p.partition_index, $4
 from consumer_group g, topic t join partition p using (topic_id)
 where g.group_id = $1 and g.group_type = 'share'
     and p.topic_id = $2 and p.partition_index = $3 and t.deleted_at is null
-on conflict (group_id, topic_id, partition_index) do update set state_epoch = s.state_epoch + 1
+on conflict (group_id, topic_id, partition_index) do update set state_epoch = nextval('share_epoch')
 returning state_epoch, start_offset, ranges::text as ranges;
 
 -- name: write_share_partitions
@@ -33,6 +33,12 @@ with mine as materialized (
     returning mine.position
 )
 select position from written;
+
+-- name: share_epochs
+-- Of those of the rows that there are: positions (from 1) and epochs.
+select n.position, s.state_epoch
+from unnest($1::text[], $2::uuid[], $3::integer[]) with ordinality n (group_id, topic_id, partition_index, position)
+join share_partition s using (group_id, topic_id, partition_index);
 
 -- name: share_offsets
 -- Where the group stands, in live topics.
@@ -56,7 +62,7 @@ with idle as materialized (
     from idle, unnest($2::uuid[], $3::integer[], $4::bigint[]) n (topic_id, partition_index, start_offset)
     order by n.topic_id, n.partition_index
     on conflict (group_id, topic_id, partition_index) do update set
-        state_epoch = s.state_epoch + 1, start_offset = excluded.start_offset, ranges = '[]'
+        state_epoch = nextval('share_epoch'), start_offset = excluded.start_offset, ranges = '[]'
     returning 1
 )
 select count(*) from altered;

@@ -1,0 +1,160 @@
+"""Share partitions that were changed or led elsewhere, and writes that go wrong. Each of these fails today."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from gateway.coordinator.share.partition import Acquire, SharePartition
+from gateway.share import partitions as module
+from gateway.share.partitions import SharePartitions
+from protocol.errors import ErrorCode, KafkaError
+from storage.pool import Database
+from storage.share import ShareKey, ShareRow, ShareStore
+from tests.gateway.share.test_partitions import (
+    LONG,
+    A,
+    B,
+    Halting,
+    accepted,
+    acquire,
+    beginning,
+    begun,
+    nowhere,
+    refused,
+)
+from tests.gateway.share.test_partitions import database as database
+from tests.gateway.share.test_partitions import keys as keys
+
+
+async def test_s1_leadership_away_and_back(database: Database, keys: list[ShareKey]) -> None:
+    x, y = SharePartitions(ShareStore(database)), SharePartitions(ShareStore(database))
+    await x.load(keys[0], beginning, LONG)
+    await y.load(keys[0], nowhere, LONG)
+    assert await acquire(y, keys[0], B) == 4
+    assert (await y.apply(keys[0], accepted(0, 3, B))).error is ErrorCode.NONE
+    # the partition is x's again
+    at = await x.load(keys[0], nowhere, LONG)
+    taken = await x.apply(keys[0], Acquire(A, at.next_offset, 4, ((at.next_offset, 3),), 500))
+    assert taken.acquired == (), "acknowledged records are delivered again"
+
+
+async def test_s2_reset_by_another_node(database: Database, keys: list[ShareKey]) -> None:
+    x = await begun(ShareStore(database), keys[0])
+    await acquire(x, keys[0])
+    await x.apply(keys[0], accepted(0, 3))
+    assert await ShareStore(database).alter("s", {(keys[0].topic_id, 0): 0})
+    assert await x.load(keys[0], nowhere, LONG) == SharePartition(0), "the reset is not seen"
+
+
+async def test_s3_epoch_begins_anew(database: Database, keys: list[ShareKey]) -> None:
+    store = ShareStore(database)
+    x = await begun(store, keys[0])
+    await acquire(x, keys[0])
+    assert await store.delete("s", [keys[0].topic_id])
+    y = await begun(store, keys[0])
+    assert await acquire(y, keys[0], B) == 4
+    with pytest.raises(KafkaError):
+        await x.apply(keys[0], accepted(0, 3))
+    assert (await store.offsets("s"))[keys[0].topic_id, 0].start_offset == 0
+
+
+async def test_s4_deleted_group_and_its_namesake(database: Database, keys: list[ShareKey]) -> None:
+    x = await begun(ShareStore(database), keys[0])
+    await acquire(x, keys[0])
+    await x.apply(keys[0], accepted(0, 3))
+    await database.cold.fetch("delete from sluice.consumer_group where group_id = 's'")
+    got = await asyncio.gather(x.load(keys[0], beginning, LONG), return_exceptions=True)
+    assert isinstance(got[0], KafkaError), f"a group that is gone still stands at {got[0]}"
+
+
+async def test_s5_a_repeated_acknowledgement_waits(database: Database, keys: list[ShareKey]) -> None:
+    store = Halting(database)
+    x = await begun(store, keys[0])
+    await acquire(x, keys[0])
+    store.gate.clear()
+    first = asyncio.create_task(x.apply(keys[0], accepted(0, 3)))
+    await store.tries.acquire()
+    again = asyncio.create_task(x.apply(keys[0], accepted(0, 3)))
+    for _ in range(10):
+        await asyncio.sleep(0)
+    early = again.done()
+    stored = (await ShareStore(database).offsets("s"))[keys[0].topic_id, 0]
+    store.gate.set()
+    await first
+    assert not early, f"told {again.result().error!r} while Postgres has {stored}"
+
+
+async def test_s6_a_bug_in_the_write_hangs_nobody(database: Database, keys: list[ShareKey]) -> None:
+    class Broken(ShareStore):
+        async def write(self, rows: Any) -> list[bool]:
+            raise RuntimeError("a bug")
+
+    x = SharePartitions(Broken(database))
+    await x.load(keys[0], beginning, LONG)
+    await acquire(x, keys[0])
+    with pytest.raises(KafkaError):
+        await asyncio.wait_for(x.apply(keys[0], accepted(0, 3)), 3)
+
+
+async def test_s7_patience_is_everyones(
+    database: Database, keys: list[ShareKey], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PAUSE_S", 0.01)
+    monkeypatch.setattr(module, "WRITTEN_AT_A_TIME", 1)
+    store = Halting(database)
+    x = SharePartitions(store, patience_s=0.5)
+    for key in keys:
+        await x.load(key, beginning, LONG)
+        await acquire(x, key)
+    store.failing = True
+    loop = asyncio.get_running_loop()
+    begun_s = loop.time()
+
+    async def timed(key: ShareKey) -> float:
+        await refused(x.apply(key, accepted(0, 3)))
+        return loop.time() - begun_s
+
+    took = await asyncio.gather(*map(timed, keys))
+    assert max(took) < 1.0, took
+
+
+async def test_s8_forget_while_loading(database: Database, keys: list[ShareKey]) -> None:
+    class Slow(ShareStore):
+        async def lead(self, key: ShareKey) -> ShareRow | None:
+            row = await super().lead(key)
+            reading.set()
+            await gate.wait()
+            return row
+
+    reading, gate = asyncio.Event(), asyncio.Event()
+    await begun(ShareStore(database), keys[0])
+    x = SharePartitions(Slow(database))
+    loading = asyncio.create_task(x.load(keys[0], nowhere, LONG))
+    await reading.wait()
+    x.forget()
+    gate.set()
+    await asyncio.gather(loading, return_exceptions=True)
+    assert x.count == 0, "read before, kept after"
+
+
+async def test_s9_a_reset_while_loading(database: Database, keys: list[ShareKey]) -> None:
+    class Slow(ShareStore):
+        async def lead(self, key: ShareKey) -> ShareRow | None:
+            row = await super().lead(key)
+            reading.set()
+            await gate.wait()
+            return row
+
+    reading, gate = asyncio.Event(), asyncio.Event()
+    await begun(ShareStore(database), keys[0])
+    x = SharePartitions(Slow(database))
+    loading = asyncio.create_task(x.load(keys[0], nowhere, LONG))
+    await reading.wait()
+    assert await ShareStore(database).alter("s", {(keys[0].topic_id, 0): 3})
+    x.drop([keys[0]])
+    gate.set()
+    await asyncio.gather(loading, return_exceptions=True)
+    assert await x.load(keys[0], nowhere, LONG) == SharePartition(3)
