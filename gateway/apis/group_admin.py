@@ -123,6 +123,8 @@ async def delete_groups(request: DeleteGroupsRequest, context: RequestContext) -
         reply = groups.submit(group_id, DeleteGroup(groups.next_request_id()))
         if isinstance(reply, asyncio.Future):
             reply = await reply
+        if reply.error is ErrorCode.NONE:
+            context.services.share.drop_group(group_id)
         results.append(DeletableGroupResult(group_id=group_id, error_code=reply.error))
     return DeleteGroupsResponse(results=tuple(results))
 

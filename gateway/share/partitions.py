@@ -163,8 +163,8 @@ class SharePartitions:
                 self._play(slot, Release(member_id))
 
     async def verify(self, keys: Iterable[ShareKey]) -> None:
-        """Drops those that another node has led since, that were changed through another, or that are gone. To be called
-        when somebody begins to read them here: it may come from there. Raises StorageError."""
+        """Drops those that another node has led since, that were changed through another, or that are gone. To be
+        called when somebody begins to read them here, who may come from there. Raises StorageError."""
         slots = [slot for key in keys if (slot := self._slots.get(key)) is not None]
         for begin in range(0, len(slots), VERIFIED_AT_A_TIME):
             some = slots[begin : begin + VERIFIED_AT_A_TIME]

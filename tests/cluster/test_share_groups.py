@@ -19,13 +19,41 @@ from tests.wire import WireClient
 TAKEN_OVER_S = 30.0
 
 
-async def begin(clients: list[WireClient], group_id: str, topic: str) -> None:
-    """At the beginning of partition 0, by whichever node coordinates the group."""
+async def begin(clients: list[WireClient], group_id: str, topic: str) -> int:
+    """At the beginning of partition 0, by whichever node coordinates the group: which one that is."""
     part = AlterShareGroupOffsetsRequestPartition(partition_index=0, start_offset=0)
     asked = AlterShareGroupOffsetsRequestTopic(topic_name=topic, partitions=(part,))
     request = AlterShareGroupOffsetsRequest(group_id=group_id, topics=(asked,))
     codes = [(await client.send(request, 0)).error_code for client in clients]
     assert sorted(codes) == [NONE, ErrorCode.NOT_COORDINATOR]
+    return codes.index(NONE)
+
+
+async def test_a_reset_through_one_node_is_seen_by_the_leader(cluster: Cluster) -> None:
+    """Whichever node coordinates each of these groups, one of the two leads, so some resets come from the other."""
+    nodes = cluster(2)
+    clients = [await WireClient.connect(node.bootstrap) for node in nodes]
+    try:
+        topic = fresh("topic")
+        topic_id = await create_topic(clients[0], topic, 1)
+        await send(clients[0], topic)
+        coordinated: set[bool] = set()
+        while len(coordinated) < 2:
+            group_id = fresh("share")
+            coordinator = await begin(clients, group_id, topic)
+            for _ in range(2):
+                readers = [Reader(client, group_id, topic, topic_id) for client in clients]
+                parts = [part_of(await reader.ask()) for reader in readers]
+                (leader,) = [at for at, part in enumerate(parts) if part is not None and not part.error_code]
+                led = parts[leader]
+                assert led is not None
+                assert [(each.first_offset, each.last_offset) for each in led.acquired_records] == [(0, 0)]
+                assert await readers[leader].acknowledge((0, 0, ACCEPT)) == NONE
+                await begin(clients, group_id, topic)
+            coordinated.add(coordinator == leader)
+    finally:
+        for client in clients:
+            await client.close()
 
 
 async def test_another_node_goes_on_where_the_leader_was_killed(cluster: Cluster) -> None:

@@ -490,6 +490,17 @@ async def test_a_share_group_is_listed_described_and_deleted(gateway: GatewayPro
         assert part.error_code == ErrorCode.GROUP_ID_NOT_FOUND
 
 
+async def test_a_group_of_the_same_name_begins_anew(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=2) as one:
+        assert await one.fetch() == [(0, 1, 1)]
+        assert await one.acknowledge((0, 1, ACCEPT)) == NONE
+        await one.leave()
+        delete = DeleteGroupsRequest(groups_names=(one.group_id,))
+        assert (await one.client.send(delete, 2)).results[0].error_code == NONE
+        async with reading(gateway, one.group_id, one.topic, one.topic_id) as two:
+            assert await two.fetch() == [(0, 1, 1)]
+
+
 async def test_a_topic_that_is_not_there_is_told_of_alone(gateway: GatewayProcess) -> None:
     async with scene(gateway, records=1) as one:
         elsewhere = FetchTopic(topic_id=uuid.uuid4(), partitions=(FetchPartition(partition_index=0),))

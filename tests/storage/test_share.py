@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from uuid import UUID
 
 import pytest
@@ -38,22 +39,34 @@ async def key(leases: list[CoordinatorLease], database: Database, topic: Topic) 
     return ShareKey("s", topic.topic_id, 0)
 
 
+async def begin(share: ShareStore, key: ShareKey, start_offset: int) -> ShareRow:
+    row = await share.begin(key, start_offset)
+    assert row is not None
+    return row
+
+
 async def test_who_reads_last_may_write(share: ShareStore, key: ShareKey) -> None:
     assert await share.lead(key) is None
-    assert await share.begin(key, 7) == ShareRow(1, 7)
-    assert await share.begin(key, 9) == ShareRow(2, 7)
-    assert await share.write([(key, ShareRow(1, 8))]) == [False]
-    assert await share.write([(key, ShareRow(2, 8, RANGES))]) == [True]
-    assert await share.lead(key) == ShareRow(3, 8, RANGES)
-    assert await share.write([(key, ShareRow(2, 9))]) == [False]
+    first, second = await begin(share, key, 7), await begin(share, key, 9)
+    assert (first.start_offset, second.start_offset) == (7, 7)
+    assert first.state_epoch < second.state_epoch
+    assert await share.write([(key, replace(first, start_offset=8))]) == [False]
+    assert await share.write([(key, replace(second, start_offset=8, ranges=RANGES))]) == [True]
+    third = await share.lead(key)
+    assert third is not None
+    assert third == ShareRow(third.state_epoch, 8, RANGES)
+    assert third.state_epoch > second.state_epoch
+    assert await share.write([(key, second)]) == [False]
     assert await share.offsets("s") == {(key.topic_id, 0): ShareRow(0, 8, RANGES)}
+    missing = key._replace(partition_index=1)
+    assert await share.epochs([missing, key, key]) == [None, third.state_epoch, third.state_epoch]
 
 
 async def test_each_of_many_is_written_or_not(share: ShareStore, key: ShareKey) -> None:
     other, missing = key._replace(partition_index=1), key._replace(group_id="nobody")
-    await share.begin(key, 0)
-    await share.begin(other, 0)
-    rows = [(missing, ShareRow(1, 1)), (other, ShareRow(1, 5)), (key, ShareRow(4, 1))]
+    mine, others = await begin(share, key, 0), await begin(share, other, 0)
+    stale = replace(mine, state_epoch=others.state_epoch + 1, start_offset=1)
+    rows = [(missing, mine), (other, replace(others, start_offset=5)), (key, stale)]
     assert await share.write(rows) == [False, True, False]
     assert {index: row.start_offset for (_, index), row in (await share.offsets("s")).items()} == {0: 0, 1: 5}
 
@@ -74,14 +87,20 @@ async def test_groups_of_other_types_stand_nowhere(
 
 
 async def test_who_stood_there_is_fenced_by_what_comes_from_outside(share: ShareStore, key: ShareKey) -> None:
-    await share.begin(key, 0)
-    await share.write([(key, ShareRow(1, 2, RANGES))])
+    mine = replace(await begin(share, key, 0), start_offset=2, ranges=RANGES)
+    assert await share.write([(key, mine)]) == [True]
     assert await share.alter("s", {(key.topic_id, 0): 5, (key.topic_id, 1): 6})
-    assert await share.write([(key, ShareRow(1, 3))]) == [False]
-    assert await share.lead(key) == ShareRow(3, 5)
+    assert await share.write([(key, mine)]) == [False]
+    altered = await share.lead(key)
+    assert altered is not None
+    assert (altered.start_offset, altered.ranges) == (5, ())
     assert await share.delete("s", [key.topic_id, UUID(int=1)]) == {key.topic_id}
-    assert await share.write([(key, ShareRow(3, 6))]) == [False]
+    assert await share.write([(key, altered)]) == [False]
     assert await share.lead(key) is None
+    # A row that begins anew meets none of those who led the one before.
+    await begin(share, key, 0)
+    for former in (mine, altered):
+        assert await share.write([(key, former)]) == [False]
 
 
 async def test_with_members_nothing_is_changed_from_outside(
@@ -92,7 +111,7 @@ async def test_with_members_nothing_is_changed_from_outside(
     await save(GroupStore(database), change, leases[0])
     assert not await share.alter("s", {(key.topic_id, 0): 0})
     assert await share.delete("s", [key.topic_id]) == set()
-    assert await share.lead(key) == ShareRow(2, 3)
+    assert (await share.offsets("s"))[key.topic_id, 0].start_offset == 3
 
 
 async def test_what_is_gone_takes_it_along(share: ShareStore, key: ShareKey, database: Database, topic: Topic) -> None:
@@ -113,4 +132,4 @@ async def test_an_empty_share_group_does_not_expire(
     await save(GroupStore(database), group("g", state="Empty", generation_id=0, members=()), leases[0])
     expired = await OffsetStore(database).expire(leases[0], 1, subscriptions={}, unsettled=[])
     assert expired.deleted_groups == ("g",)
-    assert await share.lead(key) == ShareRow(2, 4)
+    assert (await share.offsets("s"))[key.topic_id, 0].start_offset == 4

@@ -1,4 +1,4 @@
-"""Share partitions that were changed or led elsewhere, and writes that go wrong. Each of these fails today."""
+"""Share partitions that were changed or led elsewhere, and loads and writes that were overtaken or went wrong."""
 
 from __future__ import annotations
 
@@ -29,27 +29,29 @@ from tests.gateway.share.test_partitions import database as database
 from tests.gateway.share.test_partitions import keys as keys
 
 
-async def test_s1_leadership_away_and_back(database: Database, keys: list[ShareKey]) -> None:
+async def test_leadership_away_and_back(database: Database, keys: list[ShareKey]) -> None:
     x, y = SharePartitions(ShareStore(database)), SharePartitions(ShareStore(database))
     await x.load(keys[0], beginning, LONG)
     await y.load(keys[0], nowhere, LONG)
     assert await acquire(y, keys[0], B) == 4
     assert (await y.apply(keys[0], accepted(0, 3, B))).error is ErrorCode.NONE
-    # the partition is x's again
+    # The partition is x's again, and somebody begins to read it there.
+    await x.verify(keys)
     at = await x.load(keys[0], nowhere, LONG)
     taken = await x.apply(keys[0], Acquire(A, at.next_offset, 4, ((at.next_offset, 3),), 500))
     assert taken.acquired == (), "acknowledged records are delivered again"
 
 
-async def test_s2_reset_by_another_node(database: Database, keys: list[ShareKey]) -> None:
+async def test_reset_by_another_node(database: Database, keys: list[ShareKey]) -> None:
     x = await begun(ShareStore(database), keys[0])
     await acquire(x, keys[0])
     await x.apply(keys[0], accepted(0, 3))
     assert await ShareStore(database).alter("s", {(keys[0].topic_id, 0): 0})
+    await x.verify(keys)
     assert await x.load(keys[0], nowhere, LONG) == SharePartition(0), "the reset is not seen"
 
 
-async def test_s3_epoch_begins_anew(database: Database, keys: list[ShareKey]) -> None:
+async def test_epoch_begins_anew(database: Database, keys: list[ShareKey]) -> None:
     store = ShareStore(database)
     x = await begun(store, keys[0])
     await acquire(x, keys[0])
@@ -61,16 +63,31 @@ async def test_s3_epoch_begins_anew(database: Database, keys: list[ShareKey]) ->
     assert (await store.offsets("s"))[keys[0].topic_id, 0].start_offset == 0
 
 
-async def test_s4_deleted_group_and_its_namesake(database: Database, keys: list[ShareKey]) -> None:
+async def test_deleted_group_and_its_namesake(database: Database, keys: list[ShareKey]) -> None:
     x = await begun(ShareStore(database), keys[0])
     await acquire(x, keys[0])
     await x.apply(keys[0], accepted(0, 3))
     await database.cold.fetch("delete from sluice.consumer_group where group_id = 's'")
-    got = await asyncio.gather(x.load(keys[0], beginning, LONG), return_exceptions=True)
-    assert isinstance(got[0], KafkaError), f"a group that is gone still stands at {got[0]}"
+    await x.verify(keys)
+    assert await refused(x.load(keys[0], beginning, LONG)) is ErrorCode.GROUP_ID_NOT_FOUND
 
 
-async def test_s5_a_repeated_acknowledgement_waits(database: Database, keys: list[ShareKey]) -> None:
+async def test_what_is_still_ones_own_is_kept(database: Database, keys: list[ShareKey]) -> None:
+    x = await begun(ShareStore(database), keys[0])
+    assert await acquire(x, keys[0]) == 4
+    await x.verify(keys)
+    assert (await x.apply(keys[0], accepted(0, 3))).error is ErrorCode.NONE
+
+
+async def test_a_deleted_group_is_forgotten_alone(database: Database, keys: list[ShareKey]) -> None:
+    x = await begun(ShareStore(database), *keys)
+    x.drop_group("another")
+    assert x.count == len(keys)
+    x.drop_group("s")
+    assert x.count == 0
+
+
+async def test_a_repeated_acknowledgement_waits(database: Database, keys: list[ShareKey]) -> None:
     store = Halting(database)
     x = await begun(store, keys[0])
     await acquire(x, keys[0])
@@ -87,7 +104,7 @@ async def test_s5_a_repeated_acknowledgement_waits(database: Database, keys: lis
     assert not early, f"told {again.result().error!r} while Postgres has {stored}"
 
 
-async def test_s6_a_bug_in_the_write_hangs_nobody(database: Database, keys: list[ShareKey]) -> None:
+async def test_a_bug_in_the_write_hangs_nobody(database: Database, keys: list[ShareKey]) -> None:
     class Broken(ShareStore):
         async def write(self, rows: Any) -> list[bool]:
             raise RuntimeError("a bug")
@@ -99,9 +116,7 @@ async def test_s6_a_bug_in_the_write_hangs_nobody(database: Database, keys: list
         await asyncio.wait_for(x.apply(keys[0], accepted(0, 3)), 3)
 
 
-async def test_s7_patience_is_everyones(
-    database: Database, keys: list[ShareKey], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_patience_is_everyones(database: Database, keys: list[ShareKey], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PAUSE_S", 0.01)
     monkeypatch.setattr(module, "WRITTEN_AT_A_TIME", 1)
     store = Halting(database)
@@ -121,7 +136,7 @@ async def test_s7_patience_is_everyones(
     assert max(took) < 1.0, took
 
 
-async def test_s8_forget_while_loading(database: Database, keys: list[ShareKey]) -> None:
+async def test_forget_while_loading(database: Database, keys: list[ShareKey]) -> None:
     class Slow(ShareStore):
         async def lead(self, key: ShareKey) -> ShareRow | None:
             row = await super().lead(key)
@@ -140,7 +155,7 @@ async def test_s8_forget_while_loading(database: Database, keys: list[ShareKey])
     assert x.count == 0, "read before, kept after"
 
 
-async def test_s9_a_reset_while_loading(database: Database, keys: list[ShareKey]) -> None:
+async def test_a_reset_while_loading(database: Database, keys: list[ShareKey]) -> None:
     class Slow(ShareStore):
         async def lead(self, key: ShareKey) -> ShareRow | None:
             row = await super().lead(key)
