@@ -45,6 +45,7 @@ from gateway.groups.groups import Groups
 from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
 from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.share.partitions import SharePartitions
 from gateway.transactions.coordinator import Transactions
 from protocol import codec
 from protocol.api_keys import ApiKey
@@ -55,6 +56,7 @@ from storage.nodes import NodeStore
 from storage.offsets import OffsetStore
 from storage.pool import Database
 from storage.producers import ProducerStore
+from storage.share import ShareStore
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
 from storage.types import NewTopic, Topic
@@ -167,6 +169,7 @@ async def group_node(
         await leases.renew()
         broker = BrokerConfig()
         services = SimpleNamespace(
+            share=SharePartitions(ShareStore(database)),
             settings=SimpleNamespace(broker=broker),
             catalog=Catalog(topics, tail, broker),
             topics=topics,
