@@ -12,12 +12,12 @@ import struct
 from functools import cache
 from typing import Any, TypeVar
 
+from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
 from protocol.grammar import Array, Record, grammar
 from protocol.messages import declared_messages, find_message
 from protocol.schema import Direction, message_schema, struct_schema
-from protocol.specialise import Chunk, Decoder, Encoder, has_records, specialise_decoder, specialise_encoder
-from protocol.varints import Buffer
+from protocol.specialise import Decoder, Encoder, has_records, specialise_decoder, specialise_encoder
 
 M = TypeVar("M")
 
@@ -82,7 +82,7 @@ def decode(
         raise ProtocolError(f"{message_type.__name__} v{version}: {error}") from error
 
 
-def encode(message: Any, version: int) -> list[Chunk]:
+def encode(message: Any, version: int) -> list[Buffer]:
     """A message's bytes as chunks to be sent in order; `records` that are not small are among them as they were given.
 
     Fields that the version lacks are left out. Raises ValueError for a value that has no place on the wire: None where
@@ -161,6 +161,6 @@ def _array_fields(struct_type: type[Any]) -> tuple[tuple[str, bool], ...]:
     )
 
 
-def encode_response(message: Any, version: int) -> list[Chunk]:
+def encode_response(message: Any, version: int) -> list[Buffer]:
     """`encode`, named for the server's direction."""
     return encode(message, version)

@@ -13,9 +13,8 @@ from typing import cast
 
 import cramjam
 
+from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
-
-Buffer = bytes | bytearray | memoryview
 
 MAX_DECOMPRESSED_BYTES = 128 * 1024 * 1024
 """Default bound on what one batch may decompress to, against bombs."""

@@ -12,9 +12,8 @@ import struct
 from dataclasses import dataclass
 from typing import NamedTuple, cast
 
+from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
-
-Buffer = bytes | bytearray | memoryview
 
 NEWEST_VERSION = 3
 

@@ -34,9 +34,10 @@ from construct import (
 )
 
 from protocol import schema
+from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
 from protocol.schema import Field, StructSchema, message_schema, struct_schema
-from protocol.varints import MAX_TAGGED_FIELDS, MAX_UVARINT, Buffer, write_uvarint
+from protocol.varints import MAX_TAGGED_FIELDS, MAX_UVARINT, write_uvarint
 
 M = TypeVar("M")
 

@@ -12,10 +12,11 @@ from struct import Struct
 from typing import NamedTuple
 
 from protocol.api_keys import ApiKey
+from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
 from protocol.messages import declared_messages
 from protocol.schema import Direction
-from protocol.varints import Buffer, skip_tagged_fields
+from protocol.varints import skip_tagged_fields
 
 _ids = Struct(">hhi")
 _length = Struct(">h")

@@ -19,11 +19,10 @@ from typing import NamedTuple, cast
 
 import crc32c
 
+from protocol.buffer import Buffer
 from protocol.compression import MAX_DECOMPRESSED_BYTES, Compression, compress, decompress
 from protocol.errors import ProtocolError
 from protocol.varints import read_zigzag32, read_zigzag64, write_zigzag
-
-Buffer = bytes | bytearray | memoryview
 
 HEAD_BYTES = 61
 LENGTH_END = 12

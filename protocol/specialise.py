@@ -20,6 +20,7 @@ from uuid import UUID
 
 from construct import Construct, FormatField
 
+from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
 from protocol.grammar import (
     UUID_BYTES,
@@ -36,12 +37,11 @@ from protocol.grammar import (
     min_bytes,
 )
 from protocol.schema import struct_schema
-from protocol.varints import MAX_TAGGED_FIELDS, Buffer, read_uvarint, skip_tagged_fields, write_uvarint
+from protocol.varints import MAX_TAGGED_FIELDS, read_uvarint, skip_tagged_fields, write_uvarint
 
-Chunk: TypeAlias = bytes | bytearray | memoryview
 Decoder: TypeAlias = Callable[[Buffer, int, int], tuple[Any, int]]
 """(buffer, position, end) -> (message, its end); raises ProtocolError, IndexError, ValueError or struct.error."""
-Encoder: TypeAlias = Callable[[Any], list[Chunk]]
+Encoder: TypeAlias = Callable[[Any], list[Buffer]]
 """Raises ValueError, TypeError, AttributeError or struct.error for values that have no place on the wire."""
 
 COPIED_RECORDS_BYTES = 4096

@@ -5,11 +5,8 @@ The one idea: so many bytes and bits at most, checked against an `end` that no r
 
 from __future__ import annotations
 
-from typing import TypeAlias
-
+from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
-
-Buffer: TypeAlias = bytes | bytearray | memoryview
 
 MAX_UVARINT = 0xFFFFFFFF
 

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import structlog
 
 from gateway.log.partition_lookup import check_leader_epoch, resolve_topics, unknown_topic
-from gateway.log.tail import Buffer, KnownOffsets, Watch
+from gateway.log.tail import KnownOffsets, Watch
 from gateway.net.collection import LEFTOVERS_S, full_collections
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.holdings import Share
 from gateway.net.pieces import PIECE, by_pieces, in_pieces
+from protocol.buffer import Buffer
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import (
     AbortedTransaction,

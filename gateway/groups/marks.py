@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from gateway.log.tail import Buffer
 from gateway.net.context import ConnectionInfo
+from protocol.buffer import Buffer
 
 MAX_CLIENTS = 20_000
 """Connections, and client ids at hosts; those longest silent are forgotten first."""

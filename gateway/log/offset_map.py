@@ -13,7 +13,7 @@ import struct
 from hashlib import blake2b
 from typing import cast
 
-from protocol.records import Buffer
+from protocol.buffer import Buffer
 
 SLOT_BYTES = 16
 DIGEST_BYTES = 12

@@ -18,10 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 from gateway.config.topic import TopicConfig
 from gateway.log.batch_validation import Refused
+from protocol.buffer import Buffer
 from protocol.compression import Compression, compress
 from protocol.errors import ErrorCode
 from protocol.record_reader import RecordReader
-from protocol.records import CODEC_MASK, HEAD_BYTES, BatchHead, Buffer, read_head, seal_batch
+from protocol.records import CODEC_MASK, HEAD_BYTES, BatchHead, read_head, seal_batch
 
 CODECS = {
     "uncompressed": Compression.NONE,

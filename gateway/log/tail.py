@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
+from protocol.buffer import Buffer
 from storage.types import AbortedTransaction, PartitionKey, PartitionState
-
-Buffer = bytes | bytearray | memoryview
 
 ENTRY_OVERHEAD_BYTES = 512
 """What one held batch costs besides its bytes; counted, so that a million tiny batches cannot pass the bound."""

@@ -11,7 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 from gateway.net.collection import LEFTOVERS_S, full_collections
-from protocol.codec import Chunk, decode_request, encode_response, has_more_elements
+from protocol.buffer import Buffer
+from protocol.codec import decode_request, encode_response, has_more_elements
 from protocol.framing import Frame
 
 AT_ONCE_ELEMENTS = 2_000
@@ -33,7 +34,7 @@ async def exceeds(request: Any, max_elements: int) -> bool:
     return await asyncio.to_thread(has_more_elements, request, max_elements)
 
 
-async def encode_in_thread(response: Any, version: int) -> list[Chunk]:
+async def encode_in_thread(response: Any, version: int) -> list[Buffer]:
     """As `encode_response`."""
     resume = full_collections.pause()
     try:

@@ -33,7 +33,8 @@ import structlog
 
 from gateway.net.context import ConnectionInfo
 from gateway.net.holdings import SMALL_BYTES, Holdings
-from gateway.net.requests import Admission, Chunk, Order, RequestHandler, UnanswerableError
+from gateway.net.requests import Admission, Order, RequestHandler, UnanswerableError
+from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
 from protocol.framing import Frame, FrameSplitter
 
@@ -94,7 +95,7 @@ class _Slot:
     admission: Admission
     held_bytes: int
     """Of the request and what it is worked on with, until it is answered; then of the answer."""
-    chunks: Sequence[Chunk] = ()
+    chunks: Sequence[Buffer] = ()
     ready: bool = False
     task: asyncio.Task[None] | None = field(default=None, repr=False)
 
@@ -426,8 +427,8 @@ class Connection(asyncio.BufferedProtocol):
 
     # --- answering ------------------------------------------------------------------------------------------------
 
-    async def _answer(self, slot: _Slot, request: Coroutine[Any, Any, Sequence[Chunk]]) -> None:
-        chunks: Sequence[Chunk] | None = None
+    async def _answer(self, slot: _Slot, request: Coroutine[Any, Any, Sequence[Buffer]]) -> None:
+        chunks: Sequence[Buffer] | None = None
         try:
             chunks = slot.chunks = await request
         except ProtocolError as error:
@@ -460,7 +461,7 @@ class Connection(asyncio.BufferedProtocol):
         self._flush_scheduled = False
         slots = self._slots
         while self._transport is not None and not self._write_paused and slots and slots[0].ready:
-            chunks: list[Chunk] = []
+            chunks: list[Buffer] = []
             gathered_bytes = 0
             while slots and slots[0].ready and gathered_bytes < WRITE_HIGH_WATER_BYTES:
                 slot = slots.popleft()

@@ -25,10 +25,11 @@ from gateway.net.collection import LEFTOVERS_S
 from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.net.errors import storage_code
 from gateway.net.places import NO_PLACE, Place
-from gateway.net.requests import Admission, Chunk, Order, UnanswerableError
+from gateway.net.requests import Admission, Order, UnanswerableError
 from gateway.operate.logs import REQUEST
 from gateway.operate.metrics import Metrics, RequestSeries
 from protocol.api_keys import ApiKey
+from protocol.buffer import Buffer
 from protocol.codec import MAX_REQUEST_ELEMENTS, decode_request, encode_response, has_more_elements, response_class
 from protocol.errors import ErrorCode, KafkaError, ProtocolError
 from protocol.framing import Frame
@@ -155,7 +156,7 @@ class Dispatch:
             return _ALONE
         return self._admissions.get(frame[0] << 8 | frame[1], _ALONE)
 
-    def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[Any, Any, Sequence[Chunk]]:
+    def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[Any, Any, Sequence[Buffer]]:
         """The request takes its place in order now; the stages run when the result is awaited: the answer's chunks,
         length first; none for Produce with acks=0.
 
@@ -166,13 +167,13 @@ class Dispatch:
             return self._run_placed(frame, connection, connection.line.take())
         return self._run(frame, connection, NO_PLACE)
 
-    async def _run_placed(self, frame: Frame, connection: ConnectionInfo, place: Place) -> Sequence[Chunk]:
+    async def _run_placed(self, frame: Frame, connection: ConnectionInfo, place: Place) -> Sequence[Buffer]:
         try:
             return await self._run(frame, connection, place)
         finally:
             place.leave()
 
-    async def _run(self, frame: Frame, connection: ConnectionInfo, place: Place) -> Sequence[Chunk]:
+    async def _run(self, frame: Frame, connection: ConnectionInfo, place: Place) -> Sequence[Buffer]:
         started = time.perf_counter()
         header, position = decode_request_header(frame)
         route = self._find_route(header)
@@ -218,7 +219,7 @@ class Dispatch:
                 response, charged_ms = await charged(route.handler(request, context), context)
                 throttle_ms = max(throttle_ms, _mute(connection, charged_ms))
             code = getattr(response, "error_code", 0)
-            chunks: Sequence[Chunk] = ()
+            chunks: Sequence[Buffer] = ()
             if route.line.awaits_answer(request):
                 chunks = await _encode(api_key, version, header.correlation_id, response, throttle_ms)
         except ProtocolError:
@@ -269,7 +270,7 @@ class Dispatch:
         message: str | None,
         throttle_ms: int,
         crowded: bool,
-    ) -> Sequence[Chunk]:
+    ) -> Sequence[Buffer]:
         if not route.line.awaits_answer(request):
             # As upstream: who awaits no answer (a producer with acks=0) learns of a refusal only from a closed
             # connection.
@@ -282,7 +283,7 @@ class Dispatch:
             response = refuse(request, header.api_version, code, message)
         return await _encode(route.api_key, header.api_version, header.correlation_id, response, throttle_ms)
 
-    async def _answer_unsupported(self, route: _Route, header: RequestHeader) -> Sequence[Chunk]:
+    async def _answer_unsupported(self, route: _Route, header: RequestHeader) -> Sequence[Buffer]:
         """ApiVersions in v0 with the whole list, so that the client can choose again. Others in the served version
         nearest to the one asked for, if it has a place for the code."""
         reason = f"{route.api_name} version {header.api_version}"
@@ -322,7 +323,7 @@ def _mute(connection: ConnectionInfo, throttle_ms: int) -> int:
 
 async def _encode(
     api_key: ApiKey, version: int, correlation_id: int, response: Any, throttle_ms: int = 0
-) -> Sequence[Chunk]:
+) -> Sequence[Buffer]:
     if throttle_ms > 0 and hasattr(response, "throttle_time_ms"):
         response = dataclasses.replace(response, throttle_time_ms=throttle_ms)
     head = encode_response_header(api_key, version, correlation_id)

@@ -12,10 +12,9 @@ from enum import Enum
 from typing import Any, Protocol
 
 from gateway.net.context import ConnectionInfo
+from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
 from protocol.framing import Frame
-
-Chunk = bytes | bytearray | memoryview
 
 
 class UnanswerableError(ProtocolError):
@@ -55,7 +54,7 @@ class Admission:
 class RequestHandler(Protocol):
     def admission(self, frame: Frame) -> Admission: ...
 
-    def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[Any, Any, Sequence[Chunk]]:
+    def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[Any, Any, Sequence[Buffer]]:
         """Called in order of arrival. The result, run, gives the answer as chunks, length prefix included; none when
         the request has no answer (Produce with acks=0). ProtocolError closes the connection; it raises nothing else."""
         ...

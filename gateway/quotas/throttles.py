@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
-from gateway.log.tail import Buffer
 from gateway.net.context import RequestContext
 from gateway.net.dispatch import Charged
 from gateway.quotas.limits import Limit, QuotaKey, Quotas
 from gateway.quotas.rates import WINDOW_S, Rate, TokenBucket
 from gateway.quotas.steps import Steps
 from protocol.api_keys import ApiKey
+from protocol.buffer import Buffer
 from protocol.errors import ErrorCode, KafkaError
 
 SWEEP_EVERY_S = 60.0

@@ -25,12 +25,13 @@ from gateway.coordinator.share.partition import (
     PartitionSettings,
     SharePartition,
 )
-from gateway.log.tail import Buffer, KnownOffsets
+from gateway.log.tail import KnownOffsets
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.pieces import in_pieces
 from gateway.share.partitions import ShareWatch
 from gateway.share.records import batches_of
+from protocol.buffer import Buffer
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError
 from storage.share import ShareKey

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gateway.log.tail import Buffer
+from protocol.buffer import Buffer
 from protocol.records import read_head
 from storage.types import AbortedTransaction
 

@@ -16,7 +16,8 @@ from typing import Protocol
 
 import pytest
 
-from gateway.log.tail import Buffer, Tail
+from gateway.log.tail import Tail
+from protocol.buffer import Buffer
 from protocol.records import iter_records, read_head
 from storage import retention
 from storage.log import LogStore

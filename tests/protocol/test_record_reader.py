@@ -9,10 +9,11 @@ import cramjam
 import pytest
 from aiokafka.record import default_records
 
+from protocol.buffer import Buffer
 from protocol.compression import Compression, DecompressedTooLargeError
 from protocol.errors import ProtocolError
 from protocol.record_reader import DAMAGED, MAX_HEADERS, WINDOW_BYTES, WINDOW_RECORDS, RecordReader
-from protocol.records import HEAD_BYTES, Buffer, Record, TimestampType, build_batch, iter_records, read_head
+from protocol.records import HEAD_BYTES, Record, TimestampType, build_batch, iter_records, read_head
 
 CODECS = list(Compression)
 

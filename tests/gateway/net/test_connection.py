@@ -14,9 +14,10 @@ import pytest
 from gateway.net.connection import MAX_BULKY_IN_FLIGHT, REQUEST_BYTES, ConnectionLimits
 from gateway.net.context import ConnectionInfo
 from gateway.net.holdings import SMALL_BYTES
-from gateway.net.requests import Admission, Chunk, Order
+from gateway.net.requests import Admission, Order
 from gateway.net.server import Server
 from gateway.operate.metrics import Metrics
+from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
 from protocol.framing import Frame
 
@@ -50,7 +51,7 @@ class Words:
     def gate(self, body: bytes) -> asyncio.Event:
         return self.gates.setdefault(body, asyncio.Event())
 
-    async def handle(self, frame: Frame, connection: ConnectionInfo) -> Sequence[Chunk]:
+    async def handle(self, frame: Frame, connection: ConnectionInfo) -> Sequence[Buffer]:
         body = bytes(frame)
         name = body[:40]
         self.started.append(name)

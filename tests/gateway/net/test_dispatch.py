@@ -15,11 +15,12 @@ from gateway.net import coding, dispatch
 from gateway.net.coding import AT_ONCE_ELEMENTS
 from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.net.dispatch import Dispatch, Handler, Served, Stages
-from gateway.net.requests import Admission, Chunk, Order, UnanswerableError
+from gateway.net.requests import Admission, Order, UnanswerableError
 from gateway.operate.logs import REQUEST
 from gateway.operate.metrics import Metrics
 from protocol import codec
 from protocol.api_keys import ApiKey
+from protocol.buffer import Buffer
 from protocol.errors import ErrorCode, KafkaError, ProtocolError
 from protocol.headers import RequestHeader, decode_response_header, encode_request_header
 from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
@@ -76,7 +77,7 @@ class Table:
         assert end == len(answer) - 4
         return response
 
-    async def ask_bytes(self, frame: bytes) -> list[Chunk]:
+    async def ask_bytes(self, frame: bytes) -> list[Buffer]:
         return list(await self.dispatch.handle(frame, CONNECTION))
 
     def count(self, name: str, **labels: str) -> float:
