@@ -91,18 +91,6 @@ class FrameSplitter:
             self._frame = grown
         return []
 
-    def feed(self, stream: bytes | bytearray | memoryview) -> list[Frame]:
-        """The same for bytes received elsewhere, at the price of a copy."""
-        frames: list[Frame] = []
-        rest = memoryview(stream)
-        while rest and self.broken is None:
-            target = self.writable()
-            byte_count = min(len(target), len(rest))
-            target[:byte_count] = rest[:byte_count]
-            frames += self.received(byte_count)
-            rest = rest[byte_count:]
-        return frames
-
     def _split(self, end: int) -> list[Frame]:
         frames: list[Frame] = []
         scratch = memoryview(self._scratch)
