@@ -42,12 +42,12 @@ from protocol.messages.metadata import (
     MetadataResponsePartition,
     MetadataResponseTopic,
 )
+from protocol.schema import ZERO_UUID
 from storage.errors import StorageError
 from storage.types import NewTopic, Partition, Topic
 
 log = structlog.get_logger(__name__)
 
-NO_ID = UUID(int=0)
 MAX_CREATED = 100
 """Topics that one Metadata request creates; a client that wants more is told to ask again (LEADER_NOT_AVAILABLE)."""
 
@@ -166,11 +166,11 @@ async def _find_topics(request: MetadataRequest, context: RequestContext) -> Seq
     if asked is None or (context.version == 0 and not asked):
         await _follow_other_nodes(context.services)
         return context.services.catalog.topics()
-    by_id = any(await mapped(lambda topic: topic.topic_id != NO_ID, asked))
+    by_id = any(await mapped(lambda topic: topic.topic_id != ZERO_UUID, asked))
     if context.version < 12 and (by_id or any(await mapped(lambda topic: topic.name is None, asked))):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Topics are asked for by id from version 12 on.")
     if by_id:
-        ids = await first_of_each(topic.topic_id for topic in asked if topic.topic_id != NO_ID)
+        ids = await first_of_each(topic.topic_id for topic in asked if topic.topic_id != ZERO_UUID)
         return await _find_by_id(ids, context)
     names = await first_of_each(topic.name for topic in asked if topic.name is not None)
     if not names and asked:

@@ -33,6 +33,7 @@ from protocol.messages.offset_fetch import (
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
+from protocol.schema import ZERO_UUID
 from storage.types import CommittedOffset, Topic
 
 MANY_GROUPS_FROM = 8
@@ -96,10 +97,9 @@ async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> 
                 answers.append(OffsetFetchResponseGroup(group_id=group.group_id, topics=tuple(answered)))
         return OffsetFetchResponse(groups=tuple(answers))
 
-    nothing = UUID(int=0)
     only = None
     if request.topics is not None:
-        only = await mapped(lambda topic: _AskedTopic(topic.name, nothing, topic.partition_indexes), request.topics)
+        only = await mapped(lambda topic: _AskedTopic(topic.name, ZERO_UUID, topic.partition_indexes), request.topics)
     (fetched,) = await _fetch((_AskedGroup(request.group_id, only),), request.require_stable, context)
     if isinstance(fetched, KafkaError):
         failed = fetched.code
@@ -108,7 +108,7 @@ async def offset_fetch(request: OffsetFetchRequest, context: RequestContext) -> 
         fetched = [
             _FetchedTopic(
                 topic.name,
-                nothing,
+                ZERO_UUID,
                 tuple(await mapped(lambda index: _Fetched(index, error=failed), topic.partition_indexes)),
             )
             async for topic in in_pieces(only or ())

@@ -30,12 +30,11 @@ from protocol.messages.describe_share_group_offsets import (
     DescribeShareGroupOffsetsRequest,
     DescribeShareGroupOffsetsResponse,
 )
+from protocol.schema import ZERO_UUID
 from storage.share import ShareKey, ShareRow
 from storage.types import Partition, PartitionKey, PartitionState, Topic
 
 UNKNOWN = -1
-NO_ID = UUID(int=0)
-
 
 # --- DescribeShareGroupOffsets ------------------------------------------------------------------------------------
 
@@ -112,7 +111,7 @@ async def _described(
         answers.append(
             describing.DescribeShareGroupOffsetsResponseTopic(
                 topic_name=name,
-                topic_id=topic.topic_id if isinstance(topic, Topic) else NO_ID,
+                topic_id=topic.topic_id if isinstance(topic, Topic) else ZERO_UUID,
                 partitions=tuple(partitions),
             )
         )
@@ -171,7 +170,7 @@ async def alter_share_group_offsets(
         answers.append(
             altering.AlterShareGroupOffsetsResponseTopic(
                 topic_name=asked.topic_name,
-                topic_id=topic.topic_id if isinstance(topic, Topic) else NO_ID,
+                topic_id=topic.topic_id if isinstance(topic, Topic) else ZERO_UUID,
                 partitions=tuple(partitions),
             )
         )
@@ -232,7 +231,7 @@ async def delete_share_group_offsets(
 
 def _deleted(name: str, topic: Topic | ErrorCode, gone: set[UUID]) -> deleting.DeleteShareGroupOffsetsResponseTopic:
     if not isinstance(topic, Topic):
-        return deleting.DeleteShareGroupOffsetsResponseTopic(topic_name=name, topic_id=NO_ID, error_code=topic)
+        return deleting.DeleteShareGroupOffsetsResponseTopic(topic_name=name, topic_id=ZERO_UUID, error_code=topic)
     return deleting.DeleteShareGroupOffsetsResponseTopic(
         topic_name=name,
         topic_id=topic.topic_id,

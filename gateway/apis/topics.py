@@ -52,6 +52,7 @@ from protocol.messages.delete_topics import (
     DeleteTopicsResponse,
     DeleteTopicState,
 )
+from protocol.schema import ZERO_UUID
 from storage.topics import TopicStore
 from storage.types import NewTopic, Refusal, Topic
 
@@ -67,7 +68,6 @@ STRICT_FROM_THE_FIRST = 0
 """From these versions on clients know THROTTLING_QUOTA_EXCEEDED (KIP-599)."""
 
 DEFAULT = -1
-NO_ID = UUID(int=0)
 
 
 async def create_internal_topics(topics: TopicStore) -> None:
@@ -115,7 +115,7 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
     described = _Described(broker)
     if request.validate_only:
         async for name, plan in in_pieces(wanted.items()):
-            results[name] = described.created(name, NO_ID, plan.partition_count, plan.configs)
+            results[name] = described.created(name, ZERO_UUID, plan.partition_count, plan.configs)
     else:
         async for name, made in in_pieces((await make_topics(list(wanted.values()), services)).items()):
             if isinstance(made, Topic):
@@ -390,9 +390,9 @@ def refuse_delete_topics(
 
 
 def _find_deletable(state: DeleteTopicState, named: Counter[str | UUID], services: Services) -> Topic:
-    if state.name is not None and state.topic_id != NO_ID:
+    if state.name is not None and state.topic_id != ZERO_UUID:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Give either the name or the id of a topic.")
-    if state.name is None and state.topic_id == NO_ID:
+    if state.name is None and state.topic_id == ZERO_UUID:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Neither the name nor the id of a topic is given.")
     if state.name is not None:
         if named[state.name] > 1:

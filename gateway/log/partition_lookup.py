@@ -12,10 +12,9 @@ from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import first_of_each, in_pieces
 from protocol.errors import ErrorCode
+from protocol.schema import ZERO_UUID
 from storage.errors import StorageError
 from storage.types import Partition, PartitionKey, PartitionState, Topic
-
-NO_ID = UUID(int=0)
 
 
 def check_leader_epoch(claimed: int, leader_epoch: int) -> ErrorCode:
@@ -51,7 +50,7 @@ async def resolve_topics(topics: Iterable[tuple[str, UUID]], context: RequestCon
 async def look_up_topics(names: Iterable[str], context: RequestContext) -> dict[str, Topic | ErrorCode]:
     """Each topic, or why there is none."""
     asked = await first_of_each(names)
-    missing = await resolve_topics(((name, NO_ID) for name in asked), context, by_id=False)
+    missing = await resolve_topics(((name, ZERO_UUID) for name in asked), context, by_id=False)
     catalog = context.services.catalog
     return {name: catalog.get(name) or missing async for name in in_pieces(asked)}
 

@@ -15,11 +15,11 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import DescribeClusterRequest
 from protocol.messages.describe_topic_partitions import Cursor, DescribeTopicPartitionsRequest, TopicRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from protocol.schema import ZERO_UUID
 from storage.errors import StorageUnavailable
 from storage.types import Topic
 from tests.gateway.admin import CLUSTER_ID, AdminNode, admin_node
 
-NO_ID = UUID(int=0)
 NOT_ASKED = -(2**31)
 VERSIONS = range(14)
 
@@ -210,7 +210,12 @@ async def test_many_unknown_ids(database_url: str) -> None:
 
 async def test_by_id_before_it_was_allowed(database_url: str) -> None:
     async with admin_node(database_url) as node:
-        for version, asked in ((10, by_id(uuid4())), (11, by_id(uuid4())), (10, by_id(NO_ID)), (11, by_id(NO_ID))):
+        for version, asked in (
+            (10, by_id(uuid4())),
+            (11, by_id(uuid4())),
+            (10, by_id(ZERO_UUID)),
+            (11, by_id(ZERO_UUID)),
+        ):
             with pytest.raises(KafkaError) as refused:
                 await ask(node, version, asked)
             assert refused.value.code is ErrorCode.INVALID_REQUEST
@@ -219,7 +224,7 @@ async def test_by_id_before_it_was_allowed(database_url: str) -> None:
 async def test_neither_name_nor_id(database_url: str) -> None:
     async with admin_node(database_url) as node:
         with pytest.raises(KafkaError) as refused:
-            await ask(node, 12, by_id(NO_ID))
+            await ask(node, 12, by_id(ZERO_UUID))
         assert refused.value.code is ErrorCode.INVALID_REQUEST
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from uuid import UUID, uuid4
+from uuid import uuid4
 
 import pytest
 
@@ -19,9 +19,8 @@ from protocol.messages.create_partitions import (
 )
 from protocol.messages.create_topics import CreatableReplicaAssignment, CreatableTopic, CreateTopicsRequest
 from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from protocol.schema import ZERO_UUID
 from tests.gateway.admin import SHOWN_CONFIGS, AdminNode, admin_node, config_entries
-
-NO_ID = UUID(int=0)
 
 
 def partitions_of(node: AdminNode, name: str) -> int:
@@ -64,7 +63,7 @@ async def test_create_at_every_version(database_url: str) -> None:
                 assert (result.num_partitions, result.replication_factor) == (3, 1)
                 assert {config.name for config in result.configs} == SHOWN_CONFIGS
             if version >= 7:
-                assert result.topic_id == topic.topic_id != NO_ID
+                assert result.topic_id == topic.topic_id != ZERO_UUID
             assert await node.topics.find(name) == topic
 
 
