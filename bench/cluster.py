@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import psutil
 
 from bench import frames
+from gateway.cluster.leases import SHARDS
 from protocol.errors import ErrorCode
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
@@ -29,7 +30,6 @@ from tests.wire import WireClient
 Line = tuple[str, str, str, bool]
 
 LEASE_S = 5.0
-SHARDS = 50
 KNOWN_S = 6.0
 """After so long a node that has just started is known to all."""
 ROUNDS = 100

@@ -206,6 +206,10 @@ class LeaseKind(Enum):
     JOBS = "jobs"
 
 
+SHARD_COUNTS: Mapping[LeaseKind, int] = {LeaseKind.GROUPS: 50, LeaseKind.TRANSACTIONS: 50, LeaseKind.JOBS: 8}
+"""Kafka's offsets.topic.num.partitions and transaction.state.log.num.partitions. Fixed: shards are stored."""
+
+
 @dataclass(frozen=True, slots=True)
 class CoordinatorLease:
     """Leave to coordinate what is in one shard. `lease_epoch` rises with every change of owner and fences writes."""

@@ -54,14 +54,12 @@ from protocol.messages.delete_topics import (
 )
 from protocol.schema import ZERO_UUID
 from storage.topics import TopicStore
-from storage.types import NewTopic, Refusal, Topic
+from storage.types import SHARD_COUNTS, LeaseKind, NewTopic, Refusal, Topic
 
 log = structlog.get_logger(__name__)
 
 MAX_PARTITIONS_PER_REQUEST = 10_000
 """Upstream's ReplicationControlManager.MAX_PARTITIONS_PER_BATCH."""
-
-CONSUMER_OFFSETS_PARTITIONS = 50
 
 STRICT_CREATE_TOPICS, STRICT_DELETE_TOPICS, STRICT_CREATE_PARTITIONS = 6, 5, 3
 STRICT_FROM_THE_FIRST = 0
@@ -73,11 +71,11 @@ DEFAULT = -1
 async def create_internal_topics(topics: TopicStore) -> None:
     """Makes `__consumer_offsets` if this database has none: at start, and after it was deleted.
 
-    Tools expect to find it. It is internal, has upstream's 50 partitions, and stays empty: offsets live in tables of
-    their own. Being a real topic, it answers ListOffsets, Fetch and DescribeLogDirs as any other.
+    Tools expect to find it. It is internal, has a partition for each shard of groups, and stays empty: offsets live in
+    tables of their own. Being a real topic, it answers ListOffsets, Fetch and DescribeLogDirs as any other.
     """
     configs = {"cleanup.policy": "compact"}
-    await topics.create([NewTopic(CONSUMER_OFFSETS, CONSUMER_OFFSETS_PARTITIONS, configs, internal=True)])
+    await topics.create([NewTopic(CONSUMER_OFFSETS, SHARD_COUNTS[LeaseKind.GROUPS], configs, internal=True)])
 
 
 # --- CreateTopics -------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
@@ -27,12 +27,10 @@ from gateway.cluster.placement import Leaders, shares
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError
 from storage.nodes import NodeStore
-from storage.types import CoordinatorLease, LeaseKind, Node, NodeId
+from storage.types import SHARD_COUNTS, CoordinatorLease, LeaseKind, Node, NodeId
 
 log = structlog.get_logger(__name__)
 
-SHARD_COUNTS: Mapping[LeaseKind, int] = {LeaseKind.GROUPS: 50, LeaseKind.TRANSACTIONS: 50, LeaseKind.JOBS: 8}
-"""Kafka's offsets.topic.num.partitions and transaction.state.log.num.partitions. Fixed: shards are stored."""
 SHARDS = SHARD_COUNTS[LeaseKind.GROUPS]
 
 GRACE_MS = 2_000

@@ -34,6 +34,7 @@ from gateway.config.definition import (
     setting,
     some_of,
 )
+from storage.types import SHARD_COUNTS, LeaseKind
 
 __all__ = ["BROKER_CONFIGS", "BrokerConfig", "ConfigError", "parse_broker_configs", "validate_dynamic"]
 
@@ -483,7 +484,12 @@ _SHOWN = (
     _no_effect("min.insync.replicas", _INT, 1, "In-sync replicas that acks=all waits for.", at_least(1)),
     _no_effect("unclean.leader.election.enable", _BOOLEAN, False, "Whether a replica that lags may become leader."),
     _fixed("log.cleaner.enable", _BOOLEAN, True, "Topics that ask for compaction are compacted."),
-    _fixed("offsets.topic.num.partitions", _INT, 50, "Partitions of __consumer_offsets, over which groups are spread."),
+    _fixed(
+        "offsets.topic.num.partitions",
+        _INT,
+        SHARD_COUNTS[LeaseKind.GROUPS],
+        "Partitions of __consumer_offsets, over which groups are spread.",
+    ),
     _fixed("offsets.topic.replication.factor", ConfigType.SHORT, 1, "Committed offsets live in Postgres."),
     _fixed("offsets.commit.required.acks", ConfigType.SHORT, -1, "A commit is answered once it is durable."),
     _fixed(

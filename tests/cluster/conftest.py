@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from gateway.cluster.leases import SHARDS
 from tests.conftest import gateways
 from tests.gateway_process import GatewayProcess
 from tests.postgres import Databases
 
-SHARDS = 50
 BALANCED_S = 30.0
 
 Cluster = Callable[..., list[GatewayProcess]]
