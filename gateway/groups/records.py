@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
 import structlog
 
+from gateway.clock import wall_ms
 from gateway.cluster.leases import shard_of
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import Document, Machines, StoredGroup, Value
@@ -189,7 +189,7 @@ CLOCK = "clock_ms"
 
 def _clock_ms(now_ms: int) -> int:
     """Of this process, whose monotonic clock shows `now_ms`."""
-    return time.time_ns() // 1_000_000 - now_ms
+    return wall_ms() - now_ms
 
 
 def _lead_ms(document: Document, now_ms: int) -> int | None:

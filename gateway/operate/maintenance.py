@@ -19,6 +19,7 @@ from uuid import UUID
 
 import structlog
 
+from gateway.clock import wall_ms
 from gateway.cluster.jobs import Job
 from gateway.cluster.leases import shard_of
 from gateway.config.topic import TopicConfig
@@ -139,7 +140,7 @@ class Maintenance:
     async def compare_clocks(self) -> None:
         """Tell when this node's clock and Postgres' are apart. What ages does so by Postgres' clock; but records that
         clients do not date are dated by ours, and retention compares the two."""
-        sent_ms, sent = _wall_ms(), time.monotonic()
+        sent_ms, sent = wall_ms(), time.monotonic()
         database_ms = await Monitor(self.database).now_ms()
         # The answer is from some moment of the call: no more than its length can be explained by that.
         took_ms = (time.monotonic() - sent) * 1000
@@ -378,7 +379,7 @@ class Compaction:
                 chunk,
                 index,
                 await self._aborted(run.partition_key, chunk),
-                now_ms=_wall_ms(),
+                now_ms=wall_ms(),
                 delete_retention_ms=config.delete_retention_ms,
             )
             if cleaned.removed:
@@ -435,7 +436,3 @@ def _compaction_policy(key: PartitionKey, config: TopicConfig, *, wait_for_segme
         min_compaction_lag_ms=lag_ms,
         max_compaction_lag_ms=config.max_compaction_lag_ms,
     )
-
-
-def _wall_ms() -> int:
-    return time.time_ns() // 1_000_000

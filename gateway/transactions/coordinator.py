@@ -10,11 +10,11 @@ Markers go into this node's tail as an appended batch does: after the commit, be
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Sequence
 
 import structlog
 
+from gateway.clock import wall_ms
 from gateway.cluster.leases import shard_of
 from gateway.cluster.membership import Membership
 from gateway.coordinator import transactions as rules
@@ -236,7 +236,7 @@ class Transactions:
         if decision.end is None:
             return await self._store.save(read, record)
         assert read.record is not None
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = wall_ms()
         committed = decision.end.committed
         marker = end_marker(
             ControlType.COMMIT if committed else ControlType.ABORT,
