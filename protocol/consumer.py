@@ -17,9 +17,6 @@ from protocol.errors import ProtocolError
 
 NEWEST_VERSION = 3
 
-EMPTY_ASSIGNMENT = bytes.fromhex("000000000000ffffffff")
-"""Assignment version 0 with no partitions and null user data. A Java consumer cannot read a zero-byte assignment."""
-
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 

@@ -42,10 +42,6 @@ class ChunkReader:
         self._cache: OrderedDict[Place, tuple[int, Batches]] = OrderedDict()
         self._threads: ThreadPoolExecutor | None = None
 
-    @property
-    def cached_bytes(self) -> int:
-        return self._cached_bytes
-
     async def batches_uncached(self, chunks: Sequence[Chunk]) -> Results:
         """The same without keeping what was read, and checked wherever it lies: for those who move or judge it."""
         return await self._read(chunks, keep=False)

@@ -43,8 +43,6 @@ from gateway.coordinator.model import (
 from gateway.coordinator.protocols import names
 from protocol.errors import ErrorCode
 
-_STORED_WITH_MEMBERS = (GroupState.COMPLETING_REBALANCE, GroupState.STABLE)
-
 
 class Draft:
     """Fields are those of `Group`, under the same names, as far as steps change them; `seal` puts them together."""

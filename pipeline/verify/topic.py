@@ -26,7 +26,6 @@ SILENCE_SECONDS = 60.0
 
 Integers = np.ndarray[Any, np.dtype[np.int64]]
 
-WORK = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("start", pa.int64()), ("end", pa.int64())])
 _SUMS = [(f"{name}_sum", pa.int64()) for name in COLUMNS]
 RECORDS_OUT = pa.schema([("topic", pa.string()), ("partition", pa.int32()), ("offset", pa.int64()), *_SUMS])
 BLOCKS_OUT = pa.schema(

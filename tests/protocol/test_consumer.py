@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 from protocol.consumer import (
-    EMPTY_ASSIGNMENT,
     Assignment,
     Subscription,
     TopicPartition,
@@ -91,10 +90,11 @@ def test_assignment_as_the_clients_write_it(version):
     assert theirs.encode(header=True) == encoded
 
 
-def test_empty_assignment():
-    assert decode_assignment(EMPTY_ASSIGNMENT) == Assignment(0, (), None)
-    assert encode_assignment(Assignment(0, (), None)) == EMPTY_ASSIGNMENT
-    assert ConsumerProtocolMemberAssignment.decode(EMPTY_ASSIGNMENT).assignment == []
+def test_an_assignment_of_nothing():
+    empty = bytes.fromhex("000000000000ffffffff")
+    assert decode_assignment(empty) == Assignment(0, (), None)
+    assert encode_assignment(Assignment(0, (), None)) == empty
+    assert ConsumerProtocolMemberAssignment.decode(empty).assignment == []
 
 
 @given(
