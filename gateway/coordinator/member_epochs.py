@@ -1,14 +1,16 @@
 """What the machines have in common whose members have epochs: those of consumer, streams and share groups.
 
 The one idea: such a group is its members, its epochs and a target, whatever it is that members are given. So who is in
-it, when it may be forgotten, how it is stored and deleted, and what is told to who speaks another protocol, is alike.
+it, when it may be forgotten, how it is stored and deleted, how a step takes it apart and puts it together, and what is
+told to who speaks another protocol, is alike.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from typing import Any
+from dataclasses import fields, replace
+from operator import attrgetter
+from typing import Any, Generic, TypeVar
 
 from gateway.coordinator.document import dump
 from gateway.coordinator.facts import GroupDeleted, MemberId
@@ -25,6 +27,8 @@ from gateway.coordinator.model import (
     SyncReply,
 )
 from protocol.errors import ErrorCode
+
+GroupT = TypeVar("GroupT")
 
 
 class EpochMachine:
@@ -52,6 +56,35 @@ class EpochMachine:
             for key, each in group.members.items()
         }
         return replace(group, members=members)
+
+
+class Fields(Generic[GroupT]):
+    """The fields of one kind of group, as a step takes them apart and puts them together again."""
+
+    def __init__(self, kind: type[GroupT]) -> None:
+        self._kind: Any = kind
+        self._names = tuple(each.name for each in fields(self._kind))
+        self._values = attrgetter(*self._names)
+        missing = self._kind("")
+        self._mappings = tuple(name for name in self._names if type(getattr(missing, name)) is dict)
+        self._sets = tuple(name for name in self._names if type(getattr(missing, name)) is frozenset)
+
+    def of(self, group: GroupT) -> dict[str, Any]:
+        """By name; mappings and sets as copies that may be changed. The group exists from here on."""
+        own = dict(zip(self._names, self._values(group), strict=True))
+        for name in self._mappings:
+            own[name] = dict(own[name])
+        for name in self._sets:
+            own[name] = set(own[name])
+        own["exists"] = True
+        return own
+
+    def together(self, own: Mapping[str, Any]) -> GroupT:
+        """The group of which these are the fields, and other things with them."""
+        values = {name: own[name] for name in self._names}
+        for name in self._sets:
+            values[name] = frozenset(values[name])
+        return self._kind(**values)
 
 
 def stored(group: Value, state: str, protocol_type: str) -> StoredGroup:

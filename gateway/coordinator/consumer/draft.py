@@ -19,12 +19,15 @@ from gateway.coordinator.consumer.model import (
     ConsumerGroup,
     ConsumerMember,
     MemberState,
+    Moving,
     Subscription,
+    Unsettled,
     session_ms,
     subscription_of,
 )
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference, size
-from gateway.coordinator.consumer.spread import respread, spread_of
+from gateway.coordinator.consumer.sessions import Deadlines
+from gateway.coordinator.consumer.spread import Spread, respread, spread_of
 from gateway.coordinator.consumer.topics import Pattern, metadata_hash, resolve_pattern
 from gateway.coordinator.facts import (
     Departure,
@@ -40,46 +43,40 @@ from gateway.coordinator.facts import (
 )
 from gateway.coordinator.handoff import HandoffEnd
 from gateway.coordinator.machine import Reply, RequestId, Step
+from gateway.coordinator.member_epochs import Fields
 from gateway.coordinator.model import ConsumerSettings
+
+_FIELDS = Fields(ConsumerGroup)
 
 
 class Draft:
-    """Fields are those of `ConsumerGroup`, under the same names; `seal` puts them together again."""
+    """Fields are those of `ConsumerGroup`, all of them; `seal` puts them together again. Here are named those that
+    steps change."""
 
-    __slots__ = (
-        "_copied_owners",
-        "_put",
-        "_resolved",
-        "assignment_epoch",
-        "assignor",
-        "before",
-        "cluster",
-        "drain_deadlines",
-        "facts",
-        "group_epoch",
-        "instances",
-        "join_deadlines",
-        "members",
-        "metadata_hash",
-        "moving",
-        "now_ms",
-        "owners",
-        "patterns",
-        "rebalance_deadlines",
-        "replies",
-        "seen",
-        "session_deadlines",
-        "settings",
-        "spread",
-        "subscriptions",
-        "sync_deadlines",
-        "target",
-        "topics_revision",
-        "unheard",
-        "unsettled",
-    )
+    group_epoch: int
+    assignment_epoch: int
+    metadata_hash: int
+    assignor: str
+    topics_revision: int
+    members: dict[MemberId, ConsumerMember]
+    target: dict[MemberId, Partitions]
+    owners: dict[UUID, Mapping[int, MemberId]]
+    instances: dict[str, MemberId]
+    subscriptions: dict[Subscription, int]
+    patterns: dict[str, Pattern]
+    seen: Cluster | None
+    unheard: set[MemberId]
+    spread: Spread | None
+    session_deadlines: Deadlines
+    rebalance_deadlines: dict[MemberId, int]
+    moving: dict[tuple[UUID, int], Moving]
+    unsettled: tuple[Unsettled, ...]
+    drain_deadlines: dict[MemberId, int]
+    join_deadlines: dict[MemberId, int]
+    sync_deadlines: dict[MemberId, int]
 
     def __init__(self, group: ConsumerGroup, now_ms: int, settings: ConsumerSettings, cluster: Cluster) -> None:
+        self.__dict__.update(_FIELDS.of(group))
         self.before = group
         self.now_ms = now_ms
         self.settings = settings
@@ -89,27 +86,6 @@ class Draft:
         self._put: dict[MemberId, None] = {}
         self._copied_owners: set[UUID] = set()
         self._resolved: dict[Subscription, frozenset[UUID]] = {}
-        self.group_epoch = group.group_epoch
-        self.assignment_epoch = group.assignment_epoch
-        self.metadata_hash = group.metadata_hash
-        self.assignor = group.assignor
-        self.topics_revision = group.topics_revision
-        self.members = dict(group.members)
-        self.target = dict(group.target)
-        self.owners = dict(group.owners)
-        self.instances = dict(group.instances)
-        self.patterns = dict(group.patterns)
-        self.subscriptions = dict(group.subscriptions)
-        self.seen = group.seen
-        self.unheard = set(group.unheard)
-        self.spread = group.spread
-        self.session_deadlines = group.session_deadlines
-        self.rebalance_deadlines = dict(group.rebalance_deadlines)
-        self.moving = dict(group.moving)
-        self.unsettled = group.unsettled
-        self.drain_deadlines = dict(group.drain_deadlines)
-        self.join_deadlines = dict(group.join_deadlines)
-        self.sync_deadlines = dict(group.sync_deadlines)
 
     def seal(self) -> Step:
         """Facts come in the order in which they were told; members that none of them touches, but whose stored form
@@ -125,32 +101,7 @@ class Draft:
                 old = before.members.get(member_id)
                 if old is None or not _stored_alike(old, self.members[member_id]):
                     self.tell(MemberChanged(member_id))
-        group = ConsumerGroup(
-            group_id=before.group_id,
-            exists=True,
-            group_epoch=self.group_epoch,
-            assignment_epoch=self.assignment_epoch,
-            metadata_hash=self.metadata_hash,
-            assignor=self.assignor,
-            topics_revision=self.topics_revision,
-            members=self.members,
-            target=self.target,
-            owners=self.owners,
-            instances=self.instances,
-            subscriptions=self.subscriptions,
-            patterns=self.patterns,
-            seen=self.seen,
-            unheard=frozenset(self.unheard),
-            spread=self.spread,
-            session_deadlines=self.session_deadlines,
-            rebalance_deadlines=self.rebalance_deadlines,
-            moving=self.moving,
-            unsettled=self.unsettled,
-            drain_deadlines=self.drain_deadlines,
-            join_deadlines=self.join_deadlines,
-            sync_deadlines=self.sync_deadlines,
-        )
-        return Step(group, tuple(self.replies), tuple(self.facts))
+        return Step(_FIELDS.together(self.__dict__), tuple(self.replies), tuple(self.facts))
 
     def answer(self, request_id: RequestId, reply: Reply) -> None:
         self.replies.append((request_id, reply))

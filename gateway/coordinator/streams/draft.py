@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.consumer.sessions import Deadlines
 from gateway.coordinator.consumer.topics import metadata_hash
 from gateway.coordinator.facts import (
     Departure,
@@ -23,10 +24,11 @@ from gateway.coordinator.facts import (
     Trigger,
 )
 from gateway.coordinator.machine import Reply, RequestId, Step
+from gateway.coordinator.member_epochs import Fields
 from gateway.coordinator.model import StreamsSettings
 from gateway.coordinator.streams.assignor import Worker, assign
 from gateway.coordinator.streams.model import MemberState, StreamsGroup, StreamsMember, has_news
-from gateway.coordinator.streams.tasks import NO_TASKS
+from gateway.coordinator.streams.tasks import NO_TASKS, Tasks
 from gateway.coordinator.streams.topology import (
     Configured,
     InvalidTopologyError,
@@ -38,39 +40,34 @@ from gateway.coordinator.streams.topology import (
 STICKY = "sticky"
 """The only assignor of streams groups."""
 
+_FIELDS = Fields(StreamsGroup)
+
 
 class Draft:
-    """Fields are those of `StreamsGroup`, under the same names; `seal` puts them together again."""
+    """Fields are those of `StreamsGroup`, all of them; `seal` puts them together again. Here are named those that
+    steps change."""
 
-    __slots__ = (
-        "_put",
-        "assignment_epoch",
-        "awaits_members",
-        "before",
-        "cluster",
-        "configured",
-        "delay_deadline_ms",
-        "endpoint_epoch",
-        "facts",
-        "group_epoch",
-        "is_ready",
-        "members",
-        "metadata_hash",
-        "now_ms",
-        "rebalance_deadlines",
-        "replies",
-        "seen",
-        "session_deadlines",
-        "settings",
-        "shutdown_by",
-        "standby_replicas",
-        "target",
-        "topics_revision",
-        "topology",
-        "unheard",
-    )
+    group_epoch: int
+    assignment_epoch: int
+    topology: Topology | None
+    is_ready: bool
+    metadata_hash: int
+    standby_replicas: int
+    topics_revision: int
+    awaits_members: bool
+    shutdown_by: MemberId | None
+    endpoint_epoch: int
+    members: dict[MemberId, StreamsMember]
+    target: dict[MemberId, Tasks]
+    seen: Cluster | None
+    configured: Configured | None
+    unheard: set[MemberId]
+    session_deadlines: Deadlines
+    rebalance_deadlines: dict[MemberId, int]
+    delay_deadline_ms: int | None
 
     def __init__(self, group: StreamsGroup, now_ms: int, settings: StreamsSettings, cluster: Cluster) -> None:
+        self.__dict__.update(_FIELDS.of(group))
         self.before = group
         self.now_ms = now_ms
         self.settings = settings
@@ -78,24 +75,6 @@ class Draft:
         self.replies: list[tuple[RequestId, Reply]] = []
         self.facts: list[Fact] = []
         self._put: dict[MemberId, None] = {}
-        self.group_epoch = group.group_epoch
-        self.assignment_epoch = group.assignment_epoch
-        self.topology = group.topology
-        self.is_ready = group.is_ready
-        self.metadata_hash: int = group.metadata_hash
-        self.standby_replicas = group.standby_replicas
-        self.topics_revision = group.topics_revision
-        self.awaits_members = group.awaits_members
-        self.shutdown_by = group.shutdown_by
-        self.endpoint_epoch = group.endpoint_epoch
-        self.members = dict(group.members)
-        self.target = dict(group.target)
-        self.seen = group.seen
-        self.configured = group.configured
-        self.unheard = set(group.unheard)
-        self.session_deadlines = group.session_deadlines
-        self.rebalance_deadlines = dict(group.rebalance_deadlines)
-        self.delay_deadline_ms = group.delay_deadline_ms
 
     def seal(self) -> Step:
         """Facts come in the order in which they were told; members that none of them touches, but whose stored form
@@ -110,29 +89,7 @@ class Draft:
                 new = self.members[member_id]
                 if old is None or replace(old, connection_number=new.connection_number) != new:
                     self.tell(MemberChanged(member_id))
-        group = StreamsGroup(
-            group_id=before.group_id,
-            exists=True,
-            group_epoch=self.group_epoch,
-            assignment_epoch=self.assignment_epoch,
-            topology=self.topology,
-            is_ready=self.is_ready,
-            metadata_hash=self.metadata_hash,
-            standby_replicas=self.standby_replicas,
-            topics_revision=self.topics_revision,
-            awaits_members=self.awaits_members,
-            shutdown_by=self.shutdown_by,
-            endpoint_epoch=self.endpoint_epoch,
-            members=self.members,
-            target=self.target,
-            seen=self.seen,
-            configured=self.configured,
-            unheard=frozenset(self.unheard),
-            session_deadlines=self.session_deadlines,
-            rebalance_deadlines=self.rebalance_deadlines,
-            delay_deadline_ms=self.delay_deadline_ms,
-        )
-        return Step(group, tuple(self.replies), tuple(self.facts))
+        return Step(_FIELDS.together(self.__dict__), tuple(self.replies), tuple(self.facts))
 
     def answer(self, request_id: RequestId, reply: Reply) -> None:
         self.replies.append((request_id, reply))

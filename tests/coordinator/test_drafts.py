@@ -1,0 +1,87 @@
+"""A field that is added to a group outlives every step, though no step knows of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import pytest
+
+from gateway.coordinator.cluster import NO_TOPICS
+from gateway.coordinator.consumer.draft import Draft as ConsumerDraft
+from gateway.coordinator.consumer.model import ConsumerGroup
+from gateway.coordinator.consumer.sessions import Deadlines
+from gateway.coordinator.draft import Draft as ClassicDraft
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.model import ConsumerSettings, Group, GroupState, Settings, StreamsSettings
+from gateway.coordinator.streams.draft import Draft as StreamsDraft
+from gateway.coordinator.streams.model import StreamsGroup
+
+KEPT: Mapping[str, Any] = {
+    "exists": True,
+    "state": GroupState.STABLE,
+    # What partitions are unsettled follows from their owners.
+    "unsettled": (),
+}
+
+
+def filled(kind: type[Any]) -> Any:
+    """A group of which no field has its default, but for those of `KEPT`."""
+    missing = kind("g")
+    return kind(
+        **{each.name: KEPT.get(each.name) or other_than(getattr(missing, each.name)) for each in fields(kind)}
+        | {name: value for name, value in KEPT.items() if hasattr(missing, name)}
+    )
+
+
+def other_than(default: Any) -> Any:
+    match default:
+        case bool():
+            return not default
+        case int():
+            return default + 7
+        case str():
+            return f"{default}7"
+        case Deadlines():
+            return Deadlines({MemberId("m"): 7})
+        case dict():
+            return {"m": 7}
+        case frozenset():
+            return frozenset({"m"})
+        case tuple():
+            return ("m",)
+        case _:
+            return "another"
+
+
+@pytest.mark.parametrize(
+    ("group", "draft"),
+    [
+        (filled(Group), lambda group: ClassicDraft(group, 0, Settings())),
+        (filled(ConsumerGroup), lambda group: ConsumerDraft(group, 0, ConsumerSettings(), NO_TOPICS)),
+        (filled(StreamsGroup), lambda group: StreamsDraft(group, 0, StreamsSettings(), NO_TOPICS)),
+    ],
+    ids=["classic", "consumer", "streams"],
+)
+def test_what_a_step_does_not_change_is_as_it_was(group: Any, draft: Any) -> None:
+    sealed = draft(group).seal().group
+    assert {each.name: getattr(sealed, each.name) for each in fields(group)} == {
+        each.name: getattr(group, each.name) for each in fields(group)
+    }
+
+
+@pytest.mark.parametrize(
+    ("group", "draft"),
+    [
+        (filled(ConsumerGroup), lambda group: ConsumerDraft(group, 0, ConsumerSettings(), NO_TOPICS)),
+        (filled(StreamsGroup), lambda group: StreamsDraft(group, 0, StreamsSettings(), NO_TOPICS)),
+    ],
+    ids=["consumer", "streams"],
+)
+def test_what_a_step_changes_in_place_is_not_the_groups_own(group: Any, draft: Any) -> None:
+    """Whoever was given the group before the step still has it as it was."""
+    being_changed = draft(group)
+    for each in fields(group):
+        if isinstance(getattr(group, each.name), dict | set | list):
+            assert getattr(being_changed, each.name) is not getattr(group, each.name), each.name
