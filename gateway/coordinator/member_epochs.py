@@ -13,7 +13,19 @@ from operator import attrgetter
 from typing import Any, Generic, TypeVar
 
 from gateway.coordinator.document import dump
-from gateway.coordinator.facts import GroupDeleted, MemberId
+from gateway.coordinator.facts import (
+    AssignmentGiven,
+    EveryoneHeard,
+    Fact,
+    GroupDeleted,
+    MemberChanged,
+    MemberId,
+    MemberJoined,
+    MemberLeft,
+    MemberRejoined,
+    RebalanceBegun,
+    TargetComputed,
+)
 from gateway.coordinator.machine import Step, StoredGroup, Value
 from gateway.coordinator.model import (
     DeleteGroup,
@@ -27,6 +39,33 @@ from gateway.coordinator.model import (
     SyncReply,
 )
 from protocol.errors import ErrorCode
+
+JOIN_EPOCH = 0
+LEAVE_EPOCH = -1
+
+FIRST_VERSION_WITH_MEMBER_EPOCH = 9
+"""Of OffsetCommit and OffsetFetch."""
+
+MAX_ID_BYTES = 1_024
+"""In UTF-8: ids are parts of keys in Postgres, and here it is clients who make them."""
+
+UNRELEASED_INTERVAL_MS = 500
+"""Who awaits what others have not let go of asks again soon, for nobody can tell it that it is free."""
+
+DURABLE: frozenset[type[Fact]] = frozenset(
+    {
+        AssignmentGiven,
+        EveryoneHeard,
+        GroupDeleted,
+        MemberChanged,
+        MemberJoined,
+        MemberLeft,
+        MemberRejoined,
+        RebalanceBegun,
+        TargetComputed,
+    }
+)
+"""All but what is only told: an epoch that somebody was answered must not come twice."""
 
 GroupT = TypeVar("GroupT")
 

@@ -26,6 +26,7 @@ from gateway.coordinator.facts import (
     MemberReplaced,
     shortened,
 )
+from gateway.coordinator.identity import NO_MEMBER_ID
 from gateway.coordinator.join import KNOWN_MEMBER_ID_REQUIRED, rebalance_timeout_ms
 from gateway.coordinator.machine import Step
 from gateway.coordinator.model import (
@@ -46,9 +47,6 @@ from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, names
 from gateway.coordinator.silence import silence
 from protocol.consumer import Subscription
 from protocol.errors import ErrorCode, KafkaError, ProtocolError
-
-NO_MEMBER_ID = MemberId("")
-
 
 # --- JoinGroup ------------------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from uuid import UUID
 
-from gateway.coordinator.consumer.model import JOIN_EPOCH, ConsumerMember, MemberState
+from gateway.coordinator.consumer.model import ConsumerMember, MemberState
 from gateway.coordinator.consumer.partitions import (
     NOTHING,
     Partitions,
@@ -23,6 +23,7 @@ from gateway.coordinator.consumer.partitions import (
     union,
 )
 from gateway.coordinator.facts import MemberId
+from gateway.coordinator.member_epochs import JOIN_EPOCH
 
 Owners = Mapping[UUID, Mapping[int, MemberId]]
 """Who may own each partition."""

@@ -8,21 +8,14 @@ nothing, and so is a static one whose first join was answered in vain.
 
 from __future__ import annotations
 
-from gateway.coordinator.consumer.model import (
-    JOIN_EPOCH,
-    STATIC_LEAVE_EPOCH,
-    ConsumerGroup,
-    ConsumerGroupHeartbeat,
-    ConsumerMember,
-)
+from gateway.coordinator.consumer.model import STATIC_LEAVE_EPOCH, ConsumerGroup, ConsumerGroupHeartbeat, ConsumerMember
 from gateway.coordinator.consumer.partitions import contains
 from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
+from gateway.coordinator.member_epochs import JOIN_EPOCH, MAX_ID_BYTES
 from gateway.coordinator.model import ConsumerSettings
 from protocol.errors import ErrorCode, KafkaError
 
 FIRST_VERSION_WITH_OWN_MEMBER_ID = 1
-MAX_ID_BYTES = 1_024
-"""In UTF-8: ids are parts of keys in Postgres, and here it is clients who make them."""
 
 
 def check_request(event: ConsumerGroupHeartbeat, settings: ConsumerSettings) -> None:

@@ -22,30 +22,16 @@ from gateway.coordinator.consumer.migration import (
     replaces_the_last,
     upgraded,
 )
-from gateway.coordinator.consumer.model import (
-    JOIN_EPOCH,
-    ConsumerGroup,
-    ConsumerGroupHeartbeat,
-    ConsumerGroupHeartbeatReply,
-)
+from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
 from gateway.coordinator.consumer.model import GroupState as ConsumerGroupState
 from gateway.coordinator.consumer.offsets import commit_refusal, stale, txn_commit_refusal
 from gateway.coordinator.consumer.views import has_news, state_of, subscribed_topics
 from gateway.coordinator.facts import (
-    AssignmentGiven,
     Conversion,
-    EveryoneHeard,
     Fact,
-    GroupDeleted,
     MemberAway,
-    MemberChanged,
     MemberId,
-    MemberJoined,
-    MemberLeft,
-    MemberRejoined,
     MemberReplaced,
-    RebalanceBegun,
-    TargetComputed,
     Trigger,
 )
 from gateway.coordinator.handoff import HandoffsChanged
@@ -62,7 +48,7 @@ from gateway.coordinator.machine import (
     Summary,
     Tick,
 )
-from gateway.coordinator.member_epochs import EpochMachine, delete, stored
+from gateway.coordinator.member_epochs import DURABLE, JOIN_EPOCH, EpochMachine, delete, stored
 from gateway.coordinator.model import (
     ConsumerSettings,
     DeleteGroup,
@@ -81,24 +67,6 @@ from gateway.coordinator.model import (
 )
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
 from protocol.errors import ErrorCode
-
-DURABLE: frozenset[type[Fact]] = frozenset(
-    {
-        AssignmentGiven,
-        EveryoneHeard,
-        GroupDeleted,
-        HandoffsChanged,
-        MemberAway,
-        MemberChanged,
-        MemberJoined,
-        MemberLeft,
-        MemberRejoined,
-        MemberReplaced,
-        RebalanceBegun,
-        TargetComputed,
-    }
-)
-"""All that a consumer group tells binds: an epoch that somebody was answered must not come twice."""
 
 
 def step(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settings: ConsumerSettings) -> Step:
@@ -198,7 +166,7 @@ class _Consumer(EpochMachine):
     group_type = "consumer"
     events = frozenset[type]({ConsumerGroupHeartbeat, OffsetCommit, TxnOffsetCommit, DeleteGroup})
     beats = frozenset[type]({OffsetCommit, TxnOffsetCommit, ConsumerGroupHeartbeat})
-    durable = DURABLE
+    durable: frozenset[type[Fact]] = DURABLE | {HandoffsChanged, MemberAway, MemberReplaced}
 
     def missing(self, group_id: str) -> ConsumerGroup:
         return ConsumerGroup(group_id)

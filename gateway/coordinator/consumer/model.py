@@ -24,8 +24,6 @@ from gateway.coordinator.machine import ClientRequest, ConnectionId
 from gateway.coordinator.model import ConsumerSettings, Protocols
 from protocol.errors import ErrorCode
 
-JOIN_EPOCH = 0
-LEAVE_EPOCH = -1
 STATIC_LEAVE_EPOCH = -2
 """A static member that will come back: its partitions are kept for it while its session lasts."""
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from gateway.coordinator.consumer.model import ConsumerGroup
 from gateway.coordinator.facts import MemberId
+from gateway.coordinator.identity import NO_MEMBER_ID
+from gateway.coordinator.member_epochs import FIRST_VERSION_WITH_MEMBER_EPOCH
 from gateway.coordinator.model import TxnOffsetCommit
 from protocol.errors import ErrorCode
-
-FIRST_VERSION_WITH_MEMBER_EPOCH = 9
-NO_MEMBER = MemberId("")
 
 
 def commit_refusal(
@@ -49,7 +48,7 @@ def fetch_refusal(group: ConsumerGroup, member_id: MemberId | None, member_epoch
     """Whoever names no member may read at any time."""
     if not member_id and member_epoch < 0:
         return None
-    return _refusal(group, member_id or NO_MEMBER, None, member_epoch)
+    return _refusal(group, member_id or NO_MEMBER_ID, None, member_epoch)
 
 
 def _refusal(group: ConsumerGroup, member_id: MemberId, instance_id: str | None, member_epoch: int) -> ErrorCode | None:

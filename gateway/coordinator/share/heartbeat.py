@@ -31,11 +31,10 @@ from gateway.coordinator.facts import (
     Trigger,
 )
 from gateway.coordinator.machine import Step
+from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH, MAX_ID_BYTES
 from gateway.coordinator.model import ShareSettings
 from gateway.coordinator.share.assignor import Reader, assign
 from gateway.coordinator.share.model import (
-    JOIN_EPOCH,
-    LEAVE_EPOCH,
     SIMPLE,
     ShareGroup,
     ShareGroupHeartbeat,
@@ -45,7 +44,6 @@ from gateway.coordinator.share.model import (
 from gateway.coordinator.silence import silence
 from protocol.errors import ErrorCode, KafkaError
 
-MAX_ID_BYTES = 1_024
 UUID_BYTES = 16
 
 

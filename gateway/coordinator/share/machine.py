@@ -15,18 +15,8 @@ from gateway.coordinator.consumer.partitions import NOTHING
 from gateway.coordinator.consumer.sessions import Deadlines
 from gateway.coordinator.document import dump, load
 from gateway.coordinator.facts import (
-    AssignmentGiven,
     Conversion,
-    EveryoneHeard,
-    Fact,
-    GroupDeleted,
-    MemberChanged,
     MemberId,
-    MemberJoined,
-    MemberLeft,
-    MemberRejoined,
-    RebalanceBegun,
-    TargetComputed,
 )
 from gateway.coordinator.machine import (
     Adopted,
@@ -43,6 +33,8 @@ from gateway.coordinator.machine import (
 )
 from gateway.coordinator.member_epochs import (
     CLASSIC_REQUESTS_OF_MEMBERS,
+    DURABLE,
+    JOIN_EPOCH,
     EpochMachine,
     delete,
     no_classic_member,
@@ -64,7 +56,6 @@ from gateway.coordinator.model import (
 from gateway.coordinator.restore import session_left_ms
 from gateway.coordinator.share.heartbeat import expire, heartbeat, see_topics
 from gateway.coordinator.share.model import (
-    JOIN_EPOCH,
     BeginShareGroup,
     ShareGroup,
     ShareGroupBegun,
@@ -77,21 +68,6 @@ from gateway.coordinator.share.model import (
 from protocol.errors import ErrorCode
 
 SHARE_PROTOCOL_TYPE = "share"
-
-DURABLE: frozenset[type[Fact]] = frozenset(
-    {
-        AssignmentGiven,
-        EveryoneHeard,
-        GroupDeleted,
-        MemberChanged,
-        MemberJoined,
-        MemberLeft,
-        MemberRejoined,
-        RebalanceBegun,
-        TargetComputed,
-    }
-)
-"""All but what is only told: an epoch that somebody was answered must not come twice."""
 
 
 def step(group: ShareGroup, event: Any, cluster: Cluster, now_ms: int, settings: ShareSettings) -> Step:

@@ -18,8 +18,6 @@ from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ClientRequest, Request
 from protocol.errors import ErrorCode
 
-JOIN_EPOCH = 0
-LEAVE_EPOCH = -1
 SIMPLE = "simple"
 """The only assignor of share groups."""
 

@@ -20,6 +20,7 @@ from gateway.coordinator.facts import (
     Trigger,
 )
 from gateway.coordinator.machine import Step
+from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH, UNRELEASED_INTERVAL_MS
 from gateway.coordinator.model import StreamsSettings
 from gateway.coordinator.silence import silence
 from gateway.coordinator.streams.current_assignment import held_by_others, reconcile
@@ -27,8 +28,6 @@ from gateway.coordinator.streams.draft import Draft
 from gateway.coordinator.streams.endpoints import partitions_by_endpoint
 from gateway.coordinator.streams.identity import check_join, check_request, find_member
 from gateway.coordinator.streams.model import (
-    JOIN_EPOCH,
-    LEAVE_EPOCH,
     MemberState,
     StreamsGroup,
     StreamsGroupHeartbeat,
@@ -41,8 +40,6 @@ from gateway.coordinator.streams.topology import InvalidTopologyError, StatusCod
 from protocol.errors import ErrorCode, KafkaError
 
 FIRST_EPOCH = 1
-UNRELEASED_INTERVAL_MS = 500
-"""Who awaits tasks asks again soon, for nobody can tell it that they are free."""
 
 
 def heartbeat(

@@ -7,18 +7,10 @@ members, for GROUP_ID_NOT_FOUND is fatal to clients.
 
 from __future__ import annotations
 
+from gateway.coordinator.member_epochs import JOIN_EPOCH, LEAVE_EPOCH, MAX_ID_BYTES
 from gateway.coordinator.model import StreamsSettings
-from gateway.coordinator.streams.model import (
-    JOIN_EPOCH,
-    LEAVE_EPOCH,
-    StreamsGroup,
-    StreamsGroupHeartbeat,
-    StreamsMember,
-)
+from gateway.coordinator.streams.model import StreamsGroup, StreamsGroupHeartbeat, StreamsMember
 from protocol.errors import ErrorCode, KafkaError
-
-MAX_ID_BYTES = 1_024
-"""In UTF-8: ids are parts of keys in Postgres, and it is clients who make them."""
 
 
 def check_request(event: StreamsGroupHeartbeat) -> None:

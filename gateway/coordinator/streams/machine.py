@@ -14,18 +14,8 @@ from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.sessions import Deadlines
 from gateway.coordinator.document import dump, load
 from gateway.coordinator.facts import (
-    AssignmentGiven,
     Conversion,
-    EveryoneHeard,
-    Fact,
-    GroupDeleted,
-    MemberChanged,
     MemberId,
-    MemberJoined,
-    MemberLeft,
-    MemberRejoined,
-    RebalanceBegun,
-    TargetComputed,
 )
 from gateway.coordinator.machine import (
     Adopted,
@@ -42,6 +32,8 @@ from gateway.coordinator.machine import (
 )
 from gateway.coordinator.member_epochs import (
     CLASSIC_REQUESTS_OF_MEMBERS,
+    DURABLE,
+    JOIN_EPOCH,
     EpochMachine,
     delete,
     no_classic_member,
@@ -64,7 +56,6 @@ from gateway.coordinator.model import (
 from gateway.coordinator.restore import session_left_ms
 from gateway.coordinator.streams.heartbeat import heartbeat, next_deadline, postponed, see_topics, tick
 from gateway.coordinator.streams.model import (
-    JOIN_EPOCH,
     MemberState,
     StreamsGroup,
     StreamsGroupHeartbeat,
@@ -78,21 +69,6 @@ from gateway.coordinator.streams.tasks import NO_TASKS
 from protocol.errors import ErrorCode
 
 STREAMS_PROTOCOL_TYPE = "streams"
-
-DURABLE: frozenset[type[Fact]] = frozenset(
-    {
-        AssignmentGiven,
-        EveryoneHeard,
-        GroupDeleted,
-        MemberChanged,
-        MemberJoined,
-        MemberLeft,
-        MemberRejoined,
-        RebalanceBegun,
-        TargetComputed,
-    }
-)
-"""All but what is only told: an epoch that somebody was answered must not come twice."""
 
 
 def step(group: StreamsGroup, event: Any, cluster: Cluster, now_ms: int, settings: StreamsSettings) -> Step:

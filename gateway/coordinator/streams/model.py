@@ -21,8 +21,6 @@ from gateway.coordinator.streams.tasks import NO_TASKS, Task, Tasks
 from gateway.coordinator.streams.topology import Configured, StatusCode, TopicInfo, Topology
 from protocol.errors import ErrorCode
 
-JOIN_EPOCH = 0
-LEAVE_EPOCH = -1
 NO_TOPOLOGY = -1
 
 

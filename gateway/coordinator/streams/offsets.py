@@ -8,12 +8,11 @@ may commit, in whatever state the group is.
 from __future__ import annotations
 
 from gateway.coordinator.facts import MemberId
+from gateway.coordinator.identity import NO_MEMBER_ID
+from gateway.coordinator.member_epochs import FIRST_VERSION_WITH_MEMBER_EPOCH
 from gateway.coordinator.model import OffsetCommit, TxnOffsetCommit
 from gateway.coordinator.streams.model import StreamsGroup
 from protocol.errors import ErrorCode
-
-FIRST_VERSION_WITH_MEMBER_EPOCH = 9
-NO_MEMBER = MemberId("")
 
 
 def commit_refusal(group: StreamsGroup, event: OffsetCommit) -> ErrorCode | None:
@@ -38,7 +37,7 @@ def fetch_refusal(group: StreamsGroup, member_id: MemberId | None, member_epoch:
     """Whoever names no member may read at any time."""
     if not member_id and member_epoch < 0:
         return None
-    return _refusal(group, member_id or NO_MEMBER, member_epoch)
+    return _refusal(group, member_id or NO_MEMBER_ID, member_epoch)
 
 
 def _refusal(group: StreamsGroup, member_id: MemberId, member_epoch: int) -> ErrorCode | None:

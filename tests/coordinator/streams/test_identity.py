@@ -9,7 +9,8 @@ import pytest
 
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId, RequestId
-from gateway.coordinator.streams.identity import MAX_ID_BYTES, check_request
+from gateway.coordinator.member_epochs import MAX_ID_BYTES
+from gateway.coordinator.streams.identity import check_request
 from gateway.coordinator.streams.model import StreamsGroupHeartbeat
 from gateway.coordinator.streams.topology import Subtopology, TopicInfo, Topology
 from protocol.errors import ErrorCode, KafkaError

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 import pytest
 
 from gateway.coordinator.machine import ClusterChanged
-from gateway.coordinator.streams.model import JOIN_EPOCH, StreamsGroupState, state_of
+from gateway.coordinator.member_epochs import JOIN_EPOCH
+from gateway.coordinator.streams.model import StreamsGroupState, state_of
 from gateway.coordinator.streams.tasks import NO_TASKS, Tasks
 from gateway.coordinator.streams.topology import Subtopology, Topology
 from protocol.errors import ErrorCode
