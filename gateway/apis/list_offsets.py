@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway.log.batch_search import Place, first_since, newest
+from gateway.log.batch_search import Place, first_of_log_since, newest
 from gateway.log.partition_lookup import find_partition, look_up_topics, read_states, state_of
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
@@ -35,7 +35,7 @@ FIRST_VERSION = {
 }
 """From which version on each special timestamp may be asked for."""
 
-NEVER = 2**15
+AFTER_ALL_VERSIONS = 2**15
 READ_COMMITTED = 1
 NOTHING = (-1, -1)
 
@@ -82,7 +82,7 @@ def refuse_list_offsets(
 
 
 def _find(topic: Topic | ErrorCode, part: ListOffsetsPartition, version: int) -> Partition | ErrorCode:
-    if part.timestamp < 0 and version < FIRST_VERSION.get(part.timestamp, NEVER):
+    if part.timestamp < 0 and version < FIRST_VERSION.get(part.timestamp, AFTER_ALL_VERSIONS):
         return ErrorCode.UNSUPPORTED_VERSION
     return find_partition(topic, part.partition_index, part.current_leader_epoch)
 
@@ -101,7 +101,7 @@ async def _answer(
         return ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=state)
     end_offset = state.last_stable_offset if isolation_level == READ_COMMITTED else state.high_watermark
     try:
-        timestamp, offset = await place_at(part.timestamp, found.partition_key, state, end_offset, context)
+        timestamp, offset = await _place_at(part.timestamp, found.partition_key, state, end_offset, context)
     except StorageError as error:
         code = storage_code(context.api_key, error)
         return ListOffsetsPartitionResponse(partition_index=part.partition_index, error_code=code)
@@ -116,7 +116,7 @@ async def _answer(
     )
 
 
-async def place_at(
+async def _place_at(
     timestamp: int, key: PartitionKey, state: PartitionState, end_offset: int, context: RequestContext
 ) -> Place:
     log_store = context.services.log
@@ -130,11 +130,4 @@ async def place_at(
         batch = await log_store.batch_of_max_timestamp(key)
         place = None if batch is None else await newest(batch, state.log_start_offset)
         return place or NOTHING
-    batch = await log_store.batch_at_timestamp(key, timestamp)
-    while batch is not None:
-        if place := await first_since(batch, timestamp, state.log_start_offset):
-            return place
-        # Only where the records that made this batch a match lie below a log start inside it, or its producer put a
-        # greater timestamp into its head than into any record.
-        batch = await log_store.batch_at_timestamp(key, timestamp, batch.last_offset + 1)
-    return NOTHING
+    return await first_of_log_since(log_store, key, timestamp, state.log_start_offset) or NOTHING

@@ -1,4 +1,4 @@
-"""Where in a stored batch a time is: what ListOffsets needs to look inside for.
+"""Where in a log a time is: what ListOffsets, and a share group that begins at a time, look inside batches for.
 
 The one idea: a search ends at the first match, and runs in a thread unless the batch is too small to matter.
 """
@@ -12,7 +12,8 @@ import structlog
 
 from protocol.record_reader import DAMAGED, RecordReader
 from protocol.records import read_head
-from storage.types import StoredBatch
+from storage.log import LogStore
+from storage.types import PartitionKey, StoredBatch
 
 log = structlog.get_logger(__name__)
 
@@ -21,6 +22,20 @@ AT_ONCE_BYTES = 16 * 1024
 
 Place = tuple[int, int]
 """(timestamp, offset) of a record."""
+
+
+async def first_of_log_since(
+    log_store: LogStore, key: PartitionKey, timestamp: int, log_start_offset: int
+) -> Place | None:
+    """The first record of the partition, from the log's start on, that is not older; None if none is."""
+    batch = await log_store.batch_at_timestamp(key, timestamp)
+    while batch is not None:
+        if place := await first_since(batch, timestamp, log_start_offset):
+            return place
+        # Only where the records that made this batch a match lie below a log start inside it, or its producer put a
+        # greater timestamp into its head than into any record.
+        batch = await log_store.batch_at_timestamp(key, timestamp, batch.last_offset + 1)
+    return None
 
 
 async def first_since(batch: StoredBatch, timestamp: int, log_start_offset: int) -> Place | None:

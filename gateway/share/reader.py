@@ -9,12 +9,11 @@ little.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from gateway.apis.list_offsets import place_at
+from gateway.clock import wall_ms
 from gateway.config.group import BY_DURATION, duration_ms
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.model import ShareSettings
@@ -25,6 +24,7 @@ from gateway.coordinator.share.partition import (
     PartitionSettings,
     SharePartition,
 )
+from gateway.log.batch_search import first_of_log_since
 from gateway.log.tail import KnownOffsets
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
@@ -164,9 +164,8 @@ class Reader:
         age_ms = duration_ms(reset.removeprefix(BY_DURATION)) if reset.startswith(BY_DURATION) else None
         if age_ms is None:
             return end_offset
-        since_ms = int(time.time() * 1000) - age_ms
-        _, offset = await place_at(since_ms, partition.partition_key, state, end_offset, self._context)
-        return end_offset if offset < 0 else offset
+        first = await first_of_log_since(log, partition.partition_key, wall_ms() - age_ms, state.log_start_offset)
+        return end_offset if first is None else first[1]
 
     async def _take_cold(self, cold: Sequence[tuple[Part, SharePartition]], want: Want) -> bool:
         services = self._context.services
