@@ -1,0 +1,62 @@
+"""An import contract that says what a room may know: all else it may not.
+
+The one idea: a list of what is forbidden forgets what comes later; a list of what is allowed asks for a decision. What
+is allowed and not imported (any more) is told, too, so the list says how things are.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+import grimp
+from importlinter import Contract, ContractCheck, fields, output
+
+
+class Knows(Contract):
+    """`room` imports itself, `knows` and what is below these. Of the standard library it imports what
+    `standard_library` lists, or anything where that is not given."""
+
+    room = fields.StringField()
+    knows = fields.SetField(subfield=fields.StringField())
+    standard_library = fields.SetField(subfield=fields.StringField(), required=False)
+
+    def check(self, graph: grimp.ImportGraph, verbose: bool) -> ContractCheck:
+        room: str = self.room  # pyright: ignore[reportAssignmentType]
+        allowed: set[str] = self.knows  # pyright: ignore[reportAssignmentType]
+        standard: set[str] | None = self.standard_library  # pyright: ignore[reportAssignmentType]
+        used: set[str] = set()
+        forbidden: list[str] = []
+        for importer in sorted({room, *graph.find_descendants(room)}):
+            for imported in sorted(graph.find_modules_directly_imported_by(importer)):
+                top = imported.partition(".")[0]
+                entry = _entry(imported, allowed)
+                if entry is not None:
+                    used.add(entry)
+                elif _is_in(imported, room):
+                    continue
+                elif top not in sys.stdlib_module_names or (standard is not None and top not in standard):
+                    forbidden.append(_told(graph, importer, imported))
+                else:
+                    used.add(top)
+        unused = sorted((allowed | (standard or set())) - used)
+        return ContractCheck(kept=not forbidden and not unused, metadata={"forbidden": forbidden, "unused": unused})
+
+    def render_broken_contract(self, check: ContractCheck) -> None:
+        for line in check.metadata["forbidden"]:
+            output.print_error(f"{line}, which {self.room} may not know", bold=False)
+        for name in check.metadata["unused"]:
+            output.print_error(f"{self.room} may know {name}, and does not", bold=False)
+
+
+def _entry(module: str, allowed: Iterable[str]) -> str | None:
+    return next((entry for entry in allowed if _is_in(module, entry)), None)
+
+
+def _is_in(module: str, room: str) -> bool:
+    return module == room or module.startswith(f"{room}.")
+
+
+def _told(graph: grimp.ImportGraph, importer: str, imported: str) -> str:
+    (line, *_) = sorted(each["line_number"] for each in graph.get_import_details(importer=importer, imported=imported))
+    return f"{importer} (line {line}) imports {imported}"

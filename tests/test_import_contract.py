@@ -1,0 +1,66 @@
+"""Every room says what it may know, and a contract that is broken says where."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import grimp
+import pytest
+
+from tests.import_contract import Knows
+
+ROOT = Path(__file__).parent.parent
+
+
+def test_every_room_has_a_contract() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    rooms = {f"gateway.{each.parent.name}" for each in (ROOT / "gateway").glob("*/__init__.py")}
+    assert {each["room"] for each in contracts if each["type"] == "knows"} == {
+        *rooms,
+        "pipeline",
+        "protocol",
+        "storage",
+    }
+
+
+@pytest.mark.parametrize(
+    ("imported", "told"),
+    [
+        ("house.other", None),
+        ("house.other.deep", None),
+        ("house.room.inner", None),
+        ("asyncio", None),
+        ("house.others", "house.room.inner (line 3) imports house.others"),
+        ("house", "house.room.inner (line 3) imports house"),
+        ("asyncpg", "house.room.inner (line 3) imports asyncpg"),
+    ],
+)
+def test_what_is_not_allowed_is_forbidden(imported: str, told: str | None) -> None:
+    check = contract().check(imports(imported, "house.other"), verbose=False)
+    assert (check.kept, check.metadata["forbidden"]) == (told is None, [] if told is None else [told])
+
+
+def test_a_pure_room_says_what_it_takes_from_the_standard_library() -> None:
+    pure = contract(standard_library=["re"])
+    assert pure.check(imports("house.other", "re"), verbose=False).kept
+    broken = pure.check(imports("house.other", "re", "asyncio"), verbose=False)
+    assert broken.metadata["forbidden"] == ["house.room.inner (line 3) imports asyncio"]
+
+
+def test_what_is_allowed_and_not_imported_is_told() -> None:
+    check = contract().check(imports("asyncio"), verbose=False)
+    assert (check.kept, check.metadata["unused"]) == (False, ["house.other"])
+
+
+def contract(**options: object) -> Knows:
+    return Knows("a room", {}, {"room": "house.room", "knows": ["house.other"], **options})
+
+
+def imports(*imported: str) -> grimp.ImportGraph:
+    graph = grimp.ImportGraph()
+    for module in ("house", "house.room", "house.room.inner"):
+        graph.add_module(module)
+    for module in imported:
+        graph.add_import(importer="house.room.inner", imported=module, line_number=3, line_contents=f"import {module}")
+    return graph
