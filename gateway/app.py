@@ -129,7 +129,7 @@ class App:
             # Waited for, not cancelled: asyncpg waits for a Postgres that does not answer even to cancel a query.
             step = asyncio.ensure_future(undo())
             finished, _ = await asyncio.wait({step}, timeout=limit_s)
-            step.add_done_callback(_look_at)
+            step.add_done_callback(_retrieve_error)
             error = step.exception() if finished else TimeoutError(f"not done in {limit_s} s")
             if isinstance(error, StorageError | OSError):
                 log.warning("stopping left something undone", step=name, error=str(error))
@@ -366,7 +366,7 @@ class App:
     async def _connect(self, url: str) -> Database:
         settings = self.settings
         deadline = time.monotonic() + DATABASE_PATIENCE_S
-        told, tell_again = "", 0.0
+        last_told, remind_s = "", 0.0
         while True:
             try:
                 return await Database.open(
@@ -376,9 +376,9 @@ class App:
                 now, text = time.monotonic(), str(error)
                 if now > deadline:
                     raise
-                if text != told or now >= tell_again:
+                if text != last_told or now >= remind_s:
                     log.warning("waiting for the database", database=hide_password(url), error=text)
-                    told, tell_again = text, now + DATABASE_REMINDER_S
+                    last_told, remind_s = text, now + DATABASE_REMINDER_S
                 await asyncio.sleep(DATABASE_RETRY_S)
 
     def _limits(self) -> ConnectionLimits:
@@ -487,7 +487,7 @@ class App:
         await groups.drain(timeout_s)
         await membership.withdraw()
         releasing = asyncio.create_task(jobs.release())
-        releasing.add_done_callback(_look_at)
+        releasing.add_done_callback(_retrieve_error)
         try:
             await leases.release()
         finally:
@@ -530,7 +530,7 @@ def _closing(store: ByteStore) -> Callable[[], Awaitable[None]]:
     return close
 
 
-def _look_at(step: asyncio.Future[Any]) -> None:
+def _retrieve_error(step: asyncio.Future[Any]) -> None:
     """A step that ends after its time has been told of; asyncio would log its error with a trace."""
     if not step.cancelled():
         step.exception()

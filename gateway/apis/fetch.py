@@ -257,7 +257,7 @@ class _Planner:
         )
         if read is not None:
             part.batches, part.size_bytes, part.aborted = read.batches, read.size_bytes, read.aborted
-            _judge(part, read.known)
+            _refuse_out_of_range(part, read.known)
             self._collected_bytes += part.size_bytes
         return part
 
@@ -267,7 +267,7 @@ def _most_bytes(cold: list[_Part], max_bytes: int) -> int:
     return max(min(sum(part.asked.partition_max_bytes for part in cold), max_bytes), LEAST_READ_BYTES)
 
 
-def _judge(part: _Part, known: KnownOffsets) -> None:
+def _refuse_out_of_range(part: _Part, known: KnownOffsets) -> None:
     """Offsets outside the log, or last fetched under an epoch that it never had (KIP-320), are out of range."""
     part.known = known
     in_range = known.log_start_offset <= part.asked.fetch_offset <= known.high_watermark
@@ -329,7 +329,7 @@ async def _read_cold(
             known = KnownOffsets(
                 state.log_start_offset, state.high_watermark, state.last_stable_offset, state.leader_epoch
             )
-            _judge(part, known)
+            _refuse_out_of_range(part, known)
         else:
             part.error = REFUSAL_CODES[result]
             if result is Refusal.UNKNOWN_PARTITION:

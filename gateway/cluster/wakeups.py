@@ -67,7 +67,7 @@ class Wakeups:
         self._sent = 0
         self._heard: dict[tuple[int, int], int] = {}
         self._promised: dict[tuple[int, int], int] = {}
-        self._look_at = asyncio.Event()
+        self._look_due = asyncio.Event()
         self._hears = False
         self.counts = {"sent": 0, "merged": 0, "heard": 0, "missed": 0, "late": 0}
         """Payloads sent and heard, ends that were announced together with a later one, looks because of a gap, and
@@ -97,7 +97,7 @@ class Wakeups:
     def in_doubt(self) -> None:
         """A commit ended without an outcome: it may become durable behind everybody's back. Who waits here is looked
         after as well, other nodes or none."""
-        self._look_at.set()
+        self._look_due.set()
         if len(self._membership.alive()) > 1:
             self._unknown = True
             self._gathered.set()
@@ -151,7 +151,7 @@ class Wakeups:
         """The listener does not hear: what is known is believed for a moment only."""
         self._hears = False
         self._tail.trust_since(float("inf"))
-        self._look_at.set()
+        self._look_due.set()
 
     def heard(self, payload: str) -> None:
         """Another node's announcement, or an echo of this one's own."""
@@ -176,7 +176,7 @@ class Wakeups:
             self._missed(f"{number - expected} announcements of node {node_id}")
         if body == UNKNOWN:
             self._tail.doubt(asyncio.get_running_loop().time())
-            self._look_at.set()
+            self._look_due.set()
         for key, end in pairs:
             self._tail.heard(key, end)
 
@@ -196,7 +196,7 @@ class Wakeups:
         self._promised = others
         if gone:
             self._tail.doubt(asyncio.get_running_loop().time())
-            self._look_at.set()
+            self._look_due.set()
 
     def registered(self) -> None:
         """This node has been registered (again): those who do not know of it yet announce nothing."""
@@ -211,7 +211,7 @@ class Wakeups:
     def _trust_from_now(self) -> None:
         now_s = asyncio.get_running_loop().time()
         self._tail.trust_since(max(now_s, self._membership.known_since_s))
-        self._look_at.set()
+        self._look_due.set()
 
     # --- looking --------------------------------------------------------------------------------------------------
 
@@ -219,9 +219,9 @@ class Wakeups:
         """Waits until ends are in doubt, and reads those that somebody waits for. Raises StorageError."""
         loop = asyncio.get_running_loop()
         if not self._tail.doubtful(loop.time()):
-            await self._look_at.wait()
+            await self._look_due.wait()
         # Before the read: a reason that comes during it is another.
-        self._look_at.clear()
+        self._look_due.clear()
         started_s = loop.time()
         keys = self._tail.watched()
         for first in range(0, len(keys), MAX_LOOKED_AT):
