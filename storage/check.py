@@ -19,7 +19,7 @@ from storage.store import unusable
 from storage.text import loaded_or_none
 
 PIECE_BYTES = 16 * 1024 * 1024
-_CHUNKS_PER_STATEMENT = 1_000
+CHUNKS_PER_STATEMENT = 1_000
 
 _MISTAKES = {
     "not_under_way": "partition {partition_key}: producer {producer_id} is in a transaction that is not under way",
@@ -68,7 +68,7 @@ async def check(
         key, offset = 0, -1
         previous: Chunk | None = None
         while True:
-            rows = await database.cold.fetch(statement("chunks_to_check"), key, offset, _CHUNKS_PER_STATEMENT)
+            rows = await database.cold.fetch(statement("chunks_to_check"), key, offset, CHUNKS_PER_STATEMENT)
             chunks = [chunk_of(row) for row in rows]
             for chunk in chunks:
                 if (
@@ -83,7 +83,7 @@ async def check(
             for piece in _pieces(chunks):
                 await _check_bytes(database, reader, piece, report)
                 progress(report)
-            if len(rows) < _CHUNKS_PER_STATEMENT:
+            if len(rows) < CHUNKS_PER_STATEMENT:
                 break
             key, offset = chunks[-1].partition_key, chunks[-1].base_offset
     finally:

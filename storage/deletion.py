@@ -23,11 +23,11 @@ FIRST_RETRY_MS = 1_000
 MAX_RETRY_MS = 60_000
 """How long a topic that could not be deleted is put off: twice as long with each failure."""
 
-_PARTITIONS_PER_STATEMENT = 1_000
-_CHUNKS_PER_STATEMENT = 1_000
-_PRODUCERS_PER_STATEMENT = 10_000
-_OFFSETS_PER_STATEMENT = 10_000
-_STATEMENTS_PER_TURN = 20
+PARTITIONS_PER_STATEMENT = 1_000
+CHUNKS_PER_STATEMENT = 1_000
+PRODUCERS_PER_STATEMENT = 10_000
+OFFSETS_PER_STATEMENT = 10_000
+STATEMENTS_PER_TURN = 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +122,13 @@ class DeletionStore:
             if turn.is_over:
                 return False
             behind = self._fenced[topic_id] = await turn.value(
-                "fence_partitions", topic_id, behind, _PARTITIONS_PER_STATEMENT
+                "fence_partitions", topic_id, behind, PARTITIONS_PER_STATEMENT
             )
         return True
 
     async def _empty(self, topic_id: UUID, turn: _Turn) -> bool:
         while not turn.is_over:
-            partitions = await turn.rows("deleted_partitions", topic_id, _PARTITIONS_PER_STATEMENT)
+            partitions = await turn.rows("deleted_partitions", topic_id, PARTITIONS_PER_STATEMENT)
             if not partitions:
                 return True
             for partition in partitions:
@@ -136,7 +136,7 @@ class DeletionStore:
                 if partition["has_chunks"] and not await turn.remove_chunks(key):
                     return False
                 if partition["has_producers"] and not await turn.remove_all(
-                    "delete_producer_states", key, _PRODUCERS_PER_STATEMENT
+                    "delete_producer_states", key, PRODUCERS_PER_STATEMENT
                 ):
                     return False
             if not await turn.value("delete_partitions", [row["partition_key"] for row in partitions]):
@@ -145,7 +145,7 @@ class DeletionStore:
 
     async def _end(self, topic_id: UUID, turn: _Turn) -> bool:
         for offsets in ("delete_offsets_of_topic", "delete_pending_offsets_of_topic"):
-            if not await turn.remove_all(offsets, topic_id, _OFFSETS_PER_STATEMENT):
+            if not await turn.remove_all(offsets, topic_id, OFFSETS_PER_STATEMENT):
                 return False
         if not await turn.value("confirm_deletion", topic_id):
             raise StorageConflict("a commit that refers to the topic is under way")
@@ -157,7 +157,7 @@ class _Turn:
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._left = _STATEMENTS_PER_TURN
+        self._left = STATEMENTS_PER_TURN
         self.batches = 0
         self.size_bytes = 0
 
@@ -183,9 +183,9 @@ class _Turn:
     async def remove_chunks(self, key: PartitionKey) -> bool:
         """The same for chunks, which are counted."""
         while not self.is_over:
-            (row,) = await self.rows("delete_chunks", key, _CHUNKS_PER_STATEMENT)
+            (row,) = await self.rows("delete_chunks", key, CHUNKS_PER_STATEMENT)
             self.batches += row["batch_count"]
             self.size_bytes += row["size_bytes"]
-            if row["chunk_count"] < _CHUNKS_PER_STATEMENT:
+            if row["chunk_count"] < CHUNKS_PER_STATEMENT:
                 return True
         return False

@@ -19,7 +19,7 @@ from storage.queries import statement
 from storage.text import loaded, loaded_or_none, stored
 from storage.types import CoordinatorLease, Document, GroupChange, GroupRecord, MemberRecord, Saved
 
-_OFFSETS_PER_STATEMENT = 10_000
+OFFSETS_PER_STATEMENT = 10_000
 """Deleted at a time."""
 
 
@@ -91,7 +91,7 @@ class GroupStore:
                 lease.shard,
                 lease.node_id,
                 lease.lease_epoch,
-                _OFFSETS_PER_STATEMENT,
+                OFFSETS_PER_STATEMENT,
             )
             if outcome == "fenced":
                 raise StorageConflict(f"the lease of shard {lease.shard} is no more at epoch {lease.lease_epoch}")

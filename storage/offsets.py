@@ -42,7 +42,7 @@ def _committed_offset(row: Row) -> CommittedOffset:
     )
 
 
-_DELETED_AT_A_TIME = 10_000
+DELETED_AT_A_TIME = 10_000
 
 
 class OffsetStore:
@@ -119,8 +119,8 @@ class OffsetStore:
     async def delete(self, group_id: str, partitions: Sequence[tuple[UUID, int]], lease: CoordinatorLease) -> None:
         """Removes the group's offsets of `partitions`, pending ones included, a bounded number at a time.
         StorageConflict if the lease is not current."""
-        for first in range(0, len(partitions), _DELETED_AT_A_TIME):
-            some = partitions[first : first + _DELETED_AT_A_TIME]
+        for first in range(0, len(partitions), DELETED_AT_A_TIME):
+            some = partitions[first : first + DELETED_AT_A_TIME]
             current = await self._hot.fetch_value(
                 statement("delete_offsets"),
                 stored(group_id),

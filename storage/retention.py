@@ -25,7 +25,7 @@ UNLIMITED = -1
 DEFAULT_RETENTION_MS = 7 * 24 * 60 * 60 * 1000
 """Kafka's log.retention.ms when nothing is set."""
 
-_CHUNKS_PER_STATEMENT = 1000
+CHUNKS_PER_STATEMENT = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class _Removed:
 
     @property
     def room(self) -> int:
-        return min(_CHUNKS_PER_STATEMENT, self._max_chunks - self.chunks)
+        return min(CHUNKS_PER_STATEMENT, self._max_chunks - self.chunks)
 
     async def run(self, database: Database, query: str, key: PartitionKey) -> bool:
         """One bounded statement; whether there may be more to remove."""

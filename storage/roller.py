@@ -54,7 +54,7 @@ REMOVED_AT_ONCE = 100
 REMOVAL_PATIENCE_S = 10.0
 """Postgres ends a transaction that has nothing to do for 15 s."""
 
-_CHUNKS_PER_STATEMENT = 250
+CHUNKS_PER_STATEMENT = 250
 """Made into values on the event loop, which this holds for a millisecond."""
 _ALIVE_SHARE = 0.5
 
@@ -123,10 +123,10 @@ class Roller:
         """What is alive in a slot, in the order in which it was written, a bounded number of chunks at a time."""
         position = 0
         while True:
-            rows = await self._pool.fetch(statement("live_inline_chunks"), slot, position, _CHUNKS_PER_STATEMENT)
+            rows = await self._pool.fetch(statement("live_inline_chunks"), slot, position, CHUNKS_PER_STATEMENT)
             if rows:
                 yield [chunk_of(row) for row in rows]
-            if len(rows) < _CHUNKS_PER_STATEMENT:
+            if len(rows) < CHUNKS_PER_STATEMENT:
                 return
             position = rows[-1]["position"]
 
@@ -240,13 +240,13 @@ class Roller:
         objects given. One that is moved meanwhile may be met where it was; one that stays is met for certain."""
         key, offset = 0, -1
         while True:
-            rows = await self._pool.fetch(statement("chunks_in_objects"), key, offset, _CHUNKS_PER_STATEMENT)
+            rows = await self._pool.fetch(statement("chunks_in_objects"), key, offset, CHUNKS_PER_STATEMENT)
             yield [
                 chunk_of(row)
                 for row in rows
                 if row["object_id"] is not None and (only is None or row["object_id"] in only)
             ]
-            if len(rows) < _CHUNKS_PER_STATEMENT:
+            if len(rows) < CHUNKS_PER_STATEMENT:
                 return
             key, offset = rows[-1]["partition_key"], rows[-1]["base_offset"]
 

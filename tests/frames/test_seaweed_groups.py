@@ -17,7 +17,7 @@ NONE = ErrorCode.NONE
 
 
 async def test_a_reconnected_client_leaves_no_phantom_when_it_names_itself(gateway: GatewayProcess) -> None:
-    group_id = fresh("row1")
+    group_id = fresh("returned")
     async with member(gateway.bootstrap, group_id, version=3) as first:
         await settle(first)
         async with member(gateway.bootstrap, group_id, version=3) as again:
@@ -35,7 +35,7 @@ async def test_a_reconnected_client_leaves_no_phantom_when_it_names_itself(gatew
 
 
 async def test_a_member_that_leaves_in_a_list_is_gone_at_once(gateway: GatewayProcess) -> None:
-    group_id = fresh("row5")
+    group_id = fresh("left")
     async with member(gateway.bootstrap, group_id) as first, member(gateway.bootstrap, group_id) as second:
         await settle(first, second)
         left = await second.leave(version=3)
@@ -45,7 +45,7 @@ async def test_a_member_that_leaves_in_a_list_is_gone_at_once(gateway: GatewayPr
 
 
 async def test_every_entry_of_a_batch_is_processed_in_one_rebalance(gateway: GatewayProcess) -> None:
-    group_id = fresh("r2")
+    group_id = fresh("leavers")
     async with (
         member(gateway.bootstrap, group_id) as a,
         member(gateway.bootstrap, group_id) as b,
@@ -95,7 +95,7 @@ LEAVE_ANSWERS = {
 
 @pytest.mark.parametrize("version", range(6))
 async def test_leave_answers_to_the_byte(gateway: GatewayProcess, version: int) -> None:
-    request = LeaveGroupRequest(group_id=fresh("r3"), member_id="m", members=(MemberIdentity(member_id="m"),))
+    request = LeaveGroupRequest(group_id=fresh("nobody"), member_id="m", members=(MemberIdentity(member_id="m"),))
     host, _, port = gateway.bootstrap.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
     try:
@@ -108,7 +108,7 @@ async def test_leave_answers_to_the_byte(gateway: GatewayProcess, version: int) 
 
 async def test_held_requests_of_one_member_do_not_hold_up_another(gateway: GatewayProcess) -> None:
     """One connection waits for minutes, every other goes on."""
-    group_id, topic = fresh("f5"), fresh("topic")
+    group_id, topic = fresh("held"), fresh("topic")
     async with member(gateway.bootstrap, group_id) as first, member(gateway.bootstrap, group_id) as second:
         await create_topic(first.client, topic)
         await settle(first)
@@ -116,6 +116,6 @@ async def test_held_requests_of_one_member_do_not_hold_up_another(gateway: Gatew
         held = second.join_nowait()
         await in_state(first.client, group_id, "PreparingRebalance")
         assert await first.commit(topic, 5) == NONE
-        other = Member(first.client, fresh("f5"), version=3)
+        other = Member(first.client, fresh("held"), version=3)
         await settle(other)
         assert not held.done()

@@ -100,11 +100,11 @@ async def test_every_row_of_a_deleted_topic_goes_and_of_no_other(
     sql: asyncpg.Connection,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(storage.deletion, "_CHUNKS_PER_STATEMENT", 2)
-    monkeypatch.setattr(storage.deletion, "_PARTITIONS_PER_STATEMENT", 2)
-    monkeypatch.setattr(storage.deletion, "_PRODUCERS_PER_STATEMENT", 1)
-    monkeypatch.setattr(storage.deletion, "_OFFSETS_PER_STATEMENT", 1)
-    monkeypatch.setattr(storage.deletion, "_STATEMENTS_PER_TURN", 5)
+    monkeypatch.setattr(storage.deletion, "CHUNKS_PER_STATEMENT", 2)
+    monkeypatch.setattr(storage.deletion, "PARTITIONS_PER_STATEMENT", 2)
+    monkeypatch.setattr(storage.deletion, "PRODUCERS_PER_STATEMENT", 1)
+    monkeypatch.setattr(storage.deletion, "OFFSETS_PER_STATEMENT", 1)
+    monkeypatch.setattr(storage.deletion, "STATEMENTS_PER_TURN", 5)
     kept_topic, gone = await make_topic("kept", 2), await make_topic("gone", 5)
     await sql.execute(GROUP)
     for topic in (kept_topic, gone):
@@ -138,14 +138,14 @@ async def test_another_store_goes_on_where_the_first_was_cut_off(
     database: Database, deletions: DeletionStore, log: LogStore, topics: TopicStore, make_topic: MakeTopic,
     sql: asyncpg.Connection, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(storage.deletion, "_STATEMENTS_PER_TURN", 1)
+    monkeypatch.setattr(storage.deletion, "STATEMENTS_PER_TURN", 1)
     gone = await make_topic("gone", 3)
     for partition in gone.partitions:
         await append_each(log, *(new_batch(partition.partition_key) for _ in range(3)))
     await topics.delete(gone.topic_id)
     for _ in range(3):
         assert not (await deletions.advance(gone.topic_id)).gone
-    monkeypatch.setattr(storage.deletion, "_STATEMENTS_PER_TURN", 20)
+    monkeypatch.setattr(storage.deletion, "STATEMENTS_PER_TURN", 20)
     await delete(DeletionStore(database), gone)
     assert await rows(sql) == dict.fromkeys(TABLES, 0)
 
@@ -238,10 +238,10 @@ async def test_a_group_and_its_offsets_go_in_bounded_steps(
         assert await offset_store.commit(commits) == [None] * 25
     assert await sql.fetchval(statement("delete_group"), "gone", *_fence(leases[0]), 10) == "more"
     assert len(await offset_store.fetch("gone")) == 15
-    monkeypatch.setattr("storage.groups._OFFSETS_PER_STATEMENT", 5)
+    monkeypatch.setattr("storage.groups.OFFSETS_PER_STATEMENT", 5)
     assert await groups.delete("gone", leases[0])
     assert not await groups.delete("gone", leases[0])
-    monkeypatch.setattr("storage.offsets._DELETED_AT_A_TIME", 4)
+    monkeypatch.setattr("storage.offsets.DELETED_AT_A_TIME", 4)
     await offset_store.delete("kept", [(topic.topic_id, index) for index in range(24)], leases[0])
     assert [offset.partition_index for offset in await offset_store.fetch("kept")] == [24]
 

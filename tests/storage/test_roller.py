@@ -81,7 +81,7 @@ async def test_many_chunks_move_a_few_at_a_time(
 ) -> None:
     """Producers of a partition wait while its chunks are named, and all else while many rows become values."""
     monkeypatch.setattr(mover, "MOVE_CHUNKS", 4)
-    monkeypatch.setattr(roller_module, "_CHUNKS_PER_STATEMENT", 5)
+    monkeypatch.setattr(roller_module, "CHUNKS_PER_STATEMENT", 5)
     named: list[int] = []
     fetch_row = Pool.fetch_row
 
