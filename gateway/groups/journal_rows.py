@@ -38,6 +38,7 @@ from gateway.coordinator.handoff import HandoffBegun, HandoffEnded
 from gateway.coordinator.machine import Machines, Value
 from gateway.coordinator.model import Group, GroupState, Member
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE
+from gateway.coordinator.share.model import ShareGroup
 from gateway.groups.journal_members import (
     Topics,
     assigned_to,
@@ -333,6 +334,9 @@ class _Telling(Sheet):
         if self._told.generation_ms is None or self._now.state != STABLE:
             return
         if isinstance(group, Group) and (group.pending_sync or holds(group)):
+            return
+        if isinstance(group, ShareGroup) and not all(has_caught_up(group, each) for each in group.members):
+            # Such a group is Stable whatever its members know.
             return
         self._event("rebalance_completed", wait_ms=self._since_start(), member_count=self._now.member_count)
         self._told.rebalance_ms = self._told.generation_ms = None

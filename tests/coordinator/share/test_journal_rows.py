@@ -1,0 +1,92 @@
+"""What the journal says of a share group: who came and went and why, and of ownership nothing."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from gateway.coordinator.machine import RequestId, Tick
+from gateway.coordinator.model import DeleteGroup, Group, Settings
+from gateway.groups.groups import MACHINES
+from gateway.groups.journal_rows import Rows
+from gateway.groups.journal_sheet import Happened
+from storage.journal import JournalEvent, JournalMember, JournalRow
+
+from .test_group import CLUSTER, SETTINGS, A, B, heartbeat
+
+
+class Topics:
+    """Nothing is asked of them: nobody owns a partition."""
+
+    def name_of(self, topic_id: UUID) -> str:
+        raise AssertionError(topic_id)
+
+    def id_of(self, name: str) -> UUID | None:
+        raise AssertionError(name)
+
+    def partition_count_of(self, name: str) -> int:
+        raise AssertionError(name)
+
+
+def test_members_of_a_share_group_come_and_go() -> None:
+    made = Rows(MACHINES, Topics())
+    group: object = Group("g")
+    rows: list[JournalRow] = []
+
+    def play(event: object, now_ms: int) -> None:
+        nonlocal group
+        before = group
+        taken = MACHINES.step(before, event, CLUSTER, now_ms, Settings(share=SETTINGS))
+        group = taken.group
+        if taken.facts:
+            rows.extend(made.of(Happened(before, group, taken.facts, 0, now_ms, 1)))
+
+    play(heartbeat(A, 0, ("t1",)), 0)
+    assert events(rows) == [
+        ("rebalance_started", "member_joined", A),
+        ("member_joined", "new", A),
+        ("generation_created", None, None),
+        ("assignment_stored", None, None),
+        ("member_synced", None, A),
+        ("rebalance_completed", None, None),
+    ]
+    assert members(rows) == [A]
+
+    rows.clear()
+    play(heartbeat(B, 0, ("t1",)), 100)
+    assert events(rows)[-2:] == [("assignment_stored", None, None), ("member_synced", None, B)]
+    assert members(rows) == [B]
+    rows.clear()
+    play(heartbeat(A, 1), 200)
+    assert events(rows) == [("member_synced", None, A), ("rebalance_completed", None, None)]
+
+    rows.clear()
+    play(heartbeat(B, -1), 300)
+    assert events(rows) == [
+        ("member_left", "leave", B),
+        ("rebalance_started", "member_left", B),
+        ("generation_created", None, None),
+    ]
+    rows.clear()
+    play(heartbeat(A, 2), 400)
+    assert events(rows) == [
+        ("assignment_stored", None, None),
+        ("member_synced", None, A),
+        ("rebalance_completed", None, None),
+    ]
+
+    rows.clear()
+    play(Tick(), 60_000)
+    play(DeleteGroup(RequestId(1)), 60_001)
+    assert events(rows) == [
+        ("member_expired", "session_timeout", A),
+        ("rebalance_started", "member_expired", A),
+        ("deleted", "requested", None),
+    ]
+
+
+def events(rows: list[JournalRow]) -> list[tuple[str, str | None, str | None]]:
+    return [(row.kind, row.reason, row.member_id) for row in rows if isinstance(row, JournalEvent)]
+
+
+def members(rows: list[JournalRow]) -> list[str]:
+    return [row.member_id for row in rows if isinstance(row, JournalMember)]
