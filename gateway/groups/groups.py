@@ -149,8 +149,7 @@ class Groups(Runtime):
 
     def _happened(self, before: Value, after: Value, facts: tuple[Fact, ...]) -> None:
         """Facts as rows of the journal, log lines and metrics."""
-        # The journal tells of partitions that have one owner each: a share group's have readers.
-        if self.journal is not None and not isinstance(after, ShareGroup):
+        if self.journal is not None:
             self.journal.happened(before, after, facts)
         if not facts:
             self.told(self._machines.of(after).summary(after).group_id, ())
