@@ -9,7 +9,7 @@ from uuid import UUID, uuid5
 
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.machine import ConnectionId, RequestId, Step, Tick
+from gateway.coordinator.machine import ConnectionId, Document, RequestId, Step, Tick
 from gateway.coordinator.model import Settings, StreamsSettings
 from gateway.coordinator.streams.machine import STREAMS
 from gateway.coordinator.streams.model import StreamsGroup, StreamsGroupHeartbeat, StreamsGroupHeartbeatReply
@@ -37,13 +37,33 @@ class Scene:
         self.group: StreamsGroup = STREAMS.missing(GROUP)
         self.now_ms = 0
         self.last = Step(self.group)
+        self.stored = STREAMS.stored(self.group)
+        self.rows: dict[MemberId, Document] = {}
+        """What durable facts had written, as the runner writes it."""
         self._requests = 0
 
     def play(self, event: Any) -> Any:
         """The reply, if the event asks for one."""
         self.last = STREAMS.step(self.group, event, self.cluster, self.now_ms, self.settings)
         self.group = self.last.group
+        self._store()
         return self.last.replies[0][1] if self.last.replies else None
+
+    def _store(self) -> None:
+        """Rows of the members that facts touch. They say what the group shows, for whoever reads it next."""
+        if any(type(fact) in STREAMS.durable for fact in self.last.facts):
+            self.stored = STREAMS.stored(self.group)
+            for member_id in {each for fact in self.last.facts for each in fact.touches()}:
+                row = STREAMS.stored_member(self.group, member_id)
+                if row is None:
+                    self.rows.pop(member_id, None)
+                else:
+                    self.rows[member_id] = row.document
+        shown = {each: STREAMS.stored_member(self.group, each) for each in STREAMS.member_ids(self.group)}
+        assert self.rows == {each: row.document for each, row in shown.items() if row is not None}
+        # Who reads a group back has heard nobody, and says so with the next row that it writes.
+        now = replace(STREAMS.stored(self.group), all_heard=self.stored.all_heard)
+        assert self.stored == now
 
     def beat(self, member_id: str, epoch: int, **more: Any) -> StreamsGroupHeartbeatReply:
         self._requests += 1
@@ -88,13 +108,7 @@ class Scene:
 
     def restore(self, silent_ms: int | None = None) -> None:
         """Another coordinator reads the group back."""
-        stored = STREAMS.stored(self.group)
-        members = {}
-        for member_id in STREAMS.member_ids(self.group):
-            row = STREAMS.stored_member(self.group, member_id)
-            assert row is not None
-            members[member_id] = row.document
-        self.group = STREAMS.restore(GROUP, stored, members, silent_ms, self.now_ms, self.settings)
+        self.group = STREAMS.restore(GROUP, self.stored, self.rows, silent_ms, self.now_ms, self.settings)
 
     def set(self, **settings: Any) -> None:
         self.settings = replace(self.settings, streams=replace(self.settings.streams, **settings))

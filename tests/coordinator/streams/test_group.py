@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.coordinator.cluster import NO_TOPICS
-from gateway.coordinator.facts import Departure, GroupDeleted, MemberId, MemberLeft
+from gateway.coordinator.facts import Departure, GroupDeleted, MemberChanged, MemberId, MemberLeft
 from gateway.coordinator.machine import Adopted, ClusterChanged, ConnectionId, RequestId
 from gateway.coordinator.model import (
     DeleteGroup,
@@ -497,3 +497,13 @@ def test_a_summary_tells_what_is_read() -> None:
     assert summary.subscribed_topics == {"t", "words", "counts"}
     assert (summary.member_count, summary.is_stable) == (1, False)
     assert isinstance(scene.group, StreamsGroup)
+
+
+def test_a_member_that_speaks_from_elsewhere_is_stored_anew() -> None:
+    """Its connection alone is nothing that is stored."""
+    scene = Scene()
+    epoch = scene.join("a").member_epoch
+    scene.beat("a", epoch, connection_number=2)
+    assert scene.last.facts == ()
+    scene.beat("a", epoch, connection_number=3, client_host="/elsewhere")
+    assert scene.last.facts == (MemberChanged(MemberId("a")),)
