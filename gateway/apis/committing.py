@@ -84,13 +84,13 @@ async def commits_of(asked: Sequence[AskedPartition], topic: Topic | None, unkno
 
 async def commit(surviving: Sequence[Commit], committer: Committer, context: RequestContext) -> None:
     """Gives every commit in `surviving`, which none of them has yet, its error or ErrorCode.NONE."""
-    reply = await _ask(committer, context)
+    reply = await _ask(surviving, committer, context)
     fenced = await _store(surviving, reply, committer, context)
     if not fenced:
         return
     # The group may have changed its protocol since it was asked: its members' generations became epochs, or epochs
     # generations, and the commit that it let through was fenced by the wrong one.
-    again = await _ask(committer, context)
+    again = await _ask(fenced, committer, context)
     if again.error is ErrorCode.NONE and again.by_member_epoch is not reply.by_member_epoch:
         await _store(fenced, again, committer, context)
 
@@ -100,7 +100,7 @@ async def set_all(commits: Iterable[Commit], error: ErrorCode) -> None:
         one.error = error
 
 
-async def _ask(committer: Committer, context: RequestContext) -> OffsetCommitReply:
+async def _ask(surviving: Sequence[Commit], committer: Committer, context: RequestContext) -> OffsetCommitReply:
     groups = context.services.groups
     request_id = groups.next_request_id()
     connection_id = ConnectionId(context.connection.connection_id)
@@ -121,6 +121,13 @@ async def _ask(committer: Committer, context: RequestContext) -> OffsetCommitRep
             member_id=member_id,
             group_instance_id=committer.group_instance_id,
             generation_id=committer.generation_id,
+            partitions=tuple(
+                [
+                    (one.topic_id, one.partition.partition_index)
+                    async for one in in_pieces(surviving)
+                    if one.topic_id is not None
+                ]
+            ),
         )
     reply = groups.submit(committer.group_id, event)
     return await reply if isinstance(reply, asyncio.Future) else reply

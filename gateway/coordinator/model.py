@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import Enum
+from uuid import UUID
 
 from gateway.coordinator.document import VOLATILE
 from gateway.coordinator.facts import MemberId
@@ -313,6 +314,8 @@ class OffsetCommit(ClientRequest[OffsetCommitReply]):
     group_instance_id: str | None
     generation_id: int
     """Or the member's epoch."""
+    partitions: tuple[tuple[UUID, int], ...] = ()
+    """(topic id, partition): what is to be committed."""
 
 
 @dataclass(frozen=True, slots=True)
