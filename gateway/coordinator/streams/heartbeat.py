@@ -29,6 +29,7 @@ from gateway.coordinator.streams.identity import check_join, check_request, find
 from gateway.coordinator.streams.model import (
     JOIN_EPOCH,
     LEAVE_EPOCH,
+    Endpoint,
     MemberState,
     StreamsGroup,
     StreamsGroupHeartbeat,
@@ -36,7 +37,7 @@ from gateway.coordinator.streams.model import (
     StreamsMember,
     has_news,
 )
-from gateway.coordinator.streams.tasks import NO_TASKS
+from gateway.coordinator.streams.tasks import NO_TASKS, Tasks
 from gateway.coordinator.streams.topology import InvalidTopologyError, StatusCode
 from protocol.errors import ErrorCode, KafkaError
 
@@ -216,7 +217,7 @@ def _proceed(draft: Draft, event: StreamsGroupHeartbeat, before: StreamsMember |
         or after.assigned != member.assigned
         or (event.owned is not None and event.owned != after.assigned)
     )
-    if is_told and after.assigned != member.assigned and after.user_endpoint is not None:
+    if _read_behind_endpoint(before) != _read_behind_endpoint(after):
         draft.endpoint_epoch += 1
     draft.answer(event.request_id, _reply(draft, event, after, is_told=is_told))
     return draft.seal()
@@ -254,6 +255,12 @@ def _is_other(before: StreamsMember, after: StreamsMember) -> bool:
         return member.topology_epoch, member.process_id, member.rack_id, member.client_tags, member.user_endpoint
 
     return told(before) != told(after)
+
+
+def _read_behind_endpoint(member: StreamsMember | None) -> tuple[Endpoint, Tasks] | None:
+    if member is None or member.user_endpoint is None or not member.assigned:
+        return None
+    return member.user_endpoint, member.assigned
 
 
 def _is_stale(group: StreamsGroup | Draft, member: StreamsMember) -> bool:

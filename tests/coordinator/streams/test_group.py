@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -300,6 +301,34 @@ def test_endpoints_are_told_to_who_does_not_know_them() -> None:
     assert known > 0
     assert scene.beat("a", 2, endpoint_information_epoch=known).partitions_by_user_endpoint is None
     assert scene.beat("a", 2, endpoint_information_epoch=0).partitions_by_user_endpoint is not None
+
+
+def test_an_endpoint_that_moves_is_told_to_the_others() -> None:
+    scene = Scene()
+    scene.join("a", user_endpoint=Endpoint("h", 9))
+    known = scene.beat("a", 2).endpoint_information_epoch
+    moved = scene.beat("a", 2, user_endpoint=Endpoint("h", 11), endpoint_information_epoch=known)
+    assert moved.endpoint_information_epoch > known
+    ((endpoint, _, _),) = moved.partitions_by_user_endpoint or ()
+    assert endpoint == Endpoint("h", 11)
+
+
+def test_who_comes_back_without_tasks_has_nothing_behind_its_endpoint() -> None:
+    scene = Scene()
+    scene.join("a", replace(READING, epoch=1), user_endpoint=Endpoint("h", 9))
+    known = scene.beat("a", 2).endpoint_information_epoch
+    back = scene.join("a", READING, user_endpoint=Endpoint("h", 9), endpoint_information_epoch=known)
+    assert back.tasks == Tasks()
+    assert back.endpoint_information_epoch > known
+
+
+def test_endpoints_cost_what_is_read_behind_them() -> None:
+    scene = Scene({"t": 10_000, "other": 1})
+    started = time.process_time()
+    reply = scene.join("a", Topology(0, (Subtopology("0", ("t", "other") * 2_400),)), user_endpoint=Endpoint("h", 9))
+    assert time.process_time() - started < 1, "seconds: a tenth of one is enough, and topics by tasks take three"
+    ((_, read, _),) = reply.partitions_by_user_endpoint or ()
+    assert read == {"t": frozenset(range(10_000)), "other": frozenset({0})}
 
 
 # --- going ----------------------------------------------------------------------------------------------------------
