@@ -155,6 +155,7 @@ def _join(
         state=MemberState.STABLE,
         assigned=NO_TASKS,
         pending_revocation=NO_TASKS,
+        active_since=(),
     )
     return _proceed(draft, event, known, _updated(fresh, event))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -450,26 +451,37 @@ def test_an_empty_classic_group_goes_on_as_a_streams_group() -> None:
 # --- offsets, and what others ask -----------------------------------------------------------------------------------
 
 
-def commit(scene: Scene, member_id: str, epoch: int, version: int = 9) -> ErrorCode:
-    event = OffsetCommit(
+def ids(scene: Scene, *partitions: tuple[str, int]) -> tuple[tuple[UUID, int], ...]:
+    return tuple((scene.cluster.topics[name].topic_id, index) for name, index in partitions)
+
+
+def commit_event(
+    scene: Scene, member_id: str, epoch: int, version: int = 9, partitions: tuple[tuple[str, int], ...] = ()
+) -> OffsetCommit:
+    return OffsetCommit(
         request_id=RequestId(1),
         connection_id=ConnectionId("c"),
         version=version,
         member_id=MemberId(member_id),
         group_instance_id=None,
         generation_id=epoch,
+        partitions=ids(scene, *partitions),
     )
-    error: ErrorCode = scene.play(event).error
+
+
+def commit(scene: Scene, member_id: str, epoch: int, version: int = 9, **more: Any) -> ErrorCode:
+    error: ErrorCode = scene.play(commit_event(scene, member_id, epoch, version, **more)).error
     return error
 
 
-def txn_commit(scene: Scene, member_id: str, epoch: int) -> ErrorCode:
+def txn_commit(scene: Scene, member_id: str, epoch: int, partitions: tuple[tuple[str, int], ...] = ()) -> ErrorCode:
     event = TxnOffsetCommit(
         request_id=RequestId(1),
         connection_id=ConnectionId("c"),
         member_id=MemberId(member_id),
         group_instance_id=None,
         generation_id=epoch,
+        partitions=ids(scene, *partitions),
     )
     error: ErrorCode = scene.play(event).error
     return error
@@ -491,6 +503,46 @@ def test_a_member_commits_at_its_epoch_alone() -> None:
     assert fetch_refusal(scene.group, None, -1) is None
     scene.beat("a", -1)
     assert commit(scene, "", -1) is ErrorCode.NONE
+
+
+def test_what_a_member_has_held_since_an_older_epoch_it_commits_at_that_epoch() -> None:
+    """Its heartbeat has moved its epoch while a commit was under way."""
+    scene = Scene({"t": 4, "other": 9})
+    scene.join("a")
+    scene.join("b")
+    kept = scene.beat("a", 2).tasks
+    assert kept is not None
+    assert commit(scene, "a", 2, partitions=tuple(("t", index) for _, index in ALL)) is ErrorCode.NONE
+    assert scene.beat("a", 2, owned=kept).member_epoch == 3
+    assert scene.beat("b", 3).tasks is not None
+    scene.topics({"t": 6, "other": 9})
+    assert scene.beat("a", 3).member_epoch == 4
+    held = tuple(("t", index) for _, index in sorted(kept.active))
+    lost = tuple(("t", index) for _, index in sorted(ALL - kept.active))
+    gained = tuple(("t", index) for _, index in sorted(scene.group.members[MemberId("a")].assigned.active - ALL))
+    assert (len(held), len(lost), len(gained)) == (2, 2, 1)
+    for restored in (False, True):
+        if restored:
+            scene.restore()
+        for partitions, epoch, error in (
+            (held, 2, ErrorCode.NONE),
+            (held, 3, ErrorCode.NONE),
+            (held, 1, ErrorCode.STALE_MEMBER_EPOCH),
+            (held, 5, ErrorCode.STALE_MEMBER_EPOCH),
+            (held, -1, ErrorCode.STALE_MEMBER_EPOCH),
+            (gained, 4, ErrorCode.NONE),
+            (gained, 3, ErrorCode.STALE_MEMBER_EPOCH),
+            ((*held, *lost), 3, ErrorCode.STALE_MEMBER_EPOCH),
+            ((("other", 0),), 3, ErrorCode.STALE_MEMBER_EPOCH),
+        ):
+            assert commit(scene, "a", epoch, partitions=partitions) is error, (partitions, epoch)
+            stale = error is ErrorCode.STALE_MEMBER_EPOCH
+            assert (txn_commit(scene, "a", epoch, partitions) is ErrorCode.ILLEGAL_GENERATION) is stale
+        # Postgres knows the member at its newest epoch alone.
+        assert scene.play(commit_event(scene, "a", 3, partitions=held)).member_epoch == 4
+    # Whoever joins anew has nothing of what it had.
+    scene.join("a")
+    assert commit(scene, "a", 3, partitions=held) is ErrorCode.STALE_MEMBER_EPOCH
 
 
 def test_a_group_with_members_is_not_deleted() -> None:
