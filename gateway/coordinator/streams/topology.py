@@ -8,11 +8,13 @@ changelogs, and at last what exists with another number of partitions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Set
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.streams.tasks import Task
 
 
 class StatusCode(IntEnum):
@@ -69,6 +71,28 @@ class Topology:
             for each in self.subtopologies
             for name in (*each.sources, *(topic.name for topic in each.state_changelog_topics))
         )
+
+    @property
+    def sources_of(self) -> dict[str, tuple[str, ...]]:
+        """Subtopology → topics that its tasks read, each once."""
+        return {each.subtopology_id: tuple(dict.fromkeys(each.sources)) for each in self.subtopologies}
+
+
+def partitions_read(
+    tasks: Iterable[Task], sources_of: Mapping[str, Sequence[str]], partition_count_of: Callable[[str], int]
+) -> dict[str, set[int]]:
+    """Topic → partitions. Each task reads the partition of its number of every source topic that has as many: so a
+    topic of few partitions is read by the first tasks, and the others are not looked at for it."""
+    indexes: dict[str, list[int]] = {}
+    for subtopology_id, index in sorted(tasks):
+        indexes.setdefault(subtopology_id, []).append(index)
+    read: dict[str, set[int]] = {}
+    for subtopology_id, numbers in indexes.items():
+        for name in sources_of.get(subtopology_id, ()):
+            first = numbers[: bisect_left(numbers, partition_count_of(name))]
+            if first:
+                read.setdefault(name, set()).update(first)
+    return read
 
 
 @dataclass(frozen=True, slots=True)
