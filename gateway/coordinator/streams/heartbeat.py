@@ -309,7 +309,10 @@ def _leave(
     settings: StreamsSettings,
     cluster: Cluster,
 ) -> Step:
+    """A member that fails for good may say with its last words that all shall shut down."""
     draft = Draft(group, now_ms, settings, cluster)
+    if event.shutdown_application:
+        draft.shutdown_by = draft.shutdown_by or member.member_id
     draft.lose_all({member.member_id: Departure.LEFT})
     reply = StreamsGroupHeartbeatReply(ErrorCode.NONE, None, member.member_id, LEAVE_EPOCH)
     draft.answer(event.request_id, reply)

@@ -292,6 +292,19 @@ def test_a_shutdown_is_told_until_nobody_is_left() -> None:
     assert scene.join("a").status == ()
 
 
+def test_who_leaves_may_ask_all_to_shut_down() -> None:
+    scene = Scene()
+    scene.join("a")
+    scene.join("b")
+    assert scene.beat("a", -1, shutdown_application=True).error is ErrorCode.NONE
+    scene.restore()
+    ((code, detail),) = scene.beat("b", 3).status
+    assert code is StatusCode.SHUTDOWN_APPLICATION
+    assert "a" in detail
+    scene.beat("b", -1, shutdown_application=True)
+    assert scene.join("a").status == ()
+
+
 def test_endpoints_are_told_to_who_does_not_know_them() -> None:
     scene = Scene()
     reply = scene.join("a", user_endpoint=Endpoint("h", 9))
