@@ -38,6 +38,8 @@ from protocol.messages.streams_group_heartbeat import StreamsGroupHeartbeatReque
 
 MAX_TOPOLOGY_ELEMENTS = 5_000
 """Subtopologies, their topics and the settings of these: the group weighs and stores them in one step."""
+MAX_TOPOLOGY_CHARACTERS = 1 << 20
+"""Of all names and settings. As long as a record of Kafka's, which would have to hold them."""
 
 
 async def streams_group_heartbeat(
@@ -141,7 +143,20 @@ def topology_of(given: message.Topology) -> Topology:
     """Raises KafkaError where it is too large, or a copartition group names a topic that there is not."""
     if has_more_elements(given, MAX_TOPOLOGY_ELEMENTS):
         raise KafkaError(ErrorCode.POLICY_VIOLATION, f"A topology may have {MAX_TOPOLOGY_ELEMENTS} elements.")
+    if sum(map(len, _texts(given))) > MAX_TOPOLOGY_CHARACTERS:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, f"A topology may have {MAX_TOPOLOGY_CHARACTERS} characters.")
     return Topology(given.epoch, tuple(_subtopology(each) for each in given.subtopologies))
+
+
+def _texts(given: message.Topology) -> Iterable[str]:
+    for each in given.subtopologies:
+        yield each.subtopology_id
+        yield from each.source_topics
+        yield from each.repartition_sink_topics
+        for topic in (*each.state_changelog_topics, *each.repartition_source_topics):
+            yield topic.name
+            for config in topic.topic_configs:
+                yield from (config.key, config.value)
 
 
 def _subtopology(given: message.Subtopology) -> Subtopology:

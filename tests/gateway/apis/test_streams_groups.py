@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from gateway.apis.streams_groups import MAX_TOPOLOGY_ELEMENTS, topology_of
+from gateway.apis.streams_groups import MAX_TOPOLOGY_CHARACTERS, MAX_TOPOLOGY_ELEMENTS, topology_of
 from gateway.apis.topics import MAX_PARTITIONS_PER_REQUEST, make_internal_topics
 from gateway.config.broker import BrokerConfig
 from gateway.coordinator.streams.topology import TopicInfo
@@ -26,6 +26,24 @@ def test_a_topology_has_a_bound_of_its_own() -> None:
     larger = message.Topology(subtopologies=(message.Subtopology(source_topics=(*sources, "t")),))
     with pytest.raises(KafkaError) as refused:
         topology_of(larger)
+    assert refused.value.code is ErrorCode.POLICY_VIOLATION
+
+
+@pytest.mark.parametrize("place", ["subtopology_id", "sink", "changelog", "setting"])
+def test_names_and_settings_have_a_bound(place: str) -> None:
+    text = "t" * MAX_TOPOLOGY_CHARACTERS
+    given = {
+        "subtopology_id": {"subtopology_id": text},
+        "sink": {"repartition_sink_topics": (text,)},
+        "changelog": {"state_changelog_topics": (message.TopicInfo(name=text),)},
+        "setting": {
+            "repartition_source_topics": (message.TopicInfo(topic_configs=(message.KeyValue(key="", value=text),)),)
+        },
+    }
+    longest: Any = given[place]
+    topology_of(message.Topology(subtopologies=(message.Subtopology(**longest),)))
+    with pytest.raises(KafkaError) as refused:
+        topology_of(message.Topology(subtopologies=(message.Subtopology(**longest, source_topics=("t",)),)))
     assert refused.value.code is ErrorCode.POLICY_VIOLATION
 
 
