@@ -137,14 +137,19 @@ def has_more_elements(message: Any, limit: int) -> bool:
 
 def _count_elements(value: Any, limit: int) -> int:
     count = 0
-    for name, nested in _array_fields(value.__class__):
-        elements = getattr(value, name)
-        if elements is None or elements.__class__ is not tuple:
+    for name, is_array, nested in _counted_fields(value.__class__):
+        held = getattr(value, name)
+        if held is None:
             continue
-        count += len(elements)
+        if not is_array:
+            count += _count_elements(held, limit - count)
+            continue
+        if held.__class__ is not tuple:
+            continue
+        count += len(held)
         if not nested:
             continue
-        for element in elements:
+        for element in held:
             if count > limit:
                 return count
             count += _count_elements(element, limit - count)
@@ -152,13 +157,14 @@ def _count_elements(value: Any, limit: int) -> int:
 
 
 @cache
-def _array_fields(struct_type: type[Any]) -> tuple[tuple[str, bool], ...]:
-    """Names of the struct's arrays, and whether their elements have arrays."""
-    return tuple(
-        (field.name, isinstance(field.kind, type) and bool(_array_fields(field.kind)))
+def _counted_fields(struct_type: type[Any]) -> tuple[tuple[str, bool, bool], ...]:
+    """The struct's arrays and the structs in it that have some: name, whether it is an array itself, and whether there
+    are arrays in it or in its elements."""
+    fields = (
+        (field.name, field.is_array, isinstance(field.kind, type) and bool(_counted_fields(field.kind)))
         for field in struct_schema(struct_type).fields
-        if field.is_array
     )
+    return tuple(field for field in fields if any(field[1:]))
 
 
 def encode_response(message: Any, version: int) -> list[Buffer]:

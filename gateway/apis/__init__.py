@@ -45,8 +45,9 @@ each is an element or two here."""
 MAX_LEAVING_MEMBERS = 5_000
 """Members that leave by one request: the coordinator takes them in one step, which nobody interrupts."""
 
-MAX_STREAMS_ELEMENTS = 5_000
-"""Topics of a topology, their settings, and tasks, in one streams heartbeat: the group weighs them in one step."""
+MAX_STREAMS_ELEMENTS = 25_000
+"""What one streams heartbeat says: a member may own all tasks that a group may have (`MAX_TASKS`). Of a topology fewer
+are taken (`streams_groups.MAX_TOPOLOGY_ELEMENTS`)."""
 
 MAX_JOIN_PROTOCOLS = 2_000
 """Assignors that one member offers; the group weighs them in one step."""

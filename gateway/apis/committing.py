@@ -89,9 +89,11 @@ async def commit(surviving: Sequence[Commit], committer: Committer, context: Req
     if not fenced:
         return
     # The group may have changed its protocol since it was asked: its members' generations became epochs, or epochs
-    # generations, and the commit that it let through was fenced by the wrong one.
+    # generations, and the commit that it let through was fenced by the wrong one. Or the member's epoch has moved, and
+    # the commit may be taken all the same.
     again = await _ask(fenced, committer, context)
-    if again.error is ErrorCode.NONE and again.by_member_epoch is not reply.by_member_epoch:
+    is_other = (again.by_member_epoch, again.member_epoch) != (reply.by_member_epoch, reply.member_epoch)
+    if again.error is ErrorCode.NONE and is_other:
         await _store(fenced, again, committer, context)
 
 
@@ -105,6 +107,13 @@ async def _ask(surviving: Sequence[Commit], committer: Committer, context: Reque
     request_id = groups.next_request_id()
     connection_id = ConnectionId(context.connection.connection_id)
     member_id = MemberId(committer.member_id)
+    partitions = tuple(
+        [
+            (one.topic_id, one.partition.partition_index)
+            async for one in in_pieces(surviving)
+            if one.topic_id is not None
+        ]
+    )
     if committer.transaction is not None:
         event = TxnOffsetCommitEvent(
             request_id=request_id,
@@ -112,6 +121,7 @@ async def _ask(surviving: Sequence[Commit], committer: Committer, context: Reque
             member_id=member_id,
             group_instance_id=committer.group_instance_id,
             generation_id=committer.generation_id,
+            partitions=partitions,
         )
     else:
         event = OffsetCommitEvent(
@@ -121,13 +131,7 @@ async def _ask(surviving: Sequence[Commit], committer: Committer, context: Reque
             member_id=member_id,
             group_instance_id=committer.group_instance_id,
             generation_id=committer.generation_id,
-            partitions=tuple(
-                [
-                    (one.topic_id, one.partition.partition_index)
-                    async for one in in_pieces(surviving)
-                    if one.topic_id is not None
-                ]
-            ),
+            partitions=partitions,
         )
     reply = groups.submit(committer.group_id, event)
     return await reply if isinstance(reply, asyncio.Future) else reply
@@ -146,6 +150,7 @@ async def _store(
         await set_all(surviving, error)
         return []
 
+    epoch = committer.generation_id if reply.member_epoch is None else reply.member_epoch
     max_metadata = context.services.settings.broker.offset_metadata_max_bytes
     storing: list[Commit] = []
     rows: list[OffsetCommit] = []
@@ -159,7 +164,7 @@ async def _store(
                 OffsetCommit(
                     lease=lease,
                     group_id=committer.group_id,
-                    generation_id=None if reply.by_producer else max(committer.generation_id, -1),
+                    generation_id=None if reply.by_producer else max(epoch, -1),
                     topic_id=one.topic_id,
                     partition_index=one.partition.partition_index,
                     committed_offset=one.partition.committed_offset,

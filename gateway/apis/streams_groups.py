@@ -25,15 +25,21 @@ from gateway.coordinator.streams.model import (
     state_of,
 )
 from gateway.coordinator.streams.tasks import NO_TASKS, Task, Tasks
-from gateway.coordinator.streams.topology import StatusCode, Subtopology, TopicInfo, Topology
+from gateway.coordinator.streams.topology import MAX_NAMED, StatusCode, Subtopology, TopicInfo, Topology
 from gateway.log.topic_names import INTERNAL_TOPICS, why_illegal
 from gateway.net.authorized_operations import NOT_ASKED, Resource, authorized_operations
 from gateway.net.context import RequestContext
 from gateway.net.pieces import first_of_each
+from protocol.codec import has_more_elements
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import streams_group_describe as described
 from protocol.messages import streams_group_heartbeat as message
 from protocol.messages.streams_group_heartbeat import StreamsGroupHeartbeatRequest, StreamsGroupHeartbeatResponse
+
+MAX_TOPOLOGY_ELEMENTS = 5_000
+"""Subtopologies, their topics and the settings of these: the group weighs and stores them in one step."""
+MAX_TOPOLOGY_CHARACTERS = 1 << 20
+"""Of all names and settings. As long as a record of Kafka's, which would have to hold them."""
 
 
 async def streams_group_heartbeat(
@@ -42,7 +48,7 @@ async def streams_group_heartbeat(
     """Topics of the topology that this node does not know are looked up first, as for consumer groups."""
     if not request.group_id:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
-    topology = None if request.topology is None else _topology(request.topology)
+    topology = None if request.topology is None else topology_of(request.topology)
     if topology is not None:
         _check_names(topology.required_topics)
         await context.services.catalog.resolve_all(topology.required_topics)
@@ -83,9 +89,11 @@ def _check_names(names: Iterable[str]) -> None:
 def _with_failures(status: message.Status, failures: Mapping[str, KafkaError]) -> message.Status:
     if not failures or status.status_code != StatusCode.MISSING_INTERNAL_TOPICS:
         return status
-    told = "; ".join(f"{name}: {error.message or error.code.name}" for name, error in sorted(failures.items()))
+    first = sorted(failures.items())[:MAX_NAMED]
+    told = "; ".join(f"{name}: {error.message or error.code.name}" for name, error in first)
+    more = f"; and {len(failures) - len(first)} more" if len(failures) > len(first) else ""
     return message.Status(
-        status_code=status.status_code, status_detail=f"{status.status_detail} They cannot be created: {told}"
+        status_code=status.status_code, status_detail=f"{status.status_detail} They cannot be created: {told}{more}"
     )
 
 
@@ -131,18 +139,35 @@ def _has_patterns(topology: message.Topology) -> bool:
     return any(each.source_topic_regex for each in topology.subtopologies)
 
 
-def _topology(given: message.Topology) -> Topology:
+def topology_of(given: message.Topology) -> Topology:
+    """Raises KafkaError where it is too large, or a copartition group names a topic that there is not."""
+    if has_more_elements(given, MAX_TOPOLOGY_ELEMENTS):
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, f"A topology may have {MAX_TOPOLOGY_ELEMENTS} elements.")
+    if sum(map(len, _texts(given))) > MAX_TOPOLOGY_CHARACTERS:
+        raise KafkaError(ErrorCode.POLICY_VIOLATION, f"A topology may have {MAX_TOPOLOGY_CHARACTERS} characters.")
     return Topology(given.epoch, tuple(_subtopology(each) for each in given.subtopologies))
 
 
+def _texts(given: message.Topology) -> Iterable[str]:
+    for each in given.subtopologies:
+        yield each.subtopology_id
+        yield from each.source_topics
+        yield from each.repartition_sink_topics
+        for topic in (*each.state_changelog_topics, *each.repartition_source_topics):
+            yield topic.name
+            for config in topic.topic_configs:
+                yield from (config.key, config.value)
+
+
 def _subtopology(given: message.Subtopology) -> Subtopology:
+    repartition = [topic.name for topic in given.repartition_source_topics]
     return Subtopology(
         subtopology_id=given.subtopology_id,
         source_topics=given.source_topics,
         repartition_sink_topics=given.repartition_sink_topics,
         state_changelog_topics=_topics(given.state_changelog_topics),
         repartition_source_topics=_topics(given.repartition_source_topics),
-        copartition_groups=tuple(_names(group, given) for group in given.copartition_groups),
+        copartition_groups=tuple(_names(group, given.source_topics, repartition) for group in given.copartition_groups),
     )
 
 
@@ -158,12 +183,11 @@ def _topics(given: Sequence[message.TopicInfo]) -> tuple[TopicInfo, ...]:
     )
 
 
-def _names(group: message.CopartitionGroup, subtopology: message.Subtopology) -> frozenset[str]:
+def _names(group: message.CopartitionGroup, sources: Sequence[str], repartition: Sequence[str]) -> frozenset[str]:
     """Names of the topics that the group has as indexes. Patterns are refused elsewhere."""
-    repartition = [topic.name for topic in subtopology.repartition_source_topics]
     return frozenset(
         (
-            *_at(group.source_topics, subtopology.source_topics),
+            *_at(group.source_topics, sources),
             *_at(group.repartition_source_topics, repartition),
         )
     )

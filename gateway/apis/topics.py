@@ -153,19 +153,22 @@ async def make_topics(wanted: Sequence[NewTopic], services: Services) -> dict[st
 
 async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestContext) -> dict[str, KafkaError]:
     """Creates the internal topics that a streams group lacks, on the client's behalf. What could not be made, and why;
-    one that somebody else has made meanwhile is made. Raises KafkaError where they are too many."""
+    one that somebody else has made meanwhile is made. Of more than one request may make, the rest waits for the next
+    heartbeat."""
     services = context.services
     broker, live = services.catalog.broker, _live_brokers(services)
     rendered = services.catalog.rendered_names()
     mutations = services.throttles.mutations(context, STRICT_FROM_THE_FIRST)
     plans: list[NewTopic] = []
     failures: dict[str, KafkaError] = {}
-    _check_total(topic.partitions for topic in wanted)
+    total = 0
     async for topic in in_pieces(wanted):
         try:
             plan = _plan(_creatable(topic), broker, rendered, live)
+            _check_total((total, plan.partition_count))
             mutations.record(plan.partition_count)
             plans.append(plan)
+            total += plan.partition_count
         except KafkaError as error:
             failures[topic.name] = error
     made = await make_topics(plans, services)

@@ -244,6 +244,8 @@ class OffsetCommitReply:
     """Nor by that: it names nobody, and the producer whose transaction it is part of answers for it."""
     stale: ErrorCode = ErrorCode.STALE_MEMBER_EPOCH
     """What the member is told if Postgres knows another epoch of it."""
+    member_epoch: int | None = None
+    """The epoch by which Postgres is to fence it where that may be a newer one than the commit names; None: that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +328,8 @@ class TxnOffsetCommit(ClientRequest[OffsetCommitReply]):
     group_instance_id: str | None
     generation_id: int
     """Or the member's epoch."""
+    partitions: tuple[tuple[UUID, int], ...] = ()
+    """(topic id, partition): what is to be committed."""
 
     @property
     def names_nobody(self) -> bool:

@@ -5,7 +5,7 @@ The one idea: functions of a group's value, for groups of every type. What canno
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 from uuid import UUID
 
@@ -17,7 +17,7 @@ from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
 from gateway.coordinator.share.model import ShareGroup, ShareMember
 from gateway.coordinator.streams.model import MemberState as StreamsMemberState
 from gateway.coordinator.streams.model import StreamsGroup, StreamsMember
-from gateway.coordinator.streams.tasks import Task
+from gateway.coordinator.streams.topology import Topology, partitions_read
 from protocol.consumer import decode_assignment, decode_subscription
 from protocol.errors import ProtocolError
 
@@ -107,20 +107,13 @@ def owned_by(group: Value, member_id: MemberId, topics: Topics) -> set[OwnedPart
             both = (*member.assigned.items(), *member.pending_revocation.items())
             return {(topic_id, index) for topic_id, indexes in both for index in indexes}
         case StreamsGroup():
-            held = group.members[member_id].held.active
-            return {(name, index) for task in held for name, index in _read_by(task, group, topics)}
+            sources_of = (group.topology or Topology()).sources_of
+            read = partitions_read(group.members[member_id].held.active, sources_of, topics.partition_count_of)
+            return {(name, index) for name, indexes in read.items() for index in indexes}
         case Group():
             return assigned_to(group, member_id)
         case _:
             return set()
-
-
-def _read_by(task: Task, group: StreamsGroup, topics: Topics) -> Iterator[tuple[str, int]]:
-    """The partitions that a task of that number reads, of all source topics that have as many."""
-    subtopology_id, index = task
-    for each in group.topology.subtopologies if group.topology is not None else ():
-        if each.subtopology_id == subtopology_id:
-            yield from ((name, index) for name in each.sources if index < topics.partition_count_of(name))
 
 
 def assigned_to(group: Group, member_id: MemberId) -> set[OwnedPartition]:

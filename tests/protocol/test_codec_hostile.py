@@ -27,6 +27,7 @@ from protocol.messages.heartbeat import HeartbeatRequest
 from protocol.messages.join_group import JoinGroupResponse, JoinGroupResponseMember
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestTopic
 from protocol.messages.produce import ProduceRequest, TopicProduceData
+from protocol.messages.streams_group_heartbeat import StreamsGroupHeartbeatRequest, Subtopology, Topology
 from protocol.schema import Direction, MessageSchema
 from protocol.specialise import uuid_of
 from protocol.varints import MAX_TAGGED_FIELDS, write_uvarint
@@ -246,6 +247,14 @@ def test_a_count_is_refused_before_the_first_element_is_read(message: Any, versi
             assert tracemalloc.get_traced_memory()[1] < MEMORY_BYTES
         finally:
             tracemalloc.stop()
+
+
+def test_elements_are_counted_at_whatever_depth():
+    subtopologies = tuple(Subtopology(source_topics=("t",) * 9) for _ in range(10))
+    request = StreamsGroupHeartbeatRequest(topology=Topology(subtopologies=subtopologies))
+    assert codec.has_more_elements(request, 99)
+    assert not codec.has_more_elements(request, 100)
+    assert not codec.has_more_elements(StreamsGroupHeartbeatRequest(), 0)
 
 
 def peak_of(sample: Sample, frame: bytes) -> int:

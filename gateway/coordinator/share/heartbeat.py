@@ -83,7 +83,8 @@ def heartbeat(
     share = after.target.get(event.member_id, NOTHING)
     # Who speaks at the epoch before may have missed the answer that gave it what it has.
     told = (
-        event.member_epoch != updated.member_epoch
+        event.member_epoch == JOIN_EPOCH
+        or (event.member_epoch != updated.member_epoch and event.member_epoch == updated.previous_member_epoch)
         or event.subscribed_topic_names is not None
         or share != updated.assigned
     )
@@ -170,19 +171,6 @@ def expire(group: ShareGroup, now_ms: int) -> Step:
     return without(group, {key: Departure.SESSION_EXPIRED for key in group.members if key in due})
 
 
-def see_topics(group: ShareGroup, cluster: Cluster) -> Step:
-    """Topics may have changed: members learn what follows with their next heartbeats."""
-    if not group.members or cluster.revision < group.topics_revision:
-        return Step(group)
-    found = _topics_hash(group, cluster)
-    seen = replace(group, seen=cluster)
-    if found == group.metadata_hash:
-        return Step(seen)
-    facts: list[Fact] = [RebalanceBegun(Trigger.TOPICS_CHANGED)]
-    raised = replace(seen, metadata_hash=found, group_epoch=group.group_epoch + 1)
-    return Step(compute_target(raised, cluster, facts), (), tuple(facts))
-
-
 def _find(group: ShareGroup, event: ShareGroupHeartbeat, settings: ShareSettings) -> ShareMember | None:
     """The member that speaks; None for one that joins. Raises KafkaError."""
     member = group.members.get(event.member_id)
@@ -194,9 +182,11 @@ def _find(group: ShareGroup, event: ShareGroupHeartbeat, settings: ShareSettings
         raise KafkaError(ErrorCode.GROUP_ID_NOT_FOUND, f"Group {group.group_id} not found.")
     if member is None:
         raise KafkaError(ErrorCode.UNKNOWN_MEMBER_ID, f"no member {event.member_id}")
-    # An answer may have been lost, and nothing is owned: who speaks at the epoch before is believed.
+    # An answer may have been lost, and nothing is owned: who speaks at the epoch before is believed. So is who speaks
+    # at the one that was passed over (`compute_target`): Kafka would have told the member that one on the way.
     if event.member_epoch > JOIN_EPOCH and event.member_epoch not in (
         member.member_epoch,
+        member.member_epoch - 1,
         member.previous_member_epoch,
     ):
         raise KafkaError(
@@ -250,7 +240,12 @@ def _topics_hash(group: ShareGroup, cluster: Cluster) -> int:
 
 
 def compute_target(group: ShareGroup, cluster: Cluster, facts: list[Fact]) -> ShareGroup:
-    """Decides anew who should read what; only members whose share differs are written."""
+    """Decides anew who should read what; only members whose share differs are written.
+
+    Partitions that the group has never read cost an epoch more: Kafka gives them to nobody before it has written where
+    the group stands in them, and has another target then. Here they can be read at once, and that epoch is passed over,
+    so that epochs are the same at the same moments.
+    """
     by_names: dict[tuple[str, ...], frozenset[UUID]] = {}
     readers: dict[MemberId, Reader] = {}
     for member_id, member in group.members.items():
@@ -259,12 +254,17 @@ def compute_target(group: ShareGroup, cluster: Cluster, facts: list[Fact]) -> Sh
             by_names[names] = frozenset(cluster.topics[name].topic_id for name in names if name in cluster.topics)
         readers[member_id] = Reader(by_names[names], group.target.get(member_id, NOTHING))
     subscribed = frozenset[UUID]().union(*by_names.values())
-    target = assign(readers, {topic_id: cluster.by_id[topic_id].partition_count for topic_id in subscribed})
+    counts = {topic_id: cluster.by_id[topic_id].partition_count for topic_id in subscribed}
+    target = assign(readers, counts)
     changed = tuple(key for key, share in target.items() if share != group.target.get(key))
-    facts.append(TargetComputed(group.group_epoch, SIMPLE, changed))
+    is_new = any(count > group.begun.get(topic_id, 0) for topic_id, count in counts.items())
+    epoch = group.group_epoch + is_new
+    facts.append(TargetComputed(epoch, SIMPLE, changed))
     return replace(
         group,
-        assignment_epoch=group.group_epoch,
+        group_epoch=epoch,
+        assignment_epoch=epoch,
+        begun={topic_id: count for topic_id, count in group.begun.items() if topic_id in cluster.by_id} | counts,
         topics_revision=max(group.topics_revision, cluster.revision),
         target=target,
     )

@@ -54,7 +54,7 @@ from gateway.coordinator.model import (
     TxnOffsetCommit,
 )
 from gateway.coordinator.restore import session_left_ms
-from gateway.coordinator.share.heartbeat import expire, heartbeat, see_topics
+from gateway.coordinator.share.heartbeat import expire, heartbeat
 from gateway.coordinator.share.model import (
     BeginShareGroup,
     ShareGroup,
@@ -84,16 +84,14 @@ def step(group: ShareGroup, event: Any, cluster: Cluster, now_ms: int, settings:
             return Step(begun, ((event.request_id, ShareGroupBegun(ErrorCode.NONE)),))
         case Tick():
             return expire(group, now_ms)
-        case ClusterChanged():
-            return see_topics(group, cluster)
         case OffsetCommit() | TxnOffsetCommit():
             return Step(group, ((event.request_id, OffsetCommitReply(ErrorCode.GROUP_ID_NOT_FOUND)),))
         case DeleteGroup():
             return delete(group, event)
         case Heartbeat() | SyncGroup() | LeaveGroup():
             return no_classic_member(group, event)
-        case ConnectionClosed() | News():
-            # A member says by heartbeats alone that it lives.
+        case ConnectionClosed() | ClusterChanged() | News():
+            # A member says by heartbeats alone that it lives, and each of them looks at the topics.
             return Step(group)
         case _:
             raise TypeError(f"{type(event).__name__} is no event of a share group")
@@ -172,6 +170,10 @@ class _Share(EpochMachine):
             return None
         row = ShareMemberRow(member, group.target.get(member_id, NOTHING))
         return StoredMember(dump(row), member.member_epoch)
+
+    def watches(self, group: ShareGroup) -> bool:
+        """Epochs rise with heartbeats, as in Kafka: topics that came one by one cost one."""
+        return False
 
     def connection_numbers(self, group: ShareGroup) -> Mapping[MemberId, int]:
         """Nothing is owned, so a request that was overtaken does no harm."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from uuid import UUID
 
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.consumer.partitions import Partitions, nothing
@@ -100,6 +101,8 @@ class ShareGroup:
     """Of the subscribed topics as they were when the group epoch was last decided."""
     topics_revision: int = 0
     """Of the topics that the target was computed from: a coordinator that knows older ones must not decide."""
+    begun: Mapping[UUID, int] = field(default_factory=dict[UUID, int])
+    """Topic → how many of its partitions the group has read at some time, of topics that there are."""
     members: Mapping[MemberId, ShareMember] = field(default_factory=dict[MemberId, ShareMember], metadata=VOLATILE)
     target: Mapping[MemberId, Partitions] = field(default_factory=dict[MemberId, Partitions], metadata=VOLATILE)
     seen: Cluster | None = field(default=None, compare=False, repr=False, metadata=VOLATILE)

@@ -68,11 +68,10 @@ def _assign_active(loads: Mapping[MemberId, _Load], tasks: Iterable[Task], in_pr
         above += len(load.active) == least
         load.active.add(task)
         in_process[load.worker.process_id].add(task)
-    lightest = _Lightest(loads.values(), lambda load: len(load.active))
+    lightest = _Lightest(enumerate(loads.values()), lambda load: len(load.active))
     keepers = _keepers(loads.values())
     for task in left:
-        load = lightest.find(_anyone)
-        assert load is not None
+        load = lightest.first
         most = least if len(load.active) < least else least + 1
         able = [each for each in keepers.get(task, ()) if len(each.active) < most]
         load = min(able, key=lambda each: len(each.active), default=load)
@@ -81,17 +80,17 @@ def _assign_active(loads: Mapping[MemberId, _Load], tasks: Iterable[Task], in_pr
 
 
 def _assign_standby(loads: Mapping[MemberId, _Load], tasks: Iterable[Task], in_process: dict[str, set[Task]]) -> None:
-    lightest = _Lightest(loads.values(), lambda load: load.size)
+    lightest = _LightestProcess(loads.values(), lambda load: load.size)
     keepers = _keepers(loads.values())
     for task in tasks:
-
-        def able(load: _Load, task: Task = task) -> bool:
-            return task not in in_process[load.worker.process_id]
-
-        load = lightest.find(able)
+        load = lightest.find_without(task, in_process)
         if load is None:
             continue
-        kept = [each for each in keepers.get(task, ()) if able(each) and each.size <= load.size + 1]
+        kept = [
+            each
+            for each in keepers.get(task, ())
+            if task not in in_process[each.worker.process_id] and each.size <= load.size + 1
+        ]
         load = min(kept, key=lambda each: each.size, default=load)
         load.standby.add(task)
         in_process[load.worker.process_id].add(task)
@@ -106,32 +105,55 @@ def _keepers(loads: Iterable[_Load]) -> dict[Task, list[_Load]]:
     return keepers
 
 
-def _anyone(load: _Load) -> bool:
-    return True
-
-
 class _Lightest:
-    """Finds who has least, the first of several, without a look at all of them for each task."""
+    """Who has least, the first of several, without a look at all of them for each task. Loads only grow."""
 
-    def __init__(self, loads: Iterable[_Load], weigh: Callable[[_Load], int]) -> None:
-        self._loads = list(loads)
+    def __init__(self, loads: Iterable[tuple[int, _Load]], weigh: Callable[[_Load], int]) -> None:
+        self._loads = dict(loads)
         self._weigh = weigh
-        self._heap = [(weigh(load), at) for at, load in enumerate(self._loads)]
+        self._heap = [(weigh(load), at) for at, load in self._loads.items()]
         heapify(self._heap)
 
-    def find(self, able: Callable[[_Load], bool]) -> _Load | None:
-        """Who is able and has least; None if nobody is able. Loads only grow between two calls."""
-        passed: list[tuple[int, int]] = []
+    @property
+    def first(self) -> _Load:
+        return self._loads[self.least[1]]
+
+    @property
+    def least(self) -> tuple[int, int]:
+        """What it weighs, and its place among all."""
+        while True:
+            weight, at = self._heap[0]
+            weighs = self._weigh(self._loads[at])
+            if weight == weighs:
+                return weight, at
+            heapreplace(self._heap, (weighs, at))
+
+
+class _LightestProcess:
+    """The same among the members of those processes that do not hold a task: a task is held by few processes, however
+    many members each has."""
+
+    def __init__(self, loads: Iterable[_Load], weigh: Callable[[_Load], int]) -> None:
+        members: dict[str, list[tuple[int, _Load]]] = {}
+        for at, load in enumerate(loads):
+            members.setdefault(load.worker.process_id, []).append((at, load))
+        self._processes = {process_id: _Lightest(each, weigh) for process_id, each in members.items()}
+        self._heap = [(each.least, process_id) for process_id, each in self._processes.items()]
+        heapify(self._heap)
+
+    def find_without(self, task: Task, in_process: Mapping[str, set[Task]]) -> _Load | None:
+        """None if every process holds the task."""
+        passed: list[tuple[tuple[int, int], str]] = []
         found: _Load | None = None
         while self._heap and found is None:
-            weight, at = self._heap[0]
-            load = self._loads[at]
-            if weight != self._weigh(load):
-                heapreplace(self._heap, (self._weigh(load), at))
-            elif able(load):
-                found = load
-            else:
+            least, process_id = self._heap[0]
+            process = self._processes[process_id]
+            if least != process.least:
+                heapreplace(self._heap, (process.least, process_id))
+            elif task in in_process[process_id]:
                 passed.append(heappop(self._heap))
+            else:
+                found = process.first
         for each in passed:
             heappush(self._heap, each)
         return found

@@ -76,7 +76,25 @@ def _has_let_go(revoke: Tasks, owned: Tasks | None) -> bool:
 def _with(
     member: StreamsMember, state: MemberState, epoch: int, assigned: Tasks, pending_revocation: Tasks
 ) -> StreamsMember:
-    changed = replace(member, state=state, member_epoch=epoch, assigned=assigned, pending_revocation=pending_revocation)
+    changed = replace(
+        member,
+        state=state,
+        member_epoch=epoch,
+        assigned=assigned,
+        pending_revocation=pending_revocation,
+        active_since=_active_since(member, epoch, assigned, pending_revocation),
+    )
     if changed == member:
         return member
     return changed if epoch == member.member_epoch else replace(changed, previous_member_epoch=member.member_epoch)
+
+
+def _active_since(
+    member: StreamsMember, epoch: int, assigned: Tasks, pending_revocation: Tasks
+) -> tuple[tuple[int, frozenset[Task]], ...]:
+    gained = assigned.active - member.held.active
+    lost = member.held.active - assigned.active - pending_revocation.active
+    if not gained and not lost:
+        return member.active_since
+    kept = ((since, tasks - lost) for since, tasks in member.active_since)
+    return tuple((since, tasks) for since, tasks in (*kept, (epoch, gained)) if tasks)

@@ -130,9 +130,10 @@ class Draft:
     # --- topics and the target --------------------------------------------------------------------------------------
 
     def take(self, topology: Topology) -> None:
-        """From here on the group's. InvalidTopologyError where it could never run."""
-        configure(topology, self.cluster)
-        self.topology, self.seen, self.configured = topology, None, None
+        """From here on the group's, and to be compared with the topics. InvalidTopologyError where it could never
+        run."""
+        self.configured = configure(topology, self.cluster)
+        self.topology, self.seen = topology, None
 
     def has_news(self) -> bool:
         return self.configured is None or self.seen is None or has_news(self.before, self.cluster)
@@ -141,7 +142,8 @@ class Draft:
         """Compares the topology with the topics as they are now. Whether that differs from what the group epoch was
         decided with: other topics, other partitions of them, or all that was missing is there."""
         topology = self.topology or Topology()
-        self.configured = _configured(topology, self.cluster)
+        if self.configured is None or (self.seen is not None and self.seen.topics is not self.cluster.topics):
+            self.configured = _configured(topology, self.cluster)
         self.seen = self.cluster
         found = metadata_hash(topology.required_topics, self.cluster)
         is_same = found == self.metadata_hash and self.configured.is_ready == self.is_ready

@@ -28,6 +28,7 @@ from gateway.coordinator.streams.draft import Draft
 from gateway.coordinator.streams.endpoints import partitions_by_endpoint
 from gateway.coordinator.streams.identity import check_join, check_request, find_member
 from gateway.coordinator.streams.model import (
+    Endpoint,
     MemberState,
     StreamsGroup,
     StreamsGroupHeartbeat,
@@ -35,7 +36,7 @@ from gateway.coordinator.streams.model import (
     StreamsMember,
     has_news,
 )
-from gateway.coordinator.streams.tasks import NO_TASKS
+from gateway.coordinator.streams.tasks import NO_TASKS, Tasks
 from gateway.coordinator.streams.topology import InvalidTopologyError, StatusCode
 from protocol.errors import ErrorCode, KafkaError
 
@@ -151,6 +152,7 @@ def _join(
         state=MemberState.STABLE,
         assigned=NO_TASKS,
         pending_revocation=NO_TASKS,
+        active_since=(),
     )
     return _proceed(draft, event, known, _updated(fresh, event))
 
@@ -213,7 +215,7 @@ def _proceed(draft: Draft, event: StreamsGroupHeartbeat, before: StreamsMember |
         or after.assigned != member.assigned
         or (event.owned is not None and event.owned != after.assigned)
     )
-    if is_told and after.assigned != member.assigned and after.user_endpoint is not None:
+    if _read_behind_endpoint(before) != _read_behind_endpoint(after):
         draft.endpoint_epoch += 1
     draft.answer(event.request_id, _reply(draft, event, after, is_told=is_told))
     return draft.seal()
@@ -251,6 +253,12 @@ def _is_other(before: StreamsMember, after: StreamsMember) -> bool:
         return member.topology_epoch, member.process_id, member.rack_id, member.client_tags, member.user_endpoint
 
     return told(before) != told(after)
+
+
+def _read_behind_endpoint(member: StreamsMember | None) -> tuple[Endpoint, Tasks] | None:
+    if member is None or member.user_endpoint is None or not member.assigned:
+        return None
+    return member.user_endpoint, member.assigned
 
 
 def _is_stale(group: StreamsGroup | Draft, member: StreamsMember) -> bool:
@@ -298,7 +306,10 @@ def _leave(
     settings: StreamsSettings,
     cluster: Cluster,
 ) -> Step:
+    """A member that fails for good may say with its last words that all shall shut down."""
     draft = Draft(group, now_ms, settings, cluster)
+    if event.shutdown_application:
+        draft.shutdown_by = draft.shutdown_by or member.member_id
     draft.lose_all({member.member_id: Departure.LEFT})
     reply = StreamsGroupHeartbeatReply(ErrorCode.NONE, None, member.member_id, LEAVE_EPOCH)
     draft.answer(event.request_id, reply)

@@ -12,6 +12,9 @@ from gateway.coordinator.model import StreamsSettings
 from gateway.coordinator.streams.model import StreamsGroup, StreamsGroupHeartbeat, StreamsMember
 from protocol.errors import ErrorCode, KafkaError
 
+MAX_TAGS_BYTES = 16_384
+"""In UTF-8, of all a member's tags: they are stored whenever the member changes."""
+
 
 def check_request(event: StreamsGroupHeartbeat) -> None:
     """Raises KafkaError, in Kafka's words where it has some."""
@@ -24,6 +27,10 @@ def check_request(event: StreamsGroupHeartbeat) -> None:
     ids = (event.member_id, event.instance_id or "", event.rack_id or "", event.process_id or "")
     if any(len(id_.encode()) > MAX_ID_BYTES for id_ in ids):
         raise _invalid(f"an id is longer than {MAX_ID_BYTES} bytes")
+    if event.user_endpoint is not None and len(event.user_endpoint.host.encode()) > MAX_ID_BYTES:
+        raise _invalid(f"UserEndpoint's host is longer than {MAX_ID_BYTES} bytes")
+    if sum(len(key.encode()) + len(value.encode()) for key, value in event.client_tags or ()) > MAX_TAGS_BYTES:
+        raise _invalid(f"ClientTags are longer than {MAX_TAGS_BYTES} bytes")
     if event.member_epoch < LEAVE_EPOCH:
         # −2 is a static member's, and there are none.
         raise _invalid("MemberEpoch is invalid.")

@@ -64,7 +64,7 @@ from gateway.coordinator.streams.model import (
     StreamsMemberRow,
     state_of,
 )
-from gateway.coordinator.streams.offsets import commit_refusal, txn_commit_refusal
+from gateway.coordinator.streams.offsets import commit_reply, txn_commit_reply
 from gateway.coordinator.streams.tasks import NO_TASKS
 from protocol.errors import ErrorCode
 
@@ -85,19 +85,9 @@ def step(group: StreamsGroup, event: Any, cluster: Cluster, now_ms: int, setting
         case ClusterChanged():
             return see_topics(group, cluster, now_ms, settings)
         case OffsetCommit():
-            error = commit_refusal(group, event)
-            reply = OffsetCommitReply(
-                error or ErrorCode.NONE, event.generation_id >= 0, stale=ErrorCode.STALE_MEMBER_EPOCH
-            )
-            return Step(group, ((event.request_id, reply),))
+            return Step(group, ((event.request_id, commit_reply(group, event, cluster)),))
         case TxnOffsetCommit():
-            reply = OffsetCommitReply(
-                txn_commit_refusal(group, event) or ErrorCode.NONE,
-                event.generation_id >= 0,
-                by_producer=event.names_nobody,
-                stale=ErrorCode.ILLEGAL_GENERATION,
-            )
-            return Step(group, ((event.request_id, reply),))
+            return Step(group, ((event.request_id, txn_commit_reply(group, event, cluster)),))
         case DeleteGroup():
             return delete(group, event)
         case Heartbeat() | SyncGroup() | LeaveGroup():

@@ -81,6 +81,9 @@ class StreamsMember:
     """What it was told that it may own."""
     pending_revocation: Tasks = NO_TASKS
     """What it was told to let go of, and may own still."""
+    active_since: tuple[tuple[int, frozenset[Task]], ...] = ()
+    """(epoch, the active tasks that it was given at that epoch) of all that it holds: whose offsets it may commit at an
+    older epoch than its own (`offsets.py`)."""
     connection_number: int = field(default=-1, metadata=VOLATILE)
     """Of the connection that it last spoke by."""
 

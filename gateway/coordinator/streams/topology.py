@@ -8,11 +8,13 @@ changelogs, and at last what exists with another number of partitions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import IntEnum
 
 from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.streams.tasks import Task
 
 
 class StatusCode(IntEnum):
@@ -23,6 +25,10 @@ class StatusCode(IntEnum):
     INCORRECTLY_PARTITIONED_TOPICS = 2
     MISSING_INTERNAL_TOPICS = 3
     SHUTDOWN_APPLICATION = 4
+
+
+MAX_TASKS = 20_000
+"""Of one group: they are given and stored in one step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,28 @@ class Topology:
             for name in (*each.sources, *(topic.name for topic in each.state_changelog_topics))
         )
 
+    @property
+    def sources_of(self) -> dict[str, tuple[str, ...]]:
+        """Subtopology → topics that its tasks read, each once."""
+        return {each.subtopology_id: tuple(dict.fromkeys(each.sources)) for each in self.subtopologies}
+
+
+def partitions_read(
+    tasks: Iterable[Task], sources_of: Mapping[str, Sequence[str]], partition_count_of: Callable[[str], int]
+) -> dict[str, set[int]]:
+    """Topic → partitions. Each task reads the partition of its number of every source topic that has as many: so a
+    topic of few partitions is read by the first tasks, and the others are not looked at for it."""
+    indexes: dict[str, list[int]] = {}
+    for subtopology_id, index in sorted(tasks):
+        indexes.setdefault(subtopology_id, []).append(index)
+    read: dict[str, set[int]] = {}
+    for subtopology_id, numbers in indexes.items():
+        for name in sources_of.get(subtopology_id, ()):
+            first = numbers[: bisect_left(numbers, partition_count_of(name))]
+            if first:
+                read.setdefault(name, set()).update(first)
+    return read
+
 
 @dataclass(frozen=True, slots=True)
 class Configured:
@@ -104,6 +132,7 @@ def configure(topology: Topology, cluster: Cluster) -> Configured:
 
 
 def _configured(topology: Topology, cluster: Cluster) -> Configured:
+    _check_numbers(topology)
     _check_sources(topology, cluster)
     counts = _Counts(cluster)
     _decide_repartition_topics(topology, counts)
@@ -121,6 +150,11 @@ def _configured(topology: Topology, cluster: Cluster) -> Configured:
             internal[topic.name] = TopicInfo(
                 topic.name, counts.decided[topic.name], topic.replication_factor, topic.topic_configs
             )
+    if sum(task_counts.values()) > MAX_TASKS:
+        raise _UnusableError(
+            StatusCode.INCORRECTLY_PARTITIONED_TOPICS,
+            f"The topology has {sum(task_counts.values())} tasks, a group may have {MAX_TASKS}.",
+        )
     for name, topic in sorted(internal.items()):
         existing = cluster.topics.get(name)
         if existing is not None and existing.partition_count != topic.partitions:
@@ -133,6 +167,13 @@ def _configured(topology: Topology, cluster: Cluster) -> Configured:
         detail = f"Internal topics are missing: {_named(topic.name for topic in missing)}"
         return Configured(missing=missing, status=StatusCode.MISSING_INTERNAL_TOPICS, detail=detail)
     return Configured(task_counts)
+
+
+def _check_numbers(topology: Topology) -> None:
+    for each in topology.subtopologies:
+        for topic in each.repartition_source_topics:
+            if topic.partitions < 0:
+                raise InvalidTopologyError(f"repartition topic {topic.name} has {topic.partitions} partitions")
 
 
 def _check_sources(topology: Topology, cluster: Cluster) -> None:
@@ -161,57 +202,74 @@ class _Counts:
         return found
 
 
+@dataclass(slots=True)
+class _Flow:
+    """A subtopology, as far as its number of tasks becomes known."""
+
+    width: int
+    """Most partitions that a source has of which the number is known; 0 where none is."""
+    unknown: int
+    """How many of its sources are open."""
+    sinks: tuple[str, ...]
+    """Open topics that it writes to."""
+
+    @property
+    def is_decided(self) -> bool:
+        return self.width > 0 and not self.unknown
+
+
 def _decide_repartition_topics(topology: Topology, counts: _Counts) -> None:
     """Those that name their number have it; each other has as many partitions as the widest subtopology that writes
-    to it has tasks. Each round settles at least one, so there are no more rounds than topics."""
-    open_: set[str] = set()
+    to it has tasks. Each is settled once and told to those who read it, so that the way is as long as the topology."""
     for each in topology.subtopologies:
         for topic in each.repartition_source_topics:
-            if topic.partitions:
-                counts.decided[topic.name] = topic.partitions
-            else:
-                open_.add(topic.name)
-    writers: dict[str, list[Subtopology]] = {name: [] for name in open_}
+            counts.decided[topic.name] = topic.partitions or counts.decided.get(topic.name, 0)
+    open_ = {name for name, partitions in counts.decided.items() if not partitions}
+    for name in open_:
+        del counts.decided[name]
+    readers: dict[str, list[_Flow]] = {name: [] for name in open_}
+    writers: dict[str, list[_Flow]] = {name: [] for name in open_}
     for each in topology.subtopologies:
-        for name in each.repartition_sink_topics:
-            if name in writers:
-                writers[name].append(each)
+        flow, sources = _flow(each, counts, open_)
+        for name in sources:
+            readers[name].append(flow)
+        for name in flow.sinks:
+            writers[name].append(flow)
+    awaits = {name: sum(not flow.is_decided for flow in flows) for name, flows in writers.items()}
+    ready = [name for name, flows in writers.items() if flows and not awaits[name]]
+    # Of these something is known already: a subtopology may read what it writes, and what else it reads decides then.
+    begun = {name for name, flows in writers.items() if any(flow.width for flow in flows)}
     while open_:
-        settled = _settled(open_, writers, counts, all_known=True)
-        if not settled:
-            # A subtopology may read what it writes: what else it reads decides.
-            settled = _settled(open_, writers, counts, all_known=False)
+        settled = {name: max(flow.width for flow in writers[name]) for name in ready or begun}
         if not settled:
             raise InvalidTopologyError(
                 f"the numbers of partitions of {_named(sorted(open_))} follow from nothing: is there a loop?"
             )
         counts.decided.update(settled)
         open_ -= settled.keys()
+        begun -= settled.keys()
+        ready = []
+        for name, count in settled.items():
+            for flow in readers[name]:
+                if not flow.width:
+                    begun.update(open_.intersection(flow.sinks))
+                flow.width = max(flow.width, count)
+                flow.unknown -= 1
+                if flow.is_decided:
+                    for sink in open_.intersection(flow.sinks):
+                        awaits[sink] -= 1
+                        if not awaits[sink]:
+                            ready.append(sink)
 
 
-def _settled(
-    open_: Iterable[str], writers: Mapping[str, list[Subtopology]], counts: _Counts, *, all_known: bool
-) -> dict[str, int]:
-    """Those of the topics whose number of partitions follows from what is known so far."""
-    settled: dict[str, int] = {}
-    for name in open_:
-        widths = [_width(writer, counts, all_known=all_known) for writer in writers[name]]
-        known = [width for width in widths if width]
-        if known and (len(known) == len(widths) or not all_known):
-            settled[name] = max(known)
-    return settled
-
-
-def _width(subtopology: Subtopology, counts: _Counts, *, all_known: bool) -> int:
-    """How many tasks it has; 0 while that is open: where not `all_known` of its sources are, or none is. A repartition
-    topic that exists has the number that it shall have all the same, for it may be wrong."""
-    widths = [
-        counts.decided.get(topic.name) if not topic.partitions else topic.partitions
-        for topic in subtopology.repartition_source_topics
-    ]
-    widths += [counts.find(name) for name in subtopology.source_topics]
-    known = [width for width in widths if width is not None]
-    return max(known, default=0) if len(known) == len(widths) or not all_known else 0
+def _flow(subtopology: Subtopology, counts: _Counts, open_: Set[str]) -> tuple[_Flow, Set[str]]:
+    """And which of its sources are open. A repartition topic that exists has the number that it shall have all the
+    same, for it may be wrong."""
+    repartition = {topic.name for topic in subtopology.repartition_source_topics}
+    known = [counts.decided[name] for name in repartition - open_]
+    known += [count for name in subtopology.source_topics if (count := counts.find(name)) is not None]
+    sinks = tuple(open_.intersection(subtopology.repartition_sink_topics))
+    return _Flow(max(known, default=0), len(repartition & open_), sinks), repartition & open_
 
 
 def _enforce_copartitioning(topology: Topology, counts: _Counts) -> None:

@@ -82,7 +82,7 @@ def beat(
 def two_members() -> ShareGroup:
     group, _ = beat(ShareGroup("g"), A, 0, ("t1",))
     group, _ = beat(group, B, 0, ("t1",))
-    group, _ = beat(group, A, 1)
+    group, _ = beat(group, A, 2)
     return group
 
 
@@ -95,9 +95,9 @@ def parts(**held: set[int]) -> Partitions:
 
 def test_the_first_member_has_everything():
     group, reply = beat(ShareGroup("g"), A, 0, ("t1",))
-    assert reply == ShareGroupHeartbeatReply(ErrorCode.NONE, None, A, 1, 1_000, parts(t1={0, 1}))
-    again, reply = beat(group, A, 1, now=10)
-    assert reply == ShareGroupHeartbeatReply(ErrorCode.NONE, None, A, 1, 1_000, None)
+    assert reply == ShareGroupHeartbeatReply(ErrorCode.NONE, None, A, 2, 1_000, parts(t1={0, 1}))
+    again, reply = beat(group, A, 2, now=10)
+    assert reply == ShareGroupHeartbeatReply(ErrorCode.NONE, None, A, 2, 1_000, None)
     assert again.session_deadlines[A] == 10_010
     assert replace(again, session_deadlines=group.session_deadlines) == group
 
@@ -105,15 +105,15 @@ def test_the_first_member_has_everything():
 def test_a_second_member_takes_its_share_at_once():
     group, _ = beat(ShareGroup("g"), A, 0, ("t1",))
     group, reply = beat(group, B, 0, ("t1",))
-    assert (reply.member_epoch, reply.assignment) == (2, parts(t1={1}))
-    group, reply = beat(group, A, 1)
-    assert (reply.member_epoch, reply.assignment) == (2, parts(t1={0}))
+    assert (reply.member_epoch, reply.assignment) == (3, parts(t1={1}))
+    group, reply = beat(group, A, 2)
+    assert (reply.member_epoch, reply.assignment) == (3, parts(t1={0}))
 
 
 def test_an_answer_that_was_lost_is_given_again():
     group = two_members()
-    _, reply = beat(group, A, 1)
-    assert (reply.error, reply.member_epoch, reply.assignment) == (ErrorCode.NONE, 2, parts(t1={0}))
+    _, reply = beat(group, A, 2)
+    assert (reply.error, reply.member_epoch, reply.assignment) == (ErrorCode.NONE, 3, parts(t1={0}))
 
 
 def test_more_members_than_partitions_share_them():
@@ -126,25 +126,74 @@ def test_more_members_than_partitions_share_them():
 def test_whoever_leaves_leaves_its_partitions():
     group, reply = beat(two_members(), B, -1)
     assert (reply.error, reply.member_epoch) == (ErrorCode.NONE, -1)
-    _, reply = beat(group, A, 2)
-    assert (reply.member_epoch, reply.assignment) == (3, parts(t1={0, 1}))
+    _, reply = beat(group, A, 3)
+    assert (reply.member_epoch, reply.assignment) == (4, parts(t1={0, 1}))
 
 
 def test_a_subscription_that_changes_moves_the_epoch():
     wide = cluster_of(t1=2, t2=1)
     group, _ = beat(ShareGroup("g"), A, 0, ("t1",), cluster=wide)
-    group, reply = beat(group, A, 1, ("t1", "t2"), cluster=wide)
-    assert (reply.member_epoch, reply.assignment) == (2, parts(t1={0, 1}, t2={0}))
+    group, reply = beat(group, A, 2, ("t1", "t2"), cluster=wide)
+    assert (reply.member_epoch, reply.assignment) == (4, parts(t1={0, 1}, t2={0}))
 
 
 def test_topics_that_grow_are_told_with_the_next_heartbeat():
     group = two_members()
     grown = cluster_of(2, t1=4)
-    group = step(group, ClusterChanged(), grown, 0, SETTINGS).group
-    group, reply = beat(group, A, 2, cluster=grown)
-    assert (reply.member_epoch, size(reply.assignment or {})) == (3, 2)
-    _, reply = beat(group, B, 2, cluster=CLUSTER)
+    assert step(group, ClusterChanged(), grown, 0, SETTINGS).group is group
+    assert not SHARE.watches(group)
+    group, reply = beat(group, A, 3, cluster=grown)
+    assert (reply.member_epoch, size(reply.assignment or {})) == (5, 2)
+    _, reply = beat(group, B, 3, cluster=CLUSTER)
     assert reply.error is ErrorCode.COORDINATOR_LOAD_IN_PROGRESS
+
+
+# --- epochs that Kafka spends before partitions can be read -----------------------------------------------------------
+
+
+def test_partitions_that_nobody_has_read_cost_an_epoch_more():
+    group, reply = beat(ShareGroup("g"), A, 0, ("t1", "t2"), cluster=cluster_of())
+    assert (reply.member_epoch, reply.assignment) == (1, {})
+    for revision, counts, epoch, given in (
+        (2, {"t1": 2}, 3, {"t1": {0, 1}}),
+        (3, {"t1": 2, "t2": 1}, 5, {"t1": {0, 1}, "t2": {0}}),
+        (4, {"t1": 3, "t2": 1}, 7, {"t1": {0, 1, 2}, "t2": {0}}),
+        (5, {"t2": 1}, 8, {"t2": {0}}),
+    ):
+        cluster = cluster_of(revision, **counts)
+        group, reply = beat(group, A, reply.member_epoch, cluster=cluster)
+        assert (reply.member_epoch, reply.assignment) == (epoch, parts(**given))
+        _, again = beat(group, A, epoch, cluster=cluster)
+        assert (again.member_epoch, again.assignment) == (epoch, None)
+    assert group.begun == {T2: 1}
+
+
+def test_topics_that_came_one_by_one_cost_one_epoch():
+    group, _ = beat(ShareGroup("g"), A, 0, ("t1", "t2"), cluster=cluster_of())
+    for cluster in (cluster_of(2, t1=2), cluster_of(3, t1=2, t2=1)):
+        group = step(group, ClusterChanged(), cluster, 0, SETTINGS).group
+    _, reply = beat(group, A, 1, cluster=cluster_of(3, t1=2, t2=1))
+    assert (reply.member_epoch, reply.assignment) == (3, parts(t1={0, 1}, t2={0}))
+
+
+def test_whoever_comes_back_reads_on_without_another_epoch():
+    group, reply = beat(ShareGroup("g"), A, 0, ("t1",))
+    group, _ = beat(group, A, -1)
+    stored = SHARE.stored(group)
+    back = SHARE.restore("g", stored, {}, None, 0, Settings(share=SETTINGS))
+    for each in (group, back):
+        _, again = beat(each, A, 0, ("t1",))
+        assert (again.member_epoch, again.assignment) == (reply.member_epoch + 2, reply.assignment)
+
+
+def test_the_epoch_that_was_passed_over_is_believed_and_told_nothing():
+    group, _ = beat(ShareGroup("g"), A, 0, ("t1",), cluster=cluster_of())
+    group, reply = beat(group, A, 1)
+    assert reply.member_epoch == 3
+    for epoch, assignment in ((2, None), (1, parts(t1={0, 1}))):
+        _, again = beat(group, A, epoch)
+        assert (again.error, again.member_epoch, again.assignment) == (ErrorCode.NONE, 3, assignment)
+    assert beat(group, A, 4)[1].error is ErrorCode.FENCED_MEMBER_EPOCH
 
 
 @pytest.mark.parametrize(
@@ -159,8 +208,8 @@ def test_topics_that_grow_are_told_with_the_next_heartbeat():
         (A, -2, None, None, ErrorCode.INVALID_REQUEST),
         (C, 1, None, None, ErrorCode.UNKNOWN_MEMBER_ID),
         (C, -1, None, None, ErrorCode.UNKNOWN_MEMBER_ID),
-        (A, 3, None, None, ErrorCode.FENCED_MEMBER_EPOCH),
-        (A, 1, None, None, ErrorCode.NONE),
+        (A, 4, None, None, ErrorCode.FENCED_MEMBER_EPOCH),
+        (A, 2, None, None, ErrorCode.NONE),
         (C, 0, ("t1",), "rack", ErrorCode.NONE),
     ],
 )
@@ -355,7 +404,7 @@ def test_what_is_stored_is_what_is_shown(seed):
         }, turn
         if group.exists:
             back = SHARE.restore("g", stored, rows, None, now, settings)
-            same = ("group_epoch", "assignment_epoch", "metadata_hash", "topics_revision", "members", "target")
+            same = ("group_epoch", "assignment_epoch", "metadata_hash", "topics_revision", "begun", "members", "target")
             assert all(getattr(back, name) == getattr(group, name) for name in same), turn
             assert back.unheard == frozenset(group.members)
             if source.random() < 0.05:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections import Counter
 
 import pytest
@@ -60,3 +61,11 @@ def test_who_has_a_standby_takes_over():
     last = {"a": Tasks(frozenset({("0", 0)})), "b": Tasks(), "c": Tasks(standby=frozenset({("0", 0)}))}
     workers = {MemberId(key): Worker(key, last[key]) for key in ("b", "c")}
     assert assign(workers, {"0": 1}, 0)[MemberId("c")].active == {("0", 0)}
+
+
+def test_a_process_of_many_members_is_asked_once_for_a_task():
+    workers = {MemberId(f"m{at:03}"): Worker("one" if at else "other") for at in range(300)}
+    started = time.process_time()
+    given = assign(workers, {"0": 20_000}, 2)
+    assert time.process_time() - started < 1, "seconds: a tenth of one is enough, and asking each member takes four"
+    check(workers, {"0": 20_000}, 1, given)

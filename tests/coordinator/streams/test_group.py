@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -290,6 +292,19 @@ def test_a_shutdown_is_told_until_nobody_is_left() -> None:
     assert scene.join("a").status == ()
 
 
+def test_who_leaves_may_ask_all_to_shut_down() -> None:
+    scene = Scene()
+    scene.join("a")
+    scene.join("b")
+    assert scene.beat("a", -1, shutdown_application=True).error is ErrorCode.NONE
+    scene.restore()
+    ((code, detail),) = scene.beat("b", 3).status
+    assert code is StatusCode.SHUTDOWN_APPLICATION
+    assert "a" in detail
+    scene.beat("b", -1, shutdown_application=True)
+    assert scene.join("a").status == ()
+
+
 def test_endpoints_are_told_to_who_does_not_know_them() -> None:
     scene = Scene()
     reply = scene.join("a", user_endpoint=Endpoint("h", 9))
@@ -300,6 +315,34 @@ def test_endpoints_are_told_to_who_does_not_know_them() -> None:
     assert known > 0
     assert scene.beat("a", 2, endpoint_information_epoch=known).partitions_by_user_endpoint is None
     assert scene.beat("a", 2, endpoint_information_epoch=0).partitions_by_user_endpoint is not None
+
+
+def test_an_endpoint_that_moves_is_told_to_the_others() -> None:
+    scene = Scene()
+    scene.join("a", user_endpoint=Endpoint("h", 9))
+    known = scene.beat("a", 2).endpoint_information_epoch
+    moved = scene.beat("a", 2, user_endpoint=Endpoint("h", 11), endpoint_information_epoch=known)
+    assert moved.endpoint_information_epoch > known
+    ((endpoint, _, _),) = moved.partitions_by_user_endpoint or ()
+    assert endpoint == Endpoint("h", 11)
+
+
+def test_who_comes_back_without_tasks_has_nothing_behind_its_endpoint() -> None:
+    scene = Scene()
+    scene.join("a", replace(READING, epoch=1), user_endpoint=Endpoint("h", 9))
+    known = scene.beat("a", 2).endpoint_information_epoch
+    back = scene.join("a", READING, user_endpoint=Endpoint("h", 9), endpoint_information_epoch=known)
+    assert back.tasks == Tasks()
+    assert back.endpoint_information_epoch > known
+
+
+def test_endpoints_cost_what_is_read_behind_them() -> None:
+    scene = Scene({"t": 10_000, "other": 1})
+    started = time.process_time()
+    reply = scene.join("a", Topology(0, (Subtopology("0", ("t", "other") * 2_400),)), user_endpoint=Endpoint("h", 9))
+    assert time.process_time() - started < 1, "seconds: a tenth of one is enough, and topics by tasks take three"
+    ((_, read, _),) = reply.partitions_by_user_endpoint or ()
+    assert read == {"t": frozenset(range(10_000)), "other": frozenset({0})}
 
 
 # --- going ----------------------------------------------------------------------------------------------------------
@@ -421,26 +464,37 @@ def test_an_empty_classic_group_goes_on_as_a_streams_group() -> None:
 # --- offsets, and what others ask -----------------------------------------------------------------------------------
 
 
-def commit(scene: Scene, member_id: str, epoch: int, version: int = 9) -> ErrorCode:
-    event = OffsetCommit(
+def ids(scene: Scene, *partitions: tuple[str, int]) -> tuple[tuple[UUID, int], ...]:
+    return tuple((scene.cluster.topics[name].topic_id, index) for name, index in partitions)
+
+
+def commit_event(
+    scene: Scene, member_id: str, epoch: int, version: int = 9, partitions: tuple[tuple[str, int], ...] = ()
+) -> OffsetCommit:
+    return OffsetCommit(
         request_id=RequestId(1),
         connection_id=ConnectionId("c"),
         version=version,
         member_id=MemberId(member_id),
         group_instance_id=None,
         generation_id=epoch,
+        partitions=ids(scene, *partitions),
     )
-    error: ErrorCode = scene.play(event).error
+
+
+def commit(scene: Scene, member_id: str, epoch: int, version: int = 9, **more: Any) -> ErrorCode:
+    error: ErrorCode = scene.play(commit_event(scene, member_id, epoch, version, **more)).error
     return error
 
 
-def txn_commit(scene: Scene, member_id: str, epoch: int) -> ErrorCode:
+def txn_commit(scene: Scene, member_id: str, epoch: int, partitions: tuple[tuple[str, int], ...] = ()) -> ErrorCode:
     event = TxnOffsetCommit(
         request_id=RequestId(1),
         connection_id=ConnectionId("c"),
         member_id=MemberId(member_id),
         group_instance_id=None,
         generation_id=epoch,
+        partitions=ids(scene, *partitions),
     )
     error: ErrorCode = scene.play(event).error
     return error
@@ -462,6 +516,46 @@ def test_a_member_commits_at_its_epoch_alone() -> None:
     assert fetch_refusal(scene.group, None, -1) is None
     scene.beat("a", -1)
     assert commit(scene, "", -1) is ErrorCode.NONE
+
+
+def test_what_a_member_has_held_since_an_older_epoch_it_commits_at_that_epoch() -> None:
+    """Its heartbeat has moved its epoch while a commit was under way."""
+    scene = Scene({"t": 4, "other": 9})
+    scene.join("a")
+    scene.join("b")
+    kept = scene.beat("a", 2).tasks
+    assert kept is not None
+    assert commit(scene, "a", 2, partitions=tuple(("t", index) for _, index in ALL)) is ErrorCode.NONE
+    assert scene.beat("a", 2, owned=kept).member_epoch == 3
+    assert scene.beat("b", 3).tasks is not None
+    scene.topics({"t": 6, "other": 9})
+    assert scene.beat("a", 3).member_epoch == 4
+    held = tuple(("t", index) for _, index in sorted(kept.active))
+    lost = tuple(("t", index) for _, index in sorted(ALL - kept.active))
+    gained = tuple(("t", index) for _, index in sorted(scene.group.members[MemberId("a")].assigned.active - ALL))
+    assert (len(held), len(lost), len(gained)) == (2, 2, 1)
+    for restored in (False, True):
+        if restored:
+            scene.restore()
+        for partitions, epoch, error in (
+            (held, 2, ErrorCode.NONE),
+            (held, 3, ErrorCode.NONE),
+            (held, 1, ErrorCode.STALE_MEMBER_EPOCH),
+            (held, 5, ErrorCode.STALE_MEMBER_EPOCH),
+            (held, -1, ErrorCode.STALE_MEMBER_EPOCH),
+            (gained, 4, ErrorCode.NONE),
+            (gained, 3, ErrorCode.STALE_MEMBER_EPOCH),
+            ((*held, *lost), 3, ErrorCode.STALE_MEMBER_EPOCH),
+            ((("other", 0),), 3, ErrorCode.STALE_MEMBER_EPOCH),
+        ):
+            assert commit(scene, "a", epoch, partitions=partitions) is error, (partitions, epoch)
+            stale = error is ErrorCode.STALE_MEMBER_EPOCH
+            assert (txn_commit(scene, "a", epoch, partitions) is ErrorCode.ILLEGAL_GENERATION) is stale
+        # Postgres knows the member at its newest epoch alone.
+        assert scene.play(commit_event(scene, "a", 3, partitions=held)).member_epoch == 4
+    # Whoever joins anew has nothing of what it had.
+    scene.join("a")
+    assert commit(scene, "a", 3, partitions=held) is ErrorCode.STALE_MEMBER_EPOCH
 
 
 def test_a_group_with_members_is_not_deleted() -> None:

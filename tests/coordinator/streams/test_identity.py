@@ -10,8 +10,8 @@ import pytest
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId, RequestId
 from gateway.coordinator.member_epochs import MAX_ID_BYTES
-from gateway.coordinator.streams.identity import check_request
-from gateway.coordinator.streams.model import StreamsGroupHeartbeat
+from gateway.coordinator.streams.identity import MAX_TAGS_BYTES, check_request
+from gateway.coordinator.streams.model import Endpoint, StreamsGroupHeartbeat
 from gateway.coordinator.streams.topology import Subtopology, TopicInfo, Topology
 from protocol.errors import ErrorCode, KafkaError
 
@@ -78,6 +78,8 @@ def test_what_is_taken(event: StreamsGroupHeartbeat):
         (JOIN, {"warmup": TASK}),
         (JOIN, {"has_source_patterns": True}),
         (JOIN, {"reports_offsets": True}),
+        (JOIN, {"user_endpoint": Endpoint("é" * (MAX_ID_BYTES // 2 + 1), 1)}),
+        (BEAT, {"client_tags": (("zone", "a"), ("rack", "é" * (MAX_TAGS_BYTES // 2)))}),
         (LEAVE, {"instance_id": ""}),
         (BEAT, {"topology": JOIN.topology}),
         (BEAT, {"active": TASK}),

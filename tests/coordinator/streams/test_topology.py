@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from uuid import UUID
 
 import pytest
 
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.streams.topology import (
+    MAX_TASKS,
     InvalidTopologyError,
     StatusCode,
     Subtopology,
@@ -148,3 +150,53 @@ def test_repartition_topics_alone_take_the_widest():
         ),
     )
     assert configure(topology, cluster(narrow=2, wide=6)).missing == (TopicInfo("x", 6), TopicInfo("y", 6))
+
+
+def test_a_long_way_from_topic_to_topic_costs_what_it_is_long():
+    length = 4_000
+    onwards = (
+        Subtopology(str(at), (), (f"r{at}",), repartition_source_topics=(TopicInfo(f"r{at - 1}"),))
+        for at in range(1, length)
+    )
+    topology = Topology(0, (Subtopology("0", ("words",), ("r0",)), *onwards))
+    started = time.process_time()
+    configured = configure(topology, cluster(words=3))
+    assert time.process_time() - started < 1, "seconds: a look at every open topic for each that is settled takes five"
+    assert {topic.partitions for topic in configured.missing} == {3}
+    assert len(configured.missing) == length - 1
+
+
+def test_subtopologies_that_read_what_they_write_cost_what_they_are_long():
+    length = 2_000
+    loops = (
+        Subtopology(str(at), (), (f"r{at}", f"own{at}"), (), (TopicInfo(f"r{at - 1}"), TopicInfo(f"own{at}")))
+        for at in range(1, length)
+    )
+    topology = Topology(0, (Subtopology("0", ("words",), ("r0",)), *loops))
+    started = time.process_time()
+    configured = configure(topology, cluster(words=3))
+    assert time.process_time() - started < 1, "seconds: a look at every open topic for each that is settled takes ten"
+    assert {topic.partitions for topic in configured.missing} == {3}
+
+
+def test_a_number_that_one_subtopology_gives_holds_for_all():
+    for infos in ((TopicInfo("r", 5), TopicInfo("r")), (TopicInfo("r"), TopicInfo("r", 5))):
+        readers = (Subtopology(str(at), repartition_source_topics=(info,)) for at, info in enumerate(infos, 1))
+        topology = Topology(0, (Subtopology("0", ("words",), ("r",)), *readers))
+        assert configure(topology, cluster(words=3)).missing == (TopicInfo("r", 5),)
+
+
+def test_a_number_below_nothing_is_none():
+    topology = Topology(0, (Subtopology("0", ("words",), repartition_source_topics=(TopicInfo("r", -1),)),))
+    with pytest.raises(InvalidTopologyError, match="-1"):
+        configure(topology, cluster(words=3))
+
+
+def test_a_group_has_only_so_many_tasks():
+    twice = Topology(0, (Subtopology("0", ("words",)), Subtopology("1", ("words",), (), (TopicInfo("counts"),))))
+    configured = configure(twice, cluster(words=MAX_TASKS // 2 + 1))
+    assert configured.status is StatusCode.INCORRECTLY_PARTITIONED_TOPICS
+    assert str(MAX_TASKS + 2) in configured.detail
+    assert not configured.task_counts
+    assert not configured.missing
+    assert configure(twice, cluster(words=MAX_TASKS // 2, counts=MAX_TASKS // 2)).is_ready

@@ -43,7 +43,7 @@ async def test_members_survive_a_kill(database_url: str) -> None:
         ClusterFeed(node.services.catalog, node.groups)
         topic = await node.create_topic("shared", 2)
         first = await beat(node, A, 0, ("shared",))
-        assert (first.error_code, first.member_epoch, held(first)) == (0, 1, {topic.topic_id: (0, 1)})
+        assert (first.error_code, first.member_epoch, held(first)) == (0, 2, {topic.topic_id: (0, 1)})
         second = await beat(node, B, 0, ("shared",))
         assert held(second) == {topic.topic_id: (1,)}
         shown = await described(node)
@@ -52,10 +52,10 @@ async def test_members_survive_a_kill(database_url: str) -> None:
         await node.services.catalog.resolve_all(["shared"])
         again = await described(node)
         assert again == shown
-        assert (again.group_state, again.group_epoch, again.assignor_name) == ("Stable", 2, "simple")
-        assert {each.member_id: each.member_epoch for each in again.members} == {A: 1, B: 2}
-        told = await beat(node, A, 1)
-        assert (told.error_code, told.member_epoch, held(told)) == (0, 2, {topic.topic_id: (0,)})
+        assert (again.group_state, again.group_epoch, again.assignor_name) == ("Stable", 3, "simple")
+        assert {each.member_id: each.member_epoch for each in again.members} == {A: 2, B: 3}
+        told = await beat(node, A, 2)
+        assert (told.error_code, told.member_epoch, held(told)) == (0, 3, {topic.topic_id: (0,)})
 
 
 @pytest.mark.asyncio
