@@ -97,6 +97,10 @@ class NodeStore:
             replace(_node(row), transaction_version=row["transaction_version"], read_ms=row["read_ms"]) for row in rows
         ]
 
+    async def fenced(self) -> list[Node]:
+        """Nodes whose registration has run out and that nobody has unregistered, ordered by id."""
+        return [_node(row) for row in await self._pool.fetch(statement("fenced_nodes"))]
+
     async def finalize(self, levels: Mapping[str, int]) -> None:
         """Sets the levels of features, by which all nodes go from then on."""
         await self._pool.fetch(statement("finalize_features"), list(levels), list(levels.values()))

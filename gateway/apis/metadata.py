@@ -355,19 +355,29 @@ def _describe_page(
 
 
 async def describe_cluster(request: DescribeClusterRequest, context: RequestContext) -> DescribeClusterResponse:
-    """Live nodes only: a node that is not alive is forgotten rather than fenced. There is no controller endpoint."""
+    """Live nodes, and for who asks for those that are fenced, too, what is registered and not alive: what can be
+    unregistered. There is no controller endpoint."""
     if request.endpoint_type == CONTROLLERS_ENDPOINT:
         raise KafkaError(ErrorCode.MISMATCHED_ENDPOINT_TYPE, "Controllers are not asked at this endpoint.")
     if request.endpoint_type != BROKERS_ENDPOINT:
         raise KafkaError(ErrorCode.UNSUPPORTED_ENDPOINT_TYPE, f"There is no endpoint type {request.endpoint_type}.")
     placement = Placement(context)
+    brokers = {
+        node.node_id: DescribeClusterBroker(broker_id=node.node_id, host=host, port=port, rack=node.rack)
+        for node, host, port in placement.brokers
+    }
+    if request.include_fenced_brokers:
+        listener = context.connection.listener
+        for node in await context.services.membership.fenced():
+            if node.node_id not in brokers and listener in node.listeners:
+                host, port = node.listeners[listener]
+                brokers[node.node_id] = DescribeClusterBroker(
+                    broker_id=node.node_id, host=host, port=port, rack=node.rack, is_fenced=True
+                )
     return DescribeClusterResponse(
         cluster_id=context.services.cluster_id,
         controller_id=placement.controller_id,
-        brokers=tuple(
-            DescribeClusterBroker(broker_id=node.node_id, host=host, port=port, rack=node.rack)
-            for node, host, port in placement.brokers
-        ),
+        brokers=tuple(brokers[node_id] for node_id in sorted(brokers)),
         cluster_authorized_operations=authorized_operations(
             Resource.CLUSTER, CLUSTER, context, asked=request.include_cluster_authorized_operations
         ),

@@ -74,6 +74,10 @@ class Membership:
         """Nodes that were alive at the last pass, by id; this one is always among them."""
         return self._alive
 
+    async def fenced(self) -> list[Node]:
+        """Nodes that are registered and not alive, by id. Raises StorageError."""
+        return await self._store.fenced()
+
     @property
     def known_since_s(self) -> float:
         """When (loop time) every other live node knows of this one: each reads who is alive when it renews its own

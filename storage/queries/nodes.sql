@@ -39,6 +39,12 @@ left join former_transaction_version f on f.function_schema = r.function_schema
 where n.expires_at > clock_timestamp()
 order by n.node_id;
 
+-- name: fenced_nodes
+-- Nodes whose registration has run out and that nobody has unregistered.
+select node_id, listeners, rack, incarnation, announced from node
+where expires_at <= clock_timestamp() and listeners <> '{}'
+order by node_id;
+
 -- name: withdraw_node
 -- Ends a registration, unless it has been superseded.
 select withdraw_node($1, $2);

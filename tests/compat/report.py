@@ -81,10 +81,14 @@ def write(folder: Path, results: Sequence[SuiteResult], *, keep_others: bool, ke
 
 
 def _keep_rows(entry: dict[str, Any], earlier: dict[str, Any]) -> None:
-    """With the earlier rows of scenarios that have none, neither whole nor in parts (`scenario[part]`)."""
+    """With the earlier rows of scenarios that have none, neither whole nor in parts (`scenario[part]`), and when and
+    of which gateways they were asked: `since` is the date of the oldest, `gateways` are all."""
     asked = {row["scenario"] for row in entry["rows"]}
     asked |= {scenario.partition("[")[0] for scenario in asked}
     kept = [row for row in earlier.get("rows", ()) if row["scenario"] not in asked]
+    if kept:
+        entry["since"] = earlier.get("since", earlier["date"])
+        entry["gateways"] = sorted({entry["gateway"], *earlier.get("gateways", (earlier["gateway"],))})
     entry["rows"] = sorted([*kept, *entry["rows"]], key=lambda row: _order(row["scenario"]))
     entry["seconds"] = round(sum(row["seconds"] for row in entry["rows"]), 1)
     for api, versions in earlier.get("api_versions", {}).items():
@@ -108,11 +112,13 @@ def write_oracle(folder: Path, results: Sequence[SuiteResult], *, keep_others: b
             part: {name: said for name, said in earlier.get(part, {}).items() if name not in asked}
             for part in ("outcomes", "reasons")
         }
+        since = {"since": earlier.get("since", earlier["date"])} if kept["outcomes"] else {}
         outcomes = {row.scenario: row.outcome for row in answers}
         reasons = {row.scenario: row.detail for row in answers if row.outcome != "passed" and row.detail}
         answered[result.name] = {
             "broker": result.gateway,
             "date": result.date,
+            **since,
             "client": result.version,
             "outcomes": {**kept["outcomes"], **outcomes},
             "reasons": {**kept["reasons"], **reasons},
@@ -139,10 +145,22 @@ def red(card: dict[str, Any]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
     ]
 
 
+def _answer(answers: dict[str, Any], row: dict[str, Any]) -> Outcome | None:
+    """What Kafka said to it, if it was asked. Where a list of ours leaves a scenario out, that skip is none of its."""
+    said: Outcome | None = answers.get("outcomes", {}).get(row["scenario"])
+    return None if said == "skipped" and row["outcome"] != "skipped" else said
+
+
+def _days(entry: dict[str, Any]) -> str:
+    """When it was asked, from the oldest answer to the newest."""
+    first, last = entry.get("since", entry["date"])[:10], entry["date"][:10]
+    return last if first == last else f"{first} to {last}"
+
+
 def _beside_kafka(card: dict[str, Any]) -> list[str]:
     oracle: dict[str, Any] = card.get("oracle", {})
-    asked = [suite for suite in card["suites"] if suite["name"] in oracle and not suite["left_out"]]
-    if not asked:
+    asked = [suite for suite in card["suites"] if not suite["left_out"]]
+    if not any(suite["name"] in oracle for suite in asked):
         return []
     found = red(card)
     lines = [
@@ -150,24 +168,31 @@ def _beside_kafka(card: dict[str, Any]) -> list[str]:
         "## Beside Apache Kafka",
         "",
         "The same suites against Apache Kafka (`make oracle`). Red is what Kafka passes and we do not, whatever the",
-        "reason; what Kafka does not pass either is the client's or the suite's affair. What Kafka passes and Sluice",
-        "was not asked in the run that the card shows is counted apart.",
+        "reason; what Kafka does not pass either is the client's or the suite's affair. Counted apart: what Kafka",
+        "passes and Sluice was not asked in the run that the card shows, what Sluice was asked and Kafka was not, and",
+        "what is left out on both sides, for the reasons below.",
         "",
-        "| Client | Broker | Asked on | Sluice passes | Kafka passes | Red | Not asked here |",
-        "|---|---|---|--:|--:|--:|--:|",
+        "| Client | Broker | Asked on | Sluice passes | Kafka passes | Red | Not asked here | Kafka not asked |"
+        " Left out |",
+        "|---|---|---|--:|--:|--:|--:|--:|--:|",
     ]
     for suite in asked:
-        answers = oracle[suite["name"]]
-        answered = [row for row in suite["rows"] if row["scenario"] in answers["outcomes"]]
-        shared = [row for row in answered if row["outcome"] != "unasked"]
-        unasked = sum(answers["outcomes"][row["scenario"]] == "passed" for row in answered if row not in shared)
-        ours = sum(row["outcome"] == "passed" for row in shared)
-        theirs = sum(answers["outcomes"][row["scenario"]] == "passed" for row in shared)
+        answers: dict[str, Any] = oracle.get(suite["name"], {})
+        said = [(row["outcome"], _answer(answers, row)) for row in suite["rows"]]
+        shared = [(ours, theirs) for ours, theirs in said if ours != "unasked" and theirs is not None]
         reds = sum(one is suite for one, _ in found)
-        lines.append(
-            f"| {suite['client']} | {answers['broker']} | {answers['date'][:10]} | {ours} | {theirs} |"
-            f" {f'**{reds}**' if reds else 0} | {unasked} |"
-        )
+        cells = [
+            suite["client"],
+            answers.get("broker", "–"),
+            _days(answers) if answers else "–",
+            sum(ours == "passed" for ours, _ in shared),
+            sum(theirs == "passed" for _, theirs in shared),
+            f"**{reds}**" if reds else 0,
+            sum(ours == "unasked" and theirs == "passed" for ours, theirs in said),
+            sum(ours not in ("unasked", "skipped") and theirs is None for ours, theirs in said),
+            sum(ours == "skipped" and theirs != "passed" for ours, theirs in said),
+        ]
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     if found:
         lines += ["", "### Red", "", "| Client | Scenario | Here | Reason |", "|---|---|---|---|"]
         lines += [
@@ -175,6 +200,12 @@ def _beside_kafka(card: dict[str, Any]) -> list[str]:
             for suite, row in found
         ]
     return lines
+
+
+def reds(results: Sequence[SuiteResult]) -> list[str]:
+    """A line for each scenario of these results that Apache Kafka, as far as it was asked, passes and they do not."""
+    found = red({"suites": [_entry(result) for result in results], "oracle": _oracle()})
+    return [f"{suite['name']} {row['scenario']} {row['outcome']}: {_cell(row['detail'])}" for suite, row in found]
 
 
 def _entry(result: SuiteResult) -> dict[str, Any]:
@@ -214,7 +245,8 @@ def markdown(card: dict[str, Any]) -> str:
         "# Compatibility",
         "",
         "Stock clients, in their own languages, against a Sluice gateway. Generated by `make compat`; do not edit.",
-        f"Gateway {_joined(suite['gateway'] for suite in run)}, run on {_joined(suite['date'][:10] for suite in run)}.",
+        f"Gateway {_joined(gateway for suite in run for gateway in suite.get('gateways', (suite['gateway'],)))}, run on"
+        f" {_joined(_days(suite) for suite in run)}.",
         "",
         "A group scenario passes only if its delivery log shows no partition with two owners, nothing lost, nothing",
         "delivered twice (but after a crash, from the last commit), and, in cooperative groups, no retained partition",

@@ -375,7 +375,10 @@ def _main(options: argparse.Namespace) -> int:
     second_tries = sum(row.detail.startswith(SECOND_TRY) for row in rows)
     if second_tries:
         print(f"{second_tries} passed only at the second try (FLAKY above)")
-    print(f"compat: {_counts(rows)}")
+    red = report.reds(results) if broker is not APACHE_KAFKA else []
+    for line in red:
+        print(f"RED: {line}")
+    print(f"compat: {_counts(rows)}{f'; {len(red)} red: Apache Kafka passes them' if red else ''}")
     return 1 if any(row.outcome == "failed" for row in rows) else 0
 
 

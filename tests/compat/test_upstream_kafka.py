@@ -80,3 +80,9 @@ def test_a_test_decides_on_settings_that_a_gateway_has_and_not_on_where_it_lies(
         "group.consumer.min.heartbeat.interval.ms": "100",
         "num.partitions": "3",
     }
+
+
+def test_a_test_gets_the_nodes_that_are_said_of_it_or_of_its_class() -> None:
+    given = {"SomeTest": 2, "SomeTest.three": 3}
+    asked = ("SomeTest.three", "SomeTest.other", "OtherTest.three")
+    assert [outside.most_nodes(given, test) for test in asked] == [3, 2, 1]

@@ -1,9 +1,14 @@
-"""What is mended in librdkafka's tests before they are compiled: values."""
+"""Tests that librdkafka and Go clients carry: what is mended before they are compiled, and how is told what
+does not run."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
+import pytest
+
+from tests.compat.upstream import go_tests, librdkafka
 from tests.compat.upstream.librdkafka import lacks_order, mend
 
 THEIRS = "  {\n    if (a.partition < b.partition)\n      return true;\n    return a.topic < b.topic;\n  }\n"
@@ -32,3 +37,39 @@ def test_another_version_is_left_as_it_is(tmp_path: Path) -> None:
     mend(tmp_path)
     assert path.read_text().startswith("return std::tie")
     assert not lacks_order(tmp_path / "nowhere")
+
+
+SCRAM, ALONE = "TestSCRAMAuth", "TestRing"
+ACLS, MOCK = "0115_producer_auth", "0105_transactions_mock"
+
+
+@pytest.mark.parametrize(("broker", "outcome"), [("sluice", "unserved"), ("kafka", "skipped")])
+@pytest.mark.parametrize(("wants", "alone"), [(SCRAM, ALONE), (ACLS, MOCK)])
+def test_what_wants_more_than_is_served_is_no_skip(
+    broker: str,
+    outcome: str,
+    wants: str,
+    alone: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COMPAT_BROKER", broker)
+    monkeypatch.setenv("COMPAT_BOOTSTRAP", "nowhere:1")
+    monkeypatch.setenv("COMPAT_SCENARIOS", f"upstream.{wants},upstream.{alone}")
+    if wants == SCRAM:
+        package = tmp_path / "source" / "pkg" / "kgo"
+        package.mkdir(parents=True)
+        (package / "auth_test.go").write_text("".join(f"func {name}(t *testing.T) {{}}\n" for name in (wants, alone)))
+        go_tests.run("franz_go", tmp_path)
+    else:
+        tests = tmp_path / "source" / "tests"
+        tests.mkdir(parents=True)
+        entries = "".join(f"_TEST({name}, 0),\n" for name in (wants, alone))
+        (tests / "test.c").write_text(f"struct test tests[] = {{\n{entries}{{NULL}}\n}};\n")
+        (tmp_path / "source" / "config.h").write_text('#define BUILT_WITH "GCC"\n')
+        (tmp_path / "version").write_text("2.0.2")
+        librdkafka.run(tmp_path)
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    said = {row["scenario"]: row["outcome"] for row in rows}
+    assert (said[f"upstream.{wants}"], said[f"upstream.{alone}"]) == (outcome, "skipped")

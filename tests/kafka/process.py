@@ -12,7 +12,7 @@ import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 from tests.gateway_process import LOG_TAIL_LINES, POLL_SECONDS, ROOT, answers, free_ports
 
@@ -24,6 +24,8 @@ STOP_SECONDS = 60.0
 ASSEMBLE_SECONDS = 900.0
 TOOL_SECONDS = 60.0
 _JVM = ("-Xmx1g", "-Xms1g", "-XX:+UseG1GC", f"-Dlog4j2.configurationFile={LOGGING}")
+_JVM_OF_MANY = ("-Xmx384m", "-XX:+UseSerialGC", f"-Dlog4j2.configurationFile={LOGGING}")
+CONTROLLER_ID = "100"
 
 ONE_NODE: Mapping[str, str] = {
     "process.roles": "broker,controller",
@@ -70,19 +72,52 @@ def java(main_class: str, *arguments: str, options: Sequence[str] = ()) -> list[
 
 
 class KafkaProcess:
-    """One Kafka node on a free port. `settings` are its broker's, over those of a single node."""
+    """One Kafka node on a free port. `settings` are its broker's, over those of a single node.
 
-    def __init__(self, directory: Path, *, settings: Mapping[str, str]) -> None:
+    A cluster of several is a `controller`, which serves no clients, and brokers `of` it; clients are sent where a
+    broker says by `advertise`, other brokers to a listener of their own.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        settings: Mapping[str, str],
+        role: Literal["both", "controller"] = "both",
+        of: KafkaProcess | None = None,
+        advertise: str = "",
+    ) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.log_path = directory / "kafka.log"
-        port, controller_port = free_ports(2)
+        port, second_port = free_ports(2)
         self.bootstrap = f"127.0.0.1:{port}"
-        addresses = {
-            "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://127.0.0.1:{controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{self.bootstrap}",
-            "controller.quorum.bootstrap.servers": f"127.0.0.1:{controller_port}",
-            "log.dirs": str(directory / "logs"),
-        }
+        second = f"127.0.0.1:{second_port}"
+        if role == "controller":
+            own = {
+                "process.roles": "controller",
+                "node.id": CONTROLLER_ID,
+                "listeners": f"CONTROLLER://{self.bootstrap}",
+                "controller.quorum.bootstrap.servers": self.bootstrap,
+            }
+        elif of is not None:
+            own = {
+                "process.roles": "broker",
+                "listeners": f"PLAINTEXT://{self.bootstrap},INTERNAL://{second}",
+                "advertised.listeners": f"PLAINTEXT://{advertise or self.bootstrap},INTERNAL://{second}",
+                "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,INTERNAL:PLAINTEXT,CONTROLLER:PLAINTEXT",
+                "inter.broker.listener.name": "INTERNAL",
+                "controller.quorum.bootstrap.servers": of.bootstrap,
+            }
+        else:
+            own = {
+                "listeners": f"PLAINTEXT://{self.bootstrap},CONTROLLER://{second}",
+                "advertised.listeners": f"PLAINTEXT://{advertise or self.bootstrap}",
+                "controller.quorum.bootstrap.servers": second,
+            }
+        addresses = {**own, "log.dirs": str(directory / "logs")}
+        self.cluster_id = ""
+        self._of = of
+        self._jvm = _JVM if role == "both" and of is None else _JVM_OF_MANY
         self.metrics_url = None
         self._properties = directory / "server.properties"
         lines = [f"{name}={value}" for name, value in {**ONE_NODE, **addresses, **settings}.items()]
@@ -109,7 +144,7 @@ class KafkaProcess:
                 self._format(log)
             self._log_bytes = self.log_path.stat().st_size
             self._process = subprocess.Popen(
-                java("kafka.Kafka", str(self._properties), options=_JVM),
+                java("kafka.Kafka", str(self._properties), options=self._jvm),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -124,9 +159,13 @@ class KafkaProcess:
             time.sleep(POLL_SECONDS)
 
     def _format(self, log: IO[bytes]) -> None:
-        made = self._storage_tool("random-uuid", log=log)
-        cluster_id = made.split()[-1].decode().removesuffix("\x1b[0m")
-        log.write(self._storage_tool("format", "--standalone", "-t", cluster_id, "-c", str(self._properties), log=log))
+        if self._of is None:
+            made = self._storage_tool("random-uuid", log=log)
+            self.cluster_id, alone = made.split()[-1].decode().removesuffix("\x1b[0m"), ["--standalone"]
+        else:
+            self.cluster_id, alone = self._of.cluster_id, []
+        arguments = ["format", *alone, "-t", self.cluster_id, "-c", str(self._properties)]
+        log.write(self._storage_tool(*arguments, log=log))
         log.flush()
         self._formatted = True
 

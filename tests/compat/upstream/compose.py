@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-from tests.gateway_process import GatewayProcess
+from tests.compat.brokers import BrokerProcess
 
 SECONDS = 120.0
 # Where the containers have Kafka, and how a broker is reached from inside of them.
@@ -48,7 +48,7 @@ def _script(path: Path, command: str) -> None:
 
 
 @contextlib.contextmanager
-def control(nodes: Sequence[GatewayProcess]) -> Iterator[str]:
+def control(nodes: Sequence[BrokerProcess]) -> Iterator[str]:
     """The door through which kafka-1, the first of the nodes, and so on are stopped and started."""
     actions = {f"/{name}/kafka-{i + 1}": action for i, node in enumerate(nodes) for name, action in _actions(node)}
 
@@ -80,7 +80,7 @@ def control(nodes: Sequence[GatewayProcess]) -> Iterator[str]:
         server.server_close()
 
 
-def _actions(node: GatewayProcess) -> list[tuple[str, Callable[[], None]]]:
+def _actions(node: BrokerProcess) -> list[tuple[str, Callable[[], None]]]:
     def start() -> None:
         if not node.running:
             node.start()

@@ -28,10 +28,12 @@ from typing import Any
 
 import structlog
 
+from tests.compat.brokers import APACHE_KAFKA, BrokerProcess
 from tests.compat.upstream import compose, java_tools
 from tests.compat.upstream.outside import door
 from tests.compat.upstream.toxiproxy import FIRST_PORT, toxiproxy
 from tests.gateway_process import GatewayProcess
+from tests.kafka.process import KafkaProcess
 from tests.postgres import databases, short_directory
 
 FOLDER = Path(__file__).parent
@@ -45,6 +47,12 @@ PARALLEL = 2
 KAFKA_VERSION = "4.1.0"
 # As in the environment that Sarama's tests bring up themselves.
 SARAMA_SETTINGS = {"group.initial.rebalance.delay.ms": "0", "auto.create.topics.enable": "false"}
+SARAMA_REPLICATION = {
+    "default.replication.factor": "2",
+    "offsets.topic.replication.factor": "2",
+    "transaction.state.log.replication.factor": "2",
+    "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +79,26 @@ MODULES = {
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """`with_java` of `run` need Kafka's Java tools; `left_out` gives the reason of each test that does not run."""
+    """`with_java` of `run` need Kafka's Java tools; `left_out` gives the reason of each test that does not run; those
+    of `unserved` would if a gateway served what they want. Of those Apache Kafka is asked what is in `oracle`: what it
+    serves as it is started here."""
 
     run: tuple[str, ...]
     with_java: frozenset[str]
     left_out: dict[str, str]
+    unserved: frozenset[str]
+    oracle: frozenset[str]
 
     @classmethod
     def load(cls, name: str) -> AllowList:
         entries: dict[str, Any] = tomllib.loads((FOLDER / f"{name}.allow.toml").read_text())
         left_out = {test: str(part["reason"]) for part in entries["left_out"] for test in part["tests"]}
+        unserved, oracle = (
+            frozenset(test for part in entries["left_out"] if part.get(key) for test in part["tests"])
+            for key in ("unserved", "oracle")
+        )
         with_java: list[str] = entries.get("run_with_java", [])
-        return cls((*entries["run"], *with_java), frozenset(with_java), left_out)
+        return cls((*entries["run"], *with_java), frozenset(with_java), left_out, unserved, oracle)
 
 
 def version(module: Module) -> str:
@@ -148,23 +164,21 @@ def run(name: str, folder: Path) -> None:
     counts = f"{len(allowed.run)} of {len(there)} tests run"
     answer("allow-list", "failed" if faults else "passed", 0.0, "; ".join(faults) or counts)
     wanted = [part.removeprefix("upstream.") for part in os.environ.get("COMPAT_SCENARIOS", "").split(",") if part]
+    kafka = os.environ.get("COMPAT_BROKER") == "kafka"
+    asked = (*allowed.run, *allowed.oracle) if kafka else allowed.run
     for test, reason in allowed.left_out.items():
-        if not wanted or test in wanted:
-            answer(test, "skipped", 0.0, reason)
-    chosen = [test for test in allowed.run if test in there and (not wanted or test in wanted)]
+        if test not in asked and (not wanted or test in wanted):
+            answer(test, "unserved" if test in allowed.unserved and not kafka else "skipped", 0.0, reason)
+    chosen = [test for test in asked if test in there and (not wanted or test in wanted)]
     tools = folder / TOOLS
     if not tools.exists():
         for test in allowed.with_java.intersection(chosen):
             chosen.remove(test)
             answer(test, "skipped", 0.0, "needs java and mvn, for Kafka's tools")
-    if name == "sarama" and os.environ.get("COMPAT_BROKER") == "kafka":
-        for test in chosen:
-            answer(test, "skipped", 0.0, "wants five brokers; Apache Kafka is asked with one")
-        return
     if not chosen:
         return
     with contextlib.ExitStack() as stack:
-        environment = stack.enter_context(_sarama(tools) if name == "sarama" else _ENVIRONMENTS[name]())
+        environment = stack.enter_context(_sarama(tools, kafka=kafka) if name == "sarama" else _ENVIRONMENTS[name]())
         command = ["go", "tool", "test2json", "-t", str(folder / "tests"), "-test.v=test2json"]
         command += ["-test.run", f"^({'|'.join(chosen)})$", "-test.timeout", f"{LIMIT_SECONDS}s"]
         command += ["-test.parallel", str(PARALLEL)]
@@ -225,19 +239,12 @@ _ENVIRONMENTS = {"franz_go": _franz_go, "kfake": _kfake}
 
 
 @contextlib.contextmanager
-def _sarama(tools: Path) -> Iterator[Mapping[str, str]]:
-    """Five nodes on one Postgres, each behind a proxy: Sarama's tests count their brokers, cut them off, stop them."""
+def _sarama(tools: Path, *, kafka: bool) -> Iterator[Mapping[str, str]]:
+    """Five nodes, each behind a proxy: Sarama's tests count their brokers, cut them off, stop them."""
     with contextlib.ExitStack() as stack:
-        url = stack.enter_context(databases()).create(empty=True)
-        nodes: list[GatewayProcess] = []
-        for number in range(SARAMA_BROKERS):
-            node = GatewayProcess(
-                stack.enter_context(short_directory()),
-                database_url=url,
-                settings=SARAMA_SETTINGS,
-                environment={"SLUICE_ADVERTISE": f"127.0.0.1:{FIRST_PORT + number}"},
-            )
-            # In turn: the lowest free node id is the number that the tests expect behind this port.
+        nodes: list[BrokerProcess] = []
+        for node in _kafkas(stack) if kafka else _gateways(stack):
+            # In turn: a gateway's node takes the lowest free id, the number that the tests expect behind its port.
             node.start()
             stack.callback(node.close)
             nodes.append(node)
@@ -252,6 +259,38 @@ def _sarama(tools: Path) -> Iterator[Mapping[str, str]]:
         }
         # Tests that run Kafka's tools skip themselves in an environment that was there before, as this names one.
         yield environment if tools.exists() else {**environment, "TOXIPROXY_ADDR": proxies}
+
+
+def _gateways(stack: contextlib.ExitStack) -> Iterator[BrokerProcess]:
+    """On one Postgres."""
+    url = stack.enter_context(databases()).create(empty=True)
+    for number in range(SARAMA_BROKERS):
+        yield GatewayProcess(
+            stack.enter_context(short_directory()),
+            database_url=url,
+            settings=SARAMA_SETTINGS,
+            environment={"SLUICE_ADVERTISE": f"127.0.0.1:{FIRST_PORT + number}"},
+        )
+
+
+def _kafkas(stack: contextlib.ExitStack) -> Iterator[BrokerProcess]:
+    """With a controller of their own, since any of them may be stopped."""
+    APACHE_KAFKA.version()  # its jars are fetched for it
+    controller = KafkaProcess(stack.enter_context(short_directory()), settings={}, role="controller")
+    stack.callback(controller.close)
+    controller.start()
+    for number in range(SARAMA_BROKERS):
+        yield KafkaProcess(
+            stack.enter_context(short_directory()),
+            settings={
+                **SARAMA_SETTINGS,
+                **SARAMA_REPLICATION,
+                "node.id": str(number + 1),
+                "broker.rack": str(number + 1),
+            },
+            of=controller,
+            advertise=f"127.0.0.1:{FIRST_PORT + number}",
+        )
 
 
 def main(arguments: list[str]) -> None:

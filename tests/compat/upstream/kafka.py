@@ -5,7 +5,8 @@ were written for a cluster inside their own process; two classes of ours stand i
 ask for brokers outside (`tests/compat/upstream_kafka/src`, `outside.py`). Of the tests those run that
 `kafka.allow.toml` lists; of every other one that file says why not.
 
-Against Apache Kafka the same tests run as they are, each with the cluster that it makes itself.
+Against Apache Kafka the same tests run as they are, each with the cluster that it makes itself; those that cannot make
+one, for what they need of it is published by nobody, with one outside, as a gateway is.
 
 STEP is build, run, version, or list, which prints the tests of classes that the file names. Each test becomes the
 scenario `upstream.<Class>.<method>`, one for each group protocol where it has several.
@@ -59,27 +60,43 @@ class ChosenTests:
     def short(self) -> str:
         return self.name.rpartition(".")[2]
 
+    def has(self, test: str) -> bool:
+        """Whether `Class.method` is of this class."""
+        return test.startswith(f"{self.short}.")
+
+    def method_of(self, test: str) -> str:
+        return test.partition(".")[2]
+
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """`left_out` gives reasons by `Class.method`, perhaps with `[protocol]`; `bounded` are the classes that run where
-    time is short; tests of `sharing` ones leave nothing behind but topics and groups."""
+    """`left_out` gives reasons by `Class.method`, perhaps with `[protocol]`; those of `unserved` want what a gateway
+    does not serve, and Apache Kafka is asked them all the same. `bounded` are the classes that run where time is short;
+    tests of `sharing` ones leave nothing behind but topics and groups. `nodes` and `seen` name classes or
+    `Class.method`: how many nodes a test gets at the most, and who sees brokers as if they were of its process; so does
+    `outside`: what Apache Kafka, too, is asked outside of the test's process."""
 
     classes: tuple[ChosenTests, ...]
     left_out: dict[str, str]
     nodes: dict[str, int]
     bounded: tuple[str, ...]
     sharing: tuple[str, ...] = ()
+    seen: tuple[str, ...] = ()
+    outside: tuple[str, ...] = ()
+    unserved: frozenset[str] = frozenset()
 
     @classmethod
     def load(cls) -> AllowList:
         entries: dict[str, Any] = tomllib.loads(ALLOWED.read_text())
         return cls(
             tuple(ChosenTests(part["version"], part["class"], tuple(part["run"])) for part in entries["classes"]),
-            {test: str(part["reason"]) for part in entries.get("left_out", []) for test in part["tests"]},
+            {test: str(part["reason"]) for part in entries["left_out"] for test in part["tests"]},
             {test: int(count) for test, count in entries.get("nodes", {}).items()},
             tuple(entries["bounded"]),
             tuple(entries.get("sharing", [])),
+            tuple(entries.get("seen", [])),
+            tuple(entries.get("outside", [])),
+            frozenset(test for part in entries["left_out"] if part.get("unserved") for test in part["tests"]),
         )
 
     @property
@@ -137,7 +154,7 @@ def _compile(part: str, target: Path, class_path: Sequence[str]) -> None:
     subprocess.run([*command, *sources], check=True)
 
 
-def _java(folder: Path, version: str, *, outside: bool, heap: str = "768m") -> list[str]:
+def _java(folder: Path, version: str, *, outside: bool, heap: str = "768m", seen: Sequence[str] = ()) -> list[str]:
     home = folder / version
     parts = [str(home / "outside")] if outside else []
     class_path = os.pathsep.join([*parts, str(home / "common"), f"{home}/libs/*"])
@@ -148,6 +165,7 @@ def _java(folder: Path, version: str, *, outside: bool, heap: str = "768m") -> l
         f"-Xmx{heap}",
         logging,
         f"-Dupstream.limit={TEST_SECONDS}",
+        f"-Dupstream.seen={','.join(seen)}",
         "-cp",
         class_path,
         "upstream.Main",
@@ -199,28 +217,31 @@ def run(folder: Path) -> None:
     count = sum(len(tests.run) for tests in allowed.classes)
     answer("allow-list", "failed" if wrong else "passed", 0.0, "; ".join(wrong) or f"{count} tests run")
     wanted = {part.removeprefix("upstream.") for part in os.environ.get("COMPAT_SCENARIOS", "").split(",") if part}
+    kafka = os.environ.get("COMPAT_BROKER", "sluice") == "kafka"
     for test, reason in allowed.left_out.items():
-        if not wanted or test in wanted:
-            answer(test, "skipped", 0.0, reason)
-    outside = os.environ.get("COMPAT_BROKER", "sluice") != "kafka"
+        if not (kafka and test in allowed.unserved) and (not wanted or test in wanted):
+            answer(test, "unserved" if test in allowed.unserved else "skipped", 0.0, reason)
     limit = time.monotonic() + BOUNDED_SECONDS if bounded else None
-    with door(allowed.nodes, sharing=allowed.sharing) if outside else contextlib.nullcontext("") as address:
-        for version in allowed.versions:
-            tests: dict[str, str] = {}
-            for part in allowed.classes:
-                if part.version != version:
-                    continue
-                for test in part.run:
-                    row = f"{part.short}.{test}"
-                    if wanted and row not in wanted and not any(_base(name) == row for name in wanted):
-                        continue
-                    if bounded and part.short not in allowed.bounded and row not in allowed.bounded:
-                        answer(row, "unasked", 0.0, "runs by hand: continuous integration runs a part")
-                    else:
-                        tests[row] = f"{part.name}#{_base(test)}"
-            Program(_java(folder, version, outside=outside, heap="768m" if outside else "2g"), address).run(
-                tests, limit
-            )
+    chosen: dict[tuple[str, bool], dict[str, str]] = {}
+    for part in allowed.classes:
+        asked = (*part.run, *(part.method_of(test) for test in sorted(allowed.unserved) if kafka and part.has(test)))
+        for test in asked:
+            row = f"{part.short}.{test}"
+            if wanted and row not in wanted and not any(_base(name) == row for name in wanted):
+                continue
+            if bounded and part.short not in allowed.bounded and row not in allowed.bounded:
+                answer(row, "unasked", 0.0, "runs by hand: continuous integration runs a part")
+                continue
+            outside = not kafka or part.short in allowed.outside or _base(row) in allowed.outside
+            chosen.setdefault((part.version, outside), {})[row] = f"{part.name}#{_base(test)}"
+    with contextlib.ExitStack() as stack:
+        address = ""
+        if any(outside for _, outside in chosen):
+            address = stack.enter_context(door(allowed.nodes, sharing=allowed.sharing, kafka=kafka))
+        for version, outside in sorted(chosen):
+            heap = "768m" if outside else "2g"
+            command = _java(folder, version, outside=outside, heap=heap, seen=allowed.seen)
+            Program(command, address if outside else "").run(chosen[version, outside], limit)
 
 
 class Program:

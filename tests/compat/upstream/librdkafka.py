@@ -104,7 +104,8 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class AllowList:
     """`version` is the one that it was made for; `newer` of `run` need a newer library, `with_java` a Java client;
-    `left_out` gives the reason of each choice that does not run."""
+    `left_out` gives the reason of each choice that does not run; those of `unserved` would if a gateway served what
+    they want."""
 
     version: str
     limit_s: float
@@ -114,6 +115,7 @@ class AllowList:
     newer: frozenset[Choice]
     with_java: frozenset[Choice]
     left_out: dict[Choice, str]
+    unserved: frozenset[Choice]
 
     @classmethod
     def load(cls) -> AllowList:
@@ -127,6 +129,9 @@ class AllowList:
             frozenset(Choice.parse(name) for name in entries[NEWER]),
             frozenset(Choice.parse(name) for name in entries[WITH_JAVA]),
             {Choice.parse(name): str(group["reason"]) for group in entries["left_out"] for name in group["tests"]},
+            frozenset(
+                Choice.parse(name) for group in entries["left_out"] if group.get("unserved") for name in group["tests"]
+            ),
         )
 
     def limit_of(self, choice: Choice) -> float:
@@ -310,9 +315,10 @@ def run(folder: Path) -> None:
     listed = {choice.test for choice in (*allowed.run, *allowed.left_out)}
     reasons = {Choice(name): f"not in the allow list, which is that of {allowed.version}" for name in there}
     reasons = {choice: reason for choice, reason in reasons.items() if choice.test not in listed}
+    kafka = os.environ.get("COMPAT_BROKER") == "kafka"
     for choice, reason in {**allowed.left_out, **reasons}.items():
         if choice.test in there and (not wanted or choice.scenario in wanted):
-            answer(choice.scenario, "skipped", 0.0, reason)
+            answer(choice.scenario, "unserved" if choice in allowed.unserved and not kafka else "skipped", 0.0, reason)
     newer = _newer_library()
     # Tests of one number and scenario run together.
     runs: dict[tuple[str, str, str, bool], list[Choice]] = defaultdict(list)
@@ -336,7 +342,7 @@ def run(folder: Path) -> None:
         kafka_topics.install(runner.kafka)
         if any(scenario == NO_AUTO_CREATE for _, scenario, _, _ in runs):
             data = stack.enter_context(short_directory())
-            broker = APACHE_KAFKA if os.environ.get("COMPAT_BROKER") == "kafka" else SLUICE
+            broker = APACHE_KAFKA if kafka else SLUICE
             node = broker.process(data, SETTINGS)
             stack.callback(node.close)
             node.start()

@@ -49,7 +49,7 @@ class _Cluster:
 
 
 class Gateways:
-    """Fresh nodes. `most_nodes` says of a test how many it gets at the most; others get one."""
+    """Fresh nodes. `most_nodes` says of a class or a test how many it gets at the most; others get one."""
 
     def __init__(self, server: Databases, most_nodes: Mapping[str, int]) -> None:
         self._server = server
@@ -60,7 +60,7 @@ class Gateways:
         url = self._server.create()
         stack.callback(self._server.drop, url)
         nodes: list[BrokerProcess] = []
-        for _ in range(min(int(asked["brokers"]), self._most_nodes.get(str(asked["test"]), 1))):
+        for _ in range(min(int(asked["brokers"]), most_nodes(self._most_nodes, str(asked["test"])))):
             directory = stack.enter_context(short_directory())
             (port,) = free_ports(1)
             # A cluster inside a test's process calls itself so.
@@ -73,6 +73,11 @@ class Gateways:
             node.start()
             nodes.append(node)
         return nodes
+
+
+def most_nodes(given: Mapping[str, int], test: str) -> int:
+    """How many nodes `Class.method` gets at the most: what is said of it, else of its class, else one."""
+    return given.get(test, given.get(test.partition(".")[0], 1))
 
 
 class Kafkas:
@@ -197,7 +202,7 @@ async def _migrated(url: str) -> None:
 
 
 @contextlib.contextmanager
-def door(most_nodes: Mapping[str, int], *, sharing: Collection[str] = (), kafka: bool = False) -> Iterator[str]:
+def door(nodes: Mapping[str, int], *, sharing: Collection[str] = (), kafka: bool = False) -> Iterator[str]:
     """The door's address, for as long as the context lasts; then all that was opened there is ended."""
     with contextlib.ExitStack() as stack:
         if kafka:
@@ -205,7 +210,7 @@ def door(most_nodes: Mapping[str, int], *, sharing: Collection[str] = (), kafka:
         else:
             server = stack.enter_context(databases())
             server.make_template(_migrated)
-            brokers = Brokers(Gateways(server, most_nodes), sharing)
+            brokers = Brokers(Gateways(server, nodes), sharing)
         actions = {"/open": brokers.open, "/close": brokers.close, "/stop": brokers.stop, "/start": brokers.start}
 
         class Door(BaseHTTPRequestHandler):

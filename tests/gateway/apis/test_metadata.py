@@ -15,6 +15,7 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import DescribeClusterRequest
 from protocol.messages.describe_topic_partitions import Cursor, DescribeTopicPartitionsRequest, TopicRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from protocol.messages.unregister_broker import UnregisterBrokerRequest
 from protocol.schema import ZERO_UUID
 from storage.errors import StorageUnavailable
 from storage.types import Topic
@@ -455,6 +456,32 @@ async def check_cluster(node: AdminNode, version: int) -> None:
     assert answer.cluster_authorized_operations == NOT_ASKED
     asked = DescribeClusterRequest(include_cluster_authorized_operations=True)
     assert (await node.ask(ApiKey.DESCRIBE_CLUSTER, asked, version)).cluster_authorized_operations == 8096
+
+
+async def test_nodes_that_are_gone_are_told_as_fenced_until_they_are_unregistered(database_url: str) -> None:
+    """As `kafka-cluster list-endpoints --include-fenced-brokers` shows what can be unregistered."""
+
+    async def told(node: AdminNode, version: int, *, fenced: bool) -> list[tuple[int, str, str | None, bool]]:
+        asked = DescribeClusterRequest(include_fenced_brokers=fenced)
+        brokers = (await node.ask(ApiKey.DESCRIBE_CLUSTER, asked, version)).brokers
+        return [(each.broker_id, each.host, each.rack, each.is_fenced) for each in brokers]
+
+    async with (
+        admin_node(database_url, name="node-1") as first,
+        admin_node(database_url, name="node-2", rack="r2") as node,
+    ):
+        alive, gone = (2, "node-2", "r2", False), (1, "node-1", None, True)
+        await node.membership.renew()
+        assert await told(node, 2, fenced=True) == [(1, "node-1", None, False), alive]
+        await first.membership.withdraw()
+        # The copy that this node has of who is alive may be older than what is registered.
+        assert await told(node, 2, fenced=True) == [(1, "node-1", None, False), alive]
+        await node.membership.renew()
+        assert await told(node, 2, fenced=True) == [gone, alive]
+        assert await told(node, 2, fenced=False) == [alive]
+        assert await told(node, 1, fenced=False) == [alive]
+        await node.ask(ApiKey.UNREGISTER_BROKER, UnregisterBrokerRequest(broker_id=1), 0)
+        assert await told(node, 2, fenced=True) == [alive]
 
 
 async def test_other_endpoints(database_url: str) -> None:

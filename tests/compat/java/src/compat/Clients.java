@@ -17,6 +17,7 @@ import org.apache.kafka.clients.admin.NewPartitions;
 import org.apache.kafka.clients.admin.NewTopic;
 import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.clients.consumer.KafkaConsumer;
+import org.apache.kafka.clients.consumer.KafkaShareConsumer;
 import org.apache.kafka.clients.consumer.OffsetAndMetadata;
 import org.apache.kafka.clients.producer.KafkaProducer;
 import org.apache.kafka.common.TopicPartition;
@@ -88,6 +89,14 @@ final class Clients implements AutoCloseable {
         configs.remove("session.timeout.ms");
         configs.remove("heartbeat.interval.ms");
         return new KafkaConsumer<>(configs, new ByteArrayDeserializer(), new ByteArrayDeserializer());
+    }
+
+    /** Session and heartbeat are the broker's to say, and where it begins the group's. `mode` is implicit or explicit. */
+    KafkaShareConsumer<byte[], byte[]> shareConsumer(String group, String mode) {
+        Map<String, Object> configs = common();
+        configs.put("group.id", group);
+        configs.put("share.acknowledgement.mode", mode);
+        return new KafkaShareConsumer<>(configs, new ByteArrayDeserializer(), new ByteArrayDeserializer());
     }
 
     void createTopic(String topic, int partitions) {

@@ -65,6 +65,7 @@ public final class Main {
         EvictionScenarios.register(scenarios);
         RawScenarios.register(scenarios);
         ConsumerProtocolScenarios.register(scenarios);
+        ShareScenarios.register(scenarios);
         String chosen = environment("COMPAT_SCENARIOS", "");
         List<String> named = chosen.isEmpty() ? List.of() : List.of(chosen.split(","));
         scenarios.forEach((name, body) -> {

@@ -8,6 +8,7 @@ import java.net.Socket;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.ExecutionException;
 import kafka.integration.KafkaServerTestHarness;
 import kafka.network.SocketServer;
 import net.bytebuddy.ByteBuddy;
@@ -15,9 +16,14 @@ import net.bytebuddy.agent.ByteBuddyAgent;
 import net.bytebuddy.dynamic.loading.ClassReloadingStrategy;
 import net.bytebuddy.implementation.FixedValue;
 import net.bytebuddy.implementation.MethodDelegation;
+import net.bytebuddy.implementation.StubMethod;
 import net.bytebuddy.implementation.bind.annotation.Argument;
 import net.bytebuddy.implementation.bind.annotation.This;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.AdminClientConfig;
+import org.apache.kafka.clients.admin.TopicListing;
 import org.apache.kafka.common.TopicPartition;
+import org.apache.kafka.common.Uuid;
 import org.apache.kafka.metadata.LeaderAndIsr;
 import scala.jdk.javaapi.CollectionConverters;
 
@@ -46,6 +52,8 @@ public final class Tests {
                 .intercept(MethodDelegation.to(Leader.class))
                 .method(named("bootstrapServers").or(named("plaintextBootstrapServers")))
                 .intercept(MethodDelegation.to(Bootstrap.class))
+                .method(named("waitUntilBrokerMetadataIsPropagated").or(named("verifyTopicDeletion")))
+                .intercept(StubMethod.INSTANCE)
                 .make()
                 .load(helpers.getClassLoader(), ClassReloadingStrategy.fromInstalledAgent());
         Class<?> requests = Class.forName("kafka.server.BaseRequestTest");
@@ -64,6 +72,8 @@ public final class Tests {
                     .redefine(groups)
                     .method(named("isUnstableApiEnabled"))
                     .intercept(FixedValue.value(false))
+                    .method(named("getTopicIds"))
+                    .intercept(MethodDelegation.to(Topics.class))
                     .make()
                     .load(groups.getClassLoader(), ClassReloadingStrategy.fromInstalledAgent());
         } catch (ClassNotFoundException older) {
@@ -109,6 +119,21 @@ public final class Tests {
                 found.put(new TopicPartition(topic, partition), Leader.first());
             }
             return scala.collection.immutable.Map.from(CollectionConverters.asScala(found));
+        }
+    }
+
+    /** The ids of all topics, which a controller of this process would know. */
+    public static final class Topics {
+        private Topics() {}
+
+        public static scala.collection.immutable.Map<String, Uuid> ids() throws ExecutionException, InterruptedException {
+            Map<String, Uuid> ids = new HashMap<>();
+            try (Admin admin = Admin.create(Map.of(AdminClientConfig.BOOTSTRAP_SERVERS_CONFIG, Outside.latest()))) {
+                for (TopicListing topic : admin.listTopics().listings().get()) {
+                    ids.put(topic.name(), topic.topicId());
+                }
+            }
+            return scala.collection.immutable.Map.from(CollectionConverters.asScala(ids));
         }
     }
 

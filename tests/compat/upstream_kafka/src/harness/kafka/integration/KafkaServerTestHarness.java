@@ -34,12 +34,13 @@ import scala.collection.mutable.ArrayBuffer;
 import scala.collection.mutable.Buffer;
 import scala.jdk.javaapi.CollectionConverters;
 import upstream.Outside;
+import upstream.Seen;
 
 /**
  * In the place of Kafka's class of this name: what its tests ask of a cluster, answered by brokers outside.
  *
  * <p>Names and signatures are those that the compiled tests call. There are no brokers in this process, so those who
- * look at all of them see none; what can only be asked inside of a broker is refused.
+ * look at all of them see none, or only how they are called; what can only be asked inside of a broker is refused.
  */
 public abstract class KafkaServerTestHarness extends QuorumTestHarness {
     private static final Duration PATIENCE = Duration.ofSeconds(15);
@@ -51,6 +52,7 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
     private Seq<KafkaConfig> instanceConfigs;
     private boolean[] alive = new boolean[0];
     private Outside outside;
+    private List<KafkaBroker> seen = List.of();
 
     public abstract Seq<KafkaConfig> generateConfigs();
 
@@ -65,6 +67,7 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
         java.util.Arrays.fill(alive, true);
         String test = getClass().getSimpleName() + "." + testInfo.getTestMethod().orElseThrow().getName();
         outside = Outside.open(configs.size(), settings, test);
+        seen = Seen.by(test) ? Seen.brokers(outside, configs.get(0).originals()) : List.of();
         if (testInfo.getDisplayName().contains(OLDER_TRANSACTIONS)) {
             lowerTransactionVersion();
         }
@@ -131,8 +134,10 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
         return instanceConfigs;
     }
 
+    /** None, but for tests that ask for no more than their numbers ({@link Seen}). */
     public Buffer<KafkaBroker> brokers() {
-        return new ArrayBuffer<>();
+        List<KafkaBroker> all = new ArrayList<>(seen);
+        return CollectionConverters.asScala(all);
     }
 
     public Buffer<KafkaBroker> servers() {
@@ -144,7 +149,13 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
     }
 
     public Seq<KafkaBroker> aliveBrokers() {
-        return brokers();
+        List<KafkaBroker> there = new ArrayList<>();
+        for (int index = 0; index < seen.size(); index++) {
+            if (alive[index]) {
+                there.add(seen.get(index));
+            }
+        }
+        return CollectionConverters.asScala(there);
     }
 
     public boolean[] alive() {
@@ -170,11 +181,11 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
     public void configureSecurityAfterServersStart() {}
 
     public Option<KafkaBroker> serverForId(int id) {
-        return Option.empty();
+        return Option.apply(id >= 1 && id <= seen.size() ? seen.get(id - 1) : null);
     }
 
     public int boundPort(KafkaBroker server) {
-        return outside.ports().get(0);
+        return outside.ports().get(Math.max(seen.indexOf(server), 0));
     }
 
     public String bootstrapServers(ListenerName listenerName) {

@@ -7,6 +7,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.Optional;
 import java.util.Set;
+import java.util.TreeMap;
 import java.util.TreeSet;
 import java.util.concurrent.ExecutionException;
 import kafka.server.ControllerServer;
@@ -26,6 +27,7 @@ import org.junit.jupiter.api.extension.BeforeEachCallback;
 import org.junit.jupiter.api.extension.Extension;
 import org.junit.jupiter.api.extension.TestTemplateInvocationContext;
 import upstream.Outside;
+import upstream.Seen;
 
 /**
  * In the place of Kafka's class of this name: the cluster that a {@code @ClusterTest} is given lies outside.
@@ -69,6 +71,7 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
     private final class Cluster implements ClusterInstance {
         private static final Duration PATIENCE = Duration.ofSeconds(15);
         private static final long PAUSE_MS = 20;
+        private static final int FIRST = 1;
 
         private String test = "";
         private Outside outside;
@@ -134,9 +137,14 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
             return ListenerName.normalised("CONTROLLER");
         }
 
+        /** None, but for tests that ask for no more than their numbers ({@link Seen}). */
         @Override
         public Map<Integer, KafkaBroker> brokers() {
-            return Map.of();
+            Map<Integer, KafkaBroker> seen = new TreeMap<>();
+            if (Seen.by(test)) {
+                Seen.brokers(outside, Map.of()).forEach(broker -> seen.put(broker.config().brokerId(), broker));
+            }
+            return seen;
         }
 
         @Override
@@ -185,12 +193,12 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
 
         @Override
         public void shutdownBroker(int id) {
-            outside.tell("stop", id);
+            outside.tell("stop", id - FIRST);
         }
 
         @Override
         public void startBroker(int id) {
-            outside.tell("start", id);
+            outside.tell("start", id - FIRST);
         }
 
         @Override

@@ -1,0 +1,77 @@
+package upstream;
+
+import java.util.ArrayList;
+import java.util.HashMap;
+import java.util.List;
+import java.util.Map;
+import java.util.Set;
+import kafka.server.KafkaBroker;
+import kafka.server.KafkaConfig;
+import org.mockito.Mockito;
+import org.mockito.invocation.InvocationOnMock;
+import org.mockito.stubbing.Answer;
+
+/**
+ * Brokers outside as a test sees them that asks those of its own process for their numbers: what each is called, where
+ * it listens, and that it stops and starts. Whatever else lies inside of a broker is refused.
+ *
+ * <p>Only tests that {@code upstream.seen} names see them, by class or by method: helpers that wait for all brokers of
+ * the process have nothing to wait for where there are none.
+ */
+public final class Seen {
+    private static final Set<String> TESTS = Set.of(System.getProperty("upstream.seen", "").split(","));
+
+    private Seen() {}
+
+    /** `test` is Class.method. */
+    public static boolean by(String test) {
+        return TESTS.contains(test) || TESTS.contains(test.substring(0, test.indexOf('.')));
+    }
+
+    /** In the order of their numbers, which begin at 1. `settings` are those of a broker inside. */
+    public static List<KafkaBroker> brokers(Outside outside, Map<String, ?> settings) {
+        List<Integer> ports = outside.ports();
+        List<KafkaBroker> brokers = new ArrayList<>();
+        for (int index = 0; index < ports.size(); index++) {
+            brokers.add(broker(outside, index, ports.get(index), settings));
+        }
+        return brokers;
+    }
+
+    private static KafkaBroker broker(Outside outside, int index, int port, Map<String, ?> settings) {
+        KafkaConfig config = config(index + 1, settings);
+        return Mockito.mock(KafkaBroker.class, (Answer<?>) asked -> switch (asked.getMethod().getName()) {
+            case "config" -> config;
+            case "boundPort" -> port;
+            case "toString" -> "broker " + (index + 1) + " outside";
+            case "awaitShutdown" -> null;
+            case "shutdown" -> tell(outside, "stop", index);
+            case "startup" -> tell(outside, "start", index);
+            default -> throw inside(asked);
+        });
+    }
+
+    private static Object tell(Outside outside, String action, int index) {
+        outside.tell(action, index);
+        return null;
+    }
+
+    /** With the settings of a broker inside if there are any, else its number alone. */
+    private static KafkaConfig config(int number, Map<String, ?> settings) {
+        if (settings.isEmpty()) {
+            return Mockito.mock(KafkaConfig.class, (Answer<?>) asked -> switch (asked.getMethod().getName()) {
+                case "brokerId", "nodeId" -> number;
+                case "toString" -> "settings of broker " + number;
+                default -> throw inside(asked);
+            });
+        }
+        Map<String, Object> own = new HashMap<>(settings);
+        own.put("node.id", String.valueOf(number));
+        own.computeIfPresent("broker.id", (name, id) -> String.valueOf(number));
+        return new KafkaConfig(own);
+    }
+
+    private static UnsupportedOperationException inside(InvocationOnMock asked) {
+        return new UnsupportedOperationException(asked.getMethod().getName() + " needs a broker in this process");
+    }
+}
