@@ -126,6 +126,8 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 or any(part.error for part in cold)
             ):
                 await _mark(request, parts, context, sent=True)
+                if crowded and watch is not None:
+                    await watch.leave()
                 long = crowded or _is_long(part.aborted for row in parts for part in row)
                 return await _respond_in_pieces(request, parts) if long else _respond(request, parts)
             if watch is None:

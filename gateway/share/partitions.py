@@ -32,6 +32,7 @@ from gateway.coordinator.share.partition import (
     next_deadline,
     step,
 )
+from gateway.net.pieces import in_pieces
 from gateway.operate.logs import NO_REQUEST
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError, StorageUnavailable
@@ -83,6 +84,13 @@ class ShareWatch:
 
     def close(self) -> None:
         self._partitions.unwatched(self._keys, self)
+        self._keys = {}
+
+    async def leave(self) -> None:
+        """As `close`, and gives way meanwhile."""
+        async for key in in_pieces(list(self._keys)):
+            self._partitions.unwatched((key,), self)
+        self._keys = {}
 
 
 class SharePartitions:
@@ -165,7 +173,7 @@ class SharePartitions:
     async def verify(self, keys: Iterable[ShareKey]) -> None:
         """Drops those that another node has led since, that were changed through another, or that are gone. To be
         called when somebody begins to read them here, who may come from there. Raises StorageError."""
-        slots = [slot for key in keys if (slot := self._slots.get(key)) is not None]
+        slots = [slot async for key in in_pieces(keys) if (slot := self._slots.get(key)) is not None]
         for begin in range(0, len(slots), VERIFIED_AT_A_TIME):
             some = slots[begin : begin + VERIFIED_AT_A_TIME]
             epochs = await self._store.epochs([slot.key for slot in some])
