@@ -57,6 +57,8 @@ async def share_fetch(request: ShareFetchRequest, context: RequestContext) -> Sh
         context.services.share_sessions.read(session, named, forgotten)
     given = {name: batches async for name, batches in in_pieces(named.items()) if batches}
     wanted = dict.fromkeys(given) if is_final or request.is_renew_ack else dict.fromkeys((*given, *session.partitions))
+    if is_first:
+        await context.services.share.let_go(session.member_id)
     parts = await _parts(session.group_id, wanted, context)
     await _verify(session, parts, context)
     answerer = _Fetch(request, session, parts, context)

@@ -15,8 +15,10 @@ import pytest
 
 from gateway.apis import MAX_ADMIN_ELEMENTS, share_group_offsets
 from gateway.apis.share_fetch import share_acknowledge, share_fetch
+from gateway.coordinator.facts import MemberId
 from gateway.coordinator.model import ShareSettings
 from gateway.coordinator.share.model import ShareGroup
+from gateway.coordinator.share.partition import Acquire, PartitionSettings
 from gateway.log.tail import Tail
 from gateway.net.context import ConnectionInfo
 from gateway.share.partitions import SharePartitions
@@ -28,7 +30,7 @@ from protocol.messages import describe_share_group_offsets as describing
 from protocol.messages import share_acknowledge as acknowledging
 from protocol.messages import share_fetch as fetching
 from protocol.messages.share_fetch import AcknowledgementBatch
-from storage.share import ShareRow
+from storage.share import ShareKey, ShareRow
 from storage.types import Partition, PartitionKey, Refusal, Topic
 
 HELD_MS = 20.0
@@ -78,6 +80,9 @@ class Store:
 
     async def lead(self, key: object) -> ShareRow:
         return ShareRow(1, 5)
+
+    async def write(self, rows: list[object]) -> list[bool]:
+        return [True for _ in rows]
 
     async def epochs(self, keys: list[object]) -> list[int | None]:
         return [None for _ in keys]
@@ -230,3 +235,35 @@ def test_forgetting_where_a_group_stands_in_very_many_topics() -> None:
     held, answer = held_ms(ask)
     assert len(answer.responses) == COUNT
     assert held < QUICK_MS
+
+
+def test_a_session_that_ends_with_locks_in_very_many_partitions() -> None:
+    keys = [ShareKey("g", TOPIC, index) for index in range(COUNT)]
+    one = Acquire(MemberId(MEMBER), 5, 6, ((5, 5),), 1)
+
+    async def anywhere() -> int:
+        return 5
+
+    async def acquire(partitions: SharePartitions) -> None:
+        for key in keys:
+            await partitions.load(key, anywhere, PartitionSettings())
+            taken, _ = partitions.submit(key, one)
+            assert taken.acquired
+
+    async def end(partitions: SharePartitions) -> None:
+        partitions.release(MemberId(MEMBER), keys)
+        await partitions.let_go(MemberId(MEMBER))
+
+    async def ask() -> list[bool]:
+        store: Any = Store()
+        partitions = SharePartitions(store)
+        await acquire(partitions)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Loop)
+        loop.longest_s = 0.0
+        await end(partitions)
+        return [bool(partitions.submit(key, one)[0].acquired) for key in keys[-3:]]
+
+    held, again = held_ms(ask)
+    assert all(again), "it is anyone's"
+    assert held < HELD_MS
