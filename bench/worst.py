@@ -192,13 +192,15 @@ def int_of(name: str, number: int) -> int:
 def whole_apis(chosen: Callable[[str], bool]) -> Iterator[Case]:
     for line in SERVED:
         struct_type = request_class(line.api_key)
-        for path in array_paths(struct_type, line.max_version):
-            name = f"{line.api_key.name.lower()}: {'.'.join(field.name for field in path)}"
+        for path in list(array_paths(struct_type, line.max_version)) or [()]:
+            name = f"{line.api_key.name.lower()}: {'.'.join(field.name for field in path) or 'as it is'}"
             if not chosen(name):
                 continue
             request = None
+            # A request of more than its API takes is refused before it costs anything.
+            most = ELEMENTS if line.max_elements is None else line.max_elements
             for count in (ELEMENTS, 2 * ELEMENTS // 3, ELEMENTS // 2, ELEMENTS // 5):
-                request = filled(struct_type, line.max_version, path, count)
+                request = addressed(filled(struct_type, line.max_version, path, min(count, most - len(path) - 8)), line.api_key)
                 body = b"".join(bytes(chunk) for chunk in encode(request, line.max_version))
                 with contextlib.suppress(ProtocolError):
                     decode_request(line.api_key, line.max_version, body)
