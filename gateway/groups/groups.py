@@ -98,10 +98,12 @@ class Groups(Runtime):
                 listed[slot.group_id] = summary
         return list(listed.values())
 
-    def in_use(self) -> list[Summary]:
-        """Groups with members or pending ids that this node coordinates, as last settled: what offset expiry must know
-        beyond what is stored (which topics a Stable group reads, that a rebalance is under way)."""
-        return [self._machines.of(group).summary(group) for group in self.in_memory()]
+    def in_use(self, shard: int) -> list[Summary]:
+        """Groups of the shard with members or pending ids, as last settled: what offset expiry must know beyond what is
+        stored (which topics a Stable group reads, that a rebalance is under way)."""
+        groups = [slot.group for slot in self._slots.values() if slot.lease.shard == shard]
+        machines = self._machines
+        return [machines.of(group).summary(group) for group in groups if not machines.of(group).is_idle(group)]
 
     def shards_in_unrest(self) -> set[int]:
         """Shards with a group that is being rebalanced, stored or read: handed over last."""

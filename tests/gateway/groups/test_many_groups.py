@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import gc
-import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Sequence
 from types import MappingProxyType, SimpleNamespace
 from typing import Any
 from uuid import UUID
@@ -21,6 +18,7 @@ from gateway.groups.runtime import Runtime
 from protocol.errors import ErrorCode
 from storage.groups import GroupStore
 from storage.types import CoordinatorLease, NodeId
+from tests.turns import watched
 
 HELD_MS = 20.0
 COUNT = 5_000
@@ -97,34 +95,6 @@ async def joined(groups: Runtime) -> None:
         reply = groups.submit(f"g{number}", event)
         assert isinstance(reply, asyncio.Future)
         assert (await reply).error is ErrorCode.NONE
-
-
-class Turns:
-    longest_ms = 0.0
-
-
-@asynccontextmanager
-async def watched() -> AsyncGenerator[Turns]:
-    """Of the CPU time between two turns of a task the longest; garbage is collected when there is time."""
-    turns = Turns()
-
-    async def count() -> None:
-        since = time.thread_time()
-        while True:
-            await asyncio.sleep(0)
-            now = time.thread_time()
-            turns.longest_ms, since = max(turns.longest_ms, (now - since) * 1000), now
-
-    gc.disable()
-    counting = asyncio.create_task(count())
-    await asyncio.sleep(0)
-    try:
-        yield turns
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-    finally:
-        counting.cancel()
-        gc.enable()
 
 
 async def test_all_of_them_hear_of_a_topic_that_has_grown() -> None:
