@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -39,12 +39,24 @@ from gateway.apis import SERVED
 from gateway.config.client_metrics import MAX_VALUE_BYTES
 from gateway.coordinator.consumer.topics import MAX_PATTERN_BYTES, MAX_UNICODE_CLASSES
 from protocol.api_keys import ApiKey
-from protocol.codec import decode_request, encode, request_class
+from protocol.codec import encode, has_more_elements, request_class
 from protocol.compression import Compression, compress
-from protocol.errors import ProtocolError
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from protocol.messages.alter_client_quotas import AlterClientQuotasRequest, EntityData, EntryData, OpData
+from protocol.messages.alter_share_group_offsets import (
+    AlterShareGroupOffsetsRequest,
+    AlterShareGroupOffsetsRequestPartition,
+    AlterShareGroupOffsetsRequestTopic,
+)
 from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
+from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from protocol.messages.describe_share_group_offsets import (
+    DescribeShareGroupOffsetsRequest,
+    DescribeShareGroupOffsetsRequestGroup,
+)
 from protocol.messages.describe_transactions import DescribeTransactionsRequest
 from protocol.messages.end_txn import EndTxnRequest
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
@@ -56,9 +68,13 @@ from protocol.messages.incremental_alter_configs import (
 from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from protocol.messages.list_transactions import ListTransactionsRequest
-from protocol.messages.metadata import MetadataRequest
+from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from protocol.messages.share_acknowledge import AcknowledgePartition, AcknowledgeTopic, ShareAcknowledgeRequest
+from protocol.messages.share_fetch import AcknowledgementBatch, ShareFetchRequest
+from protocol.messages.share_fetch import FetchPartition as ShareFetchPartition
+from protocol.messages.share_fetch import FetchTopic as ShareFetchTopic
 from protocol.messages.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
 from protocol.records import HEAD_BYTES, Record, build_batch
 from protocol.schema import Field, struct_schema
@@ -71,11 +87,13 @@ MAX_FRAME_BYTES = 8 * 1024 * 1024 - 1024
 ELEMENTS = 100_000
 WIDE, WIDE_PARTITIONS = "wide", 5_000
 ANSWER_TIMEOUT_S = 120.0
-GROUP = "worst"
+GROUP, IDLE_SHARE_GROUP = "worst", "worst-share-idle"
+MEMBER = "AAAAAAAAAAAAAAAAAAAACQ"
 TRANSACTIONAL_ID, IN_MANY = "worst", "worst-in-many"
 MANY, MANY_PARTITIONS = ("many-0", "many-1"), 10_000
 """Topics, and the partitions of each: as many as one request may make."""
 ALL_OF_MANY = f"{len(MANY) * MANY_PARTITIONS} partitions"
+ADMINISTERED = 5_000
 ABORTED, ABORTED_TRANSACTIONS = "aborted", 50_000
 READ_ABORTED = f"fetch: a batch within {ABORTED_TRANSACTIONS} aborted transactions"
 
@@ -192,19 +210,36 @@ def int_of(name: str, number: int) -> int:
 def whole_apis(chosen: Callable[[str], bool]) -> Iterator[Case]:
     for line in SERVED:
         struct_type = request_class(line.api_key)
-        for path in array_paths(struct_type, line.max_version):
-            name = f"{line.api_key.name.lower()}: {'.'.join(field.name for field in path)}"
+        for path in list(array_paths(struct_type, line.max_version)) or [()]:
+            name = f"{line.api_key.name.lower()}: {'.'.join(field.name for field in path) or 'as it is'}"
             if not chosen(name):
                 continue
             request = None
-            for count in (ELEMENTS, 2 * ELEMENTS // 3, ELEMENTS // 2, ELEMENTS // 5):
-                request = filled(struct_type, line.max_version, path, count)
+            # One of more than its API takes is refused before it costs anything.
+            most = min(line.max_elements, ELEMENTS)
+            for part in (1, 2 / 3, 1 / 2, 1 / 3, 1 / 4, 1 / 5, 1 / 10):
+                request = addressed(filled(struct_type, line.max_version, path, int(most * part) - 8), line.api_key)
                 body = b"".join(bytes(chunk) for chunk in encode(request, line.max_version))
-                with contextlib.suppress(ProtocolError):
-                    decode_request(line.api_key, line.max_version, body)
-                    if len(body) <= MAX_FRAME_BYTES:
-                        break
+                if len(body) <= MAX_FRAME_BYTES and not has_more_elements(request, most):
+                    break
             yield Case(name, line.api_key, line.max_version, [request])
+
+
+def addressed(request: Any, api_key: ApiKey) -> Any:
+    """To a group of the API's own, for of another type it is refused at once, and from a member as Kafka names them."""
+    kind, _, _ = api_key.name.lower().partition("_")
+    given: dict[str, Any] = {}
+    if kind in ("share", "streams", "consumer") and isinstance(getattr(request, "group_id", None), str):
+        given["group_id"] = f"{GROUP}-{kind}"
+    if api_key in (ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DELETE_SHARE_GROUP_OFFSETS):
+        given["group_id"] = IDLE_SHARE_GROUP
+    if kind == "share" and hasattr(request, "member_id"):
+        given["member_id"] = MEMBER
+    if api_key is ApiKey.SHARE_FETCH:
+        given["share_session_epoch"] = 0
+    elif api_key is ApiKey.SHARE_ACKNOWLEDGE:
+        given["share_session_epoch"] = -1
+    return replace(request, **given) if given else request
 
 
 # --- requests whose content is what costs ----------------------------------------------------------------------------
@@ -442,6 +477,100 @@ def costly_patterns() -> Iterator[Case]:
     yield Case("alter_client_quotas: of many clients", ApiKey.ALTER_CLIENT_QUOTAS, 1, [quotas])
 
 
+def administration() -> Iterator[Case]:
+    """One after the other, as large as they succeed: what `whole_apis` fills has something wrong in every element."""
+    names = [f"administered-{number}" for number in range(ADMINISTERED)]
+    what = f"{ADMINISTERED} topics"
+    create = CreateTopicsRequest(
+        topics=tuple(CreatableTopic(name=name, num_partitions=1, replication_factor=1) for name in names),
+        timeout_ms=60_000,
+    )
+    alter = IncrementalAlterConfigsRequest(
+        resources=tuple(
+            AlterConfigsResource(
+                resource_type=2, resource_name=name, configs=(AlterableConfig(name="retention.ms", value="86400000"),)
+            )
+            for name in names
+        )
+    )
+    describe = DescribeConfigsRequest(
+        resources=tuple(DescribeConfigsResource(resource_type=2, resource_name=name) for name in names),
+        include_synonyms=True,
+        include_documentation=True,
+    )
+    grow = CreatePartitionsRequest(
+        topics=tuple(CreatePartitionsTopic(name=name, count=2, assignments=None) for name in names), timeout_ms=60_000
+    )
+    delete = DeleteTopicsRequest(topics=tuple(DeleteTopicState(name=name) for name in names), timeout_ms=60_000)
+    yield Case(f"create_topics: {what}", ApiKey.CREATE_TOPICS, 7, [create])
+    yield Case(f"incremental_alter_configs: {what}", ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, [alter])
+    yield Case(f"describe_configs: {what}", ApiKey.DESCRIBE_CONFIGS, 4, [describe])
+    yield Case(f"create_partitions: {what}", ApiKey.CREATE_PARTITIONS, 3, [grow])
+    yield Case(f"delete_topics: {what}", ApiKey.DELETE_TOPICS, 6, [delete])
+    groups = IncrementalAlterConfigsRequest(
+        resources=tuple(
+            AlterConfigsResource(
+                resource_type=32,
+                resource_name=f"administered-{number}",
+                configs=(AlterableConfig(name="consumer.session.timeout.ms", value="50000"),),
+            )
+            for number in range(ADMINISTERED)
+        )
+    )
+    yield Case(f"incremental_alter_configs: {ADMINISTERED} groups", ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, [groups])
+
+
+def of_share_groups(topic_id: UUID) -> Iterator[Case]:
+    """One after the other, of a group that stands in every partition of the wide topic."""
+    indexes = range(WIDE_PARTITIONS)
+    begin = AlterShareGroupOffsetsRequest(
+        group_id=IDLE_SHARE_GROUP,
+        topics=(
+            AlterShareGroupOffsetsRequestTopic(
+                topic_name=WIDE,
+                partitions=tuple(
+                    AlterShareGroupOffsetsRequestPartition(partition_index=index, start_offset=0) for index in indexes
+                ),
+            ),
+        ),
+    )
+    where = DescribeShareGroupOffsetsRequest(
+        groups=(DescribeShareGroupOffsetsRequestGroup(group_id=IDLE_SHARE_GROUP, topics=None),)
+    )
+    fetch = ShareFetchRequest(
+        group_id=IDLE_SHARE_GROUP,
+        member_id=MEMBER,
+        share_session_epoch=0,
+        max_records=500,
+        batch_size=500,
+        topics=(
+            ShareFetchTopic(
+                topic_id=topic_id,
+                partitions=tuple(ShareFetchPartition(partition_index=index) for index in indexes),
+            ),
+        ),
+    )
+    released = (AcknowledgementBatch(first_offset=0, last_offset=0, acknowledge_types=(2,)),)
+    acknowledge = ShareAcknowledgeRequest(
+        group_id=IDLE_SHARE_GROUP,
+        member_id=MEMBER,
+        share_session_epoch=-1,
+        topics=(
+            AcknowledgeTopic(
+                topic_id=topic_id,
+                partitions=tuple(
+                    AcknowledgePartition(partition_index=index, acknowledgement_batches=released) for index in indexes
+                ),
+            ),
+        ),
+    )
+    altering, describing = ApiKey.ALTER_SHARE_GROUP_OFFSETS, ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS
+    yield Case("alter_share_group_offsets: a wide topic", altering, 0, [begin])
+    yield Case("describe_share_group_offsets: a wide topic", describing, 1, [where])
+    yield Case("share_fetch: a wide topic", ApiKey.SHARE_FETCH, 2, [fetch])
+    yield Case("share_acknowledge: a wide topic", ApiKey.SHARE_ACKNOWLEDGE, 2, [acknowledge])
+
+
 def behind_aborted() -> Iterator[Case]:
     part = FetchPartition(partition=0, fetch_offset=ABORTED_TRANSACTIONS - 1, partition_max_bytes=1 << 20)
     asked = FetchRequest(
@@ -512,6 +641,12 @@ async def ask_all(gateway: Gateway, case: Case) -> str:
     return outcome
 
 
+async def topic_id_of(gateway: Gateway, name: str) -> UUID:
+    async with await WireClient.connect(gateway.bootstrap) as client:
+        answer = await client.send(MetadataRequest(topics=(MetadataRequestTopic(name=name),)), 12)
+        return answer.topics[0].topic_id
+
+
 async def initialized(gateway: Gateway, transactional_id: str) -> InitProducerIdResponse:
     async with await WireClient.connect(gateway.bootstrap) as client:
         asked = InitProducerIdRequest(transactional_id=transactional_id, transaction_timeout_ms=600_000)
@@ -534,7 +669,9 @@ async def measure(chosen: Callable[[str], bool]) -> list[Held]:
             in_transactions(await initialized(gateway, TRANSACTIONAL_ID)),
             behind_aborted(),
             costly_patterns(),
+            of_share_groups(await topic_id_of(gateway, WIDE)),
             whole_apis(chosen),
+            administration(),
             in_many_partitions(chosen, gateway.bootstrap, await initialized(gateway, IN_MANY)),
         )
         for case in cases:

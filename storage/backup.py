@@ -16,16 +16,14 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from uuid import uuid4
-
-import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 
 from storage import schema
 from storage.byte_store import MARKER, ByteStore
 from storage.embedded import bin_directory
 from storage.errors import StorageError
-from storage.pool import translated_errors
+from storage.pool import connect, translated_errors
 from storage.queries import statement
 from storage.segments import SegmentDirectory, sync_directory
 from storage.store import identity_marker, reach_store, unusable
@@ -238,12 +236,7 @@ async def _is_empty(store: ByteStore) -> bool:
 
 async def _connect(url: str) -> Any:
     """Of its own, since the snapshot and the lock last as long as it."""
-    return cast(
-        Any,
-        await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType]
-            url, server_settings={"search_path": schema.TABLE_SCHEMA}
-        ),
-    )
+    return await connect(url, server_settings={"search_path": schema.TABLE_SCHEMA})
 
 
 async def _run(program: str, *arguments: str) -> None:

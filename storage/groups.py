@@ -9,18 +9,20 @@ offset commits under way in the old generation; commits that come after it see t
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from itertools import groupby
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any, cast
 
 from storage.errors import StorageConflict
 from storage.pool import Connection, Database, Row
 from storage.queries import statement
 from storage.text import loaded, loaded_or_none, stored
+from storage.turns import in_turns
 from storage.types import CoordinatorLease, Document, GroupChange, GroupRecord, MemberRecord, Saved
 
 OFFSETS_PER_STATEMENT = 10_000
 """Deleted at a time."""
+_ROWS_PER_TURN = 250
+"""Of members, whose documents are parsed: some milliseconds."""
 
 
 class GroupStore:
@@ -32,11 +34,11 @@ class GroupStore:
     async def load(self, group_ids: Sequence[str]) -> dict[str, GroupRecord]:
         """Those of them that there are. Their members are waited for from now on (see `GroupRecord.silent_ms`)."""
         rows = await self._pool.fetch(statement("load_groups"), [stored(group_id) for group_id in group_ids])
-        return {record.group_id: record for record in _groups(rows)}
+        return {record.group_id: record async for record in _groups(rows)}
 
     async def load_shard(self, shard: int) -> list[GroupRecord]:
         """All groups with members; as `load`."""
-        return list(_groups(await self._pool.fetch(statement("load_shard"), shard)))
+        return [record async for record in _groups(await self._pool.fetch(statement("load_shard"), shard))]
 
     async def save(self, changes: Sequence[GroupChange], *, wait: bool = False) -> list[Saved]:
         """Writes the changes of many groups, each given once, in one transaction; what became of each.
@@ -103,28 +105,38 @@ class GroupStore:
         rows = await self._pool.fetch(statement("list_groups"))
         return [
             (loaded(row["group_id"]), row["group_type"], loaded_or_none(row["protocol_type"]), row["state"])
-            for row in rows
+            async for row in in_turns(rows)
         ]
 
 
-def _groups(rows: Iterable[Row]) -> Iterable[GroupRecord]:
-    for _, group_rows in groupby(rows, key=lambda row: row["group_id"]):
-        members = list(group_rows)
-        group = members[0]
-        yield GroupRecord(
-            group_id=loaded(group["group_id"]),
-            group_type=group["group_type"],
-            state=group["state"],
-            protocol_type=loaded_or_none(group["protocol_type"]),
-            generation_id=group["generation_id"],
-            document=_from_json(group["document"]),
-            members=tuple(
+async def _groups(rows: Sequence[Row]) -> AsyncGenerator[GroupRecord]:
+    """Of rows in the order of groups; everybody else has a turn now and then."""
+    group: Row | None = None
+    members: list[MemberRecord] = []
+    async for row in in_turns(rows, _ROWS_PER_TURN):
+        if group is None or row["group_id"] != group["group_id"]:
+            if group is not None:
+                yield _group(group, members)
+            group, members = row, []
+        if row["member_id"] is not None:
+            members.append(
                 MemberRecord(loaded(row["member_id"]), _from_json(row["member_document"]), row["member_epoch"])
-                for row in members
-                if row["member_id"] is not None
-            ),
-            silent_ms=group["silent_ms"],
-        )
+            )
+    if group is not None:
+        yield _group(group, members)
+
+
+def _group(row: Row, members: Sequence[MemberRecord]) -> GroupRecord:
+    return GroupRecord(
+        group_id=loaded(row["group_id"]),
+        group_type=row["group_type"],
+        state=row["state"],
+        protocol_type=loaded_or_none(row["protocol_type"]),
+        generation_id=row["generation_id"],
+        document=_from_json(row["document"]),
+        members=tuple(members),
+        silent_ms=row["silent_ms"],
+    )
 
 
 _NUL = "\\u0000"

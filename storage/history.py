@@ -16,14 +16,12 @@ import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Iterable
 from pathlib import Path
-from typing import Any, cast
 
-import asyncpg  # pyright: ignore[reportMissingTypeStubs]
 import structlog
 
 from storage.errors import StorageUnavailable
 from storage.guard import HistoryGuard, Known
-from storage.pool import SESSION_SETTINGS, Connection, Database, translated_errors
+from storage.pool import SESSION_SETTINGS, Connection, Database, connect, translated_errors
 from storage.queries import statement
 from storage.remembered import Remembered, read, write
 from storage.types import PartitionKey
@@ -92,14 +90,11 @@ class HistoryStore:
     @contextlib.asynccontextmanager
     async def _connected(self) -> AsyncGenerator[Connection]:
         """A connection that no guard keeps from any history."""
-        connection = cast(
-            Any,
-            await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType]
-                self._database.url,
-                timeout=5,
-                command_timeout=ADOPT_TIMEOUT_S,
-                server_settings={**SESSION_SETTINGS, "statement_timeout": "0"},
-            ),
+        connection = await connect(
+            self._database.url,
+            timeout=5,
+            command_timeout=ADOPT_TIMEOUT_S,
+            server_settings={**SESSION_SETTINGS, "statement_timeout": "0"},
         )
         try:
             yield connection

@@ -13,11 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Callable, Mapping
-from typing import Any, cast
 
-import asyncpg  # pyright: ignore[reportMissingTypeStubs]
-
-from storage.pool import APPLICATION_NAME, Database, translated_errors
+from storage.pool import APPLICATION_NAME, Database, connect, translated_errors
 from storage.queries import statement
 from storage.types import NodeId
 
@@ -50,14 +47,11 @@ class Listener:
         """Hears until the connection is lost or the task cancelled; `begun` once it hears everything from then on,
         `ended` once it may not. Raises StorageError when it could not begin or has ended."""
         async with translated_errors():
-            connection = cast(
-                Any,
-                await asyncpg.connect(  # pyright: ignore[reportUnknownMemberType]
-                    self._url,
-                    timeout=TIMEOUT_S,
-                    command_timeout=TIMEOUT_S,
-                    server_settings={"application_name": f"{APPLICATION_NAME} listener"},
-                ),
+            connection = await connect(
+                self._url,
+                timeout=TIMEOUT_S,
+                command_timeout=TIMEOUT_S,
+                server_settings={"application_name": f"{APPLICATION_NAME} listener"},
             )
         hearing, lost = False, asyncio.Event()
 

@@ -264,6 +264,17 @@ class Pool:
             self._pool.terminate()
 
 
+async def connect(url: str, **options: Any) -> Any:
+    """A connection of asyncpg beside the pools, to the database at `url` as somebody wrote it; `options` are asyncpg's.
+    Pins nothing, looks at no history, and raises what asyncpg raises."""
+    return await cast(
+        Awaitable[Any],
+        asyncpg.connect(  # pyright: ignore[reportUnknownMemberType]
+            parse_database_url(url).for_asyncpg, **options
+        ),
+    )
+
+
 async def _no_reset(_connection: object) -> None:
     """Sessions hold nothing between uses (asyncpg itself rolls back an open transaction), so a reset would be a wasted
     round trip."""

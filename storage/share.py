@@ -15,6 +15,7 @@ from uuid import UUID
 from storage.pool import Database, Row
 from storage.queries import statement
 from storage.text import stored
+from storage.turns import in_turns
 
 WRITTEN_AT_A_TIME = 500
 """Rows of one statement. One may hold a few kilobytes."""
@@ -91,7 +92,7 @@ class ShareStore:
     async def offsets(self, group_id: str) -> dict[tuple[UUID, int], ShareRow]:
         """Of all partitions of live topics in which the group stands somewhere; their epochs say nothing."""
         rows = await self._hot.fetch(statement("share_offsets"), stored(group_id))
-        return {(row["topic_id"], row["partition_index"]): _read(0, row) for row in rows}
+        return {(row["topic_id"], row["partition_index"]): _read(0, row) async for row in in_turns(rows)}
 
     async def alter(self, group_id: str, starts: Mapping[tuple[UUID, int], int]) -> bool:
         """Begins partitions of a share group anew at these offsets. False: it has members, or there is none."""

@@ -65,6 +65,10 @@ from storage.types import Refusal, Topic
 log = structlog.get_logger(__name__)
 
 
+MAX_GROUPS_WITH_CONFIGS = 10_000
+"""Every node reads the settings of all of them when one has changed."""
+
+
 class ResourceType(IntEnum):
     """Upstream's ConfigResource.Type."""
 
@@ -479,6 +483,10 @@ async def _alter_group(group_id: str, change: Change, services: Services, *, val
 
     wanted = change(current, effective)
     check_group_configs(wanted, broker)
+    if wanted and not current and len(services.catalog.group_configs) >= MAX_GROUPS_WITH_CONFIGS:
+        raise KafkaError(
+            ErrorCode.POLICY_VIOLATION, f"No more than {MAX_GROUPS_WITH_CONFIGS} groups may have settings of their own."
+        )
     if validate_only:
         return
     await services.topics.set_group_configs(group_id, _differing(wanted, current), current.keys() - wanted.keys())

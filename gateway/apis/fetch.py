@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from gateway.log.partition_lookup import check_leader_epoch, resolve_topics, unknown_topic
+from gateway.log.partition_lookup import check_leader_epoch, end_of_epoch, resolve_topics, unknown_topic
 from gateway.log.tail import KnownOffsets, Watch
 from gateway.net.collection import LEFTOVERS_S, full_collections
 from gateway.net.context import RequestContext
@@ -20,6 +20,7 @@ from protocol.buffer import Buffer
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import (
     AbortedTransaction,
+    EpochEndOffset,
     FetchableTopicResponse,
     FetchPartition,
     FetchRequest,
@@ -47,6 +48,9 @@ AT_ONCE_PARTS = 500
 """Topics and partitions of a request that is planned without giving way; about a millisecond."""
 
 
+NOT_DIVERGING = EpochEndOffset()
+
+
 @dataclass(slots=True)
 class _Part:
     """One partition of the request on its way to an answer."""
@@ -58,6 +62,7 @@ class _Part:
     batches: Sequence[Buffer] = ()
     size_bytes: int = 0
     aborted: Sequence[Aborted] = ()
+    diverging: EpochEndOffset = NOT_DIVERGING
 
     @property
     def decided(self) -> bool:
@@ -109,7 +114,9 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 read_bytes = min(max_bytes, MOST_READ_BYTES)
                 min_bytes = min(min_bytes, MOST_READ_BYTES)
                 share.become(_most_bytes(cold, read_bytes))
-                await _read_cold(cold, parts, context, read_bytes, committed=committed)
+                await _read_cold(cold, parts, context, read_bytes, planner.overtaken, committed=committed)
+            if planner.overtaken:
+                await _find_divergence(planner.overtaken, context)
             if crowded:
                 available_bytes = _trim([part async for part in _in_pieces(parts) if part.size_bytes], max_bytes)
                 await asyncio.sleep(0)
@@ -125,8 +132,11 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 or not any(parts)
                 or planner.refused
                 or any(part.error for part in cold)
+                or any(part.error or part.diverging is not NOT_DIVERGING for part in planner.overtaken)
             ):
                 await _mark(request, parts, context, sent=True)
+                if crowded and watch is not None:
+                    await watch.leave()
                 long = crowded or _is_long(part.aborted for row in parts for part in row)
                 return await _respond_in_pieces(request, parts) if long else _respond(request, parts)
             if watch is None:
@@ -204,6 +214,8 @@ class _Planner:
         """What Postgres must be asked about."""
         self.refused = False
         """Whether anything that was asked for has an error already."""
+        self.overtaken: list[_Part] = []
+        """Last fetched under an epoch that has ended since."""
         self._now_s = asyncio.get_running_loop().time()
         self._max_age_s = self._tail.max_age_s(self._now_s)
 
@@ -257,7 +269,7 @@ class _Planner:
         )
         if read is not None:
             part.batches, part.size_bytes, part.aborted = read.batches, read.size_bytes, read.aborted
-            _refuse_out_of_range(part, read.known)
+            _refuse_out_of_range(part, read.known, self.overtaken)
             self._collected_bytes += part.size_bytes
         return part
 
@@ -267,17 +279,47 @@ def _most_bytes(cold: list[_Part], max_bytes: int) -> int:
     return max(min(sum(part.asked.partition_max_bytes for part in cold), max_bytes), LEAST_READ_BYTES)
 
 
-def _refuse_out_of_range(part: _Part, known: KnownOffsets) -> None:
+def _refuse_out_of_range(part: _Part, known: KnownOffsets, overtaken: list[_Part]) -> None:
     """Offsets outside the log, or last fetched under an epoch that it never had (KIP-320), are out of range."""
     part.known = known
     in_range = known.log_start_offset <= part.asked.fetch_offset <= known.high_watermark
     if not in_range or part.asked.last_fetched_epoch > known.leader_epoch:
         part.error = ErrorCode.OFFSET_OUT_OF_RANGE
         part.batches, part.size_bytes = (), 0
+    if 0 <= part.asked.last_fetched_epoch < known.leader_epoch:
+        overtaken.append(part)
+
+
+async def _find_divergence(overtaken: list[_Part], context: RequestContext) -> None:
+    """Who has read beyond the end of the epoch that it read last is told where that ended, and nothing else, as
+    Partition.readRecords does (KIP-595): what it read there is not in this history, and its offset says nothing."""
+    keys = {part.partition.partition_key for part in overtaken if part.partition is not None}
+    try:
+        epochs = await context.services.history.epochs(keys)
+    except StorageError as error:
+        for part in overtaken:
+            part.error = storage_code(context.api_key, error)
+            part.batches, part.size_bytes = (), 0
+        return
+    async for part in in_pieces(overtaken):
+        if part.partition is None or part.known is None:
+            continue
+        last = part.asked.last_fetched_epoch
+        began = epochs.get(part.partition.partition_key, ())
+        epoch, end_offset = end_of_epoch(last, began, part.known.high_watermark)
+        if epoch < last or end_offset < part.asked.fetch_offset:
+            part.error, part.diverging = ErrorCode.NONE, EpochEndOffset(epoch=epoch, end_offset=end_offset)
+            part.batches, part.size_bytes, part.aborted = (), 0, ()
 
 
 async def _read_cold(
-    cold: list[_Part], parts: list[list[_Part]], context: RequestContext, max_bytes: int, *, committed: bool
+    cold: list[_Part],
+    parts: list[list[_Part]],
+    context: RequestContext,
+    max_bytes: int,
+    overtaken: list[_Part],
+    *,
+    committed: bool,
 ) -> None:
     """One call for all partitions that the tail cannot answer."""
     services = context.services
@@ -329,7 +371,7 @@ async def _read_cold(
             known = KnownOffsets(
                 state.log_start_offset, state.high_watermark, state.last_stable_offset, state.leader_epoch
             )
-            _refuse_out_of_range(part, known)
+            _refuse_out_of_range(part, known, overtaken)
         else:
             part.error = REFUSAL_CODES[result]
             if result is Refusal.UNKNOWN_PARTITION:
@@ -431,6 +473,7 @@ def _partition_data(part: _Part, isolation_level: int, aborted: list[AbortedTran
         high_watermark=known.high_watermark,
         last_stable_offset=known.last_stable_offset,
         log_start_offset=known.log_start_offset,
+        diverging_epoch=part.diverging,
         aborted_transactions=None if isolation_level != READ_COMMITTED else tuple(aborted),
         # Not null where there is nothing: Sarama and older Java take a null for a torn response.
         records=tuple(part.batches) or b"",

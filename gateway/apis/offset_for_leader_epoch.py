@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gateway.log.partition_lookup import find_partition, look_up_topics, read_states, state_of
+from gateway.log.partition_lookup import (
+    Epochs,
+    end_of_epoch,
+    find_partition,
+    look_up_topics,
+    read_states,
+    state_of,
+)
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces, mapped
@@ -64,10 +71,6 @@ def refuse_offset_for_leader_epoch(
     )
 
 
-Epochs = Sequence[tuple[int, int]]
-"""The epochs but the first, each with the offset at which it began, in order."""
-
-
 async def _read_epochs(
     found: Sequence[Sequence[Partition | ErrorCode]],
     states: dict[PartitionKey, PartitionState] | ErrorCode,
@@ -107,8 +110,5 @@ def _answer(
         return EpochEndOffset(partition=part.partition, leader_epoch=UNDEFINED_EPOCH, end_offset=UNDEFINED_OFFSET)
     if isinstance(epochs, ErrorCode):
         return EpochEndOffset(partition=part.partition, error_code=epochs)
-    later = next((start for epoch, start in epochs if epoch > part.leader_epoch), state.high_watermark)
-    known = [epoch for epoch, _ in epochs if epoch <= part.leader_epoch]
-    return EpochEndOffset(
-        partition=part.partition, leader_epoch=known[-1] if known else part.leader_epoch, end_offset=later
-    )
+    epoch, end_offset = end_of_epoch(part.leader_epoch, epochs, state.high_watermark)
+    return EpochEndOffset(partition=part.partition, leader_epoch=epoch, end_offset=end_offset)

@@ -18,7 +18,7 @@ from gateway.coordinator.share.partition import Acknowledge, AcknowledgedBatch, 
 from gateway.log.partition_lookup import resolve_topics
 from gateway.net.context import RequestContext
 from gateway.net.holdings import Share
-from gateway.net.pieces import in_pieces
+from gateway.net.pieces import in_pieces, mapped
 from gateway.share.reader import Part, Reader, Want
 from gateway.share.sessions import FINAL_EPOCH, INITIAL_EPOCH, ShareSession
 from protocol.errors import ErrorCode, KafkaError
@@ -38,12 +38,12 @@ Batches = Sequence[fetching.AcknowledgementBatch]
 async def share_fetch(request: ShareFetchRequest, context: RequestContext) -> ShareFetchResponse:
     """The first request of a session brings no acknowledgements, the last one fetches nothing, and neither does one
     that renews."""
-    named = [
-        (topic.topic_id, part.partition_index, part.acknowledgement_batches)
-        for topic in request.topics
-        for part in topic.partitions
-    ]
-    acknowledges = any(batches for _, _, batches in named)
+    named: dict[tuple[UUID, int], Batches] = {}
+    acknowledges = False
+    async for topic in in_pieces(request.topics):
+        async for part in in_pieces(topic.partitions):
+            named[topic.topic_id, part.partition_index] = part.acknowledgement_batches
+            acknowledges = acknowledges or bool(part.acknowledgement_batches)
     if request.is_renew_ack and any(
         (request.max_bytes, request.max_records, request.min_bytes, request.max_wait_ms, request.batch_size)
     ):
@@ -54,9 +54,11 @@ async def share_fetch(request: ShareFetchRequest, context: RequestContext) -> Sh
     is_final, is_first = request.share_session_epoch == FINAL_EPOCH, request.share_session_epoch == INITIAL_EPOCH
     if not is_final:
         forgotten = ((topic.topic_id, index) for topic in request.forgotten_topics_data for index in topic.partitions)
-        session.read(((topic_id, index) for topic_id, index, _ in named), forgotten)
-    given = {(topic_id, index): batches for topic_id, index, batches in named if batches}
+        context.services.share_sessions.read(session, named, forgotten)
+    given = {name: batches async for name, batches in in_pieces(named.items()) if batches}
     wanted = dict.fromkeys(given) if is_final or request.is_renew_ack else dict.fromkeys((*given, *session.partitions))
+    if is_first:
+        await context.services.share.let_go(session.member_id)
     parts = await _parts(session.group_id, wanted, context)
     await _verify(session, parts, context)
     answerer = _Fetch(request, session, parts, context)
@@ -65,7 +67,7 @@ async def share_fetch(request: ShareFetchRequest, context: RequestContext) -> Sh
         _end(session, context)
     elif not request.is_renew_ack:
         await answerer.acquire()
-    return answerer.response(whole=is_first)
+    return await answerer.response(whole=is_first)
 
 
 def refuse_share_fetch(
@@ -78,17 +80,16 @@ async def share_acknowledge(request: ShareAcknowledgeRequest, context: RequestCo
     if request.share_session_epoch == INITIAL_EPOCH:
         raise KafkaError(ErrorCode.INVALID_SHARE_SESSION_EPOCH, "a share session is begun by ShareFetch")
     session = _session(request, context)
-    given = {
-        (topic.topic_id, part.partition_index): part.acknowledgement_batches
-        for topic in request.topics
-        for part in topic.partitions
-    }
+    given: dict[tuple[UUID, int], Batches] = {}
+    async for topic in in_pieces(request.topics):
+        async for part in in_pieces(topic.partitions):
+            given[topic.topic_id, part.partition_index] = part.acknowledgement_batches
     parts = await _parts(session.group_id, given, context)
     answerer = _Fetch(request, session, parts, context)
     await answerer.acknowledge(given, renews=request.is_renew_ack)
     if request.share_session_epoch == FINAL_EPOCH:
         _end(session, context)
-    return answerer.acknowledged()
+    return await answerer.acknowledged()
 
 
 def refuse_share_acknowledge(
@@ -125,7 +126,7 @@ def _end(session: ShareSession, context: RequestContext) -> None:
 async def _parts(group_id: str, named: Iterable[tuple[UUID, int]], context: RequestContext) -> list[Part]:
     """Each with its partition, or with the reason why this node has none of it."""
     services = context.services
-    parts = [Part(topic_id, index) for topic_id, index in named]
+    parts = [Part(topic_id, index) async for topic_id, index in in_pieces(named)]
     missing = await resolve_topics((("", part.topic_id) for part in parts), context, by_id=True)
     async for part in in_pieces(parts):
         topic = services.catalog.get_by_id(part.topic_id)
@@ -148,13 +149,13 @@ async def _verify(session: ShareSession, parts: Iterable[Part], context: Request
     if not begun:
         return
     try:
-        await context.services.share.verify([session.key(partition) for partition in begun])
+        await context.services.share.verify(session.key(partition) for partition in begun)
     except StorageError:
-        for part in parts:
+        async for part in in_pieces(parts):
             if part.name in begun and not part.error:
                 part.refuse(KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "the share partition cannot be read"))
         return
-    for partition in begun:
+    async for partition in in_pieces(begun):
         session.unverified.pop(partition, None)
 
 
@@ -225,14 +226,16 @@ class _Fetch:
         deadline_s = loop.time() + max(request.max_wait_ms, 0) / 1000
         max_bytes = min(request.max_bytes, services.catalog.broker.fetch_max_bytes)
         parts = [part for part in self._parts if part.name in self._session.partitions and part.partition is not None]
-        keys = [part.partition.partition_key for part in parts if part.partition is not None]
-        # Before anything is acquired: a connection may close at any moment, and what it holds is let go of then.
-        self._session.acquired_in.update(dict.fromkeys(self._reader.key(part) for part in parts))
         holdings = self._context.connection.holdings
         share = Share(holdings)
-        watch = tail.watch(keys, committed=self._settings.read_committed)
+        watch = tail.watch((), committed=self._settings.read_committed)
         share_watch = services.share.watch(watch.wake)
         try:
+            async for part in in_pieces(parts):
+                # Before anything is acquired: what a connection holds is let go of when it closes, at any moment.
+                self._session.acquired_in[self._reader.key(part)] = None
+                if part.partition is not None:
+                    watch.add(part.partition.partition_key)
             while True:
                 want = Want(
                     min(max_bytes, max(holdings.room_bytes(), 1)),
@@ -242,17 +245,15 @@ class _Fetch:
                 share.become(want.max_bytes)
                 moved = await self._reader.acquire(parts, want, share_watch)
                 share.become(want.taken_bytes)
-                for part in parts:
+                refused = False
+                async for part in in_pieces(parts):
+                    refused = refused or part.error is not ErrorCode.NONE
                     if part.acquired:
                         self._session.put_last(part.name)
                 remaining_s = deadline_s - loop.time()
-                if (
-                    want.taken_records
-                    or any(part.error for part in parts)
-                    or not parts
-                    or remaining_s <= 0
-                    or tail.draining
-                ):
+                if want.taken_records or refused or not parts or remaining_s <= 0 or tail.draining:
+                    await share_watch.leave()
+                    await watch.leave()
                     return
                 if not moved:
                     await watch.wait(1, remaining_s)
@@ -262,11 +263,12 @@ class _Fetch:
             share_watch.close()
             watch.close()
 
-    def response(self, *, whole: bool) -> ShareFetchResponse:
+    async def response(self, *, whole: bool) -> ShareFetchResponse:
         """Of a session that goes on, partitions about which there is nothing to say are left out."""
-        said = [part for part in self._parts if whole or part.acquired or part.error or part.is_acknowledged]
         by_topic: dict[UUID, list[fetching.PartitionData]] = {}
-        for part in said:
+        async for part in in_pieces(self._parts):
+            if not (whole or part.acquired or part.error or part.is_acknowledged):
+                continue
             data = fetching.PartitionData(
                 partition_index=part.index,
                 error_code=part.error,
@@ -290,12 +292,12 @@ class _Fetch:
                 fetching.ShareFetchableTopicResponse(topic_id=topic_id, partitions=tuple(partitions))
                 for topic_id, partitions in by_topic.items()
             ),
-            node_endpoints=_endpoints(self._parts, self._context),
+            node_endpoints=await _endpoints(self._parts, self._context),
         )
 
-    def acknowledged(self) -> ShareAcknowledgeResponse:
+    async def acknowledged(self) -> ShareAcknowledgeResponse:
         by_topic: dict[UUID, list[acknowledging.PartitionData]] = {}
-        for part in self._parts:
+        async for part in in_pieces(self._parts):
             data = acknowledging.PartitionData(
                 partition_index=part.index,
                 error_code=part.acknowledge_error,
@@ -308,7 +310,7 @@ class _Fetch:
                 acknowledging.ShareAcknowledgeTopicResponse(topic_id=topic_id, partitions=tuple(partitions))
                 for topic_id, partitions in by_topic.items()
             ),
-            node_endpoints=_endpoints(self._parts, self._context),
+            node_endpoints=await _endpoints(self._parts, self._context),
         )
 
 
@@ -324,9 +326,9 @@ def _leader(part: Part, context: RequestContext) -> fetching.LeaderIdAndEpoch:
     return fetching.LeaderIdAndEpoch(leader_id=leader, leader_epoch=part.partition.leader_epoch)
 
 
-def _endpoints(parts: Iterable[Part], context: RequestContext) -> tuple[fetching.NodeEndpoint, ...]:
+async def _endpoints(parts: Iterable[Part], context: RequestContext) -> tuple[fetching.NodeEndpoint, ...]:
     """Where all nodes are, if any of the partitions is another's."""
-    if not any(_is_led_elsewhere(part) for part in parts):
+    if not any(await mapped(_is_led_elsewhere, parts)):
         return ()
     brokers = Placement(context).brokers
     return tuple(

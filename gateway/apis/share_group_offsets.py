@@ -7,7 +7,7 @@ the row's epoch rises with it, so what nodes remember of the partition is read a
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from gateway.apis.group_types import of_type
@@ -15,7 +15,7 @@ from gateway.coordinator.machine import Value
 from gateway.coordinator.share.model import BeginShareGroup, ShareGroup
 from gateway.log.partition_lookup import look_up_topics, read_states, state_of
 from gateway.net.context import RequestContext, Services
-from gateway.net.pieces import in_pieces
+from gateway.net.pieces import first_of_each, in_pieces, mapped
 from gateway.share.partitions import settled_count
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import alter_share_group_offsets as altering
@@ -80,24 +80,25 @@ async def _described(
     if asked.topics is not None:
         wanted = {topic.topic_name: topic.partitions for topic in asked.topics}
     else:
-        await catalog.resolve_all_ids({topic_id for topic_id, _ in stands})
-        for topic_id, index in stands:
+        await catalog.resolve_all_ids(await first_of_each(topic_id for topic_id, _ in stands))
+        indexes: dict[str, list[int]] = {}
+        async for topic_id, index in in_pieces(stands):
             topic = catalog.get_by_id(topic_id)
             if topic is not None:
-                wanted[topic.name] = (*wanted.get(topic.name, ()), index)
+                indexes.setdefault(topic.name, []).append(index)
+        wanted.update(indexes)
     topics = await look_up_topics(wanted, context)
-    known = [
-        topic.partitions[index]
-        for name, topic in topics.items()
-        if isinstance(topic, Topic)
-        for index in wanted[name]
-        if 0 <= index < len(topic.partitions)
-    ]
+    known: list[Partition] = []
+    async for name, topic in in_pieces(topics.items()):
+        if isinstance(topic, Topic):
+            known += [
+                topic.partitions[index] async for index in in_pieces(wanted[name]) if 0 <= index < len(topic.partitions)
+            ]
     states = await read_states(known, context)
     answers: list[describing.DescribeShareGroupOffsetsResponseTopic] = []
     async for name, topic in in_pieces(topics.items()):
         partitions: list[describing.DescribeShareGroupOffsetsResponsePartition] = []
-        for index in wanted[name]:
+        async for index in in_pieces(wanted[name]):
             if not isinstance(topic, Topic) or not 0 <= index < len(topic.partitions):
                 error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if isinstance(topic, Topic) else topic
                 partitions.append(
@@ -151,10 +152,10 @@ async def alter_share_group_offsets(
     topics = await look_up_topics((topic.topic_name for topic in request.topics), context)
     starts: dict[tuple[UUID, int], int] = {}
     answers: list[altering.AlterShareGroupOffsetsResponseTopic] = []
-    for asked in request.topics:
+    async for asked in in_pieces(request.topics):
         topic = topics[asked.topic_name]
         partitions: list[altering.AlterShareGroupOffsetsResponsePartition] = []
-        for part in asked.partitions:
+        async for part in in_pieces(asked.partitions):
             error = ErrorCode.NONE
             if not isinstance(topic, Topic):
                 error = topic
@@ -178,7 +179,7 @@ async def alter_share_group_offsets(
         _check_idle(request.group_id, group)
         if starts and not await services.share_store.alter(request.group_id, starts):
             raise KafkaError(ErrorCode.NON_EMPTY_GROUP, f"Group {request.group_id} has members.")
-    _drop(request.group_id, starts, services)
+    await _drop(request.group_id, starts, services)
     return AlterShareGroupOffsetsResponse(responses=tuple(answers))
 
 
@@ -204,8 +205,10 @@ def _check_idle(group_id: str, group: Value) -> None:
         raise KafkaError(ErrorCode.NON_EMPTY_GROUP, f"Group {group_id} is not empty.")
 
 
-def _drop(group_id: str, partitions: Mapping[tuple[UUID, int], int], services: Services) -> None:
-    services.share.drop(ShareKey(group_id, topic_id, index) for topic_id, index in partitions)
+async def _drop(group_id: str, partitions: Iterable[tuple[UUID, int]], services: Services) -> None:
+    """What is still remembered meanwhile writes nothing: the rows' epochs have risen."""
+    async for topic_id, index in in_pieces(partitions):
+        services.share.drop((ShareKey(group_id, topic_id, index),))
 
 
 # --- DeleteShareGroupOffsets --------------------------------------------------------------------------------------
@@ -223,10 +226,9 @@ async def delete_share_group_offsets(
         gone = await services.share_store.delete(request.group_id, known.keys()) if known else set[UUID]()
     for topic_id in gone:
         indexes = range(len(known[topic_id].partitions))
-        services.share.drop(ShareKey(request.group_id, topic_id, index) for index in indexes)
-    return DeleteShareGroupOffsetsResponse(
-        responses=tuple(_deleted(asked.topic_name, topics[asked.topic_name], gone) for asked in request.topics)
-    )
+        await _drop(request.group_id, ((topic_id, index) for index in indexes), services)
+    responses = await mapped(lambda asked: _deleted(asked.topic_name, topics[asked.topic_name], gone), request.topics)
+    return DeleteShareGroupOffsetsResponse(responses=tuple(responses))
 
 
 def _deleted(name: str, topic: Topic | ErrorCode, gone: set[UUID]) -> deleting.DeleteShareGroupOffsetsResponseTopic:

@@ -96,10 +96,7 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
         try:
             if named[topic.name] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
-            if topic.name == CLUSTER_METADATA:
-                raise KafkaError(
-                    ErrorCode.INVALID_REQUEST, f"Creation of internal topic {CLUSTER_METADATA} is prohibited."
-                )
+            _check_creatable(topic.name)
             if services.catalog.get(topic.name) is not None:
                 raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
             plan = _plan(topic, broker, rendered, live)
@@ -164,6 +161,7 @@ async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestCont
     total = 0
     async for topic in in_pieces(wanted):
         try:
+            _check_creatable(topic.name)
             plan = _plan(_creatable(topic), broker, rendered, live)
             _check_total((total, plan.partition_count))
             mutations.record(plan.partition_count)
@@ -189,7 +187,10 @@ def _creatable(topic: TopicInfo) -> CreatableTopic:
 
 
 def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames) -> NewTopic:
-    """A topic that a Metadata request creates, all defaults. KafkaError INVALID_TOPIC_EXCEPTION for its name."""
+    """A topic that a Metadata request creates, all defaults. KafkaError for its name: INVALID_TOPIC_EXCEPTION, or
+    UNKNOWN_TOPIC_OR_PARTITION of one that nobody may create."""
+    if name == CLUSTER_METADATA:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     _check_name(name, rendered)
     return NewTopic(name, broker.num_partitions, {}, internal=name in INTERNAL_TOPICS)
 
@@ -219,6 +220,11 @@ def _plan(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames, 
         configs[REPLICATION_FACTOR] = str(replication_factor)
     count = broker.num_partitions if partition_count == DEFAULT else partition_count
     return NewTopic(topic.name, count, configs, internal=topic.name in INTERNAL_TOPICS)
+
+
+def _check_creatable(name: str) -> None:
+    if name == CLUSTER_METADATA:
+        raise KafkaError(ErrorCode.INVALID_REQUEST, f"Creation of internal topic {CLUSTER_METADATA} is prohibited.")
 
 
 def _check_name(name: str, rendered: RenderedNames) -> None:

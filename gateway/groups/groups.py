@@ -33,6 +33,7 @@ from gateway.groups.journal import Journal
 from gateway.groups.offset_committer import OffsetCommitter
 from gateway.groups.records import GroupRecords
 from gateway.groups.runtime import Runtime
+from gateway.net.pieces import in_pieces
 from protocol.errors import KafkaError
 from storage.groups import GroupStore
 from storage.offsets import OffsetStore
@@ -88,19 +89,21 @@ class Groups(Runtime):
         """
         listed = {
             group_id: Summary(group_id, group_type, True, state, protocol_type or "", 0, 0, None, False)
-            for group_id, group_type, protocol_type, state in await self._group_records.list()
+            async for group_id, group_type, protocol_type, state in in_pieces(await self._group_records.list())
             if self.lease_for(group_id) is not None
         }
-        for slot in self._slots.values():
+        async for slot in in_pieces(list(self._slots.values())):
             summary = self._machines.of(slot.group).summary(slot.group)
             if summary.exists:
                 listed[slot.group_id] = summary
         return list(listed.values())
 
-    def in_use(self) -> list[Summary]:
-        """Groups with members or pending ids that this node coordinates, as last settled: what offset expiry must know
-        beyond what is stored (which topics a Stable group reads, that a rebalance is under way)."""
-        return [self._machines.of(group).summary(group) for group in self.in_memory()]
+    def in_use(self, shard: int) -> list[Summary]:
+        """Groups of the shard with members or pending ids, as last settled: what offset expiry must know beyond what is
+        stored (which topics a Stable group reads, that a rebalance is under way)."""
+        groups = [slot.group for slot in self._slots.values() if slot.lease.shard == shard]
+        machines = self._machines
+        return [machines.of(group).summary(group) for group in groups if not machines.of(group).is_idle(group)]
 
     def shards_in_unrest(self) -> set[int]:
         """Shards with a group that is being rebalanced, stored or read: handed over last."""

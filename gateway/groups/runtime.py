@@ -40,7 +40,7 @@ from gateway.coordinator.machine import (
 )
 from gateway.groups.records import Wanted
 from gateway.groups.slot import Slot, Turn, Unstored
-from gateway.net.pieces import in_pieces
+from gateway.net.pieces import PIECE, in_pieces
 from gateway.operate.logs import NO_REQUEST
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageConflict, StorageError, StorageUnavailable
@@ -114,6 +114,8 @@ class Runtime:
         self._lease_holder = leases
         self._tell = tell
         self._cluster = NO_TOPICS
+        self._telling: asyncio.Task[None] | None = None
+        self._tell_again = False
         self._slots: dict[str, Slot] = {}
         self._connections: dict[ConnectionId, set[str]] = {}
         self._remembered: dict[str, Mapping[MemberId, int]] = {}
@@ -281,11 +283,30 @@ class Runtime:
         return {slot.lease.shard for slot in self._slots.values() if slot.busy or unrest(slot.group)}
 
     def cluster_changed(self, cluster: Cluster) -> None:
-        """Steps that follow are given this cluster; groups whose machine watches it are told."""
+        """Steps that follow are given this cluster; groups whose machine watches it are told, many in turns."""
         self._cluster = cluster
-        for slot in list(self._slots.values()):
-            if self._machines.of(slot.group).watches(slot.group):
-                self._send(slot, ClusterChanged())
+        if self._telling is not None:
+            self._tell_again = True
+        elif len(self._slots) <= PIECE:
+            for slot in list(self._slots.values()):
+                self._tell_of_cluster(slot)
+        else:
+            self._telling = self._loop.create_task(self._tell_all_of_cluster(), context=NO_REQUEST.copy())
+
+    def _tell_of_cluster(self, slot: Slot) -> None:
+        if not slot.dropped and self._machines.of(slot.group).watches(slot.group):
+            self._send(slot, ClusterChanged())
+
+    async def _tell_all_of_cluster(self) -> None:
+        self._tell_again = True
+        try:
+            while self._tell_again:
+                # Who was told of a cluster before the last is told of this one, too.
+                self._tell_again = False
+                async for slot in in_pieces(list(self._slots.values())):
+                    self._tell_of_cluster(slot)
+        finally:
+            self._telling = None
 
     async def drain(self, timeout_s: float = 3.0, also: Sequence[Awaitable[None]] = ()) -> None:
         """Answers every held request with NOT_COORDINATOR after letting writes in flight, and `also`, finish.
@@ -555,9 +576,15 @@ class Runtime:
         def wanted() -> bool:
             return self._shards_loading.get(lease.shard) is lease and not self._draining
 
-        records: Sequence[Record] = ()
         try:
-            records = await self._records.read_shard(lease.shard, wanted)
+            async for record in in_pieces(await self._records.read_shard(lease.shard, wanted)):
+                if not wanted():
+                    break
+                # A group that somebody has spoken for meanwhile is in memory already, and newer than this.
+                if record.group_id not in self._slots and len(self._slots) < MAX_GROUPS:
+                    slot = Slot(record.group_id, lease, self._machines.missing(record.group_id))
+                    self._slots[record.group_id] = slot
+                    self._take_over(slot, record)
         except StorageUnavailable:
             # Given up because nobody wants it any more: looked at below.
             pass
@@ -567,13 +594,7 @@ class Runtime:
                 del self._shards_loading[lease.shard]
         if in_vain:
             return
-        for record in records:
-            # A group that somebody has spoken for meanwhile is in memory already, and newer than this.
-            if record.group_id not in self._slots and len(self._slots) < MAX_GROUPS:
-                slot = Slot(record.group_id, lease, self._machines.missing(record.group_id))
-                self._slots[record.group_id] = slot
-                self._take_over(slot, record)
-        for slot in [slot for slot in self._slots.values() if slot.lease.shard == lease.shard]:
+        async for slot in in_pieces([slot for slot in self._slots.values() if slot.lease.shard == lease.shard]):
             self._after_events(slot)
 
     def _wanted(self, slot: Slot) -> Wanted:

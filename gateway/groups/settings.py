@@ -1,8 +1,13 @@
-"""The coordinator's view of the settings of broker and groups."""
+"""The coordinator's view of the settings of broker and groups.
+
+The one idea: whenever one setting changes there is another view, so of ten thousand groups with settings of their own
+each is looked at only when it is asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar, overload
 
 import structlog
 
@@ -10,6 +15,7 @@ from gateway.config.broker import BrokerConfig
 from gateway.config.definition import ConfigError
 from gateway.config.group import (
     AUTO_OFFSET_RESET,
+    HANDOFF_MODE,
     INITIAL_REBALANCE_DELAY,
     ISOLATION_LEVEL,
     RECORD_LOCK_DURATION,
@@ -27,17 +33,75 @@ log = structlog.stdlib.get_logger(__name__)
 Configs = Mapping[str, str]
 
 
+T = TypeVar("T")
+D = TypeVar("D")
+
+
+class _Valid:
+    """What groups have set themselves, where it may be had."""
+
+    def __init__(self, broker: BrokerConfig, group_configs: Mapping[str, Configs]) -> None:
+        self.broker = broker
+        self.group_configs = group_configs
+        self._refused: dict[str, bool] = {}
+
+    def of(self, group_id: str) -> Configs | None:
+        configs = self.group_configs.get(group_id)
+        if configs is None:
+            return None
+        refused = self._refused.get(group_id)
+        if refused is None:
+            refused = False
+            try:
+                check_group_configs(configs, self.broker)
+            except ConfigError as error:
+                log.error("stored group settings refused", group_id=group_id, error=str(error))
+                refused = True
+            self._refused[group_id] = refused
+        return None if refused else configs
+
+
+class _OfGroups(Mapping[str, T]):
+    """Settings by group id, each made when it is first asked for."""
+
+    def __init__(self, valid: _Valid, make: Callable[[Configs, BrokerConfig], T]) -> None:
+        self._valid = valid
+        self._make = make
+        self._made: dict[str, T] = {}
+
+    @overload
+    def get(self, key: str, /) -> T | None: ...
+    @overload
+    def get(self, key: str, /, default: T) -> T: ...
+    @overload
+    def get(self, key: str, /, default: D) -> T | D: ...
+    def get(self, key: str, /, default: T | D | None = None) -> T | D | None:
+        made = self._made.get(key)
+        if made is not None:
+            return made
+        configs = self._valid.of(key)
+        if configs is None:
+            return default
+        made = self._made[key] = self._make(configs, self._valid.broker)
+        return made
+
+    def __getitem__(self, key: str) -> T:
+        found = self.get(key)
+        if found is None:
+            raise KeyError(key)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return (group_id for group_id in self._valid.group_configs if self._valid.of(group_id) is not None)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
 def group_settings(broker: BrokerConfig, group_configs: Mapping[str, Configs]) -> Settings:
-    """A group whose stored settings are not within the broker's bounds (any more) has the broker's."""
-    valid: dict[str, Configs] = {}
-    for group_id, configs in group_configs.items():
-        try:
-            check_group_configs(configs, broker)
-        except ConfigError as error:
-            log.error("stored group settings refused", group_id=group_id, error=str(error))
-            continue
-        valid[group_id] = configs
-    of_group = {group_id: _consumer_settings(configs, broker) for group_id, configs in valid.items()}
+    """A group whose stored settings are not within the broker's bounds (any more) has the broker's. `group_configs` is
+    never to be mutated."""
+    valid = _Valid(broker, group_configs)
     handoff = _handoff({}, broker)
     return Settings(
         group_initial_rebalance_delay_ms=broker.group_initial_rebalance_delay_ms,
@@ -47,14 +111,18 @@ def group_settings(broker: BrokerConfig, group_configs: Mapping[str, Configs]) -
         group_connection_grace_ms=broker.group_connection_grace_ms,
         group_cooperative_guard=broker.group_cooperative_guard,
         handoff=handoff,
-        drains=HandoffMode.DRAIN in (handoff.mode, *(each.handoff.mode for each in of_group.values())),
+        drains=handoff.mode is HandoffMode.DRAIN or any(_drains(configs) for configs in group_configs.values()),
         consumer=_consumer_settings({}, broker),
-        consumer_of=of_group,
+        consumer_of=_OfGroups(valid, _consumer_settings),
         share=_share_settings({}, broker),
-        share_of={group_id: _share_settings(configs, broker) for group_id, configs in valid.items()},
+        share_of=_OfGroups(valid, _share_settings),
         streams=_streams_settings({}, broker),
-        streams_of={group_id: _streams_settings(configs, broker) for group_id, configs in valid.items()},
+        streams_of=_OfGroups(valid, _streams_settings),
     )
+
+
+def _drains(configs: Configs) -> bool:
+    return configs.get(HANDOFF_MODE, "").strip() == HandoffMode.DRAIN.value
 
 
 def _handoff(configs: Configs, broker: BrokerConfig) -> HandoffSettings:

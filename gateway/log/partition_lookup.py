@@ -5,7 +5,7 @@ The one idea: every API that asks about partitions refuses alike, so the reasons
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from gateway.net.context import RequestContext
@@ -22,6 +22,17 @@ def check_leader_epoch(claimed: int, leader_epoch: int) -> ErrorCode:
     if claimed < 0 or claimed == leader_epoch:
         return ErrorCode.NONE
     return ErrorCode.FENCED_LEADER_EPOCH if claimed < leader_epoch else ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+Epochs = Sequence[tuple[int, int]]
+"""A partition's leader epochs but the first, each with the offset at which it began, in order."""
+
+
+def end_of_epoch(leader_epoch: int, epochs: Epochs, end_offset: int) -> tuple[int, int]:
+    """The last epoch that is not above `leader_epoch`, and where it ended: where the next began, or the log ends."""
+    known = [epoch for epoch, _ in epochs if epoch <= leader_epoch]
+    ended = next((start for epoch, start in epochs if epoch > leader_epoch), end_offset)
+    return known[-1] if known else leader_epoch, ended
 
 
 def unknown_topic(*, by_id: bool) -> ErrorCode:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import NamedTuple
 
+from gateway.net.pieces import in_pieces
 from protocol.buffer import Buffer
 from storage.types import AbortedTransaction, PartitionKey, PartitionState
 
@@ -193,8 +194,15 @@ class Watch:
             self._waiter.set_result(None)
 
     def close(self) -> None:
-        """Leave the partitions; once."""
+        """Leave the partitions."""
         self._tail.unwatch(self, self._keys)
+        self._keys = {}
+
+    async def leave(self) -> None:
+        """As `close`, and gives way meanwhile: of a watch over very many."""
+        async for key in in_pieces(list(self._keys)):
+            self._tail.unwatch(self, (key,))
+        self._keys = {}
 
 
 class Tail:

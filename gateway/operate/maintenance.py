@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
@@ -21,7 +21,6 @@ import structlog
 
 from gateway.clock import wall_ms
 from gateway.cluster.jobs import Job
-from gateway.cluster.leases import shard_of
 from gateway.config.topic import TopicConfig
 from gateway.coordinator.machine import Summary
 from gateway.groups.journal import Journal
@@ -29,6 +28,7 @@ from gateway.log.catalog import Catalog
 from gateway.log.compactor import MAX_KEYS, clean, index_keys
 from gateway.log.offset_map import OffsetMap
 from gateway.log.tail import Tail
+from gateway.net.pieces import in_pieces, mapped
 from gateway.operate.deletions import Deletions
 from gateway.transactions.coordinator import Transactions
 from storage import retention
@@ -44,7 +44,7 @@ from storage.releases import drop_unused_functions
 from storage.retention import UNLIMITED, RetentionPolicy
 from storage.roller import Roller
 from storage.transactions import TransactionStore
-from storage.types import CoordinatorLease, PartitionKey, ReadRequest, ReadResult, StoredBatch, Topic
+from storage.types import CoordinatorLease, Partition, PartitionKey, ReadRequest, ReadResult, StoredBatch, Topic
 
 log = structlog.get_logger(__name__)
 
@@ -87,7 +87,8 @@ class Pass:
 
 @dataclass(slots=True)
 class Maintenance:
-    """The passes of one node. `leases` gives those held at this moment, `groups` what is in memory under them."""
+    """The passes of one node. `leases` gives those held at this moment, `groups` what is in memory of a shard under
+    them."""
 
     database: Database
     log: LogStore
@@ -95,7 +96,7 @@ class Maintenance:
     catalog: Catalog
     tail: Tail
     leases: Callable[[], Sequence[CoordinatorLease]]
-    groups: Callable[[], Sequence[Summary]]
+    groups: Callable[[int], Sequence[Summary]]
     deletions: Deletions
     transactions: Transactions
     journal: Journal | None = None
@@ -152,8 +153,7 @@ class Maintenance:
         """Remove what retention.ms, retention.bytes and DeleteRecords have given up."""
         policies = [
             _retention_policy(partition.partition_key, self.catalog.config(topic))
-            for topic in self.catalog.topics()
-            for partition in topic.partitions
+            async for topic, partition in in_pieces(_partitions(self.catalog.topics()))
         ]
         for _ in range(ROUNDS_PER_PASS):
             done = await retention.apply(self.database, policies)
@@ -178,10 +178,8 @@ class Maintenance:
         """Serve no more from memory what compaction has replaced, on whichever node it ran."""
         keys = [
             partition.partition_key
-            for topic in self.catalog.topics()
-            if self.catalog.config(topic).cleanup_compact
-            for partition in topic.partitions
-            if self.tail.holds(partition.partition_key)
+            async for topic, partition in in_pieces(_partitions(self.catalog.topics()))
+            if self.catalog.config(topic).cleanup_compact and self.tail.holds(partition.partition_key)
         ]
         if keys:
             for key, end_offset in (await CompactionStore(self.database, self.log).cleaned_to(keys)).items():
@@ -245,7 +243,7 @@ class Maintenance:
         for lease in self.leases():
             for _ in range(ROUNDS_PER_PASS):
                 # Asked anew each time: groups move on while a statement runs.
-                groups = [group for group in self.groups() if shard_of(group.group_id) == lease.shard]
+                groups = self.groups(lease.shard)
                 try:
                     expired = await store.expire(
                         lease,
@@ -305,6 +303,10 @@ def _settled(group: Summary) -> bool:
     return group.is_stable and group.protocol_type in ("consumer", "streams")
 
 
+def _partitions(topics: Sequence[Topic]) -> Iterator[tuple[Topic, Partition]]:
+    return ((topic, partition) for topic in topics for partition in topic.partitions)
+
+
 def _retention_policy(key: PartitionKey, config: TopicConfig) -> RetentionPolicy:
     # Without limits it is passed all the same: DeleteRecords leaves rows to remove there.
     if not config.cleanup_delete:
@@ -335,12 +337,20 @@ class Compaction:
         topics = self.due_topics()
         if not topics:
             return
-        configs = {part.partition_key: config for topic, config in topics for part in topic.partitions}
-        waiting = [_compaction_policy(key, config, wait_for_segment=True) for key, config in configs.items()]
+        configs: dict[PartitionKey, TopicConfig] = {}
+        async for topic, config in in_pieces(topics):
+            configs.update((part.partition_key, config) for part in topic.partitions)
+
+        async def policies(*, wait_for_segment: bool) -> list[CompactionPolicy]:
+            return await mapped(
+                lambda part: _compaction_policy(*part, wait_for_segment=wait_for_segment), configs.items()
+            )
+
+        waiting = await policies(wait_for_segment=True)
         ranges = await self._store.dirty_ranges(waiting, limit=RANGES_PER_PASS)
         found = {dirty.partition_key for dirty in ranges}
         # A second look without segment.ms, for logs that have grown too much to wait for it.
-        pressing = [_compaction_policy(key, config, wait_for_segment=False) for key, config in configs.items()]
+        pressing = await policies(wait_for_segment=False)
         ranges += [
             dirty
             for dirty in await self._store.dirty_ranges(pressing, limit=RANGES_PER_PASS)

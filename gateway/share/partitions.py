@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from typing import Final
 
 import structlog
@@ -32,6 +32,7 @@ from gateway.coordinator.share.partition import (
     next_deadline,
     step,
 )
+from gateway.net.pieces import PIECE, in_pieces
 from gateway.operate.logs import NO_REQUEST
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError, StorageUnavailable
@@ -83,6 +84,13 @@ class ShareWatch:
 
     def close(self) -> None:
         self._partitions.unwatched(self._keys, self)
+        self._keys = {}
+
+    async def leave(self) -> None:
+        """As `close`, and gives way meanwhile."""
+        async for key in in_pieces(list(self._keys)):
+            self._partitions.unwatched((key,), self)
+        self._keys = {}
 
 
 class SharePartitions:
@@ -99,6 +107,7 @@ class SharePartitions:
         self._loading: dict[ShareKey, asyncio.Task[_Slot]] = {}
         self._dirty: dict[ShareKey, _Slot] = {}
         self._writer: asyncio.Task[None] | None = None
+        self._letting_go: dict[MemberId, asyncio.Task[None]] = {}
         self._loop = asyncio.get_running_loop()
 
     @property
@@ -154,18 +163,29 @@ class SharePartitions:
     def watch(self, wake: Wake) -> ShareWatch:
         return ShareWatch(self, wake)
 
-    def release(self, member_id: MemberId, keys: Iterable[ShareKey]) -> None:
-        """The member's session has ended: what it has acquired is for anyone. Nobody waits for it: where it cannot be
-        stored, the locks would have ended all the same."""
-        for key in keys:
-            slot = self._slots.get(key)
-            if slot is not None:
-                self._play(slot, Release(member_id))
+    def release(self, member_id: MemberId, keys: Collection[ShareKey]) -> None:
+        """The member's session has ended: what it has acquired is for anyone, in very many partitions one after the
+        other. Nobody waits for it: where it cannot be stored, the locks would have ended all the same."""
+        if len(keys) <= PIECE:
+            for key in keys:
+                self._release(member_id, key)
+            return
+        letting_go = asyncio.create_task(
+            self._release_in_turns(member_id, keys, self._letting_go.get(member_id)), context=NO_REQUEST.copy()
+        )
+        self._letting_go[member_id] = letting_go
+
+    async def let_go(self, member_id: MemberId) -> None:
+        """Waits until nothing is acquired any more for sessions of the member that have ended: what the next one
+        acquires is its own."""
+        letting_go = self._letting_go.get(member_id)
+        if letting_go is not None:
+            await asyncio.wait((letting_go,))
 
     async def verify(self, keys: Iterable[ShareKey]) -> None:
         """Drops those that another node has led since, that were changed through another, or that are gone. To be
         called when somebody begins to read them here, who may come from there. Raises StorageError."""
-        slots = [slot for key in keys if (slot := self._slots.get(key)) is not None]
+        slots = [slot async for key in in_pieces(keys) if (slot := self._slots.get(key)) is not None]
         for begin in range(0, len(slots), VERIFIED_AT_A_TIME):
             some = slots[begin : begin + VERIFIED_AT_A_TIME]
             epochs = await self._store.epochs([slot.key for slot in some])
@@ -195,10 +215,29 @@ class SharePartitions:
         for slot in self._slots.values():
             if slot.deadline is not None:
                 slot.deadline.cancel()
+        if self._letting_go:
+            await asyncio.wait(self._letting_go.values())
         while self._writer is not None:
             await asyncio.wait((self._writer,))
 
     # --- slots --------------------------------------------------------------------------------------------------
+
+    def _release(self, member_id: MemberId, key: ShareKey) -> None:
+        slot = self._slots.get(key)
+        if slot is not None:
+            self._play(slot, Release(member_id))
+
+    async def _release_in_turns(
+        self, member_id: MemberId, keys: Iterable[ShareKey], before: asyncio.Task[None] | None
+    ) -> None:
+        try:
+            async for key in in_pieces(keys):
+                self._release(member_id, key)
+            if before is not None:
+                await asyncio.wait((before,))
+        finally:
+            if self._letting_go.get(member_id) is asyncio.current_task():
+                del self._letting_go[member_id]
 
     def _has_loaded(self, key: ShareKey) -> Callable[[asyncio.Task[_Slot]], None]:
         def done(loading: asyncio.Task[_Slot]) -> None:

@@ -172,7 +172,7 @@ class Reader:
         max_bytes = min(want.left_bytes, MOST_READ_BYTES)
         asked = [
             ReadRequest(part.partition.partition_key, at.next_offset, max_bytes, self._settings.read_committed)
-            for part, at in cold
+            async for part, at in in_pieces(cold)
             if part.partition is not None
         ]
         started_s = asyncio.get_running_loop().time()
@@ -180,11 +180,11 @@ class Reader:
             results = await services.log.read(asked, max_bytes=max(max_bytes, 1))
         except StorageError as error:
             code = storage_code(self._context.api_key, error)
-            for part, _ in cold:
+            async for part, _ in in_pieces(cold):
                 part.refuse(KafkaError(code, "the records cannot be read"))
             return False
         moved = False
-        for (part, at), request, result in zip(cold, asked, results, strict=True):
+        async for (part, at), request, result in in_pieces(zip(cold, asked, results, strict=True)):
             if isinstance(result, Refusal):
                 part.refuse(KafkaError(REFUSAL_CODES[result]))
                 continue

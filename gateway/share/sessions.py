@@ -22,6 +22,8 @@ MAX_SESSIONS = 2_000
 """Kafka's default of `group.share.max.share.sessions`."""
 
 MAX_SESSION_PARTITIONS = 20_000
+MAX_PARTITIONS = 200_000
+"""Of all sessions of a node: some 80 MB. To name them costs a client next to nothing."""
 
 SessionKey = tuple[str, MemberId]
 
@@ -39,27 +41,14 @@ class ShareSession:
     """What it has begun to read, where the node must ask whether what it remembers is still true."""
     acquired_in: dict[ShareKey, None] = field(default_factory=dict[ShareKey, None])
     """Where its member may have acquired something: what it reads, or has read."""
+    counted: int = 0
+    """What of both the node counts of it."""
 
     def key(self, partition: tuple[UUID, int]) -> ShareKey:
         return ShareKey(self.group_id, *partition)
 
     def advance(self) -> None:
         self.epoch = 1 if self.epoch == MAX_EPOCH else self.epoch + 1
-
-    def read(self, added: Iterable[tuple[UUID, int]], forgotten: Iterable[tuple[UUID, int]]) -> None:
-        """KafkaError INVALID_REQUEST where they are too many; then they are as they were."""
-        added, forgotten = dict.fromkeys(added), list(forgotten)
-        if added.keys() <= self.partitions.keys() and not forgotten:
-            return
-        partitions = {**self.partitions, **added}
-        for partition in forgotten:
-            partitions.pop(partition, None)
-        if len(partitions) > MAX_SESSION_PARTITIONS:
-            raise KafkaError(
-                ErrorCode.INVALID_REQUEST, f"a share session has at most {MAX_SESSION_PARTITIONS} partitions"
-            )
-        self.unverified.update((partition, None) for partition in partitions if partition not in self.partitions)
-        self.partitions = partitions
 
     def put_last(self, partition: tuple[UUID, int]) -> None:
         """It has been given records: the others are looked at first the next time."""
@@ -75,6 +64,7 @@ class ShareSessions:
         self.max_sessions = max_sessions
         self._sessions: dict[SessionKey, ShareSession] = {}
         self._of_connection: dict[str, dict[SessionKey, None]] = {}
+        self._partitions = 0
 
     @property
     def count(self) -> int:
@@ -107,9 +97,35 @@ class ShareSessions:
             session.advance()
         return session
 
+    def read(
+        self, session: ShareSession, added: Iterable[tuple[UUID, int]], forgotten: Iterable[tuple[UUID, int]]
+    ) -> None:
+        """The session, which is known here, reads others from now on. KafkaError INVALID_REQUEST where they are too
+        many for it, SHARE_SESSION_LIMIT_REACHED where they are for all sessions; then they are as they were."""
+        added, forgotten = dict.fromkeys(added), list(forgotten)
+        if added.keys() <= session.partitions.keys() and not forgotten:
+            return
+        partitions = {**session.partitions, **added}
+        for partition in forgotten:
+            partitions.pop(partition, None)
+        if len(partitions) > MAX_SESSION_PARTITIONS:
+            raise KafkaError(
+                ErrorCode.INVALID_REQUEST, f"a share session has at most {MAX_SESSION_PARTITIONS} partitions"
+            )
+        more = len(partitions) + len(session.acquired_in) - session.counted
+        if more > 0 and self._partitions + more > MAX_PARTITIONS:
+            raise KafkaError(
+                ErrorCode.SHARE_SESSION_LIMIT_REACHED, f"all share sessions have at most {MAX_PARTITIONS} partitions"
+            )
+        self._partitions += more
+        session.counted += more
+        session.unverified.update((partition, None) for partition in partitions if partition not in session.partitions)
+        session.partitions = partitions
+
     def end(self, session: ShareSession) -> None:
         """It is known no more; the caller lets go of what its member has acquired."""
         if self._sessions.get((session.group_id, session.member_id)) is session:
+            self._partitions -= session.counted
             del self._sessions[session.group_id, session.member_id]
             self._leave(session)
 

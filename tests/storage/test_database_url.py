@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import asyncpg
 import pytest
 from asyncpg.connect_utils import _parse_connect_dsn_and_args
 
+from storage.backup import back_up
 from storage.database_url import parse_database_url
+from storage.errors import StorageUnavailable
+from storage.guard import HistoryGuard
+from storage.history import HistoryStore
+from storage.notify import Listener
 
 UNSET = (
     "host port user password passfile database ssl service servicefile direct_tls server_settings "
@@ -39,6 +47,29 @@ def test_hosts_and_ports_reach_asyncpg(url: str, expected: list[tuple[str, int]]
 
 def test_the_login_reaches_asyncpg_with_several_hosts() -> None:
     assert addresses("postgresql://a%40b:s%2Ft@host,[::1]/d%20b")[1:] == ("a@b", "s/t", "d b")
+
+
+async def test_connections_beside_the_pools_read_such_a_url_alike(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A node that has its pools needs these too: to know its history, to hear the other nodes, to be backed up."""
+    asked: list[str] = []
+
+    async def nobody(dsn: str, **_: object) -> None:
+        asked.append(dsn)
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(asyncpg, "connect", nobody)
+    url = "postgresql://me@host,[::1]:5433/db"
+    database: Any = SimpleNamespace(url=url, guard=HistoryGuard())
+    for opening in (
+        HistoryStore(database).adopt(),
+        Listener(database, {}).listen(lambda: None, lambda: None),
+        back_up(url, None, tmp_path),
+    ):
+        with pytest.raises(StorageUnavailable):
+            await opening
+    assert asked == [parse_database_url(url).for_asyncpg] * 3
 
 
 @pytest.mark.parametrize(

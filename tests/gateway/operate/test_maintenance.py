@@ -48,7 +48,7 @@ def maintenance(node: DataPlane) -> Maintenance:
         node.catalog,
         node.tail,
         list,
-        list,
+        lambda shard: [],
         deletions(node),
         node.transactions,
     )
@@ -372,7 +372,7 @@ async def test_old_offsets_go_round_by_round_and_those_of_a_reading_group_stay(
         node.catalog,
         node.tail,
         lambda: held,
-        lambda: [reads],
+        lambda shard: [reads] if shard == shard_of("reads") else [],
         deletions(node),
         node.transactions,
     ).expire_offsets()
@@ -416,7 +416,7 @@ async def test_a_group_that_is_empty_when_the_node_starts_is_still_there_after_t
         node.catalog,
         node.tail,
         lambda: leases,
-        list,
+        lambda shard: [],
         deletions(node),
         node.transactions,
     )

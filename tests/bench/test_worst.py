@@ -1,0 +1,49 @@
+"""What the bench of the worst requests sends: something of every API, which the API looks at."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from bench import worst
+from bench.worst import WIDE_PARTITIONS, administration, of_share_groups, whole_apis
+from gateway.apis import SERVED
+from gateway.coordinator.share.heartbeat import is_uuid
+from protocol.codec import decode_request, encode, has_more_elements
+
+LINES = {int(line.api_key): line for line in SERVED}
+
+
+def test_every_api_is_asked() -> None:
+    names: list[str] = []
+    assert not list(whole_apis(lambda name: bool(names.append(name))))
+    assert {name.partition(":")[0] for name in names} == {line.api_key.name.lower() for line in SERVED}
+
+
+@pytest.mark.parametrize("api", ["create_topics: topics", "share_fetch: topics.partitions", "join_group: protocols"])
+def test_no_request_has_more_elements_than_its_api_takes(api: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worst, "ELEMENTS", 100_000)
+    (case,) = whole_apis(lambda name: name == api)
+    (request,) = case.requests
+    most = LINES[int(case.api_key)].max_elements
+    assert has_more_elements(request, most // 3)
+    assert not has_more_elements(request, most)
+
+
+def test_share_groups_are_share_groups_of_members_that_may_be() -> None:
+    cases = list(whole_apis(lambda name: name.startswith("share_") and "describe" not in name))
+    assert len(cases) >= 3
+    for case in cases:
+        assert case.requests[0].group_id == "worst-share"
+        assert is_uuid(case.requests[0].member_id)
+
+
+def test_what_is_asked_one_after_the_other_can_be_read() -> None:
+    cases = [*administration(), *of_share_groups(UUID(int=1))]
+    for case in cases:
+        (request,) = case.requests
+        body = b"".join(bytes(chunk) for chunk in encode(request, case.version))
+        assert decode_request(case.api_key, case.version, body) == request
+        assert has_more_elements(request, min(WIDE_PARTITIONS, worst.ADMINISTERED) - 1) or "describe_share" in case.name
+        assert not has_more_elements(request, LINES[int(case.api_key)].max_elements)

@@ -1,0 +1,269 @@
+"""Requests of share groups that are as large as they may be give way to others while they are worked on."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Callable, Coroutine
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from gateway.apis import MAX_ADMIN_ELEMENTS, share_group_offsets
+from gateway.apis.share_fetch import share_acknowledge, share_fetch
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.model import ShareSettings
+from gateway.coordinator.share.model import ShareGroup
+from gateway.coordinator.share.partition import Acquire, PartitionSettings
+from gateway.log.tail import Tail
+from gateway.net.context import ConnectionInfo
+from gateway.share.partitions import SharePartitions
+from gateway.share.sessions import ShareSessions
+from protocol.errors import ErrorCode
+from protocol.messages import alter_share_group_offsets as altering
+from protocol.messages import delete_share_group_offsets as deleting
+from protocol.messages import describe_share_group_offsets as describing
+from protocol.messages import share_acknowledge as acknowledging
+from protocol.messages import share_fetch as fetching
+from protocol.messages.share_fetch import AcknowledgementBatch
+from storage.share import ShareKey, ShareRow
+from storage.types import Partition, PartitionKey, Refusal, Topic
+
+HELD_MS = 20.0
+"""What no request may hold the event loop for, of CPU time: what else the machine does is not counted."""
+QUICK_MS = 12.0
+"""What the shorter of them take in one piece on a fast machine, less a third."""
+COUNT = MAX_ADMIN_ELEMENTS
+TOPIC = UUID(int=7)
+MEMBER = "AAAAAAAAAAAAAAAAAAAACQ"
+SETTINGS = ShareSettings()
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """Knows how much work its longest turn was."""
+
+    longest_s = 0.0
+
+    def _run_once(self) -> None:
+        began = time.thread_time()
+        super()._run_once()  # pyright: ignore[reportUnknownMemberType, reportAttributeAccessIssue]
+        self.longest_s = max(self.longest_s, time.thread_time() - began)
+
+
+def held_ms(work: Callable[[], Coroutine[Any, Any, Any]]) -> tuple[float, Any]:
+    """How long the loop was held at most, and what came of it."""
+    loop = Loop()
+    gc.disable()  # a gateway collects when it has time
+    try:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            answer = runner.run(work())
+    finally:
+        gc.enable()
+    return loop.longest_s * 1000, answer
+
+
+class Store:
+    """In which a share group stands in every partition."""
+
+    async def offsets(self, group_id: str) -> dict[tuple[UUID, int], ShareRow]:
+        return {(TOPIC, index): ShareRow(1, 5) for index in range(COUNT)}
+
+    async def alter(self, group_id: str, starts: object) -> bool:
+        return True
+
+    async def delete(self, group_id: str, topic_ids: object) -> set[UUID]:
+        return {TOPIC}
+
+    async def lead(self, key: object) -> ShareRow:
+        return ShareRow(1, 5)
+
+    async def write(self, rows: list[object]) -> list[bool]:
+        return [True for _ in rows]
+
+    async def epochs(self, keys: list[object]) -> list[int | None]:
+        return [None for _ in keys]
+
+
+class Groups:
+    settings = SimpleNamespace(share_of={}, share=SETTINGS)
+
+    def next_request_id(self) -> int:
+        return 1
+
+    def submit(self, group_id: str, event: object) -> Any:
+        return SimpleNamespace(error=ErrorCode.NONE)
+
+    @asynccontextmanager
+    async def holding(self, group_id: str):
+        yield ShareGroup(group_id, exists=True), None
+
+    async def views(self, group_ids: list[str]):
+        for group_id in group_ids:
+            yield group_id, ShareGroup(group_id, exists=True)
+
+
+def asking(topics: tuple[Topic, ...]) -> Any:
+    by_name, by_id = ({topic.name: topic for topic in topics}, {topic.topic_id: topic for topic in topics})
+    nothing: dict[str, None] = {}
+
+    async def known(asked: object) -> None:
+        """Nothing is asked of Postgres."""
+
+    async def states(keys: object) -> dict[str, None]:
+        return nothing
+
+    async def read(requests: list[object], max_bytes: int) -> list[Refusal]:
+        return [Refusal.UNKNOWN_PARTITION for _ in requests]
+
+    store: Any = Store()
+    services = SimpleNamespace(
+        catalog=SimpleNamespace(
+            get=by_name.get,
+            get_by_id=by_id.get,
+            resolve_all=known,
+            resolve_all_ids=known,
+            broker=SimpleNamespace(fetch_max_bytes=2**20),
+        ),
+        groups=Groups(),
+        log=SimpleNamespace(states=states, read=read),
+        membership=SimpleNamespace(leads=lambda key: True),
+        share=SharePartitions(store),
+        share_sessions=ShareSessions(),
+        share_store=store,
+        tail=Tail(2**20),
+    )
+    return SimpleNamespace(services=services, connection=ConnectionInfo("connection", "/127.0.0.1"), api_key=78)
+
+
+def wide_topic() -> Topic:
+    partitions = tuple(Partition(index, PartitionKey(index), 0) for index in range(COUNT))
+    return Topic(TOPIC, "wide", internal=False, configs={}, partitions=partitions)
+
+
+def narrow_topics() -> tuple[Topic, ...]:
+    one = (Partition(0, PartitionKey(0), 0),)
+    return tuple(
+        Topic(TOPIC if not number else UUID(int=100 + number), f"t{number}", internal=False, configs={}, partitions=one)
+        for number in range(COUNT)
+    )
+
+
+def test_fetching_from_and_acknowledging_in_very_many_partitions() -> None:
+    topic = wide_topic()
+    first = fetching.ShareFetchRequest(
+        group_id="g",
+        member_id=MEMBER,
+        max_wait_ms=0,
+        max_records=1,
+        topics=(
+            fetching.FetchTopic(
+                topic_id=TOPIC,
+                partitions=tuple(fetching.FetchPartition(partition_index=index) for index in range(COUNT)),
+            ),
+        ),
+    )
+    batch = AcknowledgementBatch(first_offset=0, last_offset=0, acknowledge_types=(1,))
+    then = acknowledging.ShareAcknowledgeRequest(
+        group_id="g",
+        member_id=MEMBER,
+        share_session_epoch=1,
+        topics=(
+            acknowledging.AcknowledgeTopic(
+                topic_id=TOPIC,
+                partitions=tuple(
+                    acknowledging.AcknowledgePartition(partition_index=index, acknowledgement_batches=(batch,))
+                    for index in range(COUNT)
+                ),
+            ),
+        ),
+    )
+
+    async def ask() -> tuple[Any, Any]:
+        asking_both = asking((topic,))
+        return await share_fetch(first, asking_both), await share_acknowledge(then, asking_both)
+
+    held, (records, acknowledged) = held_ms(ask)
+    assert len(records.responses[0].partitions) == COUNT
+    assert len(acknowledged.responses[0].partitions) == COUNT
+    assert held < HELD_MS
+
+
+def described() -> tuple[Any, Any]:
+    asked = describing.DescribeShareGroupOffsetsRequestGroup(group_id="g", topics=None)
+    return share_group_offsets.describe_share_group_offsets, describing.DescribeShareGroupOffsetsRequest(
+        groups=(asked,)
+    )
+
+
+def altered() -> tuple[Any, Any]:
+    partitions = tuple(
+        altering.AlterShareGroupOffsetsRequestPartition(partition_index=index, start_offset=0) for index in range(COUNT)
+    )
+    topic = altering.AlterShareGroupOffsetsRequestTopic(topic_name="wide", partitions=partitions)
+    return share_group_offsets.alter_share_group_offsets, altering.AlterShareGroupOffsetsRequest(
+        group_id="g", topics=(topic,)
+    )
+
+
+@pytest.mark.parametrize(("asked", "limit_ms"), [(described, HELD_MS), (altered, QUICK_MS)])
+def test_where_a_group_stands_in_very_many_partitions(asked: Callable[[], tuple[Any, Any]], limit_ms: float) -> None:
+    (handler, request), topic = asked(), wide_topic()
+
+    async def ask() -> Any:
+        return await handler(request, asking((topic,)))
+
+    held, answer = held_ms(ask)
+    (one,) = answer.groups[0].topics if asked is described else answer.responses
+    assert len(one.partitions) == COUNT
+    assert held < limit_ms
+
+
+def test_forgetting_where_a_group_stands_in_very_many_topics() -> None:
+    topics = narrow_topics()
+    request = deleting.DeleteShareGroupOffsetsRequest(
+        group_id="g",
+        topics=tuple(deleting.DeleteShareGroupOffsetsRequestTopic(topic_name=topic.name) for topic in topics),
+    )
+
+    async def ask() -> Any:
+        return await share_group_offsets.delete_share_group_offsets(request, asking(topics))
+
+    held, answer = held_ms(ask)
+    assert len(answer.responses) == COUNT
+    assert held < QUICK_MS
+
+
+def test_a_session_that_ends_with_locks_in_very_many_partitions() -> None:
+    keys = [ShareKey("g", TOPIC, index) for index in range(COUNT)]
+    one = Acquire(MemberId(MEMBER), 5, 6, ((5, 5),), 1)
+
+    async def anywhere() -> int:
+        return 5
+
+    async def acquire(partitions: SharePartitions) -> None:
+        for key in keys:
+            await partitions.load(key, anywhere, PartitionSettings())
+            taken, _ = partitions.submit(key, one)
+            assert taken.acquired
+
+    async def end(partitions: SharePartitions) -> None:
+        partitions.release(MemberId(MEMBER), keys)
+        await partitions.let_go(MemberId(MEMBER))
+
+    async def ask() -> list[bool]:
+        store: Any = Store()
+        partitions = SharePartitions(store)
+        await acquire(partitions)
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, Loop)
+        loop.longest_s = 0.0
+        await end(partitions)
+        return [bool(partitions.submit(key, one)[0].acquired) for key in keys[-3:]]
+
+    held, again = held_ms(ask)
+    assert all(again), "it is anyone's"
+    assert held < HELD_MS

@@ -1,0 +1,174 @@
+"""What concerns very many groups at once gives way to everything else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from types import MappingProxyType, SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+from gateway.coordinator.cluster import Cluster, ClusterTopic
+from gateway.coordinator.consumer.model import ConsumerGroupHeartbeat
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import ConnectionId, Value
+from gateway.coordinator.model import Settings
+from gateway.groups.groups import MACHINES, Groups
+from gateway.groups.runtime import Runtime
+from protocol.errors import ErrorCode
+from storage.groups import GroupStore
+from storage.types import CoordinatorLease, NodeId
+from tests.turns import watched
+
+HELD_MS = 20.0
+COUNT = 5_000
+LEASE = CoordinatorLease(0, NodeId(1), 1)
+
+
+class Leases:
+    def lease_for(self, group_id: str) -> CoordinatorLease | None:
+        return LEASE
+
+
+class Record:
+    """A group as it is stored: whatever its value was."""
+
+    def __init__(self, group: Value) -> None:
+        self.group = group
+
+    @property
+    def group_id(self) -> str:
+        return self.group.group_id
+
+
+class Records:
+    """Stores everything at once, and has what it was given."""
+
+    def __init__(self) -> None:
+        self.stored: dict[str, Value] = {}
+
+    async def write(self, group_id: str, group: Value, unstored: object, lease: object, wanted: object) -> None:
+        self.stored[group_id] = group
+
+    async def read(self, group_id: str, wanted: object) -> Record | None:
+        return Record(self.stored[group_id]) if group_id in self.stored else None
+
+    async def read_shard(self, shard: int, wanted: object) -> Sequence[Record]:
+        return [Record(group) for group in self.stored.values()]
+
+    def restored(self, record: Record, now_ms: int, settings: Any) -> Value:
+        stored, members = MACHINES.of(record.group), {}
+        for member_id in stored.member_ids(record.group):
+            member = stored.stored_member(record.group, member_id)
+            assert member is not None
+            members[member_id] = member.document
+        return stored.restore(record.group_id, stored.stored(record.group), members, None, now_ms, settings)
+
+
+def runtime(records: Records) -> Runtime:
+    return Runtime(MACHINES, records, Leases(), Settings(), lambda before, after, facts: None)
+
+
+def cluster(revision: int, partition_count: int) -> Cluster:
+    topic = ClusterTopic(UUID(int=1), "t", partition_count)
+    return Cluster(MappingProxyType({"t": topic}), MappingProxyType({topic.topic_id: topic}), revision)
+
+
+async def joined(groups: Runtime) -> None:
+    """Each group has one member, which reads the one topic."""
+    groups.cluster_changed(cluster(1, 1))
+    for number in range(COUNT):
+        event = ConsumerGroupHeartbeat(
+            request_id=groups.next_request_id(),
+            connection_id=ConnectionId("c"),
+            connection_number=1,
+            version=1,
+            client_id="client",
+            client_host="/127.0.0.1",
+            new_member_id=MemberId("m"),
+            member_id=MemberId("m"),
+            member_epoch=0,
+            rebalance_timeout_ms=60_000,
+            subscribed_topic_names=("t",),
+            owned={},
+        )
+        reply = groups.submit(f"g{number}", event)
+        assert isinstance(reply, asyncio.Future)
+        assert (await reply).error is ErrorCode.NONE
+
+
+async def test_all_of_them_hear_of_a_topic_that_has_grown() -> None:
+    records = Records()
+    groups = runtime(records)
+    await joined(groups)
+    async with watched() as turns:
+        groups.cluster_changed(cluster(2, 2))
+        while any(_partitions(records.stored[f"g{number}"]) < 2 for number in (0, COUNT - 1)):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        while groups.under_way:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert all(_partitions(group) == 2 for group in records.stored.values())
+    assert turns.longest_ms < HELD_MS
+    await groups.drain()
+
+
+async def test_a_shard_of_very_many_is_taken_over() -> None:
+    records = Records()
+    before = runtime(records)
+    await joined(before)
+    after = runtime(records)
+    async with watched() as turns:
+        after.shard_acquired(LEASE)
+        while after.shards_loading:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert len(after.group_ids()) == COUNT
+    assert turns.longest_ms < HELD_MS
+    await asyncio.gather(before.drain(), after.drain())
+
+
+def _partitions(group: Any) -> int:
+    (target,) = group.target.values()
+    return len(target[UUID(int=1)])
+
+
+async def test_what_is_stored_of_very_many_is_read() -> None:
+    rows = [
+        {
+            "group_id": f"g{number // 4}",
+            "group_type": "classic",
+            "state": "Stable",
+            "protocol_type": "consumer",
+            "generation_id": 1,
+            "document": '{"leader": "m"}',
+            "silent_ms": None,
+            "member_id": f"m{number % 4}" if number < 4 * COUNT else None,
+            "member_epoch": 0,
+            "member_document": '{"client_id": "c", "protocols": [["range", "AAAAAA"]]}',
+        }
+        for number in range(4 * COUNT + 1)
+    ]
+
+    async def fetch(query: str, *arguments: object) -> list[dict[str, object]]:
+        return rows
+
+    database: Any = SimpleNamespace(hot=SimpleNamespace(fetch=fetch))
+    async with watched() as turns:
+        records = await GroupStore(database).load_shard(0)
+    assert [len(record.members) for record in records] == [4] * COUNT + [0]
+    assert records[-2].members[3].member_id == "m3"
+    assert turns.longest_ms < HELD_MS
+
+
+async def test_very_many_are_listed() -> None:
+    rows: list[tuple[str, str, str | None, str]] = [
+        (f"g{number}", "classic", "consumer", "Empty") for number in range(10 * COUNT)
+    ]
+
+    async def stored() -> list[tuple[str, str, str | None, str]]:
+        return rows
+
+    groups: Any = SimpleNamespace(_group_records=SimpleNamespace(list=stored), _slots={}, lease_for=Leases().lease_for)
+    async with watched() as turns:
+        listed = await Groups.list(groups)
+    assert len(listed) == 10 * COUNT
+    assert turns.longest_ms < HELD_MS

@@ -1,0 +1,31 @@
+"""Names that a topic may have, however it is created."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.apis.topics import plan_automatic
+from gateway.config.broker import parse_broker_configs
+from gateway.log.topic_names import RenderedNames
+from protocol.errors import ErrorCode, KafkaError
+
+BROKER = parse_broker_configs({})
+
+
+@pytest.mark.parametrize(
+    ("name", "code"),
+    [
+        ("__cluster_metadata", ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ("a/b", ErrorCode.INVALID_TOPIC_EXCEPTION),
+        ("a_b", ErrorCode.INVALID_TOPIC_EXCEPTION),
+    ],
+)
+def test_no_such_topic_is_made_for_who_asks_where_it_is(name: str, code: ErrorCode) -> None:
+    with pytest.raises(KafkaError) as refused:
+        plan_automatic(name, BROKER, RenderedNames({"a_b": "a.b"}))
+    assert refused.value.code is code
+
+
+def test_kafkas_own_topics_are_internal_whoever_asks_first() -> None:
+    planned = [plan_automatic(name, BROKER, RenderedNames({})) for name in ("__share_group_state", "orders")]
+    assert [plan.internal for plan in planned] == [True, False]

@@ -1,0 +1,70 @@
+"""What share sessions keep is bounded for each and for all, by values."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from gateway.coordinator.facts import MemberId
+from gateway.share import sessions as module
+from gateway.share.sessions import ShareSession, ShareSessions
+from protocol.errors import ErrorCode, KafkaError
+from storage.share import ShareKey
+
+TOPIC = UUID(int=1)
+
+
+def opened(sessions: ShareSessions, name: str) -> ShareSession:
+    session, _ = sessions.open("g", MemberId(name), f"connection of {name}")
+    return session
+
+
+def partitions(count: int, first: int = 0) -> list[tuple[UUID, int]]:
+    return [(TOPIC, index) for index in range(first, first + count)]
+
+
+def refused(sessions: ShareSessions, session: ShareSession, added: list[tuple[UUID, int]]) -> ErrorCode:
+    before = dict(session.partitions)
+    with pytest.raises(KafkaError) as raised:
+        sessions.read(session, added, ())
+    assert session.partitions == before
+    return raised.value.code
+
+
+def test_sessions_of_a_node_have_so_many_partitions_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_PARTITIONS", 10)
+    sessions = ShareSessions()
+    one, two = opened(sessions, "one"), opened(sessions, "two")
+    sessions.read(one, partitions(6), ())
+    assert refused(sessions, two, partitions(5)) is ErrorCode.SHARE_SESSION_LIMIT_REACHED
+    sessions.read(two, partitions(4), ())
+    sessions.read(one, (), partitions(1))
+    sessions.read(two, partitions(1, first=4), ())
+    sessions.end(one)
+    sessions.end(one)
+    sessions.read(two, partitions(5, first=5), ())
+    assert refused(sessions, two, partitions(1, first=10)) is ErrorCode.SHARE_SESSION_LIMIT_REACHED
+
+
+def test_what_a_session_may_still_hold_locks_in_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that goes from partition to partition keeps no more than one that reads all of them."""
+    monkeypatch.setattr(module, "MAX_PARTITIONS", 10)
+    sessions = ShareSessions()
+    session = opened(sessions, "one")
+    for first in range(0, 8, 2):
+        sessions.read(session, partitions(2, first=first), partitions(2, first=first - 2))
+        session.acquired_in.update((ShareKey("g", *each), None) for each in session.partitions)
+    before = dict(session.partitions)
+    sessions.read(session, partitions(1, first=8), partitions(2, first=6))
+    assert refused(sessions, session, partitions(2, first=9)) is ErrorCode.SHARE_SESSION_LIMIT_REACHED
+    assert before != session.partitions
+
+
+def test_a_session_has_so_many_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_SESSION_PARTITIONS", 3)
+    sessions = ShareSessions()
+    session = opened(sessions, "one")
+    sessions.read(session, partitions(3), ())
+    assert refused(sessions, session, partitions(1, first=3)) is ErrorCode.INVALID_REQUEST
+    sessions.read(session, partitions(1, first=3), partitions(1))
