@@ -204,6 +204,20 @@ def test_a_topic_that_goes_takes_all_tasks_along() -> None:
     assert (reply.tasks, [code for code, _ in reply.status]) == (Tasks(), [StatusCode.MISSING_SOURCE_TOPICS])
 
 
+def test_topics_of_others_are_not_weighed() -> None:
+    scene = Scene()
+    scene.join("a")
+    configured = scene.group.configured
+    scene.topics({"t": 4, "other": 1})
+    scene.play(ClusterChanged())
+    assert (scene.group.configured, scene.group.group_epoch) == (configured, 2)
+    assert scene.group.configured is configured
+    scene.topics({"t": 5, "other": 1})
+    scene.play(ClusterChanged())
+    assert scene.group.configured is not None
+    assert scene.group.configured.task_counts == {"0": 5}
+
+
 def test_more_partitions_are_more_tasks() -> None:
     scene = Scene()
     scene.join("a")
