@@ -337,8 +337,9 @@ def test_an_endpoint_that_moves_is_told_to_the_others() -> None:
     known = scene.beat("a", 2).endpoint_information_epoch
     moved = scene.beat("a", 2, user_endpoint=Endpoint("h", 11), endpoint_information_epoch=known)
     assert moved.endpoint_information_epoch > known
-    ((endpoint, _, _),) = moved.partitions_by_user_endpoint or ()
-    assert endpoint == Endpoint("h", 11)
+    told = moved.partitions_by_user_endpoint
+    assert told is not None
+    assert [each.endpoint for each in told] == [Endpoint("h", 11)]
 
 
 def test_who_comes_back_without_tasks_has_nothing_behind_its_endpoint() -> None:
@@ -355,7 +356,8 @@ def test_endpoints_cost_what_is_read_behind_them() -> None:
     started = time.process_time()
     reply = scene.join("a", Topology(0, (Subtopology("0", ("t", "other") * 2_400),)), user_endpoint=Endpoint("h", 9))
     assert time.process_time() - started < 1, "seconds: a tenth of one is enough, and topics by tasks take three"
-    ((_, read, _),) = reply.partitions_by_user_endpoint or ()
+    assert reply.partitions_by_user_endpoint is not None
+    ((_, read, _),) = reply.partitions_by_user_endpoint
     assert read == {"t": frozenset(range(10_000)), "other": frozenset({0})}
 
 
