@@ -224,11 +224,11 @@ def _response(reply: StreamsGroupHeartbeatReply, status: tuple[message.Status, .
 
 def _task_ids(tasks: Iterable[Task]) -> tuple[message.TaskIds, ...]:
     by_subtopology: dict[str, list[int]] = {}
-    for subtopology_id, index in sorted(tasks):
+    for subtopology_id, index in tasks:
         by_subtopology.setdefault(subtopology_id, []).append(index)
     return tuple(
-        message.TaskIds(subtopology_id=subtopology_id, partitions=tuple(indexes))
-        for subtopology_id, indexes in by_subtopology.items()
+        message.TaskIds(subtopology_id=subtopology_id, partitions=tuple(sorted(indexes)))
+        for subtopology_id, indexes in sorted(by_subtopology.items())
     )
 
 

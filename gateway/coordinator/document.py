@@ -99,8 +99,10 @@ def _optional(args: tuple[Any, ...]) -> tuple[Convert, Convert]:
 
 def _fixed_tuple(args: tuple[Any, ...]) -> tuple[Convert, Convert]:
     each = [_converters(arg) for arg in args]
+    is_plain = all(to_json is _same for to_json, _ in each)
     return (
-        lambda value: [to_json(item) for (to_json, _), item in zip(each, value, strict=True)],
+        # A member of a streams group may have thousands of tasks.
+        list if is_plain else lambda value: [to_json(item) for (to_json, _), item in zip(each, value, strict=True)],
         lambda given: tuple(from_json(item) for (_, from_json), item in zip(each, given, strict=True)),
     )
 

@@ -265,7 +265,7 @@ async def test_who_is_fenced_begins_anew(gateway: GatewayProcess) -> None:
         await until([one], lambda: one.active == TASKS)
 
 
-async def test_offsets_are_committed_by_a_member_at_its_epoch_alone(gateway: GatewayProcess) -> None:
+async def test_offsets_are_committed_by_a_member_at_an_epoch_at_which_it_had_the_task(gateway: GatewayProcess) -> None:
     async with client_of(gateway) as client:
         group_id, topic = await at_once(client), fresh("topic")
         await create_topic(client, topic, 4)
@@ -273,8 +273,8 @@ async def test_offsets_are_committed_by_a_member_at_its_epoch_alone(gateway: Gat
         await one.join()
         await until([one], lambda: one.active == TASKS)
 
-        async def commit(member_id: str, epoch: int) -> int:
-            partition = OffsetCommitRequestPartition(partition_index=0, committed_offset=7, committed_metadata="")
+        async def commit(member_id: str, epoch: int, index: int = 0) -> int:
+            partition = OffsetCommitRequestPartition(partition_index=index, committed_offset=7, committed_metadata="")
             request = OffsetCommitRequest(
                 group_id=group_id,
                 generation_id_or_member_epoch=epoch,
@@ -294,6 +294,12 @@ async def test_offsets_are_committed_by_a_member_at_its_epoch_alone(gateway: Gat
         late = OffsetFetchRequestGroup(group_id=group_id, member_id="one", member_epoch=one.epoch - 1, topics=None)
         answer = await client.send(OffsetFetchRequest(groups=(late,)), 9)
         assert answer.groups[0].error_code == ErrorCode.STALE_MEMBER_EPOCH
+        before, two = one.epoch, Instance(client, group_id, reading(topic), "two")
+        await two.join()
+        await until([one, two], lambda: len(one.active) == len(two.active) == 2)
+        assert one.epoch > before
+        for kept, code in ((one.active, NONE), (two.active, ErrorCode.STALE_MEMBER_EPOCH)):
+            assert [await commit("one", before, index) for _, index in sorted(kept)] == [code, code]
 
 
 async def test_a_group_is_listed_and_deleted_once_it_is_empty(gateway: GatewayProcess) -> None:

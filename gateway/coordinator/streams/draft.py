@@ -142,10 +142,11 @@ class Draft:
         """Compares the topology with the topics as they are now. Whether that differs from what the group epoch was
         decided with: other topics, other partitions of them, or all that was missing is there."""
         topology = self.topology or Topology()
-        if self.configured is None or (self.seen is not None and self.seen.topics is not self.cluster.topics):
+        found = metadata_hash(topology.required_topics, self.cluster)
+        # Whoever has just taken a topology has compared it; topics of others change all the time.
+        if self.configured is None or (self.seen is not None and found != self.metadata_hash):
             self.configured = _configured(topology, self.cluster)
         self.seen = self.cluster
-        found = metadata_hash(topology.required_topics, self.cluster)
         is_same = found == self.metadata_hash and self.configured.is_ready == self.is_ready
         self.metadata_hash, self.is_ready = found, self.configured.is_ready
         return not is_same

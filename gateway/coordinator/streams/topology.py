@@ -9,7 +9,7 @@ changelogs, and at last what exists with another number of partitions.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 
@@ -246,9 +246,9 @@ def _decide_repartition_topics(topology: Topology, counts: _Counts) -> None:
                 f"the numbers of partitions of {_named(sorted(open_))} follow from nothing: is there a loop?"
             )
         counts.decided.update(settled)
-        open_ -= settled.keys()
-        begun -= settled.keys()
-        ready = []
+        open_.difference_update(settled)
+        begun.difference_update(settled)
+        ready = list[str]()
         for name, count in settled.items():
             for flow in readers[name]:
                 if not flow.width:
@@ -262,7 +262,7 @@ def _decide_repartition_topics(topology: Topology, counts: _Counts) -> None:
                             ready.append(sink)
 
 
-def _flow(subtopology: Subtopology, counts: _Counts, open_: Set[str]) -> tuple[_Flow, Set[str]]:
+def _flow(subtopology: Subtopology, counts: _Counts, open_: set[str]) -> tuple[_Flow, set[str]]:
     """And which of its sources are open. A repartition topic that exists has the number that it shall have all the
     same, for it may be wrong."""
     repartition = {topic.name for topic in subtopology.repartition_source_topics}

@@ -204,6 +204,20 @@ def test_a_topic_that_goes_takes_all_tasks_along() -> None:
     assert (reply.tasks, [code for code, _ in reply.status]) == (Tasks(), [StatusCode.MISSING_SOURCE_TOPICS])
 
 
+def test_topics_of_others_are_not_weighed() -> None:
+    scene = Scene()
+    scene.join("a")
+    configured = scene.group.configured
+    scene.topics({"t": 4, "other": 1})
+    scene.play(ClusterChanged())
+    assert (scene.group.configured, scene.group.group_epoch) == (configured, 2)
+    assert scene.group.configured is configured
+    scene.topics({"t": 5, "other": 1})
+    scene.play(ClusterChanged())
+    assert scene.group.configured is not None
+    assert scene.group.configured.task_counts == {"0": 5}
+
+
 def test_more_partitions_are_more_tasks() -> None:
     scene = Scene()
     scene.join("a")
@@ -323,8 +337,9 @@ def test_an_endpoint_that_moves_is_told_to_the_others() -> None:
     known = scene.beat("a", 2).endpoint_information_epoch
     moved = scene.beat("a", 2, user_endpoint=Endpoint("h", 11), endpoint_information_epoch=known)
     assert moved.endpoint_information_epoch > known
-    ((endpoint, _, _),) = moved.partitions_by_user_endpoint or ()
-    assert endpoint == Endpoint("h", 11)
+    told = moved.partitions_by_user_endpoint
+    assert told is not None
+    assert [each.endpoint for each in told] == [Endpoint("h", 11)]
 
 
 def test_who_comes_back_without_tasks_has_nothing_behind_its_endpoint() -> None:
@@ -341,7 +356,8 @@ def test_endpoints_cost_what_is_read_behind_them() -> None:
     started = time.process_time()
     reply = scene.join("a", Topology(0, (Subtopology("0", ("t", "other") * 2_400),)), user_endpoint=Endpoint("h", 9))
     assert time.process_time() - started < 1, "seconds: a tenth of one is enough, and topics by tasks take three"
-    ((_, read, _),) = reply.partitions_by_user_endpoint or ()
+    assert reply.partitions_by_user_endpoint is not None
+    ((_, read, _),) = reply.partitions_by_user_endpoint
     assert read == {"t": frozenset(range(10_000)), "other": frozenset({0})}
 
 
