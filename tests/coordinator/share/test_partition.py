@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
 from gateway.coordinator.document import dump, load
 from gateway.coordinator.facts import MemberId
+from gateway.coordinator.share import partition as partition_module
 from gateway.coordinator.share.partition import (
     SETTLED,
     Acknowledge,
@@ -329,7 +331,7 @@ class World:
         }
         held = states(self.stored)
         for offset in self.answered:
-            assert offset < self.stored.start_offset or held[offset] in SETTLED
+            assert offset < self.stored.start_offset or held.get(offset) in SETTLED
 
     def turn(self) -> None:
         self.now_ms += self.random.randrange(200)
@@ -353,7 +355,7 @@ class World:
             case 18 if self.random.random() < 0.2:
                 start = min(self.partition.start_offset + self.random.randrange(4), self.end)
                 self.batches = [each for each in self.batches if each[1] >= start]
-                self.play(LogStartMoved(start))
+                assert self.play(LogStartMoved(start)).partition.start_offset >= start
             case _ if self.random.random() < 0.2:
                 self.restart()
             case _:
@@ -395,8 +397,8 @@ class World:
         raise AssertionError(f"seed {self.seed}: not settled: {self.partition}, log ends at {self.end}")
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_no_record_is_lost_or_held_by_two(seed: int):
+def run(seed: int) -> None:
+    """AssertionError where something went wrong."""
     world = World(seed)
     moved = False
     for _ in range(200):
@@ -408,6 +410,51 @@ def test_no_record_is_lost_or_held_by_two(seed: int):
     lost = [o for first, last in world.batches for o in range(first, last + 1) if o not in world.delivered]
     # Of batches that the log's start has cut, the front is gone.
     assert all(offset < world.batches[0][1] for offset in lost)
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_no_record_is_lost_or_held_by_two(seed: int):
+    run(seed)
+
+
+def kept(partition: SharePartition, *_: object) -> PartitionStep:
+    return PartitionStep(partition)
+
+
+def unstored(*given: Any) -> PartitionStep:
+    return replace(acknowledged(*given), must_store=False)
+
+
+def for_ever(each: Range, settings: PartitionSettings) -> Range:
+    return each.settled(RecordState.AVAILABLE)
+
+
+acknowledged = vars(partition_module)["_acknowledge"]
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "mutant"),
+    [
+        pytest.param(partition_module, "_let_go", kept, id="locks never end"),
+        pytest.param(partition_module, "_acknowledge", unstored, id="acknowledgements are not stored"),
+        pytest.param(partition_module, "_released", for_ever, id="there is no limit to deliveries"),
+        pytest.param(partition_module, "_gaps", lambda *_: [], id="gaps of the log are waited for"),
+        pytest.param(partition_module, "_log_start_moved", kept, id="the log's start is not followed"),
+        pytest.param(partition_module, "_overlaid", lambda ranges, _: ranges, id="nothing is ever settled"),
+        pytest.param(Range, "went_as", lambda *_: True, id="neighbours are alike"),
+    ],
+)
+def test_a_bug_is_found(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, mutant: Any):
+    monkeypatch.setattr(holder, name, mutant)
+    assert any(goes_wrong(seed) for seed in range(60))
+
+
+def goes_wrong(seed: int) -> bool:
+    try:
+        run(seed)
+    except AssertionError:
+        return True
+    return False
 
 
 def test_settings_are_kafkas():

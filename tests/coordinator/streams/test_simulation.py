@@ -4,13 +4,20 @@ coordinators that begin anew. Whatever happens no task is active twice; once it 
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pytest
 
+from gateway.coordinator.facts import AssignmentGiven, TargetComputed
 from gateway.coordinator.machine import ClusterChanged
-from gateway.coordinator.member_epochs import JOIN_EPOCH
-from gateway.coordinator.streams.model import StreamsGroupState, state_of
+from gateway.coordinator.member_epochs import DURABLE, JOIN_EPOCH
+from gateway.coordinator.streams import current_assignment, heartbeat
+from gateway.coordinator.streams.current_assignment import HeldByOthers
+from gateway.coordinator.streams.draft import Draft
+from gateway.coordinator.streams.machine import STREAMS
+from gateway.coordinator.streams.model import StreamsGroupState, StreamsMember, state_of
 from gateway.coordinator.streams.tasks import NO_TASKS, Tasks
 from gateway.coordinator.streams.topology import Subtopology, Topology
 from protocol.errors import ErrorCode
@@ -157,9 +164,66 @@ class World:
         assert max(sizes) - min(sizes) <= 1
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_whatever_happens_no_task_is_active_twice_and_all_are_in_the_end(seed: int) -> None:
+def run(seed: int) -> None:
+    """AssertionError where something went wrong."""
     world = World(seed)
     for _ in range(STEPS):
         world.act()
     world.settle()
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_whatever_happens_no_task_is_active_twice_and_all_are_in_the_end(seed: int) -> None:
+    run(seed)
+
+
+# --- bugs that it must find -----------------------------------------------------------------------------------------
+
+
+def nothing(*_: Any, **__: Any) -> None:
+    pass
+
+
+def no_others(*_: Any) -> HeldByOthers:
+    return HeldByOthers(frozenset(), frozenset())
+
+
+def others_everywhere(member: StreamsMember, members: Iterable[StreamsMember]) -> HeldByOthers:
+    return replace(held_by_others(member, members), in_process=frozenset())
+
+
+def no_topics_change(draft: Draft) -> bool:
+    """But for those that the group has first."""
+    if draft.configured is None:
+        return see_topics(draft)
+    draft.seen = draft.cluster
+    return False
+
+
+held_by_others, see_topics = current_assignment.held_by_others, Draft.see_topics
+
+
+@pytest.mark.parametrize(
+    ("holder", "name", "mutant"),
+    [
+        pytest.param(heartbeat, "held_by_others", no_others, id="tasks are given before they are free"),
+        pytest.param(heartbeat, "held_by_others", others_everywhere, id="copies of a task share a directory"),
+        pytest.param(current_assignment, "_has_let_go", lambda *_: True, id="nobody is asked to let go"),
+        pytest.param(current_assignment, "_has_let_go", lambda *_: False, id="nobody ever lets go"),
+        pytest.param(Draft, "hear", nothing, id="sessions never begin"),
+        pytest.param(Draft, "see_topics", no_topics_change, id="topics stay as they were"),
+        pytest.param(type(STREAMS), "durable", DURABLE - {AssignmentGiven}, id="assignments are not stored"),
+        pytest.param(type(STREAMS), "durable", DURABLE - {TargetComputed}, id="targets are not stored"),
+    ],
+)
+def test_a_bug_is_found(monkeypatch: pytest.MonkeyPatch, holder: Any, name: str, mutant: Any) -> None:
+    monkeypatch.setattr(holder, name, mutant)
+    assert any(goes_wrong(seed) for seed in range(60))
+
+
+def goes_wrong(seed: int) -> bool:
+    try:
+        run(seed)
+    except AssertionError:
+        return True
+    return False
