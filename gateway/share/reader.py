@@ -9,7 +9,6 @@ little.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -163,7 +162,7 @@ class Reader:
         age_ms = duration_ms(reset.removeprefix(BY_DURATION)) if reset.startswith(BY_DURATION) else None
         if age_ms is None:
             return end_offset
-        since_ms = int(time.time() * 1000) - age_ms
+        since_ms = self._context.services.clock.now_ms() - age_ms
         _, offset = await place_at(since_ms, partition.partition_key, state, end_offset, self._context)
         return end_offset if offset < 0 else offset
 

@@ -434,7 +434,7 @@ async def test_a_clock_that_is_far_from_postgres_is_told(
     node: DataPlane, monkeypatch: pytest.MonkeyPatch, behind_ms: int, told: bool
 ) -> None:
     real_ms = now_ms
-    monkeypatch.setattr(maintenance_module, "_wall_ms", lambda: real_ms() - behind_ms)
+    monkeypatch.setattr(maintenance_module, "wall_ms", lambda: real_ms() - behind_ms)
     with structlog.testing.capture_logs() as logged:
         await maintenance(node).compare_clocks()
     assert [line["ahead_s"] for line in logged] == ([pytest.approx(-behind_ms / 1000, abs=5)] if told else [])
