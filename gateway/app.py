@@ -22,6 +22,7 @@ import structlog
 from gateway.apis import SERVED
 from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.topics import create_internal_topics
+from gateway.cluster.clock import ClusterClock
 from gateway.cluster.histories import Histories
 from gateway.cluster.jobs import Job, Jobs
 from gateway.cluster.leases import Leases
@@ -146,6 +147,8 @@ class App:
         await create_internal_topics(topics)
         broker = settings.broker.with_dynamic(await topics.load_broker_configs())
         node_store = NodeStore(database)
+        clock = ClusterClock()
+        await clock.compare(Monitor(database).now_ms)
         cached = broker.log_store_page_cache_bytes
         store = await open_store(database, settings.log_place, page_cache_bytes=None if cached < 0 else cached)
         if store is not None:
@@ -203,6 +206,7 @@ class App:
         journal = None
         if broker.group_journal_enable:
             journal = Journal(JournalStore(database), MACHINES, catalog, lambda: membership.node_id or 0, metrics)
+            journal.now_ms = clock.now_ms
             self._undo.append(("journal", 2 * STEP_TIMEOUT_S, journal.close))
         groups = Groups(
             GroupStore(database),
@@ -213,6 +217,7 @@ class App:
             count_violation=lambda violation: metrics.group_violations.labels(violation).inc(),
             count_handoff=metrics.count_handoff,
             journal=journal,
+            cluster_ms=clock.now_ms,
         )
         ClusterFeed(catalog, groups)
         metrics.group_handoffs_pending.set_function(groups.awaited_partitions)
@@ -276,6 +281,7 @@ class App:
         producers = ProducerStore(database)
         transactions = Transactions(TransactionStore(database), producers, tail, membership)
         transactions.appended, transactions.in_doubt = wakeups.appended, wakeups.in_doubt
+        transactions.now_ms = clock.now_ms
         transactions.observe_end = lambda outcome: metrics.transactions_ended.labels(outcome).inc()
         transactions.offsets_committed = groups.transaction_committed
         throttles = Throttles()
@@ -302,6 +308,7 @@ class App:
             share=share,
             share_sessions=share_sessions,
             share_store=share_store,
+            clock=clock,
             marks=marks,
         )
         deletions = Deletions(
@@ -322,6 +329,7 @@ class App:
             transactions,
             journal,
             jobs.lease,
+            clock,
         )
         listener = notify.Listener(database, _hints(reconciler, jobs, wakeups), lambda: membership.node_id)
         self._start_passes(reconciler, jobs, wakeups, listener, maintenance)

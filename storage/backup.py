@@ -236,7 +236,7 @@ async def _is_empty(store: ByteStore) -> bool:
 
 async def _connect(url: str) -> Any:
     """Of its own, since the snapshot and the lock last as long as it."""
-    return await connect(url, server_settings={"search_path": schema.TABLE_SCHEMA})
+    return await connect(url, {"search_path": schema.TABLE_SCHEMA})
 
 
 async def _run(program: str, *arguments: str) -> None:

@@ -92,9 +92,9 @@ class HistoryStore:
         """A connection that no guard keeps from any history."""
         connection = await connect(
             self._database.url,
+            {**SESSION_SETTINGS, "statement_timeout": "0"},
             timeout=5,
             command_timeout=ADOPT_TIMEOUT_S,
-            server_settings={**SESSION_SETTINGS, "statement_timeout": "0"},
         )
         try:
             yield connection

@@ -49,9 +49,9 @@ class Listener:
         async with translated_errors():
             connection = await connect(
                 self._url,
+                {"application_name": f"{APPLICATION_NAME} listener"},
                 timeout=TIMEOUT_S,
                 command_timeout=TIMEOUT_S,
-                server_settings={"application_name": f"{APPLICATION_NAME} listener"},
             )
         hearing, lost = False, asyncio.Event()
 

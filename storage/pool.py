@@ -264,15 +264,21 @@ class Pool:
             self._pool.terminate()
 
 
-async def connect(url: str, **options: Any) -> Any:
-    """A connection of asyncpg beside the pools, to the database at `url` as somebody wrote it; `options` are asyncpg's.
-    Pins nothing, looks at no history, and raises what asyncpg raises."""
-    return await cast(
+async def connect(url: str, settings: Mapping[str, str], **options: float) -> Any:
+    """A connection of asyncpg beside the pools, to the database at `url` as somebody wrote it, with `settings` pinned
+    as the pools' are; `options` are asyncpg's. It looks at no history, and raises what asyncpg raises."""
+    connection = await cast(
         Awaitable[Any],
         asyncpg.connect(  # pyright: ignore[reportUnknownMemberType]
-            parse_database_url(url).for_asyncpg, **options
+            parse_database_url(url).for_asyncpg, **cast(Any, options)
         ),
     )
+    try:
+        await connection.fetch(statement("pin_session_settings"), list(settings), list(settings.values()))
+    except BaseException:
+        connection.terminate()
+        raise
+    return connection
 
 
 async def _no_reset(_connection: object) -> None:

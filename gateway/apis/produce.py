@@ -12,7 +12,6 @@ from uuid import UUID
 import structlog
 
 from gateway.apis.taking_in import take_in
-from gateway.clock import wall_ms
 from gateway.log.batch_validation import Refused
 from gateway.log.partition_lookup import resolve_topics, unknown_topic
 from gateway.log.recompression import PRODUCER, Batch, wanted_codec
@@ -123,7 +122,7 @@ def _attempt_at_once(
     plan = _plan_partition(topic, data, context)
     if isinstance(plan, Refused) or plan.batch.config.compression_type != PRODUCER:
         return None
-    now_ms = wall_ms()
+    now_ms = context.services.clock.now_ms()
     verdict = context.services.validator.judge_plain(plan.batch, now_ms)
     if verdict is None or _is_first(plan, verdict, context):
         return None
@@ -214,7 +213,7 @@ async def _judge(asked: Sequence[_Asked], context: RequestContext, missing_topic
     repeated = await _repeated(asked)
     plans = await by_pieces(lambda some: _plan(some, repeated, context, missing_topic), asked)
     batches = [plan.batch for plan in plans if isinstance(plan, _Planned)]
-    now_ms = wall_ms()
+    now_ms = context.services.clock.now_ms()
     validator = context.services.validator
     verdicts = validator.judge_at_once(batches, now_ms)
     if verdicts is None:
@@ -318,7 +317,7 @@ async def _submit(
     asked: Sequence[_Asked], judged: list[_Judged], context: RequestContext, transactional_id: str | None
 ) -> list[_Attempt]:
     """Enqueue what was found good."""
-    now_ms = wall_ms()
+    now_ms = context.services.clock.now_ms()
     attempts: list[_Attempt] = await by_pieces(
         lambda some: [
             plan if isinstance(plan, Refused) else _submit_partition(plan, verdict, context, now_ms, transactional_id)

@@ -15,13 +15,13 @@ The shards of other kinds are held and handed over alike; `jobs.py` says what th
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 
 import structlog
 
+from gateway.cluster.clock import boot_time_s
 from gateway.cluster.membership import Membership
 from gateway.cluster.placement import Leaders, shares
 from protocol.errors import ErrorCode, KafkaError
@@ -41,13 +41,6 @@ HAND_OVER_INTERVAL_S = 0.1
 
 UNREST_PATIENCE_S = 60.0
 """How long a shard whose groups never come to rest is waited for before it is handed over all the same."""
-
-
-boot_time_s: Callable[[], float] = (
-    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
-)
-"""Seconds that go on while the machine is suspended, when Postgres elsewhere goes on counting too; CLOCK_MONOTONIC
-stands still then, and a lease that ran out would be believed. Where there is no such clock, the monotonic one."""
 
 
 @lru_cache(maxsize=65_536)

@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
+from gateway.cluster.clock import wall_ms
 from gateway.cluster.leases import Leases
 from gateway.coordinator.classic import CLASSIC
 from gateway.coordinator.consumer.machine import CONSUMER
@@ -65,9 +66,10 @@ class Groups(Runtime):
         count_violation: Callable[[str], None] = lambda violation: None,
         count_handoff: Callable[[str, bool, int], None] = lambda reason, forced, waited_ms: None,
         journal: Journal | None = None,
+        cluster_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self.offset_committer = OffsetCommitter(offsets)
-        self._group_records = GroupRecords(store, machines, store_patience_ms)
+        self._group_records = GroupRecords(store, machines, store_patience_ms, cluster_ms)
         self._leases = leases
         self._count_rebalance = count_rebalance
         self._count_violation = count_violation

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import structlog
 
-from gateway.clock import wall_ms
+from gateway.cluster.clock import wall_ms
 from gateway.cluster.leases import shard_of
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import Document, Machines, StoredGroup, Value
@@ -47,10 +47,13 @@ class GroupRecords:
     All of it raises StorageUnavailable once it is in vain, writes StorageConflict when the lease is not current.
     """
 
-    def __init__(self, store: GroupStore, machines: Machines, patience_ms: int) -> None:
+    def __init__(
+        self, store: GroupStore, machines: Machines, patience_ms: int, cluster_ms: Callable[[], int] = wall_ms
+    ) -> None:
         self._store = store
         self._machines = machines
         self._patience_ms = patience_ms
+        self._cluster_ms = cluster_ms
         self._writes: dict[str, asyncio.Future[None]] = {}
         self._saves: Gatherer[GroupChange, Saved] = Gatherer(
             "group writer", self._save, max_size=MAX_ROWS_PER_TRANSACTION, size=_rows
@@ -97,13 +100,22 @@ class GroupRecords:
                 record.protocol_type,
                 record.generation_id,
                 record.document,
-                clock_lead_ms=_lead_ms(record.document, now_ms),
+                clock_lead_ms=self._lead_ms(record.document, now_ms),
             ),
             {MemberId(member.member_id): member.document for member in record.members},
             record.silent_ms,
             now_ms,
             settings,
         )
+
+    def _clock_ms(self, now_ms: int) -> int:
+        """Of this process, whose monotonic clock shows `now_ms`."""
+        return self._cluster_ms() - now_ms
+
+    def _lead_ms(self, document: Document, now_ms: int) -> int | None:
+        """`StoredGroup.clock_lead_ms`. A release that knows nothing of it stores none."""
+        clock_ms = document.get(CLOCK)
+        return clock_ms - self._clock_ms(now_ms) if isinstance(clock_ms, int) else None
 
     # --- writing ------------------------------------------------------------------------------------------------
 
@@ -125,7 +137,7 @@ class GroupRecords:
             state=stored.state,
             protocol_type=stored.protocol_type,
             generation_id=stored.generation_id,
-            document={**stored.document, CLOCK: _clock_ms(int(self._loop.time() * 1000))},
+            document={**stored.document, CLOCK: self._clock_ms(int(self._loop.time() * 1000))},
             all_heard=stored.all_heard,
             changed=tuple(changed),
             gone=tuple(gone),
@@ -184,18 +196,7 @@ class GroupRecords:
 
 
 CLOCK = "clock_ms"
-"""In a group's document: when the clock that its times are by was at zero, in ms by the wall clock."""
-
-
-def _clock_ms(now_ms: int) -> int:
-    """Of this process, whose monotonic clock shows `now_ms`."""
-    return wall_ms() - now_ms
-
-
-def _lead_ms(document: Document, now_ms: int) -> int | None:
-    """`StoredGroup.clock_lead_ms`. A release that knows nothing of it stores none."""
-    clock_ms = document.get(CLOCK)
-    return clock_ms - _clock_ms(now_ms) if isinstance(clock_ms, int) else None
+"""In a group's document: when the clock that its times are by was at zero, in ms by the cluster's."""
 
 
 ROW_CHARS = 4_096

@@ -10,6 +10,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
+from gateway.cluster.clock import ClusterClock
 from gateway.config.listeners import DEFAULT_NAME
 from gateway.net.holdings import UNBOUNDED, Holdings
 from gateway.net.places import NO_PLACE, Line, Place
@@ -106,6 +107,7 @@ class Services:
     share: SharePartitions
     share_sessions: ShareSessions
     share_store: ShareStore
+    clock: ClusterClock = field(default_factory=ClusterClock)
     marks: Marks | None = None
     """How far consumers were served, where groups may ask."""
 

@@ -14,12 +14,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from uuid import UUID
 
 import structlog
 
-from gateway.clock import wall_ms
+from gateway.cluster.clock import ClusterClock, wall_ms
 from gateway.cluster.jobs import Job
 from gateway.config.topic import TopicConfig
 from gateway.coordinator.machine import Summary
@@ -102,11 +102,12 @@ class Maintenance:
     journal: Journal | None = None
     job_lease: Callable[[Job], CoordinatorLease | None] = lambda _: None
     """The lease of a job, if this node holds it at this moment."""
+    clock: ClusterClock = field(default_factory=ClusterClock)
 
     def passes(self) -> list[Pass]:
         """What to give to the supervisor."""
         broker = self.catalog.broker
-        compaction = Compaction(self.database, self.log, self.catalog)
+        compaction = Compaction(self.database, self.log, self.catalog, cluster_ms=self.clock.now_ms)
         journal = [] if self.journal is None else [Pass("journal", self.keep_journal, JOURNAL_INTERVAL_MS)]
         expire_ms, forget_ms = (
             broker.offsets_retention_check_interval_ms,
@@ -139,10 +140,17 @@ class Maintenance:
         ]
 
     async def compare_clocks(self) -> None:
-        """Tell when this node's clock and Postgres' are apart. What ages does so by Postgres' clock; but records that
-        clients do not date are dated by ours, and retention compares the two."""
+        """Follow Postgres' clock, by which everything is dated and ages; tell when this machine's own is apart from it,
+        for who reads logs or sets clients' clocks by it is misled."""
+        shown: list[int] = []
+
+        async def ask() -> int:
+            shown.append(await Monitor(self.database).now_ms())
+            return shown[-1]
+
         sent_ms, sent = wall_ms(), time.monotonic()
-        database_ms = await Monitor(self.database).now_ms()
+        await self.clock.compare(ask)
+        (database_ms,) = shown
         # The answer is from some moment of the call: no more than its length can be explained by that.
         took_ms = (time.monotonic() - sent) * 1000
         skew_ms = sent_ms - database_ms
@@ -324,8 +332,10 @@ class Compaction:
         catalog: Catalog,
         *,
         monotonic: Callable[[], float] = time.monotonic,
+        cluster_ms: Callable[[], int] = wall_ms,
     ) -> None:
         self._monotonic = monotonic
+        self._cluster_ms = cluster_ms
         self._log = log_store
         self._store = CompactionStore(database, log_store)
         self._catalog = catalog
@@ -389,7 +399,7 @@ class Compaction:
                 chunk,
                 index,
                 await self._aborted(run.partition_key, chunk),
-                now_ms=wall_ms(),
+                now_ms=self._cluster_ms(),
                 delete_retention_ms=config.delete_retention_ms,
             )
             if cleaned.removed:

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
 
-from gateway.clock import wall_ms
 from gateway.config.group import BY_DURATION, duration_ms
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.model import ShareSettings
@@ -164,7 +163,8 @@ class Reader:
         age_ms = duration_ms(reset.removeprefix(BY_DURATION)) if reset.startswith(BY_DURATION) else None
         if age_ms is None:
             return end_offset
-        first = await first_of_log_since(log, partition.partition_key, wall_ms() - age_ms, state.log_start_offset)
+        since_ms = self._context.services.clock.now_ms() - age_ms
+        first = await first_of_log_since(log, partition.partition_key, since_ms, state.log_start_offset)
         return end_offset if first is None else first[1]
 
     async def _take_cold(self, cold: Sequence[tuple[Part, SharePartition]], want: Want) -> bool:

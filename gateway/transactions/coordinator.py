@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 
 import structlog
 
-from gateway.clock import wall_ms
+from gateway.cluster.clock import wall_ms
 from gateway.cluster.leases import shard_of
 from gateway.cluster.membership import Membership
 from gateway.coordinator import transactions as rules
@@ -65,6 +65,8 @@ class Transactions:
         """Called for each group of which a transaction has committed offsets."""
         self.observe_end: Callable[[str], None] = lambda outcome: None
         """Told how each transaction ended: committed, aborted, fenced or timed_out."""
+        self.now_ms: Callable[[], int] = wall_ms
+        """By which markers are dated."""
 
     @property
     def store(self) -> TransactionStore:
@@ -236,7 +238,7 @@ class Transactions:
         if decision.end is None:
             return await self._store.save(read, record)
         assert read.record is not None
-        now_ms = wall_ms()
+        now_ms = self.now_ms()
         committed = decision.end.committed
         marker = end_marker(
             ControlType.COMMIT if committed else ControlType.ABORT,

@@ -29,7 +29,8 @@ wait $server || test $? = 143
 
 # A part that has every kind of test: pure ones, ones on a real Postgres, and the runner's, which must do without a tool
 # that is not installed. The whole suite runs outside, and CI's time is shared.
-PART = "tests/gateway/config tests/storage/test_append.py tests/compat/test_runner.py -q"
+STORAGE = "tests/storage/test_database_url.py tests/storage/test_append.py"
+PART = f"tests/gateway/config {STORAGE} tests/compat/test_runner.py -q"
 
 
 @pytest.mark.timeout(2 * LIMIT_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from storage.errors import StorageUnavailable
 from storage.guard import HistoryGuard
 from storage.history import HistoryStore
 from storage.notify import Listener
+from storage.pool import SESSION_SETTINGS
 
 UNSET = (
     "host port user password passfile database ssl service servicefile direct_tls server_settings "
@@ -49,6 +51,17 @@ def test_the_login_reaches_asyncpg_with_several_hosts() -> None:
     assert addresses("postgresql://a%40b:s%2Ft@host,[::1]/d%20b")[1:] == ("a@b", "s/t", "d b")
 
 
+SEVERAL_HOSTS = "postgresql://me@host,[::1]:5433/db"
+
+
+def beside_the_pools(directory: Path) -> Iterator[Awaitable[object]]:
+    """Who opens a connection of its own."""
+    database: Any = SimpleNamespace(url=SEVERAL_HOSTS, guard=HistoryGuard())
+    yield HistoryStore(database).adopt()
+    yield Listener(database, {}).listen(lambda: None, lambda: None)
+    yield back_up(SEVERAL_HOSTS, None, directory)
+
+
 async def test_connections_beside_the_pools_read_such_a_url_alike(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -60,16 +73,40 @@ async def test_connections_beside_the_pools_read_such_a_url_alike(
         raise ConnectionRefusedError
 
     monkeypatch.setattr(asyncpg, "connect", nobody)
-    url = "postgresql://me@host,[::1]:5433/db"
-    database: Any = SimpleNamespace(url=url, guard=HistoryGuard())
-    for opening in (
-        HistoryStore(database).adopt(),
-        Listener(database, {}).listen(lambda: None, lambda: None),
-        back_up(url, None, tmp_path),
-    ):
+    for opening in beside_the_pools(tmp_path):
         with pytest.raises(StorageUnavailable):
             await opening
-    assert asked == [parse_database_url(url).for_asyncpg] * 3
+    assert asked == [parse_database_url(SEVERAL_HOSTS).for_asyncpg] * 3
+
+
+async def test_connections_beside_the_pools_pin_what_they_rely_on_by_themselves(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A pooler in session mode refuses a start that names settings which it does not know, or drops them."""
+    named: list[set[str]] = []
+    pinned: list[list[str]] = []
+
+    class Connection:
+        async def fetch(self, query: str, names: list[str], values: list[str]) -> None:
+            pinned.append(names)
+            raise ConnectionResetError
+
+        def terminate(self) -> None:
+            pinned[-1].append("terminated")
+
+    async def connect(dsn: str, **options: Any) -> Connection:
+        named.append(set(options.get("server_settings", ())))
+        return Connection()
+
+    monkeypatch.setattr(asyncpg, "connect", connect)
+    for opening in beside_the_pools(tmp_path):
+        with pytest.raises(StorageUnavailable):
+            await opening
+    assert named == [set()] * 3
+    of_history, of_listener, of_backup = pinned
+    assert {*SESSION_SETTINGS, "statement_timeout", "terminated"} == set(of_history)
+    assert of_listener == ["application_name", "terminated"]
+    assert of_backup == ["search_path", "terminated"]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import asyncpg
 import pytest
 
 from storage.errors import StorageError, StorageUnavailable
+from storage.history import HistoryStore
 from storage.log import LogStore
 from storage.pool import Database
 from storage.types import PartitionKey
@@ -100,5 +101,7 @@ async def test_a_session_pooler_serves_with_the_settings_that_are_relied_on(
         try:
             assert await database.hot.fetch_value("select current_setting('statement_timeout')") == "10s"
             assert await append(LogStore(database), new_batch(key)) == [0]
+            history = HistoryStore(database)  # on a connection of its own
+            history.accept(*await history.adopt())
         finally:
             await database.close()

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from gateway.cluster.leases import SHARDS, Leases, boot_time_s, shard_of
+from gateway.cluster.clock import boot_time_s
+from gateway.cluster.leases import SHARDS, Leases, shard_of
 from gateway.cluster.membership import Membership
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError, StorageUnavailable

@@ -1,0 +1,45 @@
+"""What time it is for the whole cluster: by Postgres' clock, as far as this node knows it.
+
+The one idea: what is stored with a time is judged by Postgres' clock or by another node, so it is dated by that clock,
+too. Between two looks at it this node goes on counting by itself; a look moves its time no further than the length of
+the call leaves no doubt, so it does not wander to and fro with the network.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+boot_time_s: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
+"""Seconds that go on while the machine is suspended, when Postgres elsewhere goes on counting too; CLOCK_MONOTONIC
+stands still then, and a lease that ran out would be believed. Where there is no such clock, the monotonic one."""
+
+
+def wall_ms() -> int:
+    """By this machine's own clock, whatever it shows."""
+    return time.time_ns() // 1_000_000
+
+
+class ClusterClock:
+    """Until it is first compared, this machine's own clock."""
+
+    def __init__(self, *, own_ms: Callable[[], int] = wall_ms, elapsed_s: Callable[[], float] = boot_time_s) -> None:
+        """`elapsed_s` goes on evenly, whoever sets the machine's clock, and while the machine sleeps."""
+        self._elapsed_s = elapsed_s
+        self._zero_ms = own_ms() - elapsed_s() * 1000
+        """What time it was when `elapsed_s` was 0."""
+
+    def now_ms(self) -> int:
+        """Milliseconds since 1970."""
+        return int(self._zero_ms + self._elapsed_s() * 1000)
+
+    async def compare(self, ask: Callable[[], Awaitable[int]]) -> None:
+        """Follows Postgres' clock, which `ask` shows in ms. Raises what that raises."""
+        asked_s = self._elapsed_s()
+        database_ms = await ask()
+        # It was read at some moment of the call.
+        latest_ms, earliest_ms = database_ms - asked_s * 1000, database_ms - self._elapsed_s() * 1000
+        self._zero_ms = min(max(self._zero_ms, earliest_ms), latest_ms)
