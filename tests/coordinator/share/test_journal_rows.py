@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from uuid import UUID
 
-from gateway.coordinator.machine import RequestId, Tick
+from gateway.coordinator.machine import Event, RequestId, Tick
 from gateway.coordinator.model import DeleteGroup, Group, Settings
 from gateway.groups.groups import MACHINES
 from gateway.groups.journal_rows import Rows
@@ -32,7 +32,7 @@ def test_members_of_a_share_group_come_and_go() -> None:
     group: object = Group("g")
     rows: list[JournalRow] = []
 
-    def play(event: object, now_ms: int) -> None:
+    def play(event: Event, now_ms: int) -> None:
         nonlocal group
         before = group
         taken = MACHINES.step(before, event, CLUSTER, now_ms, Settings(share=SETTINGS))
