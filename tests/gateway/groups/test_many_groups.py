@@ -12,7 +12,7 @@ from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.consumer.model import ConsumerGroupHeartbeat
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId, Value
-from gateway.coordinator.model import Settings
+from gateway.coordinator.model import JoinGroup, Settings
 from gateway.groups.groups import MACHINES, Groups
 from gateway.groups.runtime import Runtime
 from protocol.errors import ErrorCode
@@ -172,3 +172,41 @@ async def test_very_many_are_listed() -> None:
         listed = await Groups.list(groups)
     assert len(listed) == 10 * COUNT
     assert turns.longest_ms < HELD_MS
+
+
+async def test_a_connection_by_which_members_of_very_many_spoke_closes() -> None:
+    records = Records()
+    groups = runtime(records)
+    for number in range(COUNT):
+        event = JoinGroup(
+            request_id=groups.next_request_id(),
+            connection_id=ConnectionId("c"),
+            version=5,
+            client_id="client",
+            client_host="/127.0.0.1",
+            member_id=MemberId(""),
+            group_instance_id=f"i{number}",
+            session_timeout_ms=60_000,
+            rebalance_timeout_ms=60_000,
+            protocol_type="consumer",
+            protocols=(("range", b""),),
+            new_member_id=MemberId("m"),
+            reason=None,
+            connection_number=1,
+        )
+        groups.submit(f"g{number}", event)
+    while groups.under_way:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    async with watched() as turns:
+        groups.connection_closed("c")
+        while groups.telling:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert not groups.connections
+    assert all(_is_alone(groups.settled(group_id)) for group_id in groups.group_ids())
+    assert turns.longest_ms < HELD_MS
+    await groups.drain()
+
+
+def _is_alone(group: Any) -> bool:
+    """Its only member's connection is gone, and nothing is held for it."""
+    return all(member.connection_id is None and member.parked_join is None for member in group.members.values())
