@@ -22,8 +22,8 @@ EMPTY_ASSIGNMENT = bytes.fromhex("000000000000ffffffff")
 """Assignment version 0 with no partitions and null user data. A Java consumer cannot read a zero-byte assignment."""
 
 MAX_TOPICS, MAX_PARTITIONS = 5_000, 10_000
-"""Of one message that is read while others wait for the reader: some fifteen milliseconds. Others are refused unread, as
-what is torn is; what they mean is between the members."""
+"""Of one message that is read while others wait for the reader: some fifteen milliseconds. Others are refused unread,
+as what is torn is; what they mean is between the members."""
 
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
