@@ -41,6 +41,7 @@ from gateway.coordinator.consumer.topics import MAX_PATTERN_BYTES, MAX_UNICODE_C
 from protocol.api_keys import ApiKey
 from protocol.codec import encode, has_more_elements, request_class
 from protocol.compression import Compression, compress
+from protocol.consumer import Subscription, encode_subscription
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
 from protocol.messages.alter_client_quotas import AlterClientQuotasRequest, EntityData, EntryData, OpData
 from protocol.messages.alter_share_group_offsets import (
@@ -66,6 +67,7 @@ from protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsRequest,
 )
 from protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from protocol.messages.join_group import JoinGroupRequest, JoinGroupRequestProtocol
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from protocol.messages.list_transactions import ListTransactionsRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
@@ -75,6 +77,7 @@ from protocol.messages.share_acknowledge import AcknowledgePartition, Acknowledg
 from protocol.messages.share_fetch import AcknowledgementBatch, ShareFetchRequest
 from protocol.messages.share_fetch import FetchPartition as ShareFetchPartition
 from protocol.messages.share_fetch import FetchTopic as ShareFetchTopic
+from protocol.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
 from protocol.messages.write_txn_markers import WritableTxnMarker, WritableTxnMarkerTopic, WriteTxnMarkersRequest
 from protocol.records import HEAD_BYTES, Record, build_batch
 from protocol.schema import Field, struct_schema
@@ -503,6 +506,30 @@ def administration() -> Iterator[Case]:
     )
     delete = DeleteTopicsRequest(topics=tuple(DeleteTopicState(name=name) for name in names), timeout_ms=60_000)
     yield Case(f"create_topics: {what}", ApiKey.CREATE_TOPICS, 7, [create])
+    consumer = ConsumerGroupHeartbeatRequest(
+        group_id="administered",
+        member_id="member",
+        member_epoch=0,
+        rebalance_timeout_ms=60_000,
+        subscribed_topic_names=tuple(names),
+        topic_partitions=(),
+    )
+    sharing = ShareGroupHeartbeatRequest(
+        group_id="administered-share", member_id=MEMBER, member_epoch=0, subscribed_topic_names=tuple(names)
+    )
+    yield Case(f"consumer_group_heartbeat: {what}", ApiKey.CONSUMER_GROUP_HEARTBEAT, 1, [consumer])
+    yield Case(f"share_group_heartbeat: {what}", ApiKey.SHARE_GROUP_HEARTBEAT, 1, [sharing])
+    # What a leader tells its members is theirs: megabytes of it are passed on.
+    told = encode_subscription(Subscription(1, tuple(f"t{number}" for number in range(ELEMENTS))))
+    join = JoinGroupRequest(
+        group_id="administered-classic",
+        session_timeout_ms=60_000,
+        rebalance_timeout_ms=60_000,
+        group_instance_id="instance",
+        protocol_type="consumer",
+        protocols=(JoinGroupRequestProtocol(name="range", metadata=told),),
+    )
+    yield Case(f"join_group: {ELEMENTS} names in one subscription", ApiKey.JOIN_GROUP, 9, [join])
     yield Case(f"incremental_alter_configs: {what}", ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, [alter])
     yield Case(f"describe_configs: {what}", ApiKey.DESCRIBE_CONFIGS, 4, [describe])
     yield Case(f"create_partitions: {what}", ApiKey.CREATE_PARTITIONS, 3, [grow])

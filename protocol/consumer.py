@@ -17,6 +17,10 @@ from protocol.errors import ProtocolError
 
 NEWEST_VERSION = 3
 
+MAX_TOPICS, MAX_PARTITIONS = 5_000, 10_000
+"""Of one message that is read while others wait for the reader: some fifteen milliseconds. Others are refused unread,
+as what is torn is; what they mean is between the members."""
+
 _INT16 = struct.Struct(">h")
 _INT32 = struct.Struct(">i")
 
@@ -49,9 +53,9 @@ class Assignment:
     user_data: bytes | None = None
 
 
-def decode_subscription(buffer: Buffer) -> Subscription:
-    """ProtocolError for a negative version, torn bytes or a count that cannot be."""
-    reader = _Reader(buffer)
+def decode_subscription(buffer: Buffer, *, bounded: bool = True) -> Subscription:
+    """ProtocolError for a negative version, torn bytes or a count that cannot be, or is beyond the bounds."""
+    reader = _Reader(buffer, bounded=bounded)
     version = reader.version()
     topics = reader.topics()
     user_data = reader.nullable_bytes()
@@ -66,14 +70,15 @@ def subscribed_topics(buffer: Buffer) -> tuple[str, ...]:
 
     All that the coordinator needs of a classic member; sarama-cluster says version 1 and leaves out what that adds.
     """
-    reader = _Reader(buffer)
+    reader = _Reader(buffer, bounded=True)
     reader.version()
     return reader.topics()
 
 
-def decode_assignment(buffer: Buffer) -> Assignment:
-    """ProtocolError for a negative version, torn bytes (zero bytes too) or a count that cannot be."""
-    reader = _Reader(buffer)
+def decode_assignment(buffer: Buffer, *, bounded: bool = True) -> Assignment:
+    """ProtocolError for a negative version, torn bytes (zero bytes too) or a count that cannot be, or is beyond the
+    bounds."""
+    reader = _Reader(buffer, bounded=bounded)
     version = reader.version()
     return Assignment(version, reader.topic_partitions(), reader.nullable_bytes())
 
@@ -130,11 +135,13 @@ def _append_topic_partitions(out: bytearray, topics: tuple[TopicPartition, ...])
 class _Reader:
     """A position in one blob; each count is checked against the bytes left before anything is built from it."""
 
-    __slots__ = ("_buffer", "_position")
+    __slots__ = ("_buffer", "_partitions_left", "_position", "_topics_left")
 
-    def __init__(self, buffer: Buffer) -> None:
+    def __init__(self, buffer: Buffer, *, bounded: bool) -> None:
         self._buffer = bytes(buffer)
         self._position = 0
+        self._topics_left = MAX_TOPICS if bounded else len(buffer)
+        self._partitions_left = MAX_PARTITIONS if bounded else len(buffer)
 
     def version(self) -> int:
         version = self._int16()
@@ -143,10 +150,10 @@ class _Reader:
         return version
 
     def topics(self) -> tuple[str, ...]:
-        return tuple(self._string() for _ in range(self._count()))
+        return tuple(self._string() for _ in range(self._topic_count()))
 
     def topic_partitions(self) -> tuple[TopicPartition, ...]:
-        return tuple(TopicPartition(self._string(), self._int32s()) for _ in range(self._count()))
+        return tuple(TopicPartition(self._string(), self._int32s()) for _ in range(self._topic_count()))
 
     def int32(self) -> int:
         return cast("int", _INT32.unpack(self._take(4))[0])
@@ -173,7 +180,17 @@ class _Reader:
 
     def _int32s(self) -> tuple[int, ...]:
         count = self._count()
+        self._partitions_left -= count
+        if self._partitions_left < 0:
+            raise ProtocolError(f"more than {MAX_PARTITIONS} partitions")
         return struct.unpack(f">{count}i", self._take(4 * count))
+
+    def _topic_count(self) -> int:
+        count = self._count()
+        self._topics_left -= count
+        if self._topics_left < 0:
+            raise ProtocolError(f"more than {MAX_TOPICS} topics")
+        return count
 
     def _count(self) -> int:
         """An array's length; no element takes less than a byte, so more than the bytes left is a lie."""

@@ -30,6 +30,9 @@ FIRST_VERSION_WITH_NULL_PROTOCOL = 7
 FIRST_VERSION_WITH_MEMBER_LIST = 3
 FIRST_VERSION_WITH_PROTOCOL_FIELDS = 5
 MAX_MEMBER_ID_PREFIX = 255
+MAX_STORED_BYTES = 2 * 1024 * 1024
+"""Of what a member offers, and of what a leader assigns: kept in memory, and written in one piece, which takes ten
+milliseconds. Kafka's brokers take a megabyte of a whole group unless they are told otherwise, and answer likewise."""
 """Characters of the client or instance id in a member id: it is part of a key in Postgres."""
 
 
@@ -38,6 +41,12 @@ async def join_group(request: JoinGroupRequest, context: RequestContext) -> Join
     if not request.group_id:
         return JoinGroupResponse(
             error_code=ErrorCode.INVALID_GROUP_ID,
+            member_id=request.member_id,
+            protocol_name=_absent_protocol(context.version),
+        )
+    if sum(len(protocol.metadata) for protocol in request.protocols) > MAX_STORED_BYTES:
+        return JoinGroupResponse(
+            error_code=ErrorCode.UNKNOWN_SERVER_ERROR,
             member_id=request.member_id,
             protocol_name=_absent_protocol(context.version),
         )
@@ -101,6 +110,8 @@ async def sync_group(request: SyncGroupRequest, context: RequestContext) -> Sync
         return SyncGroupResponse(error_code=ErrorCode.INCONSISTENT_GROUP_PROTOCOL)
     if not request.group_id:
         return SyncGroupResponse(error_code=ErrorCode.INVALID_GROUP_ID)
+    if sum(len(assignment.assignment) for assignment in request.assignments) > MAX_STORED_BYTES:
+        return SyncGroupResponse(error_code=ErrorCode.UNKNOWN_SERVER_ERROR)
     groups = context.services.groups
     reply = groups.submit(
         request.group_id,

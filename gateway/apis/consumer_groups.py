@@ -12,6 +12,7 @@ from enum import IntEnum
 
 from gateway.apis.group_types import of_type
 from gateway.apis.leaving import farewell
+from gateway.apis.subscribed_topics import look_up_subscribed
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerMember
 from gateway.coordinator.consumer.partitions import Partitions, partitions_of
 from gateway.coordinator.consumer.views import describe
@@ -47,8 +48,7 @@ async def consumer_group_heartbeat(
         return ConsumerGroupHeartbeatResponse(
             error_code=ErrorCode.INVALID_REQUEST, error_message="GroupId can't be empty."
         )
-    if request.subscribed_topic_names:
-        await context.services.catalog.resolve_all(request.subscribed_topic_names)
+    await look_up_subscribed(request.subscribed_topic_names, context.services.catalog)
     if request.member_epoch < 0:
         await farewell()
     groups = context.services.groups

@@ -11,6 +11,7 @@ import asyncio
 
 from gateway.apis.group_types import of_type
 from gateway.apis.leaving import farewell
+from gateway.apis.subscribed_topics import look_up_subscribed
 from gateway.coordinator.consumer.partitions import Partitions
 from gateway.coordinator.machine import ConnectionId, Value
 from gateway.coordinator.model import MemberId
@@ -37,8 +38,7 @@ async def share_group_heartbeat(
         return ShareGroupHeartbeatResponse(
             error_code=ErrorCode.INVALID_REQUEST, error_message="GroupId can't be empty."
         )
-    if request.subscribed_topic_names:
-        await context.services.catalog.resolve_all(request.subscribed_topic_names)
+    await look_up_subscribed(request.subscribed_topic_names, context.services.catalog)
     if request.member_epoch < 0:
         await farewell()
     groups = context.services.groups

@@ -87,7 +87,8 @@ def _classic(cluster: Cluster, group_id: str) -> GroupView | None:
     found = GroupView(group_id, "classic", group.group_state, group.protocol_type, group.protocol_data)
     for member in group.members:
         try:
-            topics = decode_assignment(member.member_assignment).assigned_partitions if member.member_assignment else ()
+            given = member.member_assignment
+            topics = decode_assignment(given, bounded=False).assigned_partitions if given else ()
         except ProtocolError:  # another protocol type keeps what only its own clients can read
             topics = ()
         reads = dict(topics)

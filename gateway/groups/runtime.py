@@ -16,7 +16,7 @@ What a group does is decided by its machine (`gateway/coordinator/machine.py`), 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol
 
@@ -116,6 +116,8 @@ class Runtime:
         self._cluster = NO_TOPICS
         self._telling: asyncio.Task[None] | None = None
         self._tell_again = False
+        self._closing: set[asyncio.Task[None]] = set()
+        """Each tells groups of a connection that has ended."""
         self._slots: dict[str, Slot] = {}
         self._connections: dict[ConnectionId, set[str]] = {}
         self._remembered: dict[str, Mapping[MemberId, int]] = {}
@@ -246,6 +248,11 @@ class Runtime:
         return frozenset(self._tasks)
 
     @property
+    def telling(self) -> bool:
+        """Whether groups are being told, in turns, of what concerns many of them."""
+        return self._telling is not None or bool(self._closing)
+
+    @property
     def shards_loading(self) -> frozenset[int]:
         """Shards whose groups are being read because this node has just begun to coordinate them."""
         return frozenset(self._shards_loading)
@@ -255,14 +262,28 @@ class Runtime:
         return None if self._draining else self._lease_holder.lease_for(group_id)
 
     def connection_closed(self, connection_id: str, by_peer: bool = True) -> None:
-        """A connection has ended. If its peer closed it or failed, every group it spoke for is told; for a close of our
-        own no member is to blame."""
+        """A connection has ended. If its peer closed it or failed, every group it spoke for is told, many in turns; for
+        a close of our own no member is to blame."""
         event = ConnectionClosed(ConnectionId(connection_id))
         group_ids = self._connections.pop(event.connection_id, set[str]())
-        for group_id in group_ids if by_peer else ():
-            slot = self._slots.get(group_id)
-            if slot is not None:
-                self._send(slot, event)
+        if not by_peer:
+            return
+        if len(group_ids) <= PIECE:
+            for group_id in group_ids:
+                self._tell_of_close(group_id, event)
+            return
+        telling = self._loop.create_task(self._tell_all_of_close(group_ids, event), context=NO_REQUEST.copy())
+        self._closing.add(telling)
+        telling.add_done_callback(self._closing.discard)
+
+    def _tell_of_close(self, group_id: str, event: ConnectionClosed) -> None:
+        slot = self._slots.get(group_id)
+        if slot is not None and not self._draining:
+            self._send(slot, event)
+
+    async def _tell_all_of_close(self, group_ids: Iterable[str], event: ConnectionClosed) -> None:
+        async for group_id in in_pieces(group_ids):
+            self._tell_of_close(group_id, event)
 
     # --- what the cluster calls ---------------------------------------------------------------------------------
 

@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from kafka.protocol.consumer.metadata import ConsumerProtocolAssignment, ConsumerProtocolSubscription
 
 from protocol.consumer import (
+    MAX_PARTITIONS,
+    MAX_TOPICS,
     Assignment,
     Subscription,
     TopicPartition,
@@ -193,3 +195,27 @@ def test_every_truncation_is_refused(version):
     for end in range(len(whole)):
         with pytest.raises(ProtocolError):
             decode_subscription(whole[:end])
+
+
+def test_what_would_keep_others_waiting_is_refused_unread():
+    for topics, partitions, fits in (
+        (MAX_TOPICS, 1, True),
+        (MAX_TOPICS + 1, 1, False),
+        (2, MAX_PARTITIONS // 2, True),
+        (2, MAX_PARTITIONS // 2 + 1, False),
+    ):
+        given = tuple(TopicPartition(f"t{number}", tuple(range(partitions))) for number in range(topics))
+        assigned, subscribed = Assignment(1, given), Subscription(1, (), None, given)
+        for decode, blob, whole in (
+            (decode_assignment, encode_assignment(assigned), assigned),
+            (decode_subscription, encode_subscription(subscribed), subscribed),
+        ):
+            assert decode(blob, bounded=False) == whole
+            if fits:
+                assert decode(blob) == whole
+            else:
+                with pytest.raises(ProtocolError, match="more than"):
+                    decode(blob)
+    names = tuple(f"t{number}" for number in range(MAX_TOPICS + 1))
+    with pytest.raises(ProtocolError, match="more than"):
+        subscribed_topics(encode_subscription(Subscription(0, names)))

@@ -12,9 +12,10 @@ from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.consumer.model import ConsumerGroupHeartbeat
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ConnectionId, Value
-from gateway.coordinator.model import Settings
+from gateway.coordinator.model import JoinGroup, Settings, SyncGroup
 from gateway.groups.groups import MACHINES, Groups
 from gateway.groups.runtime import Runtime
+from protocol.consumer import Assignment, Subscription, TopicPartition, encode_assignment, encode_subscription
 from protocol.errors import ErrorCode
 from storage.groups import GroupStore
 from storage.types import CoordinatorLease, NodeId
@@ -172,3 +173,88 @@ async def test_very_many_are_listed() -> None:
         listed = await Groups.list(groups)
     assert len(listed) == 10 * COUNT
     assert turns.longest_ms < HELD_MS
+
+
+async def test_a_connection_by_which_members_of_very_many_spoke_closes() -> None:
+    records = Records()
+    groups = runtime(records)
+    for number in range(COUNT):
+        event = JoinGroup(
+            request_id=groups.next_request_id(),
+            connection_id=ConnectionId("c"),
+            version=5,
+            client_id="client",
+            client_host="/127.0.0.1",
+            member_id=MemberId(""),
+            group_instance_id=f"i{number}",
+            session_timeout_ms=60_000,
+            rebalance_timeout_ms=60_000,
+            protocol_type="consumer",
+            protocols=(("range", b""),),
+            new_member_id=MemberId("m"),
+            reason=None,
+            connection_number=1,
+        )
+        groups.submit(f"g{number}", event)
+    while groups.under_way:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    async with watched() as turns:
+        groups.connection_closed("c")
+        while groups.telling:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    assert not groups.connections
+    assert all(_is_alone(groups.settled(group_id)) for group_id in groups.group_ids())
+    assert turns.longest_ms < HELD_MS
+    await groups.drain()
+
+
+def _is_alone(group: Any) -> bool:
+    """Its only member's connection is gone, and nothing is held for it."""
+    return all(member.connection_id is None and member.parked_join is None for member in group.members.values())
+
+
+async def test_very_much_is_subscribed_and_assigned() -> None:
+    """Megabytes of names between a leader and its members are theirs; nobody reads them here while others wait."""
+    many = 300_000
+    metadata = encode_subscription(Subscription(1, tuple(f"t{number}" for number in range(many))))
+    assignment = encode_assignment(Assignment(1, tuple(TopicPartition(f"t{number}", (0,)) for number in range(many))))
+    groups = runtime(Records())
+    groups.settings = Settings(group_initial_rebalance_delay_ms=0)
+    async with watched() as turns:
+        joining = groups.submit(
+            "g",
+            JoinGroup(
+                request_id=groups.next_request_id(),
+                connection_id=ConnectionId("c"),
+                version=5,
+                client_id="client",
+                client_host="/127.0.0.1",
+                member_id=MemberId(""),
+                group_instance_id="i",
+                session_timeout_ms=60_000,
+                rebalance_timeout_ms=60_000,
+                protocol_type="consumer",
+                protocols=(("range", metadata),),
+                new_member_id=MemberId("m"),
+            ),
+        )
+        assert isinstance(joining, asyncio.Future)
+        joined = await joining
+        syncing = groups.submit(
+            "g",
+            SyncGroup(
+                request_id=groups.next_request_id(),
+                connection_id=ConnectionId("c"),
+                member_id=joined.member_id,
+                group_instance_id="i",
+                generation_id=joined.generation_id,
+                protocol_type="consumer",
+                protocol_name="range",
+                assignments=((joined.member_id, assignment),),
+            ),
+        )
+        assert isinstance(syncing, asyncio.Future)
+        synced = await syncing
+    assert (joined.error, synced.error, synced.assignment) == (ErrorCode.NONE, ErrorCode.NONE, assignment)
+    assert turns.longest_ms < HELD_MS
+    await groups.drain()

@@ -1,0 +1,59 @@
+"""How many topics a member may name in a heartbeat, whatever its group's type."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from gateway.apis.consumer_groups import consumer_group_heartbeat, refuse_consumer_group_heartbeat
+from gateway.apis.share_groups import refuse_share_group_heartbeat, share_group_heartbeat
+from gateway.apis.subscribed_topics import MAX_SUBSCRIBED_TOPICS
+from gateway.net.context import ConnectionInfo
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
+from protocol.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
+
+
+class _SubmittedError(Exception):
+    pass
+
+
+def context() -> Any:
+    async def resolve_all(names: tuple[str, ...]) -> None:
+        """Nothing is asked of Postgres."""
+
+    def submit(group_id: str, event: object) -> None:
+        raise _SubmittedError
+
+    groups = SimpleNamespace(next_request_id=lambda: 1, submit=submit)
+    services = SimpleNamespace(catalog=SimpleNamespace(resolve_all=resolve_all), groups=groups)
+    connection = ConnectionInfo("connection", "/127.0.0.1")
+    return SimpleNamespace(services=services, connection=connection, version=1, client_id="c")
+
+
+@pytest.mark.parametrize(
+    ("handler", "refuse", "request_type"),
+    [
+        (consumer_group_heartbeat, refuse_consumer_group_heartbeat, ConsumerGroupHeartbeatRequest),
+        (share_group_heartbeat, refuse_share_group_heartbeat, ShareGroupHeartbeatRequest),
+    ],
+)
+async def test_more_than_a_group_can_weigh_in_one_step_are_refused(
+    handler: Any, refuse: Callable[..., Any], request_type: Any
+) -> None:
+    names = tuple(f"t{number}" for number in range(MAX_SUBSCRIBED_TOPICS + 1))
+    few, many = (
+        request_type(group_id="g", member_id="m", member_epoch=0, subscribed_topic_names=some)
+        for some in (names[1:], names)
+    )
+    with pytest.raises(_SubmittedError):
+        await handler(few, context())
+    with pytest.raises(KafkaError) as refused:
+        await handler(many, context())
+    assert refused.value.code is ErrorCode.POLICY_VIOLATION
+    answer = refuse(many, 1, refused.value.code, refused.value.message)
+    assert answer.error_code == ErrorCode.POLICY_VIOLATION
+    assert str(MAX_SUBSCRIBED_TOPICS) in answer.error_message
