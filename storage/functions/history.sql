@@ -11,6 +11,7 @@ declare
     c cluster;
     this_history integer;
     this_revision bigint;
+    this_us bigint := extract(epoch from clock_timestamp()) * 1000000;
 begin
     select * into c from cluster for no key update;
     if c.history_identity is null then
@@ -26,7 +27,10 @@ begin
     set history = this_history, history_identity = p_identity, revision = this_revision,
         broker_configs_revision = this_revision, group_configs_revision = this_revision,
         client_quotas_revision = this_revision, client_metrics_revision = this_revision,
-        purged_revision = this_revision, next_producer_id = next_producer_id + 1000000;
+        purged_revision = this_revision,
+        -- By the clock, so that no id comes twice though the same copy is put back twice: fewer than one each microsecond
+        -- are given out.
+        next_producer_id = case when next_producer_id < this_us then this_us else next_producer_id + 1000000 end;
     update transactional_producer t
     set producer_epoch       = least(t.producer_epoch + 1000, 32767),
         last_producer_epoch  = -1,

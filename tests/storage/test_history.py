@@ -213,3 +213,22 @@ async def test_producers_of_transactions_are_fenced_by_another_history(database_
     finally:
         await sql.close()
         await node.close()
+
+
+async def test_producer_ids_come_once_though_the_same_copy_is_put_back_twice(database_url: str) -> None:
+    node = await Node.open(database_url)
+    sql = await asyncpg.connect(database_url)
+    try:
+        await sql.execute("set search_path = sluice")
+        schema = await sql.fetchval("select nspname from pg_namespace where nspname ~ '^sluice_[0-9a-f]{12}$'")
+        given: list[int] = []
+        for _ in range(2):
+            restored = sql.transaction()
+            await restored.start()
+            await sql.execute(f"select {schema}.adopt_history('another', -1)")
+            given.append(await sql.fetchval("select next_producer_id from cluster"))
+            await restored.rollback()
+        assert given[1] > given[0]
+    finally:
+        await sql.close()
+        await node.close()

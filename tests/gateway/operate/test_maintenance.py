@@ -321,11 +321,12 @@ def test_what_is_done_for_the_whole_log_is_a_job_and_what_a_node_does_for_itself
 async def test_idle_producers_are_forgotten_whatever_this_nodes_clock_says(
     node: DataPlane, database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    batches = [batch_of(b"a", producer=(producer_id, 0, 0)) for producer_id in (7, 8)]
     real_ms = time.time_ns
     monkeypatch.setattr(time, "time_ns", lambda: real_ms() + 8 * 24 * HOUR_MS * 1_000_000)
     topic = await node.create_topic("t")
-    await node.send(topic, batch_of(b"a", producer=(7, 0, 0)))
-    await node.send(topic, batch_of(b"a", producer=(8, 0, 0)))
+    for batch in batches:
+        await node.send(topic, batch)
     connection = await asyncpg.connect(database_url)
     await connection.execute(
         "update sluice.producer_state set appended_at = now() - interval '25 hours' where producer_id = 7"
