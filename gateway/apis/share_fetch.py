@@ -65,7 +65,7 @@ async def share_fetch(request: ShareFetchRequest, context: RequestContext) -> Sh
         _end(session, context)
     elif not request.is_renew_ack:
         await answerer.acquire()
-    return answerer.response(whole=is_first)
+    return await answerer.response(whole=is_first)
 
 
 def refuse_share_fetch(
@@ -88,7 +88,7 @@ async def share_acknowledge(request: ShareAcknowledgeRequest, context: RequestCo
     await answerer.acknowledge(given, renews=request.is_renew_ack)
     if request.share_session_epoch == FINAL_EPOCH:
         _end(session, context)
-    return answerer.acknowledged()
+    return await answerer.acknowledged()
 
 
 def refuse_share_acknowledge(
@@ -125,7 +125,7 @@ def _end(session: ShareSession, context: RequestContext) -> None:
 async def _parts(group_id: str, named: Iterable[tuple[UUID, int]], context: RequestContext) -> list[Part]:
     """Each with its partition, or with the reason why this node has none of it."""
     services = context.services
-    parts = [Part(topic_id, index) for topic_id, index in named]
+    parts = [Part(topic_id, index) async for topic_id, index in in_pieces(named)]
     missing = await resolve_topics((("", part.topic_id) for part in parts), context, by_id=True)
     async for part in in_pieces(parts):
         topic = services.catalog.get_by_id(part.topic_id)
@@ -177,7 +177,7 @@ class _Fetch:
         self._context = context
         settings = context.services.groups.settings
         self._settings = settings.share_of.get(session.group_id, settings.share)
-        self._reader = Reader(context, session.group_id, session.member_id, self._settings)
+        self._reader = Reader(context, session, self._settings)
 
     async def acknowledge(self, given: Mapping[tuple[UUID, int], Batches], *, renews: bool) -> None:
         """Of all partitions first, so that what must be stored is stored together."""
@@ -225,12 +225,9 @@ class _Fetch:
         deadline_s = loop.time() + max(request.max_wait_ms, 0) / 1000
         max_bytes = min(request.max_bytes, services.catalog.broker.fetch_max_bytes)
         parts = [part for part in self._parts if part.name in self._session.partitions and part.partition is not None]
-        keys = [part.partition.partition_key for part in parts if part.partition is not None]
-        # Before anything is acquired: a connection may close at any moment, and what it holds is let go of then.
-        self._session.acquired_in.update(dict.fromkeys(self._reader.key(part) for part in parts))
         holdings = self._context.connection.holdings
         share = Share(holdings)
-        watch = tail.watch(keys, committed=self._settings.read_committed)
+        watch = tail.watch((), committed=self._settings.read_committed)
         share_watch = services.share.watch(watch.wake)
         try:
             while True:
@@ -240,33 +237,34 @@ class _Fetch:
                     request.share_acquire_mode == RECORD_LIMIT,
                 )
                 share.become(want.max_bytes)
-                moved = await self._reader.acquire(parts, want, share_watch)
+                moved = await self._reader.acquire(parts, want, watch, share_watch)
                 share.become(want.taken_bytes)
                 for part in parts:
-                    if part.acquired:
+                    if part.acquired or part.error:
                         self._session.put_last(part.name)
-                remaining_s = deadline_s - loop.time()
-                if (
-                    want.taken_records
-                    or any(part.error for part in parts)
-                    or not parts
-                    or remaining_s <= 0
-                    or tail.draining
-                ):
+                if want.taken_records or any(part.error for part in parts) or not parts:
                     return
-                if not moved:
+                if tail.draining or self._session.ended:
+                    return
+                if moved:
+                    # Markers and the like were passed, of which there may be many.
+                    await asyncio.sleep(0)
+                elif (remaining_s := deadline_s - loop.time()) > 0:
                     await watch.wait(1, remaining_s)
+                else:
+                    return
                 watch.rearm()
         finally:
             share.become(0)
             share_watch.close()
             watch.close()
 
-    def response(self, *, whole: bool) -> ShareFetchResponse:
+    async def response(self, *, whole: bool) -> ShareFetchResponse:
         """Of a session that goes on, partitions about which there is nothing to say are left out."""
-        said = [part for part in self._parts if whole or part.acquired or part.error or part.is_acknowledged]
         by_topic: dict[UUID, list[fetching.PartitionData]] = {}
-        for part in said:
+        async for part in in_pieces(self._parts):
+            if not (whole or part.acquired or part.error or part.is_acknowledged):
+                continue
             data = fetching.PartitionData(
                 partition_index=part.index,
                 error_code=part.error,
@@ -293,9 +291,9 @@ class _Fetch:
             node_endpoints=_endpoints(self._parts, self._context),
         )
 
-    def acknowledged(self) -> ShareAcknowledgeResponse:
+    async def acknowledged(self) -> ShareAcknowledgeResponse:
         by_topic: dict[UUID, list[acknowledging.PartitionData]] = {}
-        for part in self._parts:
+        async for part in in_pieces(self._parts):
             data = acknowledging.PartitionData(
                 partition_index=part.index,
                 error_code=part.acknowledge_error,

@@ -38,7 +38,9 @@ class ShareSession:
     unverified: dict[tuple[UUID, int], None] = field(default_factory=dict[tuple[UUID, int], None])
     """What it has begun to read, where the node must ask whether what it remembers is still true."""
     acquired_in: dict[ShareKey, None] = field(default_factory=dict[ShareKey, None])
-    """Where its member may have acquired something: what it reads, or has read."""
+    """Where its member has acquired something."""
+    ended: bool = False
+    """Nothing is acquired for it any more: a request that is still under way has nobody to give it to."""
 
     def key(self, partition: tuple[UUID, int]) -> ShareKey:
         return ShareKey(self.group_id, *partition)
@@ -109,6 +111,7 @@ class ShareSessions:
 
     def end(self, session: ShareSession) -> None:
         """It is known no more; the caller lets go of what its member has acquired."""
+        session.ended = True
         if self._sessions.get((session.group_id, session.member_id)) is session:
             del self._sessions[session.group_id, session.member_id]
             self._leave(session)
