@@ -12,17 +12,27 @@ from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
 
+import pytest
+
 from gateway.apis.share_fetch import share_fetch
+from gateway.coordinator.facts import MemberId
 from gateway.coordinator.model import ShareSettings
-from gateway.coordinator.share.partition import PartitionSettings
+from gateway.coordinator.share.partition import (
+    Acknowledge,
+    AcknowledgedBatch,
+    AcknowledgeType,
+    PartitionSettings,
+)
 from gateway.log.tail import Tail
 from gateway.net.context import ConnectionInfo, RequestContext
+from gateway.share import partitions
 from gateway.share.partitions import SharePartitions
 from gateway.share.sessions import ShareSessions
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode
 from protocol.messages.share_fetch import FetchPartition, FetchTopic, PartitionData, ShareFetchRequest
 from protocol.records import Record, build_batch, read_head
+from storage.errors import StorageUnavailable
 from storage.share import ShareKey, ShareRow
 from storage.types import Partition, PartitionKey, PartitionState, ReadRequest, ReadResult, StoredBatch
 
@@ -37,6 +47,9 @@ class Rows:
 
     def __init__(self) -> None:
         self.rows: dict[ShareKey, ShareRow] = {}
+        self.tried: list[list[ShareRow]] = []
+        self.unavailable = 0
+        """So many writes have no answer."""
 
     async def lead(self, key: ShareKey) -> ShareRow | None:
         return self.rows.get(key)
@@ -45,6 +58,10 @@ class Rows:
         return self.rows.setdefault(key, ShareRow(1, start_offset))
 
     async def write(self, rows: Sequence[tuple[ShareKey, ShareRow]]) -> list[bool]:
+        self.tried.append([row for _, row in rows])
+        if self.unavailable:
+            self.unavailable -= 1
+            raise StorageUnavailable("no answer in time")
         self.rows.update(rows)
         return [True] * len(rows)
 
@@ -110,7 +127,8 @@ class Node:
             leaders=SimpleNamespace(leader=lambda key: self.leader),  # pyright: ignore[reportUnknownLambdaType]
             alive=list,
         )
-        self.share = SharePartitions(cast("Any", Rows()))
+        self.rows = Rows()
+        self.share = SharePartitions(cast("Any", self.rows))
         self.sessions = ShareSessions()
         self.services = SimpleNamespace(
             catalog=catalog,
@@ -283,3 +301,38 @@ async def test_a_partition_that_was_read_back_meanwhile_is_looked_at_again() -> 
     await node.share.load(key, nowhere, PartitionSettings())
     node.log.opened.set()
     assert acquired((await asyncio.wait_for(late, 10))[0]) == [(0, 7)]
+
+
+# --- writing --------------------------------------------------------------------------------------------------------
+
+
+def of_all(first: int, last: int, *types: AcknowledgeType) -> Acknowledge:
+    kinds = tuple(types[offset % len(types)] for offset in range(last - first + 1))
+    return Acknowledge(MemberId(MEMBER), (AcknowledgedBatch(first, last, kinds),))
+
+
+async def test_a_write_that_is_repeated_has_another_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partitions, "PAUSE_S", 0.0)
+    node = Node(1)
+    node.append(0, 4)
+    await node.fetch(0)
+    key = ShareKey("s", node.topic_id, 0)
+    node.rows.unavailable = 2
+    await node.share.apply(key, of_all(0, 1, AcknowledgeType.ACCEPT))
+    await node.share.apply(key, of_all(2, 3, AcknowledgeType.ACCEPT))
+    numbers = [row.write_number for (row,) in node.rows.tried]
+    assert numbers == [1, 2, 3, 4]
+    assert [row.start_offset for (row,) in node.rows.tried] == [2, 2, 2, 4]
+
+
+async def test_partitions_that_went_many_ways_are_written_a_few_at_a_time() -> None:
+    node = Node(12)
+    for index in range(12):
+        node.append(index, 1_000)
+    for _ in range(12):
+        await node.fetch(*(range(12) if not node.epochs else ()), max_records=1_000)
+    ways = of_all(0, 999, AcknowledgeType.RELEASE, AcknowledgeType.ACCEPT)
+    waiting = [node.share.submit(ShareKey("s", node.topic_id, index), ways)[1] for index in range(12)]
+    await asyncio.gather(*(each for each in waiting if each is not None))
+    assert [len(rows) for rows in node.rows.tried] == [5, 5, 2]
+    assert all(len(row.ranges) == 1_000 for rows in node.rows.tried for row in rows)
