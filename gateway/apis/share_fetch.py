@@ -143,7 +143,9 @@ async def _parts(group_id: str, named: Iterable[tuple[UUID, int]], context: Requ
 
 
 async def _verify(session: ShareSession, parts: Iterable[Part], context: RequestContext) -> None:
-    """What the session has begun to read may have been led by another node, reset or deleted since this one looked."""
+    """What the session has begun to read may have been led by another node, reset or deleted since this one looked; all
+    of it, where nodes have come or gone."""
+    session.led_by(context.services.membership.leaders)
     begun = dict(session.unverified)
     if not begun:
         return
@@ -237,6 +239,7 @@ class _Fetch:
                     request.share_acquire_mode == RECORD_LIMIT,
                 )
                 share.become(want.max_bytes)
+                await _verify(self._session, parts, self._context)
                 moved = await self._reader.acquire(parts, want, watch, share_watch)
                 share.become(want.taken_bytes)
                 for part in parts:

@@ -39,6 +39,8 @@ class ShareSession:
     """What it has begun to read, where the node must ask whether what it remembers is still true."""
     acquired_in: dict[ShareKey, None] = field(default_factory=dict[ShareKey, None])
     """Where its member has acquired something."""
+    leaders: object = None
+    """By whom each partition was led when what it reads was last found to be true."""
     ended: bool = False
     """Nothing is acquired for it any more: a request that is still under way has nobody to give it to."""
 
@@ -62,6 +64,12 @@ class ShareSession:
             )
         self.unverified.update((partition, None) for partition in partitions if partition not in self.partitions)
         self.partitions = partitions
+
+    def led_by(self, leaders: object) -> None:
+        """Where others lead, or have led meanwhile, what this node remembers of any partition may be old."""
+        if leaders is not self.leaders:
+            self.unverified = dict(self.partitions)
+            self.leaders = leaders
 
     def put_last(self, partition: tuple[UUID, int]) -> None:
         """It has been given records: the others are looked at first the next time."""

@@ -201,6 +201,12 @@ async def nowhere() -> int:
     raise AssertionError("somebody has read the partition already")
 
 
+async def parked_at(node: Node) -> None:
+    async with asyncio.timeout(10):
+        while not node.tail.parked_count:  # noqa: ASYNC110 - nothing tells of it
+            await asyncio.sleep(0)
+
+
 async def test_only_batches_of_what_was_acquired_are_answered() -> None:
     node = Node(1)
     node.append(0, 40)
@@ -243,6 +249,26 @@ async def test_what_another_node_leads_since_is_not_acquired() -> None:
     assert (part.error_code, acquired(part)) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, [])
     assert part.current_leader.leader_id == OTHER
     assert node.share.count == 0
+
+
+@pytest.mark.parametrize("parked", [False, True])
+async def test_leadership_that_went_and_came_back_between_two_looks_is_noticed(*, parked: bool) -> None:
+    node = Node(1)
+    node.append(0, 4)
+    assert acquired((await node.fetch(0))[0]) == [(0, 3)]
+    waiting = None
+    if parked:
+        waiting = asyncio.create_task(node.fetch(max_wait_ms=20_000))
+        await parked_at(node)
+    # Another node has led it, and delivered what comes next.
+    node.services.membership.leaders = SimpleNamespace()
+    node.rows.rows[ShareKey("s", node.topic_id, 0)] = ShareRow(2, 5)
+    node.append(0)
+    if not parked:
+        assert await node.fetch() == {}
+    node.append(0)
+    answer = await (asyncio.wait_for(waiting, 10) if waiting is not None else node.fetch())
+    assert acquired(answer[0]) == [(5, 5)]
 
 
 async def test_a_session_that_ended_acquires_nothing() -> None:
