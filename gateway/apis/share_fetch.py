@@ -54,7 +54,8 @@ async def share_fetch(request: ShareFetchRequest, context: RequestContext) -> Sh
     is_final, is_first = request.share_session_epoch == FINAL_EPOCH, request.share_session_epoch == INITIAL_EPOCH
     if not is_final:
         forgotten = ((topic.topic_id, index) for topic in request.forgotten_topics_data for index in topic.partitions)
-        session.read(((topic_id, index) for topic_id, index, _ in named), forgotten)
+        added = ((topic_id, index) for topic_id, index, _ in named)
+        context.services.share_sessions.read(session, added, forgotten)
     given = {(topic_id, index): batches for topic_id, index, batches in named if batches}
     wanted = dict.fromkeys(given) if is_final or request.is_renew_ack else dict.fromkeys((*given, *session.partitions))
     parts = await _parts(session.group_id, wanted, context)

@@ -22,6 +22,9 @@ MAX_SESSIONS = 2_000
 """Kafka's default of `group.share.max.share.sessions`."""
 
 MAX_SESSION_PARTITIONS = 20_000
+MAX_PARTITIONS = 500_000
+"""Of all sessions of a node: some hundred MB. Each is remembered as long as its session lasts, whether or not there is
+such a one."""
 
 SessionKey = tuple[str, MemberId]
 
@@ -50,8 +53,9 @@ class ShareSession:
     def advance(self) -> None:
         self.epoch = 1 if self.epoch == MAX_EPOCH else self.epoch + 1
 
-    def read(self, added: Iterable[tuple[UUID, int]], forgotten: Iterable[tuple[UUID, int]]) -> None:
-        """KafkaError INVALID_REQUEST where they are too many; then they are as they were."""
+    def read(self, added: Iterable[tuple[UUID, int]], forgotten: Iterable[tuple[UUID, int]], room: int) -> None:
+        """KafkaError INVALID_REQUEST where they are too many, SHARE_SESSION_LIMIT_REACHED where they are more than
+        `room` more; then they are as they were."""
         added, forgotten = dict.fromkeys(added), list(forgotten)
         if added.keys() <= self.partitions.keys() and not forgotten:
             return
@@ -62,6 +66,8 @@ class ShareSession:
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST, f"a share session has at most {MAX_SESSION_PARTITIONS} partitions"
             )
+        if len(partitions) - len(self.partitions) > room:
+            raise KafkaError(ErrorCode.SHARE_SESSION_LIMIT_REACHED, "share sessions have too many partitions")
         self.unverified.update((partition, None) for partition in partitions if partition not in self.partitions)
         self.partitions = partitions
 
@@ -81,8 +87,10 @@ class ShareSession:
 class ShareSessions:
     """Of one node."""
 
-    def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
+    def __init__(self, max_sessions: int = MAX_SESSIONS, max_partitions: int = MAX_PARTITIONS) -> None:
         self.max_sessions = max_sessions
+        self.max_partitions = max_partitions
+        self._partition_count = 0
         self._sessions: dict[SessionKey, ShareSession] = {}
         self._of_connection: dict[str, dict[SessionKey, None]] = {}
 
@@ -117,11 +125,20 @@ class ShareSessions:
             session.advance()
         return session
 
+    def read(
+        self, session: ShareSession, added: Iterable[tuple[UUID, int]], forgotten: Iterable[tuple[UUID, int]]
+    ) -> None:
+        """What a session that was just found reads from here on. Raises KafkaError."""
+        before = len(session.partitions)
+        session.read(added, forgotten, self.max_partitions - self._partition_count)
+        self._partition_count += len(session.partitions) - before
+
     def end(self, session: ShareSession) -> None:
         """It is known no more; the caller lets go of what its member has acquired."""
         session.ended = True
         if self._sessions.get((session.group_id, session.member_id)) is session:
             del self._sessions[session.group_id, session.member_id]
+            self._partition_count -= len(session.partitions)
             self._leave(session)
 
     def connection_closed(self, connection_id: str, partitions: SharePartitions) -> None:
