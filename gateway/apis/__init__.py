@@ -48,6 +48,9 @@ MAX_LEAVING_MEMBERS = 5_000
 MAX_STREAMS_ELEMENTS = 5_000
 """Topics of a topology, their settings, and tasks, in one streams heartbeat: the group weighs them in one step."""
 
+MAX_SHARE_TOPICS = 5_000
+"""Topics that a member of a share group subscribes to by one heartbeat: the group compares them in one step."""
+
 MAX_JOIN_PROTOCOLS = 2_000
 """Assignors that one member offers; the group weighs them in one step."""
 
@@ -262,6 +265,7 @@ SERVED: tuple[Served, ...] = (
         1,
         share_groups.share_group_heartbeat,
         share_groups.refuse_share_group_heartbeat,
+        max_elements=MAX_SHARE_TOPICS,
     ),
     Served(
         ApiKey.SHARE_GROUP_DESCRIBE,
