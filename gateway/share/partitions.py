@@ -117,6 +117,10 @@ class SharePartitions:
     def count(self) -> int:
         return len(self._slots)
 
+    def holds(self, key: ShareKey) -> bool:
+        """Whether `load` has it in memory."""
+        return key in self._slots
+
     # --- what handlers call -------------------------------------------------------------------------------------
 
     async def load(self, key: ShareKey, start: Start, settings: PartitionSettings) -> SharePartition:

@@ -13,6 +13,7 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from operator import attrgetter
 from uuid import UUID
 
@@ -29,7 +30,7 @@ from gateway.coordinator.share.partition import (
 from gateway.log.tail import Buffer, KnownOffsets, TailRead, Watch
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
-from gateway.net.pieces import in_pieces
+from gateway.net.pieces import PIECE, in_pieces
 from gateway.share.partitions import ShareWatch
 from gateway.share.records import batches_of
 from gateway.share.sessions import ShareSession
@@ -44,6 +45,12 @@ MOST_PART_READ_BYTES = 1024 * 1024
 """Of one partition: a member is given some hundred records at a time, and what it is not given is read again."""
 MOST_BATCHES = 1_000
 """Of one partition in one go: each is looked at, and nothing else has a turn meanwhile."""
+
+OF_ALL = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.GROUP_ID_NOT_FOUND})
+"""What is no fault of one partition: Postgres is away, there are too many, or the group is gone."""
+LOADED_AT_ONCE = 8
+"""Share partitions that are read from Postgres side by side for one request: one after the other, a session of a
+thousand took seconds at its first request behind every change of leaders."""
 
 _first_offset = attrgetter("first_offset")
 
@@ -122,10 +129,17 @@ class Reader:
         this look."""
         moved = False
         cold: list[tuple[Part, SharePartition]] = []
-        async for part in in_pieces(parts):
+        failed: KafkaError | None = None
+        async for number, part in in_pieces(enumerate(parts)):
             if part.error or part.partition is None or want.is_met:
                 continue
             try:
+                if self._is_missing(part):
+                    failed = failed or await self._load_some(parts[number : number + PIECE])
+                    if failed is not None:
+                        # It would be tried for each of maybe thousands, and not succeed a moment later.
+                        part.refuse(failed)
+                        continue
                 look = await self._look(part, part.partition, want, appends, watch)
                 if cold and look is not None and look[1] is not None and look[1].batches:
                     moved |= await self._take_cold(cold, want)
@@ -147,12 +161,32 @@ class Reader:
             moved |= await self._take_cold(cold, want)
         return moved
 
+    def _leads(self, partition: Partition) -> bool:
+        return self._context.services.membership.leads(partition.partition_key)
+
+    def _is_missing(self, part: Part) -> bool:
+        return part.partition is not None and self._leads(part.partition) and not self._partitions.holds(self.key(part))
+
+    async def _load_some(self, parts: Sequence[Part]) -> KafkaError | None:
+        """Reads where the group stands in the first of the parts that are not in memory; what has failed for all."""
+        missing = (part for part in parts if not part.error and self._is_missing(part))
+        loading = [
+            self._load(part, part.partition) for part in islice(missing, LOADED_AT_ONCE) if part.partition is not None
+        ]
+        for outcome in await asyncio.gather(*loading, return_exceptions=True):
+            if isinstance(outcome, KafkaError):
+                if outcome.code in OF_ALL:
+                    return outcome
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        return None
+
     async def _look(
         self, part: Part, partition: Partition, want: Want, appends: Watch, watch: ShareWatch
     ) -> tuple[SharePartition, TailRead | None] | None:
         """Where the group stands, and what the tail has from there on, if it knows; None: nothing may be acquired.
         Raises KafkaError."""
-        if not self._context.services.membership.leads(partition.partition_key):
+        if not self._leads(partition):
             # Since the request came: whoever leads it now gives these records to others.
             self._partitions.drop([self.key(part)])
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another node leads the partition")

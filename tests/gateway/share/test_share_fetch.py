@@ -50,9 +50,21 @@ class Rows:
         self.tried: list[list[ShareRow]] = []
         self.unavailable = 0
         """So many writes have no answer."""
+        self.is_away = False
+        self.led = self.leading = self.most_leading = 0
 
     async def lead(self, key: ShareKey) -> ShareRow | None:
-        return self.rows.get(key)
+        self.leading += 1
+        self.led += 1
+        self.most_leading = max(self.most_leading, self.leading)
+        try:
+            for _ in range(5):
+                await asyncio.sleep(0)
+            if self.is_away:
+                raise StorageUnavailable("gone")
+            return self.rows.get(key)
+        finally:
+            self.leading -= 1
 
     async def begin(self, key: ShareKey, start_offset: int) -> ShareRow:
         return self.rows.setdefault(key, ShareRow(1, start_offset))
@@ -327,6 +339,25 @@ async def test_a_partition_that_was_read_back_meanwhile_is_looked_at_again() -> 
     await node.share.load(key, nowhere, PartitionSettings())
     node.log.opened.set()
     assert acquired((await asyncio.wait_for(late, 10))[0]) == [(0, 7)]
+
+
+async def test_partitions_are_read_from_postgres_side_by_side() -> None:
+    node = Node(40)
+    node.append(39)
+    answer = await node.fetch(*range(40))
+    assert acquired(answer[39]) == [(0, 0)]
+    assert (node.rows.led, node.rows.most_leading) == (40, 8)
+
+
+async def test_postgres_is_not_asked_for_each_of_many_that_it_does_not_answer_for() -> None:
+    node = Node(40)
+    node.rows.is_away = True
+    answer = await node.fetch(*range(40))
+    assert {part.error_code for part in answer.values()} == {ErrorCode.NOT_LEADER_OR_FOLLOWER}
+    assert (len(answer), node.rows.led) == (40, 8)
+    node.rows.is_away = False
+    node.append(0)
+    assert acquired((await node.fetch())[0]) == [(0, 0)]
 
 
 # --- writing --------------------------------------------------------------------------------------------------------
