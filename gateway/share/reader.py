@@ -141,7 +141,9 @@ class Reader:
                         part.refuse(failed)
                         continue
                 look = await self._look(part, part.partition, want, appends, watch)
-                if cold and look is not None and look[1] is not None and look[1].batches:
+                at_hand = look is not None and look[1] is not None and bool(look[1].batches)
+                if cold and at_hand and not want.taken_records:
+                    # Whoever has been given something is behind them the next time, so they need not wait for long.
                     moved |= await self._take_cold(cold, want)
                     cold = []
                     if want.is_met:

@@ -300,6 +300,21 @@ async def test_what_was_aborted_is_not_delivered_to_who_reads_what_is_committed(
         assert await one.fetch() == []
 
 
+async def test_more_than_the_window_that_was_aborted_is_passed(gateway: GatewayProcess) -> None:
+    async with scene(gateway, records=1, share_isolation_level="read_committed") as one:
+        producer = await producer_of(one.client)
+        partition = (one.topic, 0)
+        assert await producer.add(partition) == [NONE]
+        for _ in range(25):
+            assert (await producer.send(partition, *[b"value"] * 100)).error_code == NONE
+        assert await producer.end(committed=False) == NONE
+        await send(one.client, one.topic)
+        assert await one.fetch() == [(0, 0, 1)]
+        # While the first is held the window ends in the hole.
+        assert await one.fetch(max_wait_ms=100) == []
+        assert await one.fetch((0, 0, ACCEPT), max_wait_ms=5_000) == [(2_502, 2_502, 1)]
+
+
 async def test_what_is_not_the_members_is_not_acknowledged(gateway: GatewayProcess) -> None:
     async with scene(gateway, records=2) as one, reading(gateway, one.group_id, one.topic, one.topic_id) as two:
         assert await one.fetch() == [(0, 1, 1)]

@@ -241,6 +241,20 @@ async def test_a_busy_partition_does_not_keep_the_group_from_anothers_backlog() 
     assert backlog == [(0, 19), (20, 39), (40, 49)]
 
 
+async def test_what_is_at_hand_waits_only_for_those_whose_turn_comes_before() -> None:
+    node = Node(3)
+    node.append(0)
+    node.store(1, 5)
+    node.append(2)
+    answer = await node.fetch(0, 1, 2)
+    assert [acquired(answer[index]) for index in range(3)] == [[(0, 0)], [], [(0, 0)]]
+    assert node.log.reads == 0
+    node.append(0)
+    answer = await node.fetch()
+    assert {index: acquired(part) for index, part in answer.items()} == {1: [(0, 4)], 0: [(1, 1)]}
+    assert node.log.reads == 1
+
+
 async def test_a_long_tail_does_not_hold_the_event_loop() -> None:
     node = Node(1)
     node.append(0, 30_000)
