@@ -43,6 +43,16 @@ class ShareRow:
     state_epoch: int
     start_offset: int
     ranges: Sequence[StoredRange] = ()
+    write_number: int = 0
+    """Of the writes by one epoch, or by one that was taken over from it: one that was overtaken writes nothing."""
+
+
+class ShareStand(NamedTuple):
+    """Where a group stands in a partition, as others are told."""
+
+    start_offset: int
+    settled: int
+    """Records behind it that will not be delivered (again)."""
 
 
 class ShareStore:
@@ -64,8 +74,8 @@ class ShareStore:
         return None if row is None else _row(row)
 
     async def write(self, rows: Sequence[tuple[ShareKey, ShareRow]]) -> list[bool]:
-        """Whether each was written; it was not where another has read or changed it since, or it is gone. Durable on
-        return. At most WRITTEN_AT_A_TIME."""
+        """Whether each was written; it was not where another has read or changed it since, it is gone, or a write of a
+        higher number was faster. Durable on return. At most WRITTEN_AT_A_TIME."""
         found = await self._hot.fetch(
             statement("write_share_partitions"),
             [stored(key.group_id) for key, _ in rows],
@@ -74,6 +84,7 @@ class ShareStore:
             [row.state_epoch for _, row in rows],
             [row.start_offset for _, row in rows],
             [json.dumps(row.ranges, separators=(",", ":")) for _, row in rows],
+            [row.write_number for _, row in rows],
         )
         written = {row["position"] for row in found}
         return [position in written for position in range(1, len(rows) + 1)]
@@ -89,10 +100,14 @@ class ShareStore:
         epochs: dict[int, int] = {row["position"]: row["state_epoch"] for row in found}
         return [epochs.get(position) for position in range(1, len(keys) + 1)]
 
-    async def offsets(self, group_id: str) -> dict[tuple[UUID, int], ShareRow]:
-        """Of all partitions of live topics in which the group stands somewhere; their epochs say nothing."""
-        rows = await self._hot.fetch(statement("share_offsets"), stored(group_id))
-        return {(row["topic_id"], row["partition_index"]): _read(0, row) async for row in in_turns(rows)}
+    async def offsets(self, group_id: str, settled: Collection[int]) -> dict[tuple[UUID, int], ShareStand]:
+        """Of all partitions of live topics in which the group stands somewhere. `settled`: the states of records that
+        will not be delivered (again)."""
+        rows = await self._hot.fetch(statement("share_offsets"), stored(group_id), list(settled))
+        return {
+            (row["topic_id"], row["partition_index"]): ShareStand(row["start_offset"], row["settled"])
+            async for row in in_turns(rows)
+        }
 
     async def alter(self, group_id: str, starts: Mapping[tuple[UUID, int], int]) -> bool:
         """Begins partitions of a share group anew at these offsets. False: it has members, or there is none."""
@@ -116,9 +131,5 @@ def _columns(key: ShareKey) -> tuple[str, UUID, int]:
 
 
 def _row(row: Row) -> ShareRow:
-    return _read(row["state_epoch"], row)
-
-
-def _read(state_epoch: int, row: Row) -> ShareRow:
     ranges = tuple(StoredRange(*each) for each in json.loads(row["ranges"]))
-    return ShareRow(state_epoch, row["start_offset"], ranges)
+    return ShareRow(row["state_epoch"], row["start_offset"], ranges, row["write_number"])

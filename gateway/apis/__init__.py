@@ -49,6 +49,9 @@ MAX_STREAMS_ELEMENTS = 25_000
 """What one streams heartbeat says: a member may own all tasks that a group may have (`MAX_TASKS`). Of a topology fewer
 are taken (`streams_groups.MAX_TOPOLOGY_ELEMENTS`)."""
 
+MAX_SHARE_TOPICS = 5_000
+"""Topics that a member of a share group subscribes to by one heartbeat: the group compares them in one step."""
+
 MAX_JOIN_PROTOCOLS = 2_000
 """Assignors that one member offers; the group weighs them in one step."""
 
@@ -263,6 +266,7 @@ SERVED: tuple[Served, ...] = (
         1,
         share_groups.share_group_heartbeat,
         share_groups.refuse_share_group_heartbeat,
+        max_elements=MAX_SHARE_TOPICS,
     ),
     Served(
         ApiKey.SHARE_GROUP_DESCRIBE,

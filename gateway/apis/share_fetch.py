@@ -144,7 +144,9 @@ async def _parts(group_id: str, named: Iterable[tuple[UUID, int]], context: Requ
 
 
 async def _verify(session: ShareSession, parts: Iterable[Part], context: RequestContext) -> None:
-    """What the session has begun to read may have been led by another node, reset or deleted since this one looked."""
+    """What the session has begun to read may have been led by another node, reset or deleted since this one looked; all
+    of it, where nodes have come or gone."""
+    session.led_by(context.services.membership.leaders)
     begun = dict(session.unverified)
     if not begun:
         return
@@ -178,7 +180,7 @@ class _Fetch:
         self._context = context
         settings = context.services.groups.settings
         self._settings = settings.share_of.get(session.group_id, settings.share)
-        self._reader = Reader(context, session.group_id, session.member_id, self._settings)
+        self._reader = Reader(context, session, self._settings)
 
     async def acknowledge(self, given: Mapping[tuple[UUID, int], Batches], *, renews: bool) -> None:
         """Of all partitions first, so that what must be stored is stored together."""
@@ -231,11 +233,6 @@ class _Fetch:
         watch = tail.watch((), committed=self._settings.read_committed)
         share_watch = services.share.watch(watch.wake)
         try:
-            async for part in in_pieces(parts):
-                # Before anything is acquired: what a connection holds is let go of when it closes, at any moment.
-                self._session.acquired_in[self._reader.key(part)] = None
-                if part.partition is not None:
-                    watch.add(part.partition.partition_key)
             while True:
                 want = Want(
                     min(max_bytes, max(holdings.room_bytes(), 1)),
@@ -243,21 +240,26 @@ class _Fetch:
                     request.share_acquire_mode == RECORD_LIMIT,
                 )
                 share.become(want.max_bytes)
-                moved = await self._reader.acquire(parts, want, share_watch)
+                await _verify(self._session, parts, self._context)
+                moved = await self._reader.acquire(parts, want, watch, share_watch)
                 share.become(want.taken_bytes)
                 refused = False
                 async for part in in_pieces(parts):
                     refused = refused or part.error is not ErrorCode.NONE
-                    if part.acquired:
+                    if part.acquired or part.error:
                         self._session.put_last(part.name)
-                remaining_s = deadline_s - loop.time()
-                if want.taken_records or refused or not parts or remaining_s <= 0 or tail.draining:
-                    await share_watch.leave()
-                    await watch.leave()
-                    return
-                if not moved:
+                if want.taken_records or refused or not parts or tail.draining or self._session.ended:
+                    break
+                if moved:
+                    # Markers and the like were passed, of which there may be many.
+                    await asyncio.sleep(0)
+                elif (remaining_s := deadline_s - loop.time()) > 0:
                     await watch.wait(1, remaining_s)
+                else:
+                    break
                 watch.rearm()
+            await share_watch.leave()
+            await watch.leave()
         finally:
             share.become(0)
             share_watch.close()

@@ -7,16 +7,18 @@ the row's epoch rises with it, so what nodes remember of the partition is read a
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
 from gateway.apis.group_types import of_type
 from gateway.coordinator.machine import Value
 from gateway.coordinator.share.model import BeginShareGroup, ShareGroup
+from gateway.coordinator.share.partition import SETTLED
+from gateway.log.catalog import Catalog
 from gateway.log.partition_lookup import look_up_topics, read_states, state_of
 from gateway.net.context import RequestContext, Services
 from gateway.net.pieces import first_of_each, in_pieces, mapped
-from gateway.share.partitions import settled_count
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import alter_share_group_offsets as altering
 from protocol.messages import delete_share_group_offsets as deleting
@@ -31,10 +33,11 @@ from protocol.messages.describe_share_group_offsets import (
     DescribeShareGroupOffsetsResponse,
 )
 from protocol.schema import ZERO_UUID
-from storage.share import ShareKey, ShareRow
+from storage.share import ShareKey, ShareStand
 from storage.types import Partition, PartitionKey, PartitionState, Topic
 
 UNKNOWN = -1
+_SETTLED = tuple(state.value for state in SETTLED)
 
 # --- DescribeShareGroupOffsets ------------------------------------------------------------------------------------
 
@@ -75,18 +78,13 @@ async def _described(
     asked: describing.DescribeShareGroupOffsetsRequestGroup, context: RequestContext
 ) -> describing.DescribeShareGroupOffsetsResponseGroup:
     catalog = context.services.catalog
-    stands = await context.services.share_store.offsets(asked.group_id)
+    stands = await context.services.share_store.offsets(asked.group_id, _SETTLED)
     wanted: dict[str, Sequence[int]] = {}
     if asked.topics is not None:
         wanted = {topic.topic_name: topic.partitions for topic in asked.topics}
     else:
         await catalog.resolve_all_ids(await first_of_each(topic_id for topic_id, _ in stands))
-        indexes: dict[str, list[int]] = {}
-        async for topic_id, index in in_pieces(stands):
-            topic = catalog.get_by_id(topic_id)
-            if topic is not None:
-                indexes.setdefault(topic.name, []).append(index)
-        wanted.update(indexes)
+        wanted = await _wanted(stands, catalog)
     topics = await look_up_topics(wanted, context)
     known: list[Partition] = []
     async for name, topic in in_pieces(topics.items()):
@@ -107,8 +105,8 @@ async def _described(
                     )
                 )
                 continue
-            partition, row = topic.partitions[index], stands.get((topic.topic_id, index))
-            partitions.append(_partition(partition, index, row, states))
+            partition, stand = topic.partitions[index], stands.get((topic.topic_id, index))
+            partitions.append(_partition(partition, index, stand, states))
         answers.append(
             describing.DescribeShareGroupOffsetsResponseTopic(
                 topic_name=name,
@@ -119,18 +117,28 @@ async def _described(
     return describing.DescribeShareGroupOffsetsResponseGroup(group_id=asked.group_id, topics=tuple(answers))
 
 
+async def _wanted(stands: Iterable[tuple[UUID, int]], catalog: Catalog) -> dict[str, Sequence[int]]:
+    """Partitions by the names of their topics."""
+    wanted: defaultdict[str, list[int]] = defaultdict(list)
+    async for topic_id, index in in_pieces(stands):
+        topic = catalog.get_by_id(topic_id)
+        if topic is not None:
+            wanted[topic.name].append(index)
+    return dict(wanted)
+
+
 def _partition(
-    partition: Partition, index: int, row: ShareRow | None, states: dict[PartitionKey, PartitionState] | ErrorCode
+    partition: Partition, index: int, stand: ShareStand | None, states: dict[PartitionKey, PartitionState] | ErrorCode
 ) -> describing.DescribeShareGroupOffsetsResponsePartition:
-    if row is None:
+    if stand is None:
         return describing.DescribeShareGroupOffsetsResponsePartition(partition_index=index, start_offset=UNKNOWN)
     state = state_of(partition, states)
     if isinstance(state, ErrorCode):
         return describing.DescribeShareGroupOffsetsResponsePartition(
             partition_index=index, start_offset=UNKNOWN, error_code=state
         )
-    start_offset = max(row.start_offset, state.log_start_offset)
-    settled = settled_count(row) if start_offset == row.start_offset else 0
+    start_offset = max(stand.start_offset, state.log_start_offset)
+    settled = stand.settled if start_offset == stand.start_offset else 0
     return describing.DescribeShareGroupOffsetsResponsePartition(
         partition_index=index,
         start_offset=start_offset,

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gateway.coordinator.machine import Summary
 from gateway.coordinator.model import Group, GroupState, MemberId
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
+from gateway.coordinator.share.machine import SHARE
 from protocol.errors import ErrorCode
 
 
@@ -59,7 +60,8 @@ def describe(group: Group) -> DescribedGroup:
 
 def offset_delete_refusal(group: Summary) -> ErrorCode | None:
     """Why no offset of this group may be deleted (OffsetDelete's top-level code), or None; then ask `subscribes_to`."""
-    if not group.exists:
+    if not group.exists or group.group_type == SHARE.group_type:
+        # A share group commits no offsets, and as upstream is none that has any.
         return ErrorCode.GROUP_ID_NOT_FOUND
     if group.state != GroupState.EMPTY.value and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
         return ErrorCode.NON_EMPTY_GROUP

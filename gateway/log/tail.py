@@ -386,9 +386,10 @@ class Tail:
         now_s: float,
         max_age_s: float = float("inf"),
         committed: bool = False,
+        max_batches: int | None = None,
     ) -> TailRead | None:
-        """Whole batches from `offset` up to `max_bytes`; None means Postgres must be asked. `committed`: nothing from
-        the last stable offset on.
+        """Whole batches from `offset` up to `max_bytes` and `max_batches`; None means Postgres must be asked.
+        `committed`: nothing from the last stable offset on.
 
         `at_least_one` gives the first batch even where it alone exceeds the limit (KIP-74). Above the known high
         watermark the answer is None, because another node may have appended.
@@ -422,6 +423,8 @@ class Tail:
             if entry.base_offset >= end_offset:
                 break
             if size_bytes + entry.size_bytes > max_bytes and (batches or not at_least_one):
+                break
+            if len(batches) == max_batches:
                 break
             batches.append(entry.records)
             size_bytes += entry.size_bytes

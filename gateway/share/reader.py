@@ -2,19 +2,21 @@
 
 The one idea: a share partition says where to read, the log what lies there, and the share partition again what of that
 is the member's. In between others may have taken it, so only what the second step gave is answered. Partitions whose
-records are in the tail come first; all others are read from Postgres with one call, and only where the tail gave too
-little.
+records lie in Postgres are read with one call. Each has its turn in the session's order: what is at hand does not go
+before what is not, or a busy partition would keep its group from another's backlog for as long as it is busy.
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
+from operator import attrgetter
 from uuid import UUID
 
 from gateway.config.group import BY_DURATION, duration_ms
-from gateway.coordinator.facts import MemberId
 from gateway.coordinator.model import ShareSettings
 from gateway.coordinator.share.partition import (
     Acquire,
@@ -24,12 +26,13 @@ from gateway.coordinator.share.partition import (
     SharePartition,
 )
 from gateway.log.batch_search import first_of_log_since
-from gateway.log.tail import KnownOffsets
+from gateway.log.tail import KnownOffsets, TailRead, Watch
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
-from gateway.net.pieces import in_pieces
+from gateway.net.pieces import PIECE, in_pieces
 from gateway.share.partitions import ShareWatch
 from gateway.share.records import batches_of
+from gateway.share.sessions import ShareSession
 from protocol.buffer import Buffer
 from protocol.errors import ErrorCode, KafkaError
 from storage.errors import StorageError
@@ -38,6 +41,18 @@ from storage.types import AbortedTransaction, Partition, ReadRequest, ReadResult
 
 MOST_READ_BYTES = 16 * 1024 * 1024
 """What one answer may bring from Postgres and files, but for its first batch."""
+MOST_PART_READ_BYTES = 1024 * 1024
+"""Of one partition: a member is given some hundred records at a time, and what it is not given is read again."""
+MOST_BATCHES = 1_000
+"""Of one partition in one go: each is looked at, and nothing else has a turn meanwhile."""
+
+OF_ALL = frozenset({ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.GROUP_ID_NOT_FOUND})
+"""What is no fault of one partition: Postgres is away, there are too many, or the group is gone."""
+LOADED_AT_ONCE = 8
+"""Share partitions that are read from Postgres side by side for one request: one after the other, a session of a
+thousand took seconds at its first request behind every change of leaders."""
+
+_first_offset = attrgetter("first_offset")
 
 
 @dataclass(slots=True)
@@ -97,43 +112,47 @@ def partition_settings(settings: ShareSettings) -> PartitionSettings:
 class Reader:
     """Of one request."""
 
-    def __init__(self, context: RequestContext, group_id: str, member_id: MemberId, settings: ShareSettings) -> None:
+    def __init__(self, context: RequestContext, session: ShareSession, settings: ShareSettings) -> None:
         self._context = context
-        self._group_id = group_id
-        self._member_id = member_id
+        self._session = session
         self._settings = settings
         self._limits = partition_settings(settings)
         self._partitions = context.services.share
         self._tail = context.services.tail
 
     def key(self, part: Part) -> ShareKey:
-        return ShareKey(self._group_id, part.topic_id, part.index)
+        return self._session.key(part.name)
 
-    async def acquire(self, parts: Sequence[Part], want: Want, watch: ShareWatch) -> bool:
+    async def acquire(self, parts: Sequence[Part], want: Want, appends: Watch, watch: ShareWatch) -> bool:
         """Gives what there is for the member to the parts without an error, in their order. Whether any of the share
-        partitions has moved on, so that another look may find more. `watch` is woken by whatever comes after this
-        look."""
+        partitions has moved on, so that another look may find more. Both watches are woken by whatever comes after
+        this look."""
         moved = False
         cold: list[tuple[Part, SharePartition]] = []
-        now_s = asyncio.get_running_loop().time()
-        max_age_s = self._tail.max_age_s(now_s)
-        async for part in in_pieces(parts):
+        failed: KafkaError | None = None
+        async for number, part in in_pieces(enumerate(parts)):
             if part.error or part.partition is None or want.is_met:
                 continue
             try:
-                at = await self._load(part, part.partition)
-                watch.add(self.key(part))
-                if at.next_offset - at.start_offset >= self._limits.max_record_locks:
+                if self._is_missing(part):
+                    failed = failed or await self._load_some(parts[number : number + PIECE])
+                    if failed is not None:
+                        # It would be tried for each of maybe thousands, and not succeed a moment later.
+                        part.refuse(failed)
+                        continue
+                look = await self._look(part, part.partition, want, appends, watch)
+                at_hand = look is not None and look[1] is not None and bool(look[1].batches)
+                if cold and at_hand and not want.taken_records:
+                    # Whoever has been given something is behind them the next time, so they need not wait for long.
+                    moved |= await self._take_cold(cold, want)
+                    cold = []
+                    if want.is_met:
+                        continue
+                    # Others may have taken it meanwhile.
+                    look = await self._look(part, part.partition, want, appends, watch)
+                if look is None:
                     continue
-                read = self._tail.read(
-                    part.partition.partition_key,
-                    at.next_offset,
-                    want.left_bytes,
-                    at_least_one=not want.taken_bytes,
-                    now_s=now_s,
-                    max_age_s=max_age_s,
-                    committed=self._settings.read_committed,
-                )
+                at, read = look
                 if read is None:
                     cold.append((part, at))
                 else:
@@ -143,6 +162,54 @@ class Reader:
         if cold and not want.is_met and not want.taken_records:
             moved |= await self._take_cold(cold, want)
         return moved
+
+    def _leads(self, partition: Partition) -> bool:
+        return self._context.services.membership.leads(partition.partition_key)
+
+    def _is_missing(self, part: Part) -> bool:
+        return part.partition is not None and self._leads(part.partition) and not self._partitions.holds(self.key(part))
+
+    async def _load_some(self, parts: Sequence[Part]) -> KafkaError | None:
+        """Reads where the group stands in the first of the parts that are not in memory; what has failed for all."""
+        missing = (part for part in parts if not part.error and self._is_missing(part))
+        loading = [
+            self._load(part, part.partition) for part in islice(missing, LOADED_AT_ONCE) if part.partition is not None
+        ]
+        for outcome in await asyncio.gather(*loading, return_exceptions=True):
+            if isinstance(outcome, KafkaError):
+                if outcome.code in OF_ALL:
+                    return outcome
+            elif isinstance(outcome, BaseException):
+                raise outcome
+        return None
+
+    async def _look(
+        self, part: Part, partition: Partition, want: Want, appends: Watch, watch: ShareWatch
+    ) -> tuple[SharePartition, TailRead | None] | None:
+        """Where the group stands, and what the tail has from there on, if it knows; None: nothing may be acquired.
+        Raises KafkaError."""
+        if not self._leads(partition):
+            # Since the request came: whoever leads it now gives these records to others.
+            self._partitions.drop([self.key(part)])
+            raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another node leads the partition")
+        at = await self._load(part, partition)
+        watch.add(self.key(part))
+        # Again with each look: whatever the tail forgets, it forgets with its watches.
+        appends.add(partition.partition_key)
+        if at.next_offset - at.start_offset >= self._limits.max_record_locks:
+            return None
+        now_s = asyncio.get_running_loop().time()
+        return at, self._tail.read(
+            partition.partition_key,
+            at.next_offset,
+            want.left_bytes,
+            at_least_one=not want.taken_bytes,
+            now_s=now_s,
+            max_age_s=self._tail.max_age_s(now_s),
+            committed=self._settings.read_committed,
+            # Each holds a record or is passed over, but for those of the window, which others may have.
+            max_batches=min(want.left_records + at.end_offset - at.next_offset, MOST_BATCHES),
+        )
 
     async def _load(self, part: Part, partition: Partition) -> SharePartition:
         async def start() -> int:
@@ -170,8 +237,9 @@ class Reader:
     async def _take_cold(self, cold: Sequence[tuple[Part, SharePartition]], want: Want) -> bool:
         services = self._context.services
         max_bytes = min(want.left_bytes, MOST_READ_BYTES)
+        part_bytes = min(max_bytes, MOST_PART_READ_BYTES)
         asked = [
-            ReadRequest(part.partition.partition_key, at.next_offset, max_bytes, self._settings.read_committed)
+            ReadRequest(part.partition.partition_key, at.next_offset, part_bytes, self._settings.read_committed)
             async for part, at in in_pieces(cold)
             if part.partition is not None
         ]
@@ -198,7 +266,7 @@ class Reader:
         self._tail.observe(request.partition_key, state, started_s)
         known = KnownOffsets(state.log_start_offset, state.high_watermark, state.last_stable_offset, state.leader_epoch)
         try:
-            batches = [batch.records for batch in result.batches]
+            batches = [batch.records for batch in result.batches[:MOST_BATCHES]]
             return await self._take(part, at, known, batches, result.aborted, want)
         except KafkaError as error:
             part.refuse(error)
@@ -219,12 +287,13 @@ class Reader:
             await self._partitions.apply(key, LogStartMoved(known.log_start_offset))
             return True
         batches = batches_of(read, aborted)
-        if not batches or want.is_met:
+        # No turn of others from here to where the session knows what it has: it may end at any moment and let go of it.
+        if not batches or want.is_met or self._session.ended:
             return False
         taken = await self._partitions.apply(
             key,
             Acquire(
-                member_id=self._member_id,
+                member_id=self._session.member_id,
                 read_offset=at.next_offset,
                 end_offset=batches[-1].last_offset + 1,
                 batches=tuple((each.first_offset, each.last_offset) for each in batches if each.is_delivered),
@@ -232,15 +301,16 @@ class Reader:
                 is_limit=want.is_limit,
             ),
         )
-        part.acquired += merged(taken.acquired)
+        given = list(merged(taken.acquired))
+        if given:
+            self._session.acquired_in[key] = None
+        part.acquired += given
         for batch in batches:
-            if any(
-                each.first_offset <= batch.last_offset and batch.first_offset <= each.last_offset
-                for each in taken.acquired
-            ):
+            index = bisect_right(given, batch.last_offset, key=_first_offset) - 1
+            if index >= 0 and given[index].last_offset >= batch.first_offset:
                 part.records.append(batch.records)
                 want.taken_bytes += len(batch.records)
-        want.taken_records += sum(each.last_offset - each.first_offset + 1 for each in taken.acquired)
+        want.taken_records += sum(each.last_offset - each.first_offset + 1 for each in given)
         return taken.partition.next_offset != at.next_offset
 
 

@@ -23,7 +23,8 @@ MAX_SESSIONS = 2_000
 
 MAX_SESSION_PARTITIONS = 20_000
 MAX_PARTITIONS = 200_000
-"""Of all sessions of a node: some 80 MB. To name them costs a client next to nothing."""
+"""Of all sessions of a node: some 80 MB. To name them costs a client next to nothing. Each is remembered as long as its
+session lasts, whether or not there is such a one."""
 
 SessionKey = tuple[str, MemberId]
 
@@ -40,15 +41,25 @@ class ShareSession:
     unverified: dict[tuple[UUID, int], None] = field(default_factory=dict[tuple[UUID, int], None])
     """What it has begun to read, where the node must ask whether what it remembers is still true."""
     acquired_in: dict[ShareKey, None] = field(default_factory=dict[ShareKey, None])
-    """Where its member may have acquired something: what it reads, or has read."""
+    """Where its member has acquired something."""
     counted: int = 0
-    """What of both the node counts of it."""
+    """How many of both the node counts of it."""
+    leaders: object = None
+    """By whom each partition was led when what it reads was last found to be true."""
+    ended: bool = False
+    """Nothing is acquired for it any more: a request that is still under way has nobody to give it to."""
 
     def key(self, partition: tuple[UUID, int]) -> ShareKey:
         return ShareKey(self.group_id, *partition)
 
     def advance(self) -> None:
         self.epoch = 1 if self.epoch == MAX_EPOCH else self.epoch + 1
+
+    def led_by(self, leaders: object) -> None:
+        """Where others lead, or have led meanwhile, what this node remembers of any partition may be old."""
+        if leaders is not self.leaders:
+            self.unverified = dict(self.partitions)
+            self.leaders = leaders
 
     def put_last(self, partition: tuple[UUID, int]) -> None:
         """It has been given records: the others are looked at first the next time."""
@@ -60,11 +71,12 @@ class ShareSession:
 class ShareSessions:
     """Of one node."""
 
-    def __init__(self, max_sessions: int = MAX_SESSIONS) -> None:
+    def __init__(self, max_sessions: int = MAX_SESSIONS, max_partitions: int = MAX_PARTITIONS) -> None:
         self.max_sessions = max_sessions
+        self.max_partitions = max_partitions
+        self._partition_count = 0
         self._sessions: dict[SessionKey, ShareSession] = {}
         self._of_connection: dict[str, dict[SessionKey, None]] = {}
-        self._partitions = 0
 
     @property
     def count(self) -> int:
@@ -113,20 +125,22 @@ class ShareSessions:
                 ErrorCode.INVALID_REQUEST, f"a share session has at most {MAX_SESSION_PARTITIONS} partitions"
             )
         more = len(partitions) + len(session.acquired_in) - session.counted
-        if more > 0 and self._partitions + more > MAX_PARTITIONS:
+        if more > 0 and self._partition_count + more > self.max_partitions:
             raise KafkaError(
-                ErrorCode.SHARE_SESSION_LIMIT_REACHED, f"all share sessions have at most {MAX_PARTITIONS} partitions"
+                ErrorCode.SHARE_SESSION_LIMIT_REACHED,
+                f"all share sessions have at most {self.max_partitions} partitions",
             )
-        self._partitions += more
+        self._partition_count += more
         session.counted += more
         session.unverified.update((partition, None) for partition in partitions if partition not in session.partitions)
         session.partitions = partitions
 
     def end(self, session: ShareSession) -> None:
         """It is known no more; the caller lets go of what its member has acquired."""
+        session.ended = True
         if self._sessions.get((session.group_id, session.member_id)) is session:
-            self._partitions -= session.counted
             del self._sessions[session.group_id, session.member_id]
+            self._partition_count -= session.counted
             self._leave(session)
 
     def connection_closed(self, connection_id: str, partitions: SharePartitions) -> None:

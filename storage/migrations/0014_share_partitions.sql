@@ -7,6 +7,7 @@ create table share_partition (
     topic_id         uuid    not null references topic on delete cascade,
     partition_index  integer not null,
     state_epoch      bigint  not null default nextval('share_epoch'),
+    write_number     bigint  not null default 0,
     start_offset     bigint  not null,
     ranges           jsonb   not null default '[]',
     primary key (group_id, topic_id, partition_index)
@@ -17,5 +18,7 @@ create index share_partition_topic on share_partition (topic_id);
 comment on table share_partition is 'What a share group has done with the records of one partition: below start_offset all is settled.';
 comment on column share_partition.state_epoch is
     'Another whenever a node reads the row to lead it, and with every change from outside, never one that was: fences the writes of who led it before.';
+comment on column share_partition.write_number is
+    'Rises with every write of who leads it: one that had no answer may come late, and must not undo what was written since.';
 comment on column share_partition.ranges is
     'From start_offset on, without gaps: [number of records, state, delivery count]. 0 available, 2 acknowledged, 4 archived.';

@@ -3,7 +3,7 @@
 update share_partition
 set state_epoch = nextval('share_epoch')
 where group_id = $1 and topic_id = $2 and partition_index = $3
-returning state_epoch, start_offset, ranges::text as ranges;
+returning state_epoch, start_offset, ranges::text as ranges, write_number;
 
 -- name: begin_share_partition
 -- The row that there is now; none if there is no such share group, topic or partition.
@@ -13,21 +13,23 @@ from consumer_group g, topic t join partition p using (topic_id)
 where g.group_id = $1 and g.group_type = 'share'
     and p.topic_id = $2 and p.partition_index = $3 and t.deleted_at is null
 on conflict (group_id, topic_id, partition_index) do update set state_epoch = nextval('share_epoch')
-returning state_epoch, start_offset, ranges::text as ranges;
+returning state_epoch, start_offset, ranges::text as ranges, write_number;
 
 -- name: write_share_partitions
--- Positions (from 1) of those that were written: their epochs are the rows'.
+-- Positions (from 1) of those that were written: their epochs are the rows', and no later write was faster. One whose sender has
+-- had no answer may come after its repetition.
 with mine as materialized (
     select n.position, s.group_id, s.topic_id, s.partition_index
-    from unnest($1::text[], $2::uuid[], $3::integer[], $4::bigint[])
-        with ordinality n (group_id, topic_id, partition_index, state_epoch, position)
+    from unnest($1::text[], $2::uuid[], $3::integer[], $4::bigint[], $7::bigint[])
+        with ordinality n (group_id, topic_id, partition_index, state_epoch, write_number, position)
     join share_partition s using (group_id, topic_id, partition_index)
-    where s.state_epoch = n.state_epoch
+    where s.state_epoch = n.state_epoch and s.write_number <= n.write_number
     order by s.group_id, s.topic_id, s.partition_index
     for update of s
 ), written as (
     update share_partition s
-    set start_offset = ($5::bigint[])[mine.position], ranges = ($6::text[])[mine.position]::jsonb
+    set start_offset = ($5::bigint[])[mine.position], ranges = ($6::text[])[mine.position]::jsonb,
+        write_number = ($7::bigint[])[mine.position]
     from mine
     where (s.group_id, s.topic_id, s.partition_index) = (mine.group_id, mine.topic_id, mine.partition_index)
     returning mine.position
@@ -41,8 +43,13 @@ from unnest($1::text[], $2::uuid[], $3::integer[]) with ordinality n (group_id, 
 join share_partition s using (group_id, topic_id, partition_index);
 
 -- name: share_offsets
--- Where the group stands, in live topics.
-select s.topic_id, s.partition_index, s.start_offset, s.ranges::text as ranges
+-- Where the group stands, in live topics, and how many records behind that are in one of the states $2.
+select s.topic_id, s.partition_index, s.start_offset,
+    (
+        select coalesce(sum((r ->> 0)::bigint), 0)::bigint
+        from jsonb_array_elements(s.ranges) r
+        where (r ->> 1)::integer = any ($2::integer[])
+    ) as settled
 from share_partition s join topic t using (topic_id)
 where s.group_id = $1 and t.deleted_at is null
 order by s.topic_id, s.partition_index;

@@ -11,12 +11,13 @@ from storage.deletion import DeletionStore
 from storage.groups import GroupStore
 from storage.offsets import OffsetStore
 from storage.pool import Database
-from storage.share import ShareKey, ShareRow, ShareStore, StoredRange
+from storage.share import ShareKey, ShareRow, ShareStand, ShareStore, StoredRange
 from storage.topics import TopicStore
 from storage.types import CoordinatorLease, Topic
 from tests.storage.conftest import MakeTopic
 from tests.storage.test_groups import group, member, save
 
+SETTLED = (2, 4)
 RANGES = (StoredRange(1, 0, 2), StoredRange(3, 2, 1), StoredRange(1, 4, 5), StoredRange(1, 0, 1))
 
 
@@ -57,9 +58,20 @@ async def test_who_reads_last_may_write(share: ShareStore, key: ShareKey) -> Non
     assert third == ShareRow(third.state_epoch, 8, RANGES)
     assert third.state_epoch > second.state_epoch
     assert await share.write([(key, second)]) == [False]
-    assert await share.offsets("s") == {(key.topic_id, 0): ShareRow(0, 8, RANGES)}
+    assert await share.offsets("s", SETTLED) == {(key.topic_id, 0): ShareStand(8, 4)}
     missing = key._replace(partition_index=1)
     assert await share.epochs([missing, key, key]) == [None, third.state_epoch, third.state_epoch]
+
+
+async def test_a_write_that_comes_behind_its_repetition_undoes_nothing(share: ShareStore, key: ShareKey) -> None:
+    row = await begin(share, key, 0)
+    late, repeated = replace(row, start_offset=1, write_number=1), replace(row, start_offset=2, write_number=2)
+    assert await share.write([(key, repeated)]) == [True]
+    assert await share.write([(key, late)]) == [False]
+    assert await share.write([(key, repeated)]) == [True]
+    led = await share.lead(key)
+    assert led is not None
+    assert (led.start_offset, led.write_number) == (2, 2)
 
 
 async def test_each_of_many_is_written_or_not(share: ShareStore, key: ShareKey) -> None:
@@ -68,7 +80,7 @@ async def test_each_of_many_is_written_or_not(share: ShareStore, key: ShareKey) 
     stale = replace(mine, state_epoch=others.state_epoch + 1, start_offset=1)
     rows = [(missing, mine), (other, replace(others, start_offset=5)), (key, stale)]
     assert await share.write(rows) == [False, True, False]
-    assert {index: row.start_offset for (_, index), row in (await share.offsets("s")).items()} == {0: 0, 1: 5}
+    assert {index: row.start_offset for (_, index), row in (await share.offsets("s", SETTLED)).items()} == {0: 0, 1: 5}
 
 
 @pytest.mark.parametrize("change", [{"group_id": "nobody"}, {"topic_id": UUID(int=1)}, {"partition_index": 2}])
@@ -111,13 +123,13 @@ async def test_with_members_nothing_is_changed_from_outside(
     await save(GroupStore(database), change, leases[0])
     assert not await share.alter("s", {(key.topic_id, 0): 0})
     assert await share.delete("s", [key.topic_id]) == set()
-    assert (await share.offsets("s"))[key.topic_id, 0].start_offset == 3
+    assert (await share.offsets("s", SETTLED))[key.topic_id, 0].start_offset == 3
 
 
 async def test_what_is_gone_takes_it_along(share: ShareStore, key: ShareKey, database: Database, topic: Topic) -> None:
     await share.begin(key, 0)
     assert await TopicStore(database).delete(topic.topic_id)
-    assert await share.offsets("s") == {}
+    assert await share.offsets("s", SETTLED) == {}
     deletions = DeletionStore(database)
     while await deletions.pending(1):
         await deletions.advance(topic.topic_id)
@@ -132,4 +144,4 @@ async def test_an_empty_share_group_does_not_expire(
     await save(GroupStore(database), group("g", state="Empty", generation_id=0, members=()), leases[0])
     expired = await OffsetStore(database).expire(leases[0], 1, subscriptions={}, unsettled=[])
     assert expired.deleted_groups == ("g",)
-    assert (await share.offsets("s"))[key.topic_id, 0].start_offset == 4
+    assert (await share.offsets("s", SETTLED))[key.topic_id, 0].start_offset == 4

@@ -110,8 +110,9 @@ class PartitionSettings:
 
 @dataclass(frozen=True, slots=True)
 class Acquire:
-    """The log was read from `read_offset`, which is not above the window's end, up to before `end_offset`. What lies
-    there and in none of the batches is not for delivery: compacted away, of an aborted transaction, or a marker."""
+    """The log was read from `read_offset` up to before `end_offset`. What lies there and in none of the batches is not
+    for delivery: compacted away, of an aborted transaction, or a marker. Where the window ends below `read_offset`, the
+    partition was read back since, and nothing is acquired."""
 
     member_id: MemberId
     read_offset: int
@@ -186,9 +187,9 @@ def step(partition: SharePartition, event: PartitionEvent, now_ms: int, settings
         case Acknowledge():
             return _acknowledge(partition, event, now_ms, settings)
         case Release():
-            return _let_go(partition, lambda each: each.member_id == event.member_id, settings)
+            return _let_go(partition, lambda each: each.member_id == event.member_id, _given_back)
         case LocksExpire():
-            return _let_go(partition, lambda each: each.deadline_ms <= now_ms, settings)
+            return _let_go(partition, lambda each: each.deadline_ms <= now_ms, lambda each: _released(each, settings))
         case LogStartMoved():
             return _log_start_moved(partition, event.log_start_offset)
 
@@ -218,7 +219,8 @@ def durable(partition: SharePartition) -> SharePartition:
 
 def _acquire(partition: SharePartition, event: Acquire, now_ms: int, settings: PartitionSettings) -> PartitionStep:
     if event.read_offset > partition.end_offset:
-        raise ValueError(f"read from {event.read_offset}, above the window's end {partition.end_offset}")
+        return PartitionStep(partition)
+    partition = _past_hole(partition, event)
     capped = min(event.end_offset, partition.start_offset + settings.max_record_locks)
     ranges = list(partition.ranges)
     if capped > partition.end_offset:
@@ -230,10 +232,13 @@ def _acquire(partition: SharePartition, event: Acquire, now_ms: int, settings: P
     settled_to = max(event.read_offset, partition.start_offset)
     count = 0
     for first_offset, last_offset in event.batches:
-        if count >= event.max_records or first_offset >= end_offset:
+        if count >= event.max_records:
             break
         if first_offset > settled_to:
             pieces += _gaps(after, settled_to, first_offset - 1)
+        if first_offset >= end_offset:
+            # It lies behind a hole that the window ends in.
+            break
         for each in _between(after, max(first_offset, partition.start_offset), last_offset):
             if each.state is not RecordState.AVAILABLE:
                 continue
@@ -263,6 +268,14 @@ def _acquire(partition: SharePartition, event: Acquire, now_ms: int, settings: P
         return PartitionStep(partition)
     taken_over = _sealed(partition.start_offset, _overlaid(after, pieces))
     return PartitionStep(taken_over, tuple(acquired))
+
+
+def _past_hole(partition: SharePartition, event: Acquire) -> SharePartition:
+    """Where nothing is in the window it begins at the first record that was read: a hole may be far wider than it."""
+    if partition.ranges:
+        return partition
+    begin = event.batches[0][0] if event.batches else event.end_offset
+    return SharePartition(begin) if begin > partition.start_offset else partition
 
 
 def _gaps(ranges: tuple[Range, ...], first_offset: int, last_offset: int) -> list[Range]:
@@ -323,10 +336,10 @@ def _runs(batch: AcknowledgedBatch) -> Iterable[tuple[int, int, AcknowledgeType]
             begin = index
 
 
-def _let_go(partition: SharePartition, is_due: Callable[[Range], bool], settings: PartitionSettings) -> PartitionStep:
-    pieces = [
-        _released(each, settings) for each in partition.ranges if each.state is RecordState.ACQUIRED and is_due(each)
-    ]
+def _let_go(
+    partition: SharePartition, is_due: Callable[[Range], bool], released: Callable[[Range], Range]
+) -> PartitionStep:
+    pieces = [released(each) for each in partition.ranges if each.state is RecordState.ACQUIRED and is_due(each)]
     if not pieces:
         return PartitionStep(partition)
     after = _sealed(partition.start_offset, _overlaid(partition.ranges, pieces))
@@ -338,6 +351,12 @@ def _released(each: Range, settings: PartitionSettings) -> Range:
     spent = each.delivery_count >= settings.delivery_count_limit
     state = RecordState.ARCHIVED if spent else RecordState.AVAILABLE
     return each.settled(state)
+
+
+def _given_back(each: Range) -> Range:
+    """What a session still held at its end was fetched, and as far as anyone knows not looked at: as in Kafka that
+    delivery does not count, or consumers that restart a few times would use up records that nobody has seen."""
+    return Range(each.first_offset, each.last_offset, RecordState.AVAILABLE, each.delivery_count - 1)
 
 
 def _log_start_moved(partition: SharePartition, log_start_offset: int) -> PartitionStep:

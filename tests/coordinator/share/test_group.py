@@ -34,6 +34,7 @@ from gateway.coordinator.model import (
 from gateway.coordinator.share.assignor import Reader, assign
 from gateway.coordinator.share.machine import SHARE, step
 from gateway.coordinator.share.model import ShareGroup, ShareGroupHeartbeat, ShareGroupHeartbeatReply, ShareMemberRow
+from gateway.coordinator.views import offset_delete_refusal
 from protocol.errors import ErrorCode
 
 T1, T2 = UUID(int=1), UUID(int=2)
@@ -292,6 +293,7 @@ def test_a_share_group_stays_one(emptied):
         taken = played(group, event)
         assert taken.group is group
         assert taken.replies[0][1].error is error, type(event)
+    assert offset_delete_refusal(SHARE.summary(group)) is ErrorCode.GROUP_ID_NOT_FOUND
 
 
 def test_a_classic_member_that_leaves_was_never_here():

@@ -21,6 +21,7 @@ from gateway.coordinator.share.partition import (
     Acquired,
     LocksExpire,
     LogStartMoved,
+    PartitionEvent,
     PartitionSettings,
     PartitionStep,
     Range,
@@ -123,9 +124,30 @@ def test_a_gap_behind_what_was_not_looked_at_stays():
     assert acquire(EMPTY, (10, 14), (18, 19), end=25, most=5).partition.end_offset == 15
 
 
-def test_a_read_above_the_window_is_a_mistake():
-    with pytest.raises(ValueError, match="above the window"):
-        step(EMPTY, Acquire(A, 11, 12, ((11, 11),), 5), 0, SETTINGS)
+def test_a_hole_wider_than_the_window_is_passed():
+    taken = acquire(EMPTY, (1_000, 1_004))
+    assert taken.acquired == (Acquired(1_000, 1_004, 1),)
+    assert taken.partition.start_offset == 1_000
+
+
+def test_a_hole_behind_what_is_held_does_not_stop_the_window_for_ever():
+    held = acquire(EMPTY, (10, 10))
+    waiting = acquire(held.partition, (1_000, 1_000))
+    assert not waiting.acquired
+    assert waiting.partition.next_offset == 110
+    free = acknowledge(waiting.partition, 10, 10, ACCEPT).partition
+    assert acquire(free, (1_000, 1_000)).acquired == (Acquired(1_000, 1_000, 1),)
+
+
+def test_what_was_released_and_is_compacted_since_stops_nobody():
+    free = acknowledge(acquire(EMPTY, (10, 12)).partition, 10, 12, RELEASE).partition
+    passed = acquire(free, (1_000, 1_000)).partition
+    assert acquire(passed, (1_000, 1_000)).acquired == (Acquired(1_000, 1_000, 1),)
+
+
+def test_what_was_read_before_the_partition_was_read_back_gives_nothing():
+    taken = step(EMPTY, Acquire(A, 11, 12, ((11, 11),), 5), 0, SETTINGS)
+    assert taken == PartitionStep(EMPTY)
 
 
 # --- acknowledging --------------------------------------------------------------------------------------------------
@@ -226,6 +248,19 @@ def test_a_session_that_ends_frees_what_it_held_and_nothing_else():
     ]
 
 
+def test_a_delivery_that_ended_with_its_session_does_not_count():
+    partition = EMPTY
+    for _ in range(5):
+        taken = acquire(partition, (10, 10))
+        assert taken.acquired == (Acquired(10, 10, 1),)
+        partition = step(taken.partition, Release(A), 0, SETTINGS).partition
+    assert partition == EMPTY
+    once = acknowledge(acquire(partition, (10, 10)).partition, 10, 10, RELEASE).partition
+    again = step(acquire(once, (10, 10)).partition, Release(A), 0, SETTINGS)
+    assert again.must_store
+    assert again.partition == once
+
+
 def test_records_that_are_gone_from_the_log_are_settled():
     held = acquire(EMPTY, (10, 19)).partition
     moved = step(held, LogStartMoved(15), 0, SETTINGS)
@@ -273,17 +308,17 @@ class World:
         )
 
     def append(self) -> None:
-        first = self.end + self.random.choice((0, 0, 0, 3))
+        first = self.end + self.random.choice((0, 0, 0, 3, 40))
         last = first + self.random.randrange(6)
         self.batches.append((first, last))
         self.end = last + 1
 
-    def play(self, event: Acquire | Acknowledge | Release | LocksExpire | LogStartMoved) -> PartitionStep:
+    def play(self, event: PartitionEvent) -> PartitionStep:
         before = self.partition
         taken = step(before, event, self.now_ms, self.settings)
         if taken.error is not ErrorCode.NONE:
             assert taken.partition is before
-        self.check(before, taken)
+        self.check(before, taken, event)
         self.partition = taken.partition
         if taken.must_store:
             document = json.dumps(dump(durable(taken.partition)))
@@ -291,7 +326,7 @@ class World:
             assert self.stored == durable(taken.partition)
         return taken
 
-    def check(self, before: SharePartition, taken: PartitionStep) -> None:
+    def check(self, before: SharePartition, taken: PartitionStep, event: PartitionEvent) -> None:
         after = taken.partition
         assert after.start_offset >= before.start_offset
         assert not after.ranges or after.ranges[0].state not in SETTLED
@@ -308,10 +343,18 @@ class World:
         is_ = {o: each for each in after.ranges for o in range(each.first_offset, each.last_offset + 1)}
         for offset, each in is_.items():
             old = was.get(offset)
-            assert old is None or each.delivery_count >= old.delivery_count
+            if isinstance(event, Release) and old is not None and old.member_id == event.member_id:
+                assert each.delivery_count == old.delivery_count - 1
+                self.counts[offset] = each.delivery_count
+            else:
+                assert old is None or each.delivery_count >= old.delivery_count
             assert old is None or old.state not in SETTLED or each.state is old.state
             if old is not None and old.state is RecordState.ACQUIRED and each.state is RecordState.ACQUIRED:
                 assert old.member_id == each.member_id
+        if isinstance(event, Release):
+            for offset in was.keys() - is_.keys():
+                # Never delivered, as far as anyone knows.
+                self.counts.pop(offset, None)
         for acquired in taken.acquired:
             for offset in range(acquired.first_offset, acquired.last_offset + 1):
                 assert offset not in was or was[offset].state is RecordState.AVAILABLE

@@ -127,6 +127,8 @@ def test_size_limits() -> None:
     assert offsets(read(tail, P0, 0, 99)) == [0], "the first batch always"
     assert offsets(read(tail, P0, 0, 99, at_least_one=False)) == []
     assert offsets(read(tail, P0, 0, 200, at_least_one=False)) == [0, 1]
+    few = tail.read(P0, 1, 10**6, at_least_one=True, now_s=0.0, max_batches=1)
+    assert offsets(few) == [1]
 
 
 def test_a_gap_starts_the_partition_anew() -> None:

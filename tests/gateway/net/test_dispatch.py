@@ -29,6 +29,7 @@ from protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from protocol.messages.metadata import MetadataRequest, MetadataResponse
 from protocol.messages.offset_fetch import OffsetFetchRequest
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, ProduceResponse, TopicProduceData
+from protocol.messages.share_group_heartbeat import ShareGroupHeartbeatRequest
 from protocol.schema import message_schema
 from storage.errors import StorageConflict, StorageError, StorageUnavailable
 
@@ -115,6 +116,20 @@ async def test_a_request_of_more_elements_than_its_api_takes_is_refused() -> Non
     assert [(each.name, each.error_code) for each in response.responses] == [
         (name, ErrorCode.POLICY_VIOLATION) for name in request.topic_names
     ]
+
+
+@pytest.mark.parametrize(
+    ("count", "error"), [(5_000, ErrorCode.NONE), (5_001, ErrorCode.POLICY_VIOLATION)], ids=["most", "more"]
+)
+async def test_a_member_of_a_share_group_subscribes_to_so_many_topics(count: int, error: ErrorCode) -> None:
+    request = ShareGroupHeartbeatRequest(
+        group_id="s",
+        member_id="m",
+        member_epoch=0,
+        subscribed_topic_names=tuple(f"t{number}" for number in range(count)),
+    )
+    response = await Table(line(ApiKey.SHARE_GROUP_HEARTBEAT, 1, 1, accept)).ask(request, 1)
+    assert response.error_code == error
 
 
 @pytest.mark.parametrize("count", [AT_ONCE_ELEMENTS, AT_ONCE_ELEMENTS + 1])

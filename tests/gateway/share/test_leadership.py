@@ -15,6 +15,7 @@ from storage.pool import Database
 from storage.share import ShareKey, ShareRow, ShareStore
 from tests.gateway.share.test_partitions import (
     LONG,
+    SETTLED,
     A,
     B,
     Halting,
@@ -60,7 +61,7 @@ async def test_epoch_begins_anew(database: Database, keys: list[ShareKey]) -> No
     assert await acquire(y, keys[0], B) == 4
     with pytest.raises(KafkaError):
         await x.apply(keys[0], accepted(0, 3))
-    assert (await store.offsets("s"))[keys[0].topic_id, 0].start_offset == 0
+    assert (await store.offsets("s", SETTLED))[keys[0].topic_id, 0].start_offset == 0
 
 
 async def test_deleted_group_and_its_namesake(database: Database, keys: list[ShareKey]) -> None:
@@ -98,7 +99,7 @@ async def test_a_repeated_acknowledgement_waits(database: Database, keys: list[S
     for _ in range(10):
         await asyncio.sleep(0)
     early = again.done()
-    stored = (await ShareStore(database).offsets("s"))[keys[0].topic_id, 0]
+    stored = (await ShareStore(database).offsets("s", SETTLED))[keys[0].topic_id, 0]
     store.gate.set()
     await first
     assert not early, f"told {again.result().error!r} while Postgres has {stored}"

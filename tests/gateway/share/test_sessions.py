@@ -32,9 +32,8 @@ def refused(sessions: ShareSessions, session: ShareSession, added: list[tuple[UU
     return raised.value.code
 
 
-def test_sessions_of_a_node_have_so_many_partitions_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "MAX_PARTITIONS", 10)
-    sessions = ShareSessions()
+def test_sessions_of_a_node_have_so_many_partitions_together() -> None:
+    sessions = ShareSessions(max_partitions=10)
     one, two = opened(sessions, "one"), opened(sessions, "two")
     sessions.read(one, partitions(6), ())
     assert refused(sessions, two, partitions(5)) is ErrorCode.SHARE_SESSION_LIMIT_REACHED
@@ -47,10 +46,9 @@ def test_sessions_of_a_node_have_so_many_partitions_together(monkeypatch: pytest
     assert refused(sessions, two, partitions(1, first=10)) is ErrorCode.SHARE_SESSION_LIMIT_REACHED
 
 
-def test_what_a_session_may_still_hold_locks_in_counts_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_session_may_still_hold_locks_in_counts_too() -> None:
     """A client that goes from partition to partition keeps no more than one that reads all of them."""
-    monkeypatch.setattr(module, "MAX_PARTITIONS", 10)
-    sessions = ShareSessions()
+    sessions = ShareSessions(max_partitions=10)
     session = opened(sessions, "one")
     for first in range(0, 8, 2):
         sessions.read(session, partitions(2, first=first), partitions(2, first=first - 2))
@@ -68,3 +66,26 @@ def test_a_session_has_so_many_by_itself(monkeypatch: pytest.MonkeyPatch) -> Non
     sessions.read(session, partitions(3), ())
     assert refused(sessions, session, partitions(1, first=3)) is ErrorCode.INVALID_REQUEST
     sessions.read(session, partitions(1, first=3), partitions(1))
+
+
+def some(count: int) -> list[tuple[UUID, int]]:
+    return [(TOPIC, index) for index in range(count)]
+
+
+def test_what_all_sessions_read_is_bounded() -> None:
+    sessions = ShareSessions(max_partitions=10)
+    one, _ = sessions.open("s", MemberId("a"), "c")
+    sessions.read(one, some(6), ())
+    two, _ = sessions.open("s", MemberId("b"), "c")
+    with pytest.raises(KafkaError) as refused:
+        sessions.read(two, some(5), ())
+    assert refused.value.code is ErrorCode.SHARE_SESSION_LIMIT_REACHED
+    assert not two.partitions
+    # Of those that are read already, that are forgotten, or whose session has ended, there is room again.
+    sessions.read(one, some(6), [(TOPIC, 5)])
+    sessions.read(two, some(5), ())
+    sessions.end(two)
+    sessions.read(one, some(10), ())
+    again, former = sessions.open("s", MemberId("a"), "c")
+    assert former is one
+    sessions.read(again, some(10), ())
