@@ -8,6 +8,10 @@ import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
+HELD_MS = 40.0
+"""CPU time. What a request may hold the loop for is half of it (`python -m bench.worst` says what it does); a test that
+shares its machine is only to notice what does not give way at all."""
+
 
 class Turns:
     longest_ms = 0.0

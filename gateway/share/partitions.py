@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from itertools import islice
 from typing import Final
 
 import structlog
@@ -283,10 +284,12 @@ class SharePartitions:
     def _make_room(self) -> None:
         if len(self._slots) + len(self._loading) <= self._max_partitions:
             return
-        for slot in self._slots.values():
+        for slot in list(islice(self._slots.values(), PIECE)):
             if slot.key not in self._dirty and next_deadline(slot.partition) is None and not slot.watches:
                 self._drop(slot, ErrorCode.NOT_LEADER_OR_FOLLOWER)
                 return
+            # It is in use; who looks next begins behind it.
+            self._slots.move_to_end(slot.key)
         raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "too many share partitions are in use")
 
     def _play(self, slot: _Slot, event: PartitionEvent) -> PartitionStep:

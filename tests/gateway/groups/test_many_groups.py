@@ -19,9 +19,8 @@ from protocol.consumer import Assignment, Subscription, TopicPartition, encode_a
 from protocol.errors import ErrorCode
 from storage.groups import GroupStore
 from storage.types import CoordinatorLease, NodeId
-from tests.turns import watched
+from tests.turns import HELD_MS, watched
 
-HELD_MS = 20.0
 COUNT = 5_000
 LEASE = CoordinatorLease(0, NodeId(1), 1)
 

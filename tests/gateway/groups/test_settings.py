@@ -18,10 +18,10 @@ from protocol.messages.incremental_alter_configs import (
     AlterConfigsResource,
     IncrementalAlterConfigsRequest,
 )
+from tests.turns import HELD_MS
 
 BROKER = parse_broker_configs({})
 SESSION = "consumer.session.timeout.ms"
-HELD_MS = 20.0
 
 
 def test_a_change_of_one_group_does_not_cost_what_all_of_them_do() -> None:

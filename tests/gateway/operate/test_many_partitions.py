@@ -18,9 +18,8 @@ from gateway.operate import maintenance
 from gateway.operate.maintenance import Compaction, Maintenance
 from storage.retention import RetentionPass
 from storage.types import CoordinatorLease, NodeId, Partition, PartitionKey, Topic
-from tests.turns import watched
+from tests.turns import HELD_MS, watched
 
-HELD_MS = 20.0
 TOPICS, PARTITIONS = 5_000, 25
 COMPACTED = effective({"cleanup.policy": "compact"}, parse_broker_configs({}))
 
