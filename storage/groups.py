@@ -8,8 +8,9 @@ offset commits under way in the old generation; commits that come after it see t
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Sequence, Sized
 from typing import Any, cast
 
 from storage.errors import StorageConflict
@@ -48,17 +49,8 @@ class GroupStore:
         A write that was given up cannot take effect behind a later one: its COMMIT is a message of its own, sent only
         while the group's row is locked, so either it never came or the later write waited for it.
         """
-        members = [
-            (position, stored(member.member_id), member.member_epoch, _to_json(member.document))
-            for position, change in enumerate(changes, 1)
-            for member in change.changed
-        ]
-        gone = [
-            (position, stored(member_id), 0, None)
-            for position, change in enumerate(changes, 1)
-            for member_id in change.gone
-        ]
-        rows: list[tuple[int, str, int, str | None]] = [*members, *gone]
+        large = any(_is_large(member.document) for change in changes for member in change.changed)
+        rows = await asyncio.to_thread(_member_rows, changes) if large else _member_rows(changes)
 
         async def write(connection: Connection) -> list[str]:
             return await connection.fetchval(
@@ -107,6 +99,31 @@ class GroupStore:
             (loaded(row["group_id"]), row["group_type"], loaded_or_none(row["protocol_type"]), row["state"])
             async for row in in_turns(rows)
         ]
+
+
+_MemberRow = tuple[int, str, int, str | None]
+
+
+def _member_rows(changes: Sequence[GroupChange]) -> list[_MemberRow]:
+    members: list[_MemberRow] = [
+        (position, stored(member.member_id), member.member_epoch, _to_json(member.document))
+        for position, change in enumerate(changes, 1)
+        for member in change.changed
+    ]
+    gone: list[_MemberRow] = [
+        (position, stored(member_id), 0, None)
+        for position, change in enumerate(changes, 1)
+        for member_id in change.gone
+    ]
+    return [*members, *gone]
+
+
+_LARGE = 500
+"""Elements: to write as many as text takes more than half a millisecond."""
+
+
+def _is_large(document: Document) -> bool:
+    return any(isinstance(value, list | dict) and len(cast(Sized, value)) > _LARGE for value in document.values())
 
 
 async def _groups(rows: Sequence[Row]) -> AsyncGenerator[GroupRecord]:

@@ -26,7 +26,7 @@ from gateway.coordinator.facts import (
 )
 from gateway.coordinator.handoff import HandoffsChanged
 from gateway.coordinator.handoff_progress import see_topics
-from gateway.coordinator.machine import Adopted, ClusterChanged, Machine, StoredGroup, StoredMember, Summary
+from gateway.coordinator.machine import LONG_BYTES, Adopted, ClusterChanged, Machine, StoredGroup, StoredMember, Summary
 from gateway.coordinator.model import (
     DeleteGroup,
     DeleteReply,
@@ -128,6 +128,12 @@ class _Classic:
         if type(event) is ClusterChanged:
             return see_topics(group, cluster, now_ms, settings)
         return step(group, event, now_ms, settings, cluster)
+
+    def is_long(self, group: Any, event: Any, cluster: Cluster) -> bool:
+        """The observer and the handoff read what members say and are given."""
+        if type(event) is SyncGroup:
+            return sum(len(assignment) for _, assignment in event.assignments) > LONG_BYTES
+        return type(event) is JoinGroup and sum(len(metadata) for _, metadata in event.protocols) > LONG_BYTES
 
     def refuse(self, event: Any, error: ErrorCode, *, loading: bool = False) -> Reply:
         return refuse(event, error, loading=loading)

@@ -6,7 +6,7 @@ The one idea: a step is given what it needs and asks nobody. The runner hands th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from uuid import UUID
@@ -27,6 +27,10 @@ class Cluster:
     by_id: Mapping[UUID, ClusterTopic] = field(default_factory=lambda: MappingProxyType({}))
     revision: int = 0
     """All changes up to this one are in it. Revisions are the cluster's: two nodes may compare theirs."""
+
+    def partition_count(self, names: Iterable[str]) -> int:
+        """Of those topics that there are."""
+        return sum(self.topics[name].partition_count for name in names if name in self.topics)
 
 
 NO_TOPICS = Cluster()

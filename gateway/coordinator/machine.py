@@ -77,6 +77,11 @@ class News:
 
 Event = Request[Any] | ConnectionClosed | Tick | ClusterChanged | News
 
+MANY = 1_000
+"""Topics, partitions or tasks: a look at so many takes some milliseconds."""
+LONG_BYTES = 32 * 1024
+"""Of embedded subscriptions or assignments: some thousand topics or partitions."""
+
 
 # --- a step ---------------------------------------------------------------------------------------------------------
 
@@ -184,6 +189,11 @@ class Machine(Protocol):
         value may be another machine's from here on; then the step tells `GroupTypeChanged`."""
         ...
 
+    def is_long(self, group: Value, event: Any, cluster: Cluster) -> bool:
+        """Whether the step may take more than a few milliseconds: it looks at very many topics, partitions or tasks.
+        The group may be another machine's, which `adopt` is to be asked about."""
+        ...
+
     def refuse(self, event: Any, error: ErrorCode, *, loading: bool = False) -> Any:
         """The reply that says only `error`; `loading`: the group could not be read, so nothing is known of it."""
         ...
@@ -280,6 +290,15 @@ class Machines:
             return Step(group, taken.replies)
         changed = GroupTypeChanged(machine.group_type, other.group_type, adopted.conversion)
         return Step(taken.group, (*adopted.replies, *taken.replies), (changed, *adopted.facts, *taken.facts))
+
+    def is_long(self, group: Value, event: Event, cluster: Cluster) -> bool:
+        """Whether the step is better not taken where others wait for it."""
+        machine = self._by_value[type(group)]
+        if machine.is_long(group, event, cluster):
+            return True
+        if not isinstance(event, Request) or type(event) in machine.events:
+            return False
+        return self._by_event[type(event)].is_long(group, event, cluster)
 
     def must_store(self, taken: Step) -> bool:
         """Whether something in the step must be in Postgres before its replies leave."""

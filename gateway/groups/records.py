@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from concurrent.futures import Executor
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -65,15 +66,26 @@ class GroupRecords:
         self._loop = asyncio.get_running_loop()
 
     async def write(
-        self, group_id: str, group: Value, unstored: Unstored, lease: CoordinatorLease, wanted: Wanted
+        self,
+        group_id: str,
+        group: Value,
+        unstored: Unstored,
+        lease: CoordinatorLease,
+        wanted: Wanted,
+        *,
+        apart: Executor | None = None,
     ) -> None:
         """Stores what changed of the group; a deleted one is removed, with its offsets. Nothing else may write it
-        meanwhile."""
+        meanwhile. What changed of a very wide one is looked for `apart`."""
         with self._writing(group_id):
             if self._machines.of(group).is_deleted(group):
                 await self._patiently(lambda: self._store.delete(group_id, lease), wanted, group_id=group_id)
             else:
-                change = self._change(group_id, group, unstored, lease)
+                asked = (group_id, group, unstored, lease)
+                if apart is None:
+                    change = self._change(*asked)
+                else:
+                    change = await self._loop.run_in_executor(apart, self._change, *asked)
                 await self._patiently(lambda: self._write(change), wanted, group_id=group_id)
 
     async def read(self, group_id: str, wanted: Wanted) -> GroupRecord | None:

@@ -2,8 +2,10 @@
 
 The one idea: a group is a value in a slot. An event that finds the slot idle is stepped at once, in the caller's own
 call, so a heartbeat costs neither a task nor a future; a step that must be stored makes the slot busy until Postgres
-has it, and everything that arrives meanwhile waits in the slot's mailbox. Memory is a cache under a lease: a slot whose
-lease has moved, or whose last write has an unknown outcome for too long, is dropped and read again.
+has it, and everything that arrives meanwhile waits in the slot's mailbox. A step that looks at very many partitions
+makes it busy, too: it is taken in a thread, for it is values in, values out, and others have the event loop meanwhile.
+Memory is a cache under a lease: a slot whose lease has moved, or whose last write has an unknown outcome for too long,
+is dropped and read again.
 
 Time stands still for a group while it is stored, and while this process does not run: deadlines count from the reply,
 and from when a member could be heard.
@@ -17,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, Protocol
 
@@ -76,7 +79,14 @@ class Records(Protocol):
     """Where one kind of id is kept. See `GroupRecords`."""
 
     async def write(
-        self, group_id: str, group: Value, unstored: Unstored, lease: CoordinatorLease, wanted: Wanted
+        self,
+        group_id: str,
+        group: Value,
+        unstored: Unstored,
+        lease: CoordinatorLease,
+        wanted: Wanted,
+        *,
+        apart: Executor | None = None,
     ) -> None: ...
 
     async def read(self, group_id: str, wanted: Wanted) -> Record | None: ...
@@ -128,6 +138,8 @@ class Runtime:
         self._tasks: set[asyncio.Task[None]] = set()
         self._last_request_id = 0
         self._draining = False
+        self._apart = ThreadPoolExecutor(1, thread_name_prefix="group steps")
+        """One: Python runs one of them at a time in any case."""
         self._loop = asyncio.get_running_loop()
 
     # --- what handlers call -------------------------------------------------------------------------------------
@@ -150,6 +162,10 @@ class Runtime:
                 return self._machines.refuse(request, ErrorCode.COORDINATOR_NOT_AVAILABLE)
             slot.mailbox.append(request)
             return self._park(slot, request)
+        if self._machines.is_long(slot.group, request, self._cluster):
+            future = self._park(slot, request)
+            self._step_apart(slot, request)
+            return future
         taken = self._step(slot, request)
         if taken.facts and self._machines.must_store(taken):
             future = self._park(slot, request)
@@ -347,6 +363,7 @@ class Runtime:
             task.cancel()
         if late:
             await asyncio.wait(late)
+        self._apart.shutdown(wait=False)
 
     # --- one slot -----------------------------------------------------------------------------------------------
 
@@ -384,6 +401,9 @@ class Runtime:
 
     def _process(self, slot: Slot, event: Event) -> None:
         """One event of an idle slot; its requester, if it has one, is parked already."""
+        if self._machines.is_long(slot.group, event, self._cluster):
+            self._step_apart(slot, event)
+            return
         taken = self._step(slot, event)
         if self._machines.must_store(taken):
             self._store_then_settle(slot, taken, event)
@@ -391,6 +411,28 @@ class Runtime:
             self._settle(slot, taken, event)
         if isinstance(event, ConnectionClosed):
             slot.refuse_parked_on(event.connection_id, self._machines.refuse)
+
+    def _step_apart(self, slot: Slot, event: Event) -> None:
+        slot.busy = True
+        self._spawn(self._stepped_apart(slot, event), f"step group {slot.group_id}")
+
+    async def _stepped_apart(self, slot: Slot, event: Event) -> None:
+        """One long event of a slot that is busy with it."""
+        async with self._resuming(slot):
+            since_ms = self._now_ms()
+            taken = await self._loop.run_in_executor(
+                self._apart, self._machines.step, slot.group, event, self._cluster, since_ms, self.settings
+            )
+            if slot.dropped:
+                return
+            lease = self.lease_for(slot.group_id)
+            if lease is None or lease.lease_epoch != slot.lease.lease_epoch:
+                self._drop(slot, ErrorCode.NOT_COORDINATOR)
+            elif self._machines.must_store(taken):
+                steps = [(taken, event), *self._steps_behind(slot, taken.group)]
+                await self._store(slot, steps, since_ms, apart=self._apart)
+            else:
+                self._settle(slot, taken, event)
 
     def _settle(self, slot: Slot, taken: Step, event: Event) -> Any:
         """Takes over the step's group and sends its replies. Gives back the reply to `event` if it is not parked."""
@@ -552,6 +594,8 @@ class Runtime:
             event = slot.mailbox[0]
             if isinstance(event, Turn | ConnectionClosed) or machine.is_deleted(group):
                 break
+            if self._machines.is_long(group, event, self._cluster):
+                break
             slot.mailbox.popleft()
             taken = self._machines.step(group, event, self._cluster, self._now_ms(), self.settings)
             steps.append((taken, event))
@@ -562,20 +606,26 @@ class Runtime:
 
     async def _persist(self, slot: Slot, steps: Sequence[tuple[Step, Event]], since_ms: int) -> None:
         async with self._resuming(slot):
-            for taken, _ in steps:
-                slot.unstored.note(taken.facts)
-            *earlier, (taken, event) = steps
-            await self._records.write(slot.group_id, taken.group, slot.unstored, slot.lease, self._wanted(slot))
-            if slot.dropped:
-                return
-            for one, its_event in earlier:
-                self._settle(slot, one, its_event)
-            machine = self._machines.of(taken.group)
-            group = machine.postponed(taken.group, self._now_ms() - since_ms)
-            self._settle(slot, Step(group, taken.replies, taken.facts), event)
-            slot.unstored.clear()
-            if machine.is_deleted(group):
-                slot.group = self._machines.missing(slot.group_id)
+            await self._store(slot, steps, since_ms)
+
+    async def _store(
+        self, slot: Slot, steps: Sequence[tuple[Step, Event]], since_ms: int, *, apart: Executor | None = None
+    ) -> None:
+        for taken, _ in steps:
+            slot.unstored.note(taken.facts)
+        *earlier, (taken, event) = steps
+        wanted = self._wanted(slot)
+        await self._records.write(slot.group_id, taken.group, slot.unstored, slot.lease, wanted, apart=apart)
+        if slot.dropped:
+            return
+        for one, its_event in earlier:
+            self._settle(slot, one, its_event)
+        machine = self._machines.of(taken.group)
+        group = machine.postponed(taken.group, self._now_ms() - since_ms)
+        self._settle(slot, Step(group, taken.replies, taken.facts), event)
+        slot.unstored.clear()
+        if machine.is_deleted(group):
+            slot.group = self._machines.missing(slot.group_id)
 
     async def _load(self, slot: Slot) -> None:
         async with self._resuming(slot):

@@ -344,7 +344,7 @@ class Compaction:
 
     async def run(self) -> None:
         """One pass: the dirtiest partitions of the topics that are due."""
-        topics = self.due_topics()
+        topics = await self.due_topics()
         if not topics:
             return
         configs: dict[PartitionKey, TopicConfig] = {}
@@ -372,13 +372,13 @@ class Compaction:
             except StorageConflict as error:
                 log.info("compaction overtaken", partition_key=dirty.partition_key, reason=str(error))
 
-    def due_topics(self) -> list[tuple[Topic, TopicConfig]]:
+    async def due_topics(self) -> list[tuple[Topic, TopicConfig]]:
         """Compacted topics to look at in this pass: each after log.cleaner.backoff.ms or its segment.ms if shorter."""
         now_s = self._monotonic()
         backoff_ms = self._catalog.broker.log_cleaner_backoff_ms
         compacted = [
             (topic, config)
-            for topic in self._catalog.topics()
+            async for topic in in_pieces(self._catalog.topics())
             if (config := self._catalog.config(topic)).cleanup_compact
         ]
         due = [(topic, config) for topic, config in compacted if self._due_s.get(topic.topic_id, 0.0) <= now_s]

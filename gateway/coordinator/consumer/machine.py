@@ -25,6 +25,7 @@ from gateway.coordinator.consumer.migration import (
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerGroupHeartbeatReply
 from gateway.coordinator.consumer.model import GroupState as ConsumerGroupState
 from gateway.coordinator.consumer.offsets import commit_refusal, stale, txn_commit_refusal
+from gateway.coordinator.consumer.partitions import size
 from gateway.coordinator.consumer.views import has_news, state_of, subscribed_topics
 from gateway.coordinator.facts import (
     Conversion,
@@ -36,6 +37,8 @@ from gateway.coordinator.facts import (
 )
 from gateway.coordinator.handoff import HandoffsChanged
 from gateway.coordinator.machine import (
+    LONG_BYTES,
+    MANY,
     Adopted,
     ClusterChanged,
     ConnectionClosed,
@@ -160,6 +163,36 @@ def _step_classic(group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: in
 CLASSIC_REQUESTS = frozenset[type]({JoinGroup, SyncGroup, Heartbeat, LeaveGroup})
 
 
+QUICK = frozenset[type]({Heartbeat, OffsetCommit, TxnOffsetCommit, DeleteGroup, ConnectionClosed, HandoffProgress})
+"""Events after which nobody is given anything else."""
+
+
+def _is_quick(group: ConsumerGroup, event: Any) -> bool:
+    if not isinstance(event, ConsumerGroupHeartbeat):
+        return type(event) in QUICK
+    member = group.members.get(event.member_id)
+    return (
+        member is not None
+        and event.member_epoch == member.member_epoch == group.assignment_epoch
+        and event.subscribed_topic_names is None
+        and event.subscribed_topic_regex is None
+        and event.owned is None
+    )
+
+
+def _says_much(group: Any, event: ConsumerGroupHeartbeat, cluster: Cluster) -> bool:
+    names = event.subscribed_topic_names
+    return (
+        (names is not None and (len(names) > MANY or cluster.partition_count(names) > MANY))
+        or (event.subscribed_topic_regex is not None and len(cluster.topics) > MANY)
+        or (event.owned is not None and size(event.owned) > MANY)
+    )
+
+
+def _is_wide(group: ConsumerGroup) -> bool:
+    return sum(map(len, group.owners.values())) > MANY or any(len(names) > MANY for names, _ in group.subscriptions)
+
+
 class _Consumer(EpochMachine):
     """`Machine` for `ConsumerGroup`."""
 
@@ -188,6 +221,14 @@ class _Consumer(EpochMachine):
         if isinstance(event, ConsumerGroupHeartbeat) and event.member_epoch == JOIN_EPOCH:
             return upgraded(group, cluster, now_ms, settings)
         return None
+
+    def is_long(self, group: Any, event: Any, cluster: Cluster) -> bool:
+        if isinstance(event, ConsumerGroupHeartbeat) and _says_much(group, event, cluster):
+            return True
+        if type(group) is not ConsumerGroup:
+            held = group.members.values() if type(group) is Group else ()
+            return sum(len(each.assignment) for each in held) > LONG_BYTES
+        return not _is_quick(group, event) and _is_wide(group)
 
     def step(self, group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:
         if type(event) in CLASSIC_REQUESTS:

@@ -19,6 +19,7 @@ from gateway.coordinator.facts import (
     MemberId,
 )
 from gateway.coordinator.machine import (
+    MANY,
     Adopted,
     ClusterChanged,
     ConnectionClosed,
@@ -97,6 +98,10 @@ def step(group: ShareGroup, event: Any, cluster: Cluster, now_ms: int, settings:
             raise TypeError(f"{type(event).__name__} is no event of a share group")
 
 
+QUICK = frozenset[type]({BeginShareGroup, OffsetCommit, TxnOffsetCommit, DeleteGroup, ConnectionClosed})
+"""Events after which nobody is given anything else."""
+
+
 class _Share(EpochMachine):
     """`Machine` for `ShareGroup`."""
 
@@ -107,6 +112,19 @@ class _Share(EpochMachine):
 
     def missing(self, group_id: str) -> ShareGroup:
         return ShareGroup(group_id)
+
+    def is_long(self, group: Any, event: Any, cluster: Cluster) -> bool:
+        if isinstance(event, ShareGroupHeartbeat):
+            names = event.subscribed_topic_names
+            if names is not None and (len(names) > MANY or cluster.partition_count(names) > MANY):
+                return True
+            if names is None and event.member_epoch > JOIN_EPOCH and type(group) is ShareGroup:
+                member = group.members.get(event.member_id)
+                if member is not None and member.member_epoch == group.group_epoch:
+                    return False
+        elif type(event) in QUICK:
+            return False
+        return type(group) is ShareGroup and sum(group.begun.values()) > MANY
 
     def takes(self, group: ShareGroup, event: Any) -> bool:
         """Members of the classic protocol are not known here, and told so; one that would join is sent away."""

@@ -18,6 +18,7 @@ from gateway.coordinator.facts import (
     MemberId,
 )
 from gateway.coordinator.machine import (
+    MANY,
     Adopted,
     ClusterChanged,
     ConnectionClosed,
@@ -99,6 +100,36 @@ def step(group: StreamsGroup, event: Any, cluster: Cluster, now_ms: int, setting
             raise TypeError(f"{type(event).__name__} is no event of a streams group")
 
 
+QUICK = frozenset[type]({OffsetCommit, TxnOffsetCommit, DeleteGroup, ConnectionClosed})
+"""Events after which nobody is given anything else."""
+MANY_SUBTOPOLOGIES = 100
+"""Of a topology that is looked at for the first time."""
+
+
+def _is_quick(group: StreamsGroup, event: StreamsGroupHeartbeat) -> bool:
+    member = group.members.get(event.member_id)
+    return (
+        member is not None
+        and event.member_epoch == member.member_epoch == group.assignment_epoch
+        and event.topology is None
+        and event.active is None
+        and event.standby is None
+        and event.user_endpoint is None
+        and event.endpoint_information_epoch == group.endpoint_epoch
+        and not event.shutdown_application
+    )
+
+
+def _says_much(event: StreamsGroupHeartbeat, cluster: Cluster) -> bool:
+    if event.topology is not None:
+        subtopologies = event.topology.subtopologies
+        if len(subtopologies) > MANY_SUBTOPOLOGIES:
+            return True
+        if sum(cluster.partition_count(each.source_topics) for each in subtopologies) > MANY:
+            return True
+    return len(event.active or ()) + len(event.standby or ()) > MANY
+
+
 class _Streams(EpochMachine):
     """`Machine` for `StreamsGroup`."""
 
@@ -109,6 +140,17 @@ class _Streams(EpochMachine):
 
     def missing(self, group_id: str) -> StreamsGroup:
         return StreamsGroup(group_id)
+
+    def is_long(self, group: Any, event: Any, cluster: Cluster) -> bool:
+        if isinstance(event, StreamsGroupHeartbeat):
+            if _says_much(event, cluster):
+                return True
+            if type(group) is StreamsGroup and _is_quick(group, event):
+                return False
+        elif type(event) in QUICK:
+            return False
+        configured = group.configured if type(group) is StreamsGroup else None
+        return configured is not None and sum(configured.task_counts.values()) > MANY
 
     def takes(self, group: StreamsGroup, event: Any) -> bool:
         """Members of the classic protocol are not known here, and told so; one that would join is sent away, unless

@@ -47,7 +47,9 @@ class Records:
     def __init__(self) -> None:
         self.stored: dict[str, Value] = {}
 
-    async def write(self, group_id: str, group: Value, unstored: object, lease: object, wanted: object) -> None:
+    async def write(
+        self, group_id: str, group: Value, unstored: object, lease: object, wanted: object, *, apart: object = None
+    ) -> None:
         self.stored[group_id] = group
 
     async def read(self, group_id: str, wanted: object) -> Record | None:

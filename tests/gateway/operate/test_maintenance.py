@@ -297,7 +297,7 @@ async def test_idle_topics_wait_for_the_cleaners_backoff(node: DataPlane) -> Non
     due: list[set[str]] = []
     for now_s in (100.0, 100.4, 100.5, 3699.0, 3700.0):
         clock[0] = now_s
-        due.append({topic.name for topic, _ in compaction.due_topics()})
+        due.append({topic.name for topic, _ in await compaction.due_topics()})
     assert due == [{"slow", "fast"}, set(), {"fast"}, {"fast"}, {"slow", "fast"}]
 
 

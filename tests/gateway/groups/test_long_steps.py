@@ -1,0 +1,184 @@
+"""Steps that look at very many partitions are taken in a thread: nobody waits for them, and nothing else changes."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any
+from uuid import UUID
+
+from gateway.coordinator.classic import CLASSIC
+from gateway.coordinator.cluster import Cluster, ClusterTopic
+from gateway.coordinator.consumer.machine import CONSUMER
+from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat
+from gateway.coordinator.facts import MemberId
+from gateway.coordinator.machine import MANY, ConnectionId, Event, Machines, Step, Value
+from gateway.coordinator.model import Group, Settings
+from gateway.groups.runtime import Runtime
+from protocol.errors import ErrorCode
+from storage.types import CoordinatorLease, NodeId
+from tests.gateway.groups.test_many_groups import Record, Records
+
+WIDE = 2 * MANY
+TOPICS = tuple(f"t{number}" for number in range(WIDE))
+
+
+class Leases:
+    lease = CoordinatorLease(0, NodeId(1), 1)
+
+    def lease_for(self, group_id: str) -> CoordinatorLease | None:
+        return self.lease
+
+
+class Halting(Machines):
+    """Says where steps are taken; those in threads wait until they may go on."""
+
+    def __init__(self) -> None:
+        super().__init__({Group: CLASSIC, ConsumerGroup: CONSUMER})
+        self.here: list[type] = []
+        self.apart: list[type] = []
+        self.may_go_on = threading.Event()
+        self.fails = False
+        self._loop_thread = threading.get_ident()
+
+    def step(self, group: Value, event: Event, cluster: Cluster, now_ms: int, settings: Any) -> Step:
+        if threading.get_ident() == self._loop_thread:
+            self.here.append(type(event))
+        else:
+            self.apart.append(type(event))
+            assert self.may_go_on.wait(10)
+            if self.fails:
+                raise ValueError("a bug")
+        return super().step(group, event, cluster, now_ms, settings)
+
+
+class Scene:
+    def __init__(self) -> None:
+        self.machines, self.records, self.leases = Halting(), Records(), Leases()
+        self.groups = Runtime(self.machines, self.records, self.leases, Settings(), lambda before, after, facts: None)
+        self.groups.cluster_changed(cluster(1))
+
+    def heartbeat(self, group_id: str, epoch: int, names: tuple[str, ...] | None) -> Any:
+        return self.groups.submit(
+            group_id,
+            ConsumerGroupHeartbeat(
+                request_id=self.groups.next_request_id(),
+                connection_id=ConnectionId("c"),
+                connection_number=1,
+                version=1,
+                client_id="client",
+                client_host="/127.0.0.1",
+                new_member_id=MemberId("m"),
+                member_id=MemberId("m"),
+                member_epoch=epoch,
+                rebalance_timeout_ms=60_000 if names is not None else -1,
+                subscribed_topic_names=names,
+                owned={} if names is not None else None,
+            ),
+        )
+
+    async def settle(self, group_id: str, names: tuple[str, ...]) -> int:
+        """The member's epoch."""
+        reply = await self.heartbeat(group_id, 0, names)
+        assert reply.error is ErrorCode.NONE
+        return reply.member_epoch
+
+    @contextmanager
+    def freely(self) -> Iterator[None]:
+        self.machines.may_go_on.set()
+        yield
+        self.machines.may_go_on.clear()
+
+
+def cluster(revision: int, partition_count: int = 1) -> Cluster:
+    topics = [ClusterTopic(UUID(int=number + 1), name, partition_count) for number, name in enumerate(TOPICS)]
+    return Cluster(
+        MappingProxyType({topic.name: topic for topic in topics}),
+        MappingProxyType({topic.topic_id: topic for topic in topics}),
+        revision,
+    )
+
+
+async def once_apart(scene: Scene) -> None:
+    while not scene.machines.apart:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def test_others_go_on_while_a_step_looks_at_very_many() -> None:
+    scene = Scene()
+    epoch = await scene.settle("narrow", TOPICS[:1])
+    joining = scene.heartbeat("wide", 0, TOPICS)
+    await once_apart(scene)
+    assert scene.heartbeat("narrow", epoch, None).error is ErrorCode.NONE
+    behind = scene.heartbeat("wide", 1, None)
+    assert not joining.done()
+    assert not behind.done()
+    scene.machines.may_go_on.set()
+    joined = await joining
+    assert (joined.error, joined.member_epoch, len(joined.assignment)) == (ErrorCode.NONE, 1, WIDE)
+    assert (await behind).error is ErrorCode.NONE
+    assert scene.machines.apart == [ConsumerGroupHeartbeat]
+    assert len(scene.records.stored["wide"].target[MemberId("m")]) == WIDE
+    await scene.groups.drain()
+
+
+async def test_a_heartbeat_without_news_is_answered_in_the_call() -> None:
+    scene = Scene()
+    with scene.freely():
+        epoch = await scene.settle("wide", TOPICS)
+    assert scene.heartbeat("wide", epoch, None).error is ErrorCode.NONE
+    await scene.groups.drain()
+
+
+async def test_a_wide_group_hears_of_topics_apart() -> None:
+    scene = Scene()
+    with scene.freely():
+        await scene.settle("wide", TOPICS)
+        scene.machines.apart.clear()
+        scene.groups.cluster_changed(cluster(2, 2))
+        await once_apart(scene)
+        while scene.groups.under_way:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    (target,) = scene.records.stored["wide"].target.values()
+    assert sum(map(len, target.values())) == 2 * WIDE
+    await scene.groups.drain()
+
+
+async def test_who_lost_the_lease_meanwhile_says_so_and_stores_nothing() -> None:
+    scene = Scene()
+    joining = scene.heartbeat("wide", 0, TOPICS)
+    await once_apart(scene)
+    scene.groups.shard_lost(0)
+    assert (await joining).error is ErrorCode.NOT_COORDINATOR
+    scene.machines.may_go_on.set()
+    await scene.groups.drain()
+    assert not scene.records.stored
+
+
+async def test_a_lease_that_was_another_ones_meanwhile_is_not_gone_on_with() -> None:
+    scene = Scene()
+    with scene.freely():
+        epoch = await scene.settle("wide", TOPICS)
+    scene.machines.apart.clear()
+    saying = scene.heartbeat("wide", epoch, TOPICS)
+    await once_apart(scene)
+    scene.leases.lease = CoordinatorLease(0, NodeId(1), 3)
+    scene.machines.may_go_on.set()
+    assert (await saying).error is ErrorCode.NOT_COORDINATOR
+    await scene.groups.drain()
+
+
+async def test_a_bug_in_such_a_step_leaves_nobody_waiting() -> None:
+    scene = Scene()
+    with scene.freely():
+        epoch = await scene.settle("wide", TOPICS)
+    scene.machines.fails = True
+    scene.machines.may_go_on.set()
+    assert (await scene.heartbeat("wide", epoch, TOPICS)).error is ErrorCode.UNKNOWN_SERVER_ERROR
+    scene.machines.fails = False
+    assert isinstance(Record(scene.records.stored["wide"]).group, ConsumerGroup)
+    assert (await scene.heartbeat("wide", 0, TOPICS)).error is ErrorCode.NONE
+    await scene.groups.drain()
