@@ -277,6 +277,8 @@ def _reply(
         status.append((configured.status, configured.detail))
     if draft.shutdown_by is not None:
         status.append((StatusCode.SHUTDOWN_APPLICATION, f"member {draft.shutdown_by} asked all members to shut down"))
+    if draft.awaits_members:
+        status.append((StatusCode.ASSIGNMENT_DELAYED, "the group waits for its first members to join"))
     knows_endpoints = event.endpoint_information_epoch == draft.endpoint_epoch
     return StreamsGroupHeartbeatReply(
         ErrorCode.NONE,

@@ -202,7 +202,7 @@ def state_of(group: StreamsGroup) -> StreamsGroupState:
         return StreamsGroupState.EMPTY
     if not group.is_ready:
         return StreamsGroupState.NOT_READY
-    if group.group_epoch > group.assignment_epoch:
+    if group.awaits_members or group.group_epoch > group.assignment_epoch:
         return StreamsGroupState.ASSIGNING
     stable = all(
         member.state is MemberState.STABLE and member.member_epoch == group.assignment_epoch

@@ -153,10 +153,11 @@ def standalone(scene: Scene) -> None:
 def distributed(scene: Scene) -> None:
     worker = scene.distributed()
     worker.start()
+    scene.put_connectors(worker)
+    # A worker lists its connectors, of which there are none, before it has made its topics; it takes one only then.
     for kind in ("config", "offset", "status"):
         policy = scene.cleanup_policy(f"{scene.name}-{kind}")
         assert policy == "compact", f"cleanup.policy of the {kind} topic is {policy}"
-    scene.put_connectors(worker)
     scene.write()
     scene.await_lines([worker])
     worker.stop()

@@ -27,6 +27,7 @@ from gateway.coordinator.streams.model import (
     Endpoint,
     MemberState,
     StreamsGroup,
+    StreamsGroupHeartbeatReply,
     StreamsGroupState,
     state_of,
 )
@@ -99,6 +100,22 @@ def test_the_first_members_are_waited_for() -> None:
     assert [len(tasks.active) for tasks in given] == [2, 2]
     # The group is not empty any more: whoever joins now is given tasks at once.
     assert scene.join("c").member_epoch == 3
+
+
+def test_who_waits_for_the_first_members_is_told_so_and_the_group_is_not_stable_yet() -> None:
+    scene = Scene(initial_rebalance_delay_ms=3_000)
+
+    def told(*replies: StreamsGroupHeartbeatReply) -> list[list[StatusCode]]:
+        return [[code for code, _ in reply.status] for reply in replies]
+
+    assert told(scene.join("a"), scene.join("b"), scene.beat("a", 1)) == [[StatusCode.ASSIGNMENT_DELAYED]] * 3
+    assert state(scene) is StreamsGroupState.ASSIGNING
+    scene.restore()
+    assert state(scene) is StreamsGroupState.ASSIGNING
+    scene.pass_time(3_000)
+    assert state(scene) is StreamsGroupState.RECONCILING
+    assert told(scene.beat("a", 1), scene.beat("b", 1)) == [[], []]
+    assert state(scene) is StreamsGroupState.STABLE
 
 
 def test_a_heartbeat_ends_a_delay_that_is_over() -> None:

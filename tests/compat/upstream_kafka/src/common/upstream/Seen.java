@@ -5,6 +5,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.Set;
+import kafka.network.SocketServer;
 import kafka.server.KafkaBroker;
 import kafka.server.KafkaConfig;
 import org.mockito.Mockito;
@@ -40,9 +41,15 @@ public final class Seen {
 
     private static KafkaBroker broker(Outside outside, int index, int port, Map<String, ?> settings) {
         KafkaConfig config = config(index + 1, settings);
+        SocketServer server = Mockito.mock(SocketServer.class, (Answer<?>) asked -> switch (asked.getMethod().getName()) {
+            case "boundPort" -> port;
+            case "toString" -> "port " + port;
+            default -> throw inside(asked);
+        });
         return Mockito.mock(KafkaBroker.class, (Answer<?>) asked -> switch (asked.getMethod().getName()) {
             case "config" -> config;
             case "boundPort" -> port;
+            case "socketServer" -> server;
             case "toString" -> "broker " + (index + 1) + " outside";
             case "awaitShutdown" -> null;
             case "shutdown" -> tell(outside, "stop", index);

@@ -17,6 +17,7 @@ import net.bytebuddy.dynamic.loading.ClassReloadingStrategy;
 import net.bytebuddy.implementation.FixedValue;
 import net.bytebuddy.implementation.MethodDelegation;
 import net.bytebuddy.implementation.StubMethod;
+import net.bytebuddy.implementation.bind.annotation.AllArguments;
 import net.bytebuddy.implementation.bind.annotation.Argument;
 import net.bytebuddy.implementation.bind.annotation.This;
 import org.apache.kafka.clients.admin.Admin;
@@ -60,7 +61,7 @@ public final class Tests {
         new ByteBuddy()
                 .redefine(requests)
                 .method(returns(SocketServer.class))
-                .intercept(FixedValue.nullValue())
+                .intercept(MethodDelegation.to(Server.class))
                 .method(named("connect").and(returns(Socket.class)))
                 .intercept(MethodDelegation.to(Door.class))
                 .make()
@@ -126,26 +127,40 @@ public final class Tests {
     public static final class Topics {
         private Topics() {}
 
-        public static scala.collection.immutable.Map<String, Uuid> ids() throws ExecutionException, InterruptedException {
+        public static Map<String, Uuid> ids() throws ExecutionException, InterruptedException {
             Map<String, Uuid> ids = new HashMap<>();
             try (Admin admin = Admin.create(Map.of(AdminClientConfig.BOOTSTRAP_SERVERS_CONFIG, Outside.latest()))) {
                 for (TopicListing topic : admin.listTopics().listings().get()) {
                     ids.put(topic.name(), topic.topicId());
                 }
             }
-            return scala.collection.immutable.Map.from(CollectionConverters.asScala(ids));
+            return ids;
         }
     }
 
-    /** A connection to the first broker outside. */
+    /** That of the broker which is asked for, else of the first; none where a test sees no brokers. */
+    public static final class Server {
+        private Server() {}
+
+        public static SocketServer of(@This Object test, @AllArguments Object[] asked) {
+            var brokers = ((KafkaServerTestHarness) test).brokers();
+            int number = asked.length > 0 ? (Integer) asked[0] : FIRST;
+            return brokers.isEmpty() ? null : brokers.apply(number - FIRST).socketServer();
+        }
+    }
+
+    /** A connection to the broker that is asked for, else to the first. */
     public static final class Door {
         private Door() {}
 
-        public static Socket connected(@This Object test) throws IOException {
+        public static Socket connected(@This Object test, @Argument(0) SocketServer asked) throws IOException {
             KafkaServerTestHarness harness = (KafkaServerTestHarness) test;
             String first = harness.bootstrapServers(harness.listenerName()).split(",")[0];
             int colon = first.lastIndexOf(':');
-            return new Socket(first.substring(0, colon), Integer.parseInt(first.substring(colon + 1)));
+            int port = asked == null
+                    ? Integer.parseInt(first.substring(colon + 1))
+                    : asked.boundPort(harness.listenerName());
+            return new Socket(first.substring(0, colon), port);
         }
     }
 }
