@@ -230,6 +230,7 @@ class _Fetch:
         self._session.acquired_in.update(dict.fromkeys(self._reader.key(part) for part in parts))
         holdings = self._context.connection.holdings
         share = Share(holdings)
+        is_limit = request.share_acquire_mode == RECORD_LIMIT
         watch = tail.watch(keys, committed=self._settings.read_committed)
         share_watch = services.share.watch(watch.wake)
         try:
@@ -237,7 +238,8 @@ class _Fetch:
                 want = Want(
                     min(max_bytes, max(holdings.room_bytes(), 1)),
                     request.max_records,
-                    request.share_acquire_mode == RECORD_LIMIT,
+                    is_limit,
+                    0 if is_limit else request.batch_size,
                 )
                 share.become(want.max_bytes)
                 moved = await self._reader.acquire(parts, want, share_watch)

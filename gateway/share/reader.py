@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from uuid import UUID
@@ -70,6 +71,8 @@ class Want:
     max_records: int
     is_limit: bool
     """KIP-1206: not one record more."""
+    range_records: int = 0
+    """How many records a range of what is acquired should have; 0: it is told in as few ranges as can be."""
     taken_bytes: int = 0
     taken_records: int = 0
 
@@ -232,7 +235,7 @@ class Reader:
                 is_limit=want.is_limit,
             ),
         )
-        part.acquired += merged(taken.acquired)
+        part.acquired += ranges(taken.acquired, [each.first_offset for each in batches], want.range_records)
         for batch in batches:
             if any(
                 each.first_offset <= batch.last_offset and batch.first_offset <= each.last_offset
@@ -242,6 +245,21 @@ class Reader:
                 want.taken_bytes += len(batch.records)
         want.taken_records += sum(each.last_offset - each.first_offset + 1 for each in taken.acquired)
         return taken.partition.next_offset != at.next_offset
+
+
+def ranges(acquired: Iterable[Acquired], starts: Sequence[int], size: int) -> Iterator[Acquired]:
+    """Of neighbours that were delivered as often, each range begins where a batch does (`starts`, in order) and has no
+    fewer than `size` records, but for the last."""
+    for each in merged(acquired):
+        first = each.first_offset
+        if 0 < size <= each.last_offset - first:
+            for start in starts[bisect_right(starts, first) :]:
+                if start > each.last_offset:
+                    break
+                if start - first >= size:
+                    yield Acquired(first, start - 1, each.delivery_count)
+                    first = start
+        yield Acquired(first, each.last_offset, each.delivery_count)
 
 
 def merged(acquired: Iterable[Acquired]) -> Iterator[Acquired]:
