@@ -230,6 +230,7 @@ class _Fetch:
         parts = [part for part in self._parts if part.name in self._session.partitions and part.partition is not None]
         holdings = self._context.connection.holdings
         share = Share(holdings)
+        is_limit = request.share_acquire_mode == RECORD_LIMIT
         watch = tail.watch((), committed=self._settings.read_committed)
         share_watch = services.share.watch(watch.wake)
         try:
@@ -237,7 +238,8 @@ class _Fetch:
                 want = Want(
                     min(max_bytes, max(holdings.room_bytes(), 1)),
                     request.max_records,
-                    request.share_acquire_mode == RECORD_LIMIT,
+                    is_limit,
+                    0 if is_limit else request.batch_size,
                 )
                 share.become(want.max_bytes)
                 await _verify(self._session, parts, self._context)

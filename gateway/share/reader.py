@@ -85,6 +85,8 @@ class Want:
     max_records: int
     is_limit: bool
     """KIP-1206: not one record more."""
+    range_records: int = 0
+    """How many records a range of what is acquired should have; 0: it is told in as few ranges as can be."""
     taken_bytes: int = 0
     taken_records: int = 0
 
@@ -304,7 +306,7 @@ class Reader:
         given = list(merged(taken.acquired))
         if given:
             self._session.acquired_in[key] = None
-        part.acquired += given
+        part.acquired += ranges(given, [each.first_offset for each in batches], want.range_records)
         for batch in batches:
             index = bisect_right(given, batch.last_offset, key=_first_offset) - 1
             if index >= 0 and given[index].last_offset >= batch.first_offset:
@@ -312,6 +314,21 @@ class Reader:
                 want.taken_bytes += len(batch.records)
         want.taken_records += sum(each.last_offset - each.first_offset + 1 for each in given)
         return taken.partition.next_offset != at.next_offset
+
+
+def ranges(acquired: Iterable[Acquired], starts: Sequence[int], size: int) -> Iterator[Acquired]:
+    """Each begins where a batch does (`starts`, in order) and has no fewer than `size` records, but for the last of a
+    stretch that was acquired."""
+    for each in acquired:
+        first = each.first_offset
+        if 0 < size <= each.last_offset - first:
+            index = bisect_right(starts, first)
+            while index < len(starts) and (start := starts[index]) <= each.last_offset:
+                if start - first >= size:
+                    yield Acquired(first, start - 1, each.delivery_count)
+                    first = start
+                index += 1
+        yield Acquired(first, each.last_offset, each.delivery_count)
 
 
 def merged(acquired: Iterable[Acquired]) -> Iterator[Acquired]:

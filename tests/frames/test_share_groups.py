@@ -236,6 +236,32 @@ async def test_records_are_acquired_once_and_settled(gateway: GatewayProcess) ->
             assert await one.fetch() == [(3, 3, 1)]
 
 
+@pytest.mark.parametrize(
+    ("size", "mode", "expected"),
+    [
+        (1, 0, [(0, 0), (1, 1), (2, 4), (5, 5), (6, 6)]),
+        (2, 0, [(0, 1), (2, 4), (5, 6)]),
+        (4, 0, [(0, 4), (5, 6)]),
+        (6, 0, [(0, 5), (6, 6)]),
+        (7, 0, [(0, 6)]),
+        (1, 1, [(0, 6)]),
+    ],
+)
+async def test_what_is_acquired_is_told_in_ranges_of_the_size_that_is_asked_for(
+    gateway: GatewayProcess, size: int, mode: int, expected: list[tuple[int, int]]
+) -> None:
+    """From batch to batch as they were written (upstream: SharePartition.createBatches); not where records are limited,
+    as there."""
+    async with scene(gateway) as one:
+        for count in (1, 1, 3, 1, 1):
+            await send(one.client, one.topic, *[b"value"] * count)
+        told = await one.fetch(batch_size=size, share_acquire_mode=mode)
+        assert told == [(first, last, 1) for first, last in expected]
+        # They are settled as one all the same.
+        assert await one.acknowledge((0, 6, ACCEPT)) == NONE
+        assert await one.fetch(batch_size=size, share_acquire_mode=mode) == []
+
+
 async def test_a_fetch_waits_for_records_and_for_those_that_are_released(gateway: GatewayProcess) -> None:
     async with scene(gateway) as one, reading(gateway, one.group_id, one.topic, one.topic_id) as two:
         assert await one.fetch() == []
