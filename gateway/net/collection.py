@@ -26,7 +26,7 @@ MAX_GROWTH = 1_000_000
 become garbage among them by a cycle is found by that alone."""
 
 _NEVER = 2**31 - 1
-_YOUNG, _FULL = 0, 2
+_FULL = 2
 
 
 def _nothing() -> None:
@@ -84,6 +84,8 @@ class Survivors:
         self._loop = asyncio.get_running_loop()
         self._awaited = False
         self._collecting = False
+        self._alive = self._apart = self._counted_above = 0
+        """Objects: alive when all were looked at last; set apart by now, at most; how many make a count worth it."""
         self._look_at_all()
         gc.callbacks.append(self._collected)
         full_collections.overdue = self._set_apart
@@ -100,6 +102,7 @@ class Survivors:
 
     def _set_apart(self) -> None:
         self._awaited = False
+        self._apart += len(gc.get_objects())  # those that are not apart yet
         gc.freeze()
         if self._have_become_many():
             self._look_at_all()
@@ -107,19 +110,21 @@ class Survivors:
             self._collect()  # of nothing: Python measures by what was left how soon the next full one comes
 
     def _have_become_many(self) -> bool:
-        """To count them takes as long as to walk along them all: first by how many can have come at most."""
-        come = (_young_collections() - self._counted_at) * gc.get_threshold()[_YOUNG]
-        if come <= self._alive + self._max_growth:
+        """To count them takes as long as to walk along them all, so those that have come are added up first. Some of
+        them are gone again, which a count finds out; the next is made when a quarter more have come."""
+        if self._apart <= self._counted_above:
             return False
-        self._counted_at = _young_collections()
-        return gc.get_freeze_count() > 2 * self._alive + self._max_growth
+        most = 2 * self._alive + self._max_growth
+        self._apart = gc.get_freeze_count()
+        self._counted_above = max(most, self._apart + most // 4)
+        return self._apart > most
 
     def _look_at_all(self) -> None:
         gc.unfreeze()
         self._collect()
         gc.freeze()
-        self._alive = gc.get_freeze_count()
-        self._counted_at = _young_collections()
+        self._alive = self._apart = gc.get_freeze_count()
+        self._counted_above = 2 * self._alive + self._max_growth
         self._collect()
 
     def _collect(self) -> None:
@@ -128,7 +133,3 @@ class Survivors:
             gc.collect()
         finally:
             self._collecting = False
-
-
-def _young_collections() -> int:
-    return gc.get_stats()[_YOUNG]["collections"]

@@ -128,6 +128,21 @@ async def test_what_is_set_apart_and_becomes_garbage_is_found_when_there_is_much
     gc.unfreeze()
 
 
+async def test_what_comes_and_goes_is_no_reason_to_count_what_is_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    survivors = Survivors(max_growth=1_000)
+    counted: list[int] = []
+    count = gc.get_freeze_count
+    monkeypatch.setattr(gc, "get_freeze_count", lambda: counted.append(1) or count())
+    for _ in range(5 * count() // 20_000 + 1):
+        passing = [Node.__new__(Node) for _ in range(20_000)]
+        del passing
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not counted
+    survivors.close()
+    gc.unfreeze()
+
+
 async def test_a_collection_in_a_thread_sets_apart_on_the_loop(survivors: Survivors) -> None:
     kept = [Node() for _ in range(500)]
     before = gc.get_freeze_count()
