@@ -7,8 +7,10 @@ next request is begun; topics that have not changed stay the same objects, and w
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Protocol
+from uuid import UUID
 
 from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.model import Settings
@@ -45,22 +47,38 @@ class ClusterFeed:
         self._pending = False
         self._hand_over_settings()
         revision, last = self._catalog.revision, self._last
-        known = Cluster().by_id if last is None else last.by_id
-        topics: dict[str, ClusterTopic] = {}
-        for topic in self._catalog.topics():
-            former = known.get(topic.topic_id)
-            if former is not None and former.partition_count == len(topic.partitions):
-                topics[topic.name] = former
-            else:
-                topics[topic.name] = ClusterTopic(topic.topic_id, topic.name, len(topic.partitions))
-        if last is None or last.topics != topics:
-            by_id = {topic.topic_id: topic for topic in topics.values()}
-            self._last = Cluster(MappingProxyType(topics), MappingProxyType(by_id), revision)
-        elif revision > last.revision:
-            self._last = Cluster(last.topics, last.by_id, revision)
-        else:
+        changed = self._catalog.take_changed_topics()
+        if last is None:
+            last, changed = Cluster(revision=-1), [topic.topic_id for topic in self._catalog.topics()]
+        topics, by_id = self._changed(last, changed)
+        if topics is last.topics and revision <= last.revision:
             return
+        self._last = Cluster(topics, by_id, revision)
         self._reader.cluster_changed(self._last)
+
+    def _changed(
+        self, last: Cluster, topic_ids: Iterable[UUID]
+    ) -> tuple[Mapping[str, ClusterTopic], Mapping[UUID, ClusterTopic]]:
+        """The topics, copied where any of these is news: sixty thousand are not looked at for one."""
+        topics, by_id = dict[str, ClusterTopic](), dict[UUID, ClusterTopic]()
+        are_copies = False
+        for topic_id in topic_ids:
+            topic, former = self._catalog.get_by_id(topic_id), last.by_id.get(topic_id)
+            count = None if topic is None else len(topic.partitions)
+            if count == (None if former is None else former.partition_count):
+                continue
+            if not are_copies:
+                topics, by_id, are_copies = dict(last.topics), dict(last.by_id), True
+            if former is not None:
+                del by_id[topic_id]
+                # Another topic may have its name by now.
+                if topics.get(former.name) is former:
+                    del topics[former.name]
+            if topic is not None:
+                topics[topic.name] = by_id[topic_id] = ClusterTopic(topic_id, topic.name, len(topic.partitions))
+        if not are_copies:
+            return last.topics, last.by_id
+        return MappingProxyType(topics), MappingProxyType(by_id)
 
     def _hand_over_settings(self) -> None:
         made_of = (self._catalog.broker, self._catalog.group_configs)

@@ -102,6 +102,7 @@ class Catalog:
         self._followed_as: str | None = None
         self._by_name: dict[str, Topic] = {}
         self._by_id: dict[UUID, Held] = {}
+        self._changed_topics: dict[UUID, None] = {}
         self._unplaced: dict[UUID, None] = {}
         self._placed_by: Leads | None = None
         self._tombstones: dict[UUID, Tombstone] = {}
@@ -156,6 +157,11 @@ class Catalog:
 
     def topics(self) -> list[Topic]:
         return list(self._by_name.values())
+
+    def take_changed_topics(self) -> Iterable[UUID]:
+        """Ids of those that came, changed or went since this was called last."""
+        changed, self._changed_topics = self._changed_topics, {}
+        return changed
 
     @property
     def held(self) -> Mapping[UUID, Held]:
@@ -295,6 +301,7 @@ class Catalog:
             if former.created_revision > topic.created_revision:
                 return False
             self.remove(former.topic_id)
+        self._changed_topics[topic.topic_id] = None
         self._by_name[topic.name] = topic
         # Who owned it still does: partitions are only added.
         self._by_id[topic.topic_id] = Held(topic, None if held is None else held.owned)
@@ -313,6 +320,7 @@ class Catalog:
         if held is None:
             return False
         topic = held.topic
+        self._changed_topics[topic_id] = None
         self.owned -= len(held.owned or ())
         self._unplaced.pop(topic_id, None)
         self._configs.pop(topic_id, None)

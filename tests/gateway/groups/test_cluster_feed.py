@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
+from random import Random
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
 
 import pytest_asyncio
 
+from gateway.config.broker import parse_broker_configs
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.model import Settings
 from gateway.groups.cluster_feed import ClusterFeed
@@ -50,3 +55,60 @@ async def test_a_load_is_one_snapshot_and_what_changes_nothing_is_none(node: Gro
     assert list(reader.seen[-1].topics) == ["a"]
     assert reader.seen[-1].topics["a"] is both.topics["a"]
     assert both.topics.keys() == {"a", "b"}, "a snapshot stays as it was"
+
+
+class Topics:
+    """A catalog of which only topics matter."""
+
+    def __init__(self) -> None:
+        self.by_id: dict[UUID, SimpleNamespace] = {}
+        self.taken: dict[UUID, None] = {}
+        self.revision = 0
+        self.broker, self.group_configs = parse_broker_configs({}), dict[str, dict[str, str]]()
+        self.changed: Callable[[], None] = lambda: None
+
+    def topics(self) -> list[SimpleNamespace]:
+        return list(self.by_id.values())
+
+    def get_by_id(self, topic_id: UUID) -> SimpleNamespace | None:
+        return self.by_id.get(topic_id)
+
+    def take_changed_topics(self) -> dict[UUID, None]:
+        taken, self.taken = self.taken, {}
+        return taken
+
+    def change(self, random: Random) -> None:
+        """One comes, under a name that another may have had, one grows, goes, or is made anew."""
+        self.revision += 1
+        name = f"t{random.randrange(6)}"
+        former = next((topic for topic in self.by_id.values() if topic.name == name), None)
+        if former is not None:
+            self.taken[former.topic_id] = None
+            del self.by_id[former.topic_id]
+        if former is None or random.random() < 0.7:
+            grows = former is not None and random.random() < 0.5
+            topic_id = former.topic_id if former is not None and grows else UUID(int=random.getrandbits(128))
+            count = len(former.partitions) + 1 if former is not None and grows else random.randrange(1, 4)
+            self.by_id[topic_id] = SimpleNamespace(topic_id=topic_id, name=name, partitions=range(count))
+            self.taken[topic_id] = None
+        self.changed()
+
+
+async def test_what_changes_by_and_by_is_what_there_is() -> None:
+    random = Random(7)
+    for _ in range(50):
+        catalog, reader = Topics(), Reader()
+        feeding: Any = catalog
+        ClusterFeed(feeding, reader)
+        for _ in range(20):
+            for _ in range(random.randrange(1, 5)):
+                catalog.change(random)
+            before = reader.seen[-1]
+            names = set(before.topics)
+            await asyncio.sleep(0)
+            now = reader.seen[-1]
+            expected = {topic.name: (topic.topic_id, len(topic.partitions)) for topic in catalog.topics()}
+            assert {name: (each.topic_id, each.partition_count) for name, each in now.topics.items()} == expected
+            assert now.by_id == {each.topic_id: each for each in now.topics.values()}
+            assert now.revision == catalog.revision
+            assert set(before.topics) == names, "a snapshot stays as it was"
