@@ -9,8 +9,12 @@ from dataclasses import dataclass
 
 from gateway.coordinator.machine import Summary
 from gateway.coordinator.model import Group, GroupState, MemberId
-from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
+from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, STREAMS_PROTOCOL_TYPE, metadata_of
 from protocol.errors import ErrorCode
+
+
+PROTOCOLS_WITH_TOPICS = (CONSUMER_PROTOCOL_TYPE, STREAMS_PROTOCOL_TYPE)
+"""Of whose groups it is known which topics their members read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ def offset_delete_refusal(group: Summary) -> ErrorCode | None:
     """Why no offset of this group may be deleted (OffsetDelete's top-level code), or None; then ask `subscribes_to`."""
     if not group.exists:
         return ErrorCode.GROUP_ID_NOT_FOUND
-    if group.state != GroupState.EMPTY.value and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+    if group.state != GroupState.EMPTY.value and group.protocol_type not in PROTOCOLS_WITH_TOPICS:
         return ErrorCode.NON_EMPTY_GROUP
     return None
 

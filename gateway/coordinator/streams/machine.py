@@ -61,6 +61,7 @@ from gateway.coordinator.model import (
     SyncGroup,
     TxnOffsetCommit,
 )
+from gateway.coordinator.protocols import STREAMS_PROTOCOL_TYPE
 from gateway.coordinator.restore import session_left_ms
 from gateway.coordinator.streams.heartbeat import heartbeat, next_deadline, postponed, see_topics, tick
 from gateway.coordinator.streams.model import (
@@ -76,8 +77,6 @@ from gateway.coordinator.streams.model import (
 from gateway.coordinator.streams.offsets import commit_refusal, txn_commit_refusal
 from gateway.coordinator.streams.tasks import NO_TASKS
 from protocol.errors import ErrorCode
-
-STREAMS_PROTOCOL_TYPE = "streams"
 
 DURABLE: frozenset[type[Fact]] = frozenset(
     {
