@@ -12,7 +12,6 @@ from gateway.coordinator.model import Group, GroupState, MemberId
 from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, STREAMS_PROTOCOL_TYPE, metadata_of
 from protocol.errors import ErrorCode
 
-
 PROTOCOLS_WITH_TOPICS = (CONSUMER_PROTOCOL_TYPE, STREAMS_PROTOCOL_TYPE)
 """Of whose groups it is known which topics their members read."""
 
