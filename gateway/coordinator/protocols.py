@@ -14,6 +14,7 @@ from protocol import consumer
 from protocol.errors import ProtocolError
 
 CONSUMER_PROTOCOL_TYPE = "consumer"
+STREAMS_PROTOCOL_TYPE = "streams"
 
 
 def names(protocols: Protocols) -> frozenset[str]:

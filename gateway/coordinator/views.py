@@ -9,9 +9,12 @@ from dataclasses import dataclass
 
 from gateway.coordinator.machine import Summary
 from gateway.coordinator.model import Group, GroupState, MemberId
-from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, metadata_of
+from gateway.coordinator.protocols import CONSUMER_PROTOCOL_TYPE, STREAMS_PROTOCOL_TYPE, metadata_of
 from gateway.coordinator.share.machine import SHARE
 from protocol.errors import ErrorCode
+
+PROTOCOLS_WITH_TOPICS = (CONSUMER_PROTOCOL_TYPE, STREAMS_PROTOCOL_TYPE)
+"""Of whose groups it is known which topics their members read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ def offset_delete_refusal(group: Summary) -> ErrorCode | None:
     if not group.exists or group.group_type == SHARE.group_type:
         # A share group commits no offsets, and as upstream is none that has any.
         return ErrorCode.GROUP_ID_NOT_FOUND
-    if group.state != GroupState.EMPTY.value and group.protocol_type != CONSUMER_PROTOCOL_TYPE:
+    if group.state != GroupState.EMPTY.value and group.protocol_type not in PROTOCOLS_WITH_TOPICS:
         return ErrorCode.NON_EMPTY_GROUP
     return None
 

@@ -21,6 +21,11 @@ from protocol.messages.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
+from protocol.messages.offset_delete import (
+    OffsetDeleteRequest,
+    OffsetDeleteRequestPartition,
+    OffsetDeleteRequestTopic,
+)
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 from protocol.messages.streams_group_describe import DescribedGroup, StreamsGroupDescribeRequest
 from protocol.messages.streams_group_heartbeat import (
@@ -322,6 +327,28 @@ async def test_a_group_is_listed_and_deleted_once_it_is_empty(gateway: GatewayPr
         assert (await described(client, group_id)).group_state == "Empty"
         assert await delete() == NONE
         assert (await described(client, group_id)).error_code == ErrorCode.GROUP_ID_NOT_FOUND
+
+
+async def test_offsets_of_topics_that_members_read_are_not_deleted_and_others_are(gateway: GatewayProcess) -> None:
+    async with client_of(gateway) as client:
+        group_id, read, other = fresh("app"), fresh("read"), fresh("other")
+        for topic in (read, other):
+            await create_topic(client, topic, 4)
+        assert await configure(client, group_id, streams_initial_rebalance_delay_ms="0") == [NONE]
+        one = Instance(client, group_id, reading(read), "one")
+        await one.join()
+
+        async def deleted() -> tuple[int, list[list[int]]]:
+            asked = tuple(
+                OffsetDeleteRequestTopic(name=name, partitions=(OffsetDeleteRequestPartition(partition_index=0),))
+                for name in (read, other)
+            )
+            answer = await client.send(OffsetDeleteRequest(group_id=group_id, topics=asked), 0)
+            return answer.error_code, [[part.error_code for part in topic.partitions] for topic in answer.topics]
+
+        assert await deleted() == (NONE, [[ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC], [NONE]])
+        await one.leave()
+        assert await deleted() == (NONE, [[NONE], [NONE]])
 
 
 async def test_groups_of_other_types_are_kept_apart(gateway: GatewayProcess) -> None:

@@ -54,6 +54,7 @@ from gateway.coordinator.model import (
     SyncGroup,
     TxnOffsetCommit,
 )
+from gateway.coordinator.protocols import STREAMS_PROTOCOL_TYPE
 from gateway.coordinator.restore import session_left_ms
 from gateway.coordinator.streams.heartbeat import heartbeat, next_deadline, postponed, see_topics, tick
 from gateway.coordinator.streams.model import (
@@ -68,8 +69,6 @@ from gateway.coordinator.streams.model import (
 from gateway.coordinator.streams.offsets import commit_reply, txn_commit_reply
 from gateway.coordinator.streams.tasks import NO_TASKS
 from protocol.errors import ErrorCode
-
-STREAMS_PROTOCOL_TYPE = "streams"
 
 
 def step(group: StreamsGroup, event: Any, cluster: Cluster, now_ms: int, settings: StreamsSettings) -> Step:

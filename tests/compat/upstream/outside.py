@@ -60,7 +60,9 @@ class Gateways:
         url = self._server.create()
         stack.callback(self._server.drop, url)
         nodes: list[BrokerProcess] = []
-        for _ in range(min(int(asked["brokers"]), most_nodes(self._most_nodes, str(asked["test"])))):
+        racks: list[str] = asked.get("racks", [])
+        for number in range(min(int(asked["brokers"]), most_nodes(self._most_nodes, str(asked["test"])))):
+            rack = racks[number] if number < len(racks) else ""
             directory = stack.enter_context(short_directory())
             (port,) = free_ports(1)
             # A cluster inside a test's process calls itself so.
@@ -68,7 +70,12 @@ class Gateways:
                 "listeners": f"PLAINTEXT://127.0.0.1:{port}",
                 "advertised.listeners": f"PLAINTEXT://{asked.get('advertise', f'localhost:{port}')}",
             }
-            node = GatewayProcess(directory, database_url=url, settings={**settings, **addresses}, environment={})
+            node = GatewayProcess(
+                directory,
+                database_url=url,
+                settings={**settings, **addresses},
+                environment={"SLUICE_RACK": rack} if rack else {},
+            )
             stack.callback(_end, node)
             node.start()
             nodes.append(node)

@@ -10,6 +10,9 @@ import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.ExecutionException;
+import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.AdminClientConfig;
 
 /** Brokers outside of this process, fresh for one test: whoever started us makes and ends them at its door. */
 public final class Outside implements AutoCloseable {
@@ -29,10 +32,13 @@ public final class Outside implements AutoCloseable {
         this.bootstrap = bootstrap;
     }
 
-    /** `settings` have Kafka's names; what the brokers outside do not know is left out by whoever makes them. */
-    public static Outside open(int brokers, Map<String, String> settings, String test) {
+    /**
+     * `settings` have Kafka's names; what the brokers outside do not know is left out by whoever makes them. `racks` are
+     * the brokers' in the order of their ids, empty where one has none.
+     */
+    public static Outside open(int brokers, Map<String, String> settings, List<String> racks, String test) {
         String door = System.getenv("UPSTREAM_DOOR");
-        JsonNode made = post(door + "/open", Map.of("brokers", brokers, "settings", settings, "test", test));
+        JsonNode made = post(door + "/open", Map.of("brokers", brokers, "settings", settings, "racks", racks, "test", test));
         latest = made.get("bootstrap").asText();
         return new Outside(door, made.get("number").asText(), latest);
     }
@@ -52,6 +58,12 @@ public final class Outside implements AutoCloseable {
             ports.add(Integer.valueOf(address.substring(address.lastIndexOf(':') + 1)));
         }
         return ports;
+    }
+
+    public String clusterId() throws ExecutionException, InterruptedException {
+        try (Admin admin = Admin.create(Map.of(AdminClientConfig.BOOTSTRAP_SERVERS_CONFIG, bootstrap))) {
+            return admin.describeCluster().clusterId().get();
+        }
     }
 
     /** `action` is start, stop or kill; `broker` counts from 0. */

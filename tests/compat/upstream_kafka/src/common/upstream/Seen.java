@@ -50,6 +50,7 @@ public final class Seen {
             case "config" -> config;
             case "boundPort" -> port;
             case "socketServer" -> server;
+            case "clusterId" -> outside.clusterId();
             case "toString" -> "broker " + (index + 1) + " outside";
             case "awaitShutdown" -> null;
             case "shutdown" -> tell(outside, "stop", index);

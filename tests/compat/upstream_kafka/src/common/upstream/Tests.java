@@ -109,15 +109,20 @@ public final class Tests {
         }
     }
 
-    /** Of each partition, that the first broker leads it. */
+    /** Which of the brokers outside leads each partition. */
     public static final class Led {
         private Led() {}
 
-        public static scala.collection.immutable.Map<Object, Object> led(
-                @Argument(1) String topic, @Argument(2) int partitions) {
+        public static scala.collection.immutable.Map<Object, Object> led(@Argument(1) String topic)
+                throws ExecutionException, InterruptedException {
             Map<Object, Object> found = new HashMap<>();
-            for (int partition = 0; partition < partitions; partition++) {
-                found.put(new TopicPartition(topic, partition), Leader.first());
+            try (Admin admin = Topics.admin()) {
+                var described = admin.describeTopics(List.of(topic)).allTopicNames().get().get(topic);
+                described.partitions().forEach(partition -> {
+                    int leader = partition.leader().id();
+                    found.put(
+                            new TopicPartition(topic, partition.partition()), new LeaderAndIsr(leader, List.of(leader)));
+                });
             }
             return scala.collection.immutable.Map.from(CollectionConverters.asScala(found));
         }
@@ -127,9 +132,13 @@ public final class Tests {
     public static final class Topics {
         private Topics() {}
 
+        static Admin admin() {
+            return Admin.create(Map.of(AdminClientConfig.BOOTSTRAP_SERVERS_CONFIG, Outside.latest()));
+        }
+
         public static Map<String, Uuid> ids() throws ExecutionException, InterruptedException {
             Map<String, Uuid> ids = new HashMap<>();
-            try (Admin admin = Admin.create(Map.of(AdminClientConfig.BOOTSTRAP_SERVERS_CONFIG, Outside.latest()))) {
+            try (Admin admin = admin()) {
                 for (TopicListing topic : admin.listTopics().listings().get()) {
                     ids.put(topic.name(), topic.topicId());
                 }

@@ -48,6 +48,7 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
     private static final String OLDER_TRANSACTIONS = "isTV2Enabled=false";
     private static final String TRANSACTION_VERSION = "transaction.version";
     private static final short OLDER = 1;
+    private static final String RACK = "broker.rack";
 
     private Seq<KafkaConfig> instanceConfigs;
     private boolean[] alive = new boolean[0];
@@ -66,7 +67,9 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
         alive = new boolean[configs.size()];
         java.util.Arrays.fill(alive, true);
         String test = getClass().getSimpleName() + "." + testInfo.getTestMethod().orElseThrow().getName();
-        outside = Outside.open(configs.size(), settings, test);
+        List<String> racks = new ArrayList<>();
+        configs.forEach(config -> racks.add(String.valueOf(config.originals().getOrDefault(RACK, ""))));
+        outside = Outside.open(configs.size(), settings, racks, test);
         seen = Seen.by(test) ? Seen.brokers(outside, configs.get(0).originals()) : List.of();
         if (testInfo.getDisplayName().contains(OLDER_TRANSACTIONS)) {
             lowerTransactionVersion();

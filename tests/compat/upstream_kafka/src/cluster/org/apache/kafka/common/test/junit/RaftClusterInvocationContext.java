@@ -1,6 +1,7 @@
 package org.apache.kafka.common.test.junit;
 
 import java.time.Duration;
+import java.util.ArrayList;
 import java.util.Collection;
 import java.util.HashMap;
 import java.util.List;
@@ -90,7 +91,13 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
         @Override
         public void start() {
             if (outside == null) {
-                outside = Outside.open(clusterConfig.numBrokers(), new HashMap<>(clusterConfig.serverProperties()), test);
+                List<String> racks = new ArrayList<>();
+                for (int number = 0; number < clusterConfig.numBrokers(); number++) {
+                    var own = clusterConfig.perServerOverrideProperties().getOrDefault(number, Map.of());
+                    racks.add(own.getOrDefault("broker.rack", ""));
+                }
+                outside = Outside.open(
+                        clusterConfig.numBrokers(), new HashMap<>(clusterConfig.serverProperties()), racks, test);
             }
         }
 
