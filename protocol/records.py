@@ -374,8 +374,17 @@ def build_batch(
     return bytes(seal_batch(head, payload))
 
 
+COORDINATOR_EPOCH = 0
+"""What a marker says of who wrote it, where any node may."""
+
+
 def end_marker(
-    control: ControlType, *, producer_id: int, producer_epoch: int, timestamp_ms: int, coordinator_epoch: int = 0
+    control: ControlType,
+    *,
+    producer_id: int,
+    producer_epoch: int,
+    timestamp_ms: int,
+    coordinator_epoch: int = COORDINATOR_EPOCH,
 ) -> bytes:
     """The control batch that ends a producer's transaction in one partition, as a broker appends it: one record, one
     offset. Like any batch it gets its base offset and leader epoch when appended."""

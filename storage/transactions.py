@@ -124,6 +124,8 @@ class RememberedProducer:
     last_sequence: int
     appended_ms: int
     open_since_offset: int | None
+    is_transactional: bool
+    """Whether a transactional id has it."""
 
 
 class TransactionStore:
@@ -282,6 +284,7 @@ class TransactionStore:
                 (row["next_sequence"] - 1) % 2**31,
                 row["appended_ms"],
                 row["first_offset"],
+                row["is_transactional"],
             )
             for row in rows
         ]

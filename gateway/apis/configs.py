@@ -403,7 +403,10 @@ async def _alter_all(
         except IllegalSubscriptionError as error:
             errors[identity] = KafkaError(ErrorCode.INVALID_REQUEST, str(error))
         except ConfigError as error:
-            errors[identity] = KafkaError(ErrorCode.INVALID_CONFIG, str(error))
+            # Upstream's word for brokers, which it keeps for the sake of clients (KAFKA-13609).
+            is_broker = identity[0] == ResourceType.BROKER
+            code = ErrorCode.INVALID_REQUEST if is_broker else ErrorCode.INVALID_CONFIG
+            errors[identity] = KafkaError(code, str(error))
         except KafkaError as error:
             errors[identity] = error
     return errors

@@ -45,6 +45,7 @@ from protocol.messages.write_txn_markers import (
     WriteTxnMarkersRequest,
     WriteTxnMarkersResponse,
 )
+from protocol.records import COORDINATOR_EPOCH
 from storage.errors import StorageError
 from storage.transactions import ListedProducer, StoredProducer, TransactionPartition
 from storage.types import Topic
@@ -250,8 +251,9 @@ async def _producers_of(
                     producer_epoch=producer.producer_epoch,
                     last_sequence=producer.last_sequence,
                     last_timestamp=producer.appended_ms,
-                    # Upstream's word for "none is known": which node ends a transaction makes no difference here.
-                    coordinator_epoch=NO_EPOCH,
+                    # Of all markers: which node ends a transaction makes no difference here. Upstream says it once a
+                    # marker of the producer is there.
+                    coordinator_epoch=COORDINATOR_EPOCH if producer.is_transactional else NO_EPOCH,
                     current_txn_start_offset=(
                         NOT_OPEN if producer.open_since_offset is None else producer.open_since_offset
                     ),

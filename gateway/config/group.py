@@ -157,29 +157,29 @@ def check_group_configs(configs: Mapping[str, str], broker: BrokerConfig) -> Non
         if key is None:
             raise ConfigError(name, text, "unknown config name")
         value = key.parse(text)
-        bounds = _bounds(name, broker)
-        if bounds is not None and not (isinstance(value, int) and bounds[0] <= value <= bounds[1]):
-            raise ConfigError(name, text, f"not between {bounds[0]} and {bounds[1]}, the broker's bounds")
+        for bound, limit in _bounds(name, broker).items():
+            how = "less" if ".max." in bound else "greater"
+            if not isinstance(value, int) or (value > limit if how == "less" else value < limit):
+                said = f"{how} than or equal to {bound}"
+                raise ConfigError(name, text, f"must be {said}", f"{name} must be {said}")
     for group_type in TYPES:
         intervals = group_intervals(group_type, configs, broker)
         if intervals.heartbeat_interval_ms >= intervals.session_timeout_ms:
-            raise ConfigError(
-                heartbeat_interval(group_type),
-                str(intervals.heartbeat_interval_ms),
-                f"not below {session_timeout(group_type)} ({intervals.session_timeout_ms})",
-            )
+            session, interval = session_timeout(group_type), heartbeat_interval(group_type)
+            said = f"must be greater than {interval}"
+            raise ConfigError(session, str(intervals.session_timeout_ms), said, f"{session} {said}")
 
 
-def _bounds(name: str, broker: BrokerConfig) -> tuple[int, int] | None:
-    """Lowest and highest that the broker grants."""
+def _bounds(name: str, broker: BrokerConfig) -> dict[str, int]:
+    """What the broker grants at the least and at the most, by the names of its own settings."""
     if name == STANDBY_REPLICAS:
-        return 0, broker.group_streams_max_standby_replicas
+        return {"group.streams.max.standby.replicas": broker.group_streams_max_standby_replicas}
     group_type, _, setting = name.partition(".")
     bounded = (session_timeout(group_type), heartbeat_interval(group_type), RECORD_LOCK_DURATION)
     if group_type not in TYPES or name not in bounded:
-        return None
-    field = setting.replace(".", "_")
-    return getattr(broker, f"group_{group_type}_min_{field}"), getattr(broker, f"group_{group_type}_max_{field}")
+        return {}
+    names = (f"group.{group_type}.{end}.{setting}" for end in ("min", "max"))
+    return {bound: getattr(broker, bound.replace(".", "_")) for bound in names}
 
 
 def group_intervals(group_type: str, configs: Mapping[str, str], broker: BrokerConfig) -> GroupIntervals:

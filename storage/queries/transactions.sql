@@ -108,10 +108,12 @@ from (select $1::bigint as producer_id) asked
 left join transactional_producer t using (producer_id);
 
 -- name: producers_of
--- The next $3 producers behind id $2 that a partition remembers, each with the transaction that it has open there.
+-- The next $3 producers behind id $2 that a partition remembers, each with the transaction that it has open there, and
+-- whether it is a transactional id's.
 select
     state.producer_id, state.producer_epoch, state.next_sequence,
-    (extract(epoch from state.appended_at) * 1000)::bigint as appended_ms, o.first_offset
+    (extract(epoch from state.appended_at) * 1000)::bigint as appended_ms, o.first_offset,
+    exists (select from transactional_producer t where t.producer_id = state.producer_id) as is_transactional
 from (
     select distinct on (s.producer_id) s.producer_id, s.producer_epoch, s.next_sequence, s.appended_at
     from producer_state s

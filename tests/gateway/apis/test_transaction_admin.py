@@ -250,7 +250,8 @@ async def test_producers_are_shown_with_what_they_have_open(node: DataPlane) -> 
             producer_epoch=0,
             last_sequence=2,
             last_timestamp=0,
-            coordinator_epoch=-1,
+            # By which an administrator ends its transaction (AbortTransactionSpec wants one).
+            coordinator_epoch=0,
             current_txn_start_offset=3,
         ),
         ProducerState(

@@ -1,0 +1,35 @@
+"""Settings of groups by values: what is refused, and in which words."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.config.broker import BrokerConfig
+from gateway.config.definition import ConfigError
+from gateway.config.group import check_group_configs
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [
+        ("consumer.session.timeout.ms", 44_999, "greater than or equal to group.consumer.min.session.timeout.ms"),
+        ("share.heartbeat.interval.ms", 15_001, "less than or equal to group.share.max.heartbeat.interval.ms"),
+        ("share.record.lock.duration.ms", 1, "greater than or equal to group.share.min.record.lock.duration.ms"),
+        ("streams.num.standby.replicas", 3, "less than or equal to group.streams.max.standby.replicas"),
+    ],
+)
+def test_a_value_that_the_broker_does_not_grant_is_refused_in_the_words_of_kafka(
+    name: str, value: int, said: str
+) -> None:
+    """Clients' tests compare them (upstream: GroupConfig.validate)."""
+    with pytest.raises(ConfigError) as refused:
+        check_group_configs({name: str(value)}, BrokerConfig())
+    assert str(refused.value) == f"{name} must be {said}"
+
+
+def test_a_session_is_longer_than_what_lies_between_heartbeats() -> None:
+    broker = BrokerConfig(group_consumer_min_session_timeout_ms=1, group_consumer_min_heartbeat_interval_ms=1)
+    configs = {"consumer.session.timeout.ms": "10", "consumer.heartbeat.interval.ms": "10"}
+    with pytest.raises(ConfigError) as refused:
+        check_group_configs(configs, broker)
+    assert str(refused.value) == "consumer.session.timeout.ms must be greater than consumer.heartbeat.interval.ms"
