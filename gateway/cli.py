@@ -44,7 +44,7 @@ from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsRespon
 HEALTHCHECK_TIMEOUT_S = 3.0
 END_TIMEOUT_S = 0.1
 EXIT_FAILED, EXIT_REFUSED = 1, 2
-COLLECTION_THRESHOLDS = (5_000, 10, 3)
+COLLECTION_THRESHOLDS = (5_000, 4, 2)
 """New objects before a collection of the youngest, which takes some tenths of a millisecond; how many of those before
 one of the next generation, and of these before a full one, which looks at what has come since the one before."""
 

@@ -17,7 +17,7 @@ from uuid import UUID
 from storage.pool import Connection, Database, Row
 from storage.queries import statement
 from storage.text import loaded, stored
-from storage.turns import in_turns
+from storage.turns import in_turns, json_elements
 from storage.types import (
     DEFAULT_NAME,
     CatalogChanges,
@@ -116,10 +116,10 @@ class TopicStore:
                 broker: {loaded(name): loaded(value) for name, value in configs.items()}
                 for broker, configs in json.loads(broker_configs).items()
             },
-            group_configs=None if group_configs is None else _configs_by_name(json.loads(group_configs)),
+            group_configs=None if group_configs is None else await _configs_by_name(group_configs),
             client_metrics=None
             if first["client_metrics"] is None
-            else _configs_by_name(json.loads(first["client_metrics"])),
+            else await _configs_by_name(first["client_metrics"]),
             client_quotas=None if first["client_quotas"] is None else await _client_quotas(first["client_quotas"]),
         )
 
@@ -247,13 +247,13 @@ class TopicStore:
 async def _client_quotas(text: str) -> list[ClientQuota]:
     return [
         ClientQuota(_name(user_name), _name(client_id), _name(address), loaded(name), value)
-        async for user_name, client_id, address, name, value in in_turns(json.loads(text))
+        async for user_name, client_id, address, name, value in in_turns(json_elements(text))
     ]
 
 
-def _configs_by_name(rows: list[tuple[str, str, str]]) -> dict[str, dict[str, str]]:
+async def _configs_by_name(text: str) -> dict[str, dict[str, str]]:
     configs: dict[str, dict[str, str]] = {}
-    for of, name, value in rows:
+    async for of, name, value in in_turns(json_elements(text)):
         configs.setdefault(loaded(of), {})[loaded(name)] = loaded(value)
     return configs
 

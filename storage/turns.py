@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
-from typing import TypeVar
+import json
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
@@ -18,3 +19,19 @@ async def in_turns(items: Iterable[T], per_turn: int = ROWS_PER_TURN) -> AsyncIt
         if number and number % per_turn == 0:
             await asyncio.sleep(0)
         yield item
+
+
+_DECODER = json.JSONDecoder()
+
+
+def json_elements(text: str) -> Iterator[Any]:
+    """The elements of a JSON array as Postgres writes it, each decoded when it is asked for: ten thousand at once take
+    longer than one turn may."""
+    position, end = 1, len(text) - 1
+    while True:
+        while position < end and text[position] in ", \n":
+            position += 1
+        if position >= end:
+            return
+        element, position = _DECODER.raw_decode(text, position)
+        yield element

@@ -82,15 +82,24 @@ class ResourceType(IntEnum):
 # --- DescribeConfigs ----------------------------------------------------------------------------------------------
 
 
+DescribeEntry = Callable[
+    [ConfigKey, Mapping[str, str], BrokerConfig, DescribeConfigsRequest], DescribeConfigsResourceResult
+]
+
+Inherited = dict[tuple[DescribeEntry, str], DescribeConfigsResourceResult]
+"""Settings that come from the broker or are defaults, as one answer describes them: by kind of resource and name."""
+
+
 async def describe_configs(request: DescribeConfigsRequest, context: RequestContext) -> DescribeConfigsResponse:
     """Each resource alone succeeds or fails; one named twice alike is described once. A node describes itself and what
     holds for all brokers, as upstream."""
     services = context.services
     await services.catalog.refresh_if_changed()
+    broker, inherited = services.catalog.broker, Inherited()
     results: list[DescribeConfigsResult] = []
     async for resource in in_pieces(await first_of_each(request.resources)):
         try:
-            configs = _describe(resource, request, services)
+            configs = _describe(resource, request, services, broker, inherited)
             code, message = ErrorCode.NONE, None
         except KafkaError as error:
             configs = ()
@@ -124,13 +133,17 @@ def refuse_describe_configs(
 
 
 def _describe(
-    resource: DescribeConfigsResource, request: DescribeConfigsRequest, services: Services
+    resource: DescribeConfigsResource,
+    request: DescribeConfigsRequest,
+    services: Services,
+    broker: BrokerConfig,
+    inherited: Inherited,
 ) -> Iterable[DescribeConfigsResourceResult]:
     match resource.resource_type:
         case ResourceType.TOPIC:
             topic = _find_topic(resource.resource_name, services)
             entries = [
-                _topic_entry(key, topic.configs, services.catalog.broker, request)
+                _layered_entry(_topic_entry, key, topic.configs, broker, request, inherited)
                 for key in _chosen(TOPIC_CONFIGS, resource)
                 if not key.internal or key.name in topic.configs
             ]
@@ -142,7 +155,8 @@ def _describe(
             _check_group_name(resource.resource_name)
             configs = services.catalog.group_configs.get(resource.resource_name, {})
             entries = [
-                _group_entry(key, configs, services.catalog.broker, request) for key in _chosen(GROUP_CONFIGS, resource)
+                _layered_entry(_group_entry, key, configs, broker, request, inherited)
+                for key in _chosen(GROUP_CONFIGS, resource)
             ]
         case ResourceType.CLIENT_METRICS:
             if not resource.resource_name:
@@ -158,6 +172,25 @@ def _chosen(table: Mapping[str, ConfigKey], resource: DescribeConfigsResource) -
     """The settings asked for; null and empty both mean all, unknown names mean nothing."""
     wanted = set(resource.configuration_keys or ())
     return [key for key in table.values() if not wanted or key.name in wanted]
+
+
+def _layered_entry(
+    describe: DescribeEntry,
+    key: ConfigKey,
+    configs: Mapping[str, str],
+    broker: BrokerConfig,
+    request: DescribeConfigsRequest,
+    inherited: Inherited,
+) -> DescribeConfigsResourceResult:
+    """What a resource does not set itself is described alike for all of its kind, once: five thousand topics would make
+    a million objects of it."""
+    if key.name in configs:
+        return describe(key, configs, broker, request)
+    of = (describe, key.name)
+    entry = inherited.get(of)
+    if entry is None:
+        entry = inherited[of] = describe(key, {}, broker, request)
+    return entry
 
 
 def _topic_entry(

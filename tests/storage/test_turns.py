@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import json
 
-from storage.turns import in_turns
+from hypothesis import given
+from hypothesis import strategies as st
+
+from storage.turns import in_turns, json_elements
+
+ELEMENTS = st.lists(st.recursive(st.none() | st.integers() | st.text(), st.lists, max_leaves=5))
 
 
 async def test_others_have_a_turn_between_so_many_items() -> None:
@@ -21,3 +27,9 @@ async def test_others_have_a_turn_between_so_many_items() -> None:
         see(item)
     task.cancel()
     assert seen == [0, 1, 2, "other", 3, 4, 5, "other", 6]
+
+
+@given(ELEMENTS, st.sampled_from([", ", ",", ", \n "]))
+def test_elements_of_a_json_array_come_one_by_one(elements: list[object], separator: str) -> None:
+    text = "[" + separator.join(json.dumps(element, ensure_ascii=False) for element in elements) + "]"
+    assert list(json_elements(text)) == elements

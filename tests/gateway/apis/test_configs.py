@@ -101,6 +101,30 @@ async def test_describe_topic_at_every_version(database_url: str) -> None:
                 assert entries["segment.ms"].documentation is None
 
 
+async def test_resources_described_together_differ_in_what_they_set(database_url: str) -> None:
+    async with admin_node(database_url) as node:
+        await node.create("own", configs={"retention.ms": "5"})
+        await node.create("plain")
+        await alter(node, GROUP, "own", (SET, "consumer.session.timeout.ms", "50000"))
+        asked = [(TOPIC, "plain"), (TOPIC, "own"), (GROUP, "plain"), (GROUP, "own"), (GROUP, "other")]
+        request = DescribeConfigsRequest(
+            resources=tuple(DescribeConfigsResource(resource_type=kind, resource_name=name) for kind, name in asked),
+            include_synonyms=True,
+        )
+        together = (await node.ask(ApiKey.DESCRIBE_CONFIGS, request, 4)).results
+        alone = [await describe(node, *one, include_synonyms=True) for one in dict.fromkeys(asked)]
+        assert list(together) == alone
+        values = {
+            (result.resource_type, result.resource_name, entry.name): entry.value
+            for result in together
+            for entry in result.configs
+        }
+        assert values[TOPIC, "own", "retention.ms"] == "5"
+        assert values[TOPIC, "plain", "retention.ms"] == "604800000"
+        assert values[GROUP, "own", "consumer.session.timeout.ms"] == "50000"
+        assert values[GROUP, "other", "consumer.session.timeout.ms"] == "45000"
+
+
 async def test_documentation_and_synonyms_where_asked_for(database_url: str) -> None:
     async with admin_node(database_url, broker={"log.retention.hours": "1", "log.retention.minutes": "30"}) as node:
         await node.create("orders", configs={"retention.ms": "5"})
