@@ -2,7 +2,8 @@
 
 The one idea: a full collection looks at every object there is, in one go. What it has found alive is set apart, so that
 the next looks at what has come since. And the half million objects of one request make fifty milliseconds of it, and
-go without it when the request is answered: it waits for them. Young collections go on meanwhile.
+go without it when the request is answered: it waits for them. Young collections go on meanwhile. Once very many are set
+apart all are looked at again, which takes a tenth of a second for a million: when nobody asks anything.
 """
 
 from __future__ import annotations
@@ -22,8 +23,15 @@ LEFTOVERS_S = 0.1
 """From the answer until what the request was made of is gone."""
 
 MAX_GROWTH = 1_000_000
-"""Objects set apart above twice as many as were alive when all were looked at last: then all are again, since what has
-become garbage among them by a cycle is found by that alone."""
+"""Objects set apart above twice as many as were alive when all were looked at last: then all are again, as soon as the
+loop idles, since what has become garbage among them by a cycle is found by that alone."""
+
+MAX_OVERGROWTH = 4
+"""So many times of that many, and all are looked at though the loop never idles: memory has an end too."""
+
+IDLE_S = 1.0
+MAX_IDLE_SHARE = 0.02
+"""The loop idles when its thread works for no more than this part of so many seconds."""
 
 _NEVER = 2**31 - 1
 _FULL = 2
@@ -84,6 +92,8 @@ class Survivors:
         self._loop = asyncio.get_running_loop()
         self._awaited = False
         self._collecting = False
+        self._look: asyncio.TimerHandle | None = None
+        """Awaits an idle loop."""
         self._alive = self._apart = self._counted_above = 0
         """Objects: alive when all were looked at last; set apart by now, at most; how many make a count worth it."""
         self._look_at_all()
@@ -91,6 +101,8 @@ class Survivors:
         full_collections.overdue = self._set_apart
 
     def close(self) -> None:
+        if self._look is not None:
+            self._look.cancel()
         gc.callbacks.remove(self._collected)
         full_collections.overdue = _nothing
 
@@ -104,27 +116,40 @@ class Survivors:
         self._awaited = False
         self._apart += len(gc.get_objects())  # those that are not apart yet
         gc.freeze()
-        if self._have_become_many():
+        if self._have_become_many() and self._look is None:
+            self._look_when_idle()
+        self._collect()  # of nothing: Python measures by what was left how soon the next full one comes
+
+    def _look_when_idle(self) -> None:
+        self._look = self._loop.call_later(IDLE_S, self._look_if_idle, time.thread_time())
+
+    def _look_if_idle(self, worked_before_s: float) -> None:
+        idles = time.thread_time() - worked_before_s <= IDLE_S * MAX_IDLE_SHARE
+        if idles or self._apart > MAX_OVERGROWTH * self._most:
+            self._look = None
             self._look_at_all()
         else:
-            self._collect()  # of nothing: Python measures by what was left how soon the next full one comes
+            self._look_when_idle()
+
+    @property
+    def _most(self) -> int:
+        return 2 * self._alive + self._max_growth
 
     def _have_become_many(self) -> bool:
         """To count them takes as long as to walk along them all, so those that have come are added up first. Some of
         them are gone again, which a count finds out; the next is made when a quarter more have come."""
         if self._apart <= self._counted_above:
             return False
-        most = 2 * self._alive + self._max_growth
         self._apart = gc.get_freeze_count()
-        self._counted_above = max(most, self._apart + most // 4)
-        return self._apart > most
+        self._counted_above = max(self._most, self._apart + self._most // 4)
+        return self._apart > self._most
 
     def _look_at_all(self) -> None:
         gc.unfreeze()
         self._collect()
         gc.freeze()
         self._alive = self._apart = gc.get_freeze_count()
-        self._counted_above = 2 * self._alive + self._max_growth
+        self._counted_above = self._most
         self._collect()
 
     def _collect(self) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
+import time
 import weakref
 from collections.abc import AsyncIterator, Iterator
 
@@ -109,7 +111,15 @@ async def test_a_full_collection_does_not_look_again_at_what_the_one_before_foun
         assert not set(map(id, kept)) & set(map(id, gc.get_objects())), "the collector knows nothing of them"
 
 
-async def test_what_is_set_apart_and_becomes_garbage_is_found_when_there_is_much() -> None:
+@pytest.mark.parametrize(
+    ("idle_share", "overgrowth"), [pytest.param(10.0, 4, id="idle"), pytest.param(-1.0, 0, id="too-much")]
+)
+async def test_what_is_set_apart_and_becomes_garbage_is_found_when_there_is_much(
+    monkeypatch: pytest.MonkeyPatch, idle_share: float, overgrowth: int
+) -> None:
+    monkeypatch.setattr(collection, "IDLE_S", 0.01)
+    monkeypatch.setattr(collection, "MAX_IDLE_SHARE", idle_share)
+    monkeypatch.setattr(collection, "MAX_OVERGROWTH", overgrowth)
     survivors = Survivors(max_growth=1_000)
     node = Node()
     gc.collect()
@@ -122,10 +132,33 @@ async def test_what_is_set_apart_and_becomes_garbage_is_found_when_there_is_much
     kept = [[] for _ in range(2 * gc.get_freeze_count() + 2_000)]
     gc.collect()
     await asyncio.sleep(0)
-    assert gone() is None
+    assert gone() is not None, "not at once: who asks something now would wait for it"
+    async with asyncio.timeout(10):
+        while gone() is not None:  # noqa: ASYNC110 (a timer of the module looks)
+            await asyncio.sleep(0.005)
     assert len(kept) > 2_000
     survivors.close()
     gc.unfreeze()
+
+
+async def test_a_loop_that_works_is_not_stopped_to_look_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "IDLE_S", 0.001)
+    worked_s = itertools.count()
+    asked: list[int] = []
+    monkeypatch.setattr(time, "thread_time", lambda: asked.append(1) or next(worked_s))
+    survivors = Survivors(max_growth=1_000)
+    unfrozen: list[int] = []
+    unfreeze = gc.unfreeze
+    monkeypatch.setattr(gc, "unfreeze", lambda: unfrozen.append(1) or unfreeze())
+    kept = [[] for _ in range(2 * gc.get_freeze_count() + 2_000)]
+    gc.collect()
+    async with asyncio.timeout(10):
+        while len(asked) < 10:  # noqa: ASYNC110 (a timer of the module asks)
+            await asyncio.sleep(0.001)
+    assert not unfrozen
+    assert len(kept) > 2_000
+    survivors.close()
+    unfreeze()
 
 
 async def test_what_comes_and_goes_is_no_reason_to_count_what_is_apart(monkeypatch: pytest.MonkeyPatch) -> None:
