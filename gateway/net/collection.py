@@ -26,8 +26,8 @@ MAX_GROWTH = 1_000_000
 """Objects set apart above twice as many as were alive when all were looked at last: then all are again, as soon as the
 loop idles, since what has become garbage among them by a cycle is found by that alone."""
 
-MAX_OVERGROWTH = 4
-"""So many times of that many, and all are looked at though the loop never idles: memory has an end too."""
+MAX_OVERGROWTH = 3
+"""So many times that many above, and all are looked at though the loop never idles: memory has an end too."""
 
 IDLE_S = 1.0
 MAX_IDLE_SHARE = 0.02
@@ -116,7 +116,7 @@ class Survivors:
         self._awaited = False
         self._apart += len(gc.get_objects())  # those that are not apart yet
         gc.freeze()
-        if self._have_become_many() and self._look is None:
+        if self._apart > self._counted_above and self._look is None:
             self._look_when_idle()
         self._collect()  # of nothing: Python measures by what was left how soon the next full one comes
 
@@ -125,21 +125,20 @@ class Survivors:
 
     def _look_if_idle(self, worked_before_s: float) -> None:
         idles = time.thread_time() - worked_before_s <= IDLE_S * MAX_IDLE_SHARE
-        if idles or self._apart > MAX_OVERGROWTH * self._most:
-            self._look = None
-            self._look_at_all()
-        else:
+        if not idles and self._apart <= self._counted_above + MAX_OVERGROWTH * self._most:
             self._look_when_idle()
+            return
+        self._look = None
+        if self._have_become_many():
+            self._look_at_all()
 
     @property
     def _most(self) -> int:
         return 2 * self._alive + self._max_growth
 
     def _have_become_many(self) -> bool:
-        """To count them takes as long as to walk along them all, so those that have come are added up first. Some of
+        """To count them takes as long as to walk along them all, so those that have come are added up before. Some of
         them are gone again, which a count finds out; the next is made when a quarter more have come."""
-        if self._apart <= self._counted_above:
-            return False
         self._apart = gc.get_freeze_count()
         self._counted_above = max(self._most, self._apart + self._most // 4)
         return self._apart > self._most
