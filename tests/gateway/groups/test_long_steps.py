@@ -182,3 +182,26 @@ async def test_a_bug_in_such_a_step_leaves_nobody_waiting() -> None:
     assert isinstance(Record(scene.records.stored["wide"]).group, ConsumerGroup)
     assert (await scene.heartbeat("wide", 0, TOPICS)).error is ErrorCode.NONE
     await scene.groups.drain()
+
+
+async def test_a_long_step_that_changes_nothing_is_answered() -> None:
+    scene = Scene()
+    with scene.freely():
+        epoch = await scene.settle("wide", TOPICS)
+        stored = scene.records.stored.pop("wide")
+        async with asyncio.timeout(10):
+            assert (await scene.heartbeat("wide", epoch, TOPICS)).error is ErrorCode.NONE
+    assert scene.machines.apart[-1] is ConsumerGroupHeartbeat
+    assert not scene.records.stored, stored
+    await scene.groups.drain()
+
+
+async def test_long_steps_behind_each_other_are_all_taken_apart() -> None:
+    scene = Scene()
+    joining = [scene.heartbeat("wide", 0, TOPICS) for _ in range(3)]
+    scene.machines.may_go_on.set()
+    async with asyncio.timeout(10):
+        assert [(await joined).error for joined in joining] == [ErrorCode.NONE] * 3
+    assert scene.machines.apart == [ConsumerGroupHeartbeat] * 3
+    assert ConsumerGroupHeartbeat not in scene.machines.here
+    await scene.groups.drain()
