@@ -234,7 +234,6 @@ ON_PURPOSE = [
     "- `__consumer_offsets` may be deleted, which takes it out of listings until somebody looks for a group's",
     "  coordinator. Groups and their offsets do not lie in it, and stay.",
     "- Any node serves any partition, whoever leads it: nobody is told NOT_LEADER_OR_FOLLOWER for asking another.",
-    "- Group protocols cannot be switched off, neither by a setting nor by the level of a feature.",
     "- Groups, offsets and transactions lie in tables: nothing can be read from `__consumer_offsets` and",
     "  `__transaction_state`.",
     "- Fetch returns whole batches. Kafka fills up the bytes that it may send with a part of one, which clients drop.",
