@@ -94,7 +94,13 @@ class NodeStore:
         """Nodes whose registration has not run out, ordered by id."""
         rows = await self._pool.fetch(statement("alive_nodes"))
         return [
-            replace(_node(row), transaction_version=row["transaction_version"], read_ms=row["read_ms"]) for row in rows
+            replace(
+                _node(row),
+                transaction_version=row["transaction_version"],
+                levels=cast(dict[str, int], json.loads(row["levels"])),
+                read_ms=row["read_ms"],
+            )
+            for row in rows
         ]
 
     async def fenced(self) -> list[Node]:

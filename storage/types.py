@@ -330,6 +330,8 @@ class Node:
     """Announcements of appends that it had sent at its last renewal."""
     transaction_version: int = field(default=TRANSACTION_VERSION, compare=False)
     """By which it lets clients go."""
+    levels: Mapping[str, int] = field(default_factory=dict[str, int], compare=False)
+    """Features whose level an administrator has set → that level; the same for all nodes. Never mutated."""
     read_ms: int = field(default=0, compare=False)
     """When this was read, by Postgres' clock (Unix ms)."""
 

@@ -10,6 +10,7 @@ import asyncio
 import uuid
 from enum import IntEnum
 
+from gateway.apis.features import GROUPS, require_protocol
 from gateway.apis.group_types import of_type
 from gateway.apis.leaving import farewell
 from gateway.apis.subscribed_topics import look_up_subscribed
@@ -44,6 +45,7 @@ async def consumer_group_heartbeat(
 ) -> ConsumerGroupHeartbeatResponse:
     """Topics named that this node does not know are looked up first: a member that subscribes to what was created a
     moment ago elsewhere gets it in this answer."""
+    require_protocol(GROUPS, context)
     if not request.group_id:
         return ConsumerGroupHeartbeatResponse(
             error_code=ErrorCode.INVALID_REQUEST, error_message="GroupId can't be empty."
@@ -105,6 +107,7 @@ async def consumer_group_describe(
     request: described.ConsumerGroupDescribeRequest, context: RequestContext
 ) -> described.ConsumerGroupDescribeResponse:
     """A group that is missing or of another type is GROUP_ID_NOT_FOUND: Java's admin then asks DescribeGroups."""
+    require_protocol(GROUPS, context)
     asked = request.include_authorized_operations
     viewed = context.services.groups.views(await first_of_each(request.group_ids))
     return described.ConsumerGroupDescribeResponse(

@@ -1,6 +1,7 @@
-"""UpdateFeatures: the levels by which clients and brokers go (KIP-584).
+"""UpdateFeatures: the levels by which clients and brokers go (KIP-584), and which group protocols are on.
 
-The one idea: a level says what clients are told, not what is served. Whoever comes by a lower one is served as ever.
+The one idea: `transaction.version` says what clients are told, and whoever comes by a lower one is served as ever. The
+other levels switch a group protocol on or off, as does `group.coordinator.rebalance.protocols`.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ GROUPS, SHARE, STREAMS, TRANSACTIONS = "group.version", "share.version", "stream
 LOWEST_LEVEL = 0
 SUPPORTED = {GROUPS: 1, SHARE: 1, STREAMS: 1, TRANSACTIONS: TRANSACTION_VERSION}
 """Feature → its highest level."""
-ALWAYS_SERVED = {GROUPS: "The consumer protocol", SHARE: "The share protocol", STREAMS: "The streams protocol"}
-"""Features that cannot be lowered: KIP-848, KIP-932, KIP-1071."""
+PROTOCOLS = {GROUPS: "consumer", SHARE: "share", STREAMS: "streams"}
+"""Feature → the group protocol that it switches on (KIP-848, KIP-932, KIP-1071), as
+`group.coordinator.rebalance.protocols` has it."""
 
 FIRST_VERSION_WITH_UPGRADE_TYPE = 1
 
@@ -43,8 +45,19 @@ class UpgradeType(IntEnum):
 
 def finalized(membership: Membership) -> dict[str, int]:
     """Feature → the level by which clients go."""
-    always = {name: SUPPORTED[name] for name in ALWAYS_SERVED}
-    return {**always, TRANSACTIONS: membership.transaction_version}
+    protocols = {name: membership.levels.get(name, SUPPORTED[name]) for name in PROTOCOLS}
+    return {**protocols, TRANSACTIONS: membership.transaction_version}
+
+
+def require_protocol(feature: str, context: RequestContext) -> None:
+    """Raises UNSUPPORTED_VERSION, without words as upstream, where the group protocol of a feature is switched off: by
+    the level of the feature or by this node's setting; share groups only by both (upstream:
+    KafkaApis.isConsumerGroupProtocolEnabled and its like)."""
+    is_named = PROTOCOLS[feature] in context.services.settings.broker.group_coordinator_rebalance_protocols
+    has_level = context.services.membership.levels.get(feature, SUPPORTED[feature]) > LOWEST_LEVEL
+    is_on = is_named or has_level if feature == SHARE else is_named and has_level
+    if not is_on:
+        raise KafkaError(ErrorCode.UNSUPPORTED_VERSION)
 
 
 async def update_features(request: UpdateFeaturesRequest, context: RequestContext) -> UpdateFeaturesResponse:
@@ -92,8 +105,6 @@ def _why_not(update: FeatureUpdateKey, current: int, context: RequestContext) ->
         )
     if level > current and kind is not UpgradeType.UPGRADE:
         return "Can't downgrade to a newer version."
-    if update.feature in ALWAYS_SERVED and level < current:
-        return f"{ALWAYS_SERVED[update.feature]} is always served."
     return None
 
 

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from uuid import UUID
 
+from gateway.apis.features import SHARE, require_protocol
 from gateway.apis.metadata import Placement
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.share.heartbeat import is_uuid
@@ -38,6 +39,7 @@ Batches = Sequence[fetching.AcknowledgementBatch]
 async def share_fetch(request: ShareFetchRequest, context: RequestContext) -> ShareFetchResponse:
     """The first request of a session brings no acknowledgements, the last one fetches nothing, and neither does one
     that renews."""
+    require_protocol(SHARE, context)
     named: dict[tuple[UUID, int], Batches] = {}
     acknowledges = False
     async for topic in in_pieces(request.topics):
@@ -77,6 +79,7 @@ def refuse_share_fetch(
 
 
 async def share_acknowledge(request: ShareAcknowledgeRequest, context: RequestContext) -> ShareAcknowledgeResponse:
+    require_protocol(SHARE, context)
     if request.share_session_epoch == INITIAL_EPOCH:
         raise KafkaError(ErrorCode.INVALID_SHARE_SESSION_EPOCH, "a share session is begun by ShareFetch")
     session = _session(request, context)

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from uuid import UUID
 
+from gateway.apis.features import SHARE, require_protocol
 from gateway.apis.group_types import of_type
 from gateway.coordinator.machine import Value
 from gateway.coordinator.share.model import BeginShareGroup, ShareGroup
@@ -46,6 +47,7 @@ async def describe_share_group_offsets(
     request: DescribeShareGroupOffsetsRequest, context: RequestContext
 ) -> DescribeShareGroupOffsetsResponse:
     """Null topics are all in which the group stands somewhere; where it stands nowhere yet the offset is −1."""
+    require_protocol(SHARE, context)
     asked = {group.group_id: group for group in request.groups}
     answers: list[describing.DescribeShareGroupOffsetsResponseGroup] = []
     async for group_id, group in context.services.groups.views(list(asked)):
@@ -155,6 +157,7 @@ async def alter_share_group_offsets(
 ) -> AlterShareGroupOffsetsResponse:
     """Of a share group without members: from the offsets that are given everything is to be delivered (again). A group
     that nobody has joined yet begins with it, as in Kafka."""
+    require_protocol(SHARE, context)
     services = context.services
     await _begin(request.group_id, services)
     topics = await look_up_topics((topic.topic_name for topic in request.topics), context)
@@ -226,6 +229,7 @@ async def delete_share_group_offsets(
     request: DeleteShareGroupOffsetsRequest, context: RequestContext
 ) -> DeleteShareGroupOffsetsResponse:
     """Of a share group without members: it begins anew in these topics, as a group that has never read them."""
+    require_protocol(SHARE, context)
     services = context.services
     topics = await look_up_topics((topic.topic_name for topic in request.topics), context)
     known = {topic.topic_id: topic for topic in topics.values() if isinstance(topic, Topic)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.apis.features import SHARE, require_protocol
 from gateway.apis.group_types import of_type
 from gateway.apis.leaving import farewell
 from gateway.apis.subscribed_topics import look_up_subscribed
@@ -34,6 +35,7 @@ async def share_group_heartbeat(
     request: ShareGroupHeartbeatRequest, context: RequestContext
 ) -> ShareGroupHeartbeatResponse:
     """Topics named that this node does not know are looked up first, as for consumer groups."""
+    require_protocol(SHARE, context)
     if not request.group_id:
         return ShareGroupHeartbeatResponse(
             error_code=ErrorCode.INVALID_REQUEST, error_message="GroupId can't be empty."
@@ -85,6 +87,7 @@ async def share_group_describe(
     request: described.ShareGroupDescribeRequest, context: RequestContext
 ) -> described.ShareGroupDescribeResponse:
     """A group that is missing or of another type is GROUP_ID_NOT_FOUND."""
+    require_protocol(SHARE, context)
     asked = request.include_authorized_operations
     viewed = context.services.groups.views(await first_of_each(request.group_ids))
     return described.ShareGroupDescribeResponse(

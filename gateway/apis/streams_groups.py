@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
+from gateway.apis.features import STREAMS, require_protocol
 from gateway.apis.group_types import of_type
 from gateway.apis.leaving import farewell
 from gateway.apis.topics import make_internal_topics
@@ -46,6 +47,7 @@ async def streams_group_heartbeat(
     request: StreamsGroupHeartbeatRequest, context: RequestContext
 ) -> StreamsGroupHeartbeatResponse:
     """Topics of the topology that this node does not know are looked up first, as for consumer groups."""
+    require_protocol(STREAMS, context)
     if not request.group_id:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "GroupId can't be empty.")
     topology = None if request.topology is None else topology_of(request.topology)
@@ -253,6 +255,7 @@ async def streams_group_describe(
     request: described.StreamsGroupDescribeRequest, context: RequestContext
 ) -> described.StreamsGroupDescribeResponse:
     """A group that is missing or of another type is GROUP_ID_NOT_FOUND."""
+    require_protocol(STREAMS, context)
     asked = request.include_authorized_operations
     viewed = context.services.groups.views(await first_of_each(request.group_ids))
     return described.StreamsGroupDescribeResponse(

@@ -39,6 +39,7 @@ class Membership:
         self._self_node: Node | None = None
         self._alive: list[Node] = []
         self._transaction_version = TRANSACTION_VERSION
+        self._levels: Mapping[str, int] = {}
         self._read_ms = 0
         self._leaders = Leaders(())
         self.leads: Callable[[PartitionKey], bool] = lambda key: False
@@ -98,6 +99,11 @@ class Membership:
     def transaction_version(self) -> int:
         """What all live nodes let clients go by: whose transactions go by it may write to any of them."""
         return self._transaction_version
+
+    @property
+    def levels(self) -> Mapping[str, int]:
+        """Features whose level an administrator has set → that level."""
+        return self._levels
 
     @property
     def read_ms(self) -> int:
@@ -176,6 +182,8 @@ class Membership:
     def _take(self, alive: list[Node]) -> None:
         versions = (node.transaction_version for node in alive)
         self._transaction_version = min(versions, default=self._transaction_version)
+        if alive:
+            self._levels = alive[0].levels  # read in one statement: all have the same
         self._read_ms = max((node.read_ms for node in alive), default=self._read_ms)
         others = [node for node in alive if node.node_id != self.node_id]
         before = {node.node_id for node in self._alive}

@@ -42,6 +42,12 @@ _INT, _LONG, _BOOLEAN = ConfigType.INT, ConfigType.LONG, ConfigType.BOOLEAN
 _AT_START = Update.AT_START
 
 
+def _with_classic(protocols: tuple[str, ...]) -> str | None:
+    """Upstream: KafkaConfig.groupCoordinatorRebalanceProtocols."""
+    wrong = each_one_of("classic", "consumer", "streams", "share")(protocols)
+    return wrong or (None if "classic" in protocols else "Disabling the 'classic' protocol is not supported.")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """Every broker setting that changes what the gateway does, typed. Build with `parse_broker_configs`."""
@@ -59,6 +65,13 @@ class BrokerConfig:
     )
     group_max_session_timeout_ms: int = setting(
         _INT, 1_800_000, "Longest session timeout that a classic member may ask for.", at_least(0), update=_AT_START
+    )
+    group_coordinator_rebalance_protocols: tuple[str, ...] = setting(
+        ConfigType.LIST,
+        ("classic", "consumer", "streams"),
+        "Group protocols that are served; classic always is, and share where share.version is not 0.",
+        _with_classic,
+        update=_AT_START,
     )
     group_consumer_session_timeout_ms: int = setting(
         _INT, 45_000, "How long a member of the consumer protocol may be silent.", at_least(1), update=_AT_START
@@ -492,12 +505,6 @@ _SHOWN = (
     ),
     _fixed("offsets.topic.replication.factor", ConfigType.SHORT, 1, "Committed offsets live in Postgres."),
     _fixed("offsets.commit.required.acks", ConfigType.SHORT, -1, "A commit is answered once it is durable."),
-    _fixed(
-        "group.coordinator.rebalance.protocols",
-        ConfigType.LIST,
-        ("classic", "consumer", "streams"),
-        "Group protocols served.",
-    ),
     _fixed("remote.log.storage.system.enable", _BOOLEAN, False, "There is no tiered storage."),
     _fixed("log.dirs", ConfigType.STRING, "postgres", "Where records are kept, as DescribeLogDirs names it."),
     _fixed("process.roles", ConfigType.LIST, ("broker", "controller"), "Every node serves every request."),

@@ -25,13 +25,14 @@ returning
 
 -- name: alive_nodes
 -- Nodes whose registration has not run out, and the transaction.version by which each lets clients go: what its release
--- serves (0 where nobody knows), at most what is finalized. And when this was read.
+-- serves (0 where nobody knows), at most what is finalized. And all levels that are finalized, and when this was read.
 select
     n.node_id, n.listeners, n.rack, n.incarnation, n.announced,
     least(
         case when r.node_id is null then 0 else coalesce(f.transaction_version, 2) end,
         (select level from finalized_feature where name = 'transaction.version')
     ) as transaction_version,
+    (select coalesce(jsonb_object_agg(name, level), '{}') from finalized_feature)::text as levels,
     (extract(epoch from clock_timestamp()) * 1000)::bigint as read_ms
 from node n
 left join node_release r on r.node_id = n.node_id and r.incarnation = n.incarnation

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,35 @@ def test_a_test_decides_on_settings_that_a_gateway_has_and_not_on_where_it_lies(
         "group.consumer.heartbeat.interval.ms": "100",
         "group.consumer.min.heartbeat.interval.ms": "100",
         "num.partitions": "3",
+    }
+
+
+@pytest.mark.parametrize(("broker", "outcome"), [("sluice", "unserved"), ("kafka", "passed")])
+def test_what_is_not_served_is_told_so_and_asked_of_apache_kafka(
+    broker: str, outcome: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = replace(
+        allowed((), {"SomeTest.wants": "why", "SomeTest.inside": "why"}), unserved=frozenset({"SomeTest.wants"})
+    )
+
+    class Passes:
+        def __init__(self, *_: object) -> None: ...
+
+        def run(self, tests: dict[str, str], _: object) -> None:
+            for row in tests:
+                kafka.answer(row, "passed", 0.0, "")
+
+    monkeypatch.setenv("COMPAT_BROKER", broker)
+    monkeypatch.delenv("COMPAT_SCENARIOS", raising=False)
+    monkeypatch.setattr(kafka, "Program", Passes)
+    monkeypatch.setattr(kafka, "there", lambda *_: {"kafka.api.SomeTest": {"wants", "inside"}})
+    monkeypatch.setattr(AllowList, "load", lambda: listed)
+    kafka.run(Path())
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert {row["scenario"].partition(".")[2]: row["outcome"] for row in rows} == {
+        "allow-list": "passed",
+        "SomeTest.wants": outcome,
+        "SomeTest.inside": "skipped",
     }
 
 

@@ -5,8 +5,7 @@ were written for a cluster inside their own process; two classes of ours stand i
 ask for brokers outside (`tests/compat/upstream_kafka/src`, `outside.py`). Of the tests those run that
 `kafka.allow.toml` lists; of every other one that file says why not.
 
-Against Apache Kafka the same tests run as they are, each with the cluster that it makes itself; those that cannot make
-one, for what they need of it is published by nobody, with one outside, as a gateway is.
+Against Apache Kafka the same tests run as they are, each with the cluster that it makes itself.
 
 STEP is build, run, version, or list, which prints the tests of classes that the file names. Each test becomes the
 scenario `upstream.<Class>.<method>`, one for each group protocol where it has several.
@@ -73,8 +72,7 @@ class AllowList:
     """`left_out` gives reasons by `Class.method`, perhaps with `[protocol]`; those of `unserved` want what a gateway
     does not serve, and Apache Kafka is asked them all the same. `bounded` are the classes that run where time is short;
     tests of `sharing` ones leave nothing behind but topics and groups. `nodes` and `seen` name classes or
-    `Class.method`: how many nodes a test gets at the most, and who sees brokers as if they were of its process; so does
-    `outside`: what Apache Kafka, too, is asked outside of the test's process."""
+    `Class.method`: how many nodes a test gets at the most, and who sees brokers as if they were of its process."""
 
     classes: tuple[ChosenTests, ...]
     left_out: dict[str, str]
@@ -82,7 +80,6 @@ class AllowList:
     bounded: tuple[str, ...]
     sharing: tuple[str, ...] = ()
     seen: tuple[str, ...] = ()
-    outside: tuple[str, ...] = ()
     unserved: frozenset[str] = frozenset()
 
     @classmethod
@@ -95,7 +92,6 @@ class AllowList:
             tuple(entries["bounded"]),
             tuple(entries.get("sharing", [])),
             tuple(entries.get("seen", [])),
-            tuple(entries.get("outside", [])),
             frozenset(test for part in entries["left_out"] if part.get("unserved") for test in part["tests"]),
         )
 
@@ -222,7 +218,7 @@ def run(folder: Path) -> None:
         if not (kafka and test in allowed.unserved) and (not wanted or test in wanted):
             answer(test, "unserved" if test in allowed.unserved else "skipped", 0.0, reason)
     limit = time.monotonic() + BOUNDED_SECONDS if bounded else None
-    chosen: dict[tuple[str, bool], dict[str, str]] = {}
+    chosen: dict[str, dict[str, str]] = {}
     for part in allowed.classes:
         asked = (*part.run, *(part.method_of(test) for test in sorted(allowed.unserved) if kafka and part.has(test)))
         for test in asked:
@@ -232,16 +228,13 @@ def run(folder: Path) -> None:
             if bounded and part.short not in allowed.bounded and row not in allowed.bounded:
                 answer(row, "unasked", 0.0, "runs by hand: continuous integration runs a part")
                 continue
-            outside = not kafka or part.short in allowed.outside or _base(row) in allowed.outside
-            chosen.setdefault((part.version, outside), {})[row] = f"{part.name}#{_base(test)}"
+            chosen.setdefault(part.version, {})[row] = f"{part.name}#{_base(test)}"
     with contextlib.ExitStack() as stack:
-        address = ""
-        if any(outside for _, outside in chosen):
-            address = stack.enter_context(door(allowed.nodes, sharing=allowed.sharing, kafka=kafka))
-        for version, outside in sorted(chosen):
-            heap = "768m" if outside else "2g"
-            command = _java(folder, version, outside=outside, heap=heap, seen=allowed.seen)
-            Program(command, address if outside else "").run(chosen[version, outside], limit)
+        address = stack.enter_context(door(allowed.nodes, sharing=allowed.sharing)) if chosen and not kafka else ""
+        for version in sorted(chosen):
+            heap = "2g" if kafka else "768m"
+            command = _java(folder, version, outside=not kafka, heap=heap, seen=allowed.seen)
+            Program(command, address).run(chosen[version], limit)
 
 
 class Program:

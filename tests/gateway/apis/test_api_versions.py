@@ -27,7 +27,7 @@ HIGHEST = {ApiKey.ADD_PARTITIONS_TO_TXN: 3}
 REFERENCE = Path(__file__).parents[2] / "protocol" / "reference" / "messages-4.2.json"
 
 
-MEMBERSHIP = SimpleNamespace(transaction_version=2, read_ms=7)
+MEMBERSHIP = SimpleNamespace(transaction_version=2, levels=dict[str, int](), read_ms=7)
 
 
 def context(version: int, connection: ConnectionInfo) -> RequestContext:

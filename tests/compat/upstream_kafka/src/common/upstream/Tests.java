@@ -110,12 +110,16 @@ public final class Tests {
         }
     }
 
-    /** Which of the brokers outside leads each partition. */
+    /** Which of the brokers outside leads each partition; nothing of a topic that is to have none any more. */
     public static final class Led {
         private Led() {}
 
-        public static scala.collection.immutable.Map<Object, Object> led(@Argument(1) String topic)
+        public static scala.collection.immutable.Map<Object, Object> led(
+                @Argument(1) String topic, @Argument(2) int partitions)
                 throws ExecutionException, InterruptedException {
+            if (partitions == 0) {
+                return Nothing.nothing();
+            }
             Map<Object, Object> found = new HashMap<>();
             try (Admin admin = Topics.admin()) {
                 var described = admin.describeTopics(List.of(topic)).allTopicNames().get().get(topic);

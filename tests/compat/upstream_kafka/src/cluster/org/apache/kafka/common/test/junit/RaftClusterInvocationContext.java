@@ -14,8 +14,10 @@ import java.util.concurrent.ExecutionException;
 import kafka.server.ControllerServer;
 import kafka.server.KafkaBroker;
 import org.apache.kafka.clients.admin.Admin;
+import org.apache.kafka.clients.admin.FeatureUpdate;
 import org.apache.kafka.clients.admin.ListTopicsOptions;
 import org.apache.kafka.clients.admin.NewTopic;
+import org.apache.kafka.clients.admin.UpdateFeaturesOptions;
 import org.apache.kafka.clients.consumer.GroupProtocol;
 import org.apache.kafka.common.Node;
 import org.apache.kafka.common.network.ListenerName;
@@ -98,7 +100,30 @@ public class RaftClusterInvocationContext implements TestTemplateInvocationConte
                 }
                 outside = Outside.open(
                         clusterConfig.numBrokers(), new HashMap<>(clusterConfig.serverProperties()), racks, test);
+                if (!clusterConfig.features().isEmpty()) {
+                    lower();
+                }
             }
+        }
+
+        /** Levels of features that a test wants lower than they are; the others are as high as they can be. */
+        private void lower() {
+            asked(admin -> {
+                var levels = admin.describeFeatures().featureMetadata().get().finalizedFeatures();
+                Map<String, FeatureUpdate> updates = new HashMap<>();
+                clusterConfig.features().forEach((feature, level) -> {
+                    var now = levels.get(feature.featureName());
+                    if (now != null && level < now.maxVersionLevel()) {
+                        updates.put(
+                                feature.featureName(),
+                                new FeatureUpdate(level, FeatureUpdate.UpgradeType.SAFE_DOWNGRADE));
+                    }
+                });
+                if (!updates.isEmpty()) {
+                    admin.updateFeatures(updates, new UpdateFeaturesOptions()).all().get();
+                }
+                return null;
+            });
         }
 
         @Override
