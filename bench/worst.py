@@ -42,7 +42,11 @@ from protocol.api_keys import ApiKey
 from protocol.codec import encode, has_more_elements, request_class
 from protocol.compression import Compression, compress
 from protocol.consumer import Subscription, encode_subscription
-from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
+)
 from protocol.messages.alter_client_quotas import AlterClientQuotasRequest, EntityData, EntryData, OpData
 from protocol.messages.alter_share_group_offsets import (
     AlterShareGroupOffsetsRequest,
@@ -347,6 +351,20 @@ def in_transactions(producer: InitProducerIdResponse) -> Iterator[Case]:
             v3_and_below_topics=(AddPartitionsToTxnTopic(name=WIDE, partitions=tuple(partitions)),),
         )
 
+    def batch(partitions: Sequence[int], count: int) -> AddPartitionsToTxnRequest:
+        return AddPartitionsToTxnRequest(
+            transactions=tuple(
+                AddPartitionsToTxnTransaction(
+                    transactional_id=TRANSACTIONAL_ID if number == 0 else f"nobody-{number}",
+                    producer_id=producer_id,
+                    producer_epoch=epoch,
+                    verify_only=True,
+                    topics=(AddPartitionsToTxnTopic(name=WIDE, partitions=tuple(partitions)),),
+                )
+                for number in range(count)
+            )
+        )
+
     def end(*, committed: bool) -> EndTxnRequest:
         return EndTxnRequest(
             transactional_id=TRANSACTIONAL_ID, producer_id=producer_id, producer_epoch=epoch, committed=committed
@@ -357,6 +375,8 @@ def in_transactions(producer: InitProducerIdResponse) -> Iterator[Case]:
     yield Case("add_partitions_to_txn: one partition often, refused", adding, 3, [add(often, "nobody")])
     yield Case("add_partitions_to_txn: one partition often", adding, 3, [add(often)])
     yield Case("add_partitions_to_txn: a wide topic", adding, 3, [add(whole)] * 3)
+    yield Case("add_partitions_to_txn: by brokers, whether a wide topic is in", adding, 5, [batch(whole, 1)] * 3)
+    yield Case("add_partitions_to_txn: by brokers, many transactions", adding, 5, [batch((0,), ELEMENTS // 4)])
     same = DescribeTransactionsRequest(transactional_ids=(TRANSACTIONAL_ID,) * (ELEMENTS - 1))
     yield Case("describe_transactions: a wide one often", ApiKey.DESCRIBE_TRANSACTIONS, 0, [same])
     yield Case("end_txn: commit of a wide topic", ApiKey.END_TXN, 3, [end(committed=True)])

@@ -21,7 +21,6 @@ import structlog
 
 from gateway.apis import SERVED
 from gateway.apis.described_topics import DescribedTopics
-from gateway.apis.topics import create_internal_topics
 from gateway.cluster.clock import ClusterClock
 from gateway.cluster.histories import Histories
 from gateway.cluster.jobs import Job, Jobs
@@ -144,7 +143,6 @@ class App:
         sys.setswitchinterval(THREAD_SWITCH_S)
         database, history, histories = await self._open_database()
         topics = TopicStore(database)
-        await create_internal_topics(topics)
         broker = settings.broker.with_dynamic(await topics.load_broker_configs())
         node_store = NodeStore(database)
         clock = ClusterClock()

@@ -121,7 +121,7 @@ SERVED: tuple[Served, ...] = (
     Served(
         ApiKey.ADD_PARTITIONS_TO_TXN,
         0,
-        3,
+        5,
         transactions.add_partitions_to_txn,
         transactions.refuse_add_partitions_to_txn,
     ),

@@ -27,7 +27,7 @@ from gateway.config.client_metrics import (
     subscription_patterns,
 )
 from gateway.config.definition import ConfigKey, ConfigSource, ConfigType, Update, render
-from gateway.config.group import GROUP_CONFIGS, check_group_configs, group_layers
+from gateway.config.group import GROUP_CONFIGS, check_group_configs, group_value
 from gateway.config.listeners import render_listeners
 from gateway.config.topic import (
     REPLICATION_FACTOR,
@@ -205,9 +205,8 @@ def _topic_entry(
 def _group_entry(
     key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig, request: DescribeConfigsRequest
 ) -> DescribeConfigsResourceResult:
-    layers = group_layers(key, configs, broker)
-    synonyms = [DescribeConfigsSynonym(name=name, value=value, source=source) for source, name, value in layers]
-    source, _, value = layers[0]
+    source, value = group_value(key, configs, broker)
+    synonyms = [DescribeConfigsSynonym(name=key.name, value=value, source=source)]
     return _entry(key, value, source, synonyms, request, read_only=False)
 
 
@@ -515,7 +514,7 @@ async def _alter_group(group_id: str, change: Change, services: Services, *, val
 
     def effective(name: str) -> tuple[ConfigKey, str | None] | None:
         key = GROUP_CONFIGS.get(name)
-        return None if key is None else (key, group_layers(key, current, broker)[0][2])
+        return None if key is None else (key, group_value(key, current, broker)[1])
 
     wanted = change(current, effective)
     check_group_configs(wanted, broker)

@@ -77,14 +77,14 @@ async def _find(keys: Sequence[str], key_type: int, services: Services) -> Seque
 
 
 async def _show_consumer_offsets(services: Services) -> None:
-    """Makes `__consumer_offsets` again if somebody has deleted it, as upstream does here."""
+    """Makes `__consumer_offsets` if there is none, or somebody has deleted it, as upstream does here."""
     catalog = services.catalog
     if catalog.get(CONSUMER_OFFSETS) is None:
         try:
             await create_internal_topics(services.topics)
             await catalog.refresh_if_changed()
         except StorageError as error:
-            log.warning("not created again", topic=CONSUMER_OFFSETS, reason=str(error))
+            log.warning("not created", topic=CONSUMER_OFFSETS, reason=str(error))
 
 
 def _coordinator(key: str, found: Node | KafkaError, listener: str) -> Coordinator:

@@ -110,7 +110,9 @@ class Placement:
 
 
 async def metadata(request: MetadataRequest, context: RequestContext) -> MetadataResponse:
-    """Creates missing topics where client and broker both allow it; an all-topics request never does."""
+    """Creates missing topics where client and broker both allow it; an all-topics request never does. A topic that it
+    creates is in the next answer, as in Kafka: this one says UNKNOWN_TOPIC_OR_PARTITION, upon which clients ask again
+    (upstream: AutoTopicCreationManager)."""
     services = context.services
     placement = Placement(context)
     with_operations = request.include_topic_authorized_operations
@@ -216,7 +218,7 @@ async def _find_by_name(
             codes.update(await _create_missing(missing, context.services))
     except StorageError as error:
         codes.update(dict.fromkeys(missing, storage_code(context.api_key, error)))
-    return await mapped(lambda name: catalog.get(name) or _failed(name, codes), names)
+    return await mapped(lambda name: (None if name in codes else catalog.get(name)) or _failed(name, codes), names)
 
 
 def _failed(name: str, codes: dict[str, ErrorCode]) -> MetadataResponseTopic:
@@ -224,8 +226,9 @@ def _failed(name: str, codes: dict[str, ErrorCode]) -> MetadataResponseTopic:
 
 
 async def _create_missing(names: Sequence[str], services: Services) -> dict[str, ErrorCode]:
-    """Why some of these names are still no topics; those that are missing from the answer were created."""
-    codes = dict.fromkeys(names[MAX_CREATED:], ErrorCode.LEADER_NOT_AVAILABLE)
+    """What this answer says of these names; those that are missing from it another node has created."""
+    codes = dict.fromkeys(names, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    codes.update(dict.fromkeys(names[MAX_CREATED:], ErrorCode.LEADER_NOT_AVAILABLE))
     rendered = services.catalog.rendered_names()
     plans: list[NewTopic] = []
     for name in names[:MAX_CREATED]:
@@ -237,7 +240,11 @@ async def _create_missing(names: Sequence[str], services: Services) -> dict[str,
     if lost:
         # Another node was first: what it made is the answer.
         await services.catalog.refresh_if_changed()
-        codes.update(dict.fromkeys(lost, ErrorCode.LEADER_NOT_AVAILABLE))
+        for name in lost:
+            if services.catalog.get(name) is not None:
+                del codes[name]
+            else:
+                codes[name] = ErrorCode.LEADER_NOT_AVAILABLE
     return codes
 
 

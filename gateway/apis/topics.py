@@ -69,10 +69,10 @@ DEFAULT = -1
 
 
 async def create_internal_topics(topics: TopicStore) -> None:
-    """Makes `__consumer_offsets` if this database has none: at start, and after it was deleted.
+    """Makes `__consumer_offsets` if this database has none: when a group's coordinator is looked for, as in Kafka.
 
-    Tools expect to find it. It is internal, has a partition for each shard of groups, and stays empty: offsets live in
-    tables of their own. Being a real topic, it answers ListOffsets, Fetch and DescribeLogDirs as any other.
+    Tools expect to find it then. It is internal, has a partition for each shard of groups, and stays empty: offsets
+    live in tables of their own. Being a real topic, it answers ListOffsets, Fetch and DescribeLogDirs as any other.
     """
     configs = {"cleanup.policy": "compact"}
     await topics.create([NewTopic(CONSUMER_OFFSETS, SHARD_COUNTS[LeaseKind.GROUPS], configs, internal=True)])

@@ -6,6 +6,8 @@ that go by `transaction.version` 2 name nothing (KIP-890): Produce and TxnOffset
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from gateway.log.partition_lookup import find_partition, look_up_topics
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces
@@ -15,76 +17,109 @@ from protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnPartitionResult,
     AddPartitionsToTxnRequest,
     AddPartitionsToTxnResponse,
+    AddPartitionsToTxnResult,
+    AddPartitionsToTxnTopic,
     AddPartitionsToTxnTopicResult,
+    AddPartitionsToTxnTransaction,
 )
 from protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
 from storage.types import Partition, PartitionKey
 
 FIRST_VERSION_WITH_FENCED = 2
 FIRST_VERSION_THAT_RAISES_EPOCH = 5
+FIRST_VERSION_OF_BROKERS = 4
+"""From which on AddPartitionsToTxn holds many transactions."""
 NO_LEADER_EPOCH = -1
 
 
 async def add_partitions_to_txn(
     request: AddPartitionsToTxnRequest, context: RequestContext
 ) -> AddPartitionsToTxnResponse:
-    """All of them or none: where one does not exist, the others are answered OPERATION_NOT_ATTEMPTED."""
-    _require_id(request.v3_and_below_transactional_id)
-    known = await look_up_topics((topic.name for topic in request.v3_and_below_topics), context)
+    """Of a transaction all partitions or none: where one does not exist, the others are answered
+    OPERATION_NOT_ATTEMPTED. From version 4 on each transaction succeeds or fails alone."""
+    if context.version < FIRST_VERSION_OF_BROKERS:
+        asked = AddPartitionsToTxnTransaction(
+            transactional_id=request.v3_and_below_transactional_id,
+            producer_id=request.v3_and_below_producer_id,
+            producer_epoch=request.v3_and_below_producer_epoch,
+            topics=request.v3_and_below_topics,
+        )
+        return AddPartitionsToTxnResponse(results_by_topic_v3_and_below=await _take_in(asked, context))
+    results: list[AddPartitionsToTxnResult] = []
+    async for asked in in_pieces(request.transactions):
+        try:
+            told = await _take_in(asked, context)
+        except KafkaError as error:
+            told = _each(asked.topics, error.code)
+        results.append(AddPartitionsToTxnResult(transactional_id=asked.transactional_id, topic_results=told))
+    return AddPartitionsToTxnResponse(results_by_transaction=tuple(results))
+
+
+async def _take_in(
+    asked: AddPartitionsToTxnTransaction, context: RequestContext
+) -> tuple[AddPartitionsToTxnTopicResult, ...]:
+    """What is said of each partition of one transaction. Raises KafkaError, StorageError."""
+    _require_id(asked.transactional_id)
+    known = await look_up_topics((topic.name for topic in asked.topics), context)
     found = {
         (topic.name, index): find_partition(known[topic.name], index, NO_LEADER_EPOCH)
-        async for topic in in_pieces(request.v3_and_below_topics)
+        async for topic in in_pieces(asked.topics)
         async for index in in_pieces(topic.partitions)
     }
     keys: list[PartitionKey] = [part.partition_key for part in found.values() if isinstance(part, Partition)]
-    if len(keys) == len(found):
-        await context.services.transactions.add(
-            request.v3_and_below_transactional_id,
-            request.v3_and_below_producer_id,
-            request.v3_and_below_producer_epoch,
-            keys,
-        )
     others = ErrorCode.NONE if len(keys) == len(found) else ErrorCode.OPERATION_NOT_ATTEMPTED
+    is_in = frozenset(keys)
+    if len(keys) == len(found):
+        producer = (asked.transactional_id, asked.producer_id, asked.producer_epoch)
+        if asked.verify_only:
+            is_in = await context.services.transactions.taken_in_by(*producer)
+        else:
+            await context.services.transactions.add(*producer, keys)
 
     def error_of(name: str, index: int) -> ErrorCode:
         part = found[name, index]
-        return others if isinstance(part, Partition) else part
+        if not isinstance(part, Partition):
+            return part
+        return others if part.partition_key in is_in else ErrorCode.TRANSACTION_ABORTABLE
 
-    return AddPartitionsToTxnResponse(
-        results_by_topic_v3_and_below=tuple(
-            [
-                AddPartitionsToTxnTopicResult(
-                    name=topic.name,
-                    results_by_partition=tuple(
-                        [
-                            AddPartitionsToTxnPartitionResult(
-                                partition_index=index, partition_error_code=error_of(topic.name, index)
-                            )
-                            async for index in in_pieces(topic.partitions)
-                        ]
-                    ),
-                )
-                async for topic in in_pieces(request.v3_and_below_topics)
-            ]
-        )
+    return tuple(
+        [
+            AddPartitionsToTxnTopicResult(
+                name=topic.name,
+                results_by_partition=tuple(
+                    [
+                        AddPartitionsToTxnPartitionResult(
+                            partition_index=index, partition_error_code=error_of(topic.name, index)
+                        )
+                        async for index in in_pieces(topic.partitions)
+                    ]
+                ),
+            )
+            async for topic in in_pieces(asked.topics)
+        ]
     )
 
 
 def refuse_add_partitions_to_txn(
     request: AddPartitionsToTxnRequest, version: int, code: ErrorCode, message: str | None
 ) -> AddPartitionsToTxnResponse:
-    code = _as_of(code, version)
+    if version >= FIRST_VERSION_OF_BROKERS:
+        return AddPartitionsToTxnResponse(error_code=code)
     return AddPartitionsToTxnResponse(
-        results_by_topic_v3_and_below=tuple(
-            AddPartitionsToTxnTopicResult(
-                name=topic.name,
-                results_by_partition=tuple(
-                    AddPartitionsToTxnPartitionResult(partition_index=index, partition_error_code=code)
-                    for index in topic.partitions
-                ),
-            )
-            for topic in request.v3_and_below_topics
+        results_by_topic_v3_and_below=_each(request.v3_and_below_topics, _as_of(code, version))
+    )
+
+
+def _each(topics: Sequence[AddPartitionsToTxnTopic], code: ErrorCode) -> tuple[AddPartitionsToTxnTopicResult, ...]:
+    return tuple(
+        AddPartitionsToTxnTopicResult(
+            name=topic.name,
+            results_by_partition=tuple(
+                AddPartitionsToTxnPartitionResult(partition_index=index, partition_error_code=code)
+                for index in topic.partitions
+            ),
         )
+        for topic in topics
     )
 
 

@@ -206,16 +206,10 @@ def group_handoff(configs: Mapping[str, str], broker: BrokerConfig) -> tuple[str
     return mode, int(configs.get(HANDOFF_TIMEOUT, broker.group_handoff_timeout_ms))
 
 
-def group_layers(
-    key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig
-) -> list[tuple[ConfigSource, str, str | None]]:
-    """(source, name, value) of everything that gives this setting a value, the strongest (effective) first. A default
-    goes by the group setting's own name, as upstream's does."""
-    layers: list[tuple[ConfigSource, str, str | None]] = []
+def group_value(key: ConfigKey, configs: Mapping[str, str], broker: BrokerConfig) -> tuple[ConfigSource, str | None]:
+    """Where this setting has its value from, and the value. What the broker gives is a default, and nothing is told of
+    what stands behind it (upstream, 4.2: ConfigHelper.createGroupConfigEntry)."""
     if key.name in configs:
-        layers.append((ConfigSource.GROUP_CONFIG, key.name, configs[key.name]))
-    for synonym in key.synonyms:
-        given = broker.layers(synonym.name)
-        layers.extend((source, synonym.name, value) for source, value in given if source is not _DEFAULT)
-    layers.append((_DEFAULT, key.name, render(key.default)))
-    return layers
+        return ConfigSource.GROUP_CONFIG, configs[key.name]
+    given = (broker.layers(synonym.name) for synonym in key.synonyms)
+    return _DEFAULT, next((layers[0][1] for layers in given if layers), render(key.default))

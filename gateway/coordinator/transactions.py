@@ -105,6 +105,11 @@ def add(producer: Producer | None, producer_id: int, producer_epoch: int) -> Dec
     return Decision(after=replace(producer, state=TransactionState.ONGOING))
 
 
+def verify(producer: Producer | None, producer_id: int, producer_epoch: int) -> ErrorCode:
+    """Whether may be told what the producer's transaction has taken in (AddPartitionsToTxn that only asks)."""
+    return _judge(producer, producer_id, producer_epoch)
+
+
 def end(producer: Producer | None, producer_id: int, producer_epoch: int, *, committed: bool) -> Decision:
     """EndTxn below version 5. Asked again for what was done, it is answered again."""
     if error := _judge(producer, producer_id, producer_epoch):

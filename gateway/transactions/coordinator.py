@@ -114,6 +114,17 @@ class Transactions:
                 return
         raise KafkaError(ErrorCode.CONCURRENT_TRANSACTIONS)
 
+    async def taken_in_by(
+        self, transactional_id: str, producer_id: int, producer_epoch: int
+    ) -> frozenset[PartitionKey]:
+        """The partitions that the producer's transaction has taken in (upstream:
+        TransactionCoordinator.handleVerifyPartitionsInTransaction). Raises KafkaError, StorageError."""
+        read = await self._store.read(transactional_id)
+        if error := rules.verify(_producer(read), producer_id, producer_epoch):
+            raise KafkaError(error)
+        partitions = (await self._store.partitions([producer_id])).get(producer_id, ())
+        return frozenset([part.partition_key async for part in in_pieces(partitions)])
+
     async def end(
         self,
         transactional_id: str,

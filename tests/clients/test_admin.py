@@ -125,6 +125,8 @@ def test_librdkafka_describes_cluster_topics_and_broker(librdkafka: AdminClient)
     configs = librdkafka.describe_configs([broker])[broker].result(TIMEOUT_S)
     assert configs["num.partitions"].value == "1"
     assert configs["advertised.listeners"].value.endswith(str(cluster.nodes[0].port))
+    # It is there once somebody has looked for a group's coordinator.
+    librdkafka.describe_consumer_groups([name])[name].result(TIMEOUT_S)
     offsets = librdkafka.list_topics(timeout=TIMEOUT_S).topics["__consumer_offsets"]
     assert len(offsets.partitions) == 50
 

@@ -229,7 +229,7 @@ async def test_a_zombies_offset_is_not_written_before_it_is_refused(gateway: Gat
 
 
 async def test_what_made_the_peer_panic_is_answered(gateway: GatewayProcess) -> None:
-    """InitProducerId with an id it has; settings that are lists, grown and shrunk; AddPartitionsToTxn is not served."""
+    """InitProducerId with an id it has; settings that are lists, grown and shrunk; a torn AddPartitionsToTxn."""
     async with await WireClient.connect(gateway.bootstrap) as client:
         first = await client.send(InitProducerIdRequest(transactional_id=None), 4)
         again = await client.send(

@@ -14,7 +14,9 @@ from protocol.consumer import Assignment, TopicPartition, decode_assignment, enc
 from protocol.errors import ErrorCode
 from protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from protocol.messages.describe_groups import DescribeGroupsRequest
+from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.list_groups import ListGroupsRequest
+from protocol.messages.metadata import MetadataRequest
 from protocol.messages.offset_commit import (
     OffsetCommitRequest,
     OffsetCommitRequestPartition,
@@ -22,7 +24,7 @@ from protocol.messages.offset_commit import (
 )
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup
 from tests.frames.members import create_topic, describe, fresh, join_all, member, settle
-from tests.gateway_process import GatewayProcess
+from tests.gateway_process import GatewayFactory, GatewayProcess
 from tests.wire import WireClient, encode_frame, read_frame
 
 NONE = ErrorCode.NONE
@@ -203,3 +205,12 @@ async def test_a_drained_gateway_answers_held_joins_and_keeps_the_group(gateway_
     async with member(gateway.bootstrap, group_id) as again:
         again.member_id, again.generation_id = before
         assert await again.heartbeat() == NONE
+
+
+async def test_the_offsets_topic_is_listed_once_a_coordinator_was_looked_for(gateway_factory: GatewayFactory) -> None:
+    """As in Kafka: not from the start."""
+    async with await WireClient.connect(gateway_factory().bootstrap) as client:
+        assert (await client.send(MetadataRequest(topics=None), 12)).topics == ()
+        await client.send(FindCoordinatorRequest(coordinator_keys=("group",)), 4)
+        listed = (await client.send(MetadataRequest(topics=None), 12)).topics
+        assert [(topic.name, topic.is_internal) for topic in listed] == [("__consumer_offsets", True)]

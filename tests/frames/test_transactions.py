@@ -8,7 +8,11 @@ from collections.abc import AsyncIterator
 import pytest
 
 from protocol.errors import ErrorCode
-from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from protocol.messages.add_partitions_to_txn import (
+    AddPartitionsToTxnRequest,
+    AddPartitionsToTxnTopic,
+    AddPartitionsToTxnTransaction,
+)
 from protocol.messages.find_coordinator import FindCoordinatorRequest
 from protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from protocol.records import Record, build_batch
@@ -218,6 +222,73 @@ async def test_every_transactional_id_has_a_coordinator(client: WireClient, vers
     answer = await client.send(asked, version)
     found = answer if version < 4 else answer.coordinators[0]
     assert (found.error_code, found.node_id) == (OK, 1)
+
+
+@pytest.mark.parametrize("version", [4, 5])
+async def test_brokers_name_many_transactions_and_each_succeeds_or_fails_alone(
+    client: WireClient, version: int
+) -> None:
+    topic = fresh("batched")
+    await create_topic(client, topic, 3)
+    mine, unknown, nameless = (
+        await producer_of(client),
+        Transactional(client, fresh("nobody")),
+        Transactional(client, ""),
+    )
+
+    def named(
+        producer: Transactional, *partitions: tuple[str, int], verify: bool = False, newer: int = 0, other: int = 0
+    ) -> AddPartitionsToTxnTransaction:
+        return AddPartitionsToTxnTransaction(
+            transactional_id=producer.transactional_id,
+            producer_id=producer.producer_id + other,
+            producer_epoch=producer.producer_epoch + newer,
+            verify_only=verify,
+            topics=tuple(AddPartitionsToTxnTopic(name=name, partitions=(index,)) for name, index in partitions),
+        )
+
+    async def ask(*transactions: AddPartitionsToTxnTransaction) -> list[list[ErrorCode]]:
+        """Of each transaction and each of its partitions, in the order given."""
+        answer = await client.send(AddPartitionsToTxnRequest(transactions=transactions), version)
+        assert answer.error_code == OK
+        named = [(each.transactional_id, [topic.name for topic in each.topics]) for each in transactions]
+        told = answer.results_by_transaction
+        assert [(each.transactional_id, [topic.name for topic in each.topic_results]) for each in told] == named
+        return [
+            [
+                ErrorCode(part.partition_error_code)
+                for topic in each.topic_results
+                for part in topic.results_by_partition
+            ]
+            for each in told
+        ]
+
+    first, second, missing = (topic, 0), (topic, 1), ("missing", 0)
+    assert await ask(
+        named(mine, first, verify=True),
+        named(mine, first),
+        named(unknown, first),
+        named(mine, second, missing),
+        named(mine, second, newer=1),
+        named(mine, first, second, verify=True),
+        named(mine, first, verify=True, other=1),
+        named(mine, first, verify=True, newer=-1),
+        named(nameless, first),
+    ) == [
+        [ErrorCode.TRANSACTION_ABORTABLE],
+        [OK],
+        [ErrorCode.INVALID_PRODUCER_ID_MAPPING],
+        [ErrorCode.OPERATION_NOT_ATTEMPTED, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION],
+        [ErrorCode.PRODUCER_FENCED],
+        [OK, ErrorCode.TRANSACTION_ABORTABLE],
+        [ErrorCode.INVALID_PRODUCER_ID_MAPPING],
+        [ErrorCode.PRODUCER_FENCED],
+        [ErrorCode.INVALID_REQUEST],
+    ]
+    await mine.send(first, b"taken in")
+    assert await mine.end(committed=True) is OK
+    assert delivered(await fetch(client, first, 0, committed=True)) == [(0, b"taken in")]
+    assert await ask(named(mine, first, verify=True)) == [[ErrorCode.TRANSACTION_ABORTABLE]], "it is over"
 
 
 async def test_a_marker_takes_one_offset_and_is_a_control_batch(client: WireClient) -> None:

@@ -35,11 +35,6 @@ REFERENCE = Path(__file__).parent / "reference"
 UNSTABLE_FROM = {ApiKey.INIT_PRODUCER_ID: 6}
 """Upstream declares this version but marks it unstable; we leave it out."""
 
-LEFT_OUT_FROM = {
-    ApiKey.ADD_PARTITIONS_TO_TXN: 4,
-}
-"""Versions that only brokers speak."""
-
 APIS = [
     "ApiVersions",
     "Metadata",
@@ -117,10 +112,9 @@ def test_a_message_is_declared_as_upstream_has_it(schema: MessageSchema):
     valid = Versions.parse(upstream["validVersions"])
     if upstream.get("latestVersionUnstable"):
         assert UNSTABLE_FROM[schema.api_key] == valid.highest
-    for ours_end in (UNSTABLE_FROM, LEFT_OUT_FROM):
-        if schema.api_key in ours_end:
-            assert ours_end[schema.api_key] in valid
-            valid &= Versions(0, ours_end[schema.api_key] - 1)
+    if schema.api_key in UNSTABLE_FROM:
+        assert UNSTABLE_FROM[schema.api_key] in valid
+        valid &= Versions(0, UNSTABLE_FROM[schema.api_key] - 1)
     assert schema.api_key == upstream["apiKey"]
     assert schema.direction.value == upstream["type"]
     assert schema.versions == valid

@@ -419,6 +419,23 @@ async def test_groups_have_settings_within_the_brokers_bounds(database_url: str)
         assert node.catalog.group_configs == {}
 
 
+async def test_of_a_groups_setting_only_what_holds_is_told(database_url: str) -> None:
+    """As Kafka 4.2 has it: what stands behind it is no synonym, and what the broker gives is a default."""
+    session, interval = "consumer.session.timeout.ms", "consumer.heartbeat.interval.ms"
+    async with admin_node(database_url, broker={"group.consumer.heartbeat.interval.ms": "7000"}) as node:
+        assert (await alter(node, GROUP, "g", (SET, session, "50000"))).error_code == ErrorCode.NONE
+        asked = DescribeConfigsResource(resource_type=GROUP, resource_name="g", configuration_keys=(session, interval))
+        request = DescribeConfigsRequest(resources=(asked,), include_synonyms=True)
+        answer = await node.ask(ApiKey.DESCRIBE_CONFIGS, request, 4)
+        assert {
+            entry.name: (entry.value, [(each.name, each.value, each.source) for each in entry.synonyms])
+            for entry in answer.results[0].configs
+        } == {
+            session: ("50000", [(session, "50000", ConfigSource.GROUP_CONFIG)]),
+            interval: ("7000", [(interval, "7000", ConfigSource.DEFAULT_CONFIG)]),
+        }
+
+
 async def test_streams_groups_have_settings_of_their_own(database_url: str) -> None:
     session, interval = "streams.session.timeout.ms", "streams.heartbeat.interval.ms"
     replicas, delay = "streams.num.standby.replicas", "streams.initial.rebalance.delay.ms"

@@ -240,6 +240,10 @@ async def test_missing_topic_is_created_where_client_and_broker_allow(database_u
                 # Before version 4 there is no such flag: asking is allowing.
                 answer = await ask(node, version, named(name), create=False)
                 assert codes(answer) == {name: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+                assert await node.topics.find(name) is None
+            answer = await ask(node, version, named(name))
+            assert codes(answer) == {name: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}, "as Kafka has it: not at once"
+            assert answer.topics[0].partitions == ()
             answer = await ask(node, version, named(name))
             assert codes(answer) == {name: ErrorCode.NONE}
             assert len(answer.topics[0].partitions) == 2
@@ -257,7 +261,9 @@ async def test_illegal_names(database_url: str) -> None:
     async with admin_node(database_url) as node:
         names = ["", ".", "..", "a b", "ö", "x" * 250]
         answer = await ask(node, 9, named(*names, "fine"))
-        assert codes(answer) == {**dict.fromkeys(names, ErrorCode.INVALID_TOPIC_EXCEPTION), "fine": ErrorCode.NONE}
+        fine = {"fine": ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+        assert codes(answer) == {**dict.fromkeys(names, ErrorCode.INVALID_TOPIC_EXCEPTION), **fine}
+        assert await node.topics.find("fine") is not None
 
 
 async def test_a_name_that_reads_like_another_is_not_created(database_url: str) -> None:
@@ -271,9 +277,11 @@ async def test_creations_of_one_request_are_bounded(database_url: str) -> None:
         names = [f"t{index:03}" for index in range(MAX_CREATED + 2)]
         answer = await ask(node, 9, named(*names))
         assert codes(answer) == {
-            name: ErrorCode.NONE if index < MAX_CREATED else ErrorCode.LEADER_NOT_AVAILABLE
+            name: ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if index < MAX_CREATED else ErrorCode.LEADER_NOT_AVAILABLE
             for index, name in enumerate(names)
         }
+        again = codes(await ask(node, 9, named(*names)))
+        assert {name for name, code in again.items() if code == ErrorCode.NONE} == set(names[:MAX_CREATED])
         assert set(codes(await ask(node, 9, named(*names))).values()) == {ErrorCode.NONE}
 
 

@@ -53,7 +53,9 @@ public final class Tests {
                 .intercept(MethodDelegation.to(Leader.class))
                 .method(named("bootstrapServers").or(named("plaintextBootstrapServers")))
                 .intercept(MethodDelegation.to(Bootstrap.class))
-                .method(named("waitUntilBrokerMetadataIsPropagated").or(named("verifyTopicDeletion")))
+                .method(named("waitUntilBrokerMetadataIsPropagated")
+                        .or(named("verifyTopicDeletion"))
+                        .or(named("ensureConsistentKRaftMetadata")))
                 .intercept(StubMethod.INSTANCE)
                 .make()
                 .load(helpers.getClassLoader(), ClassReloadingStrategy.fromInstalledAgent());
@@ -80,6 +82,13 @@ public final class Tests {
                     .load(groups.getClassLoader(), ClassReloadingStrategy.fromInstalledAgent());
         } catch (ClassNotFoundException older) {
             // Only later versions have published it.
+        }
+    }
+
+    /** Asks where a group is coordinated, by which the topic of offsets comes into being. */
+    public static void lookForCoordinator() throws ExecutionException, InterruptedException {
+        try (Admin admin = Topics.admin()) {
+            admin.listConsumerGroupOffsets("nobody").partitionsToOffsetAndMetadata().get();
         }
     }
 
@@ -110,14 +119,17 @@ public final class Tests {
         }
     }
 
-    /** Which of the brokers outside leads each partition; nothing of a topic that is to have none any more. */
+    /**
+     * Which of the brokers outside leads each partition; nothing of a topic that is to have none any more, and of where
+     * transactions are kept, which is no topic outside.
+     */
     public static final class Led {
         private Led() {}
 
         public static scala.collection.immutable.Map<Object, Object> led(
                 @Argument(1) String topic, @Argument(2) int partitions)
                 throws ExecutionException, InterruptedException {
-            if (partitions == 0) {
+            if (partitions == 0 || topic.equals("__transaction_state")) {
                 return Nothing.nothing();
             }
             Map<Object, Object> found = new HashMap<>();

@@ -35,6 +35,7 @@ import scala.collection.mutable.Buffer;
 import scala.jdk.javaapi.CollectionConverters;
 import upstream.Outside;
 import upstream.Seen;
+import upstream.Tests;
 
 /**
  * In the place of Kafka's class of this name: what its tests ask of a cluster, answered by brokers outside.
@@ -236,7 +237,10 @@ public abstract class KafkaServerTestHarness extends QuorumTestHarness {
     }
 
     /** It is there from the beginning. */
-    public void createOffsetsTopic(ListenerName listenerName, Properties adminClientConfig) {}
+    public void createOffsetsTopic(ListenerName listenerName, Properties adminClientConfig)
+            throws ExecutionException, InterruptedException {
+        Tests.lookForCoordinator();
+    }
 
     public ListenerName createOffsetsTopic$default$1() {
         return listenerName();
