@@ -94,6 +94,10 @@ APIS = [
     "DescribeProducers",
     "DescribeTransactions",
     "ListTransactions",
+    "SaslHandshake",
+    "SaslAuthenticate",
+    "AlterUserScramCredentials",
+    "DescribeUserScramCredentials",
 ]
 
 
