@@ -53,6 +53,11 @@ from protocol.messages.alter_share_group_offsets import (
     AlterShareGroupOffsetsRequestPartition,
     AlterShareGroupOffsetsRequestTopic,
 )
+from protocol.messages.alter_user_scram_credentials import (
+    AlterUserScramCredentialsRequest,
+    ScramCredentialDeletion,
+    ScramCredentialUpsertion,
+)
 from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
@@ -63,6 +68,7 @@ from protocol.messages.describe_share_group_offsets import (
     DescribeShareGroupOffsetsRequestGroup,
 )
 from protocol.messages.describe_transactions import DescribeTransactionsRequest
+from protocol.messages.describe_user_scram_credentials import DescribeUserScramCredentialsRequest, UserName
 from protocol.messages.end_txn import EndTxnRequest
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from protocol.messages.incremental_alter_configs import (
@@ -101,6 +107,7 @@ MANY, MANY_PARTITIONS = ("many-0", "many-1"), 10_000
 """Topics, and the partitions of each: as many as one request may make."""
 ALL_OF_MANY = f"{len(MANY) * MANY_PARTITIONS} partitions"
 ADMINISTERED = 5_000
+USERS = 9_990
 ABORTED, ABORTED_TRANSACTIONS = "aborted", 50_000
 READ_ABORTED = f"fetch: a batch within {ABORTED_TRANSACTIONS} aborted transactions"
 
@@ -498,6 +505,29 @@ def costly_patterns() -> Iterator[Case]:
     )
     quotas = AlterClientQuotasRequest(entries=entries)
     yield Case("alter_client_quotas: of many clients", ApiKey.ALTER_CLIENT_QUOTAS, 1, [quotas])
+    yield from many_users()
+
+
+def many_users() -> Iterator[Case]:
+    """One after the other: made, told of, taken away."""
+    names = [f"user-{number:05}" for number in range(USERS)]
+    upserted = AlterUserScramCredentialsRequest(
+        upsertions=tuple(
+            ScramCredentialUpsertion(
+                name=name, mechanism=2, iterations=4096, salt=bytes(24), salted_password=name.encode() * 6
+            )
+            for name in names
+        )
+    )
+    deleted = AlterUserScramCredentialsRequest(
+        deletions=tuple(ScramCredentialDeletion(name=name, mechanism=2) for name in names)
+    )
+    named = DescribeUserScramCredentialsRequest(users=tuple(UserName(name=name) for name in names))
+    altering, describing = ApiKey.ALTER_USER_SCRAM_CREDENTIALS, ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS
+    yield Case("alter_user_scram_credentials: many users", altering, 0, [upserted] * 2)
+    yield Case("describe_user_scram_credentials: all of many", describing, 0, [replace(named, users=None)] * 2)
+    yield Case("describe_user_scram_credentials: many by name", describing, 0, [named])
+    yield Case("alter_user_scram_credentials: many users taken away", altering, 0, [deleted])
 
 
 def administration() -> Iterator[Case]:

@@ -31,6 +31,7 @@ from gateway.cluster.reconciler import Reconciler
 from gateway.cluster.wakeups import Wakeups
 from gateway.config.broker import ConfigError
 from gateway.config.listeners import Listener, render_address
+from gateway.config.security import listener_security
 from gateway.config.settings import Settings, hide_password
 from gateway.groups.cluster_feed import ClusterFeed
 from gateway.groups.drains import Drains
@@ -54,6 +55,7 @@ from gateway.operate.maintenance import Maintenance
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
 from gateway.quotas.throttles import Throttles
+from gateway.security.authenticator import ListenerSasl, Users, guards
 from gateway.share.partitions import SharePartitions
 from gateway.share.sessions import ShareSessions
 from gateway.transactions.coordinator import Transactions
@@ -78,6 +80,7 @@ from storage.store import open_store
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
 from storage.types import Address
+from storage.users import UserStore
 
 log = structlog.get_logger(__name__)
 
@@ -306,6 +309,7 @@ class App:
             share=share,
             share_sessions=share_sessions,
             share_store=share_store,
+            users=UserStore(database),
             clock=clock,
             marks=marks,
         )
@@ -338,10 +342,12 @@ class App:
             groups.connection_closed(connection_id, by_peer)
             share_sessions.connection_closed(connection_id, share)
 
+        dispatch = Dispatch(SERVED, services, metrics, Stages(throttle=throttles.before, charge=throttles.around))
         await server.serve(
-            Dispatch(SERVED, services, metrics, Stages(throttle=throttles.before, charge=throttles.around)),
+            dispatch,
             connection_closed,
             lambda address: throttles.connection_wait_s(catalog.quotas, address),
+            guards(self._sasl(dispatch, services.users)),
         )
         self.bootstrap = membership.address
         self._look_for_itself(advertised)
@@ -394,6 +400,19 @@ class App:
             max_idle_ms=broker.connections_max_idle_ms,
             max_connections=broker.max_connections,
         )
+
+    def _sasl(self, dispatch: Dispatch, users: UserStore) -> dict[str, ListenerSasl]:
+        """Of the listeners whose clients authenticate by it."""
+        broker, known = self.settings.broker, Users(users)
+        delay_ms = broker.connection_failed_authentication_delay_ms
+        made: dict[str, ListenerSasl] = {}
+        for listener in self.settings.listeners:
+            sasl = listener_security(listener, broker).sasl
+            if sasl is not None:
+                made[listener.name] = ListenerSasl(
+                    listener.name, sasl, known, dispatch, self.metrics, failure_delay_ms=delay_ms
+                )
+        return made
 
     def _start_passes(
         self,

@@ -34,6 +34,7 @@ from gateway.operate import logs, workers
 from gateway.operate.http import program_version
 from gateway.operate.nodes import add_nodes
 from gateway.operate.upkeep import add_backup, add_check, add_restore
+from gateway.operate.users import add_users
 from protocol.api_keys import ApiKey
 from protocol.codec import decode, encode, request_class, response_class
 from protocol.errors import ProtocolError
@@ -104,6 +105,12 @@ def _parser() -> argparse.ArgumentParser:
         _add_options(upkeep)
         add(upkeep, lambda given: _configuration(given).settings)
 
+    users = commands.add_parser("users", help="who may authenticate by SCRAM: add, list, delete")
+    options = argparse.ArgumentParser(add_help=False)
+    _add_options(options)
+    add_users(
+        users.add_subparsers(metavar="COMMAND", required=True), options, lambda given: _configuration(given).settings
+    )
     add_commands(commands)
     return parser
 

@@ -85,6 +85,34 @@ class ClientQuota(NamedTuple):
     """None: it is to be taken away."""
 
 
+class ScramKey(NamedTuple):
+    """One credential."""
+
+    user: str
+    mechanism: int
+    """1: SCRAM-SHA-256, 2: SCRAM-SHA-512."""
+
+
+class ScramInfo(NamedTuple):
+    """What may be told of a credential."""
+
+    user: str
+    mechanism: int
+    iterations: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScramCredential:
+    """By what a server knows a user's password (RFC 5802)."""
+
+    user: str
+    mechanism: int
+    iterations: int
+    salt: bytes = field(repr=False)
+    stored_key: bytes = field(repr=False)
+    server_key: bytes = field(repr=False)
+
+
 DEFAULT_NAME = ""
 """No user, no client id and no address that has a quota is called so."""
 

@@ -25,6 +25,8 @@ from gateway.apis import (
     offset_fetch,
     offset_for_leader_epoch,
     produce,
+    sasl,
+    scram_credentials,
     share_fetch,
     share_group_offsets,
     share_groups,
@@ -41,6 +43,9 @@ from protocol.api_keys import ApiKey
 MAX_ADMIN_ELEMENTS = 20_000
 """Elements of a request that changes topics, settings or groups. Upstream takes what makes 10,000 records, of which
 each is an element or two here."""
+
+MAX_CREDENTIALS = 10_000
+"""That one request sets or deletes, each a record of upstream's."""
 
 MAX_LEAVING_MEMBERS = 5_000
 """Members that leave by one request: the coordinator takes them in one step, which nobody interrupts."""
@@ -102,6 +107,7 @@ SERVED: tuple[Served, ...] = (
     ),
     Served(ApiKey.DESCRIBE_GROUPS, 0, 6, group_admin.describe_groups, group_admin.refuse_describe_groups, bulky=True),
     Served(ApiKey.LIST_GROUPS, 0, 5, group_admin.list_groups, group_admin.refuse_list_groups, bulky=True),
+    Served(ApiKey.SASL_HANDSHAKE, 0, 1, sasl.sasl_handshake, sasl.refuse_sasl_handshake),
     Served(ApiKey.API_VERSIONS, 0, 4, api_versions.api_versions, api_versions.refuse_api_versions),
     Served(
         ApiKey.CREATE_TOPICS, 2, 7, topics.create_topics, topics.refuse_create_topics, max_elements=MAX_ADMIN_ELEMENTS
@@ -147,6 +153,7 @@ SERVED: tuple[Served, ...] = (
         ApiKey.ALTER_CONFIGS, 0, 2, configs.alter_configs, configs.refuse_alter_configs, max_elements=MAX_ADMIN_ELEMENTS
     ),
     Served(ApiKey.DESCRIBE_LOG_DIRS, 1, 4, log_dirs.describe_log_dirs, log_dirs.refuse_describe_log_dirs, bulky=True),
+    Served(ApiKey.SASL_AUTHENTICATE, 0, 2, sasl.sasl_authenticate, sasl.refuse_sasl_authenticate),
     Served(
         ApiKey.CREATE_PARTITIONS,
         0,
@@ -194,6 +201,23 @@ SERVED: tuple[Served, ...] = (
         client_quotas.alter_client_quotas,
         client_quotas.refuse_alter_client_quotas,
         max_elements=MAX_ADMIN_ELEMENTS,
+    ),
+    Served(
+        ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS,
+        0,
+        0,
+        scram_credentials.describe_user_scram_credentials,
+        scram_credentials.refuse_describe_user_scram_credentials,
+        bulky=True,
+        max_elements=MAX_ADMIN_ELEMENTS,
+    ),
+    Served(
+        ApiKey.ALTER_USER_SCRAM_CREDENTIALS,
+        0,
+        0,
+        scram_credentials.alter_user_scram_credentials,
+        scram_credentials.refuse_alter_user_scram_credentials,
+        max_elements=MAX_CREDENTIALS,
     ),
     Served(
         ApiKey.UPDATE_FEATURES,

@@ -12,13 +12,14 @@ clients' metrics are kept as by a Kafka broker that has no receiver for them: no
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from enum import IntEnum
 from functools import partial
 
 import structlog
 
 from gateway.apis.broker_loggers import Operation, alter_loggers, describe_loggers, read_broker_id
-from gateway.config.broker import BROKER_CONFIGS, NODE_CONFIGS, BrokerConfig, parse_broker_configs
+from gateway.config.broker import BROKER_CONFIGS, NODE_CONFIGS, BrokerConfig, find_broker_config, parse_broker_configs
 from gateway.config.client_metrics import (
     CLIENT_METRICS_CONFIGS,
     MAX_SUBSCRIPTIONS,
@@ -214,7 +215,7 @@ def _describe_broker(
     resource: DescribeConfigsResource, request: DescribeConfigsRequest, services: Services
 ) -> list[DescribeConfigsResourceResult]:
     broker = services.catalog.broker
-    keys = _chosen(BROKER_CONFIGS, resource)
+    keys = _chosen({**BROKER_CONFIGS, **_of_listeners(broker)}, resource)
     if resource.resource_name == ALL_BROKERS:
         keys = [key for key in keys if key.name in broker.dynamic]
         broker = broker.with_dynamic(broker.dynamic)
@@ -236,6 +237,12 @@ def _describe_broker(
         read_only = key.update is not Update.DYNAMIC
         entries.append(_entry(key, value, source, synonyms, request, read_only=read_only))
     return [*entries, *_unknown_entries(resource, broker)]
+
+
+def _of_listeners(broker: BrokerConfig) -> dict[str, ConfigKey]:
+    """Settings that were given for one listener alone."""
+    given = {name: find_broker_config(name) for name in broker.static if name not in BROKER_CONFIGS}
+    return {name: key for name, key in given.items() if key is not None}
 
 
 def _unknown_entries(resource: DescribeConfigsResource, broker: BrokerConfig) -> list[DescribeConfigsResourceResult]:
@@ -275,11 +282,15 @@ def _entry(
     *,
     read_only: bool,
 ) -> DescribeConfigsResourceResult:
+    secret = key.type is ConfigType.PASSWORD
+    if secret:
+        value, synonyms = None, [replace(synonym, value=None) for synonym in synonyms]
     return DescribeConfigsResourceResult(
         name=key.name,
         value=value,
         read_only=read_only,
         config_source=source,
+        is_sensitive=secret,
         synonyms=tuple(synonyms) if request.include_synonyms else (),
         config_type=key.type,
         documentation=key.documentation if request.include_documentation else None,

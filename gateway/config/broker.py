@@ -10,6 +10,7 @@ It does not know where values come from (`gateway/config/settings.py`) nor who s
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -37,6 +38,9 @@ from gateway.config.definition import (
 from storage.types import SHARD_COUNTS, LeaseKind
 
 __all__ = ["BROKER_CONFIGS", "BrokerConfig", "ConfigError", "parse_broker_configs", "validate_dynamic"]
+
+SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+"""Those that are served, by SASL's names."""
 
 _INT, _LONG, _BOOLEAN = ConfigType.INT, ConfigType.LONG, ConfigType.BOOLEAN
 _AT_START = Update.AT_START
@@ -438,6 +442,80 @@ class BrokerConfig:
         _INT, MAX_INT, "Most client connections at once on one node.", at_least(0), update=_AT_START
     )
 
+    # security
+    sasl_enabled_mechanisms: tuple[str, ...] = setting(
+        ConfigType.LIST,
+        (),
+        "Mechanisms by which clients may authenticate: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512.",
+        each_one_of(*SASL_MECHANISMS),
+        update=_AT_START,
+    )
+    sasl_server_max_receive_size: int = setting(
+        _INT, 524_288, "Largest request of a client that has not authenticated yet.", at_least(1), update=_AT_START
+    )
+    connections_max_reauth_ms: int = setting(
+        _LONG,
+        0,
+        "How long an authenticated client may stay connected until it authenticates again; 0: for ever.",
+        at_least(0),
+        update=_AT_START,
+    )
+    connection_failed_authentication_delay_ms: int = setting(
+        _INT,
+        100,
+        "How long a client that failed to authenticate waits for the answer and the end of its connection.",
+        between(0, 60_000),
+        update=_AT_START,
+    )
+    ssl_keystore_type: str = setting(
+        ConfigType.STRING, "PEM", "Format of the key and the certificates: PEM.", one_of("PEM"), update=_AT_START
+    )
+    ssl_keystore_location: str | None = setting(
+        ConfigType.STRING, None, "A PEM file with the private key and the certificate chain.", update=_AT_START
+    )
+    ssl_keystore_certificate_chain: str | None = setting(
+        ConfigType.PASSWORD, None, "The certificate chain as PEM text.", update=_AT_START
+    )
+    ssl_keystore_key: str | None = setting(
+        ConfigType.PASSWORD, None, "The private key as PEM text (PKCS #8).", update=_AT_START
+    )
+    ssl_key_password: str | None = setting(
+        ConfigType.PASSWORD, None, "The password of an encrypted private key.", update=_AT_START
+    )
+    ssl_truststore_type: str = setting(
+        ConfigType.STRING, "PEM", "Format of the certificates of authorities: PEM.", one_of("PEM"), update=_AT_START
+    )
+    ssl_truststore_location: str | None = setting(
+        ConfigType.STRING,
+        None,
+        "A PEM file with the certificates of authorities that clients' certificates are checked by.",
+        update=_AT_START,
+    )
+    ssl_truststore_certificates: str | None = setting(
+        ConfigType.PASSWORD, None, "The same as PEM text.", update=_AT_START
+    )
+    ssl_client_auth: str = setting(
+        ConfigType.STRING,
+        "none",
+        "Whether clients must show a certificate (required), may (requested), or are not asked (none).",
+        one_of("required", "requested", "none"),
+        update=_AT_START,
+    )
+    ssl_enabled_protocols: tuple[str, ...] = setting(
+        ConfigType.LIST,
+        ("TLSv1.2", "TLSv1.3"),
+        "Versions of TLS that are spoken.",
+        some_of("TLSv1.2", "TLSv1.3"),
+        update=_AT_START,
+    )
+    ssl_principal_mapping_rules: str = setting(
+        ConfigType.STRING,
+        "DEFAULT",
+        "How a certificate's distinguished name becomes a user: rules RULE:pattern/replacement/[LU] and DEFAULT, "
+        "separated by commas; the first that matches counts.",
+        update=_AT_START,
+    )
+
     static: Mapping[str, str] = field(default_factory=dict[str, str])
     """What was given at start, by Kafka's names, as text. Never mutated."""
     dynamic: Mapping[str, str] = field(default_factory=dict[str, str])
@@ -467,7 +545,7 @@ class BrokerConfig:
             found.append((ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, self.dynamic[name]))
         if name in self.static:
             found.append((ConfigSource.STATIC_BROKER_CONFIG, self.static[name]))
-        key = BROKER_CONFIGS.get(name)
+        key = find_broker_config(name)
         if key is not None and key.default is not None:
             found.append((ConfigSource.DEFAULT_CONFIG, render(key.default)))
         return found
@@ -531,6 +609,35 @@ BROKER_CONFIGS: Mapping[str, ConfigKey] = MappingProxyType(
     {key.name: key for key in (*_FIELDS.values(), *_SHOWN, *_NODE)}
 )
 """Every broker setting by name: typed fields, shown ones, and facts of the node."""
+
+
+_OF_LISTENERS = frozenset(
+    name
+    for name in _FIELDS
+    if name.startswith("ssl_") or name in ("sasl_enabled_mechanisms", "sasl_server_max_receive_size")
+) | {"connections_max_reauth_ms"}
+_LISTENER_PREFIX = "listener.name."
+_OF_MECHANISM = tuple(f".{mechanism.lower()}." for mechanism in SASL_MECHANISMS)
+JAAS_CONFIG = "sasl.jaas.config"
+
+
+def find_broker_config(name: str) -> ConfigKey | None:
+    """The setting of this name; None: nobody knows it.
+
+    A setting of one listener has the listener's name, in small letters, before its own: `listener.name.NAME.SETTING`,
+    and where it is one mechanism's, `listener.name.NAME.MECHANISM.SETTING`.
+    """
+    found = BROKER_CONFIGS.get(name)
+    if found is not None or not name.startswith(_LISTENER_PREFIX):
+        return found
+    for field_name in _OF_LISTENERS:
+        key = _FIELDS[field_name]
+        if name.endswith(f".{key.name}") and len(name) > len(_LISTENER_PREFIX) + len(key.name) + 1:
+            return dataclasses.replace(key, name=name)
+    if name.endswith(tuple(f"{mechanism}{JAAS_CONFIG}" for mechanism in _OF_MECHANISM)):
+        documentation = "Who may authenticate by a mechanism at a listener, in Kafka's syntax for login modules."
+        return ConfigKey(name, ConfigType.PASSWORD, None, documentation, update=_AT_START)
+    return None
 
 
 def parse_broker_configs(
@@ -605,7 +712,7 @@ def validate_dynamic(dynamic: Mapping[str, str]) -> None:
     """ConfigError if one of these cannot be set while the gateway runs, or not to this value. A name that nobody knows
     is kept, as by upstream, where it may belong to a plugin."""
     for name, value in dynamic.items():
-        key = BROKER_CONFIGS.get(name)
+        key = find_broker_config(name)
         if key is None:
             continue
         if key.update is not Update.DYNAMIC:
@@ -614,7 +721,7 @@ def validate_dynamic(dynamic: Mapping[str, str]) -> None:
 
 
 def _known(name: str, value: str) -> ConfigKey:
-    key = BROKER_CONFIGS.get(name)
+    key = find_broker_config(name)
     if key is None:
         raise ConfigError(name, value, "unknown broker setting")
     return key

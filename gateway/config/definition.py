@@ -16,6 +16,8 @@ from typing import Any
 
 ConfigValue = bool | int | float | str | tuple[str, ...] | None
 
+HIDDEN = "[hidden]"
+"""In the place of a password where settings are shown, as upstream writes it."""
 MAX_INT = 2**31 - 1
 MAX_LONG = 2**63 - 1
 
@@ -100,6 +102,8 @@ class ConfigKey:
 
     def parse(self, text: str) -> ConfigValue:
         """The typed value; ConfigError if the text is not of the type or outside what the setting allows."""
+        if self.type is ConfigType.PASSWORD:
+            return text.strip()
         value = _parse(self.name, self.type, text.strip())
         reason = self.check(value) if self.check is not None else None
         if reason is not None:

@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, ConfigError, parse_broker_configs
+from gateway.config.broker import BROKER_CONFIGS, BrokerConfig, ConfigError, find_broker_config, parse_broker_configs
+from gateway.config.definition import HIDDEN, ConfigType
 from gateway.config.listeners import (
     DEFAULT_NAME,
     WILDCARDS,
@@ -27,6 +28,7 @@ from gateway.config.listeners import (
     parse_listeners,
     render_address,
 )
+from gateway.config.security import listener_security
 from gateway.operate.logs import LOG_LEVELS, LogFormat
 from storage.byte_store import BUCKET_URL
 from storage.database_url import parse_database_url
@@ -319,6 +321,7 @@ def load(
     given = {value.name: value for value in broker_values}
     listen, advertise = parsed.pop("listen"), parsed.pop("advertise")
     listeners = _load_listeners(listen, advertise, {value.name: value for value in values}, given, warnings)
+    _check_security(listeners, broker, given)
     # The short forms are shown as what they came to, where they decide.
     if "listeners" not in given and "advertised.listeners" not in given:
         shown = render_address(listeners[0].advertised)
@@ -369,6 +372,20 @@ def _load_listeners(
             if listener.bind[0] in WILDCARDS
         )
     return tuple(listeners)
+
+
+def _check_security(listeners: Iterable[Listener], broker: BrokerConfig, given: Mapping[str, Value]) -> None:
+    for listener in listeners:
+        try:
+            listener_security(listener, broker)
+        except ConfigError as error:
+            origin = given[error.name].origin if error.name in given else "default"
+            raise ConfigurationError(error.name, error.value or "", origin, error.reason) from error
+    names = {listener.name.lower() for listener in listeners}
+    for name, value in given.items():
+        of_listener = name.startswith("listener.name.")
+        if of_listener and not any(name.startswith(f"listener.name.{each}.") for each in names):
+            raise ConfigurationError(name, value.text or "", value.origin, "there is no listener of this name")
 
 
 def _refuse_unknown_variables(environment: Mapping[str, str]) -> None:
@@ -428,7 +445,7 @@ def _load_broker(
 ) -> tuple[BrokerConfig, list[Value]]:
     given: dict[str, Value] = {name: Value(name, text, f"file {path}") for name, text in file_broker.items()}
     # A comma may belong to a value (cleanup.policy lists), so only one that starts another assignment separates.
-    for assignment in re.split(r"\n|,(?=\s*[a-z][a-z0-9.]*=)", environment.get("SLUICE_SET", "")):
+    for assignment in re.split(r"\n|,(?=\s*[a-z][a-z0-9._\-]*=)", environment.get("SLUICE_SET", "")):
         if assignment.strip():
             _assign(given, assignment, "environment SLUICE_SET")
     for variable, name in _BROKER_VARIABLES.items():
@@ -442,7 +459,13 @@ def _load_broker(
         value = given.get(error.name)
         origin = "default" if value is None else value.origin
         raise ConfigurationError(error.name, error.value or "", origin, error.reason) from error
-    return broker, [given[name] for name in sorted(given)]
+    return broker, [_shown(given[name]) for name in sorted(given)]
+
+
+def _shown(value: Value) -> Value:
+    key = find_broker_config(value.name)
+    secret = key is not None and key.type is ConfigType.PASSWORD
+    return Value(value.name, HIDDEN, value.origin) if secret else value
 
 
 def _assign(given: dict[str, Value], assignment: str, origin: str) -> None:

@@ -33,7 +33,7 @@ import structlog
 
 from gateway.net.context import ConnectionInfo
 from gateway.net.holdings import SMALL_BYTES, Holdings
-from gateway.net.requests import Admission, Order, RequestHandler, UnanswerableError
+from gateway.net.requests import Admission, Guard, LastAnswerError, Order, RequestHandler, UnanswerableError
 from protocol.buffer import Buffer
 from protocol.errors import ProtocolError
 from protocol.framing import Frame, FrameSplitter
@@ -53,6 +53,9 @@ UNREAD_WHEN_FULL_MS = 5_000
 REQUEST_BYTES = 6 * 1024
 """What a request that waits behind others takes beside its own bytes: a task, and what its handler has made of it. A
 thousand requests of two hundred bytes are six megabytes."""
+
+UNKNOWN_MS = 60_000
+"""How long a peer that must authenticate may stay without having done so."""
 
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
 
@@ -112,12 +115,13 @@ class Connection(asyncio.BufferedProtocol):
         scratch: bytearray,
         loop: asyncio.AbstractEventLoop,
         listener: str,
+        guard: Guard | None = None,
     ) -> None:
         self.info = ConnectionInfo(
             connection_id=secrets.token_hex(12), client_host="", listener=listener, holdings=holdings
         )
         self.last_active = loop.time()
-        self._requests = requests
+        self._requests: RequestHandler = requests if guard is None else guard
         self._observer = observer
         self._limits = limits
         self._holdings = holdings
@@ -128,7 +132,12 @@ class Connection(asyncio.BufferedProtocol):
         self._opened = False
         self._closed_by_us = False
         # Receiving
-        self._splitter = FrameSplitter(limits.max_request_bytes, scratch)
+        self._splitter = FrameSplitter(limits.max_request_bytes if guard is None else guard.max_request_bytes, scratch)
+        self._guarded_until = float("inf")
+        """When its peer must have said who it is."""
+        if guard is not None:
+            self._guarded_until = loop.time() + UNKNOWN_MS / 1000
+            guard.passed = self._pass
         self._kept: deque[Frame] = deque()
         self._kept_bytes = 0
         self._partial_bytes = 0
@@ -163,7 +172,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def is_idle(self, now: float) -> bool:
         """Nothing in work and no byte received nor answer given for `max_idle_ms`, or silent within a frame for
-        `HALF_FRAME_MS`."""
+        `HALF_FRAME_MS`, or open for `UNKNOWN_MS` and not authenticated where it must be."""
+        if now > self._guarded_until:
+            return True
         silent_ms = (now - self.last_active) * 1000
         max_idle_ms = self._limits.max_idle_ms if self._limits.max_idle_ms >= 0 else float("inf")
         in_work = bool(self._slots or self._kept)
@@ -183,6 +194,10 @@ class Connection(asyncio.BufferedProtocol):
         if self._limits.max_idle_ms >= 0:
             patience_ms = min(patience_ms, self._limits.max_idle_ms)
         return (now - self._unread[1]) * 1000 > patience_ms
+
+    def _pass(self) -> None:
+        self._guarded_until = float("inf")
+        self._splitter.max_frame_bytes = self._limits.max_request_bytes
 
     def stop_reading(self) -> None:
         """Takes no further request, for good; what was started is still answered, then the socket closes (drain)."""
@@ -431,6 +446,12 @@ class Connection(asyncio.BufferedProtocol):
         chunks: Sequence[Buffer] | None = None
         try:
             chunks = slot.chunks = await request
+        except LastAnswerError as last:
+            chunks = slot.chunks = last.chunks
+            self._observer.protocol_error(last.reason)
+            self._stopped_reading = True
+            self._kept.clear()
+            self._apply_reading(False)
         except ProtocolError as error:
             self._fail(error.reason if isinstance(error, UnanswerableError) else "malformed", error)
             return

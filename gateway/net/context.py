@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from storage.producers import ProducerStore
     from storage.share import ShareStore
     from storage.topics import TopicStore
+    from storage.users import UserStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ class Services:
     share: SharePartitions
     share_sessions: ShareSessions
     share_store: ShareStore
+    users: UserStore
     clock: ClusterClock = field(default_factory=ClusterClock)
     marks: Marks | None = None
     """How far consumers were served, where groups may ask."""

@@ -252,6 +252,16 @@ class Dispatch:
             await asyncio.sleep(0)
         return chunks
 
+    async def refuse(self, frame: Frame, code: ErrorCode, message: str | None) -> Sequence[Buffer]:
+        """The answer in which a request fails that nobody looks at. ProtocolError where there is none."""
+        header, position = decode_request_header(frame)
+        route = self._find_route(header)
+        version = header.api_version
+        if version not in route.series:
+            raise UnanswerableError("unsupported_version", f"{route.api_name} version {version}")
+        request = decode_request(route.api_key, version, frame, position, max_elements=AT_ONCE_ELEMENTS)
+        return await self._refuse(route, header, request, code, message, 0, False)
+
     def _find_route(self, header: RequestHeader) -> _Route:
         route = self._routes.get(header.api_key)
         if route is None:

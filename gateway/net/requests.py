@@ -6,7 +6,7 @@ served; the connection acts on it and knows no API.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Protocol
@@ -23,6 +23,15 @@ class UnanswerableError(ProtocolError):
     def __init__(self, reason: str, detail: str) -> None:
         super().__init__(detail)
         self.reason = reason
+
+
+class LastAnswerError(ProtocolError):
+    """A request that is answered, and nothing after it: the connection closes behind the answer."""
+
+    def __init__(self, reason: str, detail: str, chunks: Sequence[Buffer]) -> None:
+        super().__init__(detail)
+        self.reason = reason
+        self.chunks = chunks
 
 
 class Order(Enum):
@@ -58,3 +67,12 @@ class RequestHandler(Protocol):
         """Called in order of arrival. The result, run, gives the answer as chunks, length prefix included; none when
         the request has no answer (Produce with acks=0). ProtocolError closes the connection; it raises nothing else."""
         ...
+
+
+class Guard(RequestHandler, Protocol):
+    """Stands before a connection's requests until its peer has said who it is, and longer: made for one connection."""
+
+    max_request_bytes: int
+    """Of a request before that."""
+    passed: Callable[[], None]
+    """Called when the peer has said who it is."""

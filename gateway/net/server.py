@@ -10,14 +10,14 @@ It reads no bytes (`gateway/net/connection.py`) and knows no API.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import structlog
 
 from gateway.config.listeners import DEFAULT_NAME
 from gateway.net.connection import Connection, ConnectionLimits
 from gateway.net.holdings import Holdings
-from gateway.net.requests import RequestHandler
+from gateway.net.requests import Guard, RequestHandler
 from gateway.operate.metrics import Metrics
 from protocol.framing import SCRATCH_BYTES
 
@@ -48,6 +48,7 @@ class Server:
         self._connections: set[Connection] = set()
         self._listeners: dict[str, asyncio.Server] = {}
         self._requests: RequestHandler | None = None
+        self._guards: Mapping[str, Callable[[], Guard]] = {}
         self._connection_closed: ConnectionClosed | None = None
         self._sweeper: asyncio.TimerHandle | None = None
         self._ended = asyncio.Event()
@@ -78,12 +79,14 @@ class Server:
         requests: RequestHandler,
         connection_closed: ConnectionClosed,
         connection_wait: ConnectionWait = lambda address: 0.0,
+        guards: Mapping[str, Callable[[], Guard]] | None = None,
     ) -> None:
         """Accepts connections from here on; of each that ends before the drain, `connection_closed` is told its id, and
-        whether its peer is to blame."""
+        whether its peer is to blame. `guards` make, by listener, what stands before a connection's requests."""
         assert self._listeners, "bind comes first"
         self._requests, self._connection_closed = requests, connection_closed
         self._connection_wait = connection_wait
+        self._guards = guards or {}
         for bound in self._listeners.values():
             await bound.start_serving()
         self._sweep()
@@ -91,7 +94,8 @@ class Server:
     def _new_connection(self, listener: str) -> Connection:
         assert self._requests is not None
         loop = asyncio.get_running_loop()
-        return Connection(self._requests, self, self._limits, self._holdings, self._scratch, loop, listener)
+        guard = self._guards[listener]() if listener in self._guards else None
+        return Connection(self._requests, self, self._limits, self._holdings, self._scratch, loop, listener, guard)
 
     @property
     def connections(self) -> frozenset[Connection]:

@@ -140,6 +140,20 @@ class Metrics:
         self.internal_errors = self._counter("internal_errors", "Requests that ended in a bug of ours.", "api")
         self.storage_errors = self._counter("storage_errors", "Requests that storage could not serve.", "api")
 
+        self._authentications = {
+            (again, ok): self._counter(
+                f"{'successful' if ok else 'failed'}_{'reauthentication' if again else 'authentication'}",
+                f"Clients that {'have authenticated' if ok else 'failed to authenticate'}{' again' if again else ''}.",
+                "listener",
+                "mechanism",
+            )
+            for again in (False, True)
+            for ok in (False, True)
+        }
+        self._expired_connections = self._counter(
+            "expired_connections_killed", "Connections closed whose client had not authenticated again.", "listener"
+        )
+
         commits = _Commits()
         self.registry.register(commits)
         self.observe_commit: Callable[[int, int, float], None] = commits.observe
@@ -230,6 +244,12 @@ class Metrics:
     def request_series(self, api: str, version: int) -> RequestSeries:
         """The series of one API and version, created once and kept by its route."""
         return self._requests.series.setdefault((api, version), RequestSeries())
+
+    def authenticated(self, listener: str, mechanism: str, *, again: bool, ok: bool) -> None:
+        self._authentications[again, ok].labels(listener, mechanism).inc()
+
+    def session_expired(self, listener: str) -> None:
+        self._expired_connections.labels(listener).inc()
 
     def count_handoff(self, reason: str, forced: bool, waited_ms: int) -> None:
         self.group_handoffs.labels(reason).inc()

@@ -66,7 +66,7 @@ def _run(command: Coroutine[Any, Any, int]) -> int:
 
 
 @asynccontextmanager
-async def _database_url(settings: Settings) -> AsyncGenerator[str]:
+async def database_of(settings: Settings) -> AsyncGenerator[str]:
     if settings.database_url is not None:
         yield settings.database_url
         return
@@ -82,7 +82,7 @@ async def _database_url(settings: Settings) -> AsyncGenerator[str]:
 
 
 async def _check(settings: Settings, *, repair: bool) -> int:
-    async with _database_url(settings) as url:
+    async with database_of(settings) as url:
         database = await Database.open(url, hot_connections=1, cold_connections=2, statement_timeout_ms=60_000)
         try:
             await migrate(database)
@@ -104,7 +104,7 @@ def _summary(report: CheckReport) -> str:
 
 
 async def _back_up(settings: Settings, target: Path) -> int:
-    async with _database_url(settings) as url:
+    async with database_of(settings) as url:
         database = await Database.open(url, hot_connections=1, cold_connections=1)
         try:
             store = await open_store(database, settings.log_place)
@@ -118,7 +118,7 @@ async def _back_up(settings: Settings, target: Path) -> int:
 
 async def _restore(settings: Settings, source: Path) -> int:
     read_manifest(source)  # before a Postgres is made for it
-    async with _database_url(settings) as url:
+    async with database_of(settings) as url:
         await restore(url, settings.log_place, source)
     print(f"restored {source}: sluice serve goes on from there")
     return 0

@@ -18,6 +18,7 @@ from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.features import update_features
 from gateway.apis.log_dirs import describe_log_dirs
 from gateway.apis.metadata import describe_cluster, describe_topic_partitions, metadata
+from gateway.apis.scram_credentials import alter_user_scram_credentials, describe_user_scram_credentials
 from gateway.apis.topics import create_partitions, create_topics, delete_topics
 from gateway.cluster.membership import Membership
 from gateway.config.broker import parse_broker_configs
@@ -40,6 +41,7 @@ from storage.pool import Database
 from storage.share import ShareStore
 from storage.topics import TopicStore
 from storage.types import Topic
+from storage.users import UserStore
 
 Handler = Callable[[Any, RequestContext], Awaitable[Any]]
 
@@ -59,6 +61,8 @@ HANDLERS: dict[ApiKey, Handler] = {
     ApiKey.UPDATE_FEATURES: update_features,
     ApiKey.ALTER_CLIENT_QUOTAS: alter_client_quotas,
     ApiKey.DESCRIBE_CLIENT_QUOTAS: describe_client_quotas,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: alter_user_scram_credentials,
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: describe_user_scram_credentials,
     ApiKey.API_VERSIONS: api_versions,
     ApiKey.LIST_PARTITION_REASSIGNMENTS: list_partition_reassignments,
 }
@@ -102,6 +106,7 @@ class AdminNode:
             share=SharePartitions(ShareStore(database)),
             share_sessions=ShareSessions(),
             share_store=ShareStore(database),
+            users=UserStore(database),
         )
 
     async def ask(self, api_key: ApiKey, request: Any, version: int, *, listener: str = "PLAINTEXT") -> Any:

@@ -55,6 +55,7 @@ from storage.share import ShareStore
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
 from storage.types import NewTopic, PartitionKey, Topic
+from storage.users import UserStore
 
 PRODUCE_VERSION = 9
 FETCH_VERSION = 11
@@ -114,6 +115,7 @@ class DataPlane:
             share=SharePartitions(ShareStore(database)),
             share_sessions=ShareSessions(),
             share_store=ShareStore(database),
+            users=UserStore(database),
         )
 
     async def create_topic(

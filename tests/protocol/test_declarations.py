@@ -89,6 +89,10 @@ APIS = [
     "DescribeProducers",
     "DescribeTransactions",
     "ListTransactions",
+    "SaslHandshake",
+    "SaslAuthenticate",
+    "AlterUserScramCredentials",
+    "DescribeUserScramCredentials",
 ]
 
 

@@ -1,0 +1,30 @@
+"""SaslHandshake and SaslAuthenticate where nobody authenticates: at a listener that asks for nothing, and when it is
+over. Those of a client that does are answered before dispatch (`gateway/security/authenticator.py`).
+"""
+
+from __future__ import annotations
+
+from gateway.net.context import RequestContext
+from protocol.errors import ErrorCode, KafkaError
+from protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+
+
+async def sasl_handshake(request: SaslHandshakeRequest, context: RequestContext) -> SaslHandshakeResponse:
+    raise KafkaError(ErrorCode.ILLEGAL_SASL_STATE)
+
+
+def refuse_sasl_handshake(
+    request: SaslHandshakeRequest, version: int, code: ErrorCode, message: str | None
+) -> SaslHandshakeResponse:
+    return SaslHandshakeResponse(error_code=code)
+
+
+async def sasl_authenticate(request: SaslAuthenticateRequest, context: RequestContext) -> SaslAuthenticateResponse:
+    raise KafkaError(ErrorCode.ILLEGAL_SASL_STATE, "SaslAuthenticate request received after successful authentication")
+
+
+def refuse_sasl_authenticate(
+    request: SaslAuthenticateRequest, version: int, code: ErrorCode, message: str | None
+) -> SaslAuthenticateResponse:
+    return SaslAuthenticateResponse(error_code=code, error_message=message)

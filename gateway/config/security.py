@@ -1,0 +1,149 @@
+"""How clients of one listener authenticate and encrypt, from Kafka's `sasl.*` and `ssl.*` settings.
+
+The one idea: a listener has the settings of the broker, but for those that are given for it alone
+(`listener.name.NAME.…`), and of these the ones of one mechanism come first.
+
+It opens no file: certificates are read by `gateway/security/tls.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gateway.config.broker import JAAS_CONFIG, SASL_MECHANISMS, BrokerConfig, parse_broker_configs
+from gateway.config.definition import HIDDEN, ConfigError
+from gateway.config.jaas import PLAIN_MODULE, SCRAM_MODULE, parse_jaas
+from gateway.config.listeners import Listener
+
+PLAIN = "PLAIN"
+_USER = "user_"
+
+
+@dataclass(frozen=True, slots=True)
+class SaslSettings:
+    mechanisms: tuple[str, ...]
+    """At least one, in the order given."""
+    plain_users: Mapping[str, str]
+    """Names and passwords; none is shown or logged anywhere."""
+    max_reauth_ms: Mapping[str, int]
+    """By mechanism, of those whose sessions end."""
+    max_receive_bytes: int
+    """Of a request before authentication."""
+
+    def __repr__(self) -> str:
+        return f"SaslSettings(mechanisms={self.mechanisms}, {len(self.plain_users)} users)"
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class TlsSettings:
+    key_file: str | None
+    """PEM with the private key and the certificate chain; None: they are texts."""
+    certificate_chain: str
+    key: str
+    key_password: str | None
+    trusted_file: str | None
+    trusted: str | None
+    client_auth: str
+    """required, requested or none."""
+    protocols: tuple[str, ...]
+    principal_rules: str
+
+
+@dataclass(frozen=True, slots=True)
+class ListenerSecurity:
+    sasl: SaslSettings | None
+    tls: TlsSettings | None
+
+
+def listener_security(listener: Listener, broker: BrokerConfig) -> ListenerSecurity:
+    """What a listener asks of its clients. ConfigError names the setting that is missing or wrong."""
+    protocol = listener.security_protocol
+    sasl = _sasl(listener, broker) if protocol.startswith("SASL_") else None
+    tls = _tls(listener, broker) if protocol.endswith("SSL") else None
+    return ListenerSecurity(sasl, tls)
+
+
+def _prefix(listener: Listener) -> str:
+    return f"listener.name.{listener.name.lower()}."
+
+
+def _own(listener: Listener, broker: BrokerConfig) -> BrokerConfig:
+    """The settings with those of the listener in the broker's place."""
+    prefix = _prefix(listener)
+    own = {name.removeprefix(prefix): text for name, text in broker.static.items() if name.startswith(prefix)}
+    mechanisms = tuple(f"{mechanism.lower()}." for mechanism in SASL_MECHANISMS)
+    plain = {name: text for name, text in broker.static.items() if not name.startswith("listener.name.")}
+    return parse_broker_configs(
+        {**plain, **{name: text for name, text in own.items() if not name.startswith(mechanisms)}}
+    )
+
+
+def _sasl(listener: Listener, broker: BrokerConfig) -> SaslSettings:
+    own, prefix = _own(listener, broker), _prefix(listener)
+    if not own.sasl_enabled_mechanisms:
+        raise ConfigError(
+            "sasl.enabled.mechanisms", None, f"listener {listener.name} authenticates its clients: name the mechanisms"
+        )
+    users: dict[str, str] = {}
+    max_reauth_ms: dict[str, int] = {}
+    for mechanism in own.sasl_enabled_mechanisms:
+        name = f"{prefix}{mechanism.lower()}.{JAAS_CONFIG}"
+        if mechanism == PLAIN and name not in broker.static:
+            raise ConfigError(name, None, f"PLAIN is enabled and knows no users: set {name}")
+        if name in broker.static:
+            found = _users(name, broker.static[name], PLAIN_MODULE if mechanism == PLAIN else SCRAM_MODULE)
+            users = found if mechanism == PLAIN else users
+        name = f"{prefix}{mechanism.lower()}.connections.max.reauth.ms"
+        limit_ms = own.connections_max_reauth_ms
+        if name in broker.static:
+            limit_ms = parse_broker_configs(
+                {"connections.max.reauth.ms": broker.static[name]}
+            ).connections_max_reauth_ms
+        if limit_ms:
+            max_reauth_ms[mechanism] = limit_ms
+    return SaslSettings(own.sasl_enabled_mechanisms, users, max_reauth_ms, own.sasl_server_max_receive_size)
+
+
+def _users(name: str, text: str, module: str) -> dict[str, str]:
+    try:
+        login = parse_jaas(text)
+    except ValueError as error:
+        raise ConfigError(name, HIDDEN, str(error)) from None
+    if login.name != module:
+        raise ConfigError(name, HIDDEN, f"expected the module {module}")
+    return {option[len(_USER) :]: value for option, value in login.options.items() if option.startswith(_USER)}
+
+
+def _tls(listener: Listener, broker: BrokerConfig) -> TlsSettings:
+    own = _own(listener, broker)
+    chain, key = own.ssl_keystore_certificate_chain, own.ssl_keystore_key
+    if own.ssl_keystore_location is None and (chain is None or key is None):
+        raise ConfigError(
+            "ssl.keystore.location",
+            None,
+            f"listener {listener.name} needs a certificate: a PEM file, or ssl.keystore.certificate.chain and "
+            "ssl.keystore.key",
+        )
+    if own.ssl_keystore_location is not None and (chain is not None or key is not None):
+        raise ConfigError("ssl.keystore.location", own.ssl_keystore_location, "the certificate is given as text, too")
+    trusted, trusted_file = own.ssl_truststore_certificates, own.ssl_truststore_location
+    if trusted is not None and trusted_file is not None:
+        raise ConfigError("ssl.truststore.location", trusted_file, "the certificates are given as text, too")
+    if own.ssl_client_auth != "none" and trusted is None and trusted_file is None:
+        raise ConfigError(
+            "ssl.truststore.location",
+            None,
+            "clients' certificates are checked by it, and ssl.client.auth asks for them",
+        )
+    return TlsSettings(
+        key_file=own.ssl_keystore_location,
+        certificate_chain=chain or "",
+        key=key or "",
+        key_password=own.ssl_key_password,
+        trusted_file=trusted_file,
+        trusted=trusted,
+        client_auth=own.ssl_client_auth,
+        protocols=own.ssl_enabled_protocols,
+        principal_rules=own.ssl_principal_mapping_rules,
+    )

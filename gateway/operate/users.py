@@ -1,0 +1,158 @@
+"""`sluice users`: who may authenticate by SCRAM: add, list, delete.
+
+The one idea: the first user must be there before any client can authenticate, so these commands are no clients: as
+`kafka-storage format --add-scram` does, they write where the cluster keeps its users, beside a node or without one.
+What they write holds at once. Later users may as well be made by AlterUserScramCredentials.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import getpass
+import secrets
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any
+
+from gateway.commands.render import Row, show
+from gateway.config.settings import Settings
+from gateway.operate.upkeep import Configure, database_of
+from gateway.security.scram import (
+    DEFAULT_ITERATIONS,
+    MAX_ITERATIONS,
+    MECHANISMS,
+    MIN_ITERATIONS,
+    SALT_BYTES,
+    ScramMechanism,
+    credential,
+    salted_password,
+)
+from storage.embedded import EmbeddedPostgresError
+from storage.errors import StorageError
+from storage.migrate import migrate
+from storage.pool import Database
+from storage.types import ScramCredential, ScramKey
+from storage.users import UserStore
+
+Command = Callable[[argparse.Namespace, Settings], Coroutine[Any, Any, int]]
+
+EXIT_FAILED = 1
+
+
+class UserError(Exception):
+    """The message is one line for the person who asked."""
+
+
+def add_users(commands: Any, options: argparse.ArgumentParser, settings: Configure) -> None:
+    """Adds the subcommands of `users`; `options` are those of `serve`, by which the database is found."""
+    add = commands.add_parser("add", parents=[options], help="give a user a password, or another one")
+    add.add_argument("user")
+    add.add_argument(
+        "--mechanism",
+        choices=sorted(MECHANISMS),
+        action="append",
+        help="may be repeated; default: all of them",
+    )
+    add.add_argument(
+        "--iterations",
+        type=_iterations,
+        default=DEFAULT_ITERATIONS,
+        metavar="N",
+        help=f"of the password's hash, {MIN_ITERATIONS} to {MAX_ITERATIONS} ({DEFAULT_ITERATIONS})",
+    )
+    add.add_argument(
+        "--password-stdin",
+        action="store_true",
+        help="take the password from the first line of standard input; default: ask for it",
+    )
+    delete = commands.add_parser("delete", parents=[options], help="take a user's passwords away")
+    delete.add_argument("user")
+    delete.add_argument("--mechanism", choices=sorted(MECHANISMS), action="append", help="default: all of them")
+    listing = commands.add_parser("list", parents=[options], help="users and their mechanisms")
+    listing.add_argument("--json", action="store_true", help="JSON instead of a table")
+    for parser, command in ((add, add_user), (delete, delete_user), (listing, list_users)):
+        parser.set_defaults(run=partial(_run, command, settings))
+
+
+def _iterations(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not MIN_ITERATIONS <= int(text) <= MAX_ITERATIONS:
+        raise argparse.ArgumentTypeError(f"expected a number from {MIN_ITERATIONS} to {MAX_ITERATIONS}")
+    return int(text)
+
+
+def _run(command: Command, settings: Configure, given: argparse.Namespace) -> int:
+    try:
+        return asyncio.run(command(given, settings(given)))
+    except (UserError, StorageError, EmbeddedPostgresError) as error:
+        print(f"sluice: {' '.join(str(error).split())}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+@asynccontextmanager
+async def _users(settings: Settings) -> AsyncGenerator[UserStore]:
+    async with database_of(settings) as url:
+        database = await Database.open(url, hot_connections=1, cold_connections=1, control_connections=1)
+        try:
+            await migrate(database)
+            yield UserStore(database)
+        finally:
+            await database.close()
+
+
+async def add_user(given: argparse.Namespace, settings: Settings) -> int:
+    if not given.user:
+        raise UserError("a user has a name")
+    password = _password(given)
+    made: list[ScramCredential] = []
+    for mechanism in _mechanisms(given):
+        salt = secrets.token_bytes(SALT_BYTES)
+        salted = salted_password(mechanism, password, salt, given.iterations)
+        made.append(credential(given.user, mechanism, salted, salt, given.iterations))
+    async with _users(settings) as users:
+        await users.change(made, ())
+    print(f"{given.user} authenticates by {', '.join(each.mechanism for each in _mechanisms(given))}")
+    return 0
+
+
+async def delete_user(given: argparse.Namespace, settings: Settings) -> int:
+    wanted = {int(mechanism) for mechanism in _mechanisms(given)}
+    async with _users(settings) as users:
+        there = [info for info in await users.described({given.user}) if info.mechanism in wanted]
+        await users.change((), [ScramKey(info.user, info.mechanism) for info in there])
+    if not there:
+        raise UserError(f"there is no user {given.user}")
+    return 0
+
+
+async def list_users(given: argparse.Namespace, settings: Settings) -> int:
+    async with _users(settings) as users:
+        found = await users.described()
+    rows: list[Row] = [
+        {"user": info.user, "mechanism": ScramMechanism(info.mechanism).mechanism, "iterations": info.iterations}
+        for info in found
+    ]
+    show(rows, ("user", "mechanism", "iterations"), as_json=given.json)
+    return 0
+
+
+def _mechanisms(given: argparse.Namespace) -> list[ScramMechanism]:
+    chosen: list[str] = given.mechanism or sorted(MECHANISMS)
+    return [MECHANISMS[name] for name in dict.fromkeys(chosen)]
+
+
+def _password(given: argparse.Namespace) -> str:
+    """Never an argument: everybody on the machine sees those."""
+    if given.password_stdin:
+        password = sys.stdin.readline().rstrip("\r\n")
+    elif not sys.stdin.isatty():
+        raise UserError("no terminal to ask for the password: give it by --password-stdin")
+    else:
+        password = getpass.getpass(f"Password of {given.user}: ")
+        if getpass.getpass("Again: ") != password:
+            raise UserError("the two are not the same")
+    if not password:
+        raise UserError("the password is empty")
+    return password

@@ -1,0 +1,322 @@
+"""SASL before Kafka's requests: which of them are taken before a client has said who it is, and what it is answered.
+
+The one idea: an `Authenticator` stands before one connection's requests as a handler of its own. Until the exchange is
+over it takes one request at a time, so nothing that came behind it, in the same segment even, is started or looked at;
+from then on it passes requests on, until the session ends or the client authenticates again (KIP-368).
+
+Mirrors upstream's SaslServerAuthenticator and what Selector and SocketServer do around it: who fails is answered, and
+closed, after a delay; a session that has ended is noticed by its next request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from enum import Enum, auto
+from typing import Any, Protocol
+
+import structlog
+
+from gateway.config.security import PLAIN, SaslSettings
+from gateway.net.context import ConnectionInfo, Principal
+from gateway.net.requests import Admission, LastAnswerError, RequestHandler, UnanswerableError
+from gateway.security.mechanisms import Exchange, PlainExchange, SaslAuthenticationError, SaslError, ScramExchange
+from gateway.security.scram import MECHANISMS, ScramMechanism, decoy
+from protocol.api_keys import ApiKey
+from protocol.buffer import Buffer
+from protocol.codec import decode_request, encode_response
+from protocol.errors import ErrorCode, ProtocolError
+from protocol.framing import Frame
+from protocol.headers import RequestHeader, decode_request_header, encode_response_header
+from protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
+from storage.errors import StorageError
+from storage.types import ScramCredential
+from storage.users import UserStore
+
+log = structlog.stdlib.get_logger(__name__)
+
+HANDSHAKE_VERSIONS, AUTHENTICATE_VERSIONS = range(2), range(3)
+FIRST_HANDSHAKE_WITH_REQUESTS = 1
+"""Before it the tokens that follow have no headers."""
+MIN_REAUTH_INTERVAL_S = 1.0
+"""Upstream's: who authenticates again sooner is answered ILLEGAL_SASL_STATE, as where that is not asked for."""
+MAX_LOOKUPS = 2
+"""Credentials that a node reads at once: clients that are not known yet must not keep the others from Postgres."""
+LOG_INTERVAL_S = 1.0
+MAX_SHOWN_NAME = 100
+
+_ALONE = Admission()
+_ERROR_CODE = slice(8, 10)
+"""Of an answer to ApiVersions, of whatever version: behind its size and its correlation id."""
+
+
+class Counts(Protocol):
+    """What is counted of authentications, by mechanism."""
+
+    def authenticated(self, listener: str, mechanism: str, *, again: bool, ok: bool) -> None: ...
+
+    def session_expired(self, listener: str) -> None: ...
+
+
+class Requests(RequestHandler, Protocol):
+    """Who answers requests of those who are known."""
+
+    async def refuse(self, frame: Frame, code: ErrorCode, message: str | None) -> Sequence[Buffer]: ...
+
+
+class Users:
+    """SCRAM credentials from Postgres."""
+
+    def __init__(self, store: UserStore) -> None:
+        self._store = store
+        self._lookups = asyncio.Semaphore(MAX_LOOKUPS)
+        self._secret: bytes | None = None
+
+    async def find(self, user: str, mechanism: ScramMechanism) -> ScramCredential:
+        async with self._lookups:
+            if self._secret is None:
+                self._secret = await self._store.decoy_secret()
+            found = await self._store.credential(user, int(mechanism))
+        # Made for those who are there, too, so that both take as long.
+        substitute = decoy(user, mechanism, self._secret)
+        return substitute if found is None else found
+
+
+class ListenerSasl:
+    """What the connections of one listener share."""
+
+    def __init__(
+        self,
+        listener: str,
+        settings: SaslSettings,
+        users: Users,
+        requests: Requests,
+        counts: Counts,
+        *,
+        failure_delay_ms: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.listener = listener
+        self.settings = settings
+        self.users = users
+        self.requests = requests
+        self.counts = counts
+        self.failure_delay_s = failure_delay_ms / 1000
+        self.clock = clock
+        self._logged_at = float("-inf")
+        self._unlogged = 0
+
+    def exchange(self, mechanism: str) -> Exchange:
+        if mechanism == PLAIN:
+            return PlainExchange(self.settings.plain_users)
+        return ScramExchange(MECHANISMS[mechanism], self.users.find)
+
+    def guard(self) -> Authenticator:
+        return Authenticator(self)
+
+    def log_failure(self, **said: object) -> None:
+        """One a second: somebody may try passwords as fast as a node answers."""
+        now = self.clock()
+        if now < self._logged_at + LOG_INTERVAL_S:
+            self._unlogged += 1
+            return
+        log.warning("a client failed to authenticate", listener=self.listener, more=self._unlogged, **said)
+        self._logged_at, self._unlogged = now, 0
+
+
+class State(Enum):
+    INITIAL = auto()
+    """ApiVersions or SaslHandshake may come."""
+    HANDSHAKE = auto()
+    """ApiVersions was answered: SaslHandshake alone."""
+    TOKENS = auto()
+    COMPLETE = auto()
+    OTHER_MECHANISM = auto()
+    """Who authenticates again asked for another mechanism: whatever comes next ends it."""
+    FAILED = auto()
+
+
+class Authenticator:
+    """The guard of one connection (`gateway.net.requests.Guard`)."""
+
+    def __init__(self, shared: ListenerSasl) -> None:
+        self._shared = shared
+        self._state = State.INITIAL
+        self._mechanism = ""
+        self._principal: Principal | None = None
+        """Of the exchange that is over; another one must end with the same."""
+        self._exchange: Exchange | None = None
+        self._with_requests = False
+        """Whether tokens come in SaslAuthenticate requests, not as they are."""
+        self._expires_s: float | None = None
+        self._again_s = float("-inf")
+        """When the client last began to authenticate again."""
+        self.max_request_bytes = shared.settings.max_receive_bytes
+        self.passed: Callable[[], None] = lambda: None
+
+    @property
+    def _again(self) -> bool:
+        return self._principal is not None
+
+    def admission(self, frame: Frame) -> Admission:
+        if self._state is State.COMPLETE:
+            return self._shared.requests.admission(frame)
+        return _ALONE
+
+    def handle(self, frame: Frame, connection: ConnectionInfo) -> Coroutine[Any, Any, Sequence[Buffer]]:
+        if self._state is not State.COMPLETE:
+            return self._take(frame, connection)
+        if self._expires_s is not None:
+            now = self._shared.clock()
+            if _api_key(frame) == ApiKey.SASL_HANDSHAKE and now >= self._again_s + MIN_REAUTH_INTERVAL_S:
+                self._again_s = now
+                self._state = State.HANDSHAKE
+                return self._take(frame, connection)
+            if now > self._expires_s:
+                return self._expired(connection)
+        return self._shared.requests.handle(frame, connection)
+
+    async def _expired(self, connection: ConnectionInfo) -> Sequence[Buffer]:
+        self._shared.counts.session_expired(self._shared.listener)
+        raise UnanswerableError("session_expired", f"{connection.principal} has not authenticated again")
+
+    async def _take(self, frame: Frame, connection: ConnectionInfo) -> Sequence[Buffer]:
+        try:
+            match self._state:
+                case State.INITIAL | State.HANDSHAKE:
+                    return await self._take_handshake(frame, connection)
+                case State.TOKENS if self._with_requests:
+                    return await self._take_request(frame, connection)
+                case State.TOKENS:
+                    return await self._take_token(frame, connection)
+                case State.OTHER_MECHANISM:
+                    raise await self._failure(connection, "another mechanism than before", None)
+                case _:
+                    raise UnanswerableError("sasl_state", "a request behind a failed authentication")
+        except StorageError as error:
+            self._state = State.FAILED
+            # Not refused: the client may be who it says, and comes back.
+            raise UnanswerableError("storage", f"credentials cannot be read: {error}") from error
+        except ProtocolError:
+            self._state = State.FAILED
+            raise
+
+    # --- handshake ------------------------------------------------------------------------------------------------
+
+    async def _take_handshake(self, frame: Frame, connection: ConnectionInfo) -> Sequence[Buffer]:
+        header, position = decode_request_header(frame)
+        if header.api_key == ApiKey.API_VERSIONS and self._state is State.INITIAL:
+            chunks = await self._shared.requests.handle(frame, connection)
+            if bytes(chunks[0][_ERROR_CODE]) == b"\0\0":
+                self._state = State.HANDSHAKE
+            return chunks
+        if header.api_key != ApiKey.SASL_HANDSHAKE:
+            raise UnanswerableError("sasl_state", f"API key {header.api_key} before authentication")
+        if header.api_version not in HANDSHAKE_VERSIONS:
+            raise UnanswerableError("unsupported_version", f"sasl_handshake version {header.api_version}")
+        request: SaslHandshakeRequest = decode_request(ApiKey.SASL_HANDSHAKE, header.api_version, frame, position)
+        enabled = self._shared.settings.mechanisms
+        answer = SaslHandshakeResponse(mechanisms=enabled)
+        if request.mechanism not in enabled:
+            refused = SaslHandshakeResponse(error_code=ErrorCode.UNSUPPORTED_SASL_MECHANISM, mechanisms=enabled)
+            raise await self._failure(connection, "a mechanism that is not enabled", _encode(header, refused))
+        if self._again and request.mechanism != self._mechanism:
+            self._state = State.OTHER_MECHANISM
+            return _encode(header, answer)
+        self._with_requests = header.api_version >= FIRST_HANDSHAKE_WITH_REQUESTS
+        self._mechanism = request.mechanism
+        self._exchange = self._shared.exchange(request.mechanism)
+        self._state = State.TOKENS
+        return _encode(header, answer)
+
+    # --- tokens ---------------------------------------------------------------------------------------------------
+
+    async def _take_request(self, frame: Frame, connection: ConnectionInfo) -> Sequence[Buffer]:
+        header, position = decode_request_header(frame)
+        if header.api_key != ApiKey.SASL_AUTHENTICATE:
+            name = ApiKey(header.api_key).name if header.api_key in frozenset(ApiKey) else str(header.api_key)
+            message = f"Unexpected Kafka request of type {name} during SASL authentication."
+            refused = await self._shared.requests.refuse(frame, ErrorCode.ILLEGAL_SASL_STATE, message)
+            raise await self._failure(connection, message, refused)
+        if header.api_version not in AUTHENTICATE_VERSIONS:
+            raise UnanswerableError("unsupported_version", f"sasl_authenticate version {header.api_version}")
+        request: SaslAuthenticateRequest = decode_request(ApiKey.SASL_AUTHENTICATE, header.api_version, frame, position)
+        try:
+            token, lifetime_ms = await self._answer(request.auth_bytes, connection)
+        except SaslError as error:
+            told = str(error) if isinstance(error, SaslAuthenticationError) else self._generic()
+            refused = SaslAuthenticateResponse(error_code=ErrorCode.SASL_AUTHENTICATION_FAILED, error_message=told)
+            raise await self._failure(connection, str(error), _encode(header, refused)) from None
+        return _encode(
+            header, SaslAuthenticateResponse(error_message=None, auth_bytes=token, session_lifetime_ms=lifetime_ms)
+        )
+
+    async def _take_token(self, frame: Frame, connection: ConnectionInfo) -> Sequence[Buffer]:
+        try:
+            token, _ = await self._answer(bytes(frame), connection)
+        except SaslError as error:
+            raise await self._failure(connection, str(error), None) from None
+        return (len(token).to_bytes(4, "big") + token,)
+
+    async def _answer(self, token: bytes, connection: ConnectionInfo) -> tuple[bytes, int]:
+        """What the client is told, and for how many milliseconds its session lasts (0: for ever, or not begun)."""
+        assert self._exchange is not None
+        answer = await self._exchange.answer(token)
+        if not self._exchange.complete:
+            return answer, 0
+        principal = Principal(self._exchange.user)
+        if self._principal is not None and principal != self._principal:
+            before, now = self._principal, principal
+            raise SaslAuthenticationError(
+                "Cannot change principals during re-authentication from "
+                f"{before.type}.{before.name}: {now.type}.{now.name}"
+            )
+        shared = self._shared
+        shared.counts.authenticated(shared.listener, self._mechanism, again=self._again, ok=True)
+        lifetime_ms = shared.settings.max_reauth_ms.get(self._mechanism, 0)
+        self._expires_s = shared.clock() + lifetime_ms / 1000 if lifetime_ms else None
+        self._principal = connection.principal = principal
+        self._exchange, self._state = None, State.COMPLETE
+        self.passed()
+        return answer, lifetime_ms
+
+    def _generic(self) -> str:
+        what = "re-authentication" if self._again else "authentication"
+        return f"Authentication failed during {what} due to invalid credentials with SASL mechanism {self._mechanism}"
+
+    async def _failure(
+        self, connection: ConnectionInfo, reason: str, refused: Sequence[Buffer] | None
+    ) -> ProtocolError:
+        """After the delay: what ends the connection, with the answer if there is one."""
+        self._state = State.FAILED
+        shared, exchange = self._shared, self._exchange
+        shared.counts.authenticated(shared.listener, self._mechanism or "unknown", again=self._again, ok=False)
+        shared.log_failure(
+            mechanism=self._mechanism or None,
+            user=None if exchange is None else exchange.user[:MAX_SHOWN_NAME],
+            reason=reason,
+            client_host=connection.client_host,
+            connection=connection.connection_id,
+        )
+        await asyncio.sleep(shared.failure_delay_s)
+        if refused is None:
+            return UnanswerableError("authentication_failed", reason)
+        return LastAnswerError("authentication_failed", reason, refused)
+
+
+def _api_key(frame: Frame) -> int:
+    return frame[0] << 8 | frame[1] if len(frame) >= 2 else -1
+
+
+def _encode(header: RequestHeader, response: Any) -> Sequence[Buffer]:
+    api_key, version = ApiKey(header.api_key), header.api_version
+    body = encode_response_header(api_key, version, header.correlation_id)
+    body += b"".join(bytes(chunk) for chunk in encode_response(response, version))
+    return (len(body).to_bytes(4, "big") + body,)
+
+
+def guards(sasl: Mapping[str, ListenerSasl]) -> Mapping[str, Callable[[], Authenticator]]:
+    """By listener, as the server wants them."""
+    return {name: shared.guard for name, shared in sasl.items()}

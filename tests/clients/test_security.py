@@ -1,0 +1,196 @@
+"""Stock clients that must say who they are: right and wrong passwords, over every mechanism, on two nodes."""
+
+# The stubs of these clients name only a part of what they have.
+# pyright: reportAttributeAccessIssue=false, reportPrivateImportUsage=false, reportCallIssue=false, reportIndexIssue=false
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
+from aiokafka.errors import KafkaError as AioKafkaError
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    ConfigResource,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialDeletion,
+    UserScramCredentialUpsertion,
+)
+from kafka import KafkaProducer
+from kafka.errors import KafkaError as PythonKafkaError
+
+from tests.clients.workers import counted, until
+from tests.conftest import gateways
+from tests.frames.members import fresh
+from tests.gateway_process import ROOT
+from tests.postgres import Databases
+from tests.secured import MECHANISMS, USERS, Secured, start_secured
+
+DAVE, PASSWORD = "dave,=", "päss word"
+DAN = "dan"
+"""With DAVE's password: kafka-python does not escape what SCRAM wants escaped in a name."""
+Nodes = tuple[Secured, Secured]
+
+
+@pytest.fixture(scope="module")
+def nodes(postgres: Databases) -> Iterator[Nodes]:
+    """Two on one database; `dave` was made by the command line on the second, before anybody could authenticate."""
+    with gateways(postgres) as factory:
+        first = start_secured(factory)
+        second = start_secured(factory, database_url=first.gateway.database_url)
+        for user in (DAVE, DAN):
+            assert users(second, "add", user, "--password-stdin", said=PASSWORD + "\n").returncode == 0
+        yield first, second
+
+
+def users(node: Secured, *words: str, said: str = "") -> subprocess.CompletedProcess[str]:
+    assert node.gateway.database_url is not None
+    command = [sys.executable, "-m", "gateway.cli", "users", *words, "--database-url", node.gateway.database_url]
+    return subprocess.run(command, cwd=ROOT, input=said, capture_output=True, text=True, timeout=60)
+
+
+def identity(mechanism: str) -> tuple[str, str]:
+    return ("bob", USERS["bob"]) if mechanism == "PLAIN" else (DAVE, PASSWORD)
+
+
+def librdkafka(node: Secured, mechanism: str, user: str, password: str, **more: Any) -> dict[str, Any]:
+    return {
+        "bootstrap.servers": node.sasl,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": mechanism,
+        "sasl.username": user,
+        "sasl.password": password,
+        **more,
+    }
+
+
+def python(node: Secured, mechanism: str, user: str, password: str) -> dict[str, Any]:
+    return {
+        "bootstrap_servers": node.sasl,
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": mechanism,
+        "sasl_plain_username": user,
+        "sasl_plain_password": password,
+    }
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_confluent_kafka(nodes: Nodes, mechanism: str) -> None:
+    topic = fresh("secured")
+    user, password = identity(mechanism)
+    producer = Producer(librdkafka(nodes[0], mechanism, user, password))
+    producer.produce(topic, b"from librdkafka")
+    assert producer.flush(30) == 0
+    more = {"group.id": fresh("group"), "auto.offset.reset": "earliest"}
+    consumer = Consumer(librdkafka(nodes[1], mechanism, user, password, **more))
+    consumer.subscribe([topic])
+    message = consumer.poll(30)
+    assert message is not None
+    assert message.value() == b"from librdkafka"
+    consumer.close()
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+@pytest.mark.parametrize("user", [None, "nobody"])
+def test_confluent_kafka_with_a_wrong_password(nodes: Nodes, mechanism: str, user: str | None) -> None:
+    errors: list[KafkaError] = []
+    known = user or identity(mechanism)[0]
+    producer = Producer(librdkafka(nodes[0], mechanism, known, "wrong", error_cb=errors.append))
+    deadline_s = time.monotonic() + 30
+    while not any(error.name() == "_AUTHENTICATION" for error in errors):
+        producer.poll(0.1)
+        assert time.monotonic() < deadline_s, errors
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+def test_kafka_python(nodes: Nodes, mechanism: str) -> None:
+    user, password = identity(mechanism)
+    user = user.replace(DAVE, DAN)
+    producer = KafkaProducer(**python(nodes[0], mechanism, user, password))
+    assert producer.send(fresh("secured"), b"from kafka-python").get(30).offset == 0
+    producer.close()
+    with pytest.raises(PythonKafkaError):
+        KafkaProducer(**python(nodes[1], mechanism, user, "wrong"), bootstrap_timeout_ms=3_000).partitions_for("t")
+
+
+@pytest.mark.parametrize("mechanism", MECHANISMS)
+async def test_aiokafka(nodes: Nodes, mechanism: str) -> None:
+    topic = fresh("secured")
+    user, password = identity(mechanism)
+    async with AIOKafkaProducer(**python(nodes[0], mechanism, user, password)) as producer:
+        await producer.send_and_wait(topic, b"from aiokafka")
+    consumer = AIOKafkaConsumer(topic, auto_offset_reset="earliest", **python(nodes[1], mechanism, user, password))
+    async with consumer:
+        assert (await consumer.getone()).value == b"from aiokafka"
+    with pytest.raises(AioKafkaError):
+        await AIOKafkaProducer(**python(nodes[0], mechanism, user, "wrong")).start()
+
+
+def test_users_are_made_and_taken_away_by_clients(nodes: Nodes) -> None:
+    """As by Kafka's AdminClient, through librdkafka's."""
+    admin = AdminClient(librdkafka(nodes[0], "PLAIN", "alice", USERS["alice"]))
+    info = ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 5_000)
+    (made,) = admin.alter_user_scram_credentials([UserScramCredentialUpsertion("erin", info, b"erin's")]).values()
+    made.result(30)
+    described = admin.describe_user_scram_credentials(["erin"])["erin"].result(30)
+    (told,) = described.scram_credential_infos
+    assert (told.mechanism, told.iterations) == (ScramMechanism.SCRAM_SHA_512, 5_000)
+    producer = Producer(librdkafka(nodes[1], "SCRAM-SHA-512", "erin", "erin's"))
+    producer.produce(fresh("secured"), b"")
+    assert producer.flush(30) == 0
+    deletion = UserScramCredentialDeletion("erin", ScramMechanism.SCRAM_SHA_512)
+    (gone,) = admin.alter_user_scram_credentials([deletion]).values()
+    gone.result(30)
+    with pytest.raises(KafkaException, match="does not exist"):
+        admin.describe_user_scram_credentials(["erin"])["erin"].result(30)
+
+
+def test_a_client_goes_on_when_its_session_ends(postgres: Databases) -> None:
+    with gateways(postgres) as factory:
+        node = start_secured(factory, {"connections.max.reauth.ms": "2500"})
+        topic = fresh("secured")
+        errors: list[KafkaError] = []
+        producer = Producer(librdkafka(node, "PLAIN", "alice", USERS["alice"], error_cb=errors.append))
+
+        def again() -> bool:
+            producer.produce(topic, b"")
+            assert producer.flush(10) == 0
+            return bool(counted(node.gateway, "successful_reauthentication_total"))
+
+        until(again, "librdkafka authenticates again")
+        assert not errors
+
+
+def test_users_on_the_command_line(nodes: Nodes) -> None:
+    added = users(nodes[0], "add", "frank", "--mechanism", "SCRAM-SHA-256", "--password-stdin", said="frank's\n")
+    assert (added.returncode, added.stdout) == (0, "frank authenticates by SCRAM-SHA-256\n")
+    assert "frank's" not in added.stdout + added.stderr
+    listed = users(nodes[0], "list")
+    assert "frank" in listed.stdout
+    assert "SCRAM-SHA-256" in listed.stdout
+    assert users(nodes[0], "delete", "frank").returncode == 0
+    assert users(nodes[0], "delete", "frank").stderr == "sluice: there is no user frank\n"
+    assert "frank" not in users(nodes[0], "list").stdout
+    assert users(nodes[0], "add", "frank", "--password-stdin").stderr == "sluice: the password is empty\n"
+
+
+def test_no_password_is_told_or_logged(nodes: Nodes) -> None:
+    said = "".join(node.gateway.log_text() for node in nodes)
+    assert "a client failed to authenticate" in said
+    for secret in (*USERS.values(), PASSWORD, "erin's"):
+        assert secret not in said
+    admin = AdminClient({"bootstrap.servers": nodes[0].open})
+    node_id = next(iter(admin.list_topics(timeout=10).brokers))
+    (described,) = admin.describe_configs([ConfigResource(ResourceType.BROKER, str(node_id))]).values()
+    configs = described.result(10)
+    jaas = configs["listener.name.asking.plain.sasl.jaas.config"]
+    assert (jaas.value, jaas.is_sensitive, jaas.is_read_only) == (None, True, True)
+    assert not any("secret" in (config.value or "") for config in configs.values())

@@ -1,0 +1,96 @@
+"""Settings of listeners whose clients authenticate: which hold, which are refused, and that no secret is shown."""
+
+from __future__ import annotations
+
+import pytest
+
+from gateway.config.definition import HIDDEN
+from gateway.config.jaas import parse_jaas
+from gateway.config.security import ListenerSecurity, listener_security
+from gateway.config.settings import Configuration, ConfigurationError, load
+
+MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
+SCRAM_MODULE = "org.apache.kafka.common.security.scram.ScramLoginModule"
+JAAS = "listener.name.door.plain.sasl.jaas.config"
+BASE = ("listeners=DOOR://127.0.0.1:9092", "listener.security.protocol.map=DOOR:SASL_PLAINTEXT")
+
+
+def loaded(*more: str) -> Configuration:
+    return load({}, (*BASE, *more), {})
+
+
+def security(*more: str) -> ListenerSecurity:
+    settings = loaded(*more).settings
+    return listener_security(settings.listeners[0], settings.broker)
+
+
+def test_users_of_plain_are_read_in_kafkas_syntax() -> None:
+    text = f'{MODULE} required\n username="admin" user_alice="a;b=c" user_bob=\'b"\\\'b\' user_carol=simple ;'
+    sasl = security("sasl.enabled.mechanisms=PLAIN", f"{JAAS}={text}").sasl
+    assert sasl is not None
+    assert sasl.plain_users == {"alice": "a;b=c", "bob": "b\"'b", "carol": "simple"}
+    assert "simple" not in repr(sasl)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "nonsense", f"{MODULE} required", f"{MODULE} always;", f'{MODULE} required a="b"', f"{MODULE} required a=;",
+     f'{MODULE} required a "b";', f'{MODULE} required a="b;', f'{MODULE} required a="1" a="2";', "é required;"],
+)  # fmt: skip
+def test_what_is_no_login_module_is_refused_without_being_repeated(text: str) -> None:
+    with pytest.raises(ValueError, match=r".+") as refused:
+        parse_jaas(text)
+    assert not text or text not in str(refused.value)
+
+
+def test_a_listeners_own_settings_come_first_and_a_mechanisms_before_them() -> None:
+    sasl = security(
+        "sasl.enabled.mechanisms=PLAIN",
+        "listener.name.door.sasl.enabled.mechanisms=SCRAM-SHA-512,SCRAM-SHA-256",
+        f"listener.name.door.scram-sha-512.sasl.jaas.config={SCRAM_MODULE} required;",
+        "connections.max.reauth.ms=1000",
+        "listener.name.door.connections.max.reauth.ms=2000",
+        "listener.name.door.scram-sha-256.connections.max.reauth.ms=3000",
+        "sasl.server.max.receive.size=99",
+    ).sasl
+    assert sasl is not None
+    assert sasl.mechanisms == ("SCRAM-SHA-512", "SCRAM-SHA-256")
+    assert sasl.max_reauth_ms == {"SCRAM-SHA-512": 2000, "SCRAM-SHA-256": 3000}
+    assert sasl.max_receive_bytes == 99
+
+
+@pytest.mark.parametrize(
+    ("more", "named", "reason"),
+    [
+        ((), "sasl.enabled.mechanisms", "name the mechanisms"),
+        (("sasl.enabled.mechanisms=GSSAPI",), "sasl.enabled.mechanisms", "must be a list of PLAIN"),
+        (("sasl.enabled.mechanisms=PLAIN",), JAAS, "knows no users"),
+        (("sasl.enabled.mechanisms=PLAIN", f"{JAAS}={SCRAM_MODULE} required;"), JAAS, "expected the module"),
+        (("sasl.enabled.mechanisms=PLAIN", f"{JAAS}=nonsense"), JAAS, "MODULE required"),
+        (("listener.name.other.sasl.enabled.mechanisms=PLAIN",), "listener.name.other", "no listener of this name"),
+        (("listener.name.door.num.partitions=1",), "listener.name.door.num.partitions", "unknown broker setting"),
+        (("listener.name.door.sasl.enabled.mechanisms=X",), "listener.name.door.sasl", "must be a list of PLAIN"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(more: tuple[str, ...], named: str, reason: str) -> None:
+    if named.startswith("listener.name.other"):
+        more = (*more, "sasl.enabled.mechanisms=SCRAM-SHA-256")
+    with pytest.raises(ConfigurationError, match=reason) as refused:
+        loaded(*more)
+    assert str(refused.value).startswith(named)
+
+
+def test_secrets_are_shown_nowhere() -> None:
+    configuration = loaded("sasl.enabled.mechanisms=PLAIN", f'{JAAS}={MODULE} required user_alice="hush";')
+    assert [value.text for value in configuration.values if value.name == JAAS] == [HIDDEN]
+    with pytest.raises(ConfigurationError) as refused:
+        loaded("sasl.enabled.mechanisms=PLAIN", f'{JAAS}={MODULE} required user_alice="hush"')
+    assert "hush" not in str(refused.value)
+
+
+def test_several_come_in_by_one_variable_of_the_environment() -> None:
+    text = f'{MODULE} required user_alice="hush";'
+    configuration = load({}, BASE, {"SLUICE_SET": f"sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,{JAAS}={text}"})
+    sasl = listener_security(configuration.settings.listeners[0], configuration.settings.broker).sasl
+    assert sasl is not None
+    assert sasl.plain_users == {"alice": "hush"}
