@@ -21,6 +21,7 @@ import structlog
 
 from gateway.apis import SERVED
 from gateway.apis.described_topics import DescribedTopics
+from gateway.apis.permissions import authorize
 from gateway.apis.topics import create_internal_topics
 from gateway.cluster.clock import ClusterClock
 from gateway.cluster.histories import Histories
@@ -30,7 +31,7 @@ from gateway.cluster.membership import Membership
 from gateway.cluster.reachability import warn_of_unreachable
 from gateway.cluster.reconciler import Reconciler
 from gateway.cluster.wakeups import Wakeups
-from gateway.config.broker import ConfigError
+from gateway.config.broker import BrokerConfig, ConfigError, principals
 from gateway.config.listeners import Listener, render_address
 from gateway.config.settings import Settings, hide_password
 from gateway.groups.cluster_feed import ClusterFeed
@@ -55,6 +56,7 @@ from gateway.operate.maintenance import Maintenance
 from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
 from gateway.quotas.throttles import Throttles
+from gateway.security.authorizer import Authorizer
 from gateway.share.partitions import SharePartitions
 from gateway.share.sessions import ShareSessions
 from gateway.transactions.coordinator import Transactions
@@ -310,6 +312,7 @@ class App:
             share_store=share_store,
             clock=clock,
             marks=marks,
+            authorizer=_authorizer(broker, catalog, metrics),
         )
         deletions = Deletions(
             DeletionStore(database),
@@ -340,8 +343,13 @@ class App:
             groups.connection_closed(connection_id, by_peer)
             share_sessions.connection_closed(connection_id, share)
 
+        stages = Stages(
+            authorize=None if services.authorizer is None else authorize,
+            throttle=throttles.before,
+            charge=throttles.around,
+        )
         await server.serve(
-            Dispatch(SERVED, services, metrics, Stages(throttle=throttles.before, charge=throttles.around)),
+            Dispatch(SERVED, services, metrics, stages),
             connection_closed,
             lambda address: throttles.connection_wait_s(catalog.quotas, address),
         )
@@ -502,6 +510,19 @@ class App:
             await asyncio.wait((releasing,), timeout=STEP_TIMEOUT_S)
         if releasing.done():
             releasing.result()
+
+
+def _authorizer(broker: BrokerConfig, catalog: Catalog, metrics: Metrics) -> Authorizer | None:
+    """None: everybody may do everything."""
+    if not broker.authorizer_class_name:
+        return None
+    authorizer = Authorizer(
+        lambda: catalog.acls,
+        principals(broker.super_users),
+        allow_everyone=broker.allow_everyone_if_no_acl_found,
+    )
+    authorizer.denied = lambda kind, operation: metrics.denials.labels(kind.name, operation.name).inc()
+    return authorizer
 
 
 def _hints(reconciler: Reconciler, jobs: Jobs, wakeups: Wakeups) -> dict[str, Callable[[str], None]]:

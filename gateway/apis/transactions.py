@@ -9,6 +9,7 @@ from __future__ import annotations
 from gateway.log.partition_lookup import find_partition, look_up_topics
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces
+from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from protocol.messages.add_partitions_to_txn import (
@@ -30,7 +31,7 @@ async def add_partitions_to_txn(
 ) -> AddPartitionsToTxnResponse:
     """All of them or none: where one does not exist, the others are answered OPERATION_NOT_ATTEMPTED."""
     _require_id(request.v3_and_below_transactional_id)
-    known = await look_up_topics((topic.name for topic in request.v3_and_below_topics), context)
+    known = await look_up_topics((topic.name for topic in request.v3_and_below_topics), context, AclOperation.WRITE)
     found = {
         (topic.name, index): find_partition(known[topic.name], index, NO_LEADER_EPOCH)
         async for topic in in_pieces(request.v3_and_below_topics)

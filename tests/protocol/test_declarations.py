@@ -94,6 +94,9 @@ APIS = [
     "DescribeProducers",
     "DescribeTransactions",
     "ListTransactions",
+    "DescribeAcls",
+    "CreateAcls",
+    "DeleteAcls",
 ]
 
 

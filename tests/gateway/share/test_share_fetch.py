@@ -143,6 +143,7 @@ class Node:
         self.share = SharePartitions(cast("Any", self.rows))
         self.sessions = ShareSessions()
         self.services = SimpleNamespace(
+            authorizer=None,
             catalog=catalog,
             membership=membership,
             groups=SimpleNamespace(
