@@ -21,6 +21,7 @@ import structlog
 
 from gateway.apis import SERVED
 from gateway.apis.described_topics import DescribedTopics
+from gateway.apis.permissions import authorize
 from gateway.cluster.clock import ClusterClock
 from gateway.cluster.histories import Histories
 from gateway.cluster.jobs import Job, Jobs
@@ -29,7 +30,7 @@ from gateway.cluster.membership import Membership
 from gateway.cluster.reachability import warn_of_unreachable
 from gateway.cluster.reconciler import Reconciler
 from gateway.cluster.wakeups import Wakeups
-from gateway.config.broker import ConfigError
+from gateway.config.broker import BrokerConfig, ConfigError, principals
 from gateway.config.listeners import Listener, render_address
 from gateway.config.security import listener_security
 from gateway.config.settings import Settings, hide_password
@@ -56,6 +57,7 @@ from gateway.operate.metrics import Metrics
 from gateway.operate.supervisor import Supervisor
 from gateway.quotas.throttles import Throttles
 from gateway.security.authenticator import ListenerSasl, Users, guards
+from gateway.security.authorizer import Authorizer
 from gateway.share.partitions import SharePartitions
 from gateway.share.sessions import ShareSessions
 from gateway.transactions.coordinator import Transactions
@@ -312,6 +314,7 @@ class App:
             users=UserStore(database),
             clock=clock,
             marks=marks,
+            authorizer=_authorizer(broker, catalog, metrics),
         )
         deletions = Deletions(
             DeletionStore(database),
@@ -342,7 +345,12 @@ class App:
             groups.connection_closed(connection_id, by_peer)
             share_sessions.connection_closed(connection_id, share)
 
-        dispatch = Dispatch(SERVED, services, metrics, Stages(throttle=throttles.before, charge=throttles.around))
+        stages = Stages(
+            authorize=None if services.authorizer is None else authorize,
+            throttle=throttles.before,
+            charge=throttles.around,
+        )
+        dispatch = Dispatch(SERVED, services, metrics, stages)
         await server.serve(
             dispatch,
             connection_closed,
@@ -519,6 +527,19 @@ class App:
             await asyncio.wait((releasing,), timeout=STEP_TIMEOUT_S)
         if releasing.done():
             releasing.result()
+
+
+def _authorizer(broker: BrokerConfig, catalog: Catalog, metrics: Metrics) -> Authorizer | None:
+    """None: everybody may do everything."""
+    if not broker.authorizer_class_name:
+        return None
+    authorizer = Authorizer(
+        lambda: catalog.acls,
+        principals(broker.super_users),
+        allow_everyone=broker.allow_everyone_if_no_acl_found,
+    )
+    authorizer.denied = lambda kind, operation: metrics.denials.labels(kind.name, operation.name).inc()
+    return authorizer
 
 
 def _hints(reconciler: Reconciler, jobs: Jobs, wakeups: Wakeups) -> dict[str, Callable[[str], None]]:

@@ -9,6 +9,7 @@ gateway's.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import cast
@@ -20,6 +21,7 @@ from storage.text import loaded, stored
 from storage.turns import in_turns, json_elements
 from storage.types import (
     DEFAULT_NAME,
+    Acl,
     CatalogChanges,
     ClientQuota,
     NewTopic,
@@ -117,11 +119,26 @@ class TopicStore:
                 for broker, configs in json.loads(broker_configs).items()
             },
             group_configs=None if group_configs is None else await _configs_by_name(group_configs),
-            client_metrics=None
-            if first["client_metrics"] is None
-            else await _configs_by_name(first["client_metrics"]),
+            client_metrics=None if first["client_metrics"] is None else await _configs_by_name(first["client_metrics"]),
             client_quotas=None if first["client_quotas"] is None else await _client_quotas(first["client_quotas"]),
+            acls=await self._acls() if first["acls_changed"] else None,
         )
+
+    async def _acls(self) -> list[Acl]:
+        """Rows of their own, not one text: that would be parsed in one go, however many there are."""
+        rows = await self._control.fetch(statement("acls"))
+        return [
+            Acl(
+                row["resource_type"],
+                row["pattern_type"],
+                loaded(row["resource_name"]),
+                loaded(row["principal"]),
+                loaded(row["host"]),
+                row["operation"],
+                row["permission"],
+            )
+            async for row in in_turns(rows)
+        ]
 
     async def revision(self) -> int:
         return int(await self._control.fetch_value(statement("catalog_revision")))
@@ -239,6 +256,26 @@ class TopicStore:
             [quota.value for quota in quotas],
         )
 
+    async def create_acls(self, acls: Sequence[Acl]) -> None:
+        """Those that there are stay. A change of the catalog, with its revision."""
+        await self._pool.fetch(
+            statement("create_acls"),
+            [_acl_key(acl) for acl in acls],
+            [acl.resource_type for acl in acls],
+            [acl.pattern_type for acl in acls],
+            [stored(acl.resource_name) for acl in acls],
+            [stored(acl.principal) for acl in acls],
+            [stored(acl.host) for acl in acls],
+            [acl.operation for acl in acls],
+            [acl.permission for acl in acls],
+        )
+
+    async def delete_acls(self, acls: Sequence[Acl]) -> list[Acl]:
+        """Those of them that there were. A change of the catalog, with its revision."""
+        keys = {_acl_key(acl): acl for acl in acls}
+        rows = await self._pool.fetch(statement("delete_acls"), list(keys))
+        return [keys[row["acl_key"]] for row in rows]
+
     async def cluster_id(self) -> str:
         """22 characters of URL-safe base64, as upstream renders a cluster's id; the same for the database's life."""
         return str(await self._pool.fetch_value(statement("cluster_id")))
@@ -249,6 +286,10 @@ async def _client_quotas(text: str) -> list[ClientQuota]:
         ClientQuota(_name(user_name), _name(client_id), _name(address), loaded(name), value)
         async for user_name, client_id, address, name, value in in_turns(json_elements(text))
     ]
+
+
+def _acl_key(acl: Acl) -> bytes:
+    return hashlib.sha256(json.dumps(acl).encode()).digest()
 
 
 async def _configs_by_name(text: str) -> dict[str, dict[str, str]]:

@@ -113,6 +113,18 @@ class ScramCredential:
     server_key: bytes = field(repr=False)
 
 
+class Acl(NamedTuple):
+    """One access control entry on one pattern of resources. Types, operation and permission are Kafka's codes."""
+
+    resource_type: int
+    pattern_type: int
+    resource_name: str
+    principal: str
+    host: str
+    operation: int
+    permission: int
+
+
 DEFAULT_NAME = ""
 """No user, no client id and no address that has a quota is called so."""
 
@@ -135,6 +147,8 @@ class CatalogChanges:
     """All subscriptions to clients' metrics, by name; None where none changed."""
     client_quotas: Sequence[ClientQuota] | None = None
     """All quotas; None where none changed."""
+    acls: Sequence[Acl] | None = None
+    """All ACLs, as new as `revision` or newer; None where none changed."""
 
 
 @dataclass(frozen=True, slots=True)

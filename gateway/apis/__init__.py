@@ -5,6 +5,7 @@ README's table are derived from it; the versions are Kafka 4.2's.
 """
 
 from gateway.apis import (
+    acls,
     api_versions,
     brokers,
     classic_groups,
@@ -147,6 +148,17 @@ SERVED: tuple[Served, ...] = (
         5,
         txn_offset_commit.txn_offset_commit,
         txn_offset_commit.refuse_txn_offset_commit,
+    ),
+    Served(ApiKey.DESCRIBE_ACLS, 1, 3, acls.describe_acls, acls.refuse_describe_acls, bulky=True),
+    Served(ApiKey.CREATE_ACLS, 1, 3, acls.create_acls, acls.refuse_create_acls, max_elements=acls.MAX_CHANGES),
+    Served(
+        ApiKey.DELETE_ACLS,
+        1,
+        3,
+        acls.delete_acls,
+        acls.refuse_delete_acls,
+        bulky=True,
+        max_elements=acls.MAX_CHANGES,
     ),
     Served(ApiKey.DESCRIBE_CONFIGS, 1, 4, configs.describe_configs, configs.refuse_describe_configs, bulky=True),
     Served(

@@ -44,6 +44,9 @@ from gateway.log.topic_names import why_illegal
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import REFUSAL_CODES
 from gateway.net.pieces import first_of_each, in_pieces, tally
+from gateway.security.authorizer import require
+from gateway.security.kinds import AclOperation
+from gateway.security.kinds import ResourceType as ResourceTypes
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import alter_configs as legacy
 from protocol.messages import incremental_alter_configs as incremental
@@ -80,6 +83,10 @@ class ResourceType(IntEnum):
     GROUP = 32
 
 
+_OF_CLUSTER = frozenset({ResourceType.BROKER, ResourceType.BROKER_LOGGER, ResourceType.CLIENT_METRICS})
+"""Whose settings are a matter of the cluster's ACLs."""
+
+
 # --- DescribeConfigs ----------------------------------------------------------------------------------------------
 
 
@@ -100,6 +107,7 @@ async def describe_configs(request: DescribeConfigsRequest, context: RequestCont
     results: list[DescribeConfigsResult] = []
     async for resource in in_pieces(await first_of_each(request.resources)):
         try:
+            _require(context, AclOperation.DESCRIBE_CONFIGS, resource.resource_type, resource.resource_name)
             configs = _describe(resource, request, services, broker, inherited)
             code, message = ErrorCode.NONE, None
         except KafkaError as error:
@@ -131,6 +139,16 @@ def refuse_describe_configs(
             for resource in request.resources
         )
     )
+
+
+def _require(context: RequestContext, operation: AclOperation, kind: int, name: str) -> None:
+    """Raises KafkaError. What there is no such type of is refused for that."""
+    if kind in _OF_CLUSTER:
+        require(context, operation, ResourceTypes.CLUSTER)
+    elif kind == ResourceType.TOPIC:
+        require(context, operation, ResourceTypes.TOPIC, name)
+    elif kind == ResourceType.GROUP:
+        require(context, operation, ResourceTypes.GROUP, name)
 
 
 def _describe(
@@ -346,7 +364,7 @@ async def alter_configs(request: legacy.AlterConfigsRequest, context: RequestCon
         ((resource.resource_type, resource.resource_name), partial(_replace, resource.configs))
         async for resource in in_pieces(request.resources)
     ]
-    errors = await _alter_all(changes, context.services, {}, validate_only=request.validate_only)
+    errors = await _alter_all(changes, context, {}, validate_only=request.validate_only)
     responses = [
         legacy.AlterConfigsResourceResponse(
             error_code=error.code, error_message=error.message, resource_type=kind, resource_name=name
@@ -384,7 +402,7 @@ async def incremental_alter_configs(
         changes.append((identity, partial(_apply, resource.configs)))
         if resource.resource_type == ResourceType.BROKER_LOGGER:
             loggers[identity] = resource.configs
-    errors = await _alter_all(changes, context.services, loggers, validate_only=request.validate_only)
+    errors = await _alter_all(changes, context, loggers, validate_only=request.validate_only)
     responses = [
         incremental.AlterConfigsResourceResponse(
             error_code=error.code, error_message=error.message, resource_type=kind, resource_name=name
@@ -412,13 +430,14 @@ def refuse_incremental_alter_configs(
 
 async def _alter_all(
     changes: Sequence[tuple[Identity, Change]],
-    services: Services,
+    context: RequestContext,
     loggers: Mapping[Identity, Sequence[incremental.AlterableConfig]],
     *,
     validate_only: bool,
 ) -> dict[Identity, KafkaError]:
     """Changes each resource alone; what stood in the way of it, or NONE. `loggers` are resources of that type, which
     have no settings to be computed from."""
+    services = context.services
     named = await tally(identity for identity, _ in changes)
     await services.catalog.refresh_if_changed()
     errors: dict[Identity, KafkaError] = {}
@@ -427,6 +446,7 @@ async def _alter_all(
             if named[identity] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
             kind, name = identity
+            _require(context, AclOperation.ALTER_CONFIGS, kind, name)
             match kind:
                 case ResourceType.TOPIC:
                     await _alter_topic(name, change, services, validate_only=validate_only)

@@ -13,6 +13,7 @@ from enum import IntEnum
 from gateway.apis.features import GROUPS, require_protocol
 from gateway.apis.group_types import of_type
 from gateway.apis.leaving import farewell
+from gateway.apis.permissions import HIDDEN, group_views, shows_all, topic_names
 from gateway.apis.subscribed_topics import look_up_subscribed
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat, ConsumerMember
 from gateway.coordinator.consumer.partitions import Partitions, partitions_of
@@ -109,7 +110,7 @@ async def consumer_group_describe(
     """A group that is missing or of another type is GROUP_ID_NOT_FOUND: Java's admin then asks DescribeGroups."""
     require_protocol(GROUPS, context)
     asked = request.include_authorized_operations
-    viewed = context.services.groups.views(await first_of_each(request.group_ids))
+    viewed = group_views(context, await first_of_each(request.group_ids))
     return described.ConsumerGroupDescribeResponse(
         groups=tuple([await _described(group_id, group, asked, context) async for group_id, group in viewed])
     )
@@ -138,6 +139,14 @@ async def _described(
     catalog = context.services.catalog
     await catalog.resolve_all_ids(found.owners)
     shown = describe(found, context.services.groups.settings.consumer.assignors[0])
+    held = {topic_id for each in shown.members for topic_id in (*each.member.assigned, *each.target)}
+    if not await shows_all(context, topic_names(held, catalog)):
+        return described.DescribedGroup(
+            group_id=group_id,
+            error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            error_message=HIDDEN,
+            authorized_operations=NOT_ASKED,
+        )
     return described.DescribedGroup(
         group_id=group_id,
         group_state=shown.state.value,

@@ -8,6 +8,7 @@ from gateway.log.partition_lookup import find_partition, look_up_topics
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.pieces import in_pieces
+from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode
 from protocol.messages.delete_records import (
     DeleteRecordsPartition,
@@ -27,7 +28,7 @@ NO_LEADER_EPOCH = -1
 
 async def delete_records(request: DeleteRecordsRequest, context: RequestContext) -> DeleteRecordsResponse:
     """−1 means up to the high watermark. A topic that is only compacted refuses, as upstream's ReplicaManager does."""
-    known = await look_up_topics((topic.name for topic in request.topics), context)
+    known = await look_up_topics((topic.name for topic in request.topics), context, AclOperation.DELETE)
     topics: list[DeleteRecordsTopicResult] = []
     async for topic in in_pieces(request.topics):
         deletable = _deletable(known[topic.name], context)

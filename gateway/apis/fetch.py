@@ -16,6 +16,8 @@ from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.holdings import Share
 from gateway.net.pieces import PIECE, by_pieces, in_pieces
+from gateway.security.authorizer import may, may_topic
+from gateway.security.kinds import AclOperation, ResourceType
 from protocol.buffer import Buffer
 from protocol.errors import ErrorCode
 from protocol.messages.fetch import (
@@ -102,7 +104,14 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
             share.become(0)
             max_bytes = min(asked_bytes, holdings.room_bytes())
             min_bytes = min(request.min_bytes, asked_bytes, max(max_bytes, 1))
-            planner = _Planner(context, missing_topic, max_bytes, watch if crowded else None, committed=committed)
+            planner = _Planner(
+                context,
+                missing_topic,
+                max_bytes,
+                watch if crowded else None,
+                committed=committed,
+                is_replica=request.replica_id >= 0,
+            )
             parts = await planner.plan_in_pieces(request) if crowded else planner.plan(request)
             cold = planner.undecided
             if crowded:
@@ -201,9 +210,11 @@ class _Planner:
         watch: Watch | None,
         *,
         committed: bool,
+        is_replica: bool,
     ) -> None:
         services = context.services
         self._context = context
+        self._is_replica = is_replica
         self._tail = services.tail
         self._missing_topic = missing_topic
         self._max_bytes = max_bytes
@@ -223,16 +234,19 @@ class _Planner:
         """Without an await, so that a watch registered behind it misses nothing."""
         rows: list[list[_Part]] = []
         for asked_topic in request.topics:
-            topic = _known_topic(asked_topic, self._context)
-            rows.append([self._sorted(self._plan_part(topic, asked)) for asked in asked_topic.partitions])
+            topic, missing = self._readable(asked_topic)
+            rows.append([self._sorted(self._plan_part(topic, asked, missing)) for asked in asked_topic.partitions])
         return rows
 
     async def plan_in_pieces(self, request: FetchRequest) -> list[list[_Part]]:
         rows: list[list[_Part]] = []
         async for asked_topic in in_pieces(request.topics):
-            topic = _known_topic(asked_topic, self._context)
+            topic, missing = self._readable(asked_topic)
             rows.append(
-                [self._sorted(self._plan_part(topic, asked)) async for asked in in_pieces(asked_topic.partitions)]
+                [
+                    self._sorted(self._plan_part(topic, asked, missing))
+                    async for asked in in_pieces(asked_topic.partitions)
+                ]
             )
         return rows
 
@@ -243,10 +257,22 @@ class _Planner:
             self.undecided.append(part)
         return part
 
-    def _plan_part(self, topic: Topic | None, asked: FetchPartition) -> _Part:
+    def _readable(self, asked: FetchTopic) -> tuple[Topic | None, ErrorCode]:
+        """The topic if there is one for who asks, and what is said if there is none."""
+        topic = _known_topic(asked, self._context)
+        if self._context.services.authorizer is None or (topic is None and _by_id(self._context)):
+            return topic, self._missing_topic
+        name = asked.topic if topic is None else topic.name
+        if self._is_replica:
+            allowed = may(self._context, AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER)
+        else:
+            allowed = may_topic(self._context, AclOperation.READ, name)
+        return (topic, self._missing_topic) if allowed else (None, ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+
+    def _plan_part(self, topic: Topic | None, asked: FetchPartition, missing: ErrorCode) -> _Part:
         part = _Part(asked)
         if topic is None:
-            part.error = self._missing_topic
+            part.error = missing
             return part
         if not 0 <= asked.partition < len(topic.partitions):
             part.error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

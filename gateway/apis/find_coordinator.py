@@ -15,6 +15,8 @@ from gateway.apis.topics import create_internal_topics
 from gateway.log.topic_names import CONSUMER_OFFSETS
 from gateway.net.context import RequestContext, Services
 from gateway.net.pieces import PIECE
+from gateway.security.authorizer import may, refusal_of
+from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
 from storage.errors import StorageError
@@ -23,6 +25,7 @@ from storage.types import Node
 log = structlog.get_logger(__name__)
 
 GROUP, TRANSACTION = 0, 1
+_KINDS = {GROUP: ResourceType.GROUP, TRANSACTION: ResourceType.TRANSACTIONAL_ID}
 FIRST_VERSION_WITH_KEYS = 4
 
 
@@ -36,7 +39,7 @@ async def find_coordinator(request: FindCoordinatorRequest, context: RequestCont
     coordinators: list[Coordinator] = []
     for start in range(0, len(keys), PIECE):
         some = keys[start : start + PIECE]
-        found = await _find(some, request.key_type, context.services)
+        found = await _find_allowed(some, request.key_type, context)
         listener = context.connection.listener
         coordinators += (_coordinator(key, node, listener) for key, node in zip(some, found, strict=True))
         if start:
@@ -64,6 +67,15 @@ def refuse_find_coordinator(
             for key in request.coordinator_keys
         )
     )
+
+
+async def _find_allowed(keys: Sequence[str], key_type: int, context: RequestContext) -> Sequence[Node | KafkaError]:
+    kind = _KINDS.get(key_type)
+    if context.services.authorizer is None or kind is None:
+        return await _find(keys, key_type, context.services)
+    allowed = [key for key in keys if may(context, AclOperation.DESCRIBE, kind, key)]
+    found = dict(zip(allowed, await _find(allowed, key_type, context.services), strict=True)) if allowed else {}
+    return [found.get(key) or refusal_of(kind) for key in keys]
 
 
 async def _find(keys: Sequence[str], key_type: int, services: Services) -> Sequence[Node | KafkaError]:

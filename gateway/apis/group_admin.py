@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 
+from gateway.apis.permissions import group_views
 from gateway.coordinator.machine import Value
 from gateway.coordinator.model import DeleteGroup, Group
 from gateway.coordinator.views import describe
 from gateway.net.authorized_operations import NOT_ASKED, Resource, authorized_operations
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces, mapped
+from gateway.security.authorizer import may
+from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.delete_groups import DeletableGroupResult, DeleteGroupsRequest, DeleteGroupsResponse
 from protocol.messages.describe_groups import (
@@ -32,7 +35,7 @@ CLASSIC = "classic"
 async def describe_groups(request: DescribeGroupsRequest, context: RequestContext) -> DescribeGroupsResponse:
     """A group that does not exist is `Dead`; from version 6 also GROUP_ID_NOT_FOUND."""
     with_operations = request.include_authorized_operations
-    viewed = context.services.groups.views(request.groups)
+    viewed = group_views(context, request.groups)
     return DescribeGroupsResponse(
         groups=tuple([_described(group_id, group, with_operations, context) async for group_id, group in viewed])
     )
@@ -96,6 +99,7 @@ async def list_groups(request: ListGroupsRequest, context: RequestContext) -> Li
     nothing."""
     states = set(await mapped(str.lower, request.states_filter))
     types = set(await mapped(str.lower, request.types_filter))
+    shows_all = may(context, AclOperation.DESCRIBE, ResourceType.CLUSTER, told=False)
     listed = [
         ListedGroup(
             group_id=group.group_id,
@@ -104,7 +108,9 @@ async def list_groups(request: ListGroupsRequest, context: RequestContext) -> Li
             group_type=group.group_type,
         )
         async for group in in_pieces(await context.services.groups.list())
-        if (not states or group.state.lower() in states) and (not types or group.group_type.lower() in types)
+        if (not states or group.state.lower() in states)
+        and (not types or group.group_type.lower() in types)
+        and (shows_all or may(context, AclOperation.DESCRIBE, ResourceType.GROUP, group.group_id, told=False))
     ]
     return ListGroupsResponse(groups=tuple(listed))
 
@@ -120,6 +126,9 @@ async def delete_groups(request: DeleteGroupsRequest, context: RequestContext) -
     groups = context.services.groups
     results: list[DeletableGroupResult] = []
     async for group_id in in_pieces(dict.fromkeys(request.groups_names)):
+        if not may(context, AclOperation.DELETE, ResourceType.GROUP, group_id):
+            results.append(DeletableGroupResult(group_id=group_id, error_code=ErrorCode.GROUP_AUTHORIZATION_FAILED))
+            continue
         reply = groups.submit(group_id, DeleteGroup(groups.next_request_id()))
         if isinstance(reply, asyncio.Future):
             reply = await reply

@@ -7,6 +7,7 @@ from gateway.log.partition_lookup import find_partition, look_up_topics, read_st
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces, tally
+from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode
 from protocol.messages.list_offsets import (
     ListOffsetsPartition,
@@ -47,7 +48,7 @@ async def list_offsets(request: ListOffsetsRequest, context: RequestContext) -> 
     """
     named = await tally((topic.name, part.partition_index) for topic in request.topics for part in topic.partitions)
     found: dict[tuple[str, int], Partition | ErrorCode] = {}
-    known = await look_up_topics((topic.name for topic in request.topics), context)
+    known = await look_up_topics((topic.name for topic in request.topics), context, AclOperation.DESCRIBE)
     async for topic in in_pieces(request.topics):
         async for part in in_pieces(topic.partitions):
             asked = (topic.name, part.partition_index)

@@ -15,6 +15,7 @@ from uuid import UUID
 import structlog
 
 from gateway.apis.described_topics import MIN_PARTITIONS
+from gateway.apis.permissions import may_create_topic
 from gateway.apis.topics import make_topics, plan_automatic
 from gateway.config.topic import requested_replication_factor
 from gateway.log.topic_names import why_illegal
@@ -22,6 +23,8 @@ from gateway.net.authorized_operations import CLUSTER, Resource, authorized_oper
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import storage_code
 from gateway.net.pieces import PIECE, first_of_each, in_pieces, mapped
+from gateway.security.authorizer import may_topic
+from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.describe_cluster import (
     DescribeClusterBroker,
@@ -143,7 +146,10 @@ async def _describe_all(
                 async for answer in in_pieces(found)
             ]
         )
-    view = (placement.view, with_operations, context.services.catalog.broker.default_replication_factor)
+    asker = None
+    if with_operations and context.services.authorizer is not None:
+        asker = (context.connection.principal, context.connection.client_host, context.services.authorizer.acls)
+    view = (placement.view, with_operations, context.services.catalog.broker.default_replication_factor, asker)
     return await context.services.described_topics.encode(
         topics, context.version, view, lambda topic: _describe(topic, context, placement, with_operations)
     )
@@ -167,7 +173,10 @@ async def _find_topics(request: MetadataRequest, context: RequestContext) -> Seq
     # Version 0 has no null: its empty list is everything.
     if asked is None or (context.version == 0 and not asked):
         await _follow_other_nodes(context.services)
-        return context.services.catalog.topics()
+        topics = context.services.catalog.topics()
+        if context.services.authorizer is None:
+            return topics
+        return [topic async for topic in in_pieces(topics) if _may_describe(context, topic.name, told=False)]
     by_id = any(await mapped(lambda topic: topic.topic_id != ZERO_UUID, asked))
     if context.version < 12 and (by_id or any(await mapped(lambda topic: topic.name is None, asked))):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Topics are asked for by id from version 12 on.")
@@ -195,19 +204,31 @@ async def _find_by_id(ids: Sequence[UUID], context: RequestContext) -> list[Topi
         await catalog.resolve_all_ids(ids)
     except StorageError as error:
         code = storage_code(context.api_key, error)
-    return await mapped(
-        lambda topic_id: (
-            catalog.get_by_id(topic_id) or MetadataResponseTopic(error_code=code, name=None, topic_id=topic_id)
-        ),
-        ids,
-    )
+
+    def found(topic_id: UUID) -> Topic | MetadataResponseTopic:
+        topic = catalog.get_by_id(topic_id)
+        if topic is None:
+            return MetadataResponseTopic(error_code=code, name=None, topic_id=topic_id)
+        if not _may_describe(context, topic.name):
+            return MetadataResponseTopic(error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED, name=None, topic_id=topic_id)
+        return topic
+
+    return await mapped(found, ids)
+
+
+def _may_describe(context: RequestContext, topic: str, *, told: bool = True) -> bool:
+    return may_topic(context, AclOperation.DESCRIBE, topic, told=told)
 
 
 async def _find_by_name(
     names: Sequence[str], may_create: bool, context: RequestContext
 ) -> list[Topic | MetadataResponseTopic]:
     catalog = context.services.catalog
-    missing = [name async for name in in_pieces(names) if catalog.get(name) is None]
+    forbidden: dict[str, ErrorCode] = {}
+    if context.services.authorizer is not None:
+        refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        forbidden = {name: refused async for name in in_pieces(names) if not _may_describe(context, name)}
+    missing = [name async for name in in_pieces(names) if catalog.get(name) is None and name not in forbidden]
     illegal = ErrorCode.INVALID_TOPIC_EXCEPTION
     codes = {name: illegal for name, why in await mapped(lambda name: (name, why_illegal(name)), missing) if why}
     missing = [name async for name in in_pieces(missing) if name not in codes]
@@ -215,9 +236,12 @@ async def _find_by_name(
         await catalog.resolve_all(missing)
         missing = [name async for name in in_pieces(missing) if catalog.get(name) is None]
         if missing and may_create and catalog.broker.auto_create_topics_enable:
-            codes.update(await _create_missing(missing, context.services))
+            creatable = [name async for name in in_pieces(missing) if may_create_topic(context, name)]
+            forbidden.update(dict.fromkeys(set(missing).difference(creatable), ErrorCode.TOPIC_AUTHORIZATION_FAILED))
+            codes.update(await _create_missing(creatable, context.services))
     except StorageError as error:
         codes.update(dict.fromkeys(missing, storage_code(context.api_key, error)))
+    codes.update(forbidden)
     return await mapped(lambda name: (None if name in codes else catalog.get(name)) or _failed(name, codes), names)
 
 
@@ -293,6 +317,11 @@ async def describe_topic_partitions(
     asked = await first_of_each(topic.name for topic in request.topics or services.catalog.topics())
     # In a thread: half a second may go into the order of a hundred thousand names.
     names = [name async for name in in_pieces(asked) if cursor is None or name >= cursor.topic_name]
+    forbidden: set[str] = set()
+    if services.authorizer is not None:
+        named = bool(request.topics)
+        forbidden = {name async for name in in_pieces(names) if not _may_describe(context, name, told=named)}
+        names = [name async for name in in_pieces(names) if named or name not in forbidden]
     names = sorted(names) if len(names) <= PIECE else await asyncio.to_thread(sorted, names)
     remaining = max(min(request.response_partition_limit, MAX_PARTITIONS_PER_PAGE), 1)
     placement = Placement(context)
@@ -303,6 +332,10 @@ async def describe_topic_partitions(
             next_cursor = Cursor(topic_name=name, partition_index=0)
             break
         topic = services.catalog.get(name)
+        if name in forbidden:
+            code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            described.append(DescribeTopicPartitionsResponseTopic(error_code=code, name=name))
+            continue
         if topic is None:
             illegal = why_illegal(name) is not None
             code = ErrorCode.INVALID_TOPIC_EXCEPTION if illegal else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION

@@ -10,10 +10,11 @@ from collections.abc import Iterable
 from uuid import UUID
 
 from gateway.apis.committing import Commit, Committer, commit, commits_of
-from gateway.apis.offset_topics import BY_ID_FROM, has_partition, resolve, topic_of
+from gateway.apis.offset_topics import BY_ID_FROM, allowed_topic, has_partition, resolve
 from gateway.groups.journal import JournaledCommit
 from gateway.net.context import RequestContext, Services
 from gateway.net.pieces import in_pieces, mapped
+from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode
 from protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -32,10 +33,13 @@ async def offset_commit(request: OffsetCommitRequest, context: RequestContext) -
     """
     by_id = context.version >= BY_ID_FROM
     unknown = ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    catalog = context.services.catalog
-    await resolve(request.topics, by_id, catalog)
+    await resolve(request.topics, by_id, context.services.catalog)
     topics = [
-        (asked.name, asked.topic_id, await commits_of(asked.partitions, topic_of(asked, by_id, catalog), unknown))
+        (
+            asked.name,
+            asked.topic_id,
+            await commits_of(asked.partitions, *allowed_topic(asked, by_id, context, AclOperation.READ)),
+        )
         async for asked in in_pieces(request.topics)
     ]
     surviving: list[Commit] = []

@@ -8,6 +8,8 @@ from gateway.apis.offset_topics import has_partition
 from gateway.coordinator.views import offset_delete_refusal, subscribes_to
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces, mapped
+from gateway.security.authorizer import may_topic
+from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode
 from protocol.messages.offset_delete import (
     OffsetDeleteRequest,
@@ -36,10 +38,13 @@ async def offset_delete(request: OffsetDeleteRequest, context: RequestContext) -
         answers: list[OffsetDeleteResponseTopic] = []
         async for asked, topic in in_pieces(topics):
             subscribed = subscribes_to(group, asked.name)
+            readable = may_topic(context, AclOperation.READ, asked.name)
             partitions: list[OffsetDeleteResponsePartition] = []
             async for partition in in_pieces(asked.partitions):
                 index, error = partition.partition_index, ErrorCode.NONE
-                if topic is None or not has_partition(topic, index):
+                if not readable:
+                    error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                elif topic is None or not has_partition(topic, index):
                     error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 elif subscribed:
                     error = ErrorCode.GROUP_SUBSCRIBED_TO_TOPIC

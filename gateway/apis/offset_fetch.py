@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from gateway.apis.offset_topics import BY_ID_FROM, has_partition, resolve, topic_of
+from gateway.apis.offset_topics import BY_ID_FROM, allowed_topic, has_partition, resolve, topic_of
 from gateway.coordinator.classic_handoff import awaited_by, member_on
 from gateway.coordinator.consumer import unsettled
 from gateway.coordinator.consumer.model import ConsumerGroup
@@ -19,9 +19,10 @@ from gateway.coordinator.machine import Value
 from gateway.coordinator.model import Group, HandoffProgress, MemberId
 from gateway.coordinator.streams.model import StreamsGroup
 from gateway.coordinator.streams.offsets import fetch_refusal as streams_fetch_refusal
-from gateway.log.catalog import Catalog
-from gateway.net.context import RequestContext, Services
+from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces, mapped
+from gateway.security.authorizer import may, may_topic, refusal_of
+from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.offset_fetch import (
     OffsetFetchRequest,
@@ -195,7 +196,7 @@ async def _fetch_together(
 ) -> list[list[_FetchedTopic] | KafkaError]:
     """As `_fetch`, with one question to Postgres for all of these groups; their topics have been resolved."""
     services, by_id = context.services, context.version >= BY_ID_FROM
-    refusals = await _refusals(asked, services)
+    refusals = await _refusals(asked, context)
     told = [group for group, refusal in zip(asked, refusals, strict=True) if refusal is None]
     awaited = {group.group_id: _awaited(group.group_id, require_stable, context) for group in told}
     wanted = [
@@ -220,14 +221,14 @@ async def _fetch_together(
             continue
         of_group = stored.get(group.group_id, {})
         if group.topics is None:
-            fetched = await _all_topics(of_group, services.catalog)
+            fetched = await _all_topics(of_group, context)
         else:
-            fetched = await _asked_topics(group.topics, of_group, by_id, services.catalog)
+            fetched = await _asked_topics(group.topics, of_group, by_id, context)
         found.append(await _unstable(fetched, awaited[group.group_id]))
     return found
 
 
-async def _refusals(asked: Sequence[_AskedGroup], services: Services) -> list[KafkaError | None]:
+async def _refusals(asked: Sequence[_AskedGroup], context: RequestContext) -> list[KafkaError | None]:
     """Why a group is not told of. Without the lease: Postgres would know, but one group has one coordinator.
 
     Whoever names itself to a consumer or streams group (version 9) must be a member, at its epoch: a fenced one would
@@ -235,11 +236,14 @@ async def _refusals(asked: Sequence[_AskedGroup], services: Services) -> list[Ka
     client of theirs may name itself with epoch −1 (@platformatic/kafka).
     """
     naming = [group.group_id for group in asked if group.names_a_member]
-    views = {group_id: view async for group_id, view in services.groups.views(naming)}
-    return [_refusal(group, views, services) for group in asked]
+    views = {group_id: view async for group_id, view in context.services.groups.views(naming)}
+    return [_refusal(group, views, context) for group in asked]
 
 
-def _refusal(group: _AskedGroup, views: Mapping[str, Value | KafkaError], services: Services) -> KafkaError | None:
+def _refusal(group: _AskedGroup, views: Mapping[str, Value | KafkaError], context: RequestContext) -> KafkaError | None:
+    services = context.services
+    if not may(context, AclOperation.DESCRIBE, ResourceType.GROUP, group.group_id):
+        return refusal_of(ResourceType.GROUP)
     if services.groups.lease_for(group.group_id) is None:
         return KafkaError(ErrorCode.NOT_COORDINATOR)
     view = views.get(group.group_id) if group.names_a_member else None
@@ -311,14 +315,18 @@ async def _unstable(fetched: list[_FetchedTopic], awaited: frozenset[tuple[str, 
     ]
 
 
-async def _all_topics(stored: Mapping[tuple[UUID, int], CommittedOffset], catalog: Catalog) -> list[_FetchedTopic]:
+async def _all_topics(
+    stored: Mapping[tuple[UUID, int], CommittedOffset], context: RequestContext
+) -> list[_FetchedTopic]:
+    """Those that may be shown."""
+    catalog = context.services.catalog
     by_topic: dict[UUID, list[_Fetched]] = {}
     async for committed in in_pieces(stored.values()):
         by_topic.setdefault(committed.topic_id, []).append(_fetched(committed))
     fetched: list[_FetchedTopic] = []
     async for topic_id, partitions in in_pieces(by_topic.items()):
         topic = catalog.get_by_id(topic_id)
-        if topic is not None:
+        if topic is not None and may_topic(context, AclOperation.DESCRIBE, topic.name, told=False):
             fetched.append(_FetchedTopic(topic.name, topic_id, tuple(partitions)))
     return fetched
 
@@ -327,15 +335,20 @@ async def _asked_topics(
     asked: Sequence[_AskedTopic],
     stored: Mapping[tuple[UUID, int], CommittedOffset],
     by_id: bool,
-    catalog: Catalog,
+    context: RequestContext,
 ) -> list[_FetchedTopic]:
-    def answer(topic: Topic | None, index: int) -> _Fetched:
+    def answer(topic: Topic | None, unknown: ErrorCode, index: int) -> _Fetched:
         if topic is None:
-            return _Fetched(index, error=ErrorCode.UNKNOWN_TOPIC_ID if by_id else ErrorCode.NONE)
+            return _Fetched(index, error=unknown)
         found = stored.get((topic.topic_id, index))
         return _Fetched(index) if found is None else _fetched(found)
 
-    topics = await mapped(lambda one: (one, topic_of(one, by_id, catalog)), asked)
+    def allowed(one: _AskedTopic) -> tuple[_AskedTopic, Topic | None, ErrorCode]:
+        topic, missing = allowed_topic(one, by_id, context, AclOperation.DESCRIBE)
+        # Of a name that is unknown it is said that nothing was committed.
+        return one, topic, ErrorCode.NONE if missing is ErrorCode.UNKNOWN_TOPIC_OR_PARTITION else missing
+
+    topics = await mapped(allowed, asked)
     if by_id:  # unknown ids come after all others, as in Kafka
         known = [each async for each in in_pieces(topics) if each[1] is not None]
         topics = known + [each async for each in in_pieces(topics) if each[1] is None]
@@ -343,9 +356,9 @@ async def _asked_topics(
         _FetchedTopic(
             one.name,
             one.topic_id,
-            tuple(await mapped(lambda index, of=topic: answer(of, index), one.partition_indexes)),
+            tuple(await mapped(lambda index, of=topic, said=unknown: answer(of, said, index), one.partition_indexes)),
         )
-        async for one, topic in in_pieces(topics)
+        async for one, topic, unknown in in_pieces(topics)
     ]
 
 

@@ -15,6 +15,8 @@ from gateway.log.partition_lookup import (
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces, mapped
+from gateway.security.authorizer import may
+from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode
 from protocol.messages.offset_for_leader_epoch import (
     EpochEndOffset,
@@ -35,7 +37,9 @@ async def offset_for_leader_epoch(
 ) -> OffsetForLeaderEpochResponse:
     """An epoch ends where the next began: epochs rise when the database goes on from another history, and what a client
     has read beyond the end of its epoch is not in this one (KIP-320)."""
-    known = await look_up_topics((topic.topic for topic in request.topics), context)
+    is_replica = may(context, AclOperation.CLUSTER_ACTION, ResourceType.CLUSTER, told=False)
+    operation = None if is_replica else AclOperation.DESCRIBE
+    known = await look_up_topics((topic.topic for topic in request.topics), context, operation)
     found = [
         await mapped(
             lambda part, topic=known[topic.topic]: find_partition(topic, part.partition, part.current_leader_epoch),

@@ -11,7 +11,11 @@ from typing import Protocol
 from uuid import UUID
 
 from gateway.log.catalog import Catalog
+from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces
+from gateway.security.authorizer import may_topic
+from gateway.security.kinds import AclOperation
+from protocol.errors import ErrorCode
 from storage.types import Topic
 
 BY_ID_FROM = 10
@@ -39,6 +43,18 @@ async def resolve(asked: Sequence[Named], by_id: bool, catalog: Catalog) -> None
 
 def topic_of(asked: Named, by_id: bool, catalog: Catalog) -> Topic | None:
     return catalog.get_by_id(asked.topic_id) if by_id else catalog.get(asked.name)
+
+
+def allowed_topic(
+    asked: Named, by_id: bool, context: RequestContext, operation: AclOperation
+) -> tuple[Topic | None, ErrorCode]:
+    """The topic if there is one for who asks, and what is said if there is none."""
+    topic = topic_of(asked, by_id, context.services.catalog)
+    if topic is None and by_id:
+        return None, ErrorCode.UNKNOWN_TOPIC_ID
+    if not may_topic(context, operation, asked.name if topic is None else topic.name):
+        return None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    return topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
 def has_partition(topic: Topic, partition_index: int) -> bool:

@@ -20,6 +20,8 @@ from gateway.log.validator import Unchecked, Verdict
 from gateway.net.context import RequestContext
 from gateway.net.errors import REFUSAL_CODES, storage_code
 from gateway.net.pieces import PIECE, by_pieces, in_pieces, tally
+from gateway.security.authorizer import REFUSALS, may_topic
+from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.produce import (
     BatchIndexAndErrorMessage,
@@ -118,6 +120,8 @@ def _attempt_at_once(
     place = context.place
     topic = _known(requested, context)
     if topic is None or topic.internal or not place.reached:
+        return None
+    if context.services.authorizer is not None and not _may_write(context, topic.name, told=False):
         return None
     plan = _plan_partition(topic, data, context)
     if isinstance(plan, Refused) or plan.batch.config.compression_type != PRODUCER:
@@ -343,15 +347,21 @@ async def _tell_refusals(asked: Sequence[_Asked], attempts: list[_Attempt], cont
 
 def _writable(requested: TopicProduceData, context: RequestContext, missing_topic: ErrorCode) -> Topic | Refused:
     topic = _known(requested, context)
+    if topic is None and _by_id(context):
+        return Refused(missing_topic, f"no topic has the id {requested.topic_id}")
+    if not _may_write(context, requested.name if topic is None else topic.name):
+        return Refused(*REFUSALS[ResourceType.TOPIC])
     if topic is None:
-        if _by_id(context):
-            return Refused(missing_topic, f"no topic has the id {requested.topic_id}")
         if reason := why_illegal(requested.name):
             return Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, reason)
         return Refused(missing_topic, f"topic {requested.name} does not exist")
     if topic.internal:
         return Refused(ErrorCode.INVALID_TOPIC_EXCEPTION, f"{topic.name} is internal: clients may not write to it")
     return topic
+
+
+def _may_write(context: RequestContext, topic: str, *, told: bool = True) -> bool:
+    return may_topic(context, AclOperation.WRITE, topic, told=told)
 
 
 def _submit_partition(

@@ -20,6 +20,8 @@ from gateway.log.partition_lookup import resolve_topics
 from gateway.net.context import RequestContext
 from gateway.net.holdings import Share
 from gateway.net.pieces import in_pieces, mapped
+from gateway.security.authorizer import may_topic
+from gateway.security.kinds import AclOperation
 from gateway.share.reader import Part, Reader, Want
 from gateway.share.sessions import FINAL_EPOCH, INITIAL_EPOCH, ShareSession
 from protocol.errors import ErrorCode, KafkaError
@@ -135,6 +137,8 @@ async def _parts(group_id: str, named: Iterable[tuple[UUID, int]], context: Requ
         topic = services.catalog.get_by_id(part.topic_id)
         if topic is None:
             part.error = part.acknowledge_error = missing
+        elif not may_topic(context, AclOperation.READ, topic.name):
+            part.error = part.acknowledge_error = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         elif not 0 <= part.index < len(topic.partitions):
             part.error = part.acknowledge_error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         else:

@@ -13,13 +13,15 @@ from uuid import UUID
 
 from gateway.apis.features import SHARE, require_protocol
 from gateway.apis.group_types import of_type
+from gateway.apis.permissions import group_views
 from gateway.coordinator.machine import Value
 from gateway.coordinator.share.model import BeginShareGroup, ShareGroup
 from gateway.coordinator.share.partition import SETTLED
-from gateway.log.catalog import Catalog
 from gateway.log.partition_lookup import look_up_topics, read_states, state_of
 from gateway.net.context import RequestContext, Services
 from gateway.net.pieces import first_of_each, in_pieces, mapped
+from gateway.security.authorizer import may_topic
+from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import alter_share_group_offsets as altering
 from protocol.messages import delete_share_group_offsets as deleting
@@ -50,7 +52,7 @@ async def describe_share_group_offsets(
     require_protocol(SHARE, context)
     asked = {group.group_id: group for group in request.groups}
     answers: list[describing.DescribeShareGroupOffsetsResponseGroup] = []
-    async for group_id, group in context.services.groups.views(list(asked)):
+    async for group_id, group in group_views(context, list(asked)):
         try:
             of_type(ShareGroup, group_id, group)
             answers.append(await _described(asked[group_id], context))
@@ -86,8 +88,8 @@ async def _described(
         wanted = {topic.topic_name: topic.partitions for topic in asked.topics}
     else:
         await catalog.resolve_all_ids(await first_of_each(topic_id for topic_id, _ in stands))
-        wanted = await _wanted(stands, catalog)
-    topics = await look_up_topics(wanted, context)
+        wanted = await _wanted(stands, context)
+    topics = await look_up_topics(wanted, context, AclOperation.DESCRIBE)
     known: list[Partition] = []
     async for name, topic in in_pieces(topics.items()):
         if isinstance(topic, Topic):
@@ -119,12 +121,13 @@ async def _described(
     return describing.DescribeShareGroupOffsetsResponseGroup(group_id=asked.group_id, topics=tuple(answers))
 
 
-async def _wanted(stands: Iterable[tuple[UUID, int]], catalog: Catalog) -> dict[str, Sequence[int]]:
-    """Partitions by the names of their topics."""
+async def _wanted(stands: Iterable[tuple[UUID, int]], context: RequestContext) -> dict[str, Sequence[int]]:
+    """Partitions by the names of their topics, of those that may be shown."""
+    catalog = context.services.catalog
     wanted: defaultdict[str, list[int]] = defaultdict(list)
     async for topic_id, index in in_pieces(stands):
         topic = catalog.get_by_id(topic_id)
-        if topic is not None:
+        if topic is not None and may_topic(context, AclOperation.DESCRIBE, topic.name, told=False):
             wanted[topic.name].append(index)
     return dict(wanted)
 
@@ -160,7 +163,7 @@ async def alter_share_group_offsets(
     require_protocol(SHARE, context)
     services = context.services
     await _begin(request.group_id, services)
-    topics = await look_up_topics((topic.topic_name for topic in request.topics), context)
+    topics = await look_up_topics((topic.topic_name for topic in request.topics), context, AclOperation.READ)
     starts: dict[tuple[UUID, int], int] = {}
     answers: list[altering.AlterShareGroupOffsetsResponseTopic] = []
     async for asked in in_pieces(request.topics):
@@ -231,7 +234,7 @@ async def delete_share_group_offsets(
     """Of a share group without members: it begins anew in these topics, as a group that has never read them."""
     require_protocol(SHARE, context)
     services = context.services
-    topics = await look_up_topics((topic.topic_name for topic in request.topics), context)
+    topics = await look_up_topics((topic.topic_name for topic in request.topics), context, AclOperation.READ)
     known = {topic.topic_id: topic for topic in topics.values() if isinstance(topic, Topic)}
     async with services.groups.holding(request.group_id) as (group, _):
         _check_idle(request.group_id, group)

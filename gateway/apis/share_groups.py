@@ -12,6 +12,7 @@ import asyncio
 from gateway.apis.features import SHARE, require_protocol
 from gateway.apis.group_types import of_type
 from gateway.apis.leaving import farewell
+from gateway.apis.permissions import HIDDEN, group_views, shows_all, topic_names
 from gateway.apis.subscribed_topics import look_up_subscribed
 from gateway.coordinator.consumer.partitions import Partitions
 from gateway.coordinator.machine import ConnectionId, Value
@@ -89,7 +90,7 @@ async def share_group_describe(
     """A group that is missing or of another type is GROUP_ID_NOT_FOUND."""
     require_protocol(SHARE, context)
     asked = request.include_authorized_operations
-    viewed = context.services.groups.views(await first_of_each(request.group_ids))
+    viewed = group_views(context, await first_of_each(request.group_ids))
     return described.ShareGroupDescribeResponse(
         groups=tuple([await _described(group_id, group, asked, context) async for group_id, group in viewed])
     )
@@ -116,7 +117,15 @@ async def _described(
             group_id=group_id, error_code=error.code, error_message=error.message, authorized_operations=NOT_ASKED
         )
     catalog = context.services.catalog
-    await catalog.resolve_all_ids({topic_id for each in found.members.values() for topic_id in each.assigned})
+    held = {topic_id for each in found.members.values() for topic_id in each.assigned}
+    await catalog.resolve_all_ids(held)
+    if not await shows_all(context, topic_names(held, catalog)):
+        return described.DescribedGroup(
+            group_id=group_id,
+            error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            error_message=HIDDEN,
+            authorized_operations=NOT_ASKED,
+        )
     return described.DescribedGroup(
         group_id=group_id,
         group_state=state_of(found).value,

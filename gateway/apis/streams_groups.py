@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from gateway.apis.features import STREAMS, require_protocol
 from gateway.apis.group_types import of_type
 from gateway.apis.leaving import farewell
+from gateway.apis.permissions import group_views, shows_all
 from gateway.apis.topics import make_internal_topics
 from gateway.coordinator.machine import ConnectionId, Value
 from gateway.coordinator.model import MemberId
@@ -257,9 +258,9 @@ async def streams_group_describe(
     """A group that is missing or of another type is GROUP_ID_NOT_FOUND."""
     require_protocol(STREAMS, context)
     asked = request.include_authorized_operations
-    viewed = context.services.groups.views(await first_of_each(request.group_ids))
+    viewed = group_views(context, await first_of_each(request.group_ids))
     return described.StreamsGroupDescribeResponse(
-        groups=tuple([_described(group_id, group, asked, context) async for group_id, group in viewed])
+        groups=tuple([await _described(group_id, group, asked, context) async for group_id, group in viewed])
     )
 
 
@@ -274,7 +275,7 @@ def refuse_streams_group_describe(
     )
 
 
-def _described(
+async def _described(
     group_id: str, group: Value | KafkaError, with_operations: bool, context: RequestContext
 ) -> described.DescribedGroup:
     try:
@@ -282,6 +283,13 @@ def _described(
     except KafkaError as error:
         return described.DescribedGroup(
             group_id=group_id, error_code=error.code, error_message=error.message, authorized_operations=NOT_ASKED
+        )
+    if found.topology is not None and not await shows_all(context, _topics_of(found.topology)):
+        return described.DescribedGroup(
+            group_id=group_id,
+            error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+            error_message="The described group uses topics that the client is not authorized to describe.",
+            authorized_operations=NOT_ASKED,
         )
     return described.DescribedGroup(
         group_id=group_id,
@@ -292,6 +300,10 @@ def _described(
         members=tuple(_member(each, found.target.get(each.member_id, NO_TASKS)) for each in found.members.values()),
         authorized_operations=authorized_operations(Resource.GROUP, group_id, context, asked=with_operations),
     )
+
+
+def _topics_of(topology: Topology) -> frozenset[str]:
+    return topology.required_topics.union(*(each.repartition_sink_topics for each in topology.subtopologies))
 
 
 def _described_topology(topology: Topology) -> described.Topology:

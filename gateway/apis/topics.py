@@ -14,6 +14,7 @@ from uuid import UUID
 
 import structlog
 
+from gateway.apis.permissions import may_create_topic
 from gateway.config.broker import BrokerConfig
 from gateway.config.definition import ConfigSource
 from gateway.config.topic import (
@@ -30,6 +31,8 @@ from gateway.log.topic_names import CLUSTER_METADATA, CONSUMER_OFFSETS, INTERNAL
 from gateway.net.context import RequestContext, Services
 from gateway.net.errors import REFUSAL_CODES
 from gateway.net.pieces import in_pieces, mapped, tally
+from gateway.security.authorizer import may, may_topic, refusal_of
+from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_partitions import (
     CreatePartitionsRequest,
@@ -97,6 +100,8 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
             if named[topic.name] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
             _check_creatable(topic.name)
+            if not may_create_topic(context, topic.name):
+                raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
             if services.catalog.get(topic.name) is not None:
                 raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
             plan = _plan(topic, broker, rendered, live)
@@ -120,7 +125,20 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
     async for name, plan in in_pieces(plans.items()):
         if isinstance(plan, KafkaError):
             results[name] = CreatableTopicResult(name=name, error_code=plan.code, error_message=plan.message)
-    return CreateTopicsResponse(throttle_time_ms=mutations.wait_ms, topics=tuple(results[name] for name in plans))
+    shown = [_shown(results[name], context) async for name in in_pieces(plans)]
+    return CreateTopicsResponse(throttle_time_ms=mutations.wait_ms, topics=tuple(shown))
+
+
+def _shown(result: CreatableTopicResult, context: RequestContext) -> CreatableTopicResult:
+    """Without the settings, where these may not be described."""
+    if result.error_code or may_topic(context, AclOperation.DESCRIBE_CONFIGS, result.name, told=False):
+        return result
+    return CreatableTopicResult(
+        name=result.name,
+        topic_id=result.topic_id,
+        error_message=None,
+        topic_config_error_code=ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    )
 
 
 def refuse_create_topics(
@@ -162,6 +180,8 @@ async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestCont
     async for topic in in_pieces(wanted):
         try:
             _check_creatable(topic.name)
+            if not may_create_topic(context, topic.name):
+                raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Unauthorized to CREATE on the topic.")
             plan = _plan(_creatable(topic), broker, rendered, live)
             _check_total((total, plan.partition_count))
             mutations.record(plan.partition_count)
@@ -366,13 +386,16 @@ async def delete_topics(request: DeleteTopicsRequest, context: RequestContext) -
         if state in responses:
             continue
         try:
-            topic = _find_deletable(state, named, services)
+            topic = _find_deletable(state, named, context)
             mutations.record(len(topic.partitions))
             if not await services.topics.delete(topic.topic_id):
                 raise _unknown(state)
         except KafkaError as error:
             responses[state] = DeletableTopicResult(
-                name=state.name, topic_id=state.topic_id, error_code=error.code, error_message=error.message
+                name=_shown_name(state, error, context),
+                topic_id=state.topic_id,
+                error_code=error.code,
+                error_message=error.message,
             )
         else:
             services.catalog.remove(topic.topic_id)
@@ -396,7 +419,8 @@ def refuse_delete_topics(
     return DeleteTopicsResponse(responses=responses)
 
 
-def _find_deletable(state: DeleteTopicState, named: Counter[str | UUID], services: Services) -> Topic:
+def _find_deletable(state: DeleteTopicState, named: Counter[str | UUID], context: RequestContext) -> Topic:
+    services = context.services
     if state.name is not None and state.topic_id != ZERO_UUID:
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Give either the name or the id of a topic.")
     if state.name is None and state.topic_id == ZERO_UUID:
@@ -405,13 +429,30 @@ def _find_deletable(state: DeleteTopicState, named: Counter[str | UUID], service
         if named[state.name] > 1:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
         topic = services.catalog.get(state.name)
+        if not _may_delete_any(context) and not may_topic(context, AclOperation.DESCRIBE, state.name):
+            raise refusal_of(ResourceType.TOPIC)
     else:
         if named[state.topic_id] > 1:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic id.")
         topic = services.catalog.get_by_id(state.topic_id)
     if topic is None:
         raise _unknown(state)
+    if not _may_delete_any(context) and not may_topic(context, AclOperation.DELETE, topic.name):
+        raise refusal_of(ResourceType.TOPIC)
     return topic
+
+
+def _shown_name(state: DeleteTopicState, error: KafkaError, context: RequestContext) -> str | None:
+    """Who may not delete a topic of an id is told its name if they may describe it."""
+    topic = context.services.catalog.get_by_id(state.topic_id)
+    refused = error.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    if refused and topic is not None and may_topic(context, AclOperation.DESCRIBE, topic.name, told=False):
+        return topic.name
+    return state.name
+
+
+def _may_delete_any(context: RequestContext) -> bool:
+    return may(context, AclOperation.DELETE, ResourceType.CLUSTER, told=False)
 
 
 def _unknown(state: DeleteTopicState) -> KafkaError:
@@ -437,6 +478,8 @@ async def create_partitions(request: CreatePartitionsRequest, context: RequestCo
         try:
             if named[topic.name] > 1:
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
+            if not may_topic(context, AclOperation.ALTER, topic.name):
+                raise refusal_of(ResourceType.TOPIC)
             known = _find_growable(topic, services)
             if not request.validate_only:
                 mutations.record(topic.count - len(known.partitions))

@@ -20,6 +20,8 @@ from gateway.log.topic_names import CONSUMER_OFFSETS, why_illegal
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import first_of_each, in_pieces
+from gateway.security.authorizer import may, may_topic
+from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import list_transactions as listed
 from protocol.messages.describe_producers import (
@@ -83,6 +85,7 @@ async def list_transactions(request: ListTransactionsRequest, context: RequestCo
         and (request.duration_filter < 0 or _open_ms(producer) > request.duration_filter)
         and (pattern is None or pattern.fullmatch(producer.transactional_id))
         and transactions.coordinates(producer.transactional_id)
+        and may(context, AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, producer.transactional_id, told=False)
     ]
     return ListTransactionsResponse(
         unknown_state_filters=tuple(state for state in states if state not in UPSTREAM_STATES),
@@ -130,7 +133,13 @@ async def describe_transactions(
     """Whichever node is asked, for none knows more than Postgres does. An id that is asked for twice is answered once:
     its transaction may have very many partitions."""
     described: list[DescribedTransaction] = []
-    asked = await first_of_each(request.transactional_ids)
+    asked: list[str] = []
+    async for transactional_id in in_pieces(await first_of_each(request.transactional_ids)):
+        if may(context, AclOperation.DESCRIBE, ResourceType.TRANSACTIONAL_ID, transactional_id):
+            asked.append(transactional_id)
+        else:
+            code = ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            described.append(DescribedTransaction(transactional_id=transactional_id, error_code=code))
     for start in range(0, len(asked), AT_A_TIME):
         described += await _describe(asked[start : start + AT_A_TIME], context)
     return DescribeTransactionsResponse(transaction_states=tuple(described))
@@ -156,7 +165,7 @@ async def _describe(transactional_ids: Sequence[str], context: RequestContext) -
     partitions = await store.partitions(open_ids)
     groups = await store.groups(open_ids)
     topics = {
-        producer_id: await _topics(partitions.get(producer_id, ()), groups.get(producer_id, ()))
+        producer_id: await _topics(partitions.get(producer_id, ()), groups.get(producer_id, ()), context)
         async for producer_id in in_pieces(open_ids)
     }
     return [
@@ -183,9 +192,11 @@ def _described(
     )
 
 
-async def _topics(partitions: Sequence[TransactionPartition], group_ids: Sequence[str]) -> tuple[TopicData, ...]:
-    """What a transaction has taken in. Of a group that is the partition of `__consumer_offsets` that would have its
-    offsets, as upstream shows it."""
+async def _topics(
+    partitions: Sequence[TransactionPartition], group_ids: Sequence[str], context: RequestContext
+) -> tuple[TopicData, ...]:
+    """What a transaction has taken in, of topics that may be shown. Of a group that is the partition of
+    `__consumer_offsets` that would have its offsets, as upstream shows it."""
     topics = [
         TopicData(topic=name, partitions=tuple([part.partition_index async for part in in_pieces(some)]))
         for name, some in groupby(partitions, key=lambda part: part.topic)
@@ -193,7 +204,7 @@ async def _topics(partitions: Sequence[TransactionPartition], group_ids: Sequenc
     if group_ids:
         shards = {shard_of(group_id) async for group_id in in_pieces(group_ids)}
         topics.append(TopicData(topic=CONSUMER_OFFSETS, partitions=tuple(sorted(shards))))
-    return tuple(topics)
+    return tuple(topic for topic in topics if may_topic(context, AclOperation.DESCRIBE, topic.topic))
 
 
 # --- DescribeProducers ------------------------------------------------------------------------------------------------
@@ -202,7 +213,7 @@ async def _topics(partitions: Sequence[TransactionPartition], group_ids: Sequenc
 async def describe_producers(request: DescribeProducersRequest, context: RequestContext) -> DescribeProducersResponse:
     """Producers that partitions remember, and where the transaction of each began there, if one is open. A partition
     that is asked for twice is answered once: it may remember very many."""
-    known = await look_up_topics((topic.name for topic in request.topics), context)
+    known = await look_up_topics((topic.name for topic in request.topics), context, AclOperation.READ)
     asked: dict[str, dict[int, None]] = {}
     async for topic in in_pieces(request.topics):
         indexes = asked.setdefault(topic.name, {})
@@ -282,6 +293,7 @@ async def write_txn_markers(request: WriteTxnMarkersRequest, context: RequestCon
     known = await look_up_topics(
         (topic.name for marker in request.markers for topic in marker.topics),
         context,
+        None,
     )
     results = [
         WritableTxnMarkerResult(

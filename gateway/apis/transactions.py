@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from gateway.log.partition_lookup import find_partition, look_up_topics
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces
+from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.add_offsets_to_txn import AddOffsetsToTxnRequest, AddOffsetsToTxnResponse
 from protocol.messages.add_partitions_to_txn import (
@@ -60,7 +61,9 @@ async def _take_in(
 ) -> tuple[AddPartitionsToTxnTopicResult, ...]:
     """What is said of each partition of one transaction. Raises KafkaError, StorageError."""
     _require_id(asked.transactional_id)
-    known = await look_up_topics((topic.name for topic in asked.topics), context)
+    # Brokers ask for clients whom they have asked themselves (permissions.py).
+    operation = AclOperation.WRITE if context.version < FIRST_VERSION_OF_BROKERS else None
+    known = await look_up_topics((topic.name for topic in asked.topics), context, operation)
     found = {
         (topic.name, index): find_partition(known[topic.name], index, NO_LEADER_EPOCH)
         async for topic in in_pieces(asked.topics)

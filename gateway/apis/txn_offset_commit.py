@@ -10,6 +10,8 @@ from gateway.apis.committing import Commit, Committer, Transaction, commit, comm
 from gateway.apis.taking_in import take_in
 from gateway.net.context import RequestContext
 from gateway.net.pieces import in_pieces, mapped
+from gateway.security.authorizer import may_topic
+from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode
 from protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
@@ -17,7 +19,7 @@ from protocol.messages.txn_offset_commit import (
     TxnOffsetCommitResponsePartition,
     TxnOffsetCommitResponseTopic,
 )
-from storage.types import Refusal
+from storage.types import Refusal, Topic
 
 LOADING_KNOWN_FROM = 2
 """Java producers before 2.0 fail on COORDINATOR_LOAD_IN_PROGRESS (KAFKA-7296)."""
@@ -35,9 +37,14 @@ async def txn_offset_commit(request: TxnOffsetCommitRequest, context: RequestCon
     """
     catalog, version = context.services.catalog, context.version
     await catalog.resolve_all([asked.name async for asked in in_pieces(request.topics)])
-    unknown = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+
+    def readable(name: str) -> tuple[Topic | None, ErrorCode]:
+        if may_topic(context, AclOperation.READ, name):
+            return catalog.get(name), ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+        return None, ErrorCode.TOPIC_AUTHORIZATION_FAILED
+
     topics = [
-        (asked.name, await commits_of(asked.partitions, catalog.get(asked.name), unknown))
+        (asked.name, await commits_of(asked.partitions, *readable(asked.name)))
         async for asked in in_pieces(request.topics)
     ]
     surviving: list[Commit] = []

@@ -45,6 +45,26 @@ SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _INT, _LONG, _BOOLEAN = ConfigType.INT, ConfigType.LONG, ConfigType.BOOLEAN
 _AT_START = Update.AT_START
 
+STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
+
+
+def principals(text: str) -> frozenset[str]:
+    """`User:a;User:b`. Raises ValueError."""
+    users = frozenset(user for part in text.split(";") if (user := part.strip()))
+    for user in users:
+        kind, _, name = user.partition(":")
+        if not (kind and name):
+            raise ValueError(f"expected a string in format principalType:principalName but got {user}")
+    return users
+
+
+def _principals(text: str) -> str | None:
+    try:
+        principals(text)
+    except ValueError as error:
+        return str(error)
+    return None
+
 
 def _with_classic(protocols: tuple[str, ...]) -> str | None:
     """Upstream: KafkaConfig.groupCoordinatorRebalanceProtocols."""
@@ -428,6 +448,28 @@ class BrokerConfig:
         _INT, 3_600_000, "How often transactional ids are looked for that have expired.", at_least(1), update=_AT_START
     )
 
+    # security
+    authorizer_class_name: str = setting(
+        ConfigType.STRING,
+        "",
+        "What decides who may do what: ACLs by Kafka's StandardAuthorizer, or nothing. The same on every node.",
+        one_of("", STANDARD_AUTHORIZER),
+        update=_AT_START,
+    )
+    super_users: str = setting(
+        ConfigType.STRING,
+        "",
+        "Principals that may do everything, as User:alice;User:bob. The same on every node.",
+        _principals,
+        update=_AT_START,
+    )
+    allow_everyone_if_no_acl_found: bool = setting(
+        _BOOLEAN,
+        False,
+        "Whether a resource without any ACL is everybody's. The same on every node.",
+        update=_AT_START,
+    )
+
     # connections
     fetch_max_bytes: int = setting(
         _INT, 57_671_680, "Most record bytes in one Fetch response.", at_least(1024), update=_AT_START
@@ -586,7 +628,6 @@ _SHOWN = (
     _fixed("remote.log.storage.system.enable", _BOOLEAN, False, "There is no tiered storage."),
     _fixed("log.dirs", ConfigType.STRING, "postgres", "Where records are kept, as DescribeLogDirs names it."),
     _fixed("process.roles", ConfigType.LIST, ("broker", "controller"), "Every node serves every request."),
-    _fixed("authorizer.class.name", ConfigType.STRING, "", "There is no authorizer."),
     _fixed("security.inter.broker.protocol", ConfigType.STRING, "PLAINTEXT", "Nodes meet in Postgres only."),
 )
 

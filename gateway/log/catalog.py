@@ -37,6 +37,7 @@ from gateway.log.tail import Tail
 from gateway.log.topic_names import RenderedNames, rendered, why_illegal
 from gateway.net.pieces import in_pieces
 from gateway.quotas.limits import Quotas
+from gateway.security.acls import Acls
 from storage.topics import ALL_BROKERS, TopicStore
 from storage.types import PartitionKey, Topic
 
@@ -113,6 +114,8 @@ class Catalog:
         """The settings of subscriptions to clients' metrics, by name. Another object when one has changed."""
         self.quotas = Quotas()
         """Which limit holds for whom. Another object when one has changed."""
+        self.acls = Acls()
+        """Another object when one has changed."""
         self._revision = 0
         self._gone: OrderedDict[UUID, None] = OrderedDict()
         self._look: asyncio.Task[None] | None = None
@@ -466,6 +469,8 @@ class Catalog:
             self.client_metrics = changes.client_metrics
         if changes.client_quotas is not None:
             self.quotas = await Quotas.read(changes.client_quotas)
+        if changes.acls is not None:
+            self.acls = await Acls.read(changes.acls)
         if changes.revision != self._revision:
             self._revision = changes.revision
             self.changed()

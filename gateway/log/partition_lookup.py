@@ -11,6 +11,8 @@ from uuid import UUID
 from gateway.net.context import RequestContext
 from gateway.net.errors import storage_code
 from gateway.net.pieces import first_of_each, in_pieces
+from gateway.security.authorizer import may_topic
+from gateway.security.kinds import AclOperation
 from protocol.errors import ErrorCode
 from protocol.schema import ZERO_UUID
 from storage.errors import StorageError
@@ -58,12 +60,20 @@ async def resolve_topics(topics: Iterable[tuple[str, UUID]], context: RequestCon
     return unknown_topic(by_id=by_id)
 
 
-async def look_up_topics(names: Iterable[str], context: RequestContext) -> dict[str, Topic | ErrorCode]:
-    """Each topic, or why there is none."""
+async def look_up_topics(
+    names: Iterable[str], context: RequestContext, operation: AclOperation | None
+) -> dict[str, Topic | ErrorCode]:
+    """Each topic, or why there is none for who asks. `operation`: what one must be allowed; None: nothing."""
     asked = await first_of_each(names)
-    missing = await resolve_topics(((name, ZERO_UUID) for name in asked), context, by_id=False)
+    refused: set[str] = set()
+    if operation is not None and context.services.authorizer is not None:
+        refused = {name async for name in in_pieces(asked) if not may_topic(context, operation, name)}
+    missing = await resolve_topics(((name, ZERO_UUID) for name in asked if name not in refused), context, by_id=False)
     catalog = context.services.catalog
-    return {name: catalog.get(name) or missing async for name in in_pieces(asked)}
+    return {
+        name: ErrorCode.TOPIC_AUTHORIZATION_FAILED if name in refused else catalog.get(name) or missing
+        async for name in in_pieces(asked)
+    }
 
 
 def find_partition(topic: Topic | ErrorCode, partition_index: int, current_leader_epoch: int) -> Partition | ErrorCode:

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gateway.log.validator import BatchValidator
     from gateway.operate.metrics import Metrics
     from gateway.quotas.throttles import Throttles
+    from gateway.security.authorizer import Authorizer
     from gateway.share.partitions import SharePartitions
     from gateway.share.sessions import ShareSessions
     from gateway.transactions.coordinator import Transactions
@@ -112,6 +113,8 @@ class Services:
     clock: ClusterClock = field(default_factory=ClusterClock)
     marks: Marks | None = None
     """How far consumers were served, where groups may ask."""
+    authorizer: Authorizer | None = None
+    """None: everybody may do everything."""
 
 
 class RequestContext(NamedTuple):

@@ -203,6 +203,12 @@ class Metrics:
             "Time for which clients above a quota were told to be silent, by the quota's key.",
             "quota",
         )
+        self.denials = self._counter(
+            "authorizer_denials",
+            "What was asked for and refused by the authorizer, by the type of the resource and the operation.",
+            "resource",
+            "operation",
+        )
         self.leases_held = self._gauge("coordinator_leases", "Group coordinator shards this node holds.")
 
         self._reconcile_passes = self._counter(

@@ -181,9 +181,40 @@ begin
 end
 $$;
 
+create function create_acls(
+    p_keys bytea[], p_resource_types smallint[], p_pattern_types smallint[], p_resource_names text[], p_principals text[],
+    p_hosts text[], p_operations smallint[], p_permissions smallint[]
+) returns void
+language plpgsql volatile
+as $$
+-- Those that there are stay.
+declare
+    this_revision constant bigint := next_revision();
+begin
+    update cluster set acls_revision = this_revision;
+    insert into acl (acl_key, resource_type, pattern_type, resource_name, principal, host, operation, permission)
+    select * from unnest(
+        p_keys, p_resource_types, p_pattern_types, p_resource_names, p_principals, p_hosts, p_operations, p_permissions
+    )
+    on conflict do nothing;
+end
+$$;
+
+create function delete_acls(p_keys bytea[]) returns setof bytea
+language plpgsql volatile
+as $$
+-- The keys of those that there were.
+declare
+    this_revision constant bigint := next_revision();
+begin
+    update cluster set acls_revision = this_revision;
+    return query delete from acl a where a.acl_key = any (p_keys) returning a.acl_key;
+end
+$$;
+
 create function catalog_changes(p_since bigint)
 returns table (
-    revision bigint, broker_configs text, group_configs text, client_quotas text, client_metrics text, whole boolean, topic_id uuid, name text, internal boolean, configs text,
+    revision bigint, broker_configs text, group_configs text, client_quotas text, client_metrics text, acls_changed boolean, whole boolean, topic_id uuid, name text, internal boolean, configs text,
     created_revision bigint, changed_revision bigint, deleted boolean, partition_keys bigint[],
     leader_epochs integer[]
 )
@@ -197,7 +228,7 @@ as $$
     with since as (
         select
             c.revision, c.broker_configs_revision, c.group_configs_revision, c.client_quotas_revision,
-            c.client_metrics_revision,
+            c.client_metrics_revision, c.acls_revision,
             p_since < c.purged_revision or p_since <= 0 as whole,
             case when p_since < c.purged_revision then 0 else p_since end as revision_known
         from cluster c
@@ -218,6 +249,7 @@ as $$
         case when s.client_metrics_revision > s.revision_known then
             (select coalesce(jsonb_agg(jsonb_build_array(m.subscription, m.name, m.value)), '[]')::text
             from client_metrics_config m) end,
+        s.acls_revision > s.revision_known,
         s.whole, t.topic_id, t.name, t.internal, t.configs::text, t.created_revision, t.changed_revision,
         t.deleted_at is not null, p.partition_keys, p.leader_epochs
     from since s

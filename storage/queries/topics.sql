@@ -62,6 +62,18 @@ select set_client_metrics_configs($1, $2, $3, $4);
 -- Of users $1, client ids $2 and addresses $3 sets the quotas $4 to the values $5, or takes them away.
 select set_client_quotas($1, $2, $3, $4, $5);
 
+-- name: create_acls
+-- With the keys $1: of resource types $2, pattern types $3, names $4, principals $5, hosts $6, operations $7, permissions $8.
+select create_acls($1, $2, $3, $4, $5, $6, $7, $8);
+
+-- name: delete_acls
+-- The keys of $1 that there were.
+select delete_acls($1) as acl_key;
+
+-- name: acls
+-- All there are.
+select resource_type, pattern_type, resource_name, principal, host, operation, permission from acl;
+
 -- name: cluster_id
 -- Made once, with the schema.
 select cluster_id from cluster;

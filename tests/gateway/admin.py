@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any, cast
 
+from gateway.apis.acls import create_acls, delete_acls, describe_acls
 from gateway.apis.api_versions import api_versions
 from gateway.apis.brokers import list_partition_reassignments, unregister_broker
 from gateway.apis.client_quotas import alter_client_quotas, describe_client_quotas
@@ -28,6 +29,7 @@ from gateway.log.catalog import Catalog
 from gateway.log.tail import Tail
 from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.quotas.throttles import Throttles
+from gateway.security.authorizer import Authorizer
 from gateway.share.partitions import SharePartitions
 from gateway.share.sessions import ShareSessions
 from protocol.api_keys import ApiKey
@@ -64,6 +66,9 @@ HANDLERS: dict[ApiKey, Handler] = {
     ApiKey.ALTER_USER_SCRAM_CREDENTIALS: alter_user_scram_credentials,
     ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: describe_user_scram_credentials,
     ApiKey.API_VERSIONS: api_versions,
+    ApiKey.DESCRIBE_ACLS: describe_acls,
+    ApiKey.CREATE_ACLS: create_acls,
+    ApiKey.DELETE_ACLS: delete_acls,
     ApiKey.LIST_PARTITION_REASSIGNMENTS: list_partition_reassignments,
 }
 
@@ -75,7 +80,13 @@ class AdminNode:
     """One node. Two of them on one database are two nodes."""
 
     def __init__(
-        self, database: Database, listeners: dict[str, tuple[str, int]], rack: str | None, broker: dict[str, str]
+        self,
+        database: Database,
+        listeners: dict[str, tuple[str, int]],
+        rack: str | None,
+        broker: dict[str, str],
+        *,
+        authorizes: bool = False,
     ) -> None:
         self.database = database
         self.topics = TopicStore(database)
@@ -107,6 +118,7 @@ class AdminNode:
             share_sessions=ShareSessions(),
             share_store=ShareStore(database),
             users=UserStore(database),
+            authorizer=Authorizer(lambda: self.catalog.acls, frozenset(), allow_everyone=True) if authorizes else None,
         )
 
     async def ask(self, api_key: ApiKey, request: Any, version: int, *, listener: str = "PLAINTEXT") -> Any:
@@ -157,11 +169,12 @@ async def admin_node(
     listeners: dict[str, tuple[str, int]] | None = None,
     rack: str | None = None,
     broker: dict[str, str] | None = None,
+    authorizes: bool = False,
 ) -> AsyncGenerator[AdminNode]:
     """A node that has joined and knows the catalog."""
     database = await Database.open(url, hot_connections=2, cold_connections=1)
     try:
-        node = AdminNode(database, listeners or {"PLAINTEXT": (name, 9092)}, rack, broker or {})
+        node = AdminNode(database, listeners or {"PLAINTEXT": (name, 9092)}, rack, broker or {}, authorizes=authorizes)
         await node.membership.join()
         await node.catalog.serve_as(lambda: str(node.membership.node_id))
         yield node

@@ -169,6 +169,7 @@ async def group_node(
         await leases.renew()
         broker = BrokerConfig()
         services = SimpleNamespace(
+            authorizer=None,
             share=SharePartitions(ShareStore(database)),
             settings=SimpleNamespace(broker=broker),
             catalog=Catalog(topics, tail, broker),

@@ -93,6 +93,9 @@ APIS = [
     "SaslAuthenticate",
     "AlterUserScramCredentials",
     "DescribeUserScramCredentials",
+    "DescribeAcls",
+    "CreateAcls",
+    "DeleteAcls",
 ]
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from storage.pool import Database
 from storage.topics import TopicStore
-from storage.types import ClientQuota, NewTopic, Refusal, Topic
+from storage.types import Acl, ClientQuota, NewTopic, Refusal, Topic
 from tests.storage.conftest import MakeTopic
 
 NOBODY = UUID(int=77)
@@ -134,6 +134,25 @@ async def test_quotas_and_subscriptions_are_told_when_they_changed_and_in_anothe
     await database.control.fetch("select adopt_history('another', 5)")
     await database.control.fetch("select adopt_history('and another', 5)")
     assert (await told(revision))[1:] == (quotas[1:], {"cm": {"metrics": "a"}})
+
+
+async def test_acls_are_told_when_they_changed_and_in_another_history(topics: TopicStore, database: Database) -> None:
+    revision = (await topics.changes(0)).revision
+    assert (await topics.changes(0)).acls == []
+    assert (await topics.changes(revision)).acls is None
+    acls = [Acl(2, 3, "t", "User:a", "*", 3, 3), Acl(3, 4, "g\0", "User:*", "::1", 2, 2)]
+    await topics.create_acls(acls)
+    changes = await topics.changes(revision)
+    assert (changes.revision > revision, sorted(changes.acls or ())) == (True, acls)
+    assert (await topics.changes(changes.revision)).acls is None
+    await topics.create_acls(acls[:1])
+    assert await topics.delete_acls([acls[0], acls[0]._replace(operation=4)]) == acls[:1]
+    assert await topics.delete_acls(acls[:1]) == []
+    assert (await topics.changes(changes.revision)).acls == acls[1:]
+    revision = (await topics.changes(0)).revision
+    for identity in ("one", "another"):
+        await database.control.fetch("select adopt_history($1, 5)", identity)
+    assert (await topics.changes(revision)).acls == acls[1:]
 
 
 async def test_every_change_takes_the_next_revision_and_is_read_from_there(

@@ -7,7 +7,8 @@ is a name that is no test; in any other version such a test is answered as skipp
 stops run against a newer one, which confluent-kafka brings.
 
 STEP is build, run or version. Each test becomes the scenario `upstream.<test>`, in a process of its own that ends at
-its own limit. Tests of their scenario `noautocreate` get a gateway (or Kafka) that creates no topic unasked.
+its own limit. Tests of their scenario `noautocreate` get a gateway (or Kafka) that creates no topic unasked, those of
+ACLs one with an authorizer, to which everything is everybody's that has no ACL.
 """
 
 from __future__ import annotations
@@ -34,22 +35,27 @@ import confluent_kafka
 
 from tests.compat.brokers import APACHE_KAFKA, SLUICE
 from tests.compat.process import run_limited
-from tests.compat.upstream import java_tools, kafka_topics
+from tests.compat.upstream import java_tools, kafka_acls, kafka_topics
 from tests.postgres import short_directory
 
 PACKAGE = "librdkafka"
 # With it tests read what the library says of itself; without it they skip themselves.
 JSON_PACKAGE = "rapidjson"
 JAVA = "java"
-NEWER, WITH_JAVA = "run_with_newer_library", "run_with_java"
+NEWER, WITH_JAVA, WITH_AUTHORIZER = "run_with_newer_library", "run_with_java", "run_with_authorizer"
 ALLOW_LIST = Path(__file__).parent / "librdkafka.allow.toml"
 KAFKA_VERSION = "4.1.0"
-NO_AUTO_CREATE = "noautocreate"
-SETTINGS = {
-    "group.initial.rebalance.delay.ms": "300",
-    "num.partitions": "4",
-    "auto.create.topics.enable": "false",
+NO_AUTO_CREATE, AUTHORIZER = "noautocreate", "authorizer"
+SETTINGS = {"group.initial.rebalance.delay.ms": "300", "num.partitions": "4"}
+SETTINGS_OF = {
+    NO_AUTO_CREATE: {"auto.create.topics.enable": "false"},
+    AUTHORIZER: {
+        "auto.create.topics.enable": "true",
+        "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+        "allow.everyone.if.no.acl.found": "true",
+    },
 }
+"""Of the brokers that some tests get beside the suite's."""
 # Most of a test's time is waiting.
 PARALLEL = 5
 DETAIL_LINES = 6
@@ -103,7 +109,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class AllowList:
-    """`version` is the one that it was made for; `newer` of `run` need a newer library, `with_java` a Java client;
+    """`version` is the one that it was made for; `newer` of `run` need a newer library, `with_java` a Java client,
+    `with_authorizer` a broker that has one;
     `left_out` gives the reason of each choice that does not run; those of `unserved` would if a gateway served what
     they want."""
 
@@ -114,6 +121,7 @@ class AllowList:
     run: tuple[Choice, ...]
     newer: frozenset[Choice]
     with_java: frozenset[Choice]
+    with_authorizer: frozenset[Choice]
     left_out: dict[Choice, str]
     unserved: frozenset[Choice]
 
@@ -125,9 +133,10 @@ class AllowList:
             float(entries["limit_s"]),
             {Choice.parse(name): float(limit) for name, limit in entries["limits_s"].items()},
             entries["kafka_versions"],
-            tuple(Choice.parse(name) for key in ("run", NEWER, WITH_JAVA) for name in entries[key]),
+            tuple(Choice.parse(name) for key in ("run", NEWER, WITH_JAVA, WITH_AUTHORIZER) for name in entries[key]),
             frozenset(Choice.parse(name) for name in entries[NEWER]),
             frozenset(Choice.parse(name) for name in entries[WITH_JAVA]),
+            frozenset(Choice.parse(name) for name in entries[WITH_AUTHORIZER]),
             {Choice.parse(name): str(group["reason"]) for group in entries["left_out"] for name in group["tests"]},
             frozenset(
                 Choice.parse(name) for group in entries["left_out"] if group.get("unserved") for name in group["tests"]
@@ -338,15 +347,17 @@ def run(folder: Path) -> None:
         # As seen from a test's own folder; they read a schema from there.
         (work / "src").symlink_to(source / "src")
         bootstraps = {"default": os.environ["COMPAT_BOOTSTRAP"]}
-        runner = Runner(source, work, folder / JAVA, newer, bootstraps, allowed.kafka_versions)
+        runner = Runner(source, work, folder / JAVA, newer, bootstraps, allowed)
         kafka_topics.install(runner.kafka)
-        if any(scenario == NO_AUTO_CREATE for _, scenario, _, _ in runs):
+        kafka_acls.install(runner.kafka)
+        wanted_brokers = {runner.broker_of(scenario, choices) for (_, scenario, _, _), choices in runs.items()}
+        for name in sorted(wanted_brokers & SETTINGS_OF.keys()):
             data = stack.enter_context(short_directory())
             broker = APACHE_KAFKA if kafka else SLUICE
-            node = broker.process(data, SETTINGS)
+            node = broker.process(data, {**SETTINGS, **SETTINGS_OF[name]})
             stack.callback(node.close)
             node.start()
-            runner.bootstraps[NO_AUTO_CREATE] = node.bootstrap
+            runner.bootstraps[name] = node.bootstrap
         limits_s = {key: sum(allowed.limit_of(choice) for choice in choices) for key, choices in runs.items()}
         pool = stack.enter_context(ThreadPoolExecutor(PARALLEL))
         # The longest first, so that none is left to run alone at the end.
@@ -358,14 +369,18 @@ def run(folder: Path) -> None:
 @dataclass(frozen=True, slots=True)
 class Runner:
     """Runs their test program. `java`: their Java classes, if there are any; `newer`: a library in place of theirs;
-    `bootstraps`: the gateway of each scenario."""
+    `bootstraps`: the gateways by name."""
 
     source: Path
     work: Path
     java: Path
     newer: Path | None
     bootstraps: dict[str, str]
-    kafka_versions: Mapping[str, str]
+    allowed: AllowList
+
+    def broker_of(self, scenario: str, choices: Sequence[Choice]) -> str:
+        """The name of the gateway that these run against."""
+        return AUTHORIZER if self.allowed.with_authorizer.issuperset(choices) else scenario
 
     @property
     def tests(self) -> Path:
@@ -390,15 +405,16 @@ class Runner:
         """Run what is chosen of one number, in a process of its own, and answer it."""
         directory = Path(tempfile.mkdtemp(dir=self.work))
         configuration = directory / "test.conf"
-        configuration.write_text(f"bootstrap.servers={self.bootstraps[scenario]}\ntest.topic.random=true\n")
+        bootstrap = self.bootstraps[self.broker_of(scenario, choices)]
+        configuration.write_text(f"bootstrap.servers={bootstrap}\ntest.topic.random=true\n")
         environment = {**os.environ, "RDKAFKA_TEST_CONF": str(configuration), "TESTS": number}
         environment["LD_LIBRARY_PATH"] = self.libraries(newer=newer)
-        environment["TEST_KAFKA_VERSION"] = self.kafka_versions.get(choices[0].test, KAFKA_VERSION)
+        environment["TEST_KAFKA_VERSION"] = self.allowed.kafka_versions.get(choices[0].test, KAFKA_VERSION)
         if part:
             environment["SUBTESTS"] = part
         code = "".join(path.read_text() for path in self.tests.glob(f"{number}-*.c*"))
-        if "test_kafka_topics(" in code or "test_run_java(" in code:
-            environment |= {"KAFKA_PATH": str(self.kafka), "BROKERS": self.bootstraps[scenario]}
+        if any(call in code for call in ("test_kafka_topics(", "test_kafka_cmd(", "test_run_java(")):
+            environment |= {"KAFKA_PATH": str(self.kafka), "BROKERS": bootstrap}
         if "test_run_java(" in code:
             # It has them compiled and starts them by what it finds where it runs.
             (directory / "Makefile").write_text("java:\n.PHONY: java\n")

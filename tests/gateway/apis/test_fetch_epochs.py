@@ -45,6 +45,7 @@ def context(*, storage: bool = True) -> Any:
         return [ReadResult(state, ()) for _ in asked]
 
     services = SimpleNamespace(
+        authorizer=None,
         catalog=SimpleNamespace(
             get_by_id={TOPIC: topic}.get,
             resolve_all=known,

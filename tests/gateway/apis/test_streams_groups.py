@@ -74,6 +74,7 @@ class Making:
     def __init__(self) -> None:
         self.made: list[list[str]] = []
         services = SimpleNamespace(
+            authorizer=None,
             catalog=SimpleNamespace(broker=BrokerConfig(), rendered_names=lambda: RenderedNames({})),
             membership=SimpleNamespace(alive=list[Any]),
             throttles=SimpleNamespace(mutations=lambda *_: SimpleNamespace(record=lambda _partitions: None)),

@@ -124,7 +124,7 @@ class Node:
         self.tail = Tail(1 << 30)
         self.leader = NODE
         keys = [PartitionKey(number) for number in range(partitions)]
-        topic = SimpleNamespace(partitions=[Partition(number, key, 1) for number, key in enumerate(keys)])
+        topic = SimpleNamespace(name="t", partitions=[Partition(number, key, 1) for number, key in enumerate(keys)])
 
         async def resolved(_: Any) -> None: ...
 
@@ -143,6 +143,7 @@ class Node:
         self.share = SharePartitions(cast("Any", self.rows))
         self.sessions = ShareSessions()
         self.services = SimpleNamespace(
+            authorizer=None,
             catalog=catalog,
             membership=membership,
             groups=SimpleNamespace(

@@ -1,0 +1,249 @@
+"""Which API asks whom for what: the one table of it, and the stage that asks it for whole requests.
+
+The one idea: an API that is not in the table is refused to everybody. What is asked for the whole request is asked
+here, before the handler; what is asked for each topic, group or setting is asked by the handler (`Each`), which serves
+the others. Mirrors KafkaApis, ControllerApis and AuthHelper of 4.2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from gateway.apis.transactions import FIRST_VERSION_OF_BROKERS
+from gateway.coordinator.machine import Value
+from gateway.log.catalog import Catalog
+from gateway.net.context import RequestContext
+from gateway.net.pieces import in_pieces
+from gateway.security.authorizer import may, may_topic, refusal_of, require
+from gateway.security.kinds import AclOperation, ResourceType
+from protocol.api_keys import ApiKey
+from protocol.errors import KafkaError
+from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest
+from protocol.messages.init_producer_id import InitProducerIdRequest
+from protocol.messages.streams_group_heartbeat import StreamsGroupHeartbeatRequest
+
+_TOPIC, _GROUP, _CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
+_TRANSACTION = ResourceType.TRANSACTIONAL_ID
+_Op = AclOperation
+
+Ask = Callable[[Any, RequestContext], Awaitable[None]]
+"""Raises KafkaError."""
+
+
+@dataclass(frozen=True, slots=True)
+class Each:
+    """What a handler asks for each resource that a request names, or before it shows one."""
+
+    operation: AclOperation
+    kind: ResourceType
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one API asks for."""
+
+    whole: tuple[Ask, ...] = ()
+    each: tuple[Each, ...] = ()
+
+
+def _cluster(*one_of: AclOperation) -> Ask:
+    async def ask(request: Any, context: RequestContext) -> None:
+        if not any(may(context, operation, _CLUSTER, told=False) for operation in one_of[:-1]):
+            require(context, one_of[-1], _CLUSTER)
+
+    return ask
+
+
+def _named(operation: AclOperation, kind: ResourceType, field: str) -> Ask:
+    """Where the request names one."""
+
+    async def ask(request: Any, context: RequestContext) -> None:
+        name = getattr(request, field)
+        if name is not None:
+            require(context, operation, kind, name)
+
+    return ask
+
+
+def _describes(topics_of: Callable[[Any], Iterable[str]]) -> Ask:
+    """All of these topics."""
+
+    async def ask(request: Any, context: RequestContext) -> None:
+        async for name in in_pieces(topics_of(request)):
+            require(context, _Op.DESCRIBE, _TOPIC, name)
+
+    return ask
+
+
+def _subscribed(request: Any) -> Iterable[str]:
+    return request.subscribed_topic_names or ()
+
+
+def _of_topology(request: StreamsGroupHeartbeatRequest) -> Iterable[str]:
+    for each in () if request.topology is None else request.topology.subtopologies:
+        yield from each.source_topics
+        yield from each.repartition_sink_topics
+        yield from (topic.name for topic in (*each.state_changelog_topics, *each.repartition_source_topics))
+
+
+async def _produces(request: InitProducerIdRequest, context: RequestContext) -> None:
+    """An idempotent producer without transactions may be one who may write to any topic (KIP-679)."""
+    if request.transactional_id is not None:
+        require(context, _Op.WRITE, _TRANSACTION, request.transactional_id)
+        return
+    authorizer = context.services.authorizer
+    if authorizer is None or may(context, _Op.IDEMPOTENT_WRITE, _CLUSTER, told=False):
+        return
+    if not await authorizer.allows_one_of(context.connection, _Op.WRITE, _TOPIC):
+        authorizer.refused(context, _Op.IDEMPOTENT_WRITE, _CLUSTER, "kafka-cluster")
+        raise refusal_of(_CLUSTER)
+
+
+async def _adds_partitions(request: AddPartitionsToTxnRequest, context: RequestContext) -> None:
+    """Later versions are brokers', who have asked their clients themselves."""
+    if context.version >= FIRST_VERSION_OF_BROKERS:
+        require(context, _Op.CLUSTER_ACTION, _CLUSTER)
+    else:
+        require(context, _Op.WRITE, _TRANSACTION, request.v3_and_below_transactional_id)
+
+
+_reads_group = _named(_Op.READ, _GROUP, "group_id")
+_writes_transaction = _named(_Op.WRITE, _TRANSACTION, "transactional_id")
+_describes_group, _describes_topic = Each(_Op.DESCRIBE, _GROUP), Each(_Op.DESCRIBE, _TOPIC)
+_reads_topic, _writes_topic = Each(_Op.READ, _TOPIC), Each(_Op.WRITE, _TOPIC)
+_group_described = Demand(each=(_describes_group, _describes_topic))
+_alters_settings = Demand(each=tuple(Each(_Op.ALTER_CONFIGS, kind) for kind in (_TOPIC, _GROUP, _CLUSTER)))
+_alters_cluster, _describes_cluster = Demand((_cluster(_Op.ALTER),)), Demand((_cluster(_Op.DESCRIBE),))
+_member = Demand((_reads_group,))
+
+DEMANDS: Mapping[ApiKey, Demand] = {
+    ApiKey.PRODUCE: Demand((_writes_transaction,), (_writes_topic,)),
+    ApiKey.FETCH: Demand(each=(_reads_topic, Each(_Op.CLUSTER_ACTION, _CLUSTER))),
+    ApiKey.LIST_OFFSETS: Demand(each=(_describes_topic,)),
+    ApiKey.METADATA: Demand(each=(_describes_topic, Each(_Op.CREATE, _TOPIC), Each(_Op.CREATE, _CLUSTER))),
+    ApiKey.OFFSET_COMMIT: Demand((_reads_group,), (_reads_topic,)),
+    ApiKey.OFFSET_FETCH: _group_described,
+    ApiKey.FIND_COORDINATOR: Demand(each=(_describes_group, Each(_Op.DESCRIBE, _TRANSACTION))),
+    ApiKey.JOIN_GROUP: _member,
+    ApiKey.HEARTBEAT: _member,
+    ApiKey.LEAVE_GROUP: _member,
+    ApiKey.SYNC_GROUP: _member,
+    ApiKey.DESCRIBE_GROUPS: Demand(each=(_describes_group,)),
+    ApiKey.LIST_GROUPS: Demand(each=(Each(_Op.DESCRIBE, _CLUSTER), _describes_group)),
+    ApiKey.CREATE_TOPICS: Demand(
+        each=(Each(_Op.CREATE, _CLUSTER), Each(_Op.CREATE, _TOPIC), Each(_Op.DESCRIBE_CONFIGS, _TOPIC))
+    ),
+    ApiKey.DELETE_TOPICS: Demand(each=(Each(_Op.DELETE, _CLUSTER), Each(_Op.DELETE, _TOPIC), _describes_topic)),
+    ApiKey.DELETE_RECORDS: Demand(each=(Each(_Op.DELETE, _TOPIC),)),
+    ApiKey.INIT_PRODUCER_ID: Demand((_produces,)),
+    ApiKey.OFFSET_FOR_LEADER_EPOCH: Demand(each=(Each(_Op.CLUSTER_ACTION, _CLUSTER), _describes_topic)),
+    ApiKey.ADD_PARTITIONS_TO_TXN: Demand((_adds_partitions,), (_writes_topic,)),
+    ApiKey.ADD_OFFSETS_TO_TXN: Demand((_writes_transaction, _reads_group)),
+    ApiKey.END_TXN: Demand((_writes_transaction,)),
+    ApiKey.WRITE_TXN_MARKERS: Demand((_cluster(_Op.ALTER, _Op.CLUSTER_ACTION),)),
+    ApiKey.TXN_OFFSET_COMMIT: Demand((_writes_transaction, _reads_group), (_reads_topic,)),
+    ApiKey.DESCRIBE_ACLS: _describes_cluster,
+    ApiKey.CREATE_ACLS: _alters_cluster,
+    ApiKey.DELETE_ACLS: _alters_cluster,
+    ApiKey.DESCRIBE_CONFIGS: Demand(
+        each=tuple(Each(_Op.DESCRIBE_CONFIGS, kind) for kind in (_TOPIC, _GROUP, _CLUSTER))
+    ),
+    ApiKey.ALTER_CONFIGS: _alters_settings,
+    ApiKey.DESCRIBE_LOG_DIRS: _describes_cluster,
+    ApiKey.CREATE_PARTITIONS: Demand(each=(Each(_Op.ALTER, _TOPIC),)),
+    ApiKey.DELETE_GROUPS: Demand(each=(Each(_Op.DELETE, _GROUP),)),
+    ApiKey.ELECT_LEADERS: _alters_cluster,
+    ApiKey.INCREMENTAL_ALTER_CONFIGS: _alters_settings,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: _alters_cluster,
+    ApiKey.LIST_PARTITION_REASSIGNMENTS: _describes_cluster,
+    ApiKey.OFFSET_DELETE: Demand((_named(_Op.DELETE, _GROUP, "group_id"),), (_reads_topic,)),
+    ApiKey.DESCRIBE_CLIENT_QUOTAS: Demand((_cluster(_Op.DESCRIBE_CONFIGS),)),
+    ApiKey.ALTER_CLIENT_QUOTAS: Demand((_cluster(_Op.ALTER_CONFIGS),)),
+    ApiKey.DESCRIBE_USER_SCRAM_CREDENTIALS: _describes_cluster,
+    ApiKey.ALTER_USER_SCRAM_CREDENTIALS: _alters_cluster,
+    ApiKey.UPDATE_FEATURES: _alters_cluster,
+    ApiKey.DESCRIBE_PRODUCERS: Demand(each=(_reads_topic,)),
+    ApiKey.UNREGISTER_BROKER: _alters_cluster,
+    ApiKey.DESCRIBE_TRANSACTIONS: Demand(each=(Each(_Op.DESCRIBE, _TRANSACTION), _describes_topic)),
+    ApiKey.LIST_TRANSACTIONS: Demand(each=(Each(_Op.DESCRIBE, _TRANSACTION),)),
+    ApiKey.CONSUMER_GROUP_HEARTBEAT: Demand((_reads_group, _describes(_subscribed))),
+    ApiKey.CONSUMER_GROUP_DESCRIBE: _group_described,
+    ApiKey.LIST_CONFIG_RESOURCES: Demand((_cluster(_Op.DESCRIBE_CONFIGS),)),
+    ApiKey.DESCRIBE_TOPIC_PARTITIONS: Demand(each=(_describes_topic,)),
+    ApiKey.SHARE_GROUP_HEARTBEAT: Demand((_reads_group, _describes(_subscribed))),
+    ApiKey.SHARE_GROUP_DESCRIBE: _group_described,
+    ApiKey.SHARE_FETCH: Demand((_reads_group,), (_reads_topic,)),
+    ApiKey.SHARE_ACKNOWLEDGE: Demand((_reads_group,), (_reads_topic,)),
+    ApiKey.STREAMS_GROUP_HEARTBEAT: Demand(
+        (_reads_group, _describes(_of_topology)), (Each(_Op.CREATE, _CLUSTER), Each(_Op.CREATE, _TOPIC))
+    ),
+    ApiKey.STREAMS_GROUP_DESCRIBE: _group_described,
+    ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: _group_described,
+    ApiKey.ALTER_SHARE_GROUP_OFFSETS: Demand((_reads_group,), (_reads_topic,)),
+    ApiKey.DELETE_SHARE_GROUP_OFFSETS: Demand((_named(_Op.DELETE, _GROUP, "group_id"),), (_reads_topic,)),
+}
+
+FREE = frozenset({ApiKey.API_VERSIONS, ApiKey.SASL_HANDSHAKE, ApiKey.SASL_AUTHENTICATE, ApiKey.DESCRIBE_CLUSTER})
+"""Served to everybody. DescribeCluster says nothing but who is there; what may be done to the cluster is a matter of
+`authorized_operations.py`."""
+
+
+async def authorize(request: Any, context: RequestContext) -> None:
+    """A stage of dispatch: raises KafkaError where the whole request is refused."""
+    demand = DEMANDS.get(context.api_key)
+    if demand is None:
+        if context.api_key not in FREE:
+            raise refusal_of(_CLUSTER)
+        return
+    for ask in demand.whole:
+        await ask(request, context)
+
+
+# --- as several handlers ask --------------------------------------------------------------------------------------
+
+
+async def shows_all(context: RequestContext, topics: Iterable[str]) -> bool:
+    """Whether all of them may be described: a group that reads others is not shown."""
+    if context.services.authorizer is None:
+        return True
+    async for name in in_pieces(topics):
+        if not may_topic(context, _Op.DESCRIBE, name):
+            return False
+    return True
+
+
+HIDDEN = "The group has described topic(s) that the client is not authorized to describe."
+
+
+def topic_names(topic_ids: Iterable[UUID], catalog: Catalog) -> Iterable[str]:
+    """Of those that there are."""
+    for topic_id in topic_ids:
+        topic = catalog.get_by_id(topic_id)
+        if topic is not None:
+            yield topic.name
+
+
+def may_create_topic(context: RequestContext, topic: str) -> bool:
+    """On the cluster, or the topic itself."""
+    return may(context, _Op.CREATE, _CLUSTER, told=False) or may_topic(context, _Op.CREATE, topic)
+
+
+def group_views(context: RequestContext, group_ids: Sequence[str]) -> AsyncIterator[tuple[str, Value | KafkaError]]:
+    """As `Groups.views`; those that may not be described are refused."""
+    if context.services.authorizer is None:
+        return context.services.groups.views(group_ids)
+    return _views(context, group_ids)
+
+
+async def _views(context: RequestContext, group_ids: Sequence[str]) -> AsyncIterator[tuple[str, Value | KafkaError]]:
+    allowed: list[str] = []
+    async for group_id in in_pieces(group_ids):
+        if may(context, _Op.DESCRIBE, _GROUP, group_id):
+            allowed.append(group_id)
+        else:
+            yield group_id, refusal_of(_GROUP)
+    async for viewed in context.services.groups.views(allowed):
+        yield viewed

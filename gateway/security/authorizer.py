@@ -1,0 +1,132 @@
+"""Whether somebody may do something: super users, ACLs, and what holds where there are none.
+
+The one idea: a decision is a function of a principal, its host, an operation and a resource. What it is asked for, and
+what is answered to whom is refused, is the APIs' business (`gateway/apis/permissions.py`).
+
+Mirrors upstream's StandardAuthorizer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+import structlog
+
+from gateway.net.context import ConnectionInfo, RequestContext
+from gateway.security.acls import Acls
+from gateway.security.kinds import CLUSTER_NAME, AclOperation, PatternType, ResourceType
+from protocol.errors import ErrorCode, KafkaError
+
+log = structlog.get_logger("kafka.authorizer.logger")
+"""Upstream's name, by which its level is set."""
+
+MAX_LINES_PER_S = 10
+"""Refusals that are told of in the log; the metric has all of them."""
+
+_HARDCODED = "hardcode"
+"""Any name, as upstream asks for it."""
+
+
+class Authorizer:
+    """Of one node. `acls`: those in force."""
+
+    def __init__(self, acls: Callable[[], Acls], super_users: frozenset[str], *, allow_everyone: bool) -> None:
+        """`super_users`: principals as `User:name`. `allow_everyone`: whether a resource without any ACL is
+        everybody's."""
+        self._acls = acls
+        self._super_users = super_users
+        self._allow_everyone = allow_everyone
+        self.denied: Callable[[ResourceType, AclOperation], object] = lambda kind, operation: None
+        """Told of each refusal of something that was asked for."""
+        self._second = 0
+        self._lines = 0
+
+    @property
+    def acls(self) -> Acls:
+        """Another object when one has changed."""
+        return self._acls()
+
+    def allows(self, who: ConnectionInfo, operation: AclOperation, kind: ResourceType, name: str) -> bool:
+        """Told to nobody."""
+        principal = str(who.principal)
+        if principal in self._super_users:
+            return True
+        decided = self._acls().decide(principal, host_of(who), operation, kind, name)
+        return self._allow_everyone if decided is None else decided
+
+    async def allows_one_of(self, who: ConnectionInfo, operation: AclOperation, kind: ResourceType) -> bool:
+        """Whether it is allowed for any resource of the type."""
+        if self.allows(who, operation, kind, _HARDCODED):
+            return True
+        return await self._acls().allow_one_of(str(who.principal), host_of(who), operation, kind)
+
+    def refused(self, context: RequestContext, operation: AclOperation, kind: ResourceType, name: str) -> None:
+        """Counts and tells."""
+        self.denied(kind, operation)
+        second = int(time.monotonic())
+        if second != self._second:
+            if self._lines > MAX_LINES_PER_S:
+                log.info("more denied", times=self._lines - MAX_LINES_PER_S)
+            self._second, self._lines = second, 0
+        self._lines += 1
+        if self._lines <= MAX_LINES_PER_S:
+            log.info(
+                "denied",
+                principal=str(context.connection.principal),
+                operation=operation.name,
+                host=host_of(context.connection),
+                resource=f"{kind.name}:{PatternType.LITERAL.name}:{name}",
+                request=context.api_key.name,
+            )
+
+
+def host_of(who: ConnectionInfo) -> str:
+    """The peer's address as an ACL names it."""
+    return who.client_host.removeprefix("/")
+
+
+# --- as handlers ask ----------------------------------------------------------------------------------------------
+
+REFUSALS: Mapping[ResourceType, tuple[ErrorCode, str]] = {
+    ResourceType.TOPIC: (ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Topic authorization failed."),
+    ResourceType.GROUP: (ErrorCode.GROUP_AUTHORIZATION_FAILED, "Group authorization failed."),
+    ResourceType.CLUSTER: (ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "Cluster authorization failed."),
+    ResourceType.TRANSACTIONAL_ID: (
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        "Transactional Id authorization failed.",
+    ),
+}
+"""What is answered, with upstream's text."""
+
+
+def may(
+    context: RequestContext,
+    operation: AclOperation,
+    kind: ResourceType,
+    name: str = CLUSTER_NAME,
+    *,
+    told: bool = True,
+) -> bool:
+    """Whether the connection's principal may. `told`: a refusal is counted and logged; not where all there are of a
+    kind are listed, or where another permission does as well."""
+    authorizer = context.services.authorizer
+    if authorizer is None or authorizer.allows(context.connection, operation, kind, name):
+        return True
+    if told:
+        authorizer.refused(context, operation, kind, name)
+    return False
+
+
+def refusal_of(kind: ResourceType) -> KafkaError:
+    return KafkaError(*REFUSALS[kind])
+
+
+def require(context: RequestContext, operation: AclOperation, kind: ResourceType, name: str = CLUSTER_NAME) -> None:
+    """Raises KafkaError."""
+    if not may(context, operation, kind, name):
+        raise refusal_of(kind)
+
+
+def may_topic(context: RequestContext, operation: AclOperation, name: str, *, told: bool = True) -> bool:
+    return may(context, operation, ResourceType.TOPIC, name, told=told)

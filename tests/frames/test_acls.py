@@ -1,0 +1,583 @@
+"""ACLs on a running cluster: every API asks, who is refused is told so, and who is allowed is served.
+
+Clients of the one node are super users, those of the other are what ACLs make of them: both are `User:ANONYMOUS`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import aiohttp
+import pytest
+
+from bench.worst import addressed, filled
+from gateway.apis import SERVED
+from gateway.apis.permissions import DEMANDS, FREE
+from gateway.security.kinds import AclOperation as Op
+from gateway.security.kinds import PatternType, Permission, ResourceType
+from protocol.api_keys import ApiKey
+from protocol.codec import request_class
+from protocol.errors import ErrorCode
+from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from protocol.messages.create_acls import AclCreation, CreateAclsRequest
+from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
+from protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest
+from protocol.messages.delete_groups import DeleteGroupsRequest
+from protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
+from protocol.messages.describe_acls import DescribeAclsRequest
+from protocol.messages.describe_cluster import DescribeClusterRequest
+from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
+from protocol.messages.describe_groups import DescribeGroupsRequest
+from protocol.messages.describe_topic_partitions import DescribeTopicPartitionsRequest, TopicRequest
+from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from protocol.messages.find_coordinator import FindCoordinatorRequest
+from protocol.messages.incremental_alter_configs import (
+    AlterableConfig,
+    AlterConfigsResource,
+    IncrementalAlterConfigsRequest,
+)
+from protocol.messages.init_producer_id import InitProducerIdRequest
+from protocol.messages.list_groups import ListGroupsRequest
+from protocol.messages.list_transactions import ListTransactionsRequest
+from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+)
+from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchRequestTopics
+from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from protocol.records import Record, build_batch
+from protocol.schema import ZERO_UUID
+from tests.conftest import gateways
+from tests.frames.members import create_topic, fresh
+from tests.gateway_process import GatewayProcess
+from tests.postgres import Databases
+from tests.wire import WireClient
+
+AUTHORIZER = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
+ME = "User:ANONYMOUS"
+OK = ErrorCode.NONE
+TOPIC, GROUP, CLUSTER, TRANSACTION = (
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+)
+REFUSED = frozenset({TOPIC, GROUP, CLUSTER, TRANSACTION})
+SHOWING = frozenset({ApiKey.LIST_GROUPS, ApiKey.LIST_TRANSACTIONS})
+"""What they may not show they leave out, without a word."""
+
+
+@dataclass
+class Cluster:
+    admin: WireClient
+    """A super user, on a node of its own."""
+    client: WireClient
+    """On the other node."""
+    guarded: GatewayProcess
+
+    async def create(self, *acls: AclCreation) -> None:
+        answer = await self.admin.send(CreateAclsRequest(creations=acls), 3)
+        assert [each.error_code for each in answer.results] == [OK] * len(acls), answer
+        await self.follow()
+
+    async def delete(self, *acls: AclCreation) -> None:
+        answer = await self.admin.send(DeleteAclsRequest(filters=tuple(map(exactly, acls))), 3)
+        assert [len(each.matching_acls) for each in answer.filter_results] == [1] * len(acls)
+        await self.follow()
+
+    async def follow(self) -> None:
+        """Until the other node knows what there is: it looks when it is asked for settings."""
+        await self.client.send(DescribeConfigsRequest(), 4)
+
+    @asynccontextmanager
+    async def allowing(self, *acls: AclCreation) -> AsyncIterator[None]:
+        await self.create(*acls)
+        try:
+            yield
+        finally:
+            await self.delete(*acls)
+
+
+def acl(
+    operation: Op,
+    kind: ResourceType,
+    name: str = "kafka-cluster",
+    *,
+    pattern: PatternType = PatternType.LITERAL,
+    permission: Permission = Permission.ALLOW,
+    principal: str = ME,
+) -> AclCreation:
+    return AclCreation(
+        resource_type=kind,
+        resource_name=name,
+        resource_pattern_type=pattern,
+        principal=principal,
+        host="*",
+        operation=operation,
+        permission_type=permission,
+    )
+
+
+def on_topic(operation: Op, name: str, **given: Any) -> AclCreation:
+    return acl(operation, ResourceType.TOPIC, name, **given)
+
+
+def on_group(operation: Op, name: str) -> AclCreation:
+    return acl(operation, ResourceType.GROUP, name)
+
+
+def on_cluster(operation: Op) -> AclCreation:
+    return acl(operation, ResourceType.CLUSTER)
+
+
+def exactly(made: AclCreation) -> DeleteAclsFilter:
+    return DeleteAclsFilter(
+        resource_type_filter=made.resource_type,
+        resource_name_filter=made.resource_name,
+        pattern_type_filter=made.resource_pattern_type,
+        principal_filter=made.principal,
+        host_filter=made.host,
+        operation=made.operation,
+        permission_type=made.permission_type,
+    )
+
+
+@pytest.fixture(scope="module")
+def processes(postgres: Databases) -> Iterator[tuple[GatewayProcess, GatewayProcess]]:
+    with gateways(postgres) as start:
+        admin = start({**AUTHORIZER, "super.users": f"User:root;{ME}"})
+        yield admin, start(AUTHORIZER, database_url=admin.database_url)
+
+
+@pytest.fixture
+async def cluster(processes: tuple[GatewayProcess, GatewayProcess]) -> AsyncIterator[Cluster]:
+    admin, guarded = processes
+    async with (
+        await WireClient.connect(admin.bootstrap) as as_admin,
+        await WireClient.connect(guarded.bootstrap) as as_client,
+    ):
+        yield Cluster(as_admin, as_client, guarded)
+
+
+def codes_in(answer: Any) -> Iterator[int]:
+    """Every error code of an answer, at whatever depth."""
+    for field in dataclasses.fields(answer):
+        value = getattr(answer, field.name)
+        if field.name.endswith("error_code"):
+            yield value
+        for each in value if isinstance(value, tuple) else (value,):
+            if dataclasses.is_dataclass(each):
+                yield from codes_in(each)
+
+
+def about(request: Any, topic_id: UUID) -> Any:
+    """With this id wherever it has one."""
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(request):
+        value = getattr(request, field.name)
+        if field.name == "topic_id":
+            changed[field.name] = topic_id
+        elif isinstance(value, tuple):
+            inner = (about(each, topic_id) if dataclasses.is_dataclass(each) else each for each in value)
+            changed[field.name] = tuple(inner)
+    return dataclasses.replace(request, **changed)
+
+
+# --- every API ----------------------------------------------------------------------------------------------------
+
+
+def test_every_served_api_is_in_the_table_or_free() -> None:
+    served = {line.api_key for line in SERVED}
+    assert served <= DEMANDS.keys() | FREE
+    assert not DEMANDS.keys() & FREE
+    assert all(demand.whole or demand.each for demand in DEMANDS.values())
+
+
+@pytest.mark.parametrize(
+    "line", [line for line in SERVED if line.api_key not in FREE | SHOWING], ids=lambda line: line.api_key.name
+)
+async def test_who_has_no_acl_is_refused_and_a_super_user_is_not(cluster: Cluster, line: Any) -> None:
+    topic_id = await create_topic(cluster.admin, fresh("identified"))
+    for version in range(line.min_version, line.max_version + 1):
+        request = addressed(filled(request_class(line.api_key), version, (), 1), line.api_key)
+        # DeleteTopics takes a name or an id, and so does Metadata, by id from version 12 on.
+        if line.api_key is not ApiKey.DELETE_TOPICS and (line.api_key is not ApiKey.METADATA or version >= 12):
+            request = about(request, topic_id)
+        answer = await cluster.client.send(request, version)
+        assert REFUSED.intersection(codes_in(answer)), (version, answer)
+        answer = await cluster.admin.send(request, version)
+        assert not REFUSED.intersection(codes_in(answer)), (version, answer)
+
+
+async def test_what_is_refused_is_counted(cluster: Cluster) -> None:
+    async def count() -> float:
+        return await metric(cluster.guarded, 'sluice_authorizer_denials_total{operation="DESCRIBE",resource="TOPIC"}')
+
+    before = await count()
+    await topics_of(cluster.client, fresh("counted"))
+    await cluster.client.send(MetadataRequest(topics=None), 12)
+    assert await count() == before + 1, "what is left out of a listing was not asked for"
+
+
+async def metric(process: GatewayProcess, name: str) -> float:
+    async with aiohttp.ClientSession() as session, session.get(f"{process.metrics_url}/metrics") as answer:
+        text = await answer.text()
+    return next((float(line.removeprefix(name)) for line in text.splitlines() if line.startswith(name)), 0.0)
+
+
+# --- topics -------------------------------------------------------------------------------------------------------
+
+
+async def topics_of(client: WireClient, *names: str, create: bool = False) -> dict[str | None, int]:
+    asked = MetadataRequest(
+        topics=tuple(MetadataRequestTopic(name=name) for name in names), allow_auto_topic_creation=create
+    )
+    return {each.name: each.error_code for each in (await client.send(asked, 12)).topics}
+
+
+async def test_metadata(cluster: Cluster) -> None:
+    seen, hidden, missing = fresh("seen"), fresh("hidden"), fresh("missing")
+    seen_id, hidden_id = await create_topic(cluster.admin, seen), await create_topic(cluster.admin, hidden)
+    async with cluster.allowing(on_topic(Op.READ, seen), on_topic(Op.DESCRIBE, missing)):
+        assert await topics_of(cluster.client, seen, hidden, missing, create=True) == {
+            seen: OK,
+            hidden: TOPIC,
+            missing: TOPIC,
+        }, "to create one takes another permission"
+        for version in (0, 12):
+            listed = await cluster.client.send(MetadataRequest(topics=None if version else ()), version)
+            assert {each.name for each in listed.topics} == {seen}
+        by_id = MetadataRequest(
+            topics=tuple(MetadataRequestTopic(name=None, topic_id=each) for each in (seen_id, hidden_id))
+        )
+        answer = await cluster.client.send(by_id, 12)
+        assert [(each.name, each.topic_id, each.error_code) for each in answer.topics] == [
+            (seen, seen_id, OK),
+            (None, hidden_id, TOPIC),
+        ]
+    assert missing not in await topics_of(cluster.admin)
+    async with cluster.allowing(on_topic(Op.DESCRIBE, missing), on_topic(Op.CREATE, missing)):
+        assert await topics_of(cluster.client, missing, create=True) == {missing: OK}
+
+
+async def test_topics_page_by_page(cluster: Cluster) -> None:
+    seen, hidden = fresh("seen"), fresh("hidden")
+    for name in (seen, hidden):
+        await create_topic(cluster.admin, name)
+    async with cluster.allowing(on_topic(Op.DESCRIBE, seen)):
+        named = DescribeTopicPartitionsRequest(topics=(TopicRequest(name=seen), TopicRequest(name=hidden)))
+        answer = await cluster.client.send(named, 0)
+        assert {each.name: (each.error_code, each.topic_id == ZERO_UUID) for each in answer.topics} == {
+            seen: (OK, False),
+            hidden: (TOPIC, True),
+        }
+        answer = await cluster.client.send(DescribeTopicPartitionsRequest(), 0)
+        assert [each.name for each in answer.topics] == [seen]
+
+
+async def test_what_may_be_done_is_what_acls_allow(cluster: Cluster) -> None:
+    name = fresh("operations")
+    await create_topic(cluster.admin, name)
+    asked = MetadataRequest(topics=(MetadataRequestTopic(name=name),), include_topic_authorized_operations=True)
+    async with cluster.allowing(on_topic(Op.WRITE, name)):
+        (topic,) = (await cluster.client.send(asked, 12)).topics
+        assert topic.topic_authorized_operations == (1 << Op.WRITE) + (1 << Op.DESCRIBE)
+    of_cluster = DescribeClusterRequest(include_cluster_authorized_operations=True)
+    assert (await cluster.client.send(of_cluster, 2)).cluster_authorized_operations == 0
+    async with cluster.allowing(on_cluster(Op.ALTER)):
+        allowed = (await cluster.client.send(of_cluster, 2)).cluster_authorized_operations
+        assert allowed == (1 << Op.ALTER) + (1 << Op.DESCRIBE)
+
+
+async def test_topics_are_created_by_who_may(cluster: Cluster) -> None:
+    mine, other = fresh("mine"), fresh("other")
+    asked = CreateTopicsRequest(
+        topics=tuple(
+            CreatableTopic(name=name, num_partitions=1, replication_factor=1)
+            for name in (mine, other, "__cluster_metadata")
+        )
+    )
+
+    async def created() -> dict[str, tuple[int, str | None, int]]:
+        answer = await cluster.client.send(asked, 7)
+        return {
+            each.name: (each.error_code, each.error_message, each.topic_config_error_code) for each in answer.topics
+        }
+
+    prohibited = "Creation of internal topic __cluster_metadata is prohibited."
+    async with cluster.allowing(on_topic(Op.CREATE, mine)):
+        assert await created() == {
+            mine: (OK, None, TOPIC),
+            other: (TOPIC, "Authorization failed.", OK),
+            "__cluster_metadata": (ErrorCode.INVALID_REQUEST, prohibited, OK),
+        }
+    async with cluster.allowing(on_cluster(Op.CREATE), on_topic(Op.DESCRIBE_CONFIGS, other)):
+        assert (await created())[other] == (OK, None, OK)
+
+
+async def test_topics_are_deleted_by_who_may(cluster: Cluster) -> None:
+    names = mine, seen, hidden, missing = fresh("mine"), fresh("seen"), fresh("hidden"), fresh("missing")
+    ids = {name: await create_topic(cluster.admin, name) for name in (mine, seen, hidden)}
+
+    async def deleted(*states: DeleteTopicState) -> list[tuple[str | None, int]]:
+        answer = await cluster.client.send(DeleteTopicsRequest(topics=states), 6)
+        return [(each.name, each.error_code) for each in answer.responses]
+
+    async with cluster.allowing(on_topic(Op.DELETE, mine), on_topic(Op.DESCRIBE, seen), on_topic(Op.DESCRIBE, missing)):
+        by_id = (DeleteTopicState(name=None, topic_id=ids[name]) for name in (seen, hidden))
+        assert await deleted(*by_id) == [(seen, TOPIC), (None, TOPIC)]
+        assert await deleted(*(DeleteTopicState(name=name) for name in names)) == [
+            (mine, OK),
+            (seen, TOPIC),
+            (hidden, TOPIC),
+            (missing, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION),
+        ]
+    async with cluster.allowing(on_cluster(Op.DELETE)):
+        assert await deleted(DeleteTopicState(name=hidden)) == [(hidden, OK)]
+
+
+async def test_settings(cluster: Cluster) -> None:
+    mine, other = fresh("mine"), fresh("other")
+    for name in (mine, other):
+        await create_topic(cluster.admin, name)
+    resources = ((2, mine), (2, other), (32, "g"), (4, ""))
+    describing = DescribeConfigsRequest(
+        resources=tuple(DescribeConfigsResource(resource_type=kind, resource_name=name) for kind, name in resources)
+    )
+    changed = (AlterableConfig(name="retention.ms", value="1000"),)
+    altering = IncrementalAlterConfigsRequest(
+        resources=tuple(
+            AlterConfigsResource(resource_type=kind, resource_name=name, configs=changed) for kind, name in resources
+        ),
+        validate_only=True,
+    )
+    async with cluster.allowing(on_topic(Op.ALTER_CONFIGS, mine)):
+        answer = await cluster.client.send(describing, 4)
+        assert [(each.error_code, bool(each.configs)) for each in answer.results] == [
+            (OK, True),
+            (TOPIC, False),
+            (GROUP, False),
+            (CLUSTER, False),
+        ]
+        answer = await cluster.client.send(altering, 1)
+        assert [each.error_code for each in answer.responses] == [OK, TOPIC, GROUP, CLUSTER]
+    async with cluster.allowing(on_cluster(Op.DESCRIBE_CONFIGS), on_group(Op.DESCRIBE_CONFIGS, "g")):
+        answer = await cluster.client.send(describing, 4)
+        assert [each.error_code for each in answer.results] == [TOPIC, TOPIC, OK, OK]
+
+
+# --- records ------------------------------------------------------------------------------------------------------
+
+
+def producing(*topics: TopicProduceData, transactional_id: str | None = None, acks: int = -1) -> ProduceRequest:
+    return ProduceRequest(transactional_id=transactional_id, acks=acks, timeout_ms=10_000, topic_data=topics)
+
+
+def to(**named: Any) -> TopicProduceData:
+    batch = build_batch([Record(0, 1_000, None, b"value")])
+    return TopicProduceData(**named, partition_data=(PartitionProduceData(index=0, records=batch),))
+
+
+async def test_records_are_written_by_who_may(cluster: Cluster) -> None:
+    mine, other, missing = fresh("mine"), fresh("other"), fresh("missing")
+    ids = [await create_topic(cluster.admin, name) for name in (mine, other)]
+
+    async def codes(request: ProduceRequest, version: int) -> list[int]:
+        return [
+            part.error_code
+            for topic in (await cluster.client.send(request, version)).responses
+            for part in topic.partition_responses
+        ]
+
+    assert await codes(producing(to(name=mine)), 9) == [TOPIC]
+    async with cluster.allowing(on_topic(Op.WRITE, mine)):
+        assert await codes(producing(to(name=mine)), 9) == [OK]
+        assert await codes(producing(to(name=mine), to(name=other), to(name=missing)), 9) == [OK, TOPIC, TOPIC]
+        assert await codes(producing(*(to(topic_id=each) for each in ids)), 13) == [OK, TOPIC]
+        assert await codes(producing(to(name=mine), transactional_id="other's"), 9) == [TRANSACTION]
+        async with await WireClient.connect(cluster.guarded.bootstrap) as unheard:
+            unheard.send_only(producing(to(name=mine), to(name=other), acks=0), 9)
+            await unheard.closed_by_peer()
+
+
+async def test_records_are_read_by_who_may(cluster: Cluster) -> None:
+    mine, other = fresh("mine"), fresh("other")
+    ids = [await create_topic(cluster.admin, name) for name in (mine, other)]
+    await cluster.admin.send(producing(to(name=mine), to(name=other)), 9)
+    part = FetchPartition(partition=0, partition_max_bytes=1 << 20)
+    by_name = tuple(FetchTopic(topic=name, partitions=(part,)) for name in (mine, other))
+    by_id = tuple(FetchTopic(topic_id=each, partitions=(part,)) for each in ids)
+
+    async def read(topics: tuple[FetchTopic, ...], version: int) -> list[tuple[int, bool]]:
+        answer = await cluster.client.send(FetchRequest(max_wait_ms=0, topics=topics), version)
+        return [(part.error_code, bool(part.records)) for each in answer.responses for part in each.partitions]
+
+    for topics, version in ((by_name, 12), (by_id, 18)):
+        async with cluster.allowing(on_topic(Op.READ, mine)):
+            assert await read(topics, version) == [(OK, True), (TOPIC, False)]
+        assert await read(topics, version) == [(TOPIC, False), (TOPIC, False)]
+
+
+@pytest.mark.parametrize("deny_all", [False, True])
+async def test_an_idempotent_producer_is_who_may_write_somewhere(cluster: Cluster, deny_all: bool) -> None:
+    async def begun() -> int:
+        return (await cluster.client.send(InitProducerIdRequest(transactional_id=None), 5)).error_code
+
+    assert await begun() == CLUSTER
+    denied = (on_topic(Op.WRITE, "*", permission=Permission.DENY),) if deny_all else ()
+    async with cluster.allowing(on_topic(Op.WRITE, fresh("one"), pattern=PatternType.PREFIXED), *denied):
+        assert await begun() == (CLUSTER if deny_all else OK)
+    async with cluster.allowing(on_cluster(Op.IDEMPOTENT_WRITE)):
+        assert await begun() == OK
+
+
+async def test_transactions(cluster: Cluster) -> None:
+    mine, other, producer = fresh("mine"), fresh("other"), fresh("producer")
+    for name in (mine, other):
+        await create_topic(cluster.admin, name)
+    begin = InitProducerIdRequest(transactional_id=producer, transaction_timeout_ms=60_000)
+    assert (await cluster.client.send(begin, 4)).error_code == TRANSACTION
+    granted = acl(Op.WRITE, ResourceType.TRANSACTIONAL_ID, producer)
+    async with cluster.allowing(granted, on_topic(Op.WRITE, mine)):
+        began = await cluster.client.send(begin, 4)
+        assert began.error_code == OK
+        add = AddPartitionsToTxnRequest(
+            v3_and_below_transactional_id=producer,
+            v3_and_below_producer_id=began.producer_id,
+            v3_and_below_producer_epoch=began.producer_epoch,
+            v3_and_below_topics=tuple(AddPartitionsToTxnTopic(name=name, partitions=(0,)) for name in (mine, other)),
+        )
+        answer = await cluster.client.send(add, 3)
+        assert [
+            part.partition_error_code
+            for topic in answer.results_by_topic_v3_and_below
+            for part in topic.results_by_partition
+        ] == [ErrorCode.OPERATION_NOT_ATTEMPTED, TOPIC]
+    listing = ListTransactionsRequest()
+    shown = [
+        {each.transactional_id for each in (await client.send(listing, 2)).transaction_states}
+        for client in (cluster.client, cluster.admin)
+    ]
+    async with cluster.allowing(acl(Op.DESCRIBE, ResourceType.TRANSACTIONAL_ID, producer)):
+        allowed = {each.transactional_id for each in (await cluster.client.send(listing, 2)).transaction_states}
+    assert shown[0] == set()
+    assert producer in shown[1] | allowed, "each node lists those that it coordinates"
+
+
+# --- groups -------------------------------------------------------------------------------------------------------
+
+
+async def test_groups(cluster: Cluster) -> None:
+    """One coordinates them: who asks the other is told so, and no more than that."""
+    mine, other = fresh("mine"), fresh("other")
+    topic, hidden = fresh("topic"), fresh("hidden")
+    for name in (topic, hidden):
+        await create_topic(cluster.admin, name)
+    assert await coordinators(cluster.client, mine, other) == [GROUP, GROUP]
+    granted = (on_group(Op.READ, mine), on_topic(Op.READ, topic))
+    async with cluster.allowing(*granted):
+        assert await coordinators(cluster.client, mine, other) == [OK, GROUP]
+        told = await cluster.client.send(FindCoordinatorRequest(coordinator_keys=(mine,)), 6)
+        its_own = told.coordinators[0].port == int(cluster.guarded.bootstrap.rpartition(":")[2])
+        described = await cluster.client.send(DescribeGroupsRequest(groups=(other, mine)), 6)
+        assert {each.group_id: each.error_code == GROUP for each in described.groups} == {mine: False, other: True}
+        commit = OffsetCommitRequest(
+            group_id=mine,
+            generation_id_or_member_epoch=-1,
+            topics=tuple(
+                OffsetCommitRequestTopic(
+                    name=name, partitions=(OffsetCommitRequestPartition(partition_index=0, committed_offset=5),)
+                )
+                for name in (topic, hidden)
+            ),
+        )
+        answer = await cluster.client.send(commit, 9)
+        expected = OK if its_own else ErrorCode.NOT_COORDINATOR
+        assert [part.error_code for each in answer.topics for part in each.partitions] == [expected, TOPIC]
+        named = tuple(OffsetFetchRequestTopics(name=name, partition_indexes=(0,)) for name in (topic, hidden))
+        for asked in (named, None):
+            fetch = OffsetFetchRequest(
+                groups=tuple(OffsetFetchRequestGroup(group_id=group, topics=asked) for group in (mine, other))
+            )
+            first, second = (await cluster.client.send(fetch, 9)).groups
+            assert (first.error_code, second.error_code) == (expected, GROUP)
+            told_of = {each.name: each.partitions[0].error_code for each in first.topics}
+            assert hidden not in told_of if asked is None else not its_own or told_of == {topic: OK, hidden: TOPIC}
+        answer = await cluster.client.send(DeleteGroupsRequest(groups_names=(mine,)), 2)
+        assert [each.error_code for each in answer.results] == [GROUP]
+
+
+async def coordinators(client: WireClient, *groups: str) -> list[int]:
+    answer = await client.send(FindCoordinatorRequest(coordinator_keys=groups), 6)
+    return [each.error_code for each in answer.coordinators]
+
+
+async def test_groups_that_may_not_be_described_are_not_listed(cluster: Cluster) -> None:
+    """Committed to on the admin's node and on the other, so that whichever coordinates has it."""
+    topic = fresh("topic")
+    await create_topic(cluster.admin, topic)
+    some = [fresh("listed") for _ in range(20)]
+    for group in some:
+        commit = OffsetCommitRequest(
+            group_id=group,
+            generation_id_or_member_epoch=-1,
+            topics=(
+                OffsetCommitRequestTopic(
+                    name=topic, partitions=(OffsetCommitRequestPartition(partition_index=0, committed_offset=5),)
+                ),
+            ),
+        )
+        await cluster.admin.send(commit, 9)
+        async with cluster.allowing(on_group(Op.READ, group), on_topic(Op.READ, topic)):
+            await cluster.client.send(commit, 9)
+
+    async def listed() -> set[str]:
+        return {each.group_id for each in (await cluster.client.send(ListGroupsRequest(), 5)).groups}
+
+    assert await listed() == set()
+    async with cluster.allowing(on_cluster(Op.DESCRIBE)):
+        all_of_the_node = await listed()
+    assert all_of_the_node & set(some)
+    one = next(iter(all_of_the_node))
+    async with cluster.allowing(on_group(Op.DESCRIBE, one)):
+        assert await listed() == {one}
+
+
+# --- the ACLs themselves ------------------------------------------------------------------------------------------
+
+
+async def test_who_may_alter_the_cluster_changes_acls_and_obeys_at_once(cluster: Cluster) -> None:
+    name = fresh("topic")
+    await create_topic(cluster.admin, name)
+    granted = on_topic(Op.DESCRIBE, name)
+    async with cluster.allowing(on_cluster(Op.ALTER)):
+        answer = await cluster.client.send(CreateAclsRequest(creations=(granted,)), 3)
+        assert [each.error_code for each in answer.results] == [OK]
+        assert await topics_of(cluster.client, name) == {name: OK}
+        described = await cluster.client.send(
+            DescribeAclsRequest(
+                resource_type_filter=ResourceType.TOPIC,
+                resource_name_filter=name,
+                pattern_type_filter=PatternType.MATCH,
+                principal_filter=None,
+                host_filter=None,
+                operation=Op.ANY,
+                permission_type=Permission.ANY,
+            ),
+            3,
+        )
+        assert described.error_code == OK
+        (resource,) = described.resources
+        assert (resource.resource_type, resource.resource_name, resource.pattern_type) == (2, name, 3)
+        (entry,) = resource.acls
+        assert (entry.principal, entry.host, entry.operation, entry.permission_type) == (ME, "*", Op.DESCRIBE, 3)
+        answer = await cluster.client.send(DeleteAclsRequest(filters=(exactly(granted),)), 3)
+        assert [len(each.matching_acls) for each in answer.filter_results] == [1]
+        assert await topics_of(cluster.client, name) == {name: TOPIC}

@@ -1,0 +1,69 @@
+"""What is told of refusals: each is counted, and the log has so many a second."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any, cast
+
+import pytest
+import structlog.testing
+
+from gateway.config.broker import ConfigError, parse_broker_configs, principals
+from gateway.net.context import ConnectionInfo, RequestContext, Services
+from gateway.security import authorizer as authorizing
+from gateway.security.acls import Acls
+from gateway.security.authorizer import MAX_LINES_PER_S, Authorizer, may
+from gateway.security.kinds import AclOperation, ResourceType
+from protocol.api_keys import ApiKey
+
+
+class Time:
+    now_s = 10.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+async def test_refusals_are_counted_and_the_log_is_not_flooded(monkeypatch: pytest.MonkeyPatch) -> None:
+    time = Time()
+    monkeypatch.setattr(authorizing, "time", time)
+    nobody = Authorizer(Acls, frozenset(), allow_everyone=False)
+    counted: Counter[tuple[ResourceType, AclOperation]] = Counter()
+    nobody.denied = lambda kind, operation: counted.update([(kind, operation)])
+    services = cast("Services", type("Services", (), {"authorizer": nobody}))
+    context = RequestContext(ApiKey.FETCH, 12, 1, "c", ConnectionInfo("c", "/10.0.0.1"), services)
+
+    def ask(times: int, *, told: bool = True) -> list[Any]:
+        with structlog.testing.capture_logs() as lines:
+            for _ in range(times):
+                assert not may(context, AclOperation.READ, ResourceType.TOPIC, "t", told=told)
+        return lines
+
+    assert ask(3, told=False) == []
+    (line,) = ask(1)
+    assert line == {
+        "event": "denied",
+        "log_level": "info",
+        "principal": "User:ANONYMOUS",
+        "operation": "READ",
+        "host": "10.0.0.1",
+        "resource": "TOPIC:LITERAL:t",
+        "request": "FETCH",
+    }
+    assert len(ask(100)) == MAX_LINES_PER_S - 1
+    time.now_s += 1
+    more, _ = ask(1)
+    assert (more["event"], more["times"]) == ("more denied", 101 - MAX_LINES_PER_S)
+    assert counted == {(ResourceType.TOPIC, AclOperation.READ): 102}
+
+
+def test_super_users() -> None:
+    assert principals(" User:a; User:CN=b,O=c;;") == {"User:a", "User:CN=b,O=c"}
+    for wrong in ("alice", "User:", ":alice"):
+        with pytest.raises(ConfigError, match=f"principalType:principalName but got {wrong}"):
+            parse_broker_configs({"super.users": wrong})
+
+
+def test_one_authorizer_is_served() -> None:
+    with pytest.raises(ConfigError):
+        parse_broker_configs({"authorizer.class.name": "kafka.security.authorizer.AclAuthorizer"})
