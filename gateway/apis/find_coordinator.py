@@ -93,7 +93,7 @@ async def _show_consumer_offsets(services: Services) -> None:
     catalog = services.catalog
     if catalog.get(CONSUMER_OFFSETS) is None:
         try:
-            await create_internal_topics(services.topics)
+            await create_internal_topics(services.topics, catalog.broker.offsets_topic_num_partitions)
             await catalog.refresh_if_changed()
         except StorageError as error:
             log.warning("not created", topic=CONSUMER_OFFSETS, reason=str(error))

@@ -57,7 +57,7 @@ from protocol.messages.delete_topics import (
 )
 from protocol.schema import ZERO_UUID
 from storage.topics import TopicStore
-from storage.types import SHARD_COUNTS, LeaseKind, NewTopic, Refusal, Topic
+from storage.types import NewTopic, Refusal, Topic
 
 log = structlog.get_logger(__name__)
 
@@ -71,14 +71,15 @@ STRICT_FROM_THE_FIRST = 0
 DEFAULT = -1
 
 
-async def create_internal_topics(topics: TopicStore) -> None:
+async def create_internal_topics(topics: TopicStore, partitions: int) -> None:
     """Makes `__consumer_offsets` if this database has none: when a group's coordinator is looked for, as in Kafka.
 
-    Tools expect to find it then. It is internal, has a partition for each shard of groups, and stays empty: offsets
-    live in tables of their own. Being a real topic, it answers ListOffsets, Fetch and DescribeLogDirs as any other.
+    Tools expect to find it then. It is internal and stays empty: offsets live in tables of their own, and how many
+    partitions it has changes nothing for groups. Being a real topic, it answers ListOffsets, Fetch and DescribeLogDirs
+    as any other.
     """
     configs = {"cleanup.policy": "compact"}
-    await topics.create([NewTopic(CONSUMER_OFFSETS, SHARD_COUNTS[LeaseKind.GROUPS], configs, internal=True)])
+    await topics.create([NewTopic(CONSUMER_OFFSETS, partitions, configs, internal=True)])
 
 
 # --- CreateTopics -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from itertools import groupby
 
 import re2
 
-from gateway.cluster.leases import shard_of
+from gateway.cluster.leases import partition_of
 from gateway.coordinator.consumer.topics import InvalidPatternError, compile_pattern
 from gateway.coordinator.transactions import NO_EPOCH, TransactionState
 from gateway.log.partition_lookup import find_partition, look_up_topics
@@ -164,8 +164,11 @@ async def _describe(transactional_ids: Sequence[str], context: RequestContext) -
     ]
     partitions = await store.partitions(open_ids)
     groups = await store.groups(open_ids)
+    catalog = context.services.catalog
+    offsets = catalog.get(CONSUMER_OFFSETS)
+    count = catalog.broker.offsets_topic_num_partitions if offsets is None else len(offsets.partitions)
     topics = {
-        producer_id: await _topics(partitions.get(producer_id, ()), groups.get(producer_id, ()), context)
+        producer_id: await _topics(partitions.get(producer_id, ()), groups.get(producer_id, ()), count, context)
         async for producer_id in in_pieces(open_ids)
     }
     return [
@@ -193,17 +196,17 @@ def _described(
 
 
 async def _topics(
-    partitions: Sequence[TransactionPartition], group_ids: Sequence[str], context: RequestContext
+    partitions: Sequence[TransactionPartition], group_ids: Sequence[str], count: int, context: RequestContext
 ) -> tuple[TopicData, ...]:
     """What a transaction has taken in, of topics that may be shown. Of a group that is the partition of
-    `__consumer_offsets` that would have its offsets, as upstream shows it."""
+    `__consumer_offsets`, which has `count`, that would have its offsets, as upstream shows it."""
     topics = [
         TopicData(topic=name, partitions=tuple([part.partition_index async for part in in_pieces(some)]))
         for name, some in groupby(partitions, key=lambda part: part.topic)
     ]
     if group_ids:
-        shards = {shard_of(group_id) async for group_id in in_pieces(group_ids)}
-        topics.append(TopicData(topic=CONSUMER_OFFSETS, partitions=tuple(sorted(shards))))
+        indexes = {partition_of(group_id, count) async for group_id in in_pieces(group_ids)}
+        topics.append(TopicData(topic=CONSUMER_OFFSETS, partitions=tuple(sorted(indexes))))
     return tuple(topic for topic in topics if may_topic(context, AclOperation.DESCRIBE, topic.topic))
 
 
@@ -354,13 +357,14 @@ async def _mark(marker: WritableTxnMarker, topic: Topic | ErrorCode, index: int,
     if isinstance(partition, ErrorCode):
         return partition
     assert isinstance(topic, Topic)
+    count = len(topic.partitions)
     try:
         await context.services.transactions.end_in_partition(
             partition.partition_key,
             marker.producer_id,
             marker.producer_epoch,
             committed=marker.transaction_result,
-            shard=index if topic.name == CONSUMER_OFFSETS else None,
+            keeps=lambda group_id: topic.name == CONSUMER_OFFSETS and partition_of(group_id, count) == index,
             raised=marker.transaction_version >= FIRST_TRANSACTION_VERSION_THAT_RAISES_EPOCHS,
         )
     except KafkaError as refused:

@@ -45,13 +45,23 @@ UNREST_PATIENCE_S = 60.0
 
 @lru_cache(maxsize=65_536)
 def shard_of(group_id: str) -> int:
-    """The shard of a group: Java's String.hashCode over UTF-16 units, made positive, modulo SHARDS."""
+    """The shard of a group."""
+    return _positive_hash(group_id) % SHARDS
+
+
+def partition_of(group_id: str, count: int) -> int:
+    """Where Kafka would keep a group, if `__consumer_offsets` has `count` partitions."""
+    return _positive_hash(group_id) % count
+
+
+def _positive_hash(group_id: str) -> int:
+    """Java's String.hashCode over UTF-16 units, made positive (upstream: Utils.abs)."""
     code = 0
     units = group_id.encode("utf-16-be", "surrogatepass")
     for high, low in zip(units[::2], units[1::2], strict=True):
         code = (31 * code + (high << 8 | low)) & 0xFFFFFFFF
     signed = code - 2**32 if code >= 2**31 else code
-    return 0 if signed == -(2**31) else abs(signed) % SHARDS
+    return 0 if signed == -(2**31) else abs(signed)
 
 
 @dataclass(slots=True)

@@ -35,7 +35,6 @@ from gateway.config.definition import (
     setting,
     some_of,
 )
-from storage.types import SHARD_COUNTS, LeaseKind
 
 __all__ = ["BROKER_CONFIGS", "BrokerConfig", "ConfigError", "parse_broker_configs", "validate_dynamic"]
 
@@ -89,6 +88,13 @@ class BrokerConfig:
     )
     group_max_session_timeout_ms: int = setting(
         _INT, 1_800_000, "Longest session timeout that a classic member may ask for.", at_least(0), update=_AT_START
+    )
+    offsets_topic_num_partitions: int = setting(
+        _INT,
+        50,
+        "Partitions that __consumer_offsets is shown with. It is empty: groups are spread without it.",
+        between(1, 10_000),
+        update=_AT_START,
     )
     group_coordinator_rebalance_protocols: tuple[str, ...] = setting(
         ConfigType.LIST,
@@ -617,12 +623,6 @@ _SHOWN = (
     _no_effect("min.insync.replicas", _INT, 1, "In-sync replicas that acks=all waits for.", at_least(1)),
     _no_effect("unclean.leader.election.enable", _BOOLEAN, False, "Whether a replica that lags may become leader."),
     _fixed("log.cleaner.enable", _BOOLEAN, True, "Topics that ask for compaction are compacted."),
-    _fixed(
-        "offsets.topic.num.partitions",
-        _INT,
-        SHARD_COUNTS[LeaseKind.GROUPS],
-        "Partitions of __consumer_offsets, over which groups are spread.",
-    ),
     _fixed("offsets.topic.replication.factor", ConfigType.SHORT, 1, "Committed offsets live in Postgres."),
     _fixed("offsets.commit.required.acks", ConfigType.SHORT, -1, "A commit is answered once it is durable."),
     _fixed("remote.log.storage.system.enable", _BOOLEAN, False, "There is no tiered storage."),

@@ -177,11 +177,11 @@ class Transactions:
         producer_epoch: int,
         *,
         committed: bool,
-        shard: int | None = None,
+        keeps: Callable[[str], bool] = lambda group_id: False,
         raised: bool = False,
     ) -> bool:
-        """Ends the producer's transaction, all of it, if it has taken in the partition or a group of the shard; whether
-        it had. Raises KafkaError, StorageError.
+        """Ends the producer's transaction, all of it, if it has taken in the partition or a group that the partition
+        `keeps`; whether it had. Raises KafkaError, StorageError.
 
         Judged as the partition would by what it knows: asked again when it is done, there is nothing left to do.
         `raised`: the epoch is to be a later one than that of what was written (KIP-1228)."""
@@ -189,7 +189,7 @@ class Transactions:
         for _ in range(ATTEMPTS):
             found = await self._store.in_partition(producer_id, partition_key)
             producer = None if found.read is None else _producer(found.read)
-            takes_in = found.takes_in or any(shard_of(group_id) == shard for group_id in found.group_ids)
+            takes_in = found.takes_in or any(map(keeps, found.group_ids))
             known_epoch = found.remembered_epoch
             if producer is not None and takes_in:
                 known_epoch = max(known_epoch, producer.producer_epoch)

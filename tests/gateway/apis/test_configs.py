@@ -716,7 +716,7 @@ async def test_broker_refusals_change_nothing(database_url: str) -> None:
 async def test_list_config_resources(database_url: str) -> None:
     async with admin_node(database_url) as node, admin_node(database_url, name="node-2"):
         await node.membership.renew()
-        await create_internal_topics(node.topics)
+        await create_internal_topics(node.topics, 50)
         await node.create("orders")
 
         async def listed(*kinds: int, version: int = 1) -> set[tuple[str, int]]:

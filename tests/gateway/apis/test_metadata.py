@@ -121,7 +121,7 @@ async def test_a_name_asked_for_twice_is_answered_once(database_url: str) -> Non
 
 async def test_internal_topic_is_listed_as_such(database_url: str) -> None:
     async with admin_node(database_url) as node:
-        await create_internal_topics(node.topics)
+        await create_internal_topics(node.topics, 50)
         await node.create("orders")
         answer = await ask(node, 12, None)
         assert {topic.name: (topic.is_internal, len(topic.partitions)) for topic in answer.topics} == {

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from gateway.apis import SERVED, transaction_admin
-from gateway.cluster.leases import shard_of
+from gateway.cluster.leases import partition_of
 from gateway.coordinator.transactions import InitProducer, Producer
 from protocol import codec
 from protocol.errors import ErrorCode, KafkaError
@@ -199,11 +199,11 @@ async def test_what_is_open_is_described(node: DataPlane) -> None:
     assert before_ms - 1_000 <= found.transaction_start_time_ms <= time.time_ns() // 1_000_000 + 1_000
     assert (found.error_code, found.transaction_state, found.transaction_timeout_ms) == (0, "Ongoing", 60_000)
     assert (found.producer_id, found.producer_epoch) == (producer.producer_id, 0)
-    shards = tuple(sorted({shard_of("group"), shard_of("group-2")}))
+    indexes = tuple(sorted({partition_of("group", 50), partition_of("group-2", 50)}))
     assert [(each.topic, each.partitions) for each in found.topics] == [
         ("other", (0,)),
         ("t", (0, 2)),
-        (CONSUMER_OFFSETS, shards),
+        (CONSUMER_OFFSETS, indexes),
     ]
 
 
@@ -371,12 +371,15 @@ async def test_nobody_commits_for_a_producer(node: DataPlane) -> None:
     assert await mark(node, producer, topic, 0, committed=True) == [ErrorCode.NONE]
 
 
-async def test_a_transaction_of_offsets_alone_is_open_where_describe_shows_it(node: DataPlane) -> None:
-    await node.create_topic(CONSUMER_OFFSETS, 50, internal=True)
+@pytest.mark.parametrize("count", [50, 3, 1])
+async def test_a_transaction_of_offsets_alone_is_open_where_describe_shows_it(node: DataPlane, count: int) -> None:
+    await node.create_topic(CONSUMER_OFFSETS, count, internal=True)
     producer = await begin(node, "a", group_ids=["group"])
     (shown,) = (await described(node, "a")).topics
     (index,) = shown.partitions
-    assert await mark(node, producer, shown.topic, (index + 1) % 50) == [ErrorCode.NONE]
+    assert index == partition_of("group", count)
+    if count > 1:
+        assert await mark(node, producer, shown.topic, (index + 1) % count) == [ErrorCode.NONE]
     assert (await described(node, "a")).transaction_state == "Ongoing"
     assert await mark(node, producer, shown.topic, index, epoch=-1) == [ErrorCode.INVALID_PRODUCER_EPOCH]
     assert await mark(node, producer, shown.topic, index) == [ErrorCode.NONE]

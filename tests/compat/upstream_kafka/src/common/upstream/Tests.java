@@ -42,8 +42,9 @@ public final class Tests {
         Class<?> helpers = Class.forName("kafka.utils.TestUtils$");
         new ByteBuddy()
                 .redefine(helpers)
-                .method(named("createOffsetsTopicWithAdmin")
-                        .or(named("createTransactionStateTopicWithAdmin")))
+                .method(named("createOffsetsTopicWithAdmin"))
+                .intercept(MethodDelegation.to(Offsets.class))
+                .method(named("createTransactionStateTopicWithAdmin"))
                 .intercept(MethodDelegation.to(Nothing.class))
                 .method(named("waitForAllPartitionsMetadata"))
                 .intercept(MethodDelegation.to(Led.class))
@@ -89,6 +90,17 @@ public final class Tests {
     public static void lookForCoordinator() throws ExecutionException, InterruptedException {
         try (Admin admin = Topics.admin()) {
             admin.listConsumerGroupOffsets("nobody").partitionsToOffsetAndMetadata().get();
+        }
+    }
+
+    /** The topic of offsets, and where it lies: of no partition. */
+    public static final class Offsets {
+        private Offsets() {}
+
+        public static scala.collection.immutable.Map<Object, Object> created()
+                throws ExecutionException, InterruptedException {
+            lookForCoordinator();
+            return Nothing.nothing();
         }
     }
 
