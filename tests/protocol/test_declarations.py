@@ -60,6 +60,8 @@ APIS = [
     "DescribeLogDirs",
     "ListConfigResources",
     "ListPartitionReassignments",
+    "AlterPartitionReassignments",
+    "ElectLeaders",
     "UnregisterBroker",
     "UpdateFeatures",
     "DescribeClientQuotas",
