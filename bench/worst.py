@@ -48,6 +48,11 @@ from protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTransaction,
 )
 from protocol.messages.alter_client_quotas import AlterClientQuotasRequest, EntityData, EntryData, OpData
+from protocol.messages.alter_partition_reassignments import (
+    AlterPartitionReassignmentsRequest,
+    ReassignablePartition,
+    ReassignableTopic,
+)
 from protocol.messages.alter_share_group_offsets import (
     AlterShareGroupOffsetsRequest,
     AlterShareGroupOffsetsRequestPartition,
@@ -69,6 +74,7 @@ from protocol.messages.describe_share_group_offsets import (
 )
 from protocol.messages.describe_transactions import DescribeTransactionsRequest
 from protocol.messages.describe_user_scram_credentials import DescribeUserScramCredentialsRequest, UserName
+from protocol.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from protocol.messages.end_txn import EndTxnRequest
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from protocol.messages.incremental_alter_configs import (
@@ -595,6 +601,22 @@ def administration() -> Iterator[Case]:
         )
     )
     yield Case(f"incremental_alter_configs: {ADMINISTERED} groups", ApiKey.INCREMENTAL_ALTER_CONFIGS, 1, [groups])
+    reassign = AlterPartitionReassignmentsRequest(
+        topics=(
+            ReassignableTopic(
+                name=WIDE,
+                partitions=tuple(
+                    ReassignablePartition(partition_index=index, replicas=(1,)) for index in range(WIDE_PARTITIONS)
+                ),
+            ),
+        )
+    )
+    what = f"{WIDE_PARTITIONS} partitions"
+    yield Case(f"alter_partition_reassignments: {what}", ApiKey.ALTER_PARTITION_REASSIGNMENTS, 1, [reassign])
+    elect = ElectLeadersRequest(
+        topic_partitions=(TopicPartitions(topic=WIDE, partitions=tuple(range(WIDE_PARTITIONS))),)
+    )
+    yield Case(f"elect_leaders: {what}", ApiKey.ELECT_LEADERS, 2, [elect])
 
 
 def of_share_groups(topic_id: UUID) -> Iterator[Case]:

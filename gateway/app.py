@@ -81,7 +81,7 @@ from storage.share import ShareStore
 from storage.store import open_store
 from storage.topics import TopicStore
 from storage.transactions import TransactionStore
-from storage.types import Address
+from storage.types import Address, Partition
 from storage.users import UserStore
 
 log = structlog.get_logger(__name__)
@@ -191,7 +191,7 @@ class App:
         self._undo.append(("listeners", 2 * STEP_TIMEOUT_S, server.close))
         advertised = {listener.name: await _bind(server, listener) for listener in settings.listeners}
 
-        membership = Membership(node_store, advertised, settings.rack, settings.node_ttl_ms)
+        membership = Membership(node_store, advertised, settings.rack, settings.node_ttl_ms, broker.node_id)
         await membership.require_own_addresses()
         await membership.join()
         catalog.leads = lambda: membership.leads
@@ -229,9 +229,14 @@ class App:
             lambda: groups.settings.drains,
             asyncio.get_running_loop().time,
             alone=lambda: len(membership.alive()) < 2,
-            nodes_since_s=lambda: membership.changed_s,
+            nodes_since_s=lambda: max(membership.changed_s, catalog.assigned_s),
         )
-        drains = Drains(groups, OffsetStore(database), catalog, log_store.states, marks, membership.leads)
+
+        def alone_serves(partition: Partition) -> bool:
+            # Who is sent to the nearest node reads there what this one knows nothing of.
+            return not broker.selects_nearest and membership.leads(partition)
+
+        drains = Drains(groups, OffsetStore(database), catalog, log_store.states, marks, alone_serves)
         self._undo.append(("drains", STEP_TIMEOUT_S, drains.close))
         leases.acquired, leases.lost = groups.shard_acquired, groups.shard_lost
         leases.in_unrest = groups.shards_in_unrest

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from storage.pool import Database
 from storage.queries import statement
 from storage.text import loaded
-from storage.types import PartitionKey
+from storage.types import Assignment, PartitionKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class PartitionEnds:
     high_watermark: int
     last_stable_offset: int
     """Where the first transaction that is open began; the high watermark if none is."""
+    assignment: Assignment | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +79,7 @@ class Monitor:
                 row["log_start_offset"],
                 row["log_end_offset"],
                 row["last_stable_offset"],
+                None if row["replicas"] is None else Assignment(tuple(row["replicas"]), row["leader"]),
             )
             for row in await self._pool.fetch(statement("monitored_partitions"), limit)
         ]

@@ -49,20 +49,24 @@ class NodeStore:
             raise StorageConflict(f"node {node_id} has not been registered by this process")
         return incarnation
 
-    async def register(self, name: str, listeners: Mapping[str, Address], rack: str | None, ttl_ms: int) -> NodeId:
-        """The node's id for `ttl_ms` from now: the one its name had before, else the lowest (>= 1) of no live node."""
+    async def register(
+        self, name: str, listeners: Mapping[str, Address], rack: str | None, ttl_ms: int, wanted: int | None = None
+    ) -> NodeId:
+        """The node's id for `ttl_ms` from now: the `wanted` one, for which StorageConflict if a live node has it; else
+        the one its name had before, else the lowest (>= 1) of no live node."""
         row = await self._pool.fetch_row(
-            statement("register_node"), name, json.dumps(listeners), rack, ttl_ms, FUNCTION_SCHEMA
+            statement("register_node"), name, json.dumps(listeners), rack, ttl_ms, FUNCTION_SCHEMA, wanted
         )
-        assert row is not None
+        if row is None:
+            raise StorageConflict(f"a node with node.id {wanted} is alive")
         node_id = NodeId(row["node_id"])
         self._incarnations[node_id] = row["incarnation"]
         return node_id
 
-    async def rivals(self, name: str, listeners: Mapping[str, Address]) -> list[Node]:
-        """Live nodes of the name or with one of the addresses, whose process still has a session to stand for them (see
-        `notify.Listener`); one that was killed has none, so its successor is no rival."""
-        rows = await self._pool.fetch(statement("rival_nodes"), name, json.dumps(listeners))
+    async def rivals(self, name: str, listeners: Mapping[str, Address], node_id: int | None = None) -> list[Node]:
+        """Live nodes of the name, of the id or with one of the addresses, whose process still has a session to stand
+        for them (see `notify.Listener`); one that was killed has none, so its successor is no rival."""
+        rows = await self._pool.fetch(statement("rival_nodes"), name, json.dumps(listeners), node_id)
         return [_node(row) for row in rows]
 
     async def reports(self) -> list[NodeReport]:

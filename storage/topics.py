@@ -22,6 +22,7 @@ from storage.turns import in_turns, json_elements
 from storage.types import (
     DEFAULT_NAME,
     Acl,
+    Assignment,
     CatalogChanges,
     ClientQuota,
     NewTopic,
@@ -40,13 +41,15 @@ _TOPICS_PER_STEP = 100
 
 def _topic(row: Row) -> Topic:
     configs = cast(dict[str, str], json.loads(row["configs"]))
+    named = cast(dict[str, tuple[int | None, list[int]]], json.loads(row["assignments"] or "{}"))
+    assigned = {int(index): Assignment(tuple(replicas), leader) for index, (leader, replicas) in named.items()}
     return Topic(
         topic_id=row["topic_id"],
         name=row["name"],
         internal=row["internal"],
         configs={name: loaded(value) for name, value in configs.items()},
         partitions=tuple(
-            Partition(index, PartitionKey(key), leader_epoch)
+            Partition(index, PartitionKey(key), leader_epoch, assigned.get(index))
             for index, (key, leader_epoch) in enumerate(
                 zip(cast(list[int], row["partition_keys"]), cast(list[int], row["leader_epochs"]), strict=True)
             )
@@ -54,6 +57,13 @@ def _topic(row: Row) -> Topic:
         created_revision=row["created_revision"],
         changed_revision=row["changed_revision"],
     )
+
+
+async def _built(row: Row) -> Topic:
+    """In a thread where many assignments are to be read."""
+    if row["assignments"] is None or len(row["partition_keys"]) <= _PARTITIONS_PER_STEP:
+        return _topic(row)
+    return await asyncio.to_thread(_topic, row)
 
 
 def _steps(topics: Sequence[NewTopic]) -> Iterator[list[NewTopic]]:
@@ -101,7 +111,7 @@ class TopicStore:
             if row["deleted"]:
                 deleted.append(row["topic_id"])
                 continue
-            topics.append(_topic(row))
+            topics.append(await _built(row))
             built += len(topics[-1].partitions)
             if built >= _PARTITIONS_PER_STEP:
                 built = 0
@@ -145,11 +155,11 @@ class TopicStore:
 
     async def find(self, name: str) -> Topic | None:
         row = await self._pool.fetch_row(statement("topic_by_name"), stored(name))
-        return None if row is None else _topic(row)
+        return None if row is None else await _built(row)
 
     async def find_by_id(self, topic_id: UUID) -> Topic | None:
         row = await self._pool.fetch_row(statement("topic_by_id"), topic_id)
-        return None if row is None else _topic(row)
+        return None if row is None else await _built(row)
 
     async def create(self, topics: Sequence[NewTopic]) -> list[Topic | Refusal]:
         """Creates each topic with all its partitions, in one transaction.
@@ -171,8 +181,10 @@ class TopicStore:
                     [topic.partition_count for topic in some],
                     [_configs_text(topic.configs) for topic in some],
                     [topic.internal for topic in some],
+                    [None if topic.replicas is None else json.dumps(topic.replicas) for topic in some],
                 )
-                for topic in map(_topic, rows):
+                for row in rows:
+                    topic = await _built(row)
                     made[topic.name] = topic
             return made
 
@@ -191,17 +203,38 @@ class TopicStore:
         """Hides the topic and closes its log, whatever it holds at the same cost. False if no live topic has the id."""
         return bool(await self._pool.fetch_value(statement("delete_topic"), topic_id))
 
-    async def create_partitions(self, topic_id: UUID, new_total: int) -> Topic | Refusal:
-        """The topic with `new_total` partitions; INVALID_PARTITIONS unless that is more than it has."""
+    async def create_partitions(
+        self, topic_id: UUID, new_total: int, replicas: Sequence[Sequence[int]] | None = None
+    ) -> Topic | Refusal:
+        """The topic with `new_total` partitions; INVALID_PARTITIONS unless that is more than it has, and by as many as
+        `replicas` are given for: of each new partition, the nodes that are to lead it."""
+        named = None if replicas is None else json.dumps([list(each) for each in replicas])
 
         async def add(connection: Connection) -> Topic | Refusal:
-            refusal = await connection.fetchval(statement("add_partitions"), topic_id, new_total)
+            refusal = await connection.fetchval(statement("add_partitions"), topic_id, new_total, named)
             if refusal is not None:
                 return Refusal(refusal)
             row = await connection.fetchrow(statement("topic_by_id"), topic_id)
-            return Refusal.UNKNOWN_TOPIC if row is None else _topic(row)
+            return Refusal.UNKNOWN_TOPIC if row is None else await _built(row)
 
         return await self._pool.transact(add)
+
+    async def assign(self, assignments: Mapping[tuple[UUID, int], Assignment]) -> list[Topic]:
+        """Which nodes are to lead partitions (topic and index), all at once; the topics as they are then. One that has
+        been deleted is not among them."""
+
+        async def change(connection: Connection) -> list[Topic]:
+            rows = await connection.fetch(
+                statement("assign_replicas"),
+                [topic_id for topic_id, _ in assignments],
+                [index for _, index in assignments],
+                [assignment.leader for assignment in assignments.values()],
+                [json.dumps(assignment.replicas) for assignment in assignments.values()],
+            )
+            topic_ids = [row["topic_id"] for row in rows]
+            return [await _built(row) for row in await connection.fetch(statement("topics_by_id"), topic_ids)]
+
+        return await self._pool.transact(change) if assignments else []
 
     async def set_configs(self, topic_id: UUID, set: Mapping[str, str], unset: Collection[str] = ()) -> Topic | Refusal:
         """Removes `unset`, then sets `set`; what neither names stays."""
@@ -211,7 +244,7 @@ class TopicStore:
                 statement("set_topic_configs"), topic_id, _configs_text(set), [stored(name) for name in unset]
             )
             row = await connection.fetchrow(statement("topic_by_id"), topic_id)
-            return Refusal.UNKNOWN_TOPIC if row is None else _topic(row)
+            return Refusal.UNKNOWN_TOPIC if row is None else await _built(row)
 
         return await self._pool.transact(change)
 

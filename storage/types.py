@@ -52,10 +52,22 @@ class Refusal(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Assignment:
+    """The nodes that an administrator has named for a partition."""
+
+    replicas: tuple[int, ...]
+    """In the order in which they are to lead."""
+    leader: int | None = None
+    """Of them, who leads while it is alive, until another is elected; None: the first that is alive."""
+
+
+@dataclass(frozen=True, slots=True)
 class Partition:
     partition_index: int
     partition_key: PartitionKey
     leader_epoch: int
+    assignment: Assignment | None = None
+    """None: nobody has named any nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +169,8 @@ class NewTopic:
     partition_count: int
     configs: Mapping[str, str]
     internal: bool = False
+    replicas: tuple[tuple[int, ...], ...] | None = None
+    """Of each partition, the nodes that are to lead it; None: nobody has named any."""
 
 
 # --- log ----------------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
-"""UnregisterBroker, ListPartitionReassignments: what an administrator of several brokers asks for.
+"""UnregisterBroker: forget a node that is gone for good.
 
-The one idea: a node is no place where records lie. One that has gone takes nothing with it but its name and id, and no
-partition is ever on its way from one node to another.
+The one idea: a node is no place where records lie. One that has gone takes nothing with it but its name and id.
 """
 
 from __future__ import annotations
@@ -10,18 +9,11 @@ import structlog
 
 from gateway.net.context import RequestContext
 from protocol.errors import ErrorCode, KafkaError
-from protocol.messages.list_partition_reassignments import (
-    ListPartitionReassignmentsRequest,
-    ListPartitionReassignmentsResponse,
-)
 from protocol.messages.unregister_broker import UnregisterBrokerRequest, UnregisterBrokerResponse
 from storage.nodes import Unregistered
 from storage.types import NodeId
 
 log = structlog.get_logger(__name__)
-
-
-# --- UnregisterBroker ---------------------------------------------------------------------------------------------
 
 
 async def unregister_broker(request: UnregisterBrokerRequest, context: RequestContext) -> UnregisterBrokerResponse:
@@ -42,19 +34,3 @@ def refuse_unregister_broker(
     request: UnregisterBrokerRequest, version: int, code: ErrorCode, message: str | None
 ) -> UnregisterBrokerResponse:
     return UnregisterBrokerResponse(error_code=code, error_message=message)
-
-
-# --- ListPartitionReassignments -----------------------------------------------------------------------------------
-
-
-async def list_partition_reassignments(
-    request: ListPartitionReassignmentsRequest, context: RequestContext
-) -> ListPartitionReassignmentsResponse:
-    """None, whatever is asked for: upstream names ongoing reassignments alone, and no topic that has none."""
-    return ListPartitionReassignmentsResponse(error_message=None)
-
-
-def refuse_list_partition_reassignments(
-    request: ListPartitionReassignmentsRequest, version: int, code: ErrorCode, message: str | None
-) -> ListPartitionReassignmentsResponse:
-    return ListPartitionReassignmentsResponse(error_code=code, error_message=message)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 import structlog
 
+from gateway.apis.metadata import Placement
+from gateway.config.topic import requested_replication_factor
 from gateway.log.partition_lookup import check_leader_epoch, end_of_epoch, resolve_topics, unknown_topic
 from gateway.log.tail import KnownOffsets, Watch
 from gateway.net.collection import LEFTOVERS_S, full_collections
@@ -65,6 +67,8 @@ class _Part:
     size_bytes: int = 0
     aborted: Sequence[Aborted] = ()
     diverging: EpochEndOffset = NOT_DIVERGING
+    nearest: int = -1
+    """The node to which the client is sent instead of being given records; −1: none."""
 
     @property
     def decided(self) -> bool:
@@ -79,6 +83,9 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
     An answer takes no more than the node has room for, but for its first batch.
     A partition that must be read from Postgres never makes another's records wait for a failed read: it alone
     carries the error.
+    Of a partition that this node leads, a consumer that names its rack may be sent to a replica there (KIP-392). Any
+    node serves any partition: what it does not know of the log's end it asks Postgres for, so that a consumer which
+    comes from another node finds what it was told there.
     """
     if request.session_epoch > 0 or request.session_epoch < -1:
         return FetchResponse(error_code=ErrorCode.FETCH_SESSION_ID_NOT_FOUND)
@@ -90,6 +97,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
     named = ((topic.topic, topic.topic_id) for topic in request.topics)
     missing_topic = await resolve_topics(named, context, by_id=_by_id(context))
     committed = request.isolation_level == READ_COMMITTED
+    rack = request.rack_id if request.rack_id and services.catalog.broker.selects_nearest else ""
     watch: Watch | None = None
     holdings = context.connection.holdings
     share = Share(holdings)
@@ -111,6 +119,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 watch if crowded else None,
                 committed=committed,
                 is_replica=request.replica_id >= 0,
+                rack=rack,
             )
             parts = await planner.plan_in_pieces(request) if crowded else planner.plan(request)
             cold = planner.undecided
@@ -140,6 +149,7 @@ async def fetch(request: FetchRequest, context: RequestContext) -> FetchResponse
                 or tail.draining
                 or not any(parts)
                 or planner.refused
+                or planner.redirects
                 or any(part.error for part in cold)
                 or any(part.error or part.diverging is not NOT_DIVERGING for part in planner.overtaken)
             ):
@@ -211,7 +221,9 @@ class _Planner:
         *,
         committed: bool,
         is_replica: bool,
+        rack: str = "",
     ) -> None:
+        """`rack`: of the client, where it is to be sent to a replica there."""
         services = context.services
         self._context = context
         self._is_replica = is_replica
@@ -220,11 +232,15 @@ class _Planner:
         self._max_bytes = max_bytes
         self._watch = watch
         self._committed = committed
+        self._rack = rack
+        self._placement = Placement(context) if rack else None
         self._collected_bytes = 0
         self.undecided: list[_Part] = []
         """What Postgres must be asked about."""
         self.refused = False
         """Whether anything that was asked for has an error already."""
+        self.redirects = False
+        """Whether the client is sent to another node for anything that was asked for."""
         self.overtaken: list[_Part] = []
         """Last fetched under an epoch that has ended since."""
         self._now_s = asyncio.get_running_loop().time()
@@ -281,6 +297,9 @@ class _Planner:
         part.error = check_leader_epoch(asked.current_leader_epoch, part.partition.leader_epoch)
         if part.error:
             return part
+        if self._placement is not None:
+            part.nearest = self._nearest(self._placement, topic, part.partition)
+            self.redirects = self.redirects or part.nearest >= 0
         if self._watch is not None:
             # Before the look: what is appended behind it counts.
             self._watch.add(part.partition.partition_key)
@@ -299,6 +318,14 @@ class _Planner:
             self._collected_bytes += part.size_bytes
         return part
 
+    def _nearest(self, placement: Placement, topic: Topic, partition: Partition) -> int:
+        """Only the leader sends anybody away, so that nobody goes round in circles."""
+        services = self._context.services
+        if not services.membership.leads(partition):
+            return -1
+        factor = requested_replication_factor(topic.configs, services.catalog.broker)
+        return placement.nearest(self._rack, partition, factor)
+
 
 def _most_bytes(cold: list[_Part], max_bytes: int) -> int:
     """What a read of these may bring; at least the first batch comes, whatever its size."""
@@ -312,6 +339,10 @@ def _refuse_out_of_range(part: _Part, known: KnownOffsets, overtaken: list[_Part
     if not in_range or part.asked.last_fetched_epoch > known.leader_epoch:
         part.error = ErrorCode.OFFSET_OUT_OF_RANGE
         part.batches, part.size_bytes = (), 0
+    elif part.nearest >= 0:
+        # It is given nothing here, and whether it has read what is not in this history is seen there.
+        part.batches, part.size_bytes, part.aborted = (), 0, ()
+        return
     if 0 <= part.asked.last_fetched_epoch < known.leader_epoch:
         overtaken.append(part)
 
@@ -361,7 +392,8 @@ async def _read_cold(
         ReadRequest(
             part.partition.partition_key,
             part.asked.fetch_offset,
-            max(min(part.asked.partition_max_bytes, max_bytes), 1),
+            # Of what the client is sent elsewhere for, the offsets alone are wanted.
+            max(min(part.asked.partition_max_bytes, max_bytes), 1) if part.nearest < 0 else 1,
             committed,
         )
         async for part in in_pieces(cold)
@@ -500,6 +532,7 @@ def _partition_data(part: _Part, isolation_level: int, aborted: list[AbortedTran
         last_stable_offset=known.last_stable_offset,
         log_start_offset=known.log_start_offset,
         diverging_epoch=part.diverging,
+        preferred_read_replica=-1 if part.error else part.nearest,
         aborted_transactions=None if isolation_level != READ_COMMITTED else tuple(aborted),
         # Not null where there is nothing: Sarama and older Java take a null for a torn response.
         records=tuple(part.batches) or b"",

@@ -1,6 +1,7 @@
 """DescribeLogDirs: what each partition takes in Postgres.
 
-The one idea: there is one log directory, called `postgres`, and every node answers for it. Sizes are those of the
+The one idea: there is one log directory, called `postgres`, and every node answers for the partitions of which it is a
+replica. Sizes are those of the
 stored batches; how large the volume below is, nobody here knows (−1).
 """
 
@@ -8,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from gateway.apis.metadata import Placement
 from gateway.config.broker import BROKER_CONFIGS
 from gateway.config.definition import render
+from gateway.config.topic import requested_replication_factor
 from gateway.net.context import RequestContext, Services
 from gateway.net.pieces import in_pieces
 from protocol.errors import ErrorCode
@@ -28,7 +31,8 @@ STATES_PER_QUERY = 5_000
 
 
 async def describe_log_dirs(request: DescribeLogDirsRequest, context: RequestContext) -> DescribeLogDirsResponse:
-    """Null topics means all. Partitions that do not exist are left out, as upstream does."""
+    """Null topics means all. Partitions that do not exist, or of which this node is no replica, are left
+    out, as upstream does."""
     services = context.services
     await services.catalog.refresh_if_changed()
     if request.topics is None:
@@ -38,9 +42,16 @@ async def describe_log_dirs(request: DescribeLogDirsRequest, context: RequestCon
         async for asked in in_pieces(request.topics):
             wanted.setdefault(asked.topic, set()).update(asked.partitions)
         chosen = [found async for found in in_pieces(_choose(wanted, services)) if found is not None]
-    sizes = await _sizes([partition for _, partitions in chosen for partition in partitions], services)
-    topics: list[DescribeLogDirsTopic] = []
+    placement, node_id, broker = Placement(context), services.membership.node_id, services.catalog.broker
+    held: list[tuple[Topic, list[Partition]]] = []
     async for topic, partitions in in_pieces(chosen):
+        factor = requested_replication_factor(topic.configs, broker)
+        here = [part async for part in in_pieces(partitions) if placement.holds(node_id, part, factor)]
+        if here:
+            held.append((topic, here))
+    sizes = await _sizes([partition for _, partitions in held for partition in partitions], services)
+    topics: list[DescribeLogDirsTopic] = []
+    async for topic, partitions in in_pieces(held):
         described = [
             DescribeLogDirsPartition(
                 partition_index=partition.partition_index, partition_size=sizes[partition.partition_key]

@@ -1,7 +1,9 @@
 """Metadata, DescribeTopicPartitions, DescribeCluster: who is there, and where a topic's partitions are said to live.
 
-The one idea: leaders and replicas are a routing hint. Any node could serve any partition, so the hint only spreads the
-load over the nodes that are alive; replicas are as many of them as the topic's replication factor asks for.
+The one idea: leaders and replicas say where clients go, not where records lie. Any node could serve any partition;
+where an administrator has named a partition's nodes they are its replicas, and those alive are in sync, for all see the
+same log. Elsewhere the load is spread over the nodes that are alive, of which as many are replicas as the topic's
+replication factor asks for.
 
 Known topics are answered from memory, so clients keep their routes while Postgres is away.
 """
@@ -73,7 +75,9 @@ class Placement:
         self.brokers = [(node, *node.listeners[listener]) for node in alive if listener in node.listeners]
         """Each with host and port."""
         self._reachable = {int(node.node_id) for node, _, _ in self.brokers}
+        self._racks = {int(node.node_id): node.rack for node, _, _ in self.brokers}
         self._alive = [int(node.node_id) for node in alive]
+        self._alive_ids = frozenset(self._alive)
         self._replicas: dict[tuple[int, int], tuple[int, ...]] = {}
         self._leaders = context.services.membership.leaders
         self.view = (listener, self._leaders)
@@ -85,7 +89,7 @@ class Placement:
         return int(self.brokers[0][0].node_id) if self.brokers else -1
 
     def leader(self, partition: Partition) -> int:
-        return self._leaders.leader(partition.partition_key)
+        return self._leaders.leader(partition.partition_key, partition.assignment)
 
     def leader_error(self, leader: int, version: int) -> ErrorCode:
         """Why `leader` cannot be named, in the codes of Metadata's versions (as KRaftMetadataCache)."""
@@ -96,17 +100,38 @@ class Placement:
         return ErrorCode.LISTENER_NOT_FOUND
 
     def offline(self, replicas: tuple[int, ...]) -> tuple[int, ...]:
-        """Those of `replicas` that cannot be reached through the listener."""
+        """Those of `replicas` that are not alive, or cannot be reached through the listener."""
         return tuple(node for node in replicas if node not in self._reachable)
 
-    def replicas(self, leader: int, factor: int) -> tuple[int, ...]:
-        """The leader and the live nodes after it by id, `factor` of them where as many are alive."""
+    def in_sync(self, partition: Partition, replicas: tuple[int, ...]) -> tuple[int, ...]:
+        """Those of its `replicas` that are alive."""
+        if partition.assignment is None:
+            return replicas
+        return tuple(node for node in replicas if node in self._alive_ids)
+
+    def replicas(self, partition: Partition, leader: int, factor: int) -> tuple[int, ...]:
+        """Those that were named for the partition, in that order; else its leader and the live nodes after it by id,
+        `factor` of them where as many are alive."""
+        if partition.assignment is not None:
+            return partition.assignment.replicas
         found = self._replicas.get((leader, factor))
         if found is None:
             at = self._alive.index(leader) if leader in self._alive else 0
             found = (leader, *(node for node in self._alive[at:] + self._alive[:at] if node != leader))[:factor]
             self._replicas[leader, factor] = found
         return found
+
+    def holds(self, node_id: int, partition: Partition, factor: int) -> bool:
+        """Whether the node is a replica of the partition, or leads it because none of these is alive."""
+        leader = self.leader(partition)
+        return node_id == leader or node_id in self.replicas(partition, leader, factor)
+
+    def nearest(self, rack: str, partition: Partition, factor: int) -> int:
+        """The live replica in the rack to which the leader sends a consumer (KIP-392), as RackAwareReplicaSelector: the
+        greatest id, for all are caught up; −1 where the leader itself is in the rack, or nobody is."""
+        leader = self.leader(partition)
+        near = [node for node in self.replicas(partition, leader, factor) if self._racks.get(node) == rack]
+        return -1 if not near or self._racks.get(leader) == rack else max(near)
 
 
 # --- Metadata -----------------------------------------------------------------------------------------------------
@@ -279,7 +304,7 @@ def _describe(
     partitions: list[MetadataResponsePartition] = []
     for partition in topic.partitions:
         leader = placement.leader(partition)
-        replicas = placement.replicas(leader, factor)
+        replicas = placement.replicas(partition, leader, factor)
         error = placement.leader_error(leader, context.version)
         partitions.append(
             MetadataResponsePartition(
@@ -288,7 +313,7 @@ def _describe(
                 leader_id=-1 if error else leader,
                 leader_epoch=partition.leader_epoch,
                 replica_nodes=replicas,
-                isr_nodes=replicas,
+                isr_nodes=placement.in_sync(partition, replicas),
                 offline_replicas=placement.offline(replicas),
             )
         )
@@ -366,7 +391,7 @@ def _describe_page(
     partitions: list[DescribeTopicPartitionsResponsePartition] = []
     for partition in page:
         leader = placement.leader(partition)
-        replicas = placement.replicas(leader, factor)
+        replicas = placement.replicas(partition, leader, factor)
         error = placement.leader_error(leader, FIRST_VERSION_WITH_LISTENER_NOT_FOUND)
         partitions.append(
             DescribeTopicPartitionsResponsePartition(
@@ -375,7 +400,7 @@ def _describe_page(
                 leader_id=-1 if error else leader,
                 leader_epoch=partition.leader_epoch,
                 replica_nodes=replicas,
-                isr_nodes=replicas,
+                isr_nodes=placement.in_sync(partition, replicas),
                 # Not null: Java's Admin client reads both without asking.
                 eligible_leader_replicas=(),
                 last_known_elr=(),

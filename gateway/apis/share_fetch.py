@@ -143,7 +143,7 @@ async def _parts(group_id: str, named: Iterable[tuple[UUID, int]], context: Requ
             part.error = part.acknowledge_error = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
         else:
             part.partition = topic.partitions[part.index]
-            if not services.membership.leads(part.partition.partition_key):
+            if not services.membership.leads(part.partition):
                 # Whoever leads it now changes what this node remembers.
                 services.share.drop([ShareKey(group_id, part.topic_id, part.index)])
                 part.error = part.acknowledge_error = ErrorCode.NOT_LEADER_OR_FOLLOWER
@@ -153,7 +153,7 @@ async def _parts(group_id: str, named: Iterable[tuple[UUID, int]], context: Requ
 async def _verify(session: ShareSession, parts: Iterable[Part], context: RequestContext) -> None:
     """What the session has begun to read may have been led by another node, reset or deleted since this one looked; all
     of it, where nodes have come or gone."""
-    session.led_by(context.services.membership.leaders)
+    session.led_by(context.services.membership.leaders, context.services.catalog.assigned)
     begun = dict(session.unverified)
     if not begun:
         return
@@ -333,7 +333,7 @@ def _leader(part: Part, context: RequestContext) -> fetching.LeaderIdAndEpoch:
     """Who leads what this node does not, and its leader epoch."""
     if part.partition is None or not _is_led_elsewhere(part):
         return fetching.LeaderIdAndEpoch(leader_id=-1, leader_epoch=-1)
-    leader = context.services.membership.leaders.leader(part.partition.partition_key)
+    leader = context.services.membership.leaders.leader(part.partition.partition_key, part.partition.assignment)
     return fetching.LeaderIdAndEpoch(leader_id=leader, leader_epoch=part.partition.leader_epoch)
 
 

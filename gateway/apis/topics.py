@@ -3,13 +3,15 @@
 The one idea: what is asked is judged here, whether it happens is decided in Postgres, and this node's catalog knows of
 it before the client does. `timeout_ms` needs no obeying: a change is done when it is answered.
 
-Replicas do not exist: a replication factor is remembered and shown, a manual assignment counts partitions.
+Replicas hold nothing: a replication factor is remembered and shown, and of the nodes that a manual assignment names the
+first that is alive leads the partition.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass
 from uuid import UUID
 
 import structlog
@@ -94,7 +96,7 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
     plans: dict[str, NewTopic | KafkaError] = {}
     named = await tally(topic.name for topic in request.topics)
     rendered = services.catalog.rendered_names()
-    live = _live_brokers(services)
+    brokers = await Brokers.read(services, asked=any(await mapped(lambda topic: topic.assignments, request.topics)))
     mutations = services.throttles.mutations(context, STRICT_CREATE_TOPICS)
     async for topic in in_pieces(request.topics):
         try:
@@ -105,7 +107,7 @@ async def create_topics(request: CreateTopicsRequest, context: RequestContext) -
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Authorization failed.")
             if services.catalog.get(topic.name) is not None:
                 raise KafkaError(ErrorCode.TOPIC_ALREADY_EXISTS, f"Topic '{topic.name}' already exists.")
-            plan = _plan(topic, broker, rendered, live)
+            plan = _plan(topic, broker, rendered, brokers)
             if not request.validate_only:
                 mutations.record(plan.partition_count)
             plans[topic.name] = plan
@@ -172,7 +174,7 @@ async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestCont
     one that somebody else has made meanwhile is made. Of more than one request may make, the rest waits for the next
     heartbeat."""
     services = context.services
-    broker, live = services.catalog.broker, _live_brokers(services)
+    broker, brokers = services.catalog.broker, await Brokers.read(services, asked=False)
     rendered = services.catalog.rendered_names()
     mutations = services.throttles.mutations(context, STRICT_FROM_THE_FIRST)
     plans: list[NewTopic] = []
@@ -183,7 +185,7 @@ async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestCont
             _check_creatable(topic.name)
             if not may_create_topic(context, topic.name):
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Unauthorized to CREATE on the topic.")
-            plan = _plan(_creatable(topic), broker, rendered, live)
+            plan = _plan(_creatable(topic), broker, rendered, brokers)
             _check_total((total, plan.partition_count))
             mutations.record(plan.partition_count)
             plans.append(plan)
@@ -216,11 +218,12 @@ def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames) -> 
     return NewTopic(name, broker.num_partitions, {}, internal=name in INTERNAL_TOPICS)
 
 
-def _plan(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames, live: Set[int]) -> NewTopic:
+def _plan(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames, brokers: Brokers) -> NewTopic:
     """What is to be created, or KafkaError with the first thing that is wrong, in upstream's order."""
     _check_name(topic.name, rendered)
     partition_count = topic.num_partitions
     replication_factor = topic.replication_factor
+    replicas: tuple[tuple[int, ...], ...] | None = None
     if topic.assignments:
         for given, what in ((replication_factor, "replication factor"), (partition_count, "numPartitions")):
             if given != DEFAULT:
@@ -228,7 +231,8 @@ def _plan(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames, 
                     ErrorCode.INVALID_REQUEST,
                     f"A manual partition assignment was specified, but {what} was not set to -1.",
                 )
-        partition_count, replication_factor = _read_assignments(topic.assignments, live)
+        replicas = _read_assignments(topic.assignments, brokers)
+        partition_count, replication_factor = len(replicas), len(replicas[0])
     if replication_factor != DEFAULT and replication_factor < 1:
         raise KafkaError(
             ErrorCode.INVALID_REPLICATION_FACTOR,
@@ -240,7 +244,7 @@ def _plan(topic: CreatableTopic, broker: BrokerConfig, rendered: RenderedNames, 
     if replication_factor != DEFAULT:
         configs[REPLICATION_FACTOR] = str(replication_factor)
     count = broker.num_partitions if partition_count == DEFAULT else partition_count
-    return NewTopic(topic.name, count, configs, internal=topic.name in INTERNAL_TOPICS)
+    return NewTopic(topic.name, count, configs, internal=topic.name in INTERNAL_TOPICS, replicas=replicas)
 
 
 def _check_creatable(name: str) -> None:
@@ -257,52 +261,75 @@ def _check_name(name: str, rendered: RenderedNames) -> None:
         raise KafkaError(ErrorCode.INVALID_TOPIC_EXCEPTION, f"Topic '{name}' collides with existing topic: {collision}")
 
 
-def _live_brokers(services: Services) -> Set[int]:
-    return {int(node.node_id) for node in services.membership.alive()}
+@dataclass(frozen=True, slots=True)
+class Brokers:
+    """Nodes that may be named as replicas: those that are registered, alive or not."""
+
+    registered: Set[int]
+    alive: Set[int]
+
+    @classmethod
+    async def read(cls, services: Services, *, asked: bool) -> Brokers:
+        """Those that are not alive only where they are `asked` for. Raises StorageError."""
+        alive = {int(node.node_id) for node in services.membership.alive()}
+        fenced = {int(node.node_id) for node in await services.membership.fenced()} if asked else set[int]()
+        return cls(alive | fenced, alive)
+
+    def check(self, broker_ids: Sequence[int], factor: int | None = None) -> None:
+        """Refuses what ReplicationControlManager.validateManualPartitionAssignment does, in its order and words.
+        KafkaError INVALID_REPLICA_ASSIGNMENT."""
+        reason: str | None = None
+        if not broker_ids:
+            reason = "an empty replica list."
+        before: int | None = None
+        for broker_id in sorted(broker_ids):
+            if broker_id not in self.registered:
+                reason = f"broker {broker_id}, but no such broker is registered."
+            elif broker_id == before:
+                reason = f"the broker {broker_id} more than once."
+            if reason is not None:
+                break
+            before = broker_id
+        if reason is None and factor is not None and len(broker_ids) != factor:
+            reason = (
+                f"a partition with {len(broker_ids)} replica(s), but this is not consistent with previous partitions, "
+                f"which have {factor} replica(s)."
+            )
+        if reason is not None:
+            raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes {reason}")
+
+    def check_alive(self, broker_ids: Sequence[int], partition_index: int) -> None:
+        """A new partition must have somebody to lead it. KafkaError INVALID_REPLICA_ASSIGNMENT."""
+        if self.alive.isdisjoint(broker_ids):
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICA_ASSIGNMENT,
+                f"All brokers specified in the manual partition assignment for partition {partition_index} are fenced "
+                "or in controlled shutdown.",
+            )
 
 
-def _read_assignments(assignments: Sequence[CreatableReplicaAssignment], live: Set[int]) -> tuple[int, int]:
-    """(partitions, replication factor) of a manual assignment. No data goes to the brokers that it names, but they
-    must be brokers, as many for each partition."""
+def _read_assignments(
+    assignments: Sequence[CreatableReplicaAssignment], brokers: Brokers
+) -> tuple[tuple[int, ...], ...]:
+    """The nodes that are named for each partition, as many for each; at least one of both. KafkaError
+    INVALID_REPLICA_ASSIGNMENT."""
+    named: dict[int, tuple[int, ...]] = {}
     factor: int | None = None
-    seen: set[int] = set()
     for part in assignments:
-        if part.partition_index in seen:
+        if part.partition_index in named:
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
                 f"Found multiple manual partition assignments for partition {part.partition_index}",
             )
-        seen.add(part.partition_index)
-        _check_brokers(part.broker_ids, live, factor)
+        brokers.check(part.broker_ids, factor)
+        brokers.check_alive(part.broker_ids, part.partition_index)
+        named[part.partition_index] = part.broker_ids
         factor = len(part.broker_ids)
-    if seen != set(range(len(assignments))) or factor is None:
+    if named.keys() != set(range(len(named))):
         raise KafkaError(
             ErrorCode.INVALID_REPLICA_ASSIGNMENT, "partitions should be a consecutive 0-based integer sequence"
         )
-    return len(assignments), factor
-
-
-def _check_brokers(broker_ids: Sequence[int], live: Set[int], factor: int | None) -> None:
-    """Refuses what ReplicationControlManager.validateManualPartitionAssignment does, in its order and words."""
-    reason: str | None = None
-    if not broker_ids:
-        reason = "an empty replica list."
-    before: int | None = None
-    for broker_id in sorted(broker_ids):
-        if broker_id not in live:
-            reason = f"broker {broker_id}, but no such broker is registered."
-        elif broker_id == before:
-            reason = f"the broker {broker_id} more than once."
-        if reason is not None:
-            break
-        before = broker_id
-    if reason is None and factor is not None and len(broker_ids) != factor:
-        reason = (
-            f"a partition with {len(broker_ids)} replica(s), but this is not consistent with previous partitions, "
-            f"which have {factor} replica(s)."
-        )
-    if reason is not None:
-        raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes {reason}")
+    return tuple(named[index] for index in range(len(named)))
 
 
 def _read_configs(topic: CreatableTopic, broker: BrokerConfig) -> dict[str, str]:
@@ -471,6 +498,7 @@ async def create_partitions(request: CreatePartitionsRequest, context: RequestCo
     await services.catalog.refresh_if_changed()
     named = await tally(topic.name for topic in request.topics)
     _check_total(await mapped(lambda topic: _growth(topic, services), request.topics))
+    brokers = await Brokers.read(services, asked=any(await mapped(lambda topic: topic.assignments, request.topics)))
     mutations = services.throttles.mutations(context, STRICT_CREATE_PARTITIONS)
     results: dict[str, CreatePartitionsTopicResult] = {}
     async for topic in in_pieces(request.topics):
@@ -481,10 +509,10 @@ async def create_partitions(request: CreatePartitionsRequest, context: RequestCo
                 raise KafkaError(ErrorCode.INVALID_REQUEST, "Duplicate topic name.")
             if not may_topic(context, AclOperation.ALTER, topic.name):
                 raise refusal_of(ResourceType.TOPIC)
-            known = _find_growable(topic, services)
+            known = _find_growable(topic, services, brokers)
             if not request.validate_only:
                 mutations.record(topic.count - len(known.partitions))
-                grown = await services.topics.create_partitions(known.topic_id, topic.count)
+                grown = await services.topics.create_partitions(known.topic_id, topic.count, _replicas(topic))
                 if isinstance(grown, Refusal):
                     raise _refused(grown, topic.name)
                 services.catalog.apply(grown)
@@ -514,7 +542,7 @@ def _growth(topic: CreatePartitionsTopic, services: Services) -> int:
     return max(topic.count - len(known.partitions), 0) if known is not None else 0
 
 
-def _find_growable(topic: CreatePartitionsTopic, services: Services) -> Topic:
+def _find_growable(topic: CreatePartitionsTopic, services: Services, brokers: Brokers) -> Topic:
     known = services.catalog.get(topic.name)
     if known is None:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "This server does not host this topic-partition.")
@@ -535,12 +563,17 @@ def _find_growable(topic: CreatePartitionsTopic, services: Services) -> Topic:
                 f"Attempted to add {topic.count - present} additional partition(s), but only "
                 f"{len(topic.assignments)} assignment(s) were specified.",
             )
-        live = _live_brokers(services)
         # Compared with what Metadata shows, which is all that a client can know of the topic's replicas.
-        factor = min(requested_replication_factor(known.configs, services.catalog.broker), len(live))
-        for assignment in topic.assignments:
-            _check_brokers(assignment.broker_ids, live, factor)
+        first = known.partitions[0].assignment
+        factor = min(requested_replication_factor(known.configs, services.catalog.broker), len(brokers.alive))
+        for index, assignment in enumerate(topic.assignments, present):
+            brokers.check(assignment.broker_ids, factor if first is None else len(first.replicas))
+            brokers.check_alive(assignment.broker_ids, index)
     return known
+
+
+def _replicas(topic: CreatePartitionsTopic) -> list[tuple[int, ...]] | None:
+    return None if topic.assignments is None else [assignment.broker_ids for assignment in topic.assignments]
 
 
 def _refused(refusal: Refusal, name: str) -> KafkaError:

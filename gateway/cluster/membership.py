@@ -19,7 +19,7 @@ from gateway.cluster.placement import Leaders
 from gateway.config.listeners import render_address, render_listeners
 from storage.errors import StorageConflict
 from storage.nodes import NodeStore, Unregistered
-from storage.types import TRANSACTION_VERSION, Address, Node, NodeId, PartitionKey
+from storage.types import TRANSACTION_VERSION, Address, Assignment, Node, NodeId, Partition, PartitionKey
 
 log = structlog.get_logger(__name__)
 
@@ -30,19 +30,28 @@ RIVAL_PATIENCE_S, RIVAL_POLL_S = 2.0, 0.05
 class Membership:
     """`join` before anything else; `renew` regularly; `withdraw` at the end."""
 
-    def __init__(self, store: NodeStore, listeners: Mapping[str, Address], rack: str | None, ttl_ms: int) -> None:
-        """`listeners`: name → where its clients are told to connect; at least one."""
+    def __init__(
+        self,
+        store: NodeStore,
+        listeners: Mapping[str, Address],
+        rack: str | None,
+        ttl_ms: int,
+        node_id: int | None = None,
+    ) -> None:
+        """`listeners`: name → where its clients are told to connect; at least one. `node_id`: the only one that the
+        node may have; None: it is given one."""
         self._store = store
         self._listeners = dict(listeners)
         self._rack = rack
         self._ttl_ms = ttl_ms
+        self._wanted_id = node_id
         self._self_node: Node | None = None
         self._alive: list[Node] = []
         self._transaction_version = TRANSACTION_VERSION
         self._levels: Mapping[str, int] = {}
         self._read_ms = 0
         self._leaders = Leaders(())
-        self.leads: Callable[[PartitionKey], bool] = lambda key: False
+        self.leads: Callable[[Partition], bool] = lambda partition: False
         """Whether clients of a partition are pointed to this node; another object when the live nodes are others."""
         self._known_since_s = float("-inf")
         self._changed_s = float("inf")
@@ -90,9 +99,9 @@ class Membership:
         """When (loop time) this node saw last that the live nodes are others."""
         return self._changed_s
 
-    def leader_of(self, partition_key: PartitionKey) -> Node:
+    def leader_of(self, partition_key: PartitionKey, assignment: Assignment | None = None) -> Node:
         """The node that clients are pointed to for a partition."""
-        leader = self._leaders.leader(partition_key)
+        leader = self._leaders.leader(partition_key, assignment)
         return next(node for node in self._alive if node.node_id == leader)
 
     @property
@@ -116,13 +125,20 @@ class Membership:
         return self._leaders
 
     async def require_own_addresses(self) -> None:
-        """Before `join`. Raises StorageConflict if a node that is alive has this one's name or one of its addresses.
+        """Before `join`. Raises StorageConflict if a node that is alive has this one's name, its node.id or one of its
+        addresses.
 
         A predecessor that was killed is none: Postgres ends its session at once, for which this waits a little.
         """
         deadline_s = time.monotonic() + RIVAL_PATIENCE_S
-        while rivals := await self._store.rivals(self.address, self._listeners):
+        while rivals := await self._store.rivals(self.address, self._listeners, self._wanted_id):
             if time.monotonic() > deadline_s:
+                taken = next((node for node in rivals if node.node_id == self._wanted_id), None)
+                if taken is not None and self.address != render_address(next(iter(taken.listeners.values()))):
+                    raise StorageConflict(
+                        f"node.id {self._wanted_id} is that of the live node at {render_listeners(taken.listeners)}:"
+                        " each node needs a node.id of its own"
+                    )
                 mine = set(self._listeners.values())
                 rival, shared = rivals[0], [each for each in rivals[0].listeners.values() if each in mine]
                 address = render_address(shared[0]) if shared else self.address
@@ -134,7 +150,7 @@ class Membership:
 
     async def join(self) -> None:
         """Registers this node. Raises StorageError."""
-        node_id = await self._store.register(self.address, self._listeners, self._rack, self._ttl_ms)
+        node_id = await self._store.register(self.address, self._listeners, self._rack, self._ttl_ms, self._wanted_id)
         self._self_node = Node(node_id, self._listeners, self._rack, self._store.incarnation(node_id))
         self._take(await self._store.alive())
         self._registered()
@@ -193,6 +209,6 @@ class Membership:
             self._changed_s = asyncio.get_running_loop().time()
             leaders, node_id = Leaders(after), self.node_id
             self._leaders = leaders
-            self.leads = lambda key: leaders.leader(key) == node_id
+            self.leads = lambda part: leaders.leader(part.partition_key, part.assignment) == node_id
             log.info("live nodes", nodes=[f"{node.node_id}={render_listeners(node.listeners)}" for node in self._alive])
         self.seen(self._alive, bool(before - after))

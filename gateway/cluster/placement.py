@@ -2,12 +2,15 @@
 
 The one idea: rendezvous hashing. Every node weighs every key; the heaviest node has it. Each process comes to the same
 answer from the same list of nodes without asking anybody, and a node's coming or going moves only what it gets or had:
-one part in n. It knows no clock, no lease and no Postgres.
+one part in n. Where an administrator has named a partition's nodes, the first of them that is alive leads it, and only
+where none is does the weight decide. It knows no clock, no lease and no Postgres.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+
+from storage.types import Assignment
 
 MAX_REMEMBERED = 500_000
 """Leaders that are kept worked out; more than the partitions of any cluster this is made for."""
@@ -26,14 +29,21 @@ def weight(node_id: int, key: int) -> int:
 class Leaders:
     """The leaders of one set of live nodes; another set is another object."""
 
-    __slots__ = ("_found", "node_ids")
+    __slots__ = ("_alive", "_found", "node_ids")
 
     def __init__(self, node_ids: Iterable[int]) -> None:
         self.node_ids = tuple(sorted(node_ids))
+        self._alive = frozenset(self.node_ids)
         self._found: dict[int, int] = {}
 
-    def leader(self, key: int) -> int:
+    def leader(self, key: int, assignment: Assignment | None = None) -> int:
         """The node that clients of a partition are pointed to: any could serve it, so this spreads the load."""
+        if assignment is not None:
+            if assignment.leader in self._alive and assignment.leader in assignment.replicas:
+                return assignment.leader
+            for node_id in assignment.replicas:
+                if node_id in self._alive:
+                    return node_id
         if len(self.node_ids) == 1:
             return self.node_ids[0]
         found = self._found.get(key)

@@ -44,6 +44,10 @@ SASL_MECHANISMS = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 _INT, _LONG, _BOOLEAN = ConfigType.INT, ConfigType.LONG, ConfigType.BOOLEAN
 _AT_START = Update.AT_START
 
+LEADER_SELECTOR = "org.apache.kafka.common.replica.LeaderSelector"
+RACK_AWARE_SELECTOR = "org.apache.kafka.common.replica.RackAwareReplicaSelector"
+NODE_ID_NAMES = ("node.id", "broker.id")
+"""The first that is set holds."""
 STANDARD_AUTHORIZER = "org.apache.kafka.metadata.authorizer.StandardAuthorizer"
 
 
@@ -294,6 +298,14 @@ class BrokerConfig:
         "Replication factor of a topic created without one: how many live nodes are named as its replicas. Durability "
         "is Postgres' and does not depend on it.",
         between(1, 2**15 - 1),
+        update=_AT_START,
+    )
+    replica_selector_class: str | None = setting(
+        ConfigType.CLASS,
+        None,
+        "Which replica consumers that name their rack read from: the leader, or with RackAwareReplicaSelector one in "
+        "that rack.",
+        one_of(LEADER_SELECTOR, RACK_AWARE_SELECTOR),
         update=_AT_START,
     )
     auto_create_topics_enable: bool = setting(
@@ -580,6 +592,17 @@ class BrokerConfig:
             return self.log_retention_minutes * 60_000 if self.log_retention_minutes >= 0 else -1
         return self.log_retention_hours * 3_600_000 if self.log_retention_hours >= 0 else -1
 
+    @property
+    def node_id(self) -> int | None:
+        """The only id that the node may have; None: it is given one."""
+        given = [self.static[name] for name in NODE_ID_NAMES if name in self.static]
+        return int(given[0]) if given else None
+
+    @property
+    def selects_nearest(self) -> bool:
+        """Whether a consumer is sent to a replica in its rack (KIP-392)."""
+        return self.replica_selector_class == RACK_AWARE_SELECTOR
+
     def with_dynamic(self, dynamic: Mapping[str, str], own: Mapping[str, str] | None = None) -> BrokerConfig:
         """This configuration with other dynamic layers. ConfigError as `validate_dynamic`."""
         return parse_broker_configs(self.static, dynamic, own)
@@ -611,6 +634,10 @@ def _of_node(name: str, documentation: str) -> ConfigKey:
     return ConfigKey(name, ConfigType.LIST, None, documentation, update=Update.AT_START)
 
 
+def _number(name: str, documentation: str) -> ConfigKey:
+    return ConfigKey(name, _INT, None, documentation, at_least(0), update=Update.AT_START)
+
+
 _SHOWN = (
     _no_effect("log.segment.bytes", _INT, 1_073_741_824, "Size of a log segment.", at_least(14)),
     _no_effect("log.index.size.max.bytes", _INT, 10_485_760, "Size of a segment's index.", at_least(4)),
@@ -632,9 +659,11 @@ _SHOWN = (
 )
 
 _NODE = (
-    _fixed("broker.id", _INT, None, "The node's id, taken when it registers in Postgres."),
-    _fixed("node.id", _INT, None, "The node's id, taken when it registers in Postgres."),
-    _fixed("broker.rack", ConfigType.STRING, None, "The node's rack."),
+    _number("broker.id", "An older name of node.id."),
+    _number(
+        "node.id", "The node's id, which no other may have; where none is set, one is given to the node's address."
+    ),
+    ConfigKey("broker.rack", ConfigType.STRING, None, "The node's rack; --rack is short for it.", update=_AT_START),
     _of_node("listeners", "Where the node listens, as NAME://HOST:PORT; --listen is short for one."),
     _of_node("advertised.listeners", "Where clients of each listener find the node; --advertise is short for one."),
     _of_node("listener.security.protocol.map", "Which security protocol each listener speaks, as NAME:PROTOCOL."),
@@ -706,6 +735,9 @@ def parse_broker_configs(
             str(config.group_min_session_timeout_ms),
             f"above group.max.session.timeout.ms ({config.group_max_session_timeout_ms})",
         )
+    numbers = {int(given[name]) for name in NODE_ID_NAMES if name in given}
+    if len(numbers) > 1:
+        raise ConfigError("broker.id", given["broker.id"], f"node.id is set too, to {given['node.id']}")
     for group_type in ("consumer", "streams", "share"):
         _check_intervals(group_type, config)
     lowest, highest = config.group_share_min_record_lock_duration_ms, config.group_share_max_record_lock_duration_ms

@@ -320,12 +320,17 @@ def load(
     warnings: list[str] = []
     given = {value.name: value for value in broker_values}
     listen, advertise = parsed.pop("listen"), parsed.pop("advertise")
-    listeners = _load_listeners(listen, advertise, {value.name: value for value in values}, given, warnings)
+    options = {value.name: value for value in values}
+    listeners = _load_listeners(listen, advertise, options, given, warnings)
     _check_security(listeners, broker, given)
     # The short forms are shown as what they came to, where they decide.
     if "listeners" not in given and "advertised.listeners" not in given:
         shown = render_address(listeners[0].advertised)
         values = [Value(each.name, shown, each.origin) if each.name == "advertise" else each for each in values]
+    if "broker.rack" in given:
+        if parsed["rack"] is not None:
+            warnings.append(f"rack (from {options['rack'].origin}) is not looked at: broker.rack is given")
+        parsed["rack"] = given["broker.rack"].text or None
     values.extend(broker_values)
     settings = Settings(**parsed, listeners=listeners, broker=broker)
     return Configuration(settings, tuple(values), tuple(warnings))

@@ -34,7 +34,7 @@ from gateway.log.catalog import Catalog
 from gateway.operate.logs import NO_REQUEST
 from storage.errors import StorageError
 from storage.offsets import OffsetStore
-from storage.types import PartitionKey, PartitionState
+from storage.types import Partition, PartitionKey, PartitionState
 
 log = structlog.stdlib.get_logger(__name__)
 
@@ -65,7 +65,7 @@ class Drains:
         catalog: Catalog,
         states: States,
         marks: Marks,
-        leads: Callable[[PartitionKey], bool],
+        leads: Callable[[Partition], bool],
     ) -> None:
         """`leads`: whether clients of a partition are pointed to this node."""
         self._groups = groups
@@ -154,7 +154,7 @@ class Drains:
         mark = self._marks.of(each.connection_id, each.client_id, each.client_host, partition)
         if mark is None and self._marks.are_complete:
             return None
-        if mark is not None and self._marks.is_whole(mark, leads=self._leads(key)):
+        if mark is not None and self._marks.is_whole(mark, leads=self._leads(topic.partitions[partition[1]])):
             nothing = mark.offset == mark.start and mark.began_here and committed < 0
             return None if nothing else mark.offset
         state = (await self._states((key,))).get(key)

@@ -39,7 +39,7 @@ from gateway.net.pieces import in_pieces
 from gateway.quotas.limits import Quotas
 from gateway.security.acls import Acls
 from storage.topics import ALL_BROKERS, TopicStore
-from storage.types import PartitionKey, Topic
+from storage.types import Assignment, Partition, PartitionKey, Topic
 
 log = structlog.get_logger(__name__)
 
@@ -63,7 +63,7 @@ OPERATIONS_PER_STEP = 1_000
 
 Key = TypeVar("Key", str, UUID)
 
-Leads = Callable[[PartitionKey], bool]
+Leads = Callable[[Partition], bool]
 
 NAMES: Mapping[type[Operation], str] = {
     InstallRouted: "install_routed",
@@ -83,12 +83,16 @@ class Tombstone:
     settled: Sequence[Callable[[], bool]]
 
 
-def _leads_all(key: PartitionKey) -> bool:
+def _leads_all(partition: Partition) -> bool:
     return True
 
 
 def _at_once() -> bool:
     return True
+
+
+def _assignments(topic: Topic) -> list[tuple[int, Assignment]]:
+    return [(part.partition_index, part.assignment) for part in topic.partitions if part.assignment is not None]
 
 
 class Catalog:
@@ -136,6 +140,10 @@ class Catalog:
         """Called with the number of partitions that this node has come to own."""
         self.count_removed: Callable[[int], object] = lambda partitions: None
         """Called with the number of those that it owned and of which it has dropped the last."""
+        self.assigned: object = None
+        """Another object whenever other nodes are named for partitions that were known."""
+        self.assigned_s = float("-inf")
+        """When (loop time) this node saw that last."""
         self._lookups: dict[str | UUID, asyncio.Task[Topic | None]] = {}
         self._unknown: OrderedDict[str | UUID, float] = OrderedDict()
         self._group_configs: Mapping[str, Mapping[str, str]] = {}
@@ -304,6 +312,8 @@ class Catalog:
             if former.created_revision > topic.created_revision:
                 return False
             self.remove(former.topic_id)
+        if held is not None and _assignments(held.topic) != _assignments(topic):
+            self.assigned, self.assigned_s = object(), asyncio.get_running_loop().time()
         self._changed_topics[topic.topic_id] = None
         self._by_name[topic.name] = topic
         # Who owned it still does: partitions are only added.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from storage.types import CatalogChanges, PartitionKey, Topic
+from storage.types import CatalogChanges, Partition, Topic
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +73,10 @@ def decide(held: Mapping[UUID, Held], changes: CatalogChanges) -> Iterator[Remov
             yield InstallRouted(topic)
 
 
-def decide_owned(held: Held, leads: Callable[[PartitionKey], bool]) -> InstallOwned | None:
+def decide_owned(held: Held, leads: Callable[[Partition], bool]) -> InstallOwned | None:
     """`leads`: whether this node is where clients of a partition are pointed to, by the live nodes of this moment."""
     topic = held.topic
-    owned = frozenset(part.partition_index for part in topic.partitions if leads(part.partition_key))
+    owned = frozenset(part.partition_index for part in topic.partitions if leads(part))
     return None if owned == held.owned else InstallOwned(topic, owned)
 
 

@@ -216,7 +216,9 @@ class Exporter:
             return Snapshot(brokers, read=False)
         return Snapshot(
             brokers,
-            tuple((ends, self._membership.leader_of(ends.partition_key)) for ends in partitions[:limit]),
+            tuple(
+                (ends, self._membership.leader_of(ends.partition_key, ends.assignment)) for ends in partitions[:limit]
+            ),
             tuple(lag[:limit]),
             tuple(groups[:limit]),
             deletions,

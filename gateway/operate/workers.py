@@ -23,6 +23,7 @@ from typing import BinaryIO
 
 import structlog
 
+from gateway.config.broker import NODE_ID_NAMES
 from gateway.config.listeners import render_address
 from gateway.config.settings import Configuration, ConfigurationError, Settings
 from storage.embedded import EmbeddedPostgres, EmbeddedPostgresError
@@ -88,6 +89,8 @@ def plan(configuration: Configuration) -> list[Worker]:
         else:
             (listen,), (advertise,) = bound.values(), told.values()
             flags += [f"--listen={render_address(listen)}", f"--advertise={render_address(advertise)}"]
+        if settings.broker.node_id is not None:
+            flags += [f"--set={name}={settings.broker.node_id + number}" for name in NODE_ID_NAMES if name in given]
         workers.append(Worker(render_address(next(iter(told.values()))), tuple(flags)))
     return workers
 

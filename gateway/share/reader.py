@@ -166,7 +166,7 @@ class Reader:
         return moved
 
     def _leads(self, partition: Partition) -> bool:
-        return self._context.services.membership.leads(partition.partition_key)
+        return self._context.services.membership.leads(partition)
 
     def _is_missing(self, part: Part) -> bool:
         return part.partition is not None and self._leads(part.partition) and not self._partitions.holds(self.key(part))

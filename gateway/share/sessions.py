@@ -44,7 +44,7 @@ class ShareSession:
     """Where its member has acquired something."""
     counted: int = 0
     """How many of both the node counts of it."""
-    leaders: object = None
+    leaders: tuple[object, ...] = ()
     """By whom each partition was led when what it reads was last found to be true."""
     ended: bool = False
     """Nothing is acquired for it any more: a request that is still under way has nobody to give it to."""
@@ -55,9 +55,10 @@ class ShareSession:
     def advance(self) -> None:
         self.epoch = 1 if self.epoch == MAX_EPOCH else self.epoch + 1
 
-    def led_by(self, leaders: object) -> None:
-        """Where others lead, or have led meanwhile, what this node remembers of any partition may be old."""
-        if leaders is not self.leaders:
+    def led_by(self, *leaders: object) -> None:
+        """Where others lead, or have led meanwhile, what this node remembers of any partition may be old. `leaders`: of
+        which any is another object then."""
+        if leaders != self.leaders:
             self.unverified = dict(self.partitions)
             self.leaders = leaders
 

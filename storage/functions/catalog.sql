@@ -13,14 +13,22 @@ begin
 end
 $$;
 
+create function integers(p_list jsonb) returns integer[]
+language sql immutable
+as $$
+-- A JSON list as an array; null of null.
+    select case when p_list is not null then array(select jsonb_array_elements_text(p_list)::integer) end
+$$;
+
 create function create_topics(
-    p_names            text[], -- distinct; per topic, as are the next three
+    p_names            text[], -- distinct; per topic, as are the next four
     p_partition_counts integer[],
     p_configs          text[], -- JSON
-    p_internal         boolean[]
+    p_internal         boolean[],
+    p_replicas         text[]  -- JSON: of each partition the nodes that are to lead it; null: nobody has named any
 ) returns table (
     topic_id uuid, name text, internal boolean, configs text, created_revision bigint, changed_revision bigint,
-    partition_keys bigint[], leader_epochs integer[]
+    partition_keys bigint[], leader_epochs integer[], assignments text
 )
 language plpgsql volatile
 as $$
@@ -31,9 +39,9 @@ declare
 begin
     return query
     with asked as (
-        select a.name, a.partition_count, a.configs, a.internal, a.position
-        from unnest(p_names, p_partition_counts, p_configs, p_internal)
-            with ordinality as a (name, partition_count, configs, internal, position)
+        select a.name, a.partition_count, a.configs, a.internal, a.replicas::jsonb as replicas, a.position
+        from unnest(p_names, p_partition_counts, p_configs, p_internal, p_replicas)
+            with ordinality as a (name, partition_count, configs, internal, replicas, position)
     ),
     made as (
         insert into topic (name, configs, internal, created_revision, changed_revision)
@@ -43,27 +51,29 @@ begin
         returning topic_id, name, internal, configs
     ),
     held as (
-        insert into partition (topic_id, partition_index, created_revision)
-        select m.topic_id, i, this_revision
+        insert into partition (topic_id, partition_index, created_revision, replicas)
+        select m.topic_id, i, this_revision, integers(a.replicas -> i)
         from made m
         join asked a on a.name = m.name
         cross join lateral generate_series(0, a.partition_count - 1) i
         order by a.position, i
-        returning topic_id, partition_index, partition_key, leader_epoch
+        returning topic_id, partition_index, partition_key, leader_epoch, leader, replicas
     )
     select
         m.topic_id, m.name, m.internal, m.configs::text, this_revision, this_revision,
         array_agg(h.partition_key order by h.partition_index),
-        array_agg(h.leader_epoch order by h.partition_index)
+        array_agg(h.leader_epoch order by h.partition_index),
+        (jsonb_object_agg(h.partition_index, jsonb_build_array(h.leader, h.replicas)) filter (where h.replicas is not null))::text
     from made m
     join held h on h.topic_id = m.topic_id
     group by m.topic_id, m.name, m.internal, m.configs;
 end
 $$;
 
-create function add_partitions(p_topic_id uuid, p_new_total integer) returns text
+create function add_partitions(p_topic_id uuid, p_new_total integer, p_replicas jsonb) returns text
 language plpgsql volatile
 as $$
+-- `p_replicas`: of each new partition the nodes that are to lead it; null: nobody has named any.
 -- Null, or why not: 'unknown_topic', 'invalid_partitions' (the total does not grow).
 declare
     present integer;
@@ -77,10 +87,49 @@ begin
     if p_new_total <= present then
         return 'invalid_partitions';
     end if;
-    insert into partition (topic_id, partition_index, created_revision)
-    select p_topic_id, i, this_revision from generate_series(present, p_new_total - 1) i order by i;
+    if jsonb_array_length(p_replicas) <> p_new_total - present then
+        -- They were named for another number of new partitions: somebody else has added some meanwhile.
+        return 'invalid_partitions';
+    end if;
+    insert into partition (topic_id, partition_index, created_revision, replicas)
+    select p_topic_id, i, this_revision, integers(p_replicas -> (i - present))
+    from generate_series(present, p_new_total - 1) i order by i;
     update topic set changed_revision = this_revision where topic_id = p_topic_id;
     return null;
+end
+$$;
+
+create function assign_replicas(
+    p_topic_ids uuid[], p_partition_indexes integer[], p_leaders integer[],
+    p_replicas text[] -- JSON
+) returns setof uuid
+language plpgsql volatile
+as $$
+-- Says which nodes are to lead the partitions, each named once; the topics of those that there are. Rows are locked in
+-- the order of their keys, as by appends.
+declare
+    this_revision constant bigint := next_revision();
+begin
+    perform 1 from topic t
+    where t.topic_id = any (p_topic_ids) and t.deleted_at is null
+    order by t.topic_id for no key update;
+    perform 1
+    from partition p
+    join unnest(p_topic_ids, p_partition_indexes) given (topic_id, partition_index) using (topic_id, partition_index)
+    order by p.partition_key for no key update of p;
+    return query
+    with placed as (
+        update partition p
+        set replicas = integers(given.replicas::jsonb), leader = given.leader
+        from unnest(p_topic_ids, p_partition_indexes, p_leaders, p_replicas)
+            given (topic_id, partition_index, leader, replicas)
+        where p.topic_id = given.topic_id and p.partition_index = given.partition_index
+        returning p.topic_id
+    )
+    update topic t set changed_revision = this_revision
+    from (select distinct topic_id from placed) changed
+    where t.topic_id = changed.topic_id and t.deleted_at is null
+    returning t.topic_id;
 end
 $$;
 
@@ -216,7 +265,7 @@ create function catalog_changes(p_since bigint)
 returns table (
     revision bigint, broker_configs text, group_configs text, client_quotas text, client_metrics text, acls_changed boolean, whole boolean, topic_id uuid, name text, internal boolean, configs text,
     created_revision bigint, changed_revision bigint, deleted boolean, partition_keys bigint[],
-    leader_epochs integer[]
+    leader_epochs integer[], assignments text
 )
 language sql stable
 as $$
@@ -251,14 +300,16 @@ as $$
             from client_metrics_config m) end,
         s.acls_revision > s.revision_known,
         s.whole, t.topic_id, t.name, t.internal, t.configs::text, t.created_revision, t.changed_revision,
-        t.deleted_at is not null, p.partition_keys, p.leader_epochs
+        t.deleted_at is not null, p.partition_keys, p.leader_epochs, p.assignments
     from since s
     left join topic t
         on t.changed_revision > s.revision_known and (t.deleted_at is null or not s.whole)
     left join lateral (
         select
             array_agg(p.partition_key order by p.partition_index) as partition_keys,
-            array_agg(p.leader_epoch order by p.partition_index) as leader_epochs
+            array_agg(p.leader_epoch order by p.partition_index) as leader_epochs,
+            (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas))
+                filter (where p.replicas is not null))::text as assignments
         from partition p
         where p.topic_id = t.topic_id and t.deleted_at is null
     ) p on true

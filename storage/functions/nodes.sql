@@ -4,15 +4,50 @@
 -- UPDATE and so comes after that write; a renewal changes no column of a key and does not wait, however long the write
 -- takes.
 
-create function register_node(p_name text, p_listeners jsonb, p_rack text, p_ttl_ms bigint)
+create function is_stood_for(p_node_id integer) returns boolean
+language sql stable
+as $$
+-- Whether the process that registered the node lives: it has a session that says so (`stand_for_node`).
+    select exists (
+        select from pg_locks l
+        where l.locktype = 'advisory' and l.classid = 771903214 and l.objid = p_node_id::bigint::oid and l.objsubid = 2
+            and l.database = (select d.oid from pg_database d where d.datname = current_database())
+    )
+$$;
+
+create function register_node(p_name text, p_listeners jsonb, p_rack text, p_ttl_ms bigint, p_node_id integer)
 returns node
 language plpgsql volatile
 as $$
--- The id that this name had, else the lowest that no live node holds.
+-- The id `p_node_id`, null if another live process has it; where none is wanted (null), the id that this name had, else
+-- the lowest that no live node holds.
 declare
     registered node;
 begin
     lock table node in share row exclusive mode;
+    if p_node_id is not null then
+        perform 1 from node n
+        where n.node_id = p_node_id and n.name <> p_name and n.expires_at > clock_timestamp() and is_stood_for(n.node_id);
+        if found then
+            return null;
+        end if;
+        perform pg_notify('sluice_nodes', p_name);
+        -- The id that the name had is free, and fences whoever still goes by it.
+        update node n
+        set name = format('unregistered %s', n.node_id), listeners = '{}', rack = null, incarnation = n.incarnation + 1,
+            expires_at = '-infinity'
+        where n.name = p_name and n.node_id <> p_node_id;
+        insert into node as n (node_id, name, listeners, rack, expires_at)
+        values (
+            p_node_id, p_name, p_listeners, p_rack, clock_timestamp() + p_ttl_ms * interval '1 millisecond'
+        )
+        on conflict (node_id) do update set
+            name = excluded.name, listeners = excluded.listeners, rack = excluded.rack,
+            incarnation = n.incarnation + 1, announced = 0, catalog_revision = 0,
+            registered_at = clock_timestamp(), expires_at = excluded.expires_at
+        returning n.* into registered;
+        return registered;
+    end if;
     perform pg_notify('sluice_nodes', p_name);
     update node n
     set listeners = p_listeners, rack = p_rack, incarnation = n.incarnation + 1, announced = 0, catalog_revision = 0,

@@ -3,14 +3,17 @@
 select now_ms();
 
 -- name: monitored_partitions
--- Live partitions with both ends of their logs, and from where on transactions are open, at most $1.
+-- Live partitions with both ends of their logs, from where on transactions are open, and the
+-- nodes that were named for them, at most $1.
 select
     p.topic, p.partition, p.partition_key, p.log_start_offset, p.log_end_offset,
     case
         when undecided.first_offset is null then p.log_end_offset
         else greatest(undecided.first_offset, p.log_start_offset)
-    end as last_stable_offset
+    end as last_stable_offset,
+    named.replicas, named.leader
 from topic_partition p
+join partition named using (partition_key)
 left join (
     select o.partition_key, min(o.first_offset) as first_offset from open_transaction o group by o.partition_key
 ) undecided using (partition_key)

@@ -1,7 +1,8 @@
 -- name: register_node
--- The id for a process that starts under a name, and calls the functions of the schema $5.
+-- The id for a process that starts under a name, and calls the functions of the schema $5; of the id $6, where it is not
+-- null, no row if another live process has it.
 with registered as materialized (
-    select node_id, incarnation from register_node($1, $2::text::jsonb, $3, $4)
+    select node_id, incarnation from register_node($1, $2::text::jsonb, $3, $4, $6) where node_id is not null
 ), noted as (
     insert into node_release (node_id, incarnation, function_schema)
     select node_id, incarnation, $5 from registered
@@ -97,26 +98,23 @@ select pg_notify('sluice_append', payload) from relaxed, unnest($1::text[]) payl
 
 -- name: stand_for_node
 -- For as long as this session lives, whoever looks knows that the process that registered the node does. The first key
--- is an arbitrary constant, as in `rival_nodes`.
+-- is an arbitrary constant, as in `is_stood_for`.
 select pg_advisory_lock_shared(771903214, $1::integer);
 
 -- name: rival_nodes
--- Live nodes whose process lives, that have the name $1 or an address of the listeners $2.
+-- Live nodes whose process lives, that have the name $1, the id $3 or an address of the listeners $2.
 select n.node_id, n.listeners, n.rack, n.incarnation, n.announced
 from node n
 where n.expires_at > clock_timestamp()
     and (
         n.name = $1
+        or n.node_id = $3
         or exists (
             select from jsonb_each(n.listeners) theirs, jsonb_each($2::text::jsonb) ours
             where theirs.value = ours.value
         )
     )
-    and exists (
-        select from pg_locks l
-        where l.locktype = 'advisory' and l.classid = 771903214 and l.objid = n.node_id::bigint::oid and l.objsubid = 2
-            and l.database = (select d.oid from pg_database d where d.datname = current_database())
-    )
+    and is_stood_for(n.node_id)
 order by n.node_id;
 
 -- name: node_reports

@@ -11,7 +11,9 @@ select revision from cluster;
 select
     t.topic_id, t.name, t.internal, t.configs::text as configs, t.created_revision, t.changed_revision,
     array_agg(p.partition_key order by p.partition_index) as partition_keys,
-    array_agg(p.leader_epoch order by p.partition_index) as leader_epochs
+    array_agg(p.leader_epoch order by p.partition_index) as leader_epochs,
+    (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas))
+        filter (where p.replicas is not null))::text as assignments
 from topic t join partition p using (topic_id)
 where t.name = $1 and t.deleted_at is null
 group by t.topic_id;
@@ -21,18 +23,36 @@ group by t.topic_id;
 select
     t.topic_id, t.name, t.internal, t.configs::text as configs, t.created_revision, t.changed_revision,
     array_agg(p.partition_key order by p.partition_index) as partition_keys,
-    array_agg(p.leader_epoch order by p.partition_index) as leader_epochs
+    array_agg(p.leader_epoch order by p.partition_index) as leader_epochs,
+    (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas))
+        filter (where p.replicas is not null))::text as assignments
 from topic t join partition p using (topic_id)
 where t.topic_id = $1 and t.deleted_at is null
 group by t.topic_id;
 
 -- name: create_topics
 -- The new topics; not among them are those whose names ($1, distinct) are taken.
-select * from create_topics($1, $2, $3, $4);
+select * from create_topics($1, $2, $3, $4, $5);
 
 -- name: add_partitions
 -- Null, or the refusal.
-select add_partitions($1, $2);
+select add_partitions($1, $2, $3::text::jsonb);
+
+-- name: assign_replicas
+-- Of the partitions $2 of the topics $1, says who leads ($3) of which replicas ($4, JSON); the topics that were changed.
+select topic_id from assign_replicas($1, $2, $3, $4) topic_id;
+
+-- name: topics_by_id
+-- Live topics of the ids $1.
+select
+    t.topic_id, t.name, t.internal, t.configs::text as configs, t.created_revision, t.changed_revision,
+    array_agg(p.partition_key order by p.partition_index) as partition_keys,
+    array_agg(p.leader_epoch order by p.partition_index) as leader_epochs,
+    (jsonb_object_agg(p.partition_index, jsonb_build_array(p.leader, p.replicas))
+        filter (where p.replicas is not null))::text as assignments
+from topic t join partition p using (topic_id)
+where t.topic_id = any ($1) and t.deleted_at is null
+group by t.topic_id;
 
 -- name: delete_topic
 -- Whether there was such a live topic.

@@ -316,3 +316,10 @@ def test_every_line_of_a_json_stream_is_json_and_names_its_node(
 
 def test_every_line_for_a_person_begins_with_its_node() -> None:
     assert named("a:1", b"it broke", as_json=False) == b"a:1 | it broke\n"
+
+
+@pytest.mark.parametrize("names", [("node.id",), ("broker.id",), ("node.id", "broker.id")])
+def test_the_numbers_of_workers_follow_each_other(names: tuple[str, ...]) -> None:
+    first, second = plan(load({"workers": "2"}, [f"{name}=5" for name in names], {}))
+    assert [flag for flag in first.flags if ".id=" in flag] == [f"--set={name}=5" for name in names]
+    assert [flag for flag in second.flags if ".id=" in flag] == [f"--set={name}=6" for name in names]

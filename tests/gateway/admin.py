@@ -12,13 +12,14 @@ from typing import Any, cast
 
 from gateway.apis.acls import create_acls, delete_acls, describe_acls
 from gateway.apis.api_versions import api_versions
-from gateway.apis.brokers import list_partition_reassignments, unregister_broker
+from gateway.apis.brokers import unregister_broker
 from gateway.apis.client_quotas import alter_client_quotas, describe_client_quotas
 from gateway.apis.configs import alter_configs, describe_configs, incremental_alter_configs, list_config_resources
 from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.features import update_features
 from gateway.apis.log_dirs import describe_log_dirs
 from gateway.apis.metadata import describe_cluster, describe_topic_partitions, metadata
+from gateway.apis.replicas import alter_partition_reassignments, elect_leaders, list_partition_reassignments
 from gateway.apis.scram_credentials import alter_user_scram_credentials, describe_user_scram_credentials
 from gateway.apis.topics import create_partitions, create_topics, delete_topics
 from gateway.cluster.membership import Membership
@@ -70,6 +71,8 @@ HANDLERS: dict[ApiKey, Handler] = {
     ApiKey.CREATE_ACLS: create_acls,
     ApiKey.DELETE_ACLS: delete_acls,
     ApiKey.LIST_PARTITION_REASSIGNMENTS: list_partition_reassignments,
+    ApiKey.ELECT_LEADERS: elect_leaders,
+    ApiKey.ALTER_PARTITION_REASSIGNMENTS: alter_partition_reassignments,
 }
 
 CLUSTER_ID = "test-cluster"

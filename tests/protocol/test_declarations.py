@@ -55,6 +55,8 @@ APIS = [
     "DescribeLogDirs",
     "ListConfigResources",
     "ListPartitionReassignments",
+    "AlterPartitionReassignments",
+    "ElectLeaders",
     "UnregisterBroker",
     "UpdateFeatures",
     "DescribeClientQuotas",

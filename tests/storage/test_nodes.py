@@ -14,6 +14,7 @@ from storage.types import CoordinatorLease, Node, NodeId
 
 TTL_MS = 60_000
 LAPSE_NODE = "update node set expires_at = clock_timestamp() where node_id = $1"
+STAND_FOR_NODE = "select pg_advisory_lock_shared(771903214, $1::integer)"
 LAPSE_LEASES = "update coordinator_lease set expires_at = clock_timestamp() where shard = any ($1)"
 
 
@@ -246,3 +247,26 @@ async def test_a_renewal_that_crosses_the_withdrawal_does_not_begin_the_registra
     with pytest.raises(StorageConflict):
         await nodes.renew(one, TTL_MS)
     assert await nodes.alive() == []
+
+
+async def test_an_id_that_was_asked_for(nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection) -> None:
+    one = await register(nodes, 1)
+    assert await nodes.register("host:1", at(1), None, TTL_MS, 0) == 0, "its name has another id from now on"
+    assert await nodes.alive() == [Node(NodeId(0), at(1))]
+    with pytest.raises(StorageConflict):
+        await nodes.renew(one, TTL_MS)
+    assert await others.register("host:1", at(1), None, TTL_MS, 0) == 0
+    with pytest.raises(StorageConflict):
+        await nodes.renew(NodeId(0), TTL_MS)
+    # A process that stands for it keeps it; one that has gone without a word does not.
+    await sql.execute(STAND_FOR_NODE, 0)
+    with pytest.raises(StorageConflict, match=r"node\.id 0"):
+        await nodes.register("host:2", at(2), None, TTL_MS, 0)
+    assert [node.node_id for node in await others.rivals("host:2", at(2), 0)] == [0]
+    assert await others.rivals("host:2", at(2), 1) == []
+    assert await nodes.register("host:2", at(2), None, TTL_MS) == 1
+    await sql.execute("select pg_advisory_unlock_all()")
+    assert await nodes.register("host:3", at(3), None, TTL_MS, 0) == 0
+    with pytest.raises(StorageConflict):
+        await others.renew(NodeId(0), TTL_MS)
+    assert await nodes.alive() == [Node(NodeId(0), at(3)), Node(NodeId(1), at(2))]

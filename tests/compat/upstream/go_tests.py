@@ -46,13 +46,14 @@ PARALLEL = 2
 """Tests at a time, of those that say of themselves that they may: each of kfake's has a broker of its own."""
 KAFKA_VERSION = "4.1.0"
 # As in the environment that Sarama's tests bring up themselves.
-SARAMA_SETTINGS = {"group.initial.rebalance.delay.ms": "0", "auto.create.topics.enable": "false"}
-SARAMA_REPLICATION = {
+SARAMA_SETTINGS = {
+    "group.initial.rebalance.delay.ms": "0",
+    "auto.create.topics.enable": "false",
     "default.replication.factor": "2",
-    "offsets.topic.replication.factor": "2",
-    "transaction.state.log.replication.factor": "2",
     "replica.selector.class": "org.apache.kafka.common.replica.RackAwareReplicaSelector",
 }
+SARAMA_REPLICATION = {"offsets.topic.replication.factor": "2", "transaction.state.log.replication.factor": "2"}
+"""Of Apache Kafka's own topics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +245,6 @@ def _sarama(tools: Path, *, kafka: bool) -> Iterator[Mapping[str, str]]:
     with contextlib.ExitStack() as stack:
         nodes: list[BrokerProcess] = []
         for node in _kafkas(stack) if kafka else _gateways(stack):
-            # In turn: a gateway's node takes the lowest free id, the number that the tests expect behind its port.
             node.start()
             stack.callback(node.close)
             nodes.append(node)
@@ -261,6 +261,11 @@ def _sarama(tools: Path, *, kafka: bool) -> Iterator[Mapping[str, str]]:
         yield environment if tools.exists() else {**environment, "TOXIPROXY_ADDR": proxies}
 
 
+def _sarama_settings(number: int) -> dict[str, str]:
+    """Of the node behind a port: the number and the rack that the tests expect there."""
+    return {**SARAMA_SETTINGS, "node.id": str(number + 1), "broker.rack": str(number + 1)}
+
+
 def _gateways(stack: contextlib.ExitStack) -> Iterator[BrokerProcess]:
     """On one Postgres."""
     url = stack.enter_context(databases()).create(empty=True)
@@ -268,7 +273,7 @@ def _gateways(stack: contextlib.ExitStack) -> Iterator[BrokerProcess]:
         yield GatewayProcess(
             stack.enter_context(short_directory()),
             database_url=url,
-            settings=SARAMA_SETTINGS,
+            settings=_sarama_settings(number),
             environment={"SLUICE_ADVERTISE": f"127.0.0.1:{FIRST_PORT + number}"},
         )
 
@@ -282,12 +287,7 @@ def _kafkas(stack: contextlib.ExitStack) -> Iterator[BrokerProcess]:
     for number in range(SARAMA_BROKERS):
         yield KafkaProcess(
             stack.enter_context(short_directory()),
-            settings={
-                **SARAMA_SETTINGS,
-                **SARAMA_REPLICATION,
-                "node.id": str(number + 1),
-                "broker.rack": str(number + 1),
-            },
+            settings={**_sarama_settings(number), **SARAMA_REPLICATION},
             of=controller,
             advertise=f"127.0.0.1:{FIRST_PORT + number}",
         )

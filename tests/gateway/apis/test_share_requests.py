@@ -127,6 +127,7 @@ def asking(topics: tuple[Topic, ...]) -> Any:
             resolve_all=known,
             resolve_all_ids=known,
             broker=SimpleNamespace(fetch_max_bytes=2**20),
+            assigned=None,
         ),
         groups=Groups(),
         log=SimpleNamespace(states=states, read=read),

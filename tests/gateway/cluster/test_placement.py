@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gateway.cluster.placement import Leaders, shares
+from storage.types import Assignment
 
 KEYS = range(1, 10_001)
 SHARDS = range(50)
@@ -55,3 +58,33 @@ def test_few_shards_move_when_a_node_comes(nodes: int) -> None:
 
 def test_nobody_alive_holds_nothing() -> None:
     assert shares(SHARDS, []) == {}
+
+
+# --- nodes that were named ------------------------------------------------------------------------------------------
+
+NODE_IDS = st.integers(0, 6)
+NAMED = st.lists(NODE_IDS, min_size=1, max_size=4, unique=True).map(tuple)
+
+
+@given(st.sets(NODE_IDS, min_size=1), NAMED, st.none() | NODE_IDS, st.integers(0, 2**63 - 1))
+def test_the_first_named_node_that_is_alive_leads(
+    alive: set[int], replicas: tuple[int, ...], kept: int | None, key: int
+) -> None:
+    leader = Leaders(alive).leader(key, Assignment(replicas, kept))
+    living = [node_id for node_id in replicas if node_id in alive]
+    if kept in living:
+        assert leader == kept, "it leads until another is elected"
+    elif living:
+        assert leader == living[0]
+    else:
+        assert leader == Leaders(alive).leader(key), "whoever would lead without an assignment"
+
+
+@given(st.sets(NODE_IDS, min_size=1), NAMED, NODE_IDS, st.integers(0, 2**63 - 1))
+def test_who_comes_or_goes_moves_only_what_it_leads(
+    alive: set[int], replicas: tuple[int, ...], other: int, key: int
+) -> None:
+    assignment = Assignment(replicas)
+    without, with_it = Leaders(alive - {other} or {9}), Leaders(alive | {other})
+    before, after = without.leader(key, assignment), with_it.leader(key, assignment)
+    assert after in (before, other) or before == 9

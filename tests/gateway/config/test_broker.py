@@ -119,7 +119,8 @@ def test_the_finest_retention_wins(given: dict[str, str], retention_ms: int) -> 
         ("compression.gzip.level", "0"),
         ("log.cleaner.enable", "false"),
         ("offsets.topic.num.partitions", "0"),
-        ("node.id", "4"),
+        ("node.id", "-1"),
+        ("replica.selector.class", "org.example.Selector"),
         ("group.min.session.timeout.ms", "1800001"),
         ("log.cleaner.max.compaction.lag.ms", "0"),
         # A node that never looks by itself would miss what it is not told of.
@@ -162,3 +163,11 @@ def test_what_may_change_while_the_gateway_runs() -> None:
 def test_how_long_idle_producers_are_kept_changes_while_a_node_runs() -> None:
     config = parse_broker_configs({}).with_dynamic({"producer.id.expiration.ms": "1000"})
     assert config.producer_id_expiration_ms == 1000
+
+
+def test_a_node_has_one_number_by_two_names() -> None:
+    assert parse_broker_configs({}).node_id is None
+    assert parse_broker_configs({"broker.id": "0"}).node_id == 0
+    assert parse_broker_configs({"broker.id": "3", "node.id": "3"}).node_id == 3
+    with pytest.raises(ConfigError, match=r"node\.id is set too, to 4"):
+        parse_broker_configs({"broker.id": "3", "node.id": "4"})

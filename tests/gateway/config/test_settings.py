@@ -316,3 +316,11 @@ def test_a_wrong_listener_names_its_origin() -> None:
         ConfigurationError, match=r"listeners: 'nonsense' \(from flag --set\): expected NAME://HOST:PORT"
     ):
         load({}, ["listeners=nonsense"], {})
+
+
+def test_the_rack_by_either_name() -> None:
+    assert load({"rack": "a"}, (), {}).settings.rack == "a"
+    assert load({}, ("broker.rack=b",), {}).settings.rack == "b"
+    both = load({"rack": "a"}, ("broker.rack=b",), {})
+    assert both.settings.rack == "b"
+    assert both.warnings == ("rack (from flag --rack) is not looked at: broker.rack is given",)

@@ -133,10 +133,11 @@ class Node:
             resolve_all_ids=resolved,
             resolve_all=resolved,
             broker=SimpleNamespace(fetch_max_bytes=1 << 30),
+            assigned=None,
         )
         membership = SimpleNamespace(
-            leads=lambda key: self.leader == NODE,  # pyright: ignore[reportUnknownLambdaType]
-            leaders=SimpleNamespace(leader=lambda key: self.leader),  # pyright: ignore[reportUnknownLambdaType]
+            leads=lambda partition: self.leader == NODE,  # pyright: ignore[reportUnknownLambdaType]
+            leaders=SimpleNamespace(leader=lambda key, assignment: self.leader),  # pyright: ignore[reportUnknownLambdaType]
             alive=list,
         )
         self.rows = Rows()
