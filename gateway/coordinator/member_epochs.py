@@ -70,6 +70,13 @@ DURABLE: frozenset[type[Fact]] = frozenset(
 GroupT = TypeVar("GroupT")
 
 
+def has_its_share(group: Any, member_id: MemberId, member_epoch: int) -> bool:
+    """Whether who speaks at this epoch is a member that has been given all of its share: if it says nothing new, its
+    heartbeat changes nothing."""
+    member = group.members.get(member_id)
+    return member is not None and member_epoch == member.member_epoch == group.assignment_epoch
+
+
 class EpochMachine:
     """The part of `Machine` that is alike."""
 

@@ -51,7 +51,7 @@ from gateway.coordinator.machine import (
     Summary,
     Tick,
 )
-from gateway.coordinator.member_epochs import DURABLE, JOIN_EPOCH, EpochMachine, delete, stored
+from gateway.coordinator.member_epochs import DURABLE, JOIN_EPOCH, EpochMachine, delete, has_its_share, stored
 from gateway.coordinator.model import (
     ConsumerSettings,
     DeleteGroup,
@@ -170,10 +170,8 @@ QUICK = frozenset[type]({Heartbeat, OffsetCommit, TxnOffsetCommit, DeleteGroup, 
 def _is_quick(group: ConsumerGroup, event: Any) -> bool:
     if not isinstance(event, ConsumerGroupHeartbeat):
         return type(event) in QUICK
-    member = group.members.get(event.member_id)
     return (
-        member is not None
-        and event.member_epoch == member.member_epoch == group.assignment_epoch
+        has_its_share(group, event.member_id, event.member_epoch)
         and event.subscribed_topic_names is None
         and event.subscribed_topic_regex is None
         and event.owned is None

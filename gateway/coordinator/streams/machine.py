@@ -37,6 +37,7 @@ from gateway.coordinator.member_epochs import (
     JOIN_EPOCH,
     EpochMachine,
     delete,
+    has_its_share,
     no_classic_member,
     stored,
 )
@@ -106,10 +107,8 @@ MANY_SUBTOPOLOGIES = 100
 
 
 def _is_quick(group: StreamsGroup, event: StreamsGroupHeartbeat) -> bool:
-    member = group.members.get(event.member_id)
     return (
-        member is not None
-        and event.member_epoch == member.member_epoch == group.assignment_epoch
+        has_its_share(group, event.member_id, event.member_epoch)
         and event.topology is None
         and event.active is None
         and event.standby is None

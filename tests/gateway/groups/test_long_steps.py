@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 from uuid import UUID
@@ -62,22 +63,22 @@ class Scene:
         self.groups.cluster_changed(cluster(1))
 
     def heartbeat(self, group_id: str, epoch: int, names: tuple[str, ...] | None) -> Any:
-        return self.groups.submit(
-            group_id,
-            ConsumerGroupHeartbeat(
-                request_id=self.groups.next_request_id(),
-                connection_id=ConnectionId("c"),
-                connection_number=1,
-                version=1,
-                client_id="client",
-                client_host="/127.0.0.1",
-                new_member_id=MemberId("m"),
-                member_id=MemberId("m"),
-                member_epoch=epoch,
-                rebalance_timeout_ms=60_000 if names is not None else -1,
-                subscribed_topic_names=names,
-                owned={} if names is not None else None,
-            ),
+        return self.groups.submit(group_id, self.said(epoch, names))
+
+    def said(self, epoch: int, names: tuple[str, ...] | None = None, member_id: str = "m") -> ConsumerGroupHeartbeat:
+        return ConsumerGroupHeartbeat(
+            request_id=self.groups.next_request_id(),
+            connection_id=ConnectionId("c"),
+            connection_number=1,
+            version=1,
+            client_id="client",
+            client_host="/127.0.0.1",
+            new_member_id=MemberId("m"),
+            member_id=MemberId(member_id),
+            member_epoch=epoch,
+            rebalance_timeout_ms=60_000 if names is not None else -1,
+            subscribed_topic_names=names,
+            owned={} if names is not None else None,
         )
 
     async def settle(self, group_id: str, names: tuple[str, ...]) -> int:
@@ -130,6 +131,22 @@ async def test_a_heartbeat_without_news_is_answered_in_the_call() -> None:
     with scene.freely():
         epoch = await scene.settle("wide", TOPICS)
     assert scene.heartbeat("wide", epoch, None).error is ErrorCode.NONE
+    await scene.groups.drain()
+
+
+async def test_only_who_has_all_of_its_share_and_says_nothing_new_is_answered_in_the_call() -> None:
+    scene = Scene()
+    with scene.freely():
+        epoch = await scene.settle("wide", TOPICS)
+    group = scene.records.stored["wide"]
+    assert not CONSUMER.is_long(group, scene.said(epoch), cluster(1))
+    for waits, event in (
+        (replace(group, assignment_epoch=epoch + 1), scene.said(epoch)),
+        (group, scene.said(epoch - 1)),
+        (group, scene.said(epoch, member_id="another")),
+        (group, scene.said(epoch, TOPICS)),
+    ):
+        assert CONSUMER.is_long(waits, event, cluster(1)), event
     await scene.groups.drain()
 
 
