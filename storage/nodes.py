@@ -49,10 +49,12 @@ class NodeStore:
             raise StorageConflict(f"node {node_id} has not been registered by this process")
         return incarnation
 
-    async def register(self, name: str, listeners: Mapping[str, Address], rack: str | None, ttl_ms: int) -> NodeId:
+    async def register(
+        self, name: str, listeners: Mapping[str, Address], rack: str | None, ttl_ms: int, authorizer: str = ""
+    ) -> NodeId:
         """The node's id for `ttl_ms` from now: the one its name had before, else the lowest (>= 1) of no live node."""
         row = await self._pool.fetch_row(
-            statement("register_node"), name, json.dumps(listeners), rack, ttl_ms, FUNCTION_SCHEMA
+            statement("register_node"), name, json.dumps(listeners), rack, ttl_ms, FUNCTION_SCHEMA, authorizer
         )
         assert row is not None
         node_id = NodeId(row["node_id"])
@@ -94,7 +96,13 @@ class NodeStore:
         """Nodes whose registration has not run out, ordered by id."""
         rows = await self._pool.fetch(statement("alive_nodes"))
         return [
-            replace(_node(row), transaction_version=row["transaction_version"], read_ms=row["read_ms"]) for row in rows
+            replace(
+                _node(row),
+                transaction_version=row["transaction_version"],
+                read_ms=row["read_ms"],
+                authorizer=row["authorizer"],
+            )
+            for row in rows
         ]
 
     async def fenced(self) -> list[Node]:

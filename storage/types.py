@@ -346,6 +346,8 @@ class Node:
     """By which it lets clients go."""
     read_ms: int = field(default=0, compare=False)
     """When this was read, by Postgres' clock (Unix ms)."""
+    authorizer: str = field(default="", compare=False)
+    """By which it goes; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
 -- name: register_node
--- The id for a process that starts under a name, and calls the functions of the schema $5.
+-- The id for a process that starts under a name, calls the functions of the schema $5, and goes by the authorizer $6.
 with registered as materialized (
     select node_id, incarnation from register_node($1, $2::text::jsonb, $3, $4)
 ), noted as (
@@ -7,6 +7,11 @@ with registered as materialized (
     select node_id, incarnation, $5 from registered
     on conflict (node_id) do update
     set incarnation = excluded.incarnation, function_schema = excluded.function_schema
+), told as (
+    insert into node_authorizer (node_id, incarnation, authorizer)
+    select node_id, incarnation, $6 from registered
+    on conflict (node_id) do update
+    set incarnation = excluded.incarnation, authorizer = excluded.authorizer
 )
 select node_id, incarnation from registered;
 
@@ -32,10 +37,12 @@ select
         case when r.node_id is null then 0 else coalesce(f.transaction_version, 2) end,
         (select level from finalized_feature where name = 'transaction.version')
     ) as transaction_version,
+    coalesce(a.authorizer, '') as authorizer,
     (extract(epoch from clock_timestamp()) * 1000)::bigint as read_ms
 from node n
 left join node_release r on r.node_id = n.node_id and r.incarnation = n.incarnation
 left join former_transaction_version f on f.function_schema = r.function_schema
+left join node_authorizer a on a.node_id = n.node_id and a.incarnation = n.incarnation
 where n.expires_at > clock_timestamp()
 order by n.node_id;
 
