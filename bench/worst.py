@@ -36,6 +36,7 @@ from bench.depth import FILL
 from bench.frames import Connection, frame
 from bench.librdkafka import create_topic
 from gateway.apis import SERVED
+from gateway.config.broker import STANDARD_AUTHORIZER
 from gateway.config.client_metrics import MAX_VALUE_BYTES
 from gateway.coordinator.consumer.topics import MAX_PATTERN_BYTES, MAX_UNICODE_CLASSES
 from protocol.api_keys import ApiKey
@@ -205,6 +206,8 @@ def string_of(name: str, number: int) -> str:
         return WIDE
     if name in ("group_id", "key") and number == 0:
         return GROUP
+    if name == "principal":
+        return "User:*"
     return f"{name[:1]}{number}"
 
 
@@ -218,8 +221,10 @@ def int_of(name: str, number: int) -> int:
             return 2**20
         case "generation_id_or_member_epoch" | "session_epoch" | "acks" | "current_leader_epoch":
             return -1
-        case "resource_type":
+        case "resource_type" | "resource_type_filter" | "operation":
             return 2
+        case "resource_pattern_type" | "pattern_type_filter" | "permission_type":
+            return 3
         case "num_partitions" | "replication_factor":
             return 1
         case _ if "partition" in name or name == "index":
@@ -689,7 +694,13 @@ class Gateway(GatewayProcess):
         super().__init__(
             directory,
             database_url=None,
-            settings={"group.initial.rebalance.delay.ms": "0", "message.max.bytes": "8000000"},
+            # With ACLs each check looks for those of its resource.
+            settings={
+                "group.initial.rebalance.delay.ms": "0",
+                "message.max.bytes": "8000000",
+                "authorizer.class.name": STANDARD_AUTHORIZER,
+                "allow.everyone.if.no.acl.found": "true",
+            },
             environment={"BENCH_PROBE": str(self.report)},
         )
         self._arguments[self._arguments.index("gateway.cli")] = "bench.probe"

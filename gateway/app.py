@@ -192,6 +192,7 @@ class App:
         advertised = {listener.name: await _bind(server, listener) for listener in settings.listeners}
 
         membership = Membership(node_store, advertised, settings.rack, settings.node_ttl_ms, broker.node_id)
+        membership.authorizer = broker.authorizer_class_name
         await membership.require_own_addresses()
         await membership.join()
         catalog.leads = lambda: membership.leads

@@ -50,12 +50,18 @@ class NodeStore:
         return incarnation
 
     async def register(
-        self, name: str, listeners: Mapping[str, Address], rack: str | None, ttl_ms: int, wanted: int | None = None
+        self,
+        name: str,
+        listeners: Mapping[str, Address],
+        rack: str | None,
+        ttl_ms: int,
+        wanted: int | None = None,
+        authorizer: str = "",
     ) -> NodeId:
         """The node's id for `ttl_ms` from now: the `wanted` one, for which StorageConflict if a live node has it; else
         the one its name had before, else the lowest (>= 1) of no live node."""
         row = await self._pool.fetch_row(
-            statement("register_node"), name, json.dumps(listeners), rack, ttl_ms, FUNCTION_SCHEMA, wanted
+            statement("register_node"), name, json.dumps(listeners), rack, ttl_ms, FUNCTION_SCHEMA, wanted, authorizer
         )
         if row is None:
             raise StorageConflict(f"a node with node.id {wanted} is alive")
@@ -103,6 +109,7 @@ class NodeStore:
                 transaction_version=row["transaction_version"],
                 levels=cast(dict[str, int], json.loads(row["levels"])),
                 read_ms=row["read_ms"],
+                authorizer=row["authorizer"],
             )
             for row in rows
         ]

@@ -35,6 +35,9 @@ from storage.types import (
 _PARTITIONS_PER_STEP = 2_000
 """Built without giving way: a few milliseconds."""
 
+_ACLS_PER_STEP = 500
+"""Made and deleted by one statement: some milliseconds of Python."""
+
 _TOPICS_PER_STEP = 100
 """Created by one statement; others' requests have their turn behind each."""
 
@@ -290,24 +293,36 @@ class TopicStore:
         )
 
     async def create_acls(self, acls: Sequence[Acl]) -> None:
-        """Those that there are stay. A change of the catalog, with its revision."""
-        await self._pool.fetch(
-            statement("create_acls"),
-            [_acl_key(acl) for acl in acls],
-            [acl.resource_type for acl in acls],
-            [acl.pattern_type for acl in acls],
-            [stored(acl.resource_name) for acl in acls],
-            [stored(acl.principal) for acl in acls],
-            [stored(acl.host) for acl in acls],
-            [acl.operation for acl in acls],
-            [acl.permission for acl in acls],
-        )
+        """All of them or none; those that there are stay. A change of the catalog, with its revision."""
+
+        async def create_all(connection: Connection) -> None:
+            for some in _pieces_of(acls):
+                await connection.execute(
+                    statement("create_acls"),
+                    [_acl_key(acl) for acl in some],
+                    [acl.resource_type for acl in some],
+                    [acl.pattern_type for acl in some],
+                    [stored(acl.resource_name) for acl in some],
+                    [stored(acl.principal) for acl in some],
+                    [stored(acl.host) for acl in some],
+                    [acl.operation for acl in some],
+                    [acl.permission for acl in some],
+                )
+
+        await self._pool.transact(create_all)
 
     async def delete_acls(self, acls: Sequence[Acl]) -> list[Acl]:
-        """Those of them that there were. A change of the catalog, with its revision."""
-        keys = {_acl_key(acl): acl for acl in acls}
-        rows = await self._pool.fetch(statement("delete_acls"), list(keys))
-        return [keys[row["acl_key"]] for row in rows]
+        """All of them or none: those that there were. A change of the catalog, with its revision."""
+
+        async def delete_all(connection: Connection) -> list[Acl]:
+            gone: list[Acl] = []
+            for some in _pieces_of(acls):
+                keys = {_acl_key(acl): acl for acl in some}
+                rows = await connection.fetch(statement("delete_acls"), list(keys))
+                gone += [keys[row["acl_key"]] for row in rows]
+            return gone
+
+        return await self._pool.transact(delete_all)
 
     async def cluster_id(self) -> str:
         """22 characters of URL-safe base64, as upstream renders a cluster's id; the same for the database's life."""
@@ -319,6 +334,10 @@ async def _client_quotas(text: str) -> list[ClientQuota]:
         ClientQuota(_name(user_name), _name(client_id), _name(address), loaded(name), value)
         async for user_name, client_id, address, name, value in in_turns(json_elements(text))
     ]
+
+
+def _pieces_of(acls: Sequence[Acl]) -> Iterator[Sequence[Acl]]:
+    return (acls[start : start + _ACLS_PER_STEP] for start in range(0, len(acls), _ACLS_PER_STEP))
 
 
 def _acl_key(acl: Acl) -> bytes:

@@ -390,6 +390,8 @@ class Node:
     """Features whose level an administrator has set → that level; the same for all nodes. Never mutated."""
     read_ms: int = field(default=0, compare=False)
     """When this was read, by Postgres' clock (Unix ms)."""
+    authorizer: str = field(default="", compare=False)
+    """By which it goes; empty: none."""
 
 
 @dataclass(frozen=True, slots=True)

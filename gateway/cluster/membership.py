@@ -62,6 +62,9 @@ class Membership:
         """What this node's catalog has come to: told with each renewal, for `sluice nodes`."""
         self.seen: Callable[[Sequence[Node], bool], None] = lambda alive, gone: None
         """Called after each pass with the live nodes, and whether one is missing that was there before."""
+        self.authorizer = ""
+        """By which this node goes: told with each registration."""
+        self._told_of: frozenset[int] = frozenset()
         self.registered: Callable[[], None] = lambda: None
         """Called whenever the registration has begun anew."""
 
@@ -150,7 +153,9 @@ class Membership:
 
     async def join(self) -> None:
         """Registers this node. Raises StorageError."""
-        node_id = await self._store.register(self.address, self._listeners, self._rack, self._ttl_ms, self._wanted_id)
+        node_id = await self._store.register(
+            self.address, self._listeners, self._rack, self._ttl_ms, self._wanted_id, self.authorizer
+        )
         self._self_node = Node(node_id, self._listeners, self._rack, self._store.incarnation(node_id))
         self._take(await self._store.alive())
         self._registered()
@@ -211,4 +216,16 @@ class Membership:
             self._leaders = leaders
             self.leads = lambda part: leaders.leader(part.partition_key, part.assignment) == node_id
             log.info("live nodes", nodes=[f"{node.node_id}={render_listeners(node.listeners)}" for node in self._alive])
+        self._compare_authorizers(others)
         self.seen(self._alive, bool(before - after))
+
+    def _compare_authorizers(self, others: Sequence[Node]) -> None:
+        """Clients may choose any node: what one refuses another would let them do."""
+        differing = {node.node_id: node.authorizer for node in others if node.authorizer != self.authorizer}
+        if differing.keys() - self._told_of:
+            log.error(
+                "nodes disagree about authorizer.class.name: whoever has none lets everybody do everything",
+                here=self.authorizer,
+                others=differing,
+            )
+        self._told_of = frozenset(differing)

@@ -17,3 +17,11 @@ comment on column acl.acl_key is 'A digest of all the others: they may be longer
 alter table cluster add column acls_revision bigint not null default 1;
 
 comment on column cluster.acls_revision is 'The revision of the last change of ACLs.';
+
+create table node_authorizer (
+    node_id      integer primary key,
+    incarnation  bigint not null,
+    authorizer   text not null
+);
+
+comment on table node_authorizer is 'By which authorizer each node goes: the others tell when it is not theirs. Empty: none.';

@@ -1,6 +1,6 @@
 -- name: register_node
--- The id for a process that starts under a name, and calls the functions of the schema $5; of the id $6, where it is not
--- null, no row if another live process has it.
+-- The id for a process that starts under a name, calls the functions of the schema $5, and goes by the authorizer $7; of
+-- the id $6, where it is not null, no row if another live process has it.
 with registered as materialized (
     select node_id, incarnation from register_node($1, $2::text::jsonb, $3, $4, $6) where node_id is not null
 ), noted as (
@@ -8,6 +8,11 @@ with registered as materialized (
     select node_id, incarnation, $5 from registered
     on conflict (node_id) do update
     set incarnation = excluded.incarnation, function_schema = excluded.function_schema
+), told as (
+    insert into node_authorizer (node_id, incarnation, authorizer)
+    select node_id, incarnation, $7 from registered
+    on conflict (node_id) do update
+    set incarnation = excluded.incarnation, authorizer = excluded.authorizer
 )
 select node_id, incarnation from registered;
 
@@ -34,10 +39,12 @@ select
         (select level from finalized_feature where name = 'transaction.version')
     ) as transaction_version,
     (select coalesce(jsonb_object_agg(name, level), '{}') from finalized_feature)::text as levels,
+    coalesce(a.authorizer, '') as authorizer,
     (extract(epoch from clock_timestamp()) * 1000)::bigint as read_ms
 from node n
 left join node_release r on r.node_id = n.node_id and r.incarnation = n.incarnation
 left join former_transaction_version f on f.function_schema = r.function_schema
+left join node_authorizer a on a.node_id = n.node_id and a.incarnation = n.incarnation
 where n.expires_at > clock_timestamp()
 order by n.node_id;
 

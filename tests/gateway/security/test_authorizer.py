@@ -8,13 +8,16 @@ from typing import Any, cast
 import pytest
 import structlog.testing
 
-from gateway.config.broker import ConfigError, parse_broker_configs, principals
+from gateway.cluster.membership import Membership
+from gateway.config.broker import STANDARD_AUTHORIZER, ConfigError, parse_broker_configs, principals
 from gateway.net.context import ConnectionInfo, RequestContext, Services
 from gateway.security import authorizer as authorizing
 from gateway.security.acls import Acls
 from gateway.security.authorizer import MAX_LINES_PER_S, Authorizer, may
 from gateway.security.kinds import AclOperation, ResourceType
 from protocol.api_keys import ApiKey
+from storage.nodes import NodeStore
+from storage.pool import Database
 
 
 class Time:
@@ -67,3 +70,28 @@ def test_super_users() -> None:
 def test_one_authorizer_is_served() -> None:
     with pytest.raises(ConfigError):
         parse_broker_configs({"authorizer.class.name": "kafka.security.authorizer.AclAuthorizer"})
+
+
+async def test_nodes_that_disagree_about_the_authorizer_say_so_once(database_url: str) -> None:
+    database = await Database.open(database_url, hot_connections=1, cold_connections=1)
+    try:
+        nodes = [
+            Membership(NodeStore(database), {"PLAINTEXT": ("127.0.0.1", port)}, None, 60_000) for port in (1, 2, 3)
+        ]
+        first, second, third = nodes
+        first.authorizer = third.authorizer = STANDARD_AUTHORIZER
+        with structlog.testing.capture_logs() as lines:
+            for node in nodes:
+                await node.join()
+            for node in (*nodes, *nodes):
+                await node.renew()
+    finally:
+        await database.close()
+    told = [(line["here"], line["others"]) for line in lines if "disagree" in line["event"]]
+    by_first, by_third = {second.node_id: ""}, {first.node_id: STANDARD_AUTHORIZER}
+    assert told == [
+        ("", by_third),
+        (STANDARD_AUTHORIZER, by_first),
+        (STANDARD_AUTHORIZER, by_first),
+        ("", {**by_third, third.node_id: STANDARD_AUTHORIZER}),
+    ]

@@ -1,0 +1,120 @@
+"""librdkafka's admin client makes ACLs, and a producer and a consumer of its are refused and let in by them."""
+
+# pyright: reportArgumentType=false, reportAttributeAccessIssue=false, reportCallIssue=false, reportPrivateImportUsage=false
+# The types that clients' libraries tell of themselves are incomplete, or of an older release.
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka.admin import (
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+)
+
+from tests.clients.topics import create_topic
+from tests.conftest import gateways
+from tests.gateway_process import GatewayProcess
+from tests.postgres import Databases
+
+TIMEOUT_S = 30
+AUTHORIZER = {"authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer"}
+ME = "User:ANONYMOUS"
+
+
+@pytest.fixture(scope="module")
+def guarded(postgres: Databases) -> Iterator[GatewayProcess]:
+    """What has no ACL is everybody's here, so that there can be a first one."""
+    with gateways(postgres) as start:
+        yield start({**AUTHORIZER, "allow.everyone.if.no.acl.found": "true"})
+
+
+def binding(
+    kind: ResourceType, name: str, operation: AclOperation, permission: AclPermissionType = AclPermissionType.ALLOW
+) -> AclBinding:
+    return AclBinding(kind, name, ResourcePatternType.LITERAL, ME, "*", operation, permission)
+
+
+def add(admin: AdminClient, *bindings: AclBinding) -> None:
+    for future in admin.create_acls(list(bindings)).values():
+        future.result(TIMEOUT_S)
+
+
+def delivered(bootstrap: str, topic: str) -> KafkaError | None:
+    outcomes: list[KafkaError | None] = []
+    producer = Producer({"bootstrap.servers": bootstrap})
+    producer.produce(topic, b"value", on_delivery=lambda error, _: outcomes.append(error))
+    assert producer.flush(TIMEOUT_S) == 0
+    return outcomes[0]
+
+
+def consumed(bootstrap: str, topic: str, group: str) -> bytes | int:
+    """The first record, or the code of what stands in its way."""
+    settings = {"bootstrap.servers": bootstrap, "group.id": group, "auto.offset.reset": "earliest"}
+    consumer = Consumer(settings)
+    try:
+        consumer.subscribe([topic])
+        message = consumer.poll(TIMEOUT_S)
+        assert message is not None
+        error = message.error()
+        return message.value() or b"" if error is None else error.code()
+    finally:
+        consumer.close()
+
+
+def test_acls_are_made_described_and_deleted(guarded: GatewayProcess) -> None:
+    admin = AdminClient({"bootstrap.servers": guarded.bootstrap})
+    name = f"acl-{uuid.uuid4().hex[:12]}"
+    made = [binding(ResourceType.TOPIC, name, each) for each in (AclOperation.READ, AclOperation.WRITE)]
+    add(admin, *made)
+    asked = AclBindingFilter(
+        ResourceType.ANY, name, ResourcePatternType.MATCH, None, None, AclOperation.ANY, AclPermissionType.ANY
+    )
+    assert set(admin.describe_acls(asked).result(TIMEOUT_S)) == set(made)
+    for future in admin.delete_acls([asked]).values():
+        assert set(future.result(TIMEOUT_S)) == set(made)
+    assert admin.describe_acls(asked).result(TIMEOUT_S) == []
+
+
+def test_without_an_authorizer_there_are_none(gateway: GatewayProcess) -> None:
+    admin = AdminClient({"bootstrap.servers": gateway.bootstrap})
+    with pytest.raises(KafkaException) as refused:
+        add(admin, binding(ResourceType.TOPIC, "t", AclOperation.READ))
+    assert refused.value.args[0].code() == KafkaError.SECURITY_DISABLED
+    assert refused.value.args[0].str() == "No Authorizer is configured."
+
+
+def test_who_is_refused_is_let_in_by_an_acl(guarded: GatewayProcess) -> None:
+    bootstrap = guarded.bootstrap
+    admin = AdminClient({"bootstrap.servers": bootstrap})
+    topic, group = create_topic(bootstrap, 1), f"group-{uuid.uuid4().hex[:12]}"
+    add(admin, binding(ResourceType.TOPIC, topic, AclOperation.DESCRIBE))
+    error = delivered(bootstrap, topic)
+    assert error is not None
+    assert error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    assert consumed(bootstrap, topic, group) == KafkaError.TOPIC_AUTHORIZATION_FAILED
+    add(admin, *(binding(ResourceType.TOPIC, topic, each) for each in (AclOperation.READ, AclOperation.WRITE)))
+    assert delivered(bootstrap, topic) is None
+    denied = binding(ResourceType.GROUP, group, AclOperation.READ, AclPermissionType.DENY)
+    add(admin, binding(ResourceType.GROUP, group, AclOperation.READ), denied)
+    assert consumed(bootstrap, topic, group) == KafkaError.GROUP_AUTHORIZATION_FAILED
+    asked = AclBindingFilter(
+        ResourceType.GROUP,
+        group,
+        ResourcePatternType.LITERAL,
+        None,
+        None,
+        AclOperation.ANY,
+        AclPermissionType.DENY,
+    )
+    for future in admin.delete_acls([asked]).values():
+        assert future.result(TIMEOUT_S) == [denied]
+    assert consumed(bootstrap, topic, group) == b"value"
