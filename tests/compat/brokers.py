@@ -96,7 +96,15 @@ class GatewayNodes:
 
     metrics_url = None
 
-    def __init__(self, directory: Path, settings: Mapping[str, str], count: int) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, str],
+        count: int,
+        own: Callable[[int], Mapping[str, str]] = lambda number: {},
+    ) -> None:
+        """`own`: what each has beside the settings, by its number, from 1."""
+        self._own = own
         self.log_path = directory / "gateway.log"
         self._settings, self._count = settings, count
         self._nodes: list[GatewayProcess] = []
@@ -124,9 +132,10 @@ class GatewayNodes:
 
     def _make(self) -> None:
         url = self._stack.enter_context(databases()).create(empty=True)
-        for _ in range(self._count):
+        for number in range(1, self._count + 1):
+            settings = {**self._settings, **self._own(number)}
             directory = self._stack.enter_context(short_directory())
-            node = GatewayProcess(directory, database_url=url, settings=self._settings, environment={})
+            node = GatewayProcess(directory, database_url=url, settings=settings, environment={})
             node.log_path = self.log_path
             self._stack.callback(node.close)
             self._nodes.append(node)

@@ -8,7 +8,8 @@ stops run against a newer one, which confluent-kafka brings.
 
 STEP is build, run or version. Each test becomes the scenario `upstream.<test>`, in a process of its own that ends at
 its own limit. Tests of their scenario `noautocreate` get a gateway (or Kafka) that creates no topic unasked, those of
-ACLs one with an authorizer, to which everything is everybody's that has no ACL.
+ACLs one with an authorizer, to which everything is everybody's that has no ACL, and those that want racks three nodes
+in a rack each.
 """
 
 from __future__ import annotations
@@ -32,10 +33,12 @@ from pathlib import Path
 from typing import Any
 
 import confluent_kafka
+import structlog
 
 from tests.compat.brokers import APACHE_KAFKA, SLUICE
 from tests.compat.process import run_limited
 from tests.compat.upstream import java_tools, kafka_acls, kafka_topics
+from tests.compat.upstream.racks import racked
 from tests.postgres import short_directory
 
 PACKAGE = "librdkafka"
@@ -56,6 +59,9 @@ SETTINGS_OF = {
     },
 }
 """Of the brokers that some tests get beside the suite's."""
+RACKS, IN_RACKS = "racks", frozenset({"0101_fetch_from_follower"})
+"""Tests that skip themselves unless there are three brokers in a rack each: a scenario of ours."""
+RACKS_SETTINGS = {"group.initial.rebalance.delay.ms": "0", "num.partitions": "4"}
 # Most of a test's time is waiting.
 PARALLEL = 5
 DETAIL_LINES = 6
@@ -341,7 +347,8 @@ def run(folder: Path) -> None:
             answer(choice.scenario, "skipped", 0.0, "starts a Java producer, and there is no Java")
             continue
         test = there[choice.test]
-        runs[test.number, test.scenario, choice.part, choice in allowed.newer].append(choice)
+        scenario = RACKS if choice.test in IN_RACKS else test.scenario
+        runs[test.number, scenario, choice.part, choice in allowed.newer].append(choice)
     with contextlib.ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         # As seen from a test's own folder; they read a schema from there.
@@ -358,6 +365,8 @@ def run(folder: Path) -> None:
             stack.callback(node.close)
             node.start()
             runner.bootstraps[name] = node.bootstrap
+        if any(scenario == RACKS for _, scenario, _, _ in runs):
+            runner.bootstraps[RACKS] = stack.enter_context(racked(RACKS_SETTINGS, kafka=kafka))
         limits_s = {key: sum(allowed.limit_of(choice) for choice in choices) for key, choices in runs.items()}
         pool = stack.enter_context(ThreadPoolExecutor(PARALLEL))
         # The longest first, so that none is left to run alone at the end.
@@ -420,7 +429,7 @@ class Runner:
             (directory / "Makefile").write_text("java:\n.PHONY: java\n")
             (directory / "java").symlink_to(self.java)
         # -L: without the tests of this number that need no broker.
-        command = [str(self.tests / "test-runner"), "-p1", "-L", "-s", scenario]
+        command = [str(self.tests / "test-runner"), "-p1", "-L", "-s", "default" if scenario == RACKS else scenario]
         output: list[str] = []
         errors = directory / "stderr"
         started = time.monotonic()
@@ -488,6 +497,8 @@ def version(folder: Path) -> str:
 
 
 def main(arguments: list[str]) -> None:
+    # Answers are all that may stand on standard output; Postgres logs as it is started.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     step, folder = arguments
     if step == "build":
         build(Path(folder))
