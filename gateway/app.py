@@ -48,7 +48,7 @@ from gateway.log.validator import BatchValidator
 from gateway.net.connection import ConnectionLimits
 from gateway.net.context import Services
 from gateway.net.dispatch import Dispatch, Stages
-from gateway.net.server import Server
+from gateway.net.server import Server, Tls
 from gateway.operate.deletions import Deletions
 from gateway.operate.exporter import Exporter
 from gateway.operate.http import HttpServer
@@ -58,6 +58,8 @@ from gateway.operate.supervisor import Supervisor
 from gateway.quotas.throttles import Throttles
 from gateway.security.authenticator import ListenerSasl, Users, guards
 from gateway.security.authorizer import Authorizer
+from gateway.security.failures import Failures
+from gateway.security.tls import identify_by, make_context
 from gateway.share.partitions import SharePartitions
 from gateway.share.sessions import ShareSessions
 from gateway.transactions.coordinator import Transactions
@@ -189,7 +191,10 @@ class App:
         # the kernel chose is known when it does.
         server = Server(metrics, self._limits())
         self._undo.append(("listeners", 2 * STEP_TIMEOUT_S, server.close))
-        advertised = {listener.name: await _bind(server, listener) for listener in settings.listeners}
+        advertised = {
+            listener.name: await _bind(server, listener, await asyncio.to_thread(self._tls, listener))
+            for listener in settings.listeners
+        }
 
         membership = Membership(node_store, advertised, settings.rack, settings.node_ttl_ms, broker.node_id)
         membership.authorizer = broker.authorizer_class_name
@@ -415,6 +420,20 @@ class App:
             max_connections=broker.max_connections,
         )
 
+    def _tls(self, listener: Listener) -> Tls | None:
+        """Reads the listener's certificates. ConfigError if they cannot be used."""
+        security = listener_security(listener, self.settings.broker)
+        if security.tls is None:
+            return None
+        failures = Failures("a TLS handshake failed", listener=listener.name)
+
+        def failed(reason: str) -> None:
+            self.metrics.protocol_errors.labels("tls_handshake").inc()
+            failures.log(reason=reason)
+
+        identify = None if security.sasl is not None else identify_by(security.tls)
+        return Tls(make_context(security.tls, failed), identify)
+
     def _sasl(self, dispatch: Dispatch, users: UserStore) -> dict[str, ListenerSasl]:
         """Of the listeners whose clients authenticate by it."""
         broker, known = self.settings.broker, Users(users)
@@ -562,11 +581,11 @@ def _hints(reconciler: Reconciler, jobs: Jobs, wakeups: Wakeups) -> dict[str, Ca
     }
 
 
-async def _bind(server: Server, listener: Listener) -> Address:
+async def _bind(server: Server, listener: Listener, tls: Tls | None) -> Address:
     """Where clients of the listener are told to connect. Raises StartError if its own address cannot be had."""
     host, port = listener.bind
     try:
-        bound_port = await server.bind(host, port, listener.name)
+        bound_port = await server.bind(host, port, listener.name, tls)
     except OSError as error:
         raise StartError(
             f"cannot listen on {render_address(listener.bind)} (see --listen): {_reason(error)}"

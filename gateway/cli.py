@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import ctypes
 import dataclasses
 import gc
@@ -15,6 +16,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,6 +30,7 @@ from gateway.commands import add_commands
 from gateway.config.broker import BROKER_CONFIGS
 from gateway.config.definition import render
 from gateway.config.listeners import render_address
+from gateway.config.security import TlsSettings, listener_security
 from gateway.config.settings import OPTIONS, Configuration, ConfigurationError, load
 from gateway.net.collection import Survivors
 from gateway.operate import logs, workers
@@ -273,17 +276,20 @@ def _config(given: argparse.Namespace) -> int:
 def _healthcheck(given: argparse.Namespace) -> int:
     flags = {} if given.address is None else {"listen": given.address}
     settings = load(flags, (), os.environ).settings
-    host, port = settings.listeners[0].bind
+    # Without TLS where there is a listener of that kind: what is asked is whether it serves, not who it is.
+    listener = min(settings.listeners, key=lambda each: each.security_protocol.endswith("SSL"))
+    host, port = listener.bind
+    tls = listener_security(listener, settings.broker).tls
     # Of several workers each must answer; an address that was given is that of one.
     asked = range(port, port + (settings.workers if given.address is None else 1))
-    return max(_check_health(host, each) for each in asked)
+    return max(_check_health(host, each, tls=tls) for each in asked)
 
 
-def _check_health(host: str, port: int) -> int:
+def _check_health(host: str, port: int, *, tls: TlsSettings | None) -> int:
     if host in ("", "0.0.0.0", "::"):
         host = "::1" if host == "::" else "127.0.0.1"
     try:
-        code = _ask_api_versions(host, port)
+        code = _ask_api_versions(host, port, tls=tls)
     except (OSError, ProtocolError) as error:
         print(f"sluice: {host}:{port} does not answer: {error}", file=sys.stderr)
         return EXIT_FAILED
@@ -294,11 +300,18 @@ def _check_health(host: str, port: int) -> int:
     return 0
 
 
-def _ask_api_versions(host: str, port: int) -> int:
+def _ask_api_versions(host: str, port: int, *, tls: TlsSettings | None) -> int:
     """The error code of an ApiVersions v0 answer. Raises OSError or ProtocolError if there is none."""
     header = encode_request_header(RequestHeader(ApiKey.API_VERSIONS, 0, 1, "sluice-healthcheck"))
     frame = header + b"".join(encode(ApiVersionsRequest(), 0))
-    with socket.create_connection((host, port), timeout=HEALTHCHECK_TIMEOUT_S) as connection:
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection((host, port), timeout=HEALTHCHECK_TIMEOUT_S))
+        if tls is not None:
+            context = ssl.create_default_context()
+            context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+            connection = stack.enter_context(context.wrap_socket(connection))
+            if tls.client_auth == "required":
+                return 0  # Its half of the handshake is all that a node answers to who shows no certificate.
         connection.sendall(len(frame).to_bytes(4, "big") + frame)
         answer = _receive(connection, int.from_bytes(_receive(connection, 4), "big"))
     _, position = decode_response_header(ApiKey.API_VERSIONS, 0, answer)

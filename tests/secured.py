@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import subprocess
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from protocol.messages.sasl_authenticate import SaslAuthenticateRequest
@@ -42,6 +44,48 @@ def start_secured(factory: GatewayFactory, more: dict[str, str] | None = None, *
     }
     gateway = factory(settings={**settings, **(more or {})}, **given)
     return Secured(gateway, f"127.0.0.1:{first}", f"127.0.0.1:{second}")
+
+
+class Authority:
+    """Makes certificates with OpenSSL, in a directory of its own."""
+
+    def __init__(self, directory: Path, name: str) -> None:
+        self._directory = directory
+        self.certificate, self._key = directory / f"{name}.crt", directory / f"{name}.key"
+        _openssl(
+            *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "2"),
+            *("-subj", f"/CN={name}", "-keyout", str(self._key), "-out", str(self.certificate)),
+        )
+
+    def issue(self, subject: str, *, password: str | None = None) -> Certificate:
+        """`subject` as OpenSSL writes it: /CN=..., the greatest part first."""
+        stem = self._directory / f"issued-{len(list(self._directory.iterdir()))}"
+        key, request, certificate, whole = (stem.with_suffix(f".{end}") for end in ("key", "csr", "crt", "pem"))
+        extensions = stem.with_suffix(".ext")
+        extensions.write_text("subjectAltName=DNS:localhost,IP:127.0.0.1\n")
+        secret = ("-nodes",) if password is None else ("-passout", f"pass:{password}")
+        _openssl(
+            *("req", "-newkey", "rsa:2048", "-utf8", "-subj", subject, *secret),
+            *("-keyout", str(key), "-out", str(request)),
+        )
+        _openssl(
+            *("x509", "-req", "-in", str(request), "-CA", str(self.certificate), "-CAkey", str(self._key)),
+            *("-CAcreateserial", "-days", "2", "-extfile", str(extensions), "-out", str(certificate)),
+        )
+        whole.write_text(key.read_text() + certificate.read_text())
+        return Certificate(key, certificate, whole)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    key: Path
+    certificate: Path
+    whole: Path
+    """Both."""
+
+
+def _openssl(*words: str) -> None:
+    subprocess.run(["openssl", *words], check=True, capture_output=True, timeout=60)
 
 
 def plain_token(user: str, password: str, authorization_id: str = "") -> bytes:

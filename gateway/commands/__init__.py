@@ -13,6 +13,7 @@ from gateway.commands import groups, topics, transactions
 from gateway.commands.arguments import Commands, common
 from gateway.commands.client import Cluster
 from gateway.commands.errors import CommandError
+from gateway.commands.security import read_properties
 
 EXIT_FAILED = 1
 
@@ -32,7 +33,8 @@ def add_commands(commands: Commands) -> None:
 
 def _run(given: argparse.Namespace) -> int:
     try:
-        with Cluster(given.bootstrap, timeout_s=given.timeout) as cluster:
+        security = read_properties(given.command_config) if given.command_config else None
+        with Cluster(given.bootstrap, timeout_s=given.timeout, security=security) as cluster:
             return int(given.command(cluster, given))
     except CommandError as error:
         print(f"sluice: {error}", file=sys.stderr)

@@ -28,6 +28,11 @@ def common() -> argparse.ArgumentParser:
         help=f"any broker of the cluster (default {DEFAULT_BOOTSTRAP})",
     )
     parser.add_argument("--timeout", type=_seconds, default=10.0, metavar="SECONDS", help="for each answer (10)")
+    parser.add_argument(
+        "--command-config",
+        metavar="FILE",
+        help="Kafka's client properties, for a listener that asks who its clients are",
+    )
     parser.add_argument("--json", action="store_true", help="JSON instead of tables")
     return parser
 

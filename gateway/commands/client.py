@@ -15,6 +15,7 @@ from typing import Any, TypeVar, cast
 
 from gateway.commands.arguments import Address
 from gateway.commands.errors import CommandError
+from gateway.commands.security import ClientSecurity
 from protocol import codec
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, ProtocolError
@@ -27,6 +28,8 @@ from protocol.messages.metadata import (
     MetadataResponse,
     MetadataResponseTopic,
 )
+from protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
+from protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from protocol.schema import MessageSchema, message_schema
 
 T = TypeVar("T")
@@ -58,17 +61,34 @@ class Coordinated(IntEnum):
 class _Connection:
     """One socket to one broker, and the versions that broker serves."""
 
-    def __init__(self, address: Address, deadline: float) -> None:
+    def __init__(self, address: Address, deadline: float, security: ClientSecurity) -> None:
         self._address = address
         self._correlation_id = 0
         try:
             self._socket = socket.create_connection(address, timeout=_left(deadline))
+            self._socket = security.wrap(self._socket, address[0])
         except OSError as error:
             raise CommandError(f"{_shown(address)} cannot be reached: {error}") from error
         answer: ApiVersionsResponse = self._ask(ApiVersionsRequest(), 0, deadline)
         if answer.error_code:
             raise CommandError(f"{_shown(address)} answers ApiVersions with {_name(answer.error_code)}")
         self._served = {line.api_key: (line.min_version, line.max_version) for line in answer.api_keys}
+        if security.mechanism is not None:
+            self._authenticate(security, security.mechanism, deadline)
+
+    def _authenticate(self, security: ClientSecurity, mechanism: str, deadline: float) -> None:
+        handshake: SaslHandshakeResponse = self._ask(SaslHandshakeRequest(mechanism=mechanism), 1, deadline)
+        if handshake.error_code:
+            enabled = ", ".join(handshake.mechanisms)
+            raise CommandError(f"{_shown(self._address)} answers {_name(handshake.error_code)}; enabled: {enabled}")
+
+        def send(token: bytes) -> bytes:
+            answer: SaslAuthenticateResponse = self.ask(SaslAuthenticateRequest(auth_bytes=token), deadline, None)
+            if answer.error_code:
+                raise CommandError(f"{_shown(self._address)}: {answer.error_message or _name(answer.error_code)}")
+            return answer.auth_bytes
+
+        security.authenticate(send)
 
     def serves(self, api_key: ApiKey) -> bool:
         return api_key in self._served
@@ -127,8 +147,11 @@ class _Connection:
 class Cluster:
     """The brokers behind a bootstrap list. `timeout_s` bounds each question, retries included."""
 
-    def __init__(self, bootstrap: Sequence[Address], *, timeout_s: float) -> None:
+    def __init__(
+        self, bootstrap: Sequence[Address], *, timeout_s: float, security: ClientSecurity | None = None
+    ) -> None:
         self._bootstrap = tuple(bootstrap)
+        self._security = security or ClientSecurity()
         self._timeout_s = timeout_s
         self._connections: dict[Address, _Connection] = {}
         self._brokers: dict[int, Address] = {}
@@ -251,7 +274,7 @@ class Cluster:
 
     def _connection(self, address: Address, deadline: float) -> _Connection:
         if address not in self._connections:
-            self._connections[address] = _Connection(address, deadline)
+            self._connections[address] = _Connection(address, deadline, self._security)
         return self._connections[address]
 
     def _forget(self, address: Address) -> None:

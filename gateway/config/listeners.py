@@ -20,7 +20,7 @@ WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 DEFAULT_NAME = "PLAINTEXT"
 MAX_LISTENERS = 32
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-SERVED_SECURITY_PROTOCOLS = frozenset({"PLAINTEXT", "SASL_PLAINTEXT"})
+SERVED_SECURITY_PROTOCOLS = frozenset(SECURITY_PROTOCOLS)
 DEFAULT_MAP = ",".join(f"{protocol}:{protocol}" for protocol in SECURITY_PROTOCOLS)
 
 _LISTENER = re.compile(r"([A-Za-z0-9_.\-]{1,64})://(.*)", re.ASCII)

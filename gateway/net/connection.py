@@ -195,6 +195,10 @@ class Connection(asyncio.BufferedProtocol):
             patience_ms = min(patience_ms, self._limits.max_idle_ms)
         return (now - self._unread[1]) * 1000 > patience_ms
 
+    def refuse(self, reason: str, detail: str) -> None:
+        """Ends a connection whose peer cannot be served."""
+        self._fail(reason, UnanswerableError(reason, detail))
+
     def _pass(self) -> None:
         self._guarded_until = float("inf")
         self._splitter.max_frame_bytes = self._limits.max_request_bytes

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from ssl import SSLContext
+from typing import Any, NamedTuple
 
 import structlog
 
@@ -18,6 +20,7 @@ from gateway.config.listeners import DEFAULT_NAME
 from gateway.net.connection import Connection, ConnectionLimits
 from gateway.net.holdings import Holdings
 from gateway.net.requests import Guard, RequestHandler
+from gateway.net.tls_connection import Identify, TlsConnection
 from gateway.operate.metrics import Metrics
 from protocol.framing import SCRATCH_BYTES
 
@@ -37,6 +40,19 @@ MAX_REFUSED = 1_000
 MAX_REFUSED_S = 10.0
 
 
+TLS_HANDSHAKE_S = 10.0
+TLS_SHUTDOWN_S = 1.0
+"""How long a peer is waited for that is to say goodbye."""
+
+
+class Tls(NamedTuple):
+    """Of a listener whose bytes are encrypted."""
+
+    context: SSLContext
+    identify: Identify | None
+    """None: its clients say who they are by other means."""
+
+
 class Server:
     """`bind`, `serve`, and in the end `stop_reading`, `drain` and `close`; each is safe without the ones before."""
 
@@ -48,6 +64,7 @@ class Server:
         self._connections: set[Connection] = set()
         self._listeners: dict[str, asyncio.Server] = {}
         self._requests: RequestHandler | None = None
+        self._tls: dict[str, Tls] = {}
         self._guards: Mapping[str, Callable[[], Guard]] = {}
         self._connection_closed: ConnectionClosed | None = None
         self._sweeper: asyncio.TimerHandle | None = None
@@ -59,10 +76,18 @@ class Server:
         metrics.connections.set_function(lambda: len(self._connections))
         metrics.held_bytes.set_function(lambda: self._holdings.held_bytes)
 
-    async def bind(self, host: str, port: int, listener: str = DEFAULT_NAME) -> int:
+    async def bind(self, host: str, port: int, listener: str = DEFAULT_NAME, tls: Tls | None = None) -> int:
         """Takes the address for a listener without listening on it yet, and returns the port (the one given, or the
         one chosen for 0). An empty host is every interface. Raises OSError."""
         loop = asyncio.get_running_loop()
+        more: dict[str, Any] = {}
+        if tls is not None:
+            self._tls[listener] = tls
+            more = {
+                "ssl": tls.context,
+                "ssl_handshake_timeout": TLS_HANDSHAKE_S,
+                "ssl_shutdown_timeout": TLS_SHUTDOWN_S,
+            }
         bound = await loop.create_server(
             lambda: self._new_connection(listener),
             host or None,
@@ -70,6 +95,7 @@ class Server:
             backlog=BACKLOG,
             reuse_address=True,
             start_serving=False,
+            **more,
         )
         self._listeners[listener] = bound
         return int(bound.sockets[0].getsockname()[1])
@@ -95,7 +121,12 @@ class Server:
         assert self._requests is not None
         loop = asyncio.get_running_loop()
         guard = self._guards[listener]() if listener in self._guards else None
-        return Connection(self._requests, self, self._limits, self._holdings, self._scratch, loop, listener, guard)
+        tls = self._tls.get(listener)
+        kind = Connection if tls is None else TlsConnection
+        made = kind(self._requests, self, self._limits, self._holdings, self._scratch, loop, listener, guard)
+        if isinstance(made, TlsConnection) and tls is not None:
+            made.identify = tls.identify
+        return made
 
     @property
     def connections(self) -> frozenset[Connection]:

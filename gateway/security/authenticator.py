@@ -16,11 +16,10 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from enum import Enum, auto
 from typing import Any, Protocol
 
-import structlog
-
 from gateway.config.security import PLAIN, SaslSettings
 from gateway.net.context import ConnectionInfo, Principal
 from gateway.net.requests import Admission, LastAnswerError, RequestHandler, UnanswerableError
+from gateway.security.failures import Failures
 from gateway.security.mechanisms import Exchange, PlainExchange, SaslAuthenticationError, SaslError, ScramExchange
 from gateway.security.scram import MECHANISMS, ScramMechanism, decoy
 from protocol.api_keys import ApiKey
@@ -35,8 +34,6 @@ from storage.errors import StorageError
 from storage.types import ScramCredential
 from storage.users import UserStore
 
-log = structlog.stdlib.get_logger(__name__)
-
 HANDSHAKE_VERSIONS, AUTHENTICATE_VERSIONS = range(2), range(3)
 FIRST_HANDSHAKE_WITH_REQUESTS = 1
 """Before it the tokens that follow have no headers."""
@@ -44,7 +41,6 @@ MIN_REAUTH_INTERVAL_S = 1.0
 """Upstream's: who authenticates again sooner is answered ILLEGAL_SASL_STATE, as where that is not asked for."""
 MAX_LOOKUPS = 2
 """Credentials that a node reads at once: clients that are not known yet must not keep the others from Postgres."""
-LOG_INTERVAL_S = 1.0
 MAX_SHOWN_NAME = 100
 
 _ALONE = Admission()
@@ -105,8 +101,7 @@ class ListenerSasl:
         self.counts = counts
         self.failure_delay_s = failure_delay_ms / 1000
         self.clock = clock
-        self._logged_at = float("-inf")
-        self._unlogged = 0
+        self.failures = Failures("a client failed to authenticate", listener=listener, clock=clock)
 
     def exchange(self, mechanism: str) -> Exchange:
         if mechanism == PLAIN:
@@ -115,15 +110,6 @@ class ListenerSasl:
 
     def guard(self) -> Authenticator:
         return Authenticator(self)
-
-    def log_failure(self, **said: object) -> None:
-        """One a second: somebody may try passwords as fast as a node answers."""
-        now = self.clock()
-        if now < self._logged_at + LOG_INTERVAL_S:
-            self._unlogged += 1
-            return
-        log.warning("a client failed to authenticate", listener=self.listener, more=self._unlogged, **said)
-        self._logged_at, self._unlogged = now, 0
 
 
 class State(Enum):
@@ -293,7 +279,7 @@ class Authenticator:
         self._state = State.FAILED
         shared, exchange = self._shared, self._exchange
         shared.counts.authenticated(shared.listener, self._mechanism or "unknown", again=self._again, ok=False)
-        shared.log_failure(
+        shared.failures.log(
             mechanism=self._mechanism or None,
             user=None if exchange is None else exchange.user[:MAX_SHOWN_NAME],
             reason=reason,

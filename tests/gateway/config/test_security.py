@@ -94,3 +94,35 @@ def test_several_come_in_by_one_variable_of_the_environment() -> None:
     sasl = listener_security(configuration.settings.listeners[0], configuration.settings.broker).sasl
     assert sasl is not None
     assert sasl.plain_users == {"alice": "hush"}
+
+
+TLS = ("listeners=DOOR://127.0.0.1:9092", "listener.security.protocol.map=DOOR:SSL")
+
+
+@pytest.mark.parametrize(
+    ("more", "named", "reason"),
+    [
+        ((), "ssl.keystore.location", "needs a certificate"),
+        (("ssl.keystore.key=k",), "ssl.keystore.location", "needs a certificate"),
+        (("ssl.keystore.location=a", "ssl.keystore.key=k"), "ssl.keystore.location", "given as text, too"),
+        (("ssl.keystore.location=a", "ssl.client.auth=required"), "ssl.truststore.location", "checked by it"),
+        (("ssl.keystore.location=a", "ssl.keystore.type=JKS"), "ssl.keystore.type", "must be one of: PEM"),
+        (("ssl.keystore.location=a", "ssl.enabled.protocols=TLSv1.1"), "ssl.enabled.protocols", "must be a list"),
+        (
+            ("ssl.keystore.location=a", "ssl.truststore.location=b", "ssl.truststore.certificates=c"),
+            "ssl.truststore.location",
+            "given as text, too",
+        ),
+    ],
+)
+def test_what_tls_cannot_be_is_refused_by_name(more: tuple[str, ...], named: str, reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=reason) as refused:
+        load({}, (*TLS, *more), {})
+    assert str(refused.value).startswith(named)
+
+
+def test_keys_are_shown_nowhere() -> None:
+    given = ("listener.name.door.ssl.keystore.key=hush", "ssl.keystore.certificate.chain=hush", "ssl.key.password=hush")
+    configuration = load({}, (*TLS, *given), {})
+    assert "hush" not in str(configuration.values)
+    assert {value.text for value in configuration.values if "ssl" in value.name} == {HIDDEN}

@@ -1,0 +1,124 @@
+"""How a command shows a broker who it is: the properties of Kafka's tools (`--command-config`).
+
+The one idea: the file that serves kafka-topics.sh serves here, where its keys and certificates are PEM.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+import secrets
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from gateway.commands.errors import CommandError
+from gateway.config.jaas import PLAIN_MODULE, SCRAM_MODULE, parse_jaas
+from gateway.security.scram import MAX_ITERATIONS, MECHANISMS, ScramMechanism, salted_password
+
+PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
+NONCE_BYTES = 24
+
+Send = Callable[[bytes], bytes]
+"""A token to the broker, and its answer. Raises CommandError where the broker refuses it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSecurity:
+    """What a connection does before its first request."""
+
+    tls: ssl.SSLContext | None = None
+    mechanism: str | None = None
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+    def wrap(self, connected: socket.socket, host: str) -> socket.socket:
+        """Raises OSError."""
+        return connected if self.tls is None else self.tls.wrap_socket(connected, server_hostname=host)
+
+    def authenticate(self, send: Send) -> None:
+        """The tokens of the mechanism, if there is one."""
+        if self.mechanism == "PLAIN":
+            send(f"\0{self.user}\0{self.password}".encode())
+        elif self.mechanism is not None:
+            _authenticate_by_scram(MECHANISMS[self.mechanism], self.user, self.password, send)
+
+
+def _authenticate_by_scram(mechanism: ScramMechanism, user: str, password: str, send: Send) -> None:
+    nonce = base64.b64encode(secrets.token_bytes(NONCE_BYTES)).decode()
+    bare = f"n={user.replace('=', '=3D').replace(',', '=2C')},r={nonce}"
+    first = send(f"n,,{bare}".encode()).decode()
+    found = re.fullmatch(r"r=([^,]+),s=([^,]+),i=(\d{1,9})", first)
+    if found is None or not found[1].startswith(nonce) or int(found[3]) > MAX_ITERATIONS:
+        raise CommandError("the broker's answer is none of SCRAM")
+    salted = salted_password(mechanism, password, base64.b64decode(found[2]), int(found[3]))
+    client_key = hmac.digest(salted, b"Client Key", mechanism.hash_name)
+    stored_key = hashlib.new(mechanism.hash_name, client_key).digest()
+    without_proof = f"c=biws,r={found[1]}"
+    signed = f"{bare},{first},{without_proof}".encode()
+    signature = hmac.digest(stored_key, signed, mechanism.hash_name)
+    proof = bytes(a ^ b for a, b in zip(client_key, signature, strict=True))
+    last = send(f"{without_proof},p={base64.b64encode(proof).decode()}".encode())
+    server_key = hmac.digest(salted, b"Server Key", mechanism.hash_name)
+    expected = b"v=" + base64.b64encode(hmac.digest(server_key, signed, mechanism.hash_name))
+    if not hmac.compare_digest(last, expected):
+        raise CommandError("the broker does not know the password: it is another than it says")
+
+
+def read_properties(path: str) -> ClientSecurity:
+    """From a file of Kafka's client properties; of others than security's it takes no notice. CommandError says what
+    is wrong, without repeating a value."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            properties = _parse(file.read())
+    except (OSError, UnicodeDecodeError) as error:
+        raise CommandError(f"{path} cannot be read: {error}") from error
+    protocol = properties.get("security.protocol", "PLAINTEXT")
+    if protocol not in PROTOCOLS:
+        raise CommandError(f"{path}: security.protocol is one of {', '.join(PROTOCOLS)}")
+    tls = _context(path, properties) if protocol.endswith("SSL") else None
+    if not protocol.startswith("SASL_"):
+        return ClientSecurity(tls)
+    mechanism = properties.get("sasl.mechanism", "")
+    if mechanism != "PLAIN" and mechanism not in MECHANISMS:
+        raise CommandError(f"{path}: sasl.mechanism is one of PLAIN, {', '.join(MECHANISMS)}")
+    try:
+        login = parse_jaas(properties.get("sasl.jaas.config", ""))
+    except ValueError as error:
+        raise CommandError(f"{path}: sasl.jaas.config: {error}") from None
+    module = PLAIN_MODULE if mechanism == "PLAIN" else SCRAM_MODULE
+    if login.name != module or not {"username", "password"} <= login.options.keys():
+        raise CommandError(f"{path}: sasl.jaas.config: expected {module} with username and password")
+    return ClientSecurity(tls, mechanism, login.options["username"], login.options["password"])
+
+
+def _context(path: str, properties: Mapping[str, str]) -> ssl.SSLContext:
+    for kind in ("ssl.truststore.type", "ssl.keystore.type"):
+        if properties.get(kind, "PEM") != "PEM":
+            raise CommandError(f"{path}: {kind}: only PEM is read")
+    try:
+        context = ssl.create_default_context(
+            cafile=properties.get("ssl.truststore.location"), cadata=properties.get("ssl.truststore.certificates")
+        )
+        key = properties.get("ssl.keystore.location")
+        if key is not None:
+            context.load_cert_chain(key, password=lambda: properties.get("ssl.key.password", ""))
+    except (OSError, ValueError) as error:
+        raise CommandError(f"{path}: a key or certificates cannot be used: {error}") from error
+    context.check_hostname = properties.get("ssl.endpoint.identification.algorithm", "https") != ""
+    return context
+
+
+def _parse(text: str) -> dict[str, str]:
+    """Java's properties, without its \\uXXXX."""
+    lines = re.sub(r"\\\r?\n[ \t]*", "", text).splitlines()
+    properties: dict[str, str] = {}
+    for line in lines:
+        found = re.match(r"\s*([^\s#!=:][^\s=:]*)\s*[=:]?\s*(.*)", line)
+        if found is not None:
+            value = re.sub(r"\\(.)", lambda escape: {"n": "\n", "t": "\t"}.get(escape[1], escape[1]), found[2])
+            properties[found[1]] = value.rstrip()
+    return properties

@@ -1,0 +1,145 @@
+"""TLS of a listener: its context from PEM, what is said of handshakes that fail, and whom a certificate stands for.
+
+The one idea: whatever is wrong with keys and certificates is found at start; of what is wrong with a client the log
+tells once a second, and a counter always.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import ssl
+import tempfile
+import weakref
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from typing import Any
+
+import structlog
+
+from gateway.config.definition import ConfigError
+from gateway.config.security import TlsSettings
+from gateway.net.context import ANONYMOUS, Principal
+from gateway.security.names import mapped, parse_rules, subject
+
+log = structlog.stdlib.get_logger(__name__)
+
+MAX_HANDSHAKES = 500
+"""Under way at once at one listener; each takes some tens of kilobytes and milliseconds."""
+_VERSIONS = {"TLSv1.2": ssl.TLSVersion.TLSv1_2, "TLSv1.3": ssl.TLSVersion.TLSv1_3}
+_CLIENT_AUTH = {"none": ssl.CERT_NONE, "requested": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
+_PEM = re.compile(r"(-----BEGIN [A-Z ]+-----)(.*?)(-----END [A-Z ]+-----)", re.DOTALL)
+
+Failed = Callable[[str], None]
+"""Told why a handshake has failed."""
+
+
+class _Handshakes(ssl.SSLObject):
+    """Says of a handshake that fails what asyncio keeps to itself."""
+
+    def do_handshake(self) -> None:
+        context = self.context
+        assert isinstance(context, ListenerContext)
+        pending = context.pending
+        if self not in pending and len(pending) >= MAX_HANDSHAKES:
+            context.failed("too many handshakes at once")
+            raise ssl.SSLError("too many handshakes at once")
+        pending.add(self)
+        try:
+            super().do_handshake()
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except ssl.SSLError as error:
+            pending.discard(self)
+            context.failed(_reason(error))
+            raise
+        pending.discard(self)
+
+
+class ListenerContext(ssl.SSLContext):
+    """A server's context of one listener."""
+
+    sslobject_class = _Handshakes
+    pending: weakref.WeakSet[ssl.SSLObject]
+    failed: Failed
+
+
+def _reason(error: ssl.SSLError) -> str:
+    reason = error.reason or str(error)
+    if reason in ("WRONG_VERSION_NUMBER", "UNSUPPORTED_PROTOCOL", "PACKET_LENGTH_TOO_LONG", "RECORD_LAYER_FAILURE"):
+        return f"{reason}: the client speaks no TLS, or another version"
+    return reason
+
+
+def make_context(settings: TlsSettings, failed: Failed) -> ListenerContext:
+    """Reads files. ConfigError names the setting whose key or certificates cannot be used."""
+    context = ListenerContext(ssl.PROTOCOL_TLS_SERVER)
+    context.pending, context.failed = weakref.WeakSet(), failed
+    versions = sorted(_VERSIONS[name] for name in settings.protocols)
+    context.minimum_version, context.maximum_version = versions[0], versions[-1]
+    context.options |= ssl.OP_NO_RENEGOTIATION
+    with _key_file(settings) as path:
+        try:
+            context.load_cert_chain(path, password=lambda: settings.key_password or "")
+        except (OSError, ssl.SSLError, ValueError) as error:
+            raise ConfigError(
+                "ssl.keystore.location", settings.key_file, _why(error, "no key with its chain")
+            ) from error
+    context.verify_mode = _CLIENT_AUTH[settings.client_auth]
+    if settings.trusted_file is not None or settings.trusted is not None:
+        try:
+            if settings.trusted_file is not None:
+                context.load_verify_locations(cafile=settings.trusted_file)
+            else:
+                context.load_verify_locations(cadata=_pem(settings.trusted or ""))
+        except (OSError, ssl.SSLError, ValueError) as error:
+            why = _why(error, "no certificates")
+            raise ConfigError("ssl.truststore.location", settings.trusted_file, why) from error
+    return context
+
+
+def _why(error: Exception, what: str) -> str:
+    if isinstance(error, OSError) and not isinstance(error, ssl.SSLError):
+        return error.strerror or str(error)
+    return f"{what} in PEM, or another password"
+
+
+@contextmanager
+def _key_file(settings: TlsSettings) -> Generator[str]:
+    """Python reads keys from files alone; a text is one for as long as that takes, and nobody else's to read."""
+    if settings.key_file is not None:
+        yield settings.key_file
+        return
+    descriptor, path = tempfile.mkstemp(suffix=".pem")
+    try:
+        with os.fdopen(descriptor, "w") as file:
+            file.write(_pem(settings.key) + _pem(settings.certificate_chain))
+        yield path
+    finally:
+        os.unlink(path)
+
+
+def _pem(text: str) -> str:
+    """With the lines that OpenSSL wants: as a setting a text may have come in one line."""
+    return "".join(
+        f"{head}\n" + "".join(f"{line}\n" for line in body.split()) + f"{end}\n" if ":" not in body else found
+        for found, head, body, end in ((match[0] + "\n", *match.groups()) for match in _PEM.finditer(text))
+    )
+
+
+def identify_by(settings: TlsSettings) -> Callable[[Any], Principal]:
+    """From a connection's `ssl_object` to its principal, of a listener that asks for no other proof.
+
+    ConfigError if the rules are none. What it makes raises UnusableNameError for a certificate whose name no rule
+    takes.
+    """
+    try:
+        rules = parse_rules(settings.principal_rules)
+    except ValueError as error:
+        raise ConfigError("ssl.principal.mapping.rules", settings.principal_rules, str(error)) from error
+
+    def identify(ssl_object: ssl.SSLObject) -> Principal:
+        certificate = ssl_object.getpeercert(binary_form=True) if settings.client_auth != "none" else None
+        return ANONYMOUS if certificate is None else Principal(mapped(subject(certificate), rules))
+
+    return identify

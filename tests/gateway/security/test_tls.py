@@ -1,0 +1,79 @@
+"""Contexts of listeners: what of keys and certificates is taken, and what is refused by name before anybody comes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from gateway.config.definition import ConfigError
+from gateway.config.security import TlsSettings
+from gateway.security.tls import identify_by, make_context
+from tests.secured import Authority
+
+
+@pytest.fixture(scope="module")
+def authority(tmp_path_factory: pytest.TempPathFactory) -> Authority:
+    return Authority(tmp_path_factory.mktemp("certificates"), "authority")
+
+
+@pytest.fixture(scope="module")
+def settings(authority: Authority) -> TlsSettings:
+    return TlsSettings(
+        key_file=str(authority.issue("/CN=localhost", password="hush").whole),
+        certificate_chain="",
+        key="",
+        key_password="hush",
+        trusted_file=str(authority.certificate),
+        trusted=None,
+        client_auth="required",
+        protocols=("TLSv1.2", "TLSv1.3"),
+        principal_rules="DEFAULT",
+    )
+
+
+def test_files_and_texts_are_read(settings: TlsSettings, authority: Authority) -> None:
+    issued = authority.issue("/CN=localhost")
+    in_one_line = dataclasses.replace(
+        settings,
+        key_file=None,
+        key=issued.key.read_text().replace("\n", " "),
+        certificate_chain=issued.certificate.read_text().replace("\n", " "),
+        trusted_file=None,
+        trusted=authority.certificate.read_text().replace("\n", " "),
+    )
+    for each in (settings, in_one_line):
+        assert make_context(each, lambda reason: None).cert_store_stats()["x509_ca"] == 1
+
+
+def test_what_cannot_be_used_is_refused_without_its_content(settings: TlsSettings, tmp_path: Path) -> None:
+    nothing = tmp_path / "nothing.pem"
+    nothing.write_text("nothing")
+    for changed, named in (
+        ({"key_file": str(tmp_path / "absent.pem")}, "ssl.keystore.location"),
+        ({"key_file": str(nothing)}, "ssl.keystore.location"),
+        ({"key_password": "wrong"}, "ssl.keystore.location"),
+        ({"key_password": None}, "ssl.keystore.location"),
+        ({"key_file": None, "key": "nothing"}, "ssl.keystore.location"),
+        ({"trusted_file": str(nothing)}, "ssl.truststore.location"),
+        ({"trusted_file": None, "trusted": "nothing"}, "ssl.truststore.location"),
+    ):
+        with pytest.raises(ConfigError) as refused:
+            make_context(dataclasses.replace(settings, **changed), lambda reason: None)
+        assert refused.value.name == named
+        assert "hush" not in str(refused.value)
+    with pytest.raises(ConfigError, match="expected DEFAULT or RULE"):
+        identify_by(dataclasses.replace(settings, principal_rules="RULE:x"))
+
+
+def test_no_file_with_a_key_stays(
+    settings: TlsSettings, authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    issued = authority.issue("/CN=localhost")
+    given = {"key_file": None, "key": issued.key.read_text(), "certificate_chain": issued.certificate.read_text()}
+    make_context(dataclasses.replace(settings, **given), lambda reason: None)
+    with pytest.raises(ConfigError):
+        make_context(dataclasses.replace(settings, **{**given, "key": "nothing"}), lambda reason: None)
+    assert list(tmp_path.iterdir()) == []
