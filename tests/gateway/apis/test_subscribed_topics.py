@@ -11,6 +11,7 @@ import pytest
 from gateway.apis.consumer_groups import consumer_group_heartbeat, refuse_consumer_group_heartbeat
 from gateway.apis.share_groups import refuse_share_group_heartbeat, share_group_heartbeat
 from gateway.apis.subscribed_topics import MAX_SUBSCRIBED_TOPICS
+from gateway.config.broker import BrokerConfig
 from gateway.net.context import ConnectionInfo
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
@@ -29,7 +30,12 @@ def context() -> Any:
         raise _SubmittedError
 
     groups = SimpleNamespace(next_request_id=lambda: 1, submit=submit)
-    services = SimpleNamespace(catalog=SimpleNamespace(resolve_all=resolve_all), groups=groups)
+    services = SimpleNamespace(
+        catalog=SimpleNamespace(resolve_all=resolve_all),
+        groups=groups,
+        membership=SimpleNamespace(levels={}),
+        settings=SimpleNamespace(broker=BrokerConfig()),
+    )
     connection = ConnectionInfo("connection", "/127.0.0.1")
     return SimpleNamespace(services=services, connection=connection, version=1, client_id="c")
 

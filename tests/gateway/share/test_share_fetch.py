@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from gateway.apis.share_fetch import share_fetch
+from gateway.config.broker import BrokerConfig
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.model import ShareSettings
 from gateway.coordinator.share.partition import (
@@ -139,6 +140,7 @@ class Node:
             leads=lambda partition: self.leader == NODE,  # pyright: ignore[reportUnknownLambdaType]
             leaders=SimpleNamespace(leader=lambda key, assignment: self.leader),  # pyright: ignore[reportUnknownLambdaType]
             alive=list,
+            levels={},
         )
         self.rows = Rows()
         self.share = SharePartitions(cast("Any", self.rows))
@@ -147,6 +149,7 @@ class Node:
             authorizer=None,
             catalog=catalog,
             membership=membership,
+            settings=SimpleNamespace(broker=BrokerConfig()),
             groups=SimpleNamespace(
                 settings=SimpleNamespace(share=ShareSettings(auto_offset_reset="earliest"), share_of={})
             ),
