@@ -227,6 +227,7 @@ class _Planner:
         services = context.services
         self._context = context
         self._is_replica = is_replica
+        self._authorizes = services.authorizer is not None
         self._tail = services.tail
         self._missing_topic = missing_topic
         self._max_bytes = max_bytes
@@ -250,14 +251,18 @@ class _Planner:
         """Without an await, so that a watch registered behind it misses nothing."""
         rows: list[list[_Part]] = []
         for asked_topic in request.topics:
-            topic, missing = self._readable(asked_topic)
+            topic, missing = _known_topic(asked_topic, self._context), self._missing_topic
+            if self._authorizes:
+                topic, missing = self._readable(asked_topic, topic)
             rows.append([self._sorted(self._plan_part(topic, asked, missing)) for asked in asked_topic.partitions])
         return rows
 
     async def plan_in_pieces(self, request: FetchRequest) -> list[list[_Part]]:
         rows: list[list[_Part]] = []
         async for asked_topic in in_pieces(request.topics):
-            topic, missing = self._readable(asked_topic)
+            topic, missing = _known_topic(asked_topic, self._context), self._missing_topic
+            if self._authorizes:
+                topic, missing = self._readable(asked_topic, topic)
             rows.append(
                 [
                     self._sorted(self._plan_part(topic, asked, missing))
@@ -273,10 +278,9 @@ class _Planner:
             self.undecided.append(part)
         return part
 
-    def _readable(self, asked: FetchTopic) -> tuple[Topic | None, ErrorCode]:
+    def _readable(self, asked: FetchTopic, topic: Topic | None) -> tuple[Topic | None, ErrorCode]:
         """The topic if there is one for who asks, and what is said if there is none."""
-        topic = _known_topic(asked, self._context)
-        if self._context.services.authorizer is None or (topic is None and _by_id(self._context)):
+        if topic is None and _by_id(self._context):
             return topic, self._missing_topic
         name = asked.topic if topic is None else topic.name
         if self._is_replica:

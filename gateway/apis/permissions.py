@@ -82,7 +82,8 @@ def _subscribed(request: Any) -> Iterable[str]:
     return request.subscribed_topic_names or ()
 
 
-def _of_topology(request: StreamsGroupHeartbeatRequest) -> Iterable[str]:
+def of_topology(request: StreamsGroupHeartbeatRequest) -> Iterable[str]:
+    """The topics that it names, as often as it does."""
     for each in () if request.topology is None else request.topology.subtopologies:
         yield from each.source_topics
         yield from each.repartition_sink_topics
@@ -178,7 +179,7 @@ DEMANDS: Mapping[ApiKey, Demand] = {
     ApiKey.SHARE_FETCH: Demand((_reads_group,), (_reads_topic,)),
     ApiKey.SHARE_ACKNOWLEDGE: Demand((_reads_group,), (_reads_topic,)),
     ApiKey.STREAMS_GROUP_HEARTBEAT: Demand(
-        (_reads_group, _describes(_of_topology)), (Each(_Op.CREATE, _CLUSTER), Each(_Op.CREATE, _TOPIC))
+        (_reads_group, _describes(of_topology)), (Each(_Op.CREATE, _CLUSTER), Each(_Op.CREATE, _TOPIC))
     ),
     ApiKey.STREAMS_GROUP_DESCRIBE: _group_described,
     ApiKey.DESCRIBE_SHARE_GROUP_OFFSETS: _group_described,

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from gateway.apis.features import STREAMS, require_protocol
 from gateway.apis.group_types import of_type
 from gateway.apis.leaving import farewell
-from gateway.apis.permissions import group_views, shows_all
+from gateway.apis.permissions import group_views, may_create_topic, shows_all
 from gateway.apis.topics import make_internal_topics
 from gateway.coordinator.machine import ConnectionId, Value
 from gateway.coordinator.model import MemberId
@@ -63,8 +63,13 @@ async def streams_group_heartbeat(
         reply = await reply
     status = [message.Status(status_code=code, status_detail=detail) for code, detail in reply.status]
     if reply.missing_internal_topics:
-        failures = await make_internal_topics(reply.missing_internal_topics, context)
-        status = [_with_failures(each, failures) for each in status]
+        names = [topic.name for topic in reply.missing_internal_topics]
+        if refused := [name for name in names if not may_create_topic(context, name)]:
+            # All or none, as upstream.
+            status = [_with_refused(each, refused) for each in status]
+        else:
+            failures = await make_internal_topics(reply.missing_internal_topics, context)
+            status = [_with_failures(each, failures) for each in status]
     return _response(reply, tuple(status))
 
 
@@ -87,6 +92,16 @@ def _check_names(names: Iterable[str]) -> None:
         raise KafkaError(
             ErrorCode.STREAMS_INVALID_TOPOLOGY, f"Topic names {','.join(illegal)} are not valid topic names."
         )
+
+
+def _with_refused(status: message.Status, names: Sequence[str]) -> message.Status:
+    if status.status_code != StatusCode.MISSING_INTERNAL_TOPICS:
+        return status
+    told = ", ".join(names[:MAX_NAMED]) + (f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else "")
+    return message.Status(
+        status_code=status.status_code,
+        status_detail=f"{status.status_detail}; Unauthorized to CREATE on topics {told}.",
+    )
 
 
 def _with_failures(status: message.Status, failures: Mapping[str, KafkaError]) -> message.Status:

@@ -183,8 +183,6 @@ async def make_internal_topics(wanted: Sequence[TopicInfo], context: RequestCont
     async for topic in in_pieces(wanted):
         try:
             _check_creatable(topic.name)
-            if not may_create_topic(context, topic.name):
-                raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, "Unauthorized to CREATE on the topic.")
             plan = _plan(_creatable(topic), broker, rendered, brokers)
             _check_total((total, plan.partition_count))
             mutations.record(plan.partition_count)

@@ -17,13 +17,16 @@ import pytest
 
 from bench.worst import addressed, filled
 from gateway.apis import SERVED
-from gateway.apis.permissions import DEMANDS, FREE
+from gateway.apis.permissions import DEMANDS, FREE, of_topology
+from gateway.coordinator.streams.topology import StatusCode
 from gateway.security.kinds import AclOperation as Op
 from gateway.security.kinds import PatternType, Permission, ResourceType
 from protocol.api_keys import ApiKey
 from protocol.codec import request_class
 from protocol.errors import ErrorCode
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
+from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from protocol.messages.create_acls import AclCreation, CreateAclsRequest
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest
@@ -52,10 +55,13 @@ from protocol.messages.offset_commit import (
 )
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from protocol.messages.streams_group_describe import StreamsGroupDescribeRequest
+from protocol.messages.streams_group_heartbeat import StreamsGroupHeartbeatRequest
 from protocol.records import Record, build_batch
 from protocol.schema import ZERO_UUID
 from tests.conftest import gateways
 from tests.frames.members import create_topic, fresh
+from tests.frames.test_streams_groups import Instance, counting
 from tests.gateway_process import GatewayProcess
 from tests.postgres import Databases
 from tests.wire import WireClient
@@ -583,3 +589,68 @@ async def test_who_may_alter_the_cluster_changes_acls_and_obeys_at_once(cluster:
         answer = await cluster.client.send(DeleteAclsRequest(filters=(exactly(granted),)), 3)
         assert [len(each.matching_acls) for each in answer.filter_results] == [1]
         assert await topics_of(cluster.client, name) == {name: TOPIC}
+
+
+# --- groups on one node, to whom everything is allowed that is not denied -------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(postgres: Databases) -> Iterator[GatewayProcess]:
+    with gateways(postgres) as start:
+        yield start({**AUTHORIZER, "allow.everyone.if.no.acl.found": "true"})
+
+
+async def deny(client: WireClient, *acls: tuple[Op, ResourceType, str]) -> None:
+    creations = tuple(acl(*each, permission=Permission.DENY) for each in acls)
+    answer = await client.send(CreateAclsRequest(creations=creations), 3)
+    assert [each.error_code for each in answer.results] == [OK] * len(acls), answer
+
+
+async def test_who_may_not_describe_a_topic_neither_subscribes_to_it_nor_sees_who_does(alone: GatewayProcess) -> None:
+    async with await WireClient.connect(alone.bootstrap) as client:
+        group, topic = fresh("group"), fresh("topic")
+        await create_topic(client, topic)
+
+        def joining(member: str) -> ConsumerGroupHeartbeatRequest:
+            return ConsumerGroupHeartbeatRequest(
+                group_id=group,
+                member_id=member,
+                member_epoch=0,
+                rebalance_timeout_ms=10_000,
+                subscribed_topic_names=(topic,),
+                topic_partitions=(),
+            )
+
+        assert (await client.send(joining("one"), 1)).error_code == OK
+        asked = ConsumerGroupDescribeRequest(group_ids=(group,))
+        (shown,) = (await client.send(asked, 1)).groups
+        assert (shown.error_code, len(shown.members)) == (OK, 1)
+        await deny(client, (Op.DESCRIBE, ResourceType.TOPIC, topic))
+        assert (await client.send(joining("two"), 1)).error_code == TOPIC
+        (hidden,) = (await client.send(asked, 1)).groups
+        told = "The group has described topic(s) that the client is not authorized to describe."
+        assert (hidden.error_code, hidden.error_message, hidden.members) == (TOPIC, told, ())
+
+
+async def test_internal_topics_of_a_topology_are_made_for_who_may_create_them(alone: GatewayProcess) -> None:
+    async with await WireClient.connect(alone.bootstrap) as client:
+        group, topic = fresh("group"), fresh("topic")
+        await create_topic(client, topic)
+        one = Instance(client, group, counting(topic, group), "one")
+        names = [name for name in of_topology(StreamsGroupHeartbeatRequest(topology=one.topology)) if name != topic]
+        # What has an ACL is not everybody's any more.
+        granted = [on_cluster(Op.ALTER), *(on_topic(Op.DESCRIBE, name) for name in set(names))]
+        answer = await client.send(CreateAclsRequest(creations=tuple(granted)), 3)
+        assert [each.error_code for each in answer.results] == [OK] * len(granted)
+        await one.join()
+        detail = one.statuses[StatusCode.MISSING_INTERNAL_TOPICS]
+        refused = detail.partition("; Unauthorized to CREATE on topics ")[2].removesuffix(".")
+        assert sorted(refused.split(", ")) == sorted(set(names))
+        assert set(names).isdisjoint(each.name for each in (await client.send(MetadataRequest(topics=None), 12)).topics)
+        described = StreamsGroupDescribeRequest(group_ids=(group,))
+        (shown,) = (await client.send(described, 0)).groups
+        assert shown.error_code == OK
+        await deny(client, (Op.DESCRIBE, ResourceType.TOPIC, topic))
+        (hidden,) = (await client.send(described, 0)).groups
+        told = "The described group uses topics that the client is not authorized to describe."
+        assert (hidden.error_code, hidden.error_message, hidden.topology) == (TOPIC, told, None)

@@ -146,6 +146,7 @@ async def test_acls_are_told_when_they_changed_and_in_another_history(topics: To
     assert (changes.revision > revision, sorted(changes.acls or ())) == (True, acls)
     assert (await topics.changes(changes.revision)).acls is None
     await topics.create_acls(acls[:1])
+    changes = await topics.changes(0)
     assert await topics.delete_acls([acls[0], acls[0]._replace(operation=4)]) == acls[:1]
     assert await topics.delete_acls(acls[:1]) == []
     assert (await topics.changes(changes.revision)).acls == acls[1:]
