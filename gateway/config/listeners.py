@@ -20,7 +20,6 @@ WILDCARDS = frozenset({"0.0.0.0", "::", ""})
 DEFAULT_NAME = "PLAINTEXT"
 MAX_LISTENERS = 32
 SECURITY_PROTOCOLS = ("PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL")
-SERVED_SECURITY_PROTOCOLS = frozenset(SECURITY_PROTOCOLS)
 DEFAULT_MAP = ",".join(f"{protocol}:{protocol}" for protocol in SECURITY_PROTOCOLS)
 
 _LISTENER = re.compile(r"([A-Za-z0-9_.\-]{1,64})://(.*)", re.ASCII)
@@ -86,8 +85,6 @@ def parse_listeners(listeners: str, advertised: str | None, protocol_map: str | 
         protocol = protocols.get(name)
         if protocol is None:
             raise ConfigError("listener.security.protocol.map", protocol_map, f"no security protocol for {name}")
-        if protocol not in SERVED_SECURITY_PROTOCOLS:
-            raise ConfigError("listener.security.protocol.map", protocol_map, f"{protocol} ({name}) is not served")
         made.append(Listener(name, protocol, bind, (host, port)))
     return made
 

@@ -281,6 +281,31 @@ async def test_scram_holds_on_every_node_at_once(postgres: Databases, gateway_fa
         assert await outcome("second") == (refused, GENERIC + mechanism)
 
 
+async def test_who_cannot_be_looked_up_is_closed_and_not_refused(gateway_factory: GatewayFactory) -> None:
+    """A client that is told of a failed authentication gives up; one whose connection ends comes back."""
+    secured = start_secured(gateway_factory, embedded=True)
+    await set_password(secured.open, "carol", "password", 1)
+    secured.gateway.pause_postgres()
+    try:
+        async with await WireClient.connect(secured.sasl) as client:
+            assert (await authenticate(client, ALICE)).error_code == 0, "PLAIN's users are not in Postgres"
+        async with await WireClient.connect(secured.sasl) as client:
+            await client.send(SaslHandshakeRequest(mechanism="SCRAM-SHA-256"), 1)
+            first = SaslAuthenticateRequest(auth_bytes=ScramClient("sha256", "carol", "password").first)
+            with pytest.raises(ConnectionError):
+                await client.send(first, 2, seconds=60)
+    finally:
+        secured.gateway.resume_postgres()
+    deadline_s = time.monotonic() + 30
+    while True:
+        async with await WireClient.connect(secured.sasl) as client:
+            try:
+                assert await scram(client, "SCRAM-SHA-256", "sha256", "carol", "password") == (0, None)
+                return
+            except ConnectionError:
+                assert time.monotonic() < deadline_s
+
+
 # --- sessions that end (KIP-368) --------------------------------------------------------------------------------------
 
 

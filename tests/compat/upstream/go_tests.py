@@ -31,6 +31,7 @@ import structlog
 from tests.compat.brokers import APACHE_KAFKA, BrokerProcess
 from tests.compat.upstream import compose, java_tools
 from tests.compat.upstream.outside import door
+from tests.compat.upstream.secured import PASSWORD, USER, secured_gateway
 from tests.compat.upstream.toxiproxy import FIRST_PORT, toxiproxy
 from tests.gateway_process import GatewayProcess
 from tests.kafka.process import KafkaProcess
@@ -44,6 +45,8 @@ DETAIL_CHARACTERS = 600
 SARAMA_BROKERS = 5
 PARALLEL = 2
 """Tests at a time, of those that say of themselves that they may: each of kfake's has a broker of its own."""
+WITH_SCRAM = frozenset({"TestSCRAMAuth", "TestSCRAMAuthBadCredentials"})
+"""Of kgo's tests, those that want a broker that asks its clients who they are."""
 KAFKA_VERSION = "4.1.0"
 # As in the environment that Sarama's tests bring up themselves.
 SARAMA_SETTINGS = {
@@ -180,6 +183,10 @@ def run(name: str, folder: Path) -> None:
         return
     with contextlib.ExitStack() as stack:
         environment = stack.enter_context(_sarama(tools, kafka=kafka) if name == "sarama" else _ENVIRONMENTS[name]())
+        if WITH_SCRAM.intersection(chosen) and not kafka:
+            secured = stack.enter_context(secured_gateway())
+            scram = {"KGO_TEST_SCRAM_SEEDS": secured.sasl, "KGO_TEST_SCRAM": f"{USER}:{PASSWORD}:256"}
+            environment = {**environment, **scram}
         command = ["go", "tool", "test2json", "-t", str(folder / "tests"), "-test.v=test2json"]
         command += ["-test.run", f"^({'|'.join(chosen)})$", "-test.timeout", f"{LIMIT_SECONDS}s"]
         command += ["-test.parallel", str(PARALLEL)]

@@ -26,9 +26,9 @@ import tempfile
 import time
 import tomllib
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ from tests.compat.brokers import APACHE_KAFKA, SLUICE
 from tests.compat.process import run_limited
 from tests.compat.upstream import java_tools, kafka_acls, kafka_topics
 from tests.compat.upstream.racks import racked
+from tests.compat.upstream.secured import KEY_PASSWORD, PASSWORD, USER, SecuredGateway, secured_gateway
 from tests.postgres import short_directory
 
 PACKAGE = "librdkafka"
@@ -73,6 +74,20 @@ DETAIL_CHARACTERS = 600
 MAP_OF_THEIRS = Path("tests", "0113-cooperative_rebalance.cpp")
 NO_ORDER = "if (a.partition < b.partition)"
 AN_ORDER = f"if (a.partition > b.partition) return false;\n    {NO_ORDER}"
+
+# Their configuration beside the address, which is another one. By PLAIN: SCRAM of the library that Debian has sends a
+# nonce that Kafka refuses since 3.7.2 (CVE-2024-56128).
+SECURED: Mapping[str, Callable[[SecuredGateway], str]] = {
+    "0097_ssl_verify": lambda gateway: (
+        f"bootstrap.servers={gateway.tls}\nsecurity.protocol=SSL\nssl.ca.location={gateway.authority}\n"
+        f"ssl.certificate.location={gateway.client.certificate}\nssl.key.location={gateway.client.key}\n"
+        f"ssl.key.password={KEY_PASSWORD}\n"
+    ),
+    "0135_sasl_credentials": lambda gateway: (
+        f"bootstrap.servers={gateway.sasl}\nsecurity.protocol=SASL_PLAINTEXT\nsasl.mechanism=PLAIN\n"
+        f"sasl.username={USER}\nsasl.password={PASSWORD}\n"
+    ),
+}
 
 _NO_WORD = re.compile(r"\W+")
 _COLOUR = re.compile(r"\033\[[\d;]*m")
@@ -355,6 +370,8 @@ def run(folder: Path) -> None:
         (work / "src").symlink_to(source / "src")
         bootstraps = {"default": os.environ["COMPAT_BOOTSTRAP"]}
         runner = Runner(source, work, folder / JAVA, newer, bootstraps, allowed)
+        if not kafka and any(choice.test in SECURED for choices in runs.values() for choice in choices):
+            runner.asking.append(stack.enter_context(secured_gateway()))
         kafka_topics.install(runner.kafka)
         kafka_acls.install(runner.kafka)
         wanted_brokers = {runner.broker_of(scenario, choices) for (_, scenario, _, _), choices in runs.items()}
@@ -386,6 +403,8 @@ class Runner:
     newer: Path | None
     bootstraps: dict[str, str]
     allowed: AllowList
+    asking: list[SecuredGateway] = field(default_factory=list)
+    """The gateway of those that want one that asks who its clients are, if any is run."""
 
     def broker_of(self, scenario: str, choices: Sequence[Choice]) -> str:
         """The name of the gateway that these run against."""
@@ -417,6 +436,10 @@ class Runner:
         bootstrap = self.bootstraps[self.broker_of(scenario, choices)]
         configuration.write_text(f"bootstrap.servers={bootstrap}\ntest.topic.random=true\n")
         environment = {**os.environ, "RDKAFKA_TEST_CONF": str(configuration), "TESTS": number}
+        if choices[0].test in SECURED and self.asking:
+            with configuration.open("a") as more:
+                more.write(SECURED[choices[0].test](self.asking[0]))
+            environment |= self.asking[0].environment
         environment["LD_LIBRARY_PATH"] = self.libraries(newer=newer)
         environment["TEST_KAFKA_VERSION"] = self.allowed.kafka_versions.get(choices[0].test, KAFKA_VERSION)
         if part:

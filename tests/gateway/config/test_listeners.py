@@ -43,7 +43,6 @@ def test_a_listener_on_every_interface_is_advertised_as_this_host(host: str) -> 
         ("B://a:1", None, None, "listener.security.protocol.map", "no security protocol for B"),
         ("B://a:1", None, "B:TLS", "listener.security.protocol.map", "expected NAME:PROTOCOL"),
         ("B://a:1", None, "B:PLAINTEXT,b:PLAINTEXT", "listener.security.protocol.map", "twice"),
-        ("SSL://a:1", None, None, "listener.security.protocol.map", r"SSL \(SSL\) is not served"),
         (",".join(f"L{n}://a:{n + 1}" for n in range(MAX_LISTENERS + 1)), None, None, "listeners", "at most"),
     ],
 )

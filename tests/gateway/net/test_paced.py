@@ -19,9 +19,12 @@ class Inner(asyncio.Transport):
         super().__init__()
         self.pieces: list[bytes] = []
         self.closed = self.aborted = False
+        self.full: Callable[[], None] | None = None
 
     def writelines(self, list_of_data: Any) -> None:
         self.pieces.append(b"".join(list_of_data))
+        if self.full is not None:
+            self.full()
 
     def get_write_buffer_size(self) -> int:
         return 7
@@ -90,6 +93,20 @@ async def test_nothing_is_written_while_the_socket_is_full() -> None:
     side.paced.inner_paused()
     side.paced.inner_resumed()
     assert side.told == ["pause", "resume"] * 2
+
+
+async def test_a_socket_may_be_full_at_once() -> None:
+    side = Side()
+    side.inner.full = side.paced.inner_paused
+    side.paced.write(bytes(3 * PIECE_BYTES))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert len(side.inner.pieces) == 1
+    side.inner.full = None
+    side.paced.inner_resumed()
+    await side.turns()
+    assert sum(map(len, side.inner.pieces)) == 3 * PIECE_BYTES
+    assert side.told == ["pause", "resume"]
 
 
 async def test_it_closes_behind_what_was_written() -> None:

@@ -1,0 +1,103 @@
+"""A gateway that asks its clients who they are, for tests of other people's that want one: by SASL, or by TLS.
+
+The one idea: their suites start against a gateway that asks nobody; what needs another gets it here, with users,
+certificates and what their environments call them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from gateway.config.jaas import PLAIN_MODULE
+from tests.compat.suites import ROOT
+from tests.gateway_process import GatewayProcess, free_ports
+from tests.postgres import short_directory
+from tests.secured import Authority, Certificate
+
+USER, PASSWORD = "tester", "tester-secret"
+KEY_PASSWORD = "key-secret"
+
+
+@dataclass(frozen=True, slots=True)
+class SecuredGateway:
+    sasl: str
+    """SASL_PLAINTEXT: PLAIN, SCRAM-SHA-256."""
+    tls: str
+    authority: Path
+    client: Certificate
+    """With a key that has KEY_PASSWORD."""
+    environment: Mapping[str, str]
+    """Of librdkafka's tests of certificates: the client's in every encoding."""
+
+
+@contextlib.contextmanager
+def secured_gateway() -> Iterator[SecuredGateway]:
+    with contextlib.ExitStack() as stack:
+        certificates = stack.enter_context(short_directory())
+        authority = Authority(certificates, "authority")
+        client = authority.issue("/CN=client", password=KEY_PASSWORD)
+        data = stack.enter_context(short_directory())
+        opened, sasl, tls = free_ports(3)
+        gateway = GatewayProcess(
+            data,
+            database_url=None,
+            settings={
+                "listeners": f"OPEN://127.0.0.1:{opened},SASL://127.0.0.1:{sasl},TLS://127.0.0.1:{tls}",
+                "listener.security.protocol.map": "OPEN:PLAINTEXT,SASL:SASL_PLAINTEXT,TLS:SSL",
+                "sasl.enabled.mechanisms": "PLAIN,SCRAM-SHA-256",
+                "listener.name.sasl.plain.sasl.jaas.config": f'{PLAIN_MODULE} required user_{USER}="{PASSWORD}";',
+                "ssl.keystore.location": str(authority.issue("/CN=localhost").whole),
+                "ssl.truststore.location": str(authority.certificate),
+                "ssl.client.auth": "required",
+            },
+            environment={},
+        )
+        stack.callback(gateway.close)
+        gateway.start()
+        words = ["users", "add", USER, "--mechanism", "SCRAM-SHA-256", "--password-stdin", "--data-dir", str(data)]
+        subprocess.run(
+            [sys.executable, "-m", "gateway.cli", *words],
+            cwd=ROOT,
+            input=f"{PASSWORD}\n",
+            text=True,
+            check=True,
+            stdout=sys.stderr,
+        )
+        yield SecuredGateway(
+            sasl=f"127.0.0.1:{sasl}",
+            tls=f"127.0.0.1:{tls}",
+            authority=authority.certificate,
+            client=client,
+            environment=_in_every_encoding(certificates, authority, client),
+        )
+
+
+def _in_every_encoding(directory: Path, authority: Authority, client: Certificate) -> dict[str, str]:
+    made = {name: directory / name for name in ("client.p12", "client.crt.der", "client.key.der", "authority.der")}
+    key, secret = ("-in", str(client.key)), ("-passin", f"pass:{KEY_PASSWORD}")
+    for command in (
+        [
+            *("pkcs12", "-export", "-inkey", str(client.key), "-in", str(client.certificate), *secret),
+            *("-certfile", str(authority.certificate), "-passout", f"pass:{KEY_PASSWORD}"),
+            *("-out", str(made["client.p12"])),
+        ],
+        ["x509", "-in", str(client.certificate), "-outform", "DER", "-out", str(made["client.crt.der"])],
+        ["pkey", *key, *secret, "-outform", "DER", "-out", str(made["client.key.der"])],
+        ["x509", "-in", str(authority.certificate), "-outform", "DER", "-out", str(made["authority.der"])],
+    ):
+        subprocess.run(["openssl", *command], check=True, stdout=sys.stderr, stdin=subprocess.DEVNULL)
+    return {
+        "SSL_password": KEY_PASSWORD,
+        "SSL_pkcs": str(made["client.p12"]),
+        "SSL_pub_pem": str(client.certificate),
+        "SSL_pub_der": str(made["client.crt.der"]),
+        "SSL_priv_pem": str(client.key),
+        "SSL_priv_der": str(made["client.key.der"]),
+        "SSL_ca_der": str(made["authority.der"]),
+        "SSL_all_cas_pem": str(authority.certificate),
+    }
