@@ -5,6 +5,7 @@ Clients of the one node are super users, those of the other are what ACLs make o
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -15,7 +16,7 @@ from uuid import UUID
 import aiohttp
 import pytest
 
-from bench.worst import addressed, filled
+from bench.worst import MEMBER, addressed, filled
 from gateway.apis import SERVED
 from gateway.apis.permissions import DEMANDS, FREE, of_topology
 from gateway.coordinator.streams.topology import StatusCode
@@ -25,6 +26,7 @@ from protocol.api_keys import ApiKey
 from protocol.codec import request_class
 from protocol.errors import ErrorCode
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from protocol.messages.alter_share_group_offsets import AlterShareGroupOffsetsRequest
 from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
 from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from protocol.messages.create_acls import AclCreation, CreateAclsRequest
@@ -36,6 +38,7 @@ from protocol.messages.describe_acls import DescribeAclsRequest
 from protocol.messages.describe_cluster import DescribeClusterRequest
 from protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
 from protocol.messages.describe_groups import DescribeGroupsRequest
+from protocol.messages.describe_share_group_offsets import DescribeShareGroupOffsetsRequest
 from protocol.messages.describe_topic_partitions import DescribeTopicPartitionsRequest, TopicRequest
 from protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from protocol.messages.find_coordinator import FindCoordinatorRequest
@@ -53,10 +56,16 @@ from protocol.messages.offset_commit import (
     OffsetCommitRequestPartition,
     OffsetCommitRequestTopic,
 )
+from protocol.messages.offset_delete import OffsetDeleteRequest
 from protocol.messages.offset_fetch import OffsetFetchRequest, OffsetFetchRequestGroup, OffsetFetchRequestTopics
 from protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from protocol.messages.share_acknowledge import ShareAcknowledgeRequest
+from protocol.messages.share_fetch import FetchPartition as SharePartition
+from protocol.messages.share_fetch import FetchTopic as ShareTopic
+from protocol.messages.share_fetch import ShareFetchRequest
 from protocol.messages.streams_group_describe import StreamsGroupDescribeRequest
 from protocol.messages.streams_group_heartbeat import StreamsGroupHeartbeatRequest
+from protocol.messages.txn_offset_commit import TxnOffsetCommitRequest
 from protocol.records import Record, build_batch
 from protocol.schema import ZERO_UUID
 from tests.conftest import gateways
@@ -483,8 +492,7 @@ async def test_transactions(cluster: Cluster) -> None:
 
 
 async def test_groups(cluster: Cluster) -> None:
-    """One coordinates them: who asks the other is told so, and no more than that."""
-    mine, other = fresh("mine"), fresh("other")
+    mine, other = await coordinated_by_the_guarded(cluster), fresh("other")
     topic, hidden = fresh("topic"), fresh("hidden")
     for name in (topic, hidden):
         await create_topic(cluster.admin, name)
@@ -492,8 +500,6 @@ async def test_groups(cluster: Cluster) -> None:
     granted = (on_group(Op.READ, mine), on_topic(Op.READ, topic))
     async with cluster.allowing(*granted):
         assert await coordinators(cluster.client, mine, other) == [OK, GROUP]
-        told = await cluster.client.send(FindCoordinatorRequest(coordinator_keys=(mine,)), 6)
-        its_own = told.coordinators[0].port == int(cluster.guarded.bootstrap.rpartition(":")[2])
         described = await cluster.client.send(DescribeGroupsRequest(groups=(other, mine)), 6)
         assert {each.group_id: each.error_code == GROUP for each in described.groups} == {mine: False, other: True}
         commit = OffsetCommitRequest(
@@ -507,19 +513,29 @@ async def test_groups(cluster: Cluster) -> None:
             ),
         )
         answer = await cluster.client.send(commit, 9)
-        expected = OK if its_own else ErrorCode.NOT_COORDINATOR
-        assert [part.error_code for each in answer.topics for part in each.partitions] == [expected, TOPIC]
+        assert [part.error_code for each in answer.topics for part in each.partitions] == [OK, TOPIC]
         named = tuple(OffsetFetchRequestTopics(name=name, partition_indexes=(0,)) for name in (topic, hidden))
         for asked in (named, None):
             fetch = OffsetFetchRequest(
                 groups=tuple(OffsetFetchRequestGroup(group_id=group, topics=asked) for group in (mine, other))
             )
             first, second = (await cluster.client.send(fetch, 9)).groups
-            assert (first.error_code, second.error_code) == (expected, GROUP)
+            assert (first.error_code, second.error_code) == (OK, GROUP)
             told_of = {each.name: each.partitions[0].error_code for each in first.topics}
-            assert hidden not in told_of if asked is None else not its_own or told_of == {topic: OK, hidden: TOPIC}
+            assert told_of == ({topic: OK} if asked is None else {topic: OK, hidden: TOPIC})
         answer = await cluster.client.send(DeleteGroupsRequest(groups_names=(mine,)), 2)
         assert [each.error_code for each in answer.results] == [GROUP]
+
+
+async def coordinated_by_the_guarded(cluster: Cluster) -> str:
+    """A group of which the other node is the coordinator."""
+    port = int(cluster.guarded.bootstrap.rpartition(":")[2])
+    async with asyncio.timeout(30):
+        while True:
+            name = fresh("mine")
+            told = await cluster.admin.send(FindCoordinatorRequest(coordinator_keys=(name,)), 6)
+            if told.coordinators[0].port == port:
+                return name
 
 
 async def coordinators(client: WireClient, *groups: str) -> list[int]:
@@ -654,3 +670,57 @@ async def test_internal_topics_of_a_topology_are_made_for_who_may_create_them(al
         (hidden,) = (await client.send(described, 0)).groups
         told = "The described group uses topics that the client is not authorized to describe."
         assert (hidden.error_code, hidden.error_message, hidden.topology) == (TOPIC, told, None)
+
+
+async def test_topics_of_groups_that_may_be_read(alone: GatewayProcess) -> None:
+    """The group is everybody's, the topic is not."""
+    async with await WireClient.connect(alone.bootstrap) as client:
+        group, sharing, topic, other = fresh("group"), fresh("sharing"), fresh("topic"), fresh("other")
+        topic_id = await create_topic(client, topic)
+        await create_topic(client, other)
+        await deny(client, (Op.READ, ResourceType.TOPIC, topic), (Op.DESCRIBE, ResourceType.TOPIC, topic))
+        part = OffsetCommitRequestPartition(partition_index=0, committed_offset=0)
+        commit = OffsetCommitRequest(
+            group_id=group,
+            generation_id_or_member_epoch=-1,
+            topics=(OffsetCommitRequestTopic(name=other, partitions=(part,)),),
+        )
+        assert (await client.send(commit, 9)).topics[0].partitions[0].error_code == OK
+        for request, version in (
+            (
+                ShareFetchRequest(
+                    group_id=sharing,
+                    member_id=MEMBER,
+                    share_session_epoch=0,
+                    topics=(ShareTopic(topic_id=topic_id, partitions=(SharePartition(partition_index=0),)),),
+                ),
+                2,
+            ),
+            (about(addressed(filled(ShareAcknowledgeRequest, 2, (), 1), ApiKey.SHARE_ACKNOWLEDGE), topic_id), 2),
+            (filled(TxnOffsetCommitRequest, 2, (), 1), 2),
+            (dataclasses.replace(filled(OffsetDeleteRequest, 0, (), 1), group_id=group), 0),
+            (dataclasses.replace(filled(AlterShareGroupOffsetsRequest, 0, (), 1), group_id=sharing), 0),
+            (filled(DescribeShareGroupOffsetsRequest, 1, (), 1), 1),
+        ):
+            asked = named_as(request, topic, sharing)
+            if isinstance(request, ShareAcknowledgeRequest):
+                # Of a session: the fetch before it has begun one.
+                asked = dataclasses.replace(asked, group_id=sharing, member_id=MEMBER, share_session_epoch=1)
+            answer = await client.send(asked, version)
+            assert TOPIC in set(codes_in(answer)), (request, answer)
+            assert not {GROUP, CLUSTER, TRANSACTION}.intersection(codes_in(answer))
+
+
+def named_as(request: Any, topic: str, group: str) -> Any:
+    """About this topic, wherever a topic is named; of groups of a list, about this one."""
+    changed: dict[str, Any] = {}
+    for field in dataclasses.fields(request):
+        value = getattr(request, field.name)
+        if field.name == "groups":
+            value = tuple(dataclasses.replace(each, group_id=group) for each in value)
+        if field.name in ("name", "topic_name"):
+            changed[field.name] = topic
+        elif isinstance(value, tuple):
+            inner = (named_as(each, topic, group) if dataclasses.is_dataclass(each) else each for each in value)
+            changed[field.name] = tuple(inner)
+    return dataclasses.replace(request, **changed)
