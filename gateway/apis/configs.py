@@ -19,7 +19,14 @@ from functools import partial
 import structlog
 
 from gateway.apis.broker_loggers import Operation, alter_loggers, describe_loggers, read_broker_id
-from gateway.config.broker import BROKER_CONFIGS, NODE_CONFIGS, BrokerConfig, find_broker_config, parse_broker_configs
+from gateway.config.broker import (
+    BROKER_CONFIGS,
+    NODE_CONFIGS,
+    BrokerConfig,
+    find_broker_config,
+    parse_broker_configs,
+    shown_value,
+)
 from gateway.config.client_metrics import (
     CLIENT_METRICS_CONFIGS,
     MAX_SUBSCRIPTIONS,
@@ -534,7 +541,8 @@ async def _alter_brokers(resource_name: str, change: Change, services: Services,
     )
     if resource_name in (ALL_BROKERS, own_name):
         services.catalog.set_broker(altered)
-    log.info("broker configs altered", broker=resource_name or "all", configs=wanted)
+    shown = {name: shown_value(name, value) for name, value in wanted.items()}
+    log.info("broker configs altered", broker=resource_name or "all", configs=shown)
 
 
 async def _alter_group(group_id: str, change: Change, services: Services, *, validate_only: bool) -> None:

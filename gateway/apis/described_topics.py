@@ -12,6 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from uuid import UUID
 
+from gateway.net.pieces import in_pieces
 from protocol.codec import encode_element
 from protocol.messages.metadata import MetadataResponse, MetadataResponseTopic
 from protocol.specialise import EncodedElements
@@ -22,9 +23,6 @@ MAX_VIEWS = 8
 
 MIN_PARTITIONS = 200
 """Answers about fewer are described and encoded as any other response."""
-
-PARTITIONS_PER_STEP = 500
-"""Described without giving way; a few milliseconds."""
 
 PARTITIONS_AT_ONCE = 1_000
 """A topic of more is described and encoded in a thread."""
@@ -40,32 +38,33 @@ class DescribedTopics:
         self._views: OrderedDict[View, dict[UUID, tuple[Topic, bytes]]] = OrderedDict()
 
     async def encode(
-        self, topics: Sequence[Topic], version: int, view: View, describe: Callable[[Topic], MetadataResponseTopic]
+        self,
+        topics: Sequence[Topic],
+        version: int,
+        view: View,
+        describe: Callable[[Topic], MetadataResponseTopic],
+        *,
+        in_all: int,
     ) -> EncodedElements:
         """The topics in their order, as an element of MetadataResponse.topics each. `describe` must be a function of
-        the topic and of what `view` holds."""
+        the topic and of what `view` holds. `in_all`: topics that there are, of which some may be asked for."""
         known = self._views.get((version, view))
         if known is None:
             known = self._views[version, view] = {}
             while len(self._views) > MAX_VIEWS:
                 self._views.popitem(last=False)
         self._views.move_to_end((version, view))
-        if len(known) > 2 * len(topics):
+        if len(known) > 2 * in_all:
             self._views[version, view] = known = {}
         encoded: list[bytes] = []
-        described = 0
-        for topic in topics:
+        async for topic in in_pieces(topics):
             found = known.get(topic.topic_id)
             if found is None or found[0] is not topic:
                 if len(topic.partitions) > PARTITIONS_AT_ONCE:
                     found = (topic, await asyncio.to_thread(_encoded, topic, version, describe))
                 else:
                     found = (topic, _encoded(topic, version, describe))
-                    described += len(topic.partitions)
                 known[topic.topic_id] = found
-                if described >= PARTITIONS_PER_STEP:
-                    described = 0
-                    await asyncio.sleep(0)
             encoded.append(found[1])
         return EncodedElements(encoded)
 

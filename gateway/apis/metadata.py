@@ -173,10 +173,14 @@ async def _describe_all(
         )
     asker = None
     if with_operations and context.services.authorizer is not None:
-        asker = (context.connection.principal, context.connection.client_host, context.services.authorizer.acls)
+        asker = (context.connection.principal, context.connection.client_host, context.services.authorizer.acls.number)
     view = (placement.view, with_operations, context.services.catalog.broker.default_replication_factor, asker)
     return await context.services.described_topics.encode(
-        topics, context.version, view, lambda topic: _describe(topic, context, placement, with_operations)
+        topics,
+        context.version,
+        view,
+        lambda topic: _describe(topic, context, placement, with_operations),
+        in_all=len(context.services.catalog.topics()),
     )
 
 

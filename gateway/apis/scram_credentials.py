@@ -78,7 +78,8 @@ async def alter_user_scram_credentials(
             refused[name] = error
         else:
             upserted[name] = upsertion
-    if upserted and await users.count() + len(upserted) > MAX_USERS:
+    there = {info.user for info in (await users.described(upserted.keys()) if upserted else ())}
+    if upserted.keys() - there and await users.count() + len(upserted.keys() - there) > MAX_USERS:
         for name in upserted:
             refused[name] = KafkaError(ErrorCode.POLICY_VIOLATION, f"No more than {MAX_USERS} users may be stored.")
         upserted.clear()

@@ -495,7 +495,7 @@ async def create_partitions(request: CreatePartitionsRequest, context: RequestCo
     services = context.services
     await services.catalog.refresh_if_changed()
     named = await tally(topic.name for topic in request.topics)
-    _check_total(await mapped(lambda topic: _growth(topic, services), request.topics))
+    _check_total(await mapped(lambda topic: _growth(topic, context), request.topics))
     brokers = await Brokers.read(services, asked=any(await mapped(lambda topic: topic.assignments, request.topics)))
     mutations = services.throttles.mutations(context, STRICT_CREATE_PARTITIONS)
     results: dict[str, CreatePartitionsTopicResult] = {}
@@ -535,8 +535,11 @@ def refuse_create_partitions(
     )
 
 
-def _growth(topic: CreatePartitionsTopic, services: Services) -> int:
-    known = services.catalog.get(topic.name)
+def _growth(topic: CreatePartitionsTopic, context: RequestContext) -> int:
+    """What is refused for the sum of it tells how many partitions a topic has: only of those that one may alter."""
+    if not may_topic(context, AclOperation.ALTER, topic.name, told=False):
+        return 0
+    known = context.services.catalog.get(topic.name)
     return max(topic.count - len(known.partitions), 0) if known is not None else 0
 
 

@@ -207,7 +207,7 @@ async def _topics(
     if group_ids:
         indexes = {partition_of(group_id, count) async for group_id in in_pieces(group_ids)}
         topics.append(TopicData(topic=CONSUMER_OFFSETS, partitions=tuple(sorted(indexes))))
-    return tuple(topic for topic in topics if may_topic(context, AclOperation.DESCRIBE, topic.topic))
+    return tuple([topic async for topic in in_pieces(topics) if may_topic(context, AclOperation.DESCRIBE, topic.topic)])
 
 
 # --- DescribeProducers ------------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gateway.config.definition import (
+    HIDDEN,
     MAX_INT,
     MAX_LONG,
     ConfigError,
@@ -710,6 +711,12 @@ def find_broker_config(name: str) -> ConfigKey | None:
     return None
 
 
+def shown_value(name: str, value: str) -> str:
+    """What a log or a refusal may tell of a value: nothing of a password, nor of what nobody knows: it may be one."""
+    key = find_broker_config(name)
+    return HIDDEN if key is None or key.type is ConfigType.PASSWORD else value
+
+
 def parse_broker_configs(
     given: Mapping[str, str], dynamic: Mapping[str, str] | None = None, own: Mapping[str, str] | None = None
 ) -> BrokerConfig:
@@ -789,12 +796,12 @@ def validate_dynamic(dynamic: Mapping[str, str]) -> None:
         if key is None:
             continue
         if key.update is not Update.DYNAMIC:
-            raise ConfigError(name, value, "cannot be changed while the gateway runs")
+            raise ConfigError(name, shown_value(name, value), "cannot be changed while the gateway runs")
         key.parse(value)
 
 
 def _known(name: str, value: str) -> ConfigKey:
     key = find_broker_config(name)
     if key is None:
-        raise ConfigError(name, value, "unknown broker setting")
+        raise ConfigError(name, HIDDEN, "unknown broker setting")
     return key

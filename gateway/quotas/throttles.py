@@ -51,6 +51,8 @@ class Throttles:
         return self._charge(QuotaKey.PRODUCER_BYTE_RATE, lambda: sum(_produced(request)), context)
 
     def around(self, context: RequestContext) -> Charged | None:
+        if context.api_key is ApiKey.API_VERSIONS:
+            return None  # asked before it is known who asks: a stranger would spend what is somebody's
         return self._charged if context.services.catalog.quotas else None
 
     async def _charged(self, handling: Coroutine[Any, Any, Any], context: RequestContext) -> tuple[Any, int]:

@@ -9,6 +9,7 @@ Mirrors upstream's StandardAuthorizerData, ResourcePatternFilter and AccessContr
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
@@ -165,10 +166,15 @@ class _Patterns:
             prefix = self._within[prefix]
 
 
+_numbers = itertools.count()
+
+
 class Acls:
     """Does not change once it is made."""
 
     def __init__(self) -> None:
+        self.number = next(_numbers)
+        """No other ACLs of this process have it."""
         self._all: dict[Acl, None] = {}
         self._by_type: defaultdict[int, _Patterns] = defaultdict(_Patterns)
 

@@ -37,31 +37,44 @@ Failed = Callable[[str], None]
 class _Handshakes(ssl.SSLObject):
     """Says of a handshake that fails what asyncio keeps to itself."""
 
+    is_given_up = False
+
     def do_handshake(self) -> None:
         context = self.context
         assert isinstance(context, ListenerContext)
-        pending = context.pending
-        if self not in pending and len(pending) >= MAX_HANDSHAKES:
-            context.failed("too many handshakes at once")
+        if self.is_given_up:
             raise ssl.SSLError("too many handshakes at once")
-        pending.add(self)
+        context.take_place(self)
         try:
             super().do_handshake()
         except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
             raise
         except ssl.SSLError as error:
-            pending.discard(self)
+            context.pending.pop(id(self), None)
             context.failed(_reason(error))
             raise
-        pending.discard(self)
+        context.pending.pop(id(self), None)
 
 
 class ListenerContext(ssl.SSLContext):
     """A server's context of one listener."""
 
     sslobject_class = _Handshakes
-    pending: weakref.WeakSet[ssl.SSLObject]
+    pending: dict[int, weakref.ref[_Handshakes]]
+    """Handshakes that have begun, the oldest first."""
     failed: Failed
+
+    def take_place(self, handshake: _Handshakes) -> None:
+        """Where there are too many the oldest is given up: whoever says nothing must not keep others out."""
+        key, pending = id(handshake), self.pending
+        if key in pending:
+            return
+        while len(pending) >= MAX_HANDSHAKES:
+            oldest = pending.pop(next(iter(pending)))()
+            if oldest is not None:
+                oldest.is_given_up = True
+                self.failed("too many handshakes at once")
+        pending[key] = weakref.ref(handshake, lambda _: pending.pop(key, None) and None)
 
 
 def _reason(error: ssl.SSLError) -> str:
@@ -74,7 +87,7 @@ def _reason(error: ssl.SSLError) -> str:
 def make_context(settings: TlsSettings, failed: Failed) -> ListenerContext:
     """Reads files. ConfigError names the setting whose key or certificates cannot be used."""
     context = ListenerContext(ssl.PROTOCOL_TLS_SERVER)
-    context.pending, context.failed = weakref.WeakSet(), failed
+    context.pending, context.failed = {}, failed
     versions = sorted(_VERSIONS[name] for name in settings.protocols)
     context.minimum_version, context.maximum_version = versions[0], versions[-1]
     context.options |= ssl.OP_NO_RENEGOTIATION
