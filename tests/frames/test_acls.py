@@ -30,6 +30,7 @@ from protocol.messages.alter_share_group_offsets import AlterShareGroupOffsetsRe
 from protocol.messages.consumer_group_describe import ConsumerGroupDescribeRequest
 from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from protocol.messages.create_acls import AclCreation, CreateAclsRequest
+from protocol.messages.create_partitions import CreatePartitionsRequest, CreatePartitionsTopic
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest
 from protocol.messages.delete_groups import DeleteGroupsRequest
@@ -339,6 +340,19 @@ async def test_topics_are_created_by_who_may(cluster: Cluster) -> None:
         assert (await created())[other] == (OK, None, OK)
 
 
+async def test_how_many_partitions_a_topic_has_is_not_told_by_a_refusal(cluster: Cluster) -> None:
+    name = fresh("secret")
+    await create_topic(cluster.admin, name)
+    grow = CreatePartitionsRequest(topics=(CreatePartitionsTopic(name=name, count=1_000_000, assignments=None),))
+    for topic in (name, fresh("missing")):
+        asked = dataclasses.replace(grow, topics=(dataclasses.replace(grow.topics[0], name=topic),))
+        (answer,) = (await cluster.client.send(asked, 3)).results
+        assert answer.error_code == TOPIC
+    async with cluster.allowing(on_topic(Op.ALTER, name)):
+        (answer,) = (await cluster.client.send(grow, 3)).results
+        assert answer.error_code == ErrorCode.POLICY_VIOLATION
+
+
 async def test_topics_are_deleted_by_who_may(cluster: Cluster) -> None:
     names = mine, seen, hidden, missing = fresh("mine"), fresh("seen"), fresh("hidden"), fresh("missing")
     ids = {name: await create_topic(cluster.admin, name) for name in (mine, seen, hidden)}
@@ -548,8 +562,9 @@ async def test_groups_that_may_not_be_described_are_not_listed(cluster: Cluster)
     topic = fresh("topic")
     await create_topic(cluster.admin, topic)
     some = [fresh("listed") for _ in range(20)]
-    for group in some:
-        commit = OffsetCommitRequest(
+
+    async def commit(group: str) -> None:
+        asked = OffsetCommitRequest(
             group_id=group,
             generation_id_or_member_epoch=-1,
             topics=(
@@ -558,17 +573,21 @@ async def test_groups_that_may_not_be_described_are_not_listed(cluster: Cluster)
                 ),
             ),
         )
-        await cluster.admin.send(commit, 9)
+        await cluster.admin.send(asked, 9)
         async with cluster.allowing(on_group(Op.READ, group), on_topic(Op.READ, topic)):
-            await cluster.client.send(commit, 9)
+            await cluster.client.send(asked, 9)
 
     async def listed() -> set[str]:
         return {each.group_id for each in (await cluster.client.send(ListGroupsRequest(), 5)).groups}
 
-    assert await listed() == set()
-    async with cluster.allowing(on_cluster(Op.DESCRIBE)):
-        all_of_the_node = await listed()
-    assert all_of_the_node & set(some)
+    all_of_the_node: set[str] = set()
+    async with asyncio.timeout(60):
+        while not all_of_the_node & set(some):  # a node that has just started coordinates nothing yet
+            for group in some:
+                await commit(group)
+            assert await listed() == set()
+            async with cluster.allowing(on_cluster(Op.DESCRIBE)):
+                all_of_the_node = await listed()
     one = next(iter(all_of_the_node))
     async with cluster.allowing(on_group(Op.DESCRIBE, one)):
         assert await listed() == {one}

@@ -7,6 +7,7 @@ import contextlib
 
 import asyncpg
 import pytest
+import structlog.testing
 
 from gateway.apis.configs import Operation, ResourceType
 from gateway.apis.topics import create_internal_topics
@@ -247,7 +248,10 @@ async def test_a_setting_of_one_broker_is_its_own(database_url: str) -> None:
 
 async def test_a_broker_setting_that_nobody_knows_is_kept_and_its_value_not_shown(database_url: str) -> None:
     async with admin_node(database_url) as node:
-        assert (await alter(node, BROKER, "1", (SET, "plugin.password", "secret"))).error_code == ErrorCode.NONE
+        with structlog.testing.capture_logs() as logged:
+            assert (await alter(node, BROKER, "1", (SET, "plugin.password", "secret"))).error_code == ErrorCode.NONE
+        assert "plugin.password" in str(logged)
+        assert "secret" not in str(logged)
         (entry,) = (await describe(node, BROKER, "1", "plugin.password")).configs
         assert (entry.value, entry.is_sensitive) == (None, True)
         assert entry.config_source == ConfigSource.DYNAMIC_BROKER_CONFIG

@@ -142,3 +142,4 @@ async def test_there_is_a_last_user(node: AdminNode, monkeypatch: pytest.MonkeyP
     assert (await alter(node, upsertion("ann"), upsertion("ben")))["ben"][0] == ErrorCode.NONE
     assert (await alter(node, upsertion("eve")))["eve"][0] == ErrorCode.POLICY_VIOLATION
     assert set(await describe(node)) == {"ann", "ben"}
+    assert (await alter(node, upsertion("ann", iterations=8192)))["ann"][0] == ErrorCode.NONE, "nobody is added"

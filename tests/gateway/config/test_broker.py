@@ -99,7 +99,6 @@ def test_the_finest_retention_wins(given: dict[str, str], retention_ms: int) -> 
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("no.such.setting", "1"),
         ("num.partitions", "0"),
         ("num.partitions", ""),
         ("num.partitions", "1.5"),
@@ -135,6 +134,20 @@ def test_refused_with_name_value_and_reason(name: str, value: str) -> None:
     assert refused.value.value == value
     assert refused.value.reason
     assert name in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["sasl.jaas.config", "listener.name.one.sasl.plian.sasl.jaas.config", "no.such"])
+def test_the_value_of_an_unknown_setting_is_not_told(name: str) -> None:
+    with pytest.raises(ConfigError, match="unknown broker setting") as refused:
+        parse_broker_configs({name: "a secret"})
+    assert name in str(refused.value)
+    assert "a secret" not in f"{refused.value} {refused.value.value}"
+
+
+def test_a_password_that_cannot_be_changed_is_not_told() -> None:
+    with pytest.raises(ConfigError, match="cannot be changed") as refused:
+        parse_broker_configs({}, {"ssl.key.password": "a secret"})
+    assert "a secret" not in f"{refused.value} {refused.value.value}"
 
 
 def test_a_fixed_setting_may_be_given_its_value() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import cast
+
 import pytest
 
+from gateway.net.context import RequestContext
 from gateway.quotas.limits import EntityType, QuotaKey, Quotas
 from gateway.quotas.throttles import SWEEP_EVERY_S, Throttles
+from protocol.api_keys import ApiKey
 
 
 class Clock:
@@ -52,3 +57,14 @@ def test_without_a_quota_nothing_is_counted() -> None:
     throttles = Throttles()
     assert throttles.connection_wait_s(Quotas({}), "a") == 0
     assert len(throttles) == 0
+
+
+def test_who_asks_for_versions_is_not_known_yet_and_charged_for_nothing() -> None:
+    throttles = Throttles()
+    catalog = SimpleNamespace(
+        quotas=Quotas({frozenset({(EntityType.CLIENT_ID, "")}): {QuotaKey.REQUEST_PERCENTAGE: 1.0}})
+    )
+    asking = SimpleNamespace(api_key=ApiKey.API_VERSIONS, services=SimpleNamespace(catalog=catalog))
+    assert throttles.around(cast(RequestContext, asking)) is None
+    asking.api_key = ApiKey.METADATA
+    assert throttles.around(cast(RequestContext, asking)) is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import ssl
 from pathlib import Path
 
 import pytest
@@ -77,3 +79,26 @@ def test_no_file_with_a_key_stays(
     with pytest.raises(ConfigError):
         make_context(dataclasses.replace(settings, **{**given, "key": "nothing"}), lambda reason: None)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_who_says_nothing_does_not_keep_others_out(settings: TlsSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.security.tls.MAX_HANDSHAKES", 2)
+    reasons: list[str] = []
+    context = make_context(settings, reasons.append)
+
+    def begun() -> ssl.SSLObject:
+        handshake = context.wrap_bio(ssl.MemoryBIO(), ssl.MemoryBIO(), server_side=True)
+        with pytest.raises(ssl.SSLWantReadError):
+            handshake.do_handshake()
+        return handshake
+
+    first, second, third = begun(), begun(), begun()
+    assert reasons == ["too many handshakes at once"]
+    with pytest.raises(ssl.SSLError, match="too many handshakes"):
+        first.do_handshake()
+    for waiting in (second, third):
+        with pytest.raises(ssl.SSLWantReadError):
+            waiting.do_handshake()
+    del waiting, second, third
+    gc.collect()
+    assert not context.pending, "who is gone has no place"

@@ -1,0 +1,35 @@
+"""Topics that are kept encoded: made anew for what has changed, and kept though somebody sees few of them."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from gateway.apis.described_topics import DescribedTopics
+from protocol.messages.metadata import MetadataResponseTopic
+from storage.types import Topic
+
+TOPICS = [Topic(UUID(int=number + 1), f"t{number}", False, {}, ()) for number in range(10)]
+
+
+class Describing:
+    def __init__(self) -> None:
+        self.described: list[str] = []
+
+    def __call__(self, topic: Topic) -> MetadataResponseTopic:
+        self.described.append(topic.name)
+        return MetadataResponseTopic(name=topic.name, topic_id=topic.topic_id)
+
+
+async def test_who_sees_few_topics_does_not_throw_away_what_is_kept() -> None:
+    kept, describe = DescribedTopics(), Describing()
+    await kept.encode(TOPICS, 12, (), describe, in_all=len(TOPICS))
+    await kept.encode(TOPICS[:1], 12, (), describe, in_all=len(TOPICS))
+    await kept.encode(TOPICS, 12, (), describe, in_all=len(TOPICS))
+    assert describe.described == [topic.name for topic in TOPICS]
+
+
+async def test_what_is_kept_of_topics_that_are_gone_is_thrown_away() -> None:
+    kept, describe = DescribedTopics(), Describing()
+    await kept.encode(TOPICS, 12, (), describe, in_all=len(TOPICS))
+    await kept.encode(TOPICS[:2], 12, (), describe, in_all=2)
+    assert len(describe.described) == len(TOPICS) + 2
