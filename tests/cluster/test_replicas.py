@@ -92,8 +92,10 @@ async def placed(client: WireClient, topic: str) -> tuple[int, tuple[int, ...], 
     return part.leader_id, part.replica_nodes, part.isr_nodes, part.offline_replicas
 
 
-async def read(client: WireClient, topic: str, offset: int, rack: str, version: int = FETCH_VERSION) -> PartitionData:
-    request = replace(fetch(topic, offset, max_wait_ms=0), rack_id=rack)
+async def read(
+    client: WireClient, topic: str, offset: int, rack: str, version: int = FETCH_VERSION, *, max_wait_ms: int = 0
+) -> PartitionData:
+    request = replace(fetch(topic, offset, max_wait_ms=max_wait_ms), rack_id=rack)
     answer = await client.send(request, version)
     (part,) = answer.responses[0].partitions
     return part
@@ -181,7 +183,9 @@ async def test_the_leader_sends_a_consumer_to_its_rack(start: Start) -> None:
             beyond = await read(client, topic, 2, "b")
             assert (beyond.error_code, beyond.preferred_read_replica) == (ErrorCode.OFFSET_OUT_OF_RANGE, -1)
         # Who has read to the end is sent there too, and waits there for what the leader takes next.
-        assert (await read(zero, topic, 1, "b")).preferred_read_replica == 1
+        asked_s = time.monotonic()
+        assert (await read(zero, topic, 1, "b", max_wait_ms=20_000)).preferred_read_replica == 1
+        assert time.monotonic() - asked_s < 10, "who is sent away does not wait for records first"
         waiting = one.send_nowait(fetch(topic, 1), FETCH_VERSION)
         assert (await zero.send(produce(topic), 9)).responses[0].partition_responses[0].base_offset == 1
         (part,) = (await waiting).responses[0].partitions

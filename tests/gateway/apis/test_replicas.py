@@ -25,6 +25,8 @@ from protocol.messages.describe_topic_partitions import DescribeTopicPartitionsR
 from protocol.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from protocol.messages.list_partition_reassignments import ListPartitionReassignmentsRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from storage.monitor import Monitor
+from storage.types import Assignment
 from tests.gateway.admin import AdminNode, admin_node
 
 PREFERRED, UNCLEAN = 0, 1
@@ -164,6 +166,8 @@ async def test_a_node_that_starts_reads_assignments(database_url: str) -> None:
         async with admin_node(database_url, name="node-4") as four:
             assert await shown(four, "named") == [(1, (1, 3), (1, 3), ())]
             assert four.catalog.get("named") == nodes[0].catalog.get("named")
+            (ends,) = await Monitor(four.database).partitions(10)
+            assert ends.assignment == Assignment((1, 3)), "metrics name the same leader"
 
 
 async def test_added_partitions_are_where_they_were_named(database_url: str) -> None:

@@ -279,8 +279,9 @@ async def test_what_another_node_leads_since_is_not_acquired() -> None:
     assert node.share.count == 0
 
 
+@pytest.mark.parametrize("by", ["other nodes", "an election"])
 @pytest.mark.parametrize("parked", [False, True])
-async def test_leadership_that_went_and_came_back_between_two_looks_is_noticed(*, parked: bool) -> None:
+async def test_leadership_that_went_and_came_back_between_two_looks_is_noticed(by: str, *, parked: bool) -> None:
     node = Node(1)
     node.append(0, 4)
     assert acquired((await node.fetch(0))[0]) == [(0, 3)]
@@ -289,7 +290,10 @@ async def test_leadership_that_went_and_came_back_between_two_looks_is_noticed(*
         waiting = asyncio.create_task(node.fetch(max_wait_ms=20_000))
         await parked_at(node)
     # Another node has led it, and delivered what comes next.
-    node.services.membership.leaders = SimpleNamespace()
+    if by == "other nodes":
+        node.services.membership.leaders = SimpleNamespace()
+    else:
+        node.services.catalog.assigned = object()
     node.rows.rows[ShareKey("s", node.topic_id, 0)] = ShareRow(2, 5)
     node.append(0)
     if not parked:
