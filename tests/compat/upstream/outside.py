@@ -33,7 +33,10 @@ LOWEST = {
     "group.consumer.heartbeat.interval.ms": "group.consumer.min.heartbeat.interval.ms",
 }
 """A broker refuses what is below its bound, so the bound follows where a test does not give it."""
-OURS = ("listeners", "advertised.listeners", "listener.security.protocol.map", "node.id", "broker.id", "log.dirs")
+OURS = (
+    *("listeners", "advertised.listeners", "listener.security.protocol.map"),
+    *("node.id", "broker.id", "broker.rack", "log.dirs"),
+)
 """Where a broker lies and what it is called is not for a test to say."""
 LOG_CHARACTERS = 2000
 ADMIN_SECONDS = 10.0
@@ -49,7 +52,8 @@ class _Cluster:
 
 
 class Gateways:
-    """Fresh nodes. `most_nodes` says of a class or a test how many it gets at the most; others get one."""
+    """Fresh nodes. `most_nodes` says of a class or a test how many it gets at the most; others get one.
+    Nodes of those of whom it says something are counted from 0, as a cluster inside a test's process counts them."""
 
     def __init__(self, server: Databases, most_nodes: Mapping[str, int]) -> None:
         self._server = server
@@ -60,8 +64,10 @@ class Gateways:
         url = self._server.create()
         stack.callback(self._server.drop, url)
         nodes: list[BrokerProcess] = []
+        test = str(asked["test"])
+        counted = not self._most_nodes.keys().isdisjoint((test, test.partition(".")[0]))
         racks: list[str] = asked.get("racks", [])
-        for number in range(min(int(asked["brokers"]), most_nodes(self._most_nodes, str(asked["test"])))):
+        for number in range(min(int(asked["brokers"]), most_nodes(self._most_nodes, test))):
             rack = racks[number] if number < len(racks) else ""
             directory = stack.enter_context(short_directory())
             (port,) = free_ports(1)
@@ -70,6 +76,8 @@ class Gateways:
                 "listeners": f"PLAINTEXT://127.0.0.1:{port}",
                 "advertised.listeners": f"PLAINTEXT://{asked.get('advertise', f'localhost:{port}')}",
             }
+            if counted:
+                addresses["node.id"] = str(number)
             node = GatewayProcess(
                 directory,
                 database_url=url,
