@@ -81,6 +81,8 @@ class AllowList:
     sharing: tuple[str, ...] = ()
     seen: tuple[str, ...] = ()
     unserved: frozenset[str] = frozenset()
+    from_0: tuple[str, ...] = ()
+    """Classes or `Class.method` whose nodes are counted from 0, as in a cluster inside a test's process."""
 
     @classmethod
     def load(cls) -> AllowList:
@@ -93,6 +95,7 @@ class AllowList:
             tuple(entries.get("sharing", [])),
             tuple(entries.get("seen", [])),
             frozenset(test for part in entries["left_out"] if part.get("unserved") for test in part["tests"]),
+            tuple(entries.get("from_0", [])),
         )
 
     @property
@@ -230,7 +233,8 @@ def run(folder: Path) -> None:
                 continue
             chosen.setdefault(part.version, {})[row] = f"{part.name}#{_base(test)}"
     with contextlib.ExitStack() as stack:
-        address = stack.enter_context(door(allowed.nodes, sharing=allowed.sharing)) if chosen and not kafka else ""
+        opened = door(allowed.nodes, sharing=allowed.sharing, from_0=allowed.from_0)
+        address = stack.enter_context(opened) if chosen and not kafka else ""
         for version in sorted(chosen):
             heap = "2g" if kafka else "768m"
             command = _java(folder, version, outside=not kafka, heap=heap, seen=allowed.seen)

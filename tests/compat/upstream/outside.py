@@ -33,7 +33,10 @@ LOWEST = {
     "group.consumer.heartbeat.interval.ms": "group.consumer.min.heartbeat.interval.ms",
 }
 """A broker refuses what is below its bound, so the bound follows where a test does not give it."""
-OURS = ("listeners", "advertised.listeners", "listener.security.protocol.map", "node.id", "broker.id", "log.dirs")
+OURS = (
+    *("listeners", "advertised.listeners", "listener.security.protocol.map"),
+    *("node.id", "broker.id", "broker.rack", "log.dirs"),
+)
 """Where a broker lies and what it is called is not for a test to say."""
 LOG_CHARACTERS = 2000
 ADMIN_SECONDS = 10.0
@@ -49,19 +52,23 @@ class _Cluster:
 
 
 class Gateways:
-    """Fresh nodes. `most_nodes` says of a class or a test how many it gets at the most; others get one."""
+    """Fresh nodes. `most_nodes` says of a class or a test how many it gets at the most; others get one.
+    Nodes of those `from_0` are counted from there, as a cluster inside a test's process counts them."""
 
-    def __init__(self, server: Databases, most_nodes: Mapping[str, int]) -> None:
+    def __init__(self, server: Databases, most_nodes: Mapping[str, int], from_0: Collection[str] = ()) -> None:
         self._server = server
         self._most_nodes = most_nodes
+        self._from_0 = frozenset(from_0)
 
     def start(self, asked: Mapping[str, Any], stack: contextlib.ExitStack) -> list[BrokerProcess]:
         settings = {**DEFAULTS, **served(asked["settings"])}
         url = self._server.create()
         stack.callback(self._server.drop, url)
         nodes: list[BrokerProcess] = []
+        test = str(asked["test"])
+        counted = not self._from_0.isdisjoint((test, test.partition(".")[0]))
         racks: list[str] = asked.get("racks", [])
-        for number in range(min(int(asked["brokers"]), most_nodes(self._most_nodes, str(asked["test"])))):
+        for number in range(min(int(asked["brokers"]), most_nodes(self._most_nodes, test))):
             rack = racks[number] if number < len(racks) else ""
             directory = stack.enter_context(short_directory())
             (port,) = free_ports(1)
@@ -70,6 +77,8 @@ class Gateways:
                 "listeners": f"PLAINTEXT://127.0.0.1:{port}",
                 "advertised.listeners": f"PLAINTEXT://{asked.get('advertise', f'localhost:{port}')}",
             }
+            if counted:
+                addresses["node.id"] = str(number)
             node = GatewayProcess(
                 directory,
                 database_url=url,
@@ -209,7 +218,9 @@ async def _migrated(url: str) -> None:
 
 
 @contextlib.contextmanager
-def door(nodes: Mapping[str, int], *, sharing: Collection[str] = (), kafka: bool = False) -> Iterator[str]:
+def door(
+    nodes: Mapping[str, int], *, sharing: Collection[str] = (), from_0: Collection[str] = (), kafka: bool = False
+) -> Iterator[str]:
     """The door's address, for as long as the context lasts; then all that was opened there is ended."""
     with contextlib.ExitStack() as stack:
         if kafka:
@@ -217,7 +228,7 @@ def door(nodes: Mapping[str, int], *, sharing: Collection[str] = (), kafka: bool
         else:
             server = stack.enter_context(databases())
             server.make_template(_migrated)
-            brokers = Brokers(Gateways(server, nodes), sharing)
+            brokers = Brokers(Gateways(server, nodes, from_0), sharing)
         actions = {"/open": brokers.open, "/close": brokers.close, "/stop": brokers.stop, "/start": brokers.start}
 
         class Door(BaseHTTPRequestHandler):
