@@ -64,7 +64,7 @@ NOT_NEEDED = "Leader election not needed for topic partition."
 class Judged(NamedTuple):
     """What came of one partition of a request."""
 
-    index: int
+    partition_index: int
     key: Key | None
     """None: it was refused."""
     refusal: KafkaError | None
@@ -118,7 +118,7 @@ async def elect_leaders(request: ElectLeadersRequest, context: RequestContext) -
         parts: list[PartitionResult] = []
         async for each in in_pieces(found):
             code, message = each.said(unwritten)
-            parts.append(PartitionResult(partition_id=each.index, error_code=code, error_message=message))
+            parts.append(PartitionResult(partition_id=each.partition_index, error_code=code, error_message=message))
         results.append(ReplicaElectionResult(topic=name, partition_result=tuple(parts)))
     return ElectLeadersResponse(replica_election_results=tuple(results))
 
@@ -226,7 +226,7 @@ async def alter_partition_reassignments(
         async for each in in_pieces(found):
             code, message = each.said(unwritten)
             parts.append(
-                ReassignablePartitionResponse(partition_index=each.index, error_code=code, error_message=message)
+                ReassignablePartitionResponse(partition_index=each.partition_index, error_code=code, error_message=message)
             )
         responses.append(ReassignableTopicResponse(name=name, partitions=tuple(parts)))
     return AlterPartitionReassignmentsResponse(
