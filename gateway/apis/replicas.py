@@ -226,7 +226,9 @@ async def alter_partition_reassignments(
         async for each in in_pieces(found):
             code, message = each.said(unwritten)
             parts.append(
-                ReassignablePartitionResponse(partition_index=each.partition_index, error_code=code, error_message=message)
+                ReassignablePartitionResponse(
+                    partition_index=each.partition_index, error_code=code, error_message=message
+                )
             )
         responses.append(ReassignableTopicResponse(name=name, partitions=tuple(parts)))
     return AlterPartitionReassignmentsResponse(

@@ -182,6 +182,37 @@ async def test_added_partitions_are_where_they_were_named(database_url: str) -> 
             assert await shown(node, "named") == expected
 
 
+async def test_added_partitions_are_named_as_many_nodes_as_the_first(database_url: str) -> None:
+    async with three(database_url) as (one, two, three_):
+
+        async def grow(count: int, *, validate_only: bool = False) -> tuple[int, str | None]:
+            topic = CreatePartitionsTopic(name="named", count=count, assignments=None)
+            request = CreatePartitionsRequest(topics=(topic,), validate_only=validate_only)
+            (result,) = (await one.ask(ApiKey.CREATE_PARTITIONS, request, 3)).results
+            return result.error_code, result.error_message
+
+        async def replicas(node: AdminNode) -> list[tuple[int, ...]]:
+            await node.catalog.refresh_if_changed()
+            topic = node.catalog.get("named")
+            assert topic is not None
+            return [part.assignment.replicas for part in topic.partitions if part.assignment is not None]
+
+        await assigned(one, "named", (3, 1))
+        assert await grow(4) == (ErrorCode.NONE, None)
+        expected = [(3, 1), (2, 3), (3, 1), (1, 2)]
+        assert [await replicas(node) for node in (one, two, three_)] == [expected] * 3
+        await gone(two, one, three_)
+        assert await grow(6) == (ErrorCode.NONE, None)
+        assert (await replicas(one))[4:] == [(1, 3), (3, 1)], "who is alive comes first"
+        assert await reassign(one, "named", (0, (3, 2, 1))) == [(ErrorCode.NONE, None)]
+        assert await grow(7) == (ErrorCode.NONE, None)
+        assert (await replicas(one))[6:] == [(1, 3, 2)]
+        await one.membership.unregister(two.membership.node_id)
+        reason = "The target replication factor of 3 cannot be reached because only 2 broker(s) are registered."
+        for validate_only in (True, False):
+            assert await grow(8, validate_only=validate_only) == (ErrorCode.INVALID_REPLICATION_FACTOR, reason)
+
+
 @pytest.mark.parametrize(
     ("replicas", "reason"),
     [
