@@ -15,6 +15,7 @@ import pytest
 
 from gateway.apis import MAX_ADMIN_ELEMENTS, share_group_offsets
 from gateway.apis.share_fetch import share_acknowledge, share_fetch
+from gateway.config.broker import BrokerConfig
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.model import ShareSettings
 from gateway.coordinator.share.model import ShareGroup
@@ -131,7 +132,8 @@ def asking(topics: tuple[Topic, ...]) -> Any:
         ),
         groups=Groups(),
         log=SimpleNamespace(states=states, read=read),
-        membership=SimpleNamespace(leads=lambda key: True, leaders=None),
+        settings=SimpleNamespace(broker=BrokerConfig()),
+        membership=SimpleNamespace(leads=lambda key: True, leaders=None, levels={"share.version": 1}),
         share=SharePartitions(store, max_partitions=2 * COUNT),
         share_sessions=ShareSessions(),
         share_store=store,
