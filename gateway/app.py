@@ -21,6 +21,7 @@ import structlog
 
 from gateway.apis import SERVED
 from gateway.apis.described_topics import DescribedTopics
+from gateway.apis.internal_topics import InternalTopics
 from gateway.apis.permissions import authorize
 from gateway.cluster.clock import ClusterClock
 from gateway.cluster.histories import Histories
@@ -316,6 +317,7 @@ class App:
             metrics=metrics,
             cluster_id=await topics.cluster_id(),
             described_topics=DescribedTopics(),
+            internal_topics=InternalTopics(),
             history=history,
             transactions=transactions,
             throttles=throttles,

@@ -224,20 +224,30 @@ class TopicStore:
 
     async def assign(self, assignments: Mapping[tuple[UUID, int], Assignment]) -> list[Topic]:
         """Which nodes are to lead partitions (topic and index), all at once; the topics as they are then. One that has
-        been deleted is not among them."""
+        been deleted is not among them. Where an assignment names no replicas, a partition keeps those that it has.
 
-        async def change(connection: Connection) -> list[Topic]:
+        They are put together behind the transaction, in steps: it holds up changes of the catalog, and appends.
+        """
+
+        async def change(connection: Connection) -> list[Row]:
             rows = await connection.fetch(
                 statement("assign_replicas"),
                 [topic_id for topic_id, _ in assignments],
                 [index for _, index in assignments],
                 [assignment.leader for assignment in assignments.values()],
-                [json.dumps(assignment.replicas) for assignment in assignments.values()],
+                [json.dumps(each.replicas) if each.replicas else None for each in assignments.values()],
             )
-            topic_ids = [row["topic_id"] for row in rows]
-            return [await _built(row) for row in await connection.fetch(statement("topics_by_id"), topic_ids)]
+            return list(await connection.fetch(statement("topics_by_id"), [row["topic_id"] for row in rows]))
 
-        return await self._pool.transact(change) if assignments else []
+        topics: list[Topic] = []
+        built = 0
+        for row in await self._pool.transact(change) if assignments else ():
+            topics.append(await _built(row))
+            built += len(topics[-1].partitions)
+            if built >= _PARTITIONS_PER_STEP:
+                built = 0
+                await asyncio.sleep(0)
+        return topics
 
     async def set_configs(self, topic_id: UUID, set: Mapping[str, str], unset: Collection[str] = ()) -> Topic | Refusal:
         """Removes `unset`, then sets `set`; what neither names stays."""

@@ -51,8 +51,7 @@ class Refusal(Enum):
 # --- topics -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(NamedTuple):
     """The nodes that an administrator has named for a partition."""
 
     replicas: tuple[int, ...]

@@ -9,20 +9,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-import structlog
-
-from gateway.apis.topics import create_internal_topics
-from gateway.log.topic_names import CONSUMER_OFFSETS
 from gateway.net.context import RequestContext, Services
 from gateway.net.pieces import PIECE
 from gateway.security.authorizer import may, refusal_of
 from gateway.security.kinds import AclOperation, ResourceType
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.find_coordinator import Coordinator, FindCoordinatorRequest, FindCoordinatorResponse
-from storage.errors import StorageError
 from storage.types import Node
-
-log = structlog.get_logger(__name__)
 
 GROUP, TRANSACTION = 0, 1
 _KINDS = {GROUP: ResourceType.GROUP, TRANSACTION: ResourceType.TRANSACTIONAL_ID}
@@ -80,23 +73,12 @@ async def _find_allowed(keys: Sequence[str], key_type: int, context: RequestCont
 
 async def _find(keys: Sequence[str], key_type: int, services: Services) -> Sequence[Node | KafkaError]:
     if key_type == GROUP:
-        await _show_consumer_offsets(services)
+        await services.internal_topics.show_consumer_offsets(services)
         return await services.groups.coordinators_of(keys)
     if key_type == TRANSACTION:
         return [services.transactions.coordinator_of(key) for key in keys]
     refused = KafkaError(ErrorCode.INVALID_REQUEST, f"coordinator key type {key_type} is not served")
     return [refused] * len(keys)
-
-
-async def _show_consumer_offsets(services: Services) -> None:
-    """Makes `__consumer_offsets` if there is none, or somebody has deleted it, as upstream does here."""
-    catalog = services.catalog
-    if catalog.get(CONSUMER_OFFSETS) is None:
-        try:
-            await create_internal_topics(services.topics, catalog.broker.offsets_topic_num_partitions)
-            await catalog.refresh_if_changed()
-        except StorageError as error:
-            log.warning("not created", topic=CONSUMER_OFFSETS, reason=str(error))
 
 
 def _coordinator(key: str, found: Node | KafkaError, listener: str) -> Coordinator:

@@ -10,6 +10,7 @@ Answers are those of ReplicationControlManager.electLeaders and alterPartitionRe
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 from uuid import UUID
 
 import structlog
@@ -19,6 +20,7 @@ from gateway.apis.topics import Brokers
 from gateway.cluster.placement import Leaders
 from gateway.config.topic import requested_replication_factor
 from gateway.net.context import RequestContext, Services
+from gateway.net.errors import storage_code
 from gateway.net.pieces import in_pieces
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_partition_reassignments import (
@@ -38,17 +40,41 @@ from protocol.messages.list_partition_reassignments import (
     ListPartitionReassignmentsRequest,
     ListPartitionReassignmentsResponse,
 )
+from storage.errors import StorageError
 from storage.types import Assignment, Partition, Topic
 
 log = structlog.get_logger(__name__)
 
+FIRST_LEADS = Assignment(())
+"""Of the replicas that a partition has, which others may name at the same time."""
+
 PREFERRED, UNCLEAN = 0, 1
 """Upstream's ElectionType."""
 
-ASSIGNED_AT_ONCE = 1_000
-"""Partitions that are written by one transaction: it holds up changes of the catalog."""
+ASSIGNED_AT_ONCE = 100
+"""Partitions that are written by one transaction: it holds up changes of the catalog, and appends to all of them behind
+one to any."""
+
+Key = tuple[UUID, int]
+"""Topic and index of a partition."""
 
 NOT_NEEDED = "Leader election not needed for topic partition."
+
+
+class Judged(NamedTuple):
+    """What came of one partition of a request."""
+
+    partition_index: int
+    key: Key | None
+    """None: it was refused."""
+    refusal: KafkaError | None
+
+    def said(self, unwritten: Mapping[Key, ErrorCode]) -> tuple[ErrorCode, str | None]:
+        """Code and message for the client."""
+        if self.refusal is not None:
+            return self.refusal.code, self.refusal.message
+        code = ErrorCode.NONE if self.key is None else unwritten.get(self.key, ErrorCode.NONE)
+        return code, None
 
 
 # --- ElectLeaders -------------------------------------------------------------------------------------------------
@@ -67,26 +93,33 @@ async def elect_leaders(request: ElectLeadersRequest, context: RequestContext) -
     services = context.services
     await services.catalog.refresh_if_changed()
     leaders = services.membership.leaders
-    elected: dict[tuple[UUID, int], Assignment] = {}
-    results: list[ReplicaElectionResult] = []
+    elected: dict[Key, Assignment] = {}
+    judged: list[tuple[str, list[Judged]]] = []
     async for name, topic, indexes in in_pieces(_candidates(asked, services)):
-        found: list[PartitionResult] = []
+        found: list[Judged] = []
         async for index in in_pieces(indexes):
-            code, message = ErrorCode.NONE, None
             try:
                 if topic is None:
                     raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {name}")
                 partition = _partition(topic, index)
                 if partition is None:
                     raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such partition as {name}-{index}")
-                elected[topic.topic_id, index] = _elected(partition, request.election_type, leaders)
+                _check_electable(partition, request.election_type, leaders)
+                elected[topic.topic_id, index] = FIRST_LEADS
+                found.append(Judged(index, (topic.topic_id, index), None))
             except KafkaError as refusal:
-                code, message = refusal.code, refusal.message
-            if asked is not None or code is not ErrorCode.ELECTION_NOT_NEEDED:
-                found.append(PartitionResult(partition_id=index, error_code=code, error_message=message))
+                if asked is not None or refusal.code is not ErrorCode.ELECTION_NOT_NEEDED:
+                    found.append(Judged(index, None, refusal))
         if asked is not None or found:
-            results.append(ReplicaElectionResult(topic=name, partition_result=tuple(found)))
-    await _assign(elected, services)
+            judged.append((name, found))
+    unwritten = await _assign(elected, context)
+    results: list[ReplicaElectionResult] = []
+    async for name, found in in_pieces(judged):
+        parts: list[PartitionResult] = []
+        async for each in in_pieces(found):
+            code, message = each.said(unwritten)
+            parts.append(PartitionResult(partition_id=each.partition_index, error_code=code, error_message=message))
+        results.append(ReplicaElectionResult(topic=name, partition_result=tuple(parts)))
     return ElectLeadersResponse(replica_election_results=tuple(results))
 
 
@@ -121,9 +154,8 @@ def _candidates(
         yield topic.name, topic, [part.partition_index for part in topic.partitions if part.assignment is not None]
 
 
-def _elected(partition: Partition, election_type: int, leaders: Leaders) -> Assignment:
-    """The partition's assignment once the first of its replicas leads it. KafkaError where there is nothing to elect,
-    or nobody."""
+def _check_electable(partition: Partition, election_type: int, leaders: Leaders) -> None:
+    """The first of the partition's replicas may lead it. KafkaError where there is nothing to elect, or nobody."""
     assignment = partition.assignment
     if assignment is None:
         # Its leader is the first of its replicas.
@@ -139,7 +171,6 @@ def _elected(partition: Partition, election_type: int, leaders: Leaders) -> Assi
         raise KafkaError(ErrorCode.ELECTION_NOT_NEEDED, NOT_NEEDED)
     if preferred not in leaders.node_ids:
         raise KafkaError(ErrorCode.PREFERRED_LEADER_NOT_AVAILABLE, "The preferred leader was not available.")
-    return Assignment(assignment.replicas)
 
 
 # --- AlterPartitionReassignments ----------------------------------------------------------------------------------
@@ -155,13 +186,12 @@ async def alter_partition_reassignments(
     await services.catalog.refresh_if_changed()
     brokers = await Brokers.read(services, asked=True)
     placement = Placement(context)
-    assigned: dict[tuple[UUID, int], Assignment] = {}
-    responses: list[ReassignableTopicResponse] = []
+    assigned: dict[Key, Assignment] = {}
+    judged: list[tuple[str, list[Judged]]] = []
     async for named in in_pieces(request.topics):
         topic = services.catalog.get(named.name)
-        results: list[ReassignablePartitionResponse] = []
+        found: list[Judged] = []
         async for target in in_pieces(named.partitions):
-            code, message = ErrorCode.NONE, None
             try:
                 if topic is None:
                     raise KafkaError(
@@ -185,15 +215,22 @@ async def alter_partition_reassignments(
                     )
                 brokers.check(target.replicas)
                 assigned[topic.topic_id, target.partition_index] = reassigned(target.replicas, leader)
+                found.append(Judged(target.partition_index, (topic.topic_id, target.partition_index), None))
             except KafkaError as refusal:
-                code, message = refusal.code, refusal.message
-            results.append(
+                found.append(Judged(target.partition_index, None, refusal))
+        judged.append((named.name, found))
+    unwritten = await _assign(assigned, context)
+    responses: list[ReassignableTopicResponse] = []
+    async for name, found in in_pieces(judged):
+        parts: list[ReassignablePartitionResponse] = []
+        async for each in in_pieces(found):
+            code, message = each.said(unwritten)
+            parts.append(
                 ReassignablePartitionResponse(
-                    partition_index=target.partition_index, error_code=code, error_message=message
+                    partition_index=each.partition_index, error_code=code, error_message=message
                 )
             )
-        responses.append(ReassignableTopicResponse(name=named.name, partitions=tuple(results)))
-    await _assign(assigned, services)
+        responses.append(ReassignableTopicResponse(name=name, partitions=tuple(parts)))
     return AlterPartitionReassignmentsResponse(
         allow_replication_factor_change=request.allow_replication_factor_change,
         error_message=None,
@@ -232,14 +269,25 @@ def _partition(topic: Topic, index: int) -> Partition | None:
     return topic.partitions[index] if 0 <= index < len(topic.partitions) else None
 
 
-async def _assign(assignments: Mapping[tuple[UUID, int], Assignment], services: Services) -> None:
-    """Writes them down; this node goes by them when this returns. Raises StorageError."""
+async def _assign(assignments: Mapping[Key, Assignment], context: RequestContext) -> Mapping[Key, ErrorCode]:
+    """Writes them down; this node goes by them when this returns. Those that were not written behind others that were,
+    and why. Raises StorageError where none was."""
+    services = context.services
     rest = list(assignments.items())
     for start in range(0, len(rest), ASSIGNED_AT_ONCE):
-        async for topic in in_pieces(await services.topics.assign(dict(rest[start : start + ASSIGNED_AT_ONCE]))):
+        try:
+            topics = await services.topics.assign(dict(rest[start : start + ASSIGNED_AT_ONCE]))
+        except StorageError as error:
+            if not start:
+                raise
+            code = storage_code(context.api_key, error)
+            log.warning("replicas not assigned", partitions=len(rest) - start, after=start, reason=str(error))
+            return {key: code async for key, _ in in_pieces(rest[start:])}
+        async for topic in in_pieces(topics):
             services.catalog.apply(topic)
     if rest:
         log.info("replicas assigned", partitions=len(rest))
+    return {}
 
 
 # --- ListPartitionReassignments -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from gateway.net.holdings import Share
 from gateway.net.pieces import in_pieces, mapped
 from gateway.security.authorizer import may_topic
 from gateway.security.kinds import AclOperation
-from gateway.share.reader import Part, Reader, Want
+from gateway.share.reader import Part, Reader, Want, as_it_is
 from gateway.share.sessions import FINAL_EPOCH, INITIAL_EPOCH, ShareSession
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages import share_acknowledge as acknowledging
@@ -331,10 +331,11 @@ def _is_led_elsewhere(part: Part) -> bool:
 
 def _leader(part: Part, context: RequestContext) -> fetching.LeaderIdAndEpoch:
     """Who leads what this node does not, and its leader epoch."""
-    if part.partition is None or not _is_led_elsewhere(part):
+    partition = as_it_is(part, context)
+    if partition is None or not _is_led_elsewhere(part):
         return fetching.LeaderIdAndEpoch(leader_id=-1, leader_epoch=-1)
-    leader = context.services.membership.leaders.leader(part.partition.partition_key, part.partition.assignment)
-    return fetching.LeaderIdAndEpoch(leader_id=leader, leader_epoch=part.partition.leader_epoch)
+    leader = context.services.membership.leaders.leader(partition.partition_key, partition.assignment)
+    return fetching.LeaderIdAndEpoch(leader_id=leader, leader_epoch=partition.leader_epoch)
 
 
 async def _endpoints(parts: Iterable[Part], context: RequestContext) -> tuple[fetching.NodeEndpoint, ...]:

@@ -10,7 +10,7 @@ first that is alive leads the partition.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from uuid import UUID
 
@@ -80,8 +80,11 @@ async def create_internal_topics(topics: TopicStore, partitions: int) -> None:
     partitions it has changes nothing for groups. Being a real topic, it answers ListOffsets, Fetch and DescribeLogDirs
     as any other.
     """
-    configs = {"cleanup.policy": "compact"}
-    await topics.create([NewTopic(CONSUMER_OFFSETS, partitions, configs, internal=True)])
+    await topics.create([_consumer_offsets(partitions)])
+
+
+def _consumer_offsets(partitions: int) -> NewTopic:
+    return NewTopic(CONSUMER_OFFSETS, partitions, {"cleanup.policy": "compact"}, internal=True)
 
 
 # --- CreateTopics -------------------------------------------------------------------------------------------------
@@ -213,6 +216,8 @@ def plan_automatic(name: str, broker: BrokerConfig, rendered: RenderedNames) -> 
     if name == CLUSTER_METADATA:
         raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
     _check_name(name, rendered)
+    if name == CONSUMER_OFFSETS:
+        return _consumer_offsets(broker.offsets_topic_num_partitions)
     return NewTopic(name, broker.num_partitions, {}, internal=name in INTERNAL_TOPICS)
 
 
@@ -295,6 +300,26 @@ class Brokers:
             )
         if reason is not None:
             raise KafkaError(ErrorCode.INVALID_REPLICA_ASSIGNMENT, f"The manual partition assignment includes {reason}")
+
+    def check_factor(self, factor: int) -> None:
+        """Refuses what upstream's StripedReplicaPlacer does. KafkaError INVALID_REPLICATION_FACTOR."""
+        if factor > len(self.registered):
+            raise KafkaError(
+                ErrorCode.INVALID_REPLICATION_FACTOR,
+                f"The target replication factor of {factor} cannot be reached because only {len(self.registered)} "
+                "broker(s) are registered.",
+            )
+
+    def placing(self) -> Callable[[int, int], tuple[int, ...]]:
+        """What gives the partition of an index its replicas, so many: the live nodes in turn, and the others where
+        those are too few, as upstream."""
+        alive, fenced = sorted(self.alive), sorted(self.registered - self.alive)
+
+        def place(index: int, factor: int) -> tuple[int, ...]:
+            at = index % len(alive)
+            return (*alive[at:], *alive[:at], *fenced)[:factor]
+
+        return place
 
     def check_alive(self, broker_ids: Sequence[int], partition_index: int) -> None:
         """A new partition must have somebody to lead it. KafkaError INVALID_REPLICA_ASSIGNMENT."""
@@ -496,7 +521,7 @@ async def create_partitions(request: CreatePartitionsRequest, context: RequestCo
     await services.catalog.refresh_if_changed()
     named = await tally(topic.name for topic in request.topics)
     _check_total(await mapped(lambda topic: _growth(topic, context), request.topics))
-    brokers = await Brokers.read(services, asked=any(await mapped(lambda topic: topic.assignments, request.topics)))
+    brokers = await Brokers.read(services, asked=True)
     mutations = services.throttles.mutations(context, STRICT_CREATE_PARTITIONS)
     results: dict[str, CreatePartitionsTopicResult] = {}
     async for topic in in_pieces(request.topics):
@@ -510,7 +535,8 @@ async def create_partitions(request: CreatePartitionsRequest, context: RequestCo
             known = _find_growable(topic, services, brokers)
             if not request.validate_only:
                 mutations.record(topic.count - len(known.partitions))
-                grown = await services.topics.create_partitions(known.topic_id, topic.count, _replicas(topic))
+                replicas = await _replicas(topic, known, brokers)
+                grown = await services.topics.create_partitions(known.topic_id, topic.count, replicas)
                 if isinstance(grown, Refusal):
                     raise _refused(grown, topic.name)
                 services.catalog.apply(grown)
@@ -557,7 +583,11 @@ def _find_growable(topic: CreatePartitionsTopic, services: Services, brokers: Br
             ErrorCode.INVALID_PARTITIONS,
             f"The topic {topic.name} currently has {present} partition(s); {topic.count} would not be an increase.",
         )
-    if topic.assignments is not None:
+    first = known.partitions[0].assignment
+    if topic.assignments is None:
+        if first is not None:
+            brokers.check_factor(len(first.replicas))
+    else:
         if len(topic.assignments) != topic.count - present:
             raise KafkaError(
                 ErrorCode.INVALID_REPLICA_ASSIGNMENT,
@@ -565,7 +595,6 @@ def _find_growable(topic: CreatePartitionsTopic, services: Services, brokers: Br
                 f"{len(topic.assignments)} assignment(s) were specified.",
             )
         # Compared with what Metadata shows, which is all that a client can know of the topic's replicas.
-        first = known.partitions[0].assignment
         factor = min(requested_replication_factor(known.configs, services.catalog.broker), len(brokers.alive))
         for index, assignment in enumerate(topic.assignments, present):
             brokers.check(assignment.broker_ids, factor if first is None else len(first.replicas))
@@ -573,8 +602,16 @@ def _find_growable(topic: CreatePartitionsTopic, services: Services, brokers: Br
     return known
 
 
-def _replicas(topic: CreatePartitionsTopic) -> list[tuple[int, ...]] | None:
-    return None if topic.assignments is None else [assignment.broker_ids for assignment in topic.assignments]
+async def _replicas(topic: CreatePartitionsTopic, known: Topic, brokers: Brokers) -> list[tuple[int, ...]] | None:
+    """Of each new partition the nodes that are to lead it: those that are named, else as many as somebody has named for
+    the topic's first. None: nobody has named any."""
+    if topic.assignments is not None:
+        return await mapped(lambda assignment: assignment.broker_ids, topic.assignments)
+    first = known.partitions[0].assignment
+    if first is None:
+        return None
+    place, factor = brokers.placing(), len(first.replicas)
+    return await mapped(lambda index: place(index, factor), range(len(known.partitions), topic.count))
 
 
 def _refused(refusal: Refusal, name: str) -> KafkaError:

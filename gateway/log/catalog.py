@@ -58,9 +58,6 @@ MAX_LOOKUPS = 16
 MAX_GONE = 10_000
 """Ids of deleted topics that are remembered, against news that was read before the deletion and arrives after it."""
 
-OPERATIONS_PER_STEP = 1_000
-"""Performed without giving way."""
-
 Key = TypeVar("Key", str, UUID)
 
 Leads = Callable[[Partition], bool]
@@ -486,10 +483,8 @@ class Catalog:
             self.changed()
 
     async def _stage(self, operations: Iterable[Operation]) -> None:
-        for number, operation in enumerate(operations, 1):
+        async for operation in in_pieces(operations):
             self.perform(operation)
-            if number % OPERATIONS_PER_STEP == 0:
-                await asyncio.sleep(0)
 
     async def _place(self) -> None:
         """Decides which partitions this node owns: of topics that are new to it or have changed, of all when the live

@@ -19,6 +19,7 @@ from protocol.messages.api_versions import ApiVersion
 
 if TYPE_CHECKING:
     from gateway.apis.described_topics import DescribedTopics
+    from gateway.apis.internal_topics import InternalTopics
     from gateway.cluster.membership import Membership
     from gateway.config.settings import Settings
     from gateway.groups.groups import Groups
@@ -103,6 +104,7 @@ class Services:
     metrics: Metrics
     cluster_id: str
     described_topics: DescribedTopics
+    internal_topics: InternalTopics
     history: HistoryStore
     transactions: Transactions
     throttles: Throttles

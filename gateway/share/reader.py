@@ -77,6 +77,13 @@ class Part:
         self.error, self.message = error.code, error.message
 
 
+def as_it_is(part: Part, context: RequestContext) -> Partition | None:
+    """The partition as the catalog has it by now: somebody may have named other nodes for it since the request came.
+    One that has been deleted meanwhile as it was."""
+    topic = context.services.catalog.get_by_id(part.topic_id)
+    return part.partition if part.partition is None or topic is None else topic.partitions[part.index]
+
+
 @dataclass(slots=True)
 class Want:
     """What is left of what a request asks for."""
@@ -165,11 +172,12 @@ class Reader:
             moved |= await self._take_cold(cold, want)
         return moved
 
-    def _leads(self, partition: Partition) -> bool:
-        return self._context.services.membership.leads(partition)
+    def _leads(self, part: Part) -> bool:
+        partition = as_it_is(part, self._context)
+        return partition is not None and self._context.services.membership.leads(partition)
 
     def _is_missing(self, part: Part) -> bool:
-        return part.partition is not None and self._leads(part.partition) and not self._partitions.holds(self.key(part))
+        return self._leads(part) and not self._partitions.holds(self.key(part))
 
     async def _load_some(self, parts: Sequence[Part]) -> KafkaError | None:
         """Reads where the group stands in the first of the parts that are not in memory; what has failed for all."""
@@ -190,7 +198,7 @@ class Reader:
     ) -> tuple[SharePartition, TailRead | None] | None:
         """Where the group stands, and what the tail has from there on, if it knows; None: nothing may be acquired.
         Raises KafkaError."""
-        if not self._leads(partition):
+        if not self._leads(part):
             # Since the request came: whoever leads it now gives these records to others.
             self._partitions.drop([self.key(part)])
             raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER, "another node leads the partition")

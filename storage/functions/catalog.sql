@@ -101,7 +101,7 @@ $$;
 
 create function assign_replicas(
     p_topic_ids uuid[], p_partition_indexes integer[], p_leaders integer[],
-    p_replicas text[] -- JSON
+    p_replicas text[] -- JSON; null: they stay
 ) returns setof uuid
 language plpgsql volatile
 as $$
@@ -120,7 +120,7 @@ begin
     return query
     with placed as (
         update partition p
-        set replicas = integers(given.replicas::jsonb), leader = given.leader
+        set replicas = coalesce(integers(given.replicas::jsonb), p.replicas), leader = given.leader
         from unnest(p_topic_ids, p_partition_indexes, p_leaders, p_replicas)
             given (topic_id, partition_index, leader, replicas)
         where p.topic_id = given.topic_id and p.partition_index = given.partition_index

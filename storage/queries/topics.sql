@@ -39,7 +39,8 @@ select * from create_topics($1, $2, $3, $4, $5);
 select add_partitions($1, $2, $3::text::jsonb);
 
 -- name: assign_replicas
--- Of the partitions $2 of the topics $1, says who leads ($3) of which replicas ($4, JSON); the topics that were changed.
+-- Of the partitions $2 of the topics $1, says who leads ($3) of which replicas ($4, JSON; null: they stay); the topics
+-- that were changed.
 select topic_id from assign_replicas($1, $2, $3, $4) topic_id;
 
 -- name: topics_by_id

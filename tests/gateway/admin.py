@@ -17,6 +17,7 @@ from gateway.apis.client_quotas import alter_client_quotas, describe_client_quot
 from gateway.apis.configs import alter_configs, describe_configs, incremental_alter_configs, list_config_resources
 from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.features import update_features
+from gateway.apis.internal_topics import InternalTopics
 from gateway.apis.log_dirs import describe_log_dirs
 from gateway.apis.metadata import describe_cluster, describe_topic_partitions, metadata
 from gateway.apis.replicas import alter_partition_reassignments, elect_leaders, list_partition_reassignments
@@ -114,6 +115,7 @@ class AdminNode:
             metrics=unused,
             cluster_id=CLUSTER_ID,
             described_topics=DescribedTopics(),
+            internal_topics=InternalTopics(),
             history=HistoryStore(database),
             transactions=unused,
             throttles=Throttles(),

@@ -12,6 +12,7 @@ import asyncpg
 
 from gateway.apis.described_topics import DescribedTopics
 from gateway.apis.fetch import fetch
+from gateway.apis.internal_topics import InternalTopics
 from gateway.apis.list_offsets import list_offsets
 from gateway.apis.produce import produce
 from gateway.cluster.membership import Membership
@@ -109,6 +110,7 @@ class DataPlane:
             metrics=Metrics(),
             cluster_id="cluster",
             described_topics=DescribedTopics(),
+            internal_topics=InternalTopics(),
             history=HistoryStore(database),
             transactions=self.transactions,
             throttles=Throttles(),

@@ -17,6 +17,7 @@ from gateway.apis.classic_groups import heartbeat, join_group, leave_group, sync
 from gateway.apis.consumer_groups import consumer_group_describe, consumer_group_heartbeat
 from gateway.apis.find_coordinator import find_coordinator
 from gateway.apis.group_admin import delete_groups, describe_groups, list_groups
+from gateway.apis.internal_topics import InternalTopics
 from gateway.apis.offset_commit import offset_commit
 from gateway.apis.offset_delete import offset_delete
 from gateway.apis.offset_fetch import offset_fetch
@@ -174,6 +175,7 @@ async def group_node(
             settings=SimpleNamespace(broker=broker),
             catalog=Catalog(topics, tail, broker),
             topics=topics,
+            internal_topics=InternalTopics(),
             offsets=offsets,
             groups=groups,
             membership=membership,

@@ -5,11 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import re
+from collections import Counter
+from collections.abc import Awaitable, Callable
 from uuid import UUID
 
-from storage.pool import Database
-from storage.topics import TopicStore
-from storage.types import Acl, ClientQuota, NewTopic, Refusal, Topic
+import pytest
+
+from storage import topics as module
+from storage.pool import Connection, Database, Row
+from storage.topics import TopicStore, _topic  # pyright: ignore[reportPrivateUsage]
+from storage.types import Acl, Assignment, ClientQuota, NewTopic, Refusal, Topic
 from tests.storage.conftest import MakeTopic
 
 NOBODY = UUID(int=77)
@@ -77,6 +82,42 @@ async def test_partitions_are_added_after_those_there_are(topics: TopicStore, ma
     assert await topics.create_partitions(NOBODY, 9) is Refusal.UNKNOWN_TOPIC
     await topics.delete(topic.topic_id)
     assert await topics.create_partitions(topic.topic_id, 9) is Refusal.UNKNOWN_TOPIC
+
+
+async def test_assigned_topics_are_put_together_in_steps_behind_the_transaction(
+    topics: TopicStore, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [topic for topic in await topics.create([NewTopic(f"t{n}", 2, {}) for n in range(7)]) if topic]
+    wanted = {(topic.topic_id, 1): Assignment((3, 1), 1) for topic in made if isinstance(topic, Topic)}
+    turns, inside, built, transact = 0, False, Counter[int](), database.hot.transact
+
+    async def watched(change: Callable[[Connection], Awaitable[list[Row]]]) -> list[Row]:
+        nonlocal inside
+        inside = True
+        rows = await transact(change)
+        inside = False
+        return rows
+
+    async def counted(row: Row) -> Topic:
+        assert not inside, "locks are held meanwhile"
+        topic = _topic(row)
+        built[turns] += len(topic.partitions)
+        return topic
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(database.hot, "transact", watched)
+    monkeypatch.setattr(module, "_built", counted)
+    monkeypatch.setattr(module, "_PARTITIONS_PER_STEP", 4)
+    counting = asyncio.create_task(count_turns())
+    assigned = await topics.assign(wanted)
+    counting.cancel()
+    assert sorted(built.values()) == [2, 4, 4, 4], "everybody else has a turn between steps"
+    assert {(topic.topic_id, 1): topic.partitions[1].assignment for topic in assigned} == wanted
 
 
 async def test_configs_are_set_unset_and_left(topics: TopicStore, make_topic: MakeTopic) -> None:

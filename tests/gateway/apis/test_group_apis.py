@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -22,7 +22,7 @@ from protocol.messages.list_groups import ListGroupsRequest
 from protocol.messages.sync_group import SyncGroupRequest, SyncGroupRequestAssignment
 from storage.errors import StorageUnavailable
 from storage.nodes import NodeStore
-from storage.types import LeaseKind, Node
+from storage.types import LeaseKind, NewTopic, Node, Refusal, Topic
 from tests.gateway.group_node import GroupNode, forget_everything, group_node, lose_lease, settle, until
 from tests.postgres import Databases
 
@@ -325,6 +325,43 @@ async def test_the_offsets_topic_is_there_once_a_coordinator_was_looked_for(node
     made = node.services.catalog.get(offsets)
     assert made is not None
     assert made.internal
+
+
+async def test_a_storm_of_who_looks_for_a_coordinator_changes_the_catalog_once(
+    node: GroupNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets, create, calls = "__consumer_offsets", node.topics.create, 0
+    known = await node.topics.find(offsets)
+    if known is not None:
+        await node.topics.delete(known.topic_id)
+        node.services.catalog.remove(known.topic_id)
+    begun, gate = asyncio.Event(), asyncio.Event()
+
+    async def counted(topics: Sequence[NewTopic]) -> list[Topic | Refusal]:
+        nonlocal calls
+        calls += 1
+        begun.set()
+        await gate.wait()
+        return await create(topics)
+
+    monkeypatch.setattr(node.topics, "create", counted)
+    request = FindCoordinatorRequest(coordinator_keys=(G,))
+    first, *others = [asyncio.create_task(node.ask(request, 6)) for _ in range(20)]
+    await begun.wait()
+    first.cancel()
+    await asyncio.wait({first})
+    gate.set()
+    answers = await asyncio.gather(*others)
+    assert {answer.coordinators[0].error_code for answer in answers} == {ErrorCode.NONE}
+    assert calls == 1
+    made = node.services.catalog.get(offsets)
+    assert made is not None
+    assert len(made.partitions) == 50
+    # Whoever deletes it has it made anew.
+    await node.topics.delete(made.topic_id)
+    node.services.catalog.remove(made.topic_id)
+    await node.ask(request, 6)
+    assert calls == 2
 
 
 async def test_a_shard_that_nobody_is_known_to_hold_has_no_coordinator_yet(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
+from uuid import UUID
 
 import pytest
 
+from gateway.apis import replicas as module
 from protocol.api_keys import ApiKey
 from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.alter_partition_reassignments import (
@@ -25,8 +27,9 @@ from protocol.messages.describe_topic_partitions import DescribeTopicPartitionsR
 from protocol.messages.elect_leaders import ElectLeadersRequest, TopicPartitions
 from protocol.messages.list_partition_reassignments import ListPartitionReassignmentsRequest
 from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from storage.errors import StorageUnavailable
 from storage.monitor import Monitor
-from storage.types import Assignment
+from storage.types import Assignment, Topic
 from tests.gateway.admin import AdminNode, admin_node
 
 PREFERRED, UNCLEAN = 0, 1
@@ -180,6 +183,37 @@ async def test_added_partitions_are_where_they_were_named(database_url: str) -> 
         expected = [(3, (3, 1), (3, 1), ()), (2, (2, 3), (2, 3), ()), (1, (1, 2), (1, 2), ())]
         for node in nodes:
             assert await shown(node, "named") == expected
+
+
+async def test_added_partitions_are_named_as_many_nodes_as_the_first(database_url: str) -> None:
+    async with three(database_url) as (one, two, three_):
+
+        async def grow(count: int, *, validate_only: bool = False) -> tuple[int, str | None]:
+            topic = CreatePartitionsTopic(name="named", count=count, assignments=None)
+            request = CreatePartitionsRequest(topics=(topic,), validate_only=validate_only)
+            (result,) = (await one.ask(ApiKey.CREATE_PARTITIONS, request, 3)).results
+            return result.error_code, result.error_message
+
+        async def replicas(node: AdminNode) -> list[tuple[int, ...]]:
+            await node.catalog.refresh_if_changed()
+            topic = node.catalog.get("named")
+            assert topic is not None
+            return [part.assignment.replicas for part in topic.partitions if part.assignment is not None]
+
+        await assigned(one, "named", (3, 1))
+        assert await grow(4) == (ErrorCode.NONE, None)
+        expected = [(3, 1), (2, 3), (3, 1), (1, 2)]
+        assert [await replicas(node) for node in (one, two, three_)] == [expected] * 3
+        await gone(two, one, three_)
+        assert await grow(6) == (ErrorCode.NONE, None)
+        assert (await replicas(one))[4:] == [(1, 3), (3, 1)], "who is alive comes first"
+        assert await reassign(one, "named", (0, (3, 2, 1))) == [(ErrorCode.NONE, None)]
+        assert await grow(7) == (ErrorCode.NONE, None)
+        assert (await replicas(one))[6:] == [(1, 3, 2)]
+        await one.membership.unregister(two.membership.node_id)
+        reason = "The target replication factor of 3 cannot be reached because only 2 broker(s) are registered."
+        for validate_only in (True, False):
+            assert await grow(8, validate_only=validate_only) == (ErrorCode.INVALID_REPLICATION_FACTOR, reason)
 
 
 @pytest.mark.parametrize(
@@ -363,6 +397,54 @@ async def test_elections_that_cannot_be(database_url: str) -> None:
         with pytest.raises(KafkaError, match="Unknown election type 2") as refused:
             await elect(one, {"named": (0,)}, 2)
         assert refused.value.code is ErrorCode.INVALID_REQUEST
+
+
+async def test_an_election_keeps_what_was_reassigned_meanwhile(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with three(database_url) as (one, two, three_):
+        await assigned(one, "named", (1, 2))
+        await reassign(one, "named", (0, (2, 1)))
+        write = one.topics.assign
+
+        async def later(assignments: Mapping[tuple[UUID, int], Assignment]) -> list[Topic]:
+            assert await reassign(two, "named", (0, (3, 2))) == [(ErrorCode.NONE, None)]
+            return await write(assignments)
+
+        monkeypatch.setattr(one.topics, "assign", later)
+        assert await elect(one, {"named": (0,)}) == {"named": {0: (ErrorCode.NONE, None)}}
+        for node in (one, two, three_):
+            assert await shown(node, "named") == [(3, (3, 2), (3, 2), ())]
+
+
+async def test_what_was_written_before_postgres_went_is_done(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with three(database_url) as (one, two, _):
+        await assigned(one, "named", *[(1, 2)] * 5)
+        monkeypatch.setattr(module, "ASSIGNED_AT_ONCE", 2)
+        write, calls, failing = one.topics.assign, 0, 2
+
+        async def breaking(assignments: Mapping[tuple[UUID, int], Assignment]) -> list[Topic]:
+            nonlocal calls
+            calls += 1
+            if calls == failing:
+                raise StorageUnavailable("away")
+            return await write(assignments)
+
+        monkeypatch.setattr(one.topics, "assign", breaking)
+        done, late = (ErrorCode.NONE, None), (ErrorCode.REQUEST_TIMED_OUT, None)
+        unknown = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "Unable to find partition named:9.")
+        targets: list[tuple[int, tuple[int, ...] | None]] = [(at, (2, 1)) for at in (0, 9, 1, 2, 3, 4)]
+        assert await reassign(one, "named", *targets) == [done, unknown, done, late, late, late]
+        assert [each[1] for each in await shown(two, "named")] == [(2, 1)] * 2 + [(1, 2)] * 3
+        calls = 0
+        await reassign(two, "named", *((at, (2, 1)) for at in (2, 3, 4)))
+        assert await elect(one, None) == {"named": {0: done, 1: done, 2: late, 3: late, 4: late}}
+        assert [each[0] for each in await shown(two, "named")] == [2, 2, 1, 1, 1]
+        calls, failing = 0, 1
+        with pytest.raises(StorageUnavailable):
+            await elect(one, None)
 
 
 async def test_who_leads_owns(database_url: str) -> None:

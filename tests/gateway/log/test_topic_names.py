@@ -8,6 +8,7 @@ from gateway.apis.topics import plan_automatic
 from gateway.config.broker import parse_broker_configs
 from gateway.log.topic_names import RenderedNames
 from protocol.errors import ErrorCode, KafkaError
+from storage.types import NewTopic
 
 BROKER = parse_broker_configs({})
 
@@ -24,6 +25,11 @@ def test_no_such_topic_is_made_for_who_asks_where_it_is(name: str, code: ErrorCo
     with pytest.raises(KafkaError) as refused:
         plan_automatic(name, BROKER, RenderedNames({"a_b": "a.b"}))
     assert refused.value.code is code
+
+
+def test_the_offsets_topic_is_the_same_whoever_asks_first() -> None:
+    planned = plan_automatic("__consumer_offsets", BROKER, RenderedNames({}))
+    assert planned == NewTopic("__consumer_offsets", 50, {"cleanup.policy": "compact"}, internal=True)
 
 
 def test_kafkas_own_topics_are_internal_whoever_asks_first() -> None:

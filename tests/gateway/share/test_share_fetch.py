@@ -7,7 +7,7 @@ import asyncio
 import base64
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
 from uuid import UUID, uuid4
@@ -15,6 +15,7 @@ from uuid import UUID, uuid4
 import pytest
 
 from gateway.apis.share_fetch import share_fetch
+from gateway.cluster.placement import Leaders
 from gateway.config.broker import BrokerConfig
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.model import ShareSettings
@@ -35,7 +36,7 @@ from protocol.messages.share_fetch import FetchPartition, FetchTopic, PartitionD
 from protocol.records import Record, build_batch, read_head
 from storage.errors import StorageUnavailable
 from storage.share import ShareKey, ShareRow
-from storage.types import Partition, PartitionKey, PartitionState, ReadRequest, ReadResult, StoredBatch
+from storage.types import Assignment, Partition, PartitionKey, PartitionState, ReadRequest, ReadResult, StoredBatch
 
 NODE, OTHER = 1, 2
 MEMBER = base64.urlsafe_b64encode(bytes(range(16))).rstrip(b"=").decode()
@@ -153,6 +154,7 @@ class Node:
             groups=SimpleNamespace(
                 settings=SimpleNamespace(share=ShareSettings(auto_offset_reset="earliest"), share_of={})
             ),
+            settings=SimpleNamespace(broker=BrokerConfig()),
             share=self.share,
             share_sessions=self.sessions,
             tail=self.tail,
@@ -275,6 +277,24 @@ async def test_what_another_node_leads_since_is_not_acquired() -> None:
     await node.log.begun.wait()
     node.leader = OTHER
     node.services.membership.leads = lambda key: False  # pyright: ignore[reportUnknownLambdaType]
+    node.append(0)
+    part = (await asyncio.wait_for(waiting, 10))[0]
+    assert (part.error_code, acquired(part)) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, [])
+    assert part.current_leader.leader_id == OTHER
+    assert node.share.count == 0
+
+
+async def test_what_is_another_nodes_since_it_was_named_is_not_acquired() -> None:
+    node = Node(1)
+    catalog, membership = node.services.catalog, node.services.membership
+    leaders = membership.leaders = Leaders((NODE, OTHER))
+    membership.leads = lambda part: leaders.leader(part.partition_key, part.assignment) == NODE  # pyright: ignore
+    (partition,) = catalog.get_by_id(node.topic_id).partitions
+    named = catalog.get_by_id(node.topic_id).partitions
+    named[0] = replace(partition, assignment=Assignment((NODE,)))
+    waiting = asyncio.create_task(node.fetch(0, max_wait_ms=20_000))
+    await parked_at(node)
+    named[0], catalog.assigned = replace(partition, assignment=Assignment((OTHER,))), object()
     node.append(0)
     part = (await asyncio.wait_for(waiting, 10))[0]
     assert (part.error_code, acquired(part)) == (ErrorCode.NOT_LEADER_OR_FOLLOWER, [])
