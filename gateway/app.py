@@ -172,6 +172,7 @@ class App:
 
         tail = Tail(settings.tail_bytes)
         catalog = Catalog(topics, tail, broker)
+        catalog.follows_acls = bool(broker.authorizer_class_name)
         catalog.count_materialised = metrics.partitions_materialised.inc
         catalog.count_removed = metrics.partitions_removed.inc
         appender = Appender(
