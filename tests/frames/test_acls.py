@@ -24,6 +24,7 @@ from protocol.api_keys import ApiKey
 from protocol.codec import request_class
 from protocol.errors import ErrorCode
 from protocol.messages.add_partitions_to_txn import AddPartitionsToTxnRequest, AddPartitionsToTxnTopic
+from protocol.messages.consumer_group_heartbeat import ConsumerGroupHeartbeatRequest
 from protocol.messages.create_acls import AclCreation, CreateAclsRequest
 from protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest
 from protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest
@@ -514,6 +515,46 @@ async def test_groups(cluster: Cluster) -> None:
             assert hidden not in told_of if asked is None else not its_own or told_of == {topic: OK, hidden: TOPIC}
         answer = await cluster.client.send(DeleteGroupsRequest(groups_names=(mine,)), 2)
         assert [each.error_code for each in answer.results] == [GROUP]
+
+
+async def test_a_pattern_of_a_group_shows_what_may_be_described(cluster: Cluster) -> None:
+    prefix = fresh("logs")
+    allowed, hidden = f"{prefix}-a", f"{prefix}-b"
+    for name in (allowed, hidden):
+        await create_topic(cluster.admin, name)
+    ids = {name: await topic_id_of(cluster.admin, name) for name in (allowed, hidden)}
+    group = await group_of(cluster)
+
+    async def beat(epoch: int, **more: Any) -> Any:
+        request = ConsumerGroupHeartbeatRequest(group_id=group, member_id="m", member_epoch=epoch, **more)
+        return await cluster.client.send(request, 1)
+
+    def given(answer: Any) -> set[UUID]:
+        assert answer.error_code == OK, answer
+        return {each.topic_id for each in answer.assignment.topic_partitions}
+
+    join = {"rebalance_timeout_ms": 60_000, "subscribed_topic_regex": f"{prefix}.*", "topic_partitions": ()}
+    async with cluster.allowing(on_group(Op.READ, group), on_topic(Op.READ, allowed)):
+        joined = await beat(0, **join)
+        assert given(joined) == {ids[allowed]}
+        async with cluster.allowing(on_topic(Op.DESCRIBE, hidden)):
+            more = await beat(joined.member_epoch)
+            assert given(more) == set(ids.values())
+        assert given(await beat(more.member_epoch)) == {ids[allowed]}
+        assert (await beat(-1)).error_code == OK
+
+
+async def group_of(cluster: Cluster) -> str:
+    """A group that the guarded node coordinates."""
+    port = int(cluster.guarded.bootstrap.rpartition(":")[2])
+    names = tuple(fresh("group") for _ in range(100))
+    told = await cluster.admin.send(FindCoordinatorRequest(coordinator_keys=names), 6)
+    return next(each.key for each in told.coordinators if each.port == port)
+
+
+async def topic_id_of(client: WireClient, name: str) -> UUID:
+    answer = await client.send(MetadataRequest(topics=(MetadataRequestTopic(name=name),)), 12)
+    return answer.topics[0].topic_id
 
 
 async def coordinators(client: WireClient, *groups: str) -> list[int]:
