@@ -5,6 +5,7 @@ Clients of the one node are super users, those of the other are what ACLs make o
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -548,8 +549,13 @@ async def group_of(cluster: Cluster) -> str:
     """A group that the guarded node coordinates."""
     port = int(cluster.guarded.bootstrap.rpartition(":")[2])
     names = tuple(fresh("group") for _ in range(100))
-    told = await cluster.admin.send(FindCoordinatorRequest(coordinator_keys=names), 6)
-    return next(each.key for each in told.coordinators if each.port == port)
+    async with asyncio.timeout(30):
+        while True:
+            # A node that has just come is given its share of them a moment later.
+            told = await cluster.admin.send(FindCoordinatorRequest(coordinator_keys=names), 6)
+            for each in told.coordinators:
+                if each.port == port:
+                    return each.key
 
 
 async def topic_id_of(client: WireClient, name: str) -> UUID:
