@@ -173,6 +173,7 @@ class App:
 
         tail = Tail(settings.tail_bytes)
         catalog = Catalog(topics, tail, broker)
+        catalog.follows_acls = bool(broker.authorizer_class_name)
         catalog.count_materialised = metrics.partitions_materialised.inc
         catalog.count_removed = metrics.partitions_removed.inc
         appender = Appender(
@@ -229,7 +230,8 @@ class App:
             journal=journal,
             cluster_ms=clock.now_ms,
         )
-        ClusterFeed(catalog, groups)
+        authorizer = _authorizer(broker, catalog, metrics)
+        ClusterFeed(catalog, groups, lambda: None if authorizer is None else authorizer.describing())
         metrics.group_handoffs_pending.set_function(groups.awaited_partitions)
         metrics.groups_half_way.set_function(groups.half_way)
         marks = Marks(
@@ -327,7 +329,7 @@ class App:
             users=UserStore(database),
             clock=clock,
             marks=marks,
-            authorizer=_authorizer(broker, catalog, metrics),
+            authorizer=authorizer,
         )
         deletions = Deletions(
             DeletionStore(database),

@@ -76,6 +76,7 @@ async def consumer_group_heartbeat(
             subscribed_topic_regex=request.subscribed_topic_regex,
             server_assignor=request.server_assignor,
             owned=None if owned is None else partitions_of((topic.topic_id, topic.partitions) for topic in owned),
+            principal=None if context.services.authorizer is None else str(context.connection.principal),
         ),
     )
     if isinstance(reply, asyncio.Future):

@@ -254,8 +254,8 @@ async def _find_by_name(
 ) -> list[Topic | MetadataResponseTopic]:
     catalog = context.services.catalog
     forbidden: dict[str, ErrorCode] = {}
+    refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
     if context.services.authorizer is not None:
-        refused = ErrorCode.TOPIC_AUTHORIZATION_FAILED
         forbidden = {name: refused async for name in in_pieces(names) if not _may_describe(context, name)}
     missing = [name async for name in in_pieces(names) if catalog.get(name) is None and name not in forbidden]
     illegal = ErrorCode.INVALID_TOPIC_EXCEPTION
@@ -263,7 +263,10 @@ async def _find_by_name(
     missing = [name async for name in in_pieces(missing) if name not in codes]
     try:
         await catalog.resolve_all(missing)
-        missing = [name async for name in in_pieces(missing) if catalog.get(name) is None]
+        if context.services.authorizer is not None:
+            # The ACLs came with the topics.
+            forbidden |= {name: refused async for name in in_pieces(missing) if not _may_describe(context, name)}
+        missing = [name async for name in in_pieces(missing) if catalog.get(name) is None and name not in forbidden]
         if missing and may_create and catalog.broker.auto_create_topics_enable:
             creatable = [name async for name in in_pieces(missing) if may_create_topic(context, name)]
             forbidden.update(dict.fromkeys(set(missing).difference(creatable), ErrorCode.TOPIC_AUTHORIZATION_FAILED))

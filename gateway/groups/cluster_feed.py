@@ -2,17 +2,18 @@
 
 The one idea: many changes at once (a load, a request that creates a thousand topics) make one new value, before the
 next request is begun; topics that have not changed stay the same objects, and where none has, so does their mapping.
+Who may describe them comes with them.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Protocol
 from uuid import UUID
 
-from gateway.coordinator.cluster import Cluster, ClusterTopic
+from gateway.coordinator.cluster import Cluster, ClusterTopic, Describing
 from gateway.coordinator.model import Settings
 from gateway.groups.settings import group_settings
 from gateway.log.catalog import Catalog
@@ -28,9 +29,13 @@ class Reader(Protocol):
 class ClusterFeed:
     """From its making on, `reader` is up to date whenever the loop has turned after a change of the catalog."""
 
-    def __init__(self, catalog: Catalog, reader: Reader) -> None:
+    def __init__(
+        self, catalog: Catalog, reader: Reader, describing: Callable[[], Describing | None] = lambda: None
+    ) -> None:
+        """`describing`: by the catalog's ACLs; the same object while they are."""
         self._catalog = catalog
         self._reader = reader
+        self._describing = describing
         self._settings_of: tuple[object, object] | None = None
         self._pending = False
         self._last: Cluster | None = None
@@ -51,9 +56,10 @@ class ClusterFeed:
         if last is None:
             last, changed = Cluster(revision=-1), [topic.topic_id for topic in self._catalog.topics()]
         topics, by_id = self._changed(last, changed)
-        if topics is last.topics and revision <= last.revision:
+        describing = self._describing()
+        if topics is last.topics and revision <= last.revision and describing is last.describing:
             return
-        self._last = Cluster(topics, by_id, revision)
+        self._last = Cluster(topics, by_id, revision, describing)
         self._reader.cluster_changed(self._last)
 
     def _changed(

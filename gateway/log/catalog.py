@@ -117,6 +117,9 @@ class Catalog:
         """Which limit holds for whom. Another object when one has changed."""
         self.acls = Acls()
         """Another object when one has changed."""
+        self.follows_acls = False
+        """Whether a name that Postgres is asked about is known only with the ACLs that were made before it. Costs each
+        of those a look at what has changed; for a node with an authorizer."""
         self._revision = 0
         self._gone: OrderedDict[UUID, None] = OrderedDict()
         self._look: asyncio.Task[None] | None = None
@@ -432,6 +435,8 @@ class Catalog:
 
     async def _look_up(self, key: Key, find: Callable[[Key], Awaitable[Topic | None]]) -> Topic | None:
         found = await find(key)
+        if found is not None and self.follows_acls:
+            await self.refresh_if_changed()
         # This node may have created or deleted it during the query, and then knows better.
         known = self._by_name.get(key) if isinstance(key, str) else self.get_by_id(key)
         if known is not None or found is None:
@@ -462,6 +467,9 @@ class Catalog:
         if after is not None:
             await asyncio.wait({after})
         changes = await self._store.changes(self._revision)
+        # Before topics: nobody may find one here and be allowed what was denied before it was made.
+        if changes.acls is not None:
+            self.acls = await Acls.read(changes.acls)
         for topic_id in changes.deleted:
             self._remember_gone(topic_id)
         await self._stage(list(decide(self._by_id, changes)))
@@ -476,8 +484,6 @@ class Catalog:
             self.client_metrics = changes.client_metrics
         if changes.client_quotas is not None:
             self.quotas = await Quotas.read(changes.client_quotas)
-        if changes.acls is not None:
-            self.acls = await Acls.read(changes.acls)
         if changes.revision != self._revision:
             self._revision = changes.revision
             self.changed()

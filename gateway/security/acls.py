@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Container, Iterable, Iterator, Mapping
 from enum import IntEnum
 from heapq import merge
 from typing import NamedTuple
@@ -134,6 +134,7 @@ class _Patterns:
         self.literal: defaultdict[str, _Rules] = defaultdict(_Rules)
         self.prefixed: defaultdict[str, _Rules] = defaultdict(_Rules)
         self.by_principal: defaultdict[str, list[Acl]] = defaultdict(list)
+        self.hosts: set[str] = set()
         self._sorted: list[str] = []
         self._within: dict[str, str | None] = {}
         """Prefix → the longest other one that it begins with."""
@@ -141,6 +142,7 @@ class _Patterns:
     def add(self, acl: Acl) -> None:
         (self.literal if acl.pattern_type == PatternType.LITERAL else self.prefixed)[acl.resource_name].add(acl)
         self.by_principal[acl.principal].append(acl)
+        self.hosts.add(acl.host)
 
     async def arrange(self) -> None:
         prefixes = list(self.prefixed)
@@ -197,6 +199,11 @@ class Acls:
 
     def __iter__(self) -> Iterator[Acl]:
         return iter(self._all)
+
+    def named(self, kind: ResourceType) -> tuple[Container[str], Container[str]]:
+        """Principals and hosts that ACLs of the type name: all others are answered alike."""
+        patterns = self._by_type.get(kind)
+        return ((), ()) if patterns is None else (patterns.by_principal, patterns.hosts)
 
     def decide(self, principal: str, host: str, operation: AclOperation, kind: ResourceType, name: str) -> bool | None:
         """Whether the ACLs of the resource allow it; None: it has none, of whomever. What is denied is denied, however

@@ -28,6 +28,28 @@ _HARDCODED = "hardcode"
 """Any name, as upstream asks for it."""
 
 
+class Describing:
+    """Who may describe which topic by one set of ACLs, for whoever asks of many (`gateway.coordinator.cluster`)."""
+
+    def __init__(self, acls: Acls, super_users: frozenset[str], *, allow_everyone: bool) -> None:
+        self.acls = acls
+        self._super_users = super_users
+        self._allow_everyone = allow_everyone
+
+    def like(self, principal: str, host: str) -> tuple[str, str] | None:
+        """Principal and host of all who are answered as these are: "" where no ACL names it. None: who may describe
+        every topic."""
+        if principal in self._super_users:
+            return None
+        principals, hosts = self.acls.named(ResourceType.TOPIC)
+        host = host.removeprefix("/")
+        return principal if principal in principals else "", host if host in hosts else ""
+
+    def allows(self, reader: tuple[str, str], topic: str) -> bool:
+        decided = self.acls.decide(*reader, AclOperation.DESCRIBE, ResourceType.TOPIC, topic)
+        return self._allow_everyone if decided is None else decided
+
+
 class Authorizer:
     """Of one node. `acls`: those in force."""
 
@@ -39,6 +61,7 @@ class Authorizer:
         self._allow_everyone = allow_everyone
         self.denied: Callable[[ResourceType, AclOperation], object] = lambda kind, operation: None
         """Told of each refusal of something that was asked for."""
+        self._describing = Describing(Acls(), super_users, allow_everyone=allow_everyone)
         self._second = 0
         self._lines = 0
 
@@ -54,6 +77,13 @@ class Authorizer:
             return True
         decided = self._acls().decide(principal, host_of(who), operation, kind, name)
         return self._allow_everyone if decided is None else decided
+
+    def describing(self) -> Describing:
+        """By the ACLs in force; another object when one has changed."""
+        acls = self._acls()
+        if self._describing.acls is not acls:
+            self._describing = Describing(acls, self._super_users, allow_everyone=self._allow_everyone)
+        return self._describing
 
     async def allows_one_of(self, who: ConnectionInfo, operation: AclOperation, kind: ResourceType) -> bool:
         """Whether it is allowed for any resource of the type."""

@@ -552,6 +552,51 @@ async def coordinated_by_the_guarded(cluster: Cluster) -> str:
                 return name
 
 
+async def test_a_pattern_of_a_group_shows_what_may_be_described(cluster: Cluster) -> None:
+    prefix = fresh("logs")
+    allowed, hidden = f"{prefix}-a", f"{prefix}-b"
+    for name in (allowed, hidden):
+        await create_topic(cluster.admin, name)
+    ids = {name: await topic_id_of(cluster.admin, name) for name in (allowed, hidden)}
+    group = await group_of(cluster)
+
+    async def beat(epoch: int, **more: Any) -> Any:
+        request = ConsumerGroupHeartbeatRequest(group_id=group, member_id="m", member_epoch=epoch, **more)
+        return await cluster.client.send(request, 1)
+
+    def given(answer: Any) -> set[UUID]:
+        assert answer.error_code == OK, answer
+        return {each.topic_id for each in answer.assignment.topic_partitions}
+
+    join = {"rebalance_timeout_ms": 60_000, "subscribed_topic_regex": f"{prefix}.*", "topic_partitions": ()}
+    async with cluster.allowing(on_group(Op.READ, group), on_topic(Op.READ, allowed)):
+        joined = await beat(0, **join)
+        assert given(joined) == {ids[allowed]}
+        async with cluster.allowing(on_topic(Op.DESCRIBE, hidden)):
+            more = await beat(joined.member_epoch)
+            assert given(more) == set(ids.values())
+        assert given(await beat(more.member_epoch)) == {ids[allowed]}
+        assert (await beat(-1)).error_code == OK
+
+
+async def group_of(cluster: Cluster) -> str:
+    """A group that the guarded node coordinates."""
+    port = int(cluster.guarded.bootstrap.rpartition(":")[2])
+    names = tuple(fresh("group") for _ in range(100))
+    async with asyncio.timeout(30):
+        while True:
+            # A node that has just come is given its share of them a moment later.
+            told = await cluster.admin.send(FindCoordinatorRequest(coordinator_keys=names), 6)
+            for each in told.coordinators:
+                if each.port == port:
+                    return each.key
+
+
+async def topic_id_of(client: WireClient, name: str) -> UUID:
+    answer = await client.send(MetadataRequest(topics=(MetadataRequestTopic(name=name),)), 12)
+    return answer.topics[0].topic_id
+
+
 async def coordinators(client: WireClient, *groups: str) -> list[int]:
     answer = await client.send(FindCoordinatorRequest(coordinator_keys=groups), 6)
     return [each.error_code for each in answer.coordinators]

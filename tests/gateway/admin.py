@@ -97,6 +97,7 @@ class AdminNode:
         self.log = LogStore(database)
         self.tail = Tail(2**20)
         self.catalog = Catalog(self.topics, self.tail, parse_broker_configs(broker))
+        self.catalog.follows_acls = authorizes
         self.membership = Membership(NodeStore(database), listeners, rack, 60_000)
         unused = cast("Any", None)
         self.services = Services(

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from uuid import UUID
 
-from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.cluster import Cluster, Reader
 from gateway.coordinator.consumer import handoff, unsettled
 from gateway.coordinator.consumer.assignors import ASSIGNORS, UNIFORM, Subscriber
 from gateway.coordinator.consumer.model import (
@@ -20,15 +20,17 @@ from gateway.coordinator.consumer.model import (
     ConsumerMember,
     MemberState,
     Moving,
+    ReadAs,
     Subscription,
     Unsettled,
+    read_as,
     session_ms,
     subscription_of,
 )
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference, size
 from gateway.coordinator.consumer.sessions import Deadlines
 from gateway.coordinator.consumer.spread import Spread, respread, spread_of
-from gateway.coordinator.consumer.topics import Pattern, metadata_hash, resolve_pattern
+from gateway.coordinator.consumer.topics import Pattern, Shown, metadata_hash, resolve_pattern, show
 from gateway.coordinator.facts import (
     Departure,
     EveryoneHeard,
@@ -64,6 +66,7 @@ class Draft:
     instances: dict[str, MemberId]
     subscriptions: dict[Subscription, int]
     patterns: dict[str, Pattern]
+    shown: dict[tuple[str, Reader], Shown]
     seen: Cluster | None
     unheard: set[MemberId]
     spread: Spread | None
@@ -85,7 +88,7 @@ class Draft:
         self.facts: list[Fact] = []
         self._put: dict[MemberId, None] = {}
         self._copied_owners: set[UUID] = set()
-        self._resolved: dict[Subscription, frozenset[UUID]] = {}
+        self._resolved: dict[ReadAs, frozenset[UUID]] = {}
 
     def seal(self) -> Step:
         """Facts come in the order in which they were told; members that none of them touches, but whose stored form
@@ -173,7 +176,7 @@ class Draft:
             self.tell(MemberLeft(member_id, departure, shortened(reason)))
         self.raise_epoch(Trigger.MEMBER_LEFT, next(iter(departures)))
         if not self.members:
-            self.patterns = {}
+            self.patterns, self.shown = {}, {}
             self.metadata_hash = 0
 
     def succeed(self, old_id: MemberId, member: ConsumerMember) -> None:
@@ -223,20 +226,35 @@ class Draft:
 
     def see_topics(self) -> bool:
         """Compares what members subscribe to with the topics as they are now. Whether that differs from what the group
-        epoch was decided with: other topics, or other partitions of them."""
-        for text in {text for _, text in self.subscriptions if text}:
-            self.patterns[text] = resolve_pattern(text, self.cluster, self.patterns.get(text))
-        in_use = {text for _, text in self.subscriptions}
-        self.patterns = {text: pattern for text, pattern in self.patterns.items() if text in in_use}
-        names = {name for subscribed, _ in self.subscriptions for name in subscribed}
-        names.update(*(pattern.matched for pattern in self.patterns.values()))
-        found = metadata_hash(names, self.cluster)
+        epoch was decided with: other topics, other partitions of them, or others that a pattern may show."""
+        read = {read_as(subscription, self.cluster.describing) for subscription in self.subscriptions}
+        in_use = {text for _, text, _ in read if text}
+        self.patterns = {text: resolve_pattern(text, self.cluster, self.patterns.get(text)) for text in in_use}
+        if self.seen is None or self.seen.describing is not self.cluster.describing:
+            self.shown = {}
+        names = {name for subscribed, _, _ in read for name in subscribed}
+        views = {text: set[frozenset[str]]() for text in in_use}
+        shown = {(text, reader) for _, text, reader in read if text}
+        for text, reader in shown:
+            views[text].add(self._matched(text, reader))
+        self.shown = {key: known for key, known in self.shown.items() if key in shown}
+        names.update(*(view for of_text in views.values() for view in of_text))
+        differing = [(text, view) for text, of_text in views.items() if len(of_text) > 1 for view in of_text]
+        found = metadata_hash(names, self.cluster, differing)
         self.seen = self.cluster
         self._resolved.clear()
         if found == self.metadata_hash:
             return False
         self.metadata_hash = found
         return True
+
+    def wants_others(self, before: ConsumerMember, member: ConsumerMember) -> bool:
+        """Whether the member is to read something else now: it says so, or is somebody to whom its pattern shows
+        something else. `see_topics` has been called for what it is now."""
+        (*said, who), (*says, is_who) = subscription_of(before), subscription_of(member)
+        return said != says or (
+            who != is_who and self.topic_ids(subscription_of(before)) != self.topic_ids(subscription_of(member))
+        )
 
     def is_unfit(self) -> bool:
         """Whether the target gives a partition that somebody reads to nobody, one to a member that does not read it, or
@@ -257,22 +275,33 @@ class Draft:
 
     def topic_ids(self, subscription: Subscription) -> frozenset[UUID]:
         """The existing topics that a member with this subscription reads. `see_topics` has been called for it."""
-        found = self._resolved.get(subscription)
+        read = read_as(subscription, self.cluster.describing)
+        found = self._resolved.get(read)
         if found is None:
-            subscribed, text = subscription
-            pattern: Pattern | None = self.patterns.get(text)
-            names: Iterable[str] = subscribed if pattern is None else {*subscribed, *pattern.matched}
+            subscribed, text, reader = read
+            names: Iterable[str] = subscribed
+            if text in self.patterns:
+                names = {*subscribed, *self._matched(text, reader)}
             by_name = self.cluster.topics
             found = frozenset(by_name[name].topic_id for name in names if name in by_name)
-            self._resolved[subscription] = found
+            self._resolved[read] = found
         return found
+
+    def _matched(self, text: str, reader: Reader | None) -> frozenset[str]:
+        """What the pattern shows to them."""
+        pattern, describing = self.patterns[text], self.cluster.describing
+        if reader is None or describing is None:
+            return pattern.matched
+        shown = show(pattern, reader, describing, self.shown.get((text, reader)))
+        self.shown[text, reader] = shown
+        return shown.names
 
     def compute_target(self) -> None:
         """Decides anew who should own what; only members whose share differs are written."""
         self.assignor = self._preferred_assignor()
         subscribed = frozenset[UUID]().union(*(self.topic_ids(each) for each in self.subscriptions))
         counts = {topic_id: self.cluster.by_id[topic_id].partition_count for topic_id in subscribed}
-        alike = self.assignor == UNIFORM and len(self.subscriptions) == 1
+        alike = self.assignor == UNIFORM and self._read_alike()
         if alike and self.spread is not None and self.spread.counts == counts:
             self.spread, shares = respread(self.spread, self.target, self.members)
         else:
@@ -290,6 +319,10 @@ class Draft:
         self.topics_revision = max(self.topics_revision, self.cluster.revision)
         self.tell(TargetComputed(self.assignment_epoch, self.assignor, tuple(changed)))
         handoff.target_moved(self, gained)
+
+    def _read_alike(self) -> bool:
+        """Whether all members want the same, and may see the same of it."""
+        return len({read_as(subscription, self.cluster.describing) for subscription in self.subscriptions}) == 1
 
     def _subscribers(self) -> dict[MemberId, Subscriber]:
         return {

@@ -134,17 +134,19 @@ def _updated(member: ConsumerMember, event: ConsumerGroupHeartbeat, cluster: Clu
     joins = event.member_epoch == JOIN_EPOCH
     if joins:
         names, pattern = names or (), pattern or ""
+    pattern = member.subscribed_topic_regex if pattern is None else pattern
     return replace(
         member,
         instance_id=event.instance_id if joins or event.instance_id is not None else member.instance_id,
         rack_id=event.rack_id if joins or event.rack_id is not None else member.rack_id,
         client_id=event.client_id,
         client_host=event.client_host,
+        principal=event.principal if pattern else None,
         rebalance_timeout_ms=(
             member.rebalance_timeout_ms if event.rebalance_timeout_ms == -1 else event.rebalance_timeout_ms
         ),
         subscribed_topic_names=(member.subscribed_topic_names if names is None else tuple(sorted(set(names)))),
-        subscribed_topic_regex=member.subscribed_topic_regex if pattern is None else pattern,
+        subscribed_topic_regex=pattern,
         server_assignor=(
             event.server_assignor if joins or event.server_assignor is not None else member.server_assignor
         ),
@@ -210,10 +212,11 @@ def proceed(
     What is `doubted` it may be about to take over, whatever it reports."""
     # Who joins anew under its id has lost what it had, and may commit none of it any more.
     draft.put(member, HandoffEnd.SOURCE_LEFT if member.member_epoch == JOIN_EPOCH else HandoffEnd.ACKNOWLEDGED)
-    subscription_changed = before is None or subscription_of(before) != subscription_of(member)
+    is_other = before is None or subscription_of(before) != subscription_of(member)
     target_is_old = draft.group_epoch > draft.assignment_epoch
-    look = subscription_changed or target_is_old or has_news(draft.before, draft.cluster)
+    look = is_other or target_is_old or has_news(draft.before, draft.cluster)
     topics_changed = look and draft.see_topics()
+    subscription_changed = is_other and (before is None or draft.wants_others(before, member))
     if before is None:
         draft.raise_epoch(Trigger.MEMBER_JOINED, member.member_id)
     elif subscription_changed:

@@ -187,8 +187,22 @@ def _says_much(group: Any, event: ConsumerGroupHeartbeat, cluster: Cluster) -> b
     )
 
 
+def _resolves(group: ConsumerGroup, event: Any, cluster: Cluster) -> bool:
+    """Whether patterns are to be matched with other topics, or to be shown to somebody else."""
+    if type(event) in QUICK or not (has_news(group, cluster) or _is_of_another(group, event)):
+        return False
+    return any(text for _, text, _ in group.subscriptions)
+
+
+def _is_of_another(group: ConsumerGroup, event: Any) -> bool:
+    if not isinstance(event, ConsumerGroupHeartbeat) or event.principal is None:
+        return False
+    member = group.members.get(event.member_id)
+    return member is not None and (member.principal, member.client_host) != (event.principal, event.client_host)
+
+
 def _is_wide(group: ConsumerGroup) -> bool:
-    return sum(map(len, group.owners.values())) > MANY or any(len(names) > MANY for names, _ in group.subscriptions)
+    return sum(map(len, group.owners.values())) > MANY or any(len(names) > MANY for names, _, _ in group.subscriptions)
 
 
 class _Consumer(EpochMachine):
@@ -226,6 +240,8 @@ class _Consumer(EpochMachine):
         if type(group) is not ConsumerGroup:
             held = group.members.values() if type(group) is Group else ()
             return sum(len(each.assignment) for each in held) > LONG_BYTES
+        if len(cluster.topics) > MANY and _resolves(group, event, cluster):
+            return True
         return not _is_quick(group, event) and _is_wide(group)
 
     def step(self, group: ConsumerGroup, event: Any, cluster: Cluster, now_ms: int, settings: Settings) -> Step:

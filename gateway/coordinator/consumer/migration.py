@@ -27,9 +27,10 @@ from gateway.coordinator.consumer.model import (
     MemberState,
     Moving,
     Unsettled,
+    subscription_of,
 )
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions, difference, intersection, partitions_of, union
-from gateway.coordinator.consumer.views import has_news
+from gateway.coordinator.consumer.views import has_news, names_read
 from gateway.coordinator.draft import Draft as ClassicDraft
 from gateway.coordinator.facts import Conversion, Departure, GroupTypeChanged, MemberId, MemberLeft, Trigger
 from gateway.coordinator.handoff import Awaits, Handoff, HandoffAcknowledged, HandoffEnd
@@ -381,8 +382,7 @@ def _goes_on(group: ConsumerGroup, owner_id: MemberId, event: JoinGroup) -> bool
     except ProtocolError:
         return False
     owner = group.members[owner_id]
-    pattern = group.patterns.get(owner.subscribed_topic_regex)
-    return set(wanted) == {*owner.subscribed_topic_names, *(pattern.matched if pattern else ())}
+    return frozenset(wanted) == names_read(group, (subscription_of(owner),))
 
 
 def _taken_over(

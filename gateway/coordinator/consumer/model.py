@@ -13,11 +13,11 @@ from enum import Enum
 from operator import attrgetter
 from uuid import UUID
 
-from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.cluster import Cluster, Describing, Reader
 from gateway.coordinator.consumer.partitions import Partitions, nothing
 from gateway.coordinator.consumer.sessions import Deadlines, no_deadlines
 from gateway.coordinator.consumer.spread import Spread
-from gateway.coordinator.consumer.topics import Pattern
+from gateway.coordinator.consumer.topics import Pattern, Shown
 from gateway.coordinator.document import VOLATILE
 from gateway.coordinator.facts import MemberId
 from gateway.coordinator.machine import ClientRequest, ConnectionId
@@ -62,6 +62,9 @@ class ConsumerMember:
     rack_id: str | None = None
     client_id: str = ""
     client_host: str = ""
+    principal: str | None = None
+    """Of a member with a pattern, where there are ACLs. None besides: of what a release without them stored, and then
+    the pattern shows everything until the member speaks."""
     rebalance_timeout_ms: int = -1
     """How long it may take to let go of partitions."""
     subscribed_topic_names: tuple[str, ...] = ()
@@ -95,12 +98,24 @@ def session_ms(member: ConsumerMember, settings: ConsumerSettings) -> int:
     return settings.session_timeout_ms if member.classic is None else member.classic.session_timeout_ms
 
 
-Subscription = tuple[tuple[str, ...], str]
-"""Names and pattern: members with equal ones share everything that is derived from them."""
+Subscription = tuple[tuple[str, ...], str, tuple[str, str] | None]
+"""Names, pattern, and principal and host that the pattern is resolved for. Members with equal ones share everything
+that is derived from them."""
+
+ReadAs = tuple[tuple[str, ...], str, Reader | None]
+"""The same of all that the ACLs do not tell apart; None: the pattern shows all that it matches."""
 
 
 def subscription_of(member: ConsumerMember) -> Subscription:
-    return member.subscribed_topic_names, member.subscribed_topic_regex
+    who = None
+    if member.principal is not None and member.subscribed_topic_regex:
+        who = member.principal, member.client_host
+    return member.subscribed_topic_names, member.subscribed_topic_regex, who
+
+
+def read_as(subscription: Subscription, describing: Describing | None) -> ReadAs:
+    names, text, who = subscription
+    return names, text, None if who is None or describing is None else describing.like(*who)
 
 
 # --- replies --------------------------------------------------------------------------------------------------------
@@ -140,6 +155,8 @@ class ConsumerGroupHeartbeat(ClientRequest[ConsumerGroupHeartbeatReply]):
     subscribed_topic_regex: str | None = None
     server_assignor: str | None = None
     owned: Partitions | None = None
+    principal: str | None = None
+    """None: nobody asks who may do what."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,8 +226,12 @@ class ConsumerGroup:
     subscriptions: Mapping[Subscription, int] = field(default_factory=dict[Subscription, int], metadata=VOLATILE)
     """How many members have each."""
     patterns: Mapping[str, Pattern] = field(default_factory=dict[str, Pattern], metadata=VOLATILE)
+    shown: Mapping[tuple[str, Reader], Shown] = field(
+        default_factory=dict[tuple[str, Reader], Shown], metadata=VOLATILE
+    )
+    """What each pattern shows to whom, as far as that is not all."""
     seen: Cluster | None = field(default=None, compare=False, repr=False, metadata=VOLATILE)
-    """The topics that `metadata_hash` and `patterns` were last compared with; None before the first."""
+    """The topics that `metadata_hash`, `patterns` and `shown` were last compared with; None before the first."""
     unheard: frozenset[MemberId] = field(default=frozenset(), metadata=VOLATILE)
     """Members that have not spoken since a coordinator took the group over."""
     spread: Spread | None = field(default=None, compare=False, repr=False, metadata=VOLATILE)

@@ -2,7 +2,8 @@
 
 The one idea: the topics are a value handed to every step, and another value once they have changed. Names and patterns
 are turned into topic ids once per distinct subscription, and a pattern is matched only against names it has not seen:
-a new topic costs one match per pattern, and a thousand members with the same subscription cost as much as one.
+a new topic costs one match per pattern, and a thousand members with the same subscription cost as much as one. What a
+pattern matches is shown to whom may describe it, as in TopicRegexResolver; that is asked once for all who are alike.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 
 import re2
 
-from gateway.coordinator.cluster import Cluster
+from gateway.coordinator.cluster import Cluster, Describing, Reader
 
 MAX_PATTERN_BYTES = 2_048
 MAX_UNICODE_CLASSES = 20
@@ -35,6 +36,14 @@ class Pattern:
     matched: frozenset[str]
     names: frozenset[str]
     """All names that were looked at, matching or not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Of what a pattern matched: what some readers may describe."""
+
+    matched: frozenset[str]
+    names: frozenset[str]
 
 
 def compile_pattern(text: str) -> re2.Pattern:
@@ -74,8 +83,20 @@ def resolve_pattern(text: str, cluster: Cluster, known: Pattern | None) -> Patte
     return Pattern(text, still, names)
 
 
-def metadata_hash(names: Iterable[str], cluster: Cluster) -> int:
-    """Changes when one of the named topics appears, goes, is another one of the same name, or gains partitions.
+def show(pattern: Pattern, reader: Reader, describing: Describing, known: Shown | None) -> Shown:
+    """`known`: what the same `describing` said before; it is asked about other names only."""
+    if known is None:
+        known = Shown(frozenset(), frozenset())
+    if known.matched == pattern.matched:
+        return known
+    unseen = pattern.matched - known.matched
+    allowed = {name for name in unseen if describing.allows(reader, name)}
+    return Shown(pattern.matched, (known.names & pattern.matched) | allowed)
+
+
+def metadata_hash(names: Iterable[str], cluster: Cluster, differing: Iterable[tuple[str, frozenset[str]]] = ()) -> int:
+    """Changes when one of the named topics appears, goes, is another one of the same name, or gains partitions, and
+    when of a pattern that shows different names to different members (`differing`) it shows others.
 
     The same in every process, for it is stored with the group; 0 if none of the topics exists.
     """
@@ -87,4 +108,6 @@ def metadata_hash(names: Iterable[str], cluster: Cluster) -> int:
         topic = cluster.topics[name]
         digest.update(topic.topic_id.bytes)
         digest.update(topic.partition_count.to_bytes(4, "big"))
+    for text, shown in sorted((text, sorted(shown)) for text, shown in differing):
+        digest.update("\0".join((text, *shown, "\0")).encode())
     return int.from_bytes(digest.digest(), "big", signed=True)

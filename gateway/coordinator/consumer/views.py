@@ -5,10 +5,18 @@ The one idea: questions, not events. Nothing here changes a group or keeps a mem
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from gateway.coordinator.cluster import Cluster
-from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerMember, GroupState, MemberState
+from gateway.coordinator.consumer.model import (
+    ConsumerGroup,
+    ConsumerMember,
+    GroupState,
+    MemberState,
+    Subscription,
+    read_as,
+)
 from gateway.coordinator.consumer.partitions import NOTHING, Partitions
 
 
@@ -57,10 +65,22 @@ def describe(group: ConsumerGroup, default_assignor: str) -> DescribedConsumerGr
 
 def subscribed_topics(group: ConsumerGroup) -> frozenset[str]:
     """Topics that members read, by name or by pattern: their offsets must stay."""
-    named = (name for names, _ in group.subscriptions for name in names)
-    return frozenset(named).union(*(pattern.matched for pattern in group.patterns.values()))
+    return names_read(group, group.subscriptions)
+
+
+def names_read(group: ConsumerGroup, subscriptions: Iterable[Subscription]) -> frozenset[str]:
+    """By members with these: what they name, and what their patterns show them."""
+    describing = None if group.seen is None else group.seen.describing
+    read = {read_as(subscription, describing) for subscription in subscriptions}
+    names = {name for subscribed, _, _ in read for name in subscribed}
+    for text, reader in {(text, reader) for _, text, reader in read}:
+        if text in group.patterns:
+            shown = None if reader is None else group.shown.get((text, reader))
+            names |= group.patterns[text].matched if shown is None else shown.names
+    return frozenset(names)
 
 
 def has_news(group: ConsumerGroup, cluster: Cluster) -> bool:
-    """Whether these topics may be others than the group was last compared with."""
-    return group.seen is None or group.seen.topics is not cluster.topics
+    """Whether these topics may be others than the group was last compared with, or may be shown to others."""
+    seen = group.seen
+    return seen is None or seen.topics is not cluster.topics or seen.describing is not cluster.describing

@@ -48,7 +48,7 @@ class Scene:
     def set_topics(self, topics: dict[str, int]) -> None:
         found = {name: ClusterTopic(topic_id(name), name, count) for name, count in topics.items()}
         by_id = {topic.topic_id: topic for topic in found.values()}
-        self.cluster = Cluster(found, by_id, self.cluster.revision + 1)
+        self.cluster = Cluster(found, by_id, self.cluster.revision + 1, self.cluster.describing)
 
     def play(self, event: Any) -> Any:
         taken = step(self.group, event, self.cluster, self.now_ms, self.settings)

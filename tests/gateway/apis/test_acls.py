@@ -13,6 +13,8 @@ from protocol.errors import ErrorCode, KafkaError
 from protocol.messages.create_acls import AclCreation, CreateAclsRequest
 from protocol.messages.delete_acls import DeleteAclsFilter, DeleteAclsRequest
 from protocol.messages.describe_acls import DescribeAclsRequest
+from protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
+from protocol.schema import ZERO_UUID
 from storage.types import Acl
 from tests.gateway.admin import AdminNode, admin_node
 
@@ -114,6 +116,39 @@ async def test_acls_stand_when_their_node_comes_back(database_url: str) -> None:
         await create(node, READ)
     async with admin_node(database_url, authorizes=True) as node:
         assert len(node.catalog.acls) == 1
+
+
+@pytest.mark.parametrize("by_id", [False, True])
+async def test_what_was_denied_before_a_topic_was_made_is_known_with_it(database_url: str, by_id: bool) -> None:
+    denied = like(READ, principal="User:ANONYMOUS", operation=AclOperation.DESCRIBE, permission_type=Permission.DENY)
+    async with (
+        admin_node(database_url, authorizes=True) as node,
+        admin_node(database_url, name="node-2", authorizes=True) as other,
+    ):
+        assert await create(node, denied) == [(OK, "")]
+        topic = await node.create("t")
+        assert not len(other.catalog.acls), "nothing has told the other node yet"
+        asked = MetadataRequestTopic(topic_id=topic.topic_id) if by_id else MetadataRequestTopic(name="t")
+        answer = await other.ask(ApiKey.METADATA, MetadataRequest(topics=(asked,)), 12)
+        (shown,) = answer.topics
+        assert shown.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        assert shown.partitions == ()
+        assert by_id or shown.topic_id == ZERO_UUID, "what it is, is not told"
+
+
+async def test_acls_are_known_before_the_topics_that_came_after_them(database_url: str) -> None:
+    """A look stages topics in turns, between which others ask."""
+    async with (
+        admin_node(database_url, authorizes=True) as node,
+        admin_node(database_url, name="node-2", authorizes=True) as other,
+    ):
+        await create(node, READ)
+        topic = await node.create("t")
+        seen: list[int] = []
+        other.catalog.changed = lambda: seen.append(len(other.catalog.acls) if other.catalog.get("t") else -1)
+        await other.catalog.refresh_if_changed()
+        assert other.catalog.get("t") == topic
+        assert seen[0] == 1
 
 
 async def test_without_an_authorizer(database_url: str) -> None:

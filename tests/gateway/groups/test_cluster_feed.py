@@ -15,6 +15,10 @@ from gateway.config.broker import parse_broker_configs
 from gateway.coordinator.cluster import Cluster
 from gateway.coordinator.model import Settings
 from gateway.groups.cluster_feed import ClusterFeed
+from gateway.security.acls import Acls
+from gateway.security.authorizer import Authorizer, Describing
+from gateway.security.kinds import AclOperation, PatternType, Permission, ResourceType
+from storage.types import Acl
 from tests.gateway.group_node import GroupNode, group_node
 
 
@@ -55,6 +59,44 @@ async def test_a_load_is_one_snapshot_and_what_changes_nothing_is_none(node: Gro
     assert list(reader.seen[-1].topics) == ["a"]
     assert reader.seen[-1].topics["a"] is both.topics["a"]
     assert both.topics.keys() == {"a", "b"}, "a snapshot stays as it was"
+
+
+async def test_who_may_describe_topics_comes_with_them(node: GroupNode) -> None:
+    catalog, reader = node.services.catalog, Reader()
+    authorizer = Authorizer(lambda: catalog.acls, frozenset(), allow_everyone=False)
+    await node.create_topic("t", 1)
+    await catalog.refresh_if_changed()
+    ClusterFeed(catalog, reader, authorizer.describing)
+    (before,) = reader.seen
+    assert before.describing is not None
+    alice = before.describing.like("User:alice", "/10.0.0.1")
+    assert alice is not None
+    assert not before.describing.allows(alice, "t")
+
+    granted = Acl(ResourceType.TOPIC, PatternType.LITERAL, "t", "User:alice", "*", AclOperation.READ, Permission.ALLOW)
+    await node.topics.create_acls([granted])
+    await catalog.refresh_if_changed()
+    await asyncio.sleep(0)
+    after = reader.seen[-1]
+    assert after.topics is before.topics, "no topic has changed"
+    assert after.describing is not None
+    assert after.describing is not before.describing
+    alice = after.describing.like("User:alice", "/10.0.0.1")
+    assert alice is not None
+    assert after.describing.allows(alice, "t")
+
+    await node.create_topic("u", 1)
+    await catalog.refresh_if_changed()
+    await asyncio.sleep(0)
+    assert reader.seen[-1].topics is not after.topics
+    assert reader.seen[-1].describing is after.describing, "no ACL has changed"
+
+    revoked = Describing(Acls(), frozenset(), allow_everyone=False)
+    by_turns = iter((revoked, after.describing))
+    ClusterFeed(catalog, reader, lambda: next(by_turns))
+    catalog.changed()
+    await asyncio.sleep(0)
+    assert reader.seen[-1].describing is after.describing, "whatever the revision"
 
 
 class Topics:

@@ -16,9 +16,11 @@ from gateway.coordinator.cluster import Cluster, ClusterTopic
 from gateway.coordinator.consumer.machine import CONSUMER
 from gateway.coordinator.consumer.model import ConsumerGroup, ConsumerGroupHeartbeat
 from gateway.coordinator.facts import MemberId
-from gateway.coordinator.machine import MANY, ConnectionId, Event, Machines, Step, Value
+from gateway.coordinator.machine import MANY, ClusterChanged, ConnectionId, Event, Machines, Step, Value
 from gateway.coordinator.model import Group, Settings
 from gateway.groups.runtime import Runtime
+from gateway.security.acls import Acls
+from gateway.security.authorizer import Describing
 from protocol.errors import ErrorCode
 from storage.types import CoordinatorLease, NodeId
 from tests.gateway.groups.test_many_groups import Record, Records
@@ -147,6 +149,26 @@ async def test_only_who_has_all_of_its_share_and_says_nothing_new_is_answered_in
         (group, scene.said(epoch, TOPICS)),
     ):
         assert CONSUMER.is_long(waits, event, cluster(1)), event
+    await scene.groups.drain()
+
+
+async def test_a_pattern_is_shown_apart_to_somebody_else_and_by_other_acls() -> None:
+    """However little the group has: all that the pattern matches is asked for."""
+    scene = Scene()
+    nobody = Describing(Acls(), frozenset(), allow_everyone=False)
+    before = replace(cluster(1), describing=nobody)
+    joins = replace(scene.said(0, ()), subscribed_topic_regex=".*", principal="User:alice")
+    group = CONSUMER.step(CONSUMER.missing("g"), joins, before, 0, Settings()).group
+    (member,) = group.members.values()
+    assert not member.assigned
+    said = replace(scene.said(member.member_epoch), principal="User:alice")
+    assert not CONSUMER.is_long(group, said, before)
+    after = replace(before, describing=Describing(Acls(), frozenset(), allow_everyone=False))
+    assert CONSUMER.is_long(group, ClusterChanged(), after)
+    assert CONSUMER.is_long(group, said, after)
+    for other in ({"principal": "User:bob"}, {"client_host": "/10.0.0.9"}):
+        assert CONSUMER.is_long(group, replace(said, **other), before), other
+    assert not CONSUMER.is_long(replace(group, subscriptions={(TOPICS[:1], "", None): 1}), said, after)
     await scene.groups.drain()
 
 

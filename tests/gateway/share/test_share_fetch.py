@@ -154,7 +154,6 @@ class Node:
             groups=SimpleNamespace(
                 settings=SimpleNamespace(share=ShareSettings(auto_offset_reset="earliest"), share_of={})
             ),
-            settings=SimpleNamespace(broker=BrokerConfig()),
             share=self.share,
             share_sessions=self.sessions,
             tail=self.tail,
