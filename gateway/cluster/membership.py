@@ -10,6 +10,8 @@ takes the same id at once instead of waiting for its predecessor to expire.
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 
@@ -65,6 +67,8 @@ class Membership:
         self.authorizer = ""
         """By which this node goes: told with each registration."""
         self._told_of: frozenset[int] = frozenset()
+        self.superseded: Callable[[], None] = lambda: os.kill(os.getpid(), signal.SIGTERM)
+        """Called when this node has lost the id that its settings name: the process is to end."""
         self.registered: Callable[[], None] = lambda: None
         """Called whenever the registration has begun anew."""
 
@@ -164,7 +168,8 @@ class Membership:
         """One pass: prolong the registration, learn who else is alive. Raises StorageError.
 
         A node whose id has gone to another process joins anew. Should that process advertise the same address, the
-        two will go on superseding each other, loudly; what they write stays fenced by their leases.
+        two will go on superseding each other, loudly; what they write stays fenced by their leases. A node that may
+        have no other id ends: serving on it would take what the other leads.
         """
         if self._withdrawn:
             return
@@ -174,7 +179,12 @@ class Membership:
             if self._withdrawn:
                 return
             log.error("another process has this node's registration", error=str(error), address=self.address)
-            await self.join()
+            try:
+                await self.join()
+            except StorageConflict as taken:
+                log.critical("node.id is another process's: this node ends", node_id=self._wanted_id, error=str(taken))
+                self.superseded()
+                raise
             return
         self._take(await self._store.alive())
         if lapsed:

@@ -20,7 +20,7 @@ returns node
 language plpgsql volatile
 as $$
 -- The id `p_node_id`, null if another live process has it; where none is wanted (null), the id that this name had, else
--- the lowest that no live node holds.
+-- the lowest that no live node holds and no settings name.
 declare
     registered node;
 begin
@@ -37,12 +37,12 @@ begin
         set name = format('unregistered %s', n.node_id), listeners = '{}', rack = null, incarnation = n.incarnation + 1,
             expires_at = '-infinity'
         where n.name = p_name and n.node_id <> p_node_id;
-        insert into node as n (node_id, name, listeners, rack, expires_at)
+        insert into node as n (node_id, name, listeners, rack, expires_at, is_given)
         values (
-            p_node_id, p_name, p_listeners, p_rack, clock_timestamp() + p_ttl_ms * interval '1 millisecond'
+            p_node_id, p_name, p_listeners, p_rack, clock_timestamp() + p_ttl_ms * interval '1 millisecond', true
         )
         on conflict (node_id) do update set
-            name = excluded.name, listeners = excluded.listeners, rack = excluded.rack,
+            name = excluded.name, listeners = excluded.listeners, rack = excluded.rack, is_given = true,
             incarnation = n.incarnation + 1, announced = 0, catalog_revision = 0,
             registered_at = clock_timestamp(), expires_at = excluded.expires_at
         returning n.* into registered;
@@ -51,7 +51,8 @@ begin
     perform pg_notify('sluice_nodes', p_name);
     update node n
     set listeners = p_listeners, rack = p_rack, incarnation = n.incarnation + 1, announced = 0, catalog_revision = 0,
-        registered_at = clock_timestamp(), expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond'
+        registered_at = clock_timestamp(), expires_at = clock_timestamp() + p_ttl_ms * interval '1 millisecond',
+        is_given = false
     where n.name = p_name
     returning n.* into registered;
     if found then
@@ -62,10 +63,12 @@ begin
         min(candidate), p_name, p_listeners, p_rack, clock_timestamp() + p_ttl_ms * interval '1 millisecond'
     from generate_series(1, (select count(*) + 1 from node)) candidate
     where not exists (
-        select from node taken where taken.node_id = candidate and taken.expires_at > clock_timestamp()
+        select from node taken
+        where taken.node_id = candidate
+            and (taken.expires_at > clock_timestamp() or taken.is_given and taken.listeners <> '{}')
     )
     on conflict (node_id) do update set
-        name = excluded.name, listeners = excluded.listeners, rack = excluded.rack,
+        name = excluded.name, listeners = excluded.listeners, rack = excluded.rack, is_given = false,
         incarnation = n.incarnation + 1, announced = 0, catalog_revision = 0,
         registered_at = excluded.registered_at, expires_at = excluded.expires_at
     returning n.* into registered;

@@ -6,5 +6,8 @@ comment on column partition.replicas is
 comment on column partition.leader is
     'Of the replicas, who leads while it is alive, until another is elected; null: the first of them that is alive.';
 
+alter table node add column is_given boolean not null default false;
+comment on column node.is_given is 'Whether its settings say which number it has: then no other node is numbered so.';
+
 alter table node drop constraint node_node_id_check;
 alter table node add constraint node_node_id_check check (node_id >= 0);

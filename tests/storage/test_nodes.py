@@ -41,6 +41,20 @@ def epochs(leases: list[CoordinatorLease]) -> dict[int, int]:
     return {lease.shard: lease.lease_epoch for lease in leases}
 
 
+async def test_an_id_that_settings_name_is_kept_for_its_node(
+    nodes: NodeStore, others: NodeStore, sql: asyncpg.Connection
+) -> None:
+    given = await nodes.register("host:1", at(1), None, TTL_MS, 1)
+    await nodes.withdraw(given)
+    assert await register(others, 2) == 2, "nobody else is numbered so while it is down"
+    assert await nodes.register("host:1", at(1), None, TTL_MS, 1) == given
+    await nodes.withdraw(given)
+    assert await others.unregister(given) is Unregistered.DONE
+    assert await register(others, 3) == given, "whoever was unregistered is not waited for"
+    await others.withdraw(given)
+    assert await register(others, 4) == given, "a number that was not given by settings is anybody's"
+
+
 async def test_ids_are_the_lowest_free_from_one(nodes: NodeStore, sql: asyncpg.Connection) -> None:
     assert [await register(nodes, port) for port in (1, 2, 3)] == [1, 2, 3]
     await sql.execute(LAPSE_NODE, 2)
